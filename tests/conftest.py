@@ -1,6 +1,15 @@
 """What all tests share."""
 
+from __future__ import annotations
+
 import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from process.shared_ranks import SharedRanks
 
 
 def pytest_collection_finish() -> None:
@@ -10,3 +19,27 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[SharedRanks]:
+    from process.shared_ranks import SharedRanks
+
+    with SharedRanks(2) as two:
+        yield two
+
+
+@pytest.fixture(scope="module")
+def three_ranks() -> Iterator[SharedRanks]:
+    from process.shared_ranks import SharedRanks
+
+    with SharedRanks(3) as three:
+        yield three
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def one_or_three_ranks(request: pytest.FixtureRequest) -> Iterator[SharedRanks]:
+    from process.shared_ranks import SharedRanks
+
+    with SharedRanks(request.param) as some:
+        yield some

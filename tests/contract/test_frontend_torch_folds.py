@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from contract.torch_checks import (
     FOLDS,
-    SIZES,
     all_given,
-    assert_passed,
     check_close,
     check_equal,
-    checks_in,
     folded,
     given,
     op_of,
     reduced,
-    run_checks,
 )
-from process.ranks import run_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -33,14 +29,14 @@ if TYPE_CHECKING:
     Group = dist.ProcessGroup
 
 
-def check_all_reduce_folds_every_dtype(group: Group) -> None:
+def case_all_reduce_folds_every_dtype(group: Group) -> None:
     for seed, (dtype, fold) in enumerate(FOLDS):
         tensors = all_given(dtype, group, 37, seed)
         actual = reduced(group, tensors[group.rank()].clone(), fold)
         check_close(actual, folded(fold, tensors))
 
 
-def check_all_reduce_of_any_length(group: Group) -> None:
+def case_all_reduce_of_any_length(group: Group) -> None:
     for n in (0, 1, 2, 3, 4, 5, 7, 127, 4099, 100_003, 1_000_003):
         tensors = all_given(torch.float32, group, n)
         actual = tensors[group.rank()].clone()
@@ -48,16 +44,7 @@ def check_all_reduce_of_any_length(group: Group) -> None:
         check_close(actual, folded("SUM", tensors))
 
 
-def check_all_ranks_get_the_same_bits(group: Group) -> None:
-    for n in (1, 1000, 300_000):
-        mine = given(torch.float32, group.rank(), n)
-        dist.all_reduce(mine, group=group)
-        results = [torch.empty_like(mine) for _ in range(group.size())]
-        dist.all_gather(results, mine, group=group)
-        assert all(torch.equal(mine, result) for result in results)
-
-
-def check_premul_sum_multiplies_the_own_contribution(group: Group) -> None:
+def case_premul_sum_multiplies_the_own_contribution(group: Group) -> None:
     for factor in (0.5, torch.tensor([0.25]), torch.tensor(3.0)):
         ops = [dist._make_nccl_premul_sum(factor)]
         if hasattr(dist.ReduceOp, "factor"):  # torch >= 2.13
@@ -77,7 +64,7 @@ def check_premul_sum_multiplies_the_own_contribution(group: Group) -> None:
             check_equal(whole, before)
 
 
-def check_coalesced_all_reduce(group: Group) -> None:
+def case_coalesced_all_reduce(group: Group) -> None:
     dtypes = [torch.float32, torch.int64, torch.bfloat16]
     for async_op in (False, True):
         opts = dist.AllreduceCoalescedOptions()
@@ -94,7 +81,7 @@ def check_coalesced_all_reduce(group: Group) -> None:
         check_equal(tensor, torch.full((3,), float(sum(range(group.size())))))
 
 
-def check_reduce_scatter(group: Group) -> None:
+def case_reduce_scatter(group: Group) -> None:
     rank, size = group.rank(), group.size()
     for seed, (dtype, fold) in enumerate(FOLDS):
         n = 13
@@ -112,7 +99,7 @@ def check_reduce_scatter(group: Group) -> None:
         check_equal(single, output)
 
 
-def check_reduce_scatter_into_its_own_input(group: Group) -> None:
+def case_reduce_scatter_into_its_own_input(group: Group) -> None:
     rank, size = group.rank(), group.size()
     for offset in (0, 1):  # the own block as NCCL allows it, and a place across two blocks
         wholes = all_given(torch.float64, group, 7 * size + 1)
@@ -123,7 +110,7 @@ def check_reduce_scatter_into_its_own_input(group: Group) -> None:
         check_close(output, folded("SUM", wholes)[rank * 7 : (rank + 1) * 7])
 
 
-def check_coalesced_reduce_scatter(group: Group) -> None:
+def case_coalesced_reduce_scatter(group: Group) -> None:
     size = group.size()
     inputs = [torch.arange(k * size, dtype=torch.float32) for k in (1, 5, 9)]
     outputs = [torch.empty(k) for k in (1, 5, 9)]
@@ -132,18 +119,10 @@ def check_coalesced_reduce_scatter(group: Group) -> None:
         check_equal(output, (one * size).view(size, -1)[group.rank()])
 
 
-CHECKS = checks_in(globals())
+def in_rank(case: str) -> None:
+    globals()[case](dist.group.WORLD)
 
 
-def run_in_a_rank() -> dict[str, str]:
-    return run_checks(CHECKS)
-
-
-@pytest.fixture(scope="module", params=SIZES)
-def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_ranks(run_in_a_rank, request.param, deadline_s=110)
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_torch(failures: list[dict[str, str]], check: str) -> None:
-    assert_passed(failures, check)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_torch(case: Case, one_or_three_ranks: SharedRanks) -> None:
+    one_or_three_ranks.run(in_rank, case.__name__)

@@ -9,14 +9,13 @@ alone, must raise before it writes anything, and leave a group that works.
 from __future__ import annotations
 
 import importlib.util
-import traceback
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from process.ranks import run_ranks
-from process.stage import error_of, leave_at_once
+from process.stage import error_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -25,10 +24,10 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from process.shared_ranks import SharedRanks
+
     Tensor = torch.Tensor
     Group = dist.ProcessGroup
-
-SIZES = (2, 3)
 
 
 def given(group: Group, n: int, seed: int = 1) -> Tensor:
@@ -46,13 +45,19 @@ def coalesced(group: Group, tensors: list[Tensor], **options: Any) -> None:
 # ---- all_reduce of tensors that share memory ----
 
 
-def case_the_same_tensor_several_times(group: Group) -> Any:
+def case_views_that_may_share_memory(group: Group) -> Any:
+    """Any slices of one tensor, again and again; on all ranks, or on one alone."""
+    source = random.Random(1)  # the same on every rank
     results = []
-    for n in (1, 1000, 300_000):
-        for async_op in (False, True):
-            tensor = given(group, n)
-            coalesced(group, [tensor, tensor, tensor], asyncOp=async_op)
-            results.append(tensor)
+    for n in (1, 6, 1000, 40_000) * 6:
+        whole = given(group, n)
+        ends = [sorted(source.sample(range(n + 1), 2)) for _ in range(3)]
+        views = [whole[begin:end] for begin, end in (*ends, source.choice(ends))]
+        if source.random() < 0.3 and group.rank() != source.randrange(group.size()):
+            views = [view.clone() for view in views]
+        op = source.choice([dist.ReduceOp.SUM, dist.ReduceOp.MAX])
+        coalesced(group, views, reduceOp=op, asyncOp=source.random() < 0.5)
+        results += [whole, *views]
     return results
 
 
@@ -62,43 +67,6 @@ def case_the_same_tensor_under_the_coalescing_manager(group: Group) -> Any:
         dist.all_reduce(tensor, group=group)
         dist.all_reduce(tensor, group=group)
     return tensor
-
-
-def case_the_same_tensor_in_a_functional_collective(group: Group) -> Any:
-    tensor = given(group, 5)
-    torch.ops._c10d_functional.all_reduce_coalesced_([tensor, tensor], "sum", group.group_name)
-    return torch.ops._c10d_functional.wait_tensor(tensor)
-
-
-def case_views_that_overlap_in_part(group: Group) -> Any:
-    results = []
-    for n in (4, 40_000):
-        whole = given(group, n)
-        coalesced(group, [whole[: n - 1], whole[1:], whole[1 : n // 2]])
-        results.append(whole)
-    return results
-
-
-def case_views_that_only_touch(group: Group) -> Any:
-    whole = given(group, 9)
-    coalesced(group, [whole[4:6], whole[:4], whole[6:]])
-    return whole
-
-
-def case_tensors_that_share_memory_on_one_rank_only(group: Group) -> Any:
-    if group.rank() == 1:
-        whole = given(group, 6)
-        tensors = [whole[2:5], whole[:3], whole[1:4]]
-    else:
-        tensors = [given(group, 3, seed) for seed in (2, 3, 4)]
-    coalesced(group, tensors)
-    return tensors
-
-
-def case_another_fold_of_tensors_that_share_memory(group: Group) -> Any:
-    whole = given(group, 6)
-    coalesced(group, [whole[:4], whole[2:]], reduceOp=dist.ReduceOp.MAX)
-    return whole
 
 
 def case_a_tensor_and_its_transpose(group: Group) -> Any:
@@ -318,41 +286,22 @@ def check_refused(case: Callable[[Group], list[Tensor]], group: Group) -> None:
     assert total.item() == group.size()
 
 
-def run_one(name: str) -> None:
-    shoal, gloo = (
-        dist.new_group(backend=backend, timeout=timedelta(seconds=20))
-        for backend in ("shoal", "gloo")
-    )
-    if name in REFUSED:
-        check_refused(REFUSED[name], shoal)
-    else:
-        check_alike(CASES[name](shoal), CASES[name](gloo))
+def alike(name: str) -> None:
+    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+    check_alike(CASES[name](dist.group.WORLD), CASES[name](gloo))
 
 
-def run_cases() -> dict[str, str]:
-    """In a rank: how each case failed, "" if it did not."""
-    leave_at_once()
-    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
-    failures = {}
-    for name in [*CASES, *REFUSED]:
-        try:
-            run_one(name)
-            failures[name] = ""
-        except Exception:  # noqa: BLE001 - the other cases go on
-            failures[name] = traceback.format_exc()
-        dist.barrier()  # the next case begins together, even if this one failed here only
-    dist.destroy_process_group()
-    return failures
+def refused(name: str) -> None:
+    check_refused(REFUSED[name], dist.group.WORLD)
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_ranks(run_cases, request.param, deadline_s=110)
+@pytest.mark.parametrize("name", CASES)
+def test_lists_are_taken_as_gloo_takes_them(name: str, three_ranks: SharedRanks) -> None:
+    three_ranks.run(alike, name)
 
 
-@pytest.mark.parametrize("case", [*CASES, *REFUSED])
-def test_lists_are_taken_as_gloo_takes_them_or_refused(
-    failures: list[dict[str, str]], case: str
+@pytest.mark.parametrize("name", REFUSED)
+def test_lists_that_share_memory_are_refused_where_gloos_result_varies(
+    name: str, three_ranks: SharedRanks
 ) -> None:
-    failed = [f"rank {rank}: {each[case]}" for rank, each in enumerate(failures) if each[case]]
-    assert not failed, "\n".join(failed)
+    three_ranks.run(refused, name)

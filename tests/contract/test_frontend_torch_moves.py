@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from contract.torch_checks import (
     DTYPES,
     FOLDS,
-    SIZES,
     all_given,
-    assert_passed,
-    barrier,
     check_close,
     check_equal,
-    checks_in,
     folded,
     given,
     op_of,
-    raised,
     reduced,
-    run_checks,
 )
-from process.ranks import run_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -36,7 +30,7 @@ if TYPE_CHECKING:
     Group = dist.ProcessGroup
 
 
-def check_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
+def case_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
     for root in range(group.size()):
         for dtype in DTYPES:
             tensor = given(dtype, group.rank(), 9, root)
@@ -49,7 +43,7 @@ def check_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
     assert eighth.float().tolist() == [0.0] * 5
 
 
-def check_all_gather(group: Group) -> None:
+def case_all_gather(group: Group) -> None:
     rank, size = group.rank(), group.size()
     for dtype in DTYPES:
         expected = all_given(dtype, group, 6)
@@ -64,7 +58,7 @@ def check_all_gather(group: Group) -> None:
             check_equal(block, want)
 
 
-def check_all_gather_from_its_own_output(group: Group) -> None:
+def case_all_gather_from_its_own_output(group: Group) -> None:
     rank, size = group.rank(), group.size()
     expected = torch.cat(all_given(torch.float32, group, 8))
     for offset in (0, 1):  # the own block, as FSDP does it, and a place across two blocks
@@ -76,7 +70,7 @@ def check_all_gather_from_its_own_output(group: Group) -> None:
         check_equal(output[: 8 * size], expected)
 
 
-def check_coalesced_all_gathers(group: Group) -> None:
+def case_coalesced_all_gathers(group: Group) -> None:
     rank, size = group.rank(), group.size()
     inputs = [torch.full((k,), float(rank)) for k in (1, 4)]
     outputs = [[torch.empty(k) for k in (1, 4)] for _ in range(size)]
@@ -89,7 +83,7 @@ def check_coalesced_all_gathers(group: Group) -> None:
             check_equal(singles[i].view(size, k)[other], torch.full((k,), float(other)))
 
 
-def check_reduce(group: Group) -> None:
+def case_reduce(group: Group) -> None:
     rank, size = group.rank(), group.size()
     for seed, (dtype, fold) in enumerate(FOLDS):
         tensors = all_given(dtype, group, 11, seed)
@@ -103,7 +97,7 @@ def check_reduce(group: Group) -> None:
             check_equal(actual, tensors[rank])
 
 
-def check_gather_scatter_and_all_to_all_of_every_dtype(group: Group) -> None:
+def case_gather_scatter_and_all_to_all_of_every_dtype(group: Group) -> None:
     rank, size = group.rank(), group.size()
     for number, dtype in enumerate([*DTYPES, torch.float8_e4m3fn]):
         root, known = number % size, torch.uint8 if dtype is torch.float8_e4m3fn else dtype
@@ -124,7 +118,7 @@ def check_gather_scatter_and_all_to_all_of_every_dtype(group: Group) -> None:
         check_equal(single.view(known), expected)
 
 
-def check_send_and_recv(group: Group) -> None:
+def case_send_and_recv(group: Group) -> None:
     rank, size = group.rank(), group.size()
     if size == 1:
         return
@@ -145,7 +139,7 @@ def check_send_and_recv(group: Group) -> None:
         check_equal(got[1], given(torch.int64, left, n))
 
 
-def check_blocking_send_and_recv_and_batches(group: Group) -> None:
+def case_blocking_send_and_recv(group: Group) -> None:
     rank, size = group.rank(), group.size()
     if size == 1:
         return
@@ -155,30 +149,12 @@ def check_blocking_send_and_recv_and_batches(group: Group) -> None:
         strided = torch.zeros(10, dtype=torch.int64)[::2]
         assert dist.recv(strided, group_src=0, group=group) == 0 or True
         check_equal(strided, torch.arange(5))
-    mine, theirs = torch.full((3,), float(rank)), torch.empty(3)
-    ops = [
-        dist.P2POp(dist.irecv, theirs, group=group, group_peer=(rank - 1) % size),
-        dist.P2POp(dist.isend, mine, group=group, group_peer=(rank + 1) % size),
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    check_equal(theirs, torch.full((3,), float((rank - 1) % size)))
-
-
-def check_objects(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    got: list[Any] = [None] * size
-    dist.all_gather_object(got, {"rank": rank, "pad": "x" * rank * 100}, group=group)
-    assert got == [{"rank": r, "pad": "x" * r * 100} for r in range(size)]
-    objects = [rank, {"from": rank}] if rank == size - 1 else [None, None]
-    dist.broadcast_object_list(objects, group_src=size - 1, group=group)
-    assert objects == [size - 1, {"from": size - 1}]
 
 
 # ---- tensors of all kinds ----
 
 
-def check_tensors_that_are_not_contiguous(group: Group) -> None:
+def case_tensors_that_are_not_contiguous(group: Group) -> None:
     rank, size = group.rank(), group.size()
     total = float(sum(range(1, size + 1)))
     base = torch.arange(24.0).view(4, 6) * (rank + 1)
@@ -199,7 +175,7 @@ def check_tensors_that_are_not_contiguous(group: Group) -> None:
     assert bool((column[:, size:] == -1).all())
 
 
-def check_lazily_conjugated_and_negated_tensors(group: Group) -> None:
+def case_lazily_conjugated_and_negated_tensors(group: Group) -> None:
     if not hasattr(group, "describe"):
         return  # torch's own group resolves them before us, and drops the result
     size = group.size()
@@ -210,7 +186,7 @@ def check_lazily_conjugated_and_negated_tensors(group: Group) -> None:
     check_equal(reduced(group, negated).resolve_neg(), -value.imag * size)
 
 
-def check_leaves_that_require_grad(group: Group) -> None:
+def case_leaves_that_require_grad(group: Group) -> None:
     leaf = torch.ones(4, 2, requires_grad=True)
     strided = torch.ones(8, requires_grad=True)
     dist.broadcast(leaf, group_src=0, group=group)
@@ -220,26 +196,10 @@ def check_leaves_that_require_grad(group: Group) -> None:
     assert leaf.is_leaf
 
 
-def check_an_expanded_tensor_is_refused_before_anything_moves(group: Group) -> None:
-    tensor = torch.ones(1).expand(4)
-    error = raised(lambda: dist.all_reduce(tensor, group=group))
-    assert type(error).__name__ == "UsageError"
-    assert "pass tensor.contiguous()" in str(error)
-    barrier(group)
+def in_rank(case: str) -> None:
+    globals()[case](dist.group.WORLD)
 
 
-CHECKS = checks_in(globals())
-
-
-def run_in_a_rank() -> dict[str, str]:
-    return run_checks(CHECKS)
-
-
-@pytest.fixture(scope="module", params=SIZES)
-def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_ranks(run_in_a_rank, request.param, deadline_s=110)
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_torch(failures: list[dict[str, str]], check: str) -> None:
-    assert_passed(failures, check)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_torch(case: Case, one_or_three_ranks: SharedRanks) -> None:
+    one_or_three_ranks.run(in_rank, case.__name__)

@@ -1,9 +1,7 @@
-"""What checks of the torch frontend share: what ranks put in, what must come out, who runs them.
+"""What checks of the torch frontend share: what ranks put in, and what must come out.
 
-A file of checks has functions called `check_`, each of which runs in every rank, in a group of its
-own, and is reported as a test of its own; the processes are started once per file and size. The
-expected values come from torch's own arithmetic on one rank, which knows what every other rank put
-in.
+The expected values come from torch's own arithmetic on one rank, which knows what every other rank
+put in.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import operator
-import traceback
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,8 +23,6 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     Tensor = torch.Tensor
     Group = dist.ProcessGroup
-
-SIZES = (1, 2, 3, 4)
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
@@ -136,43 +130,3 @@ def raised(call: Callable[[], Any]) -> BaseException | None:
 
 def barrier(group: Group) -> None:
     dist.barrier(group=group)
-
-
-def sync_options() -> Any:
-    opts = dist.AllreduceOptions()
-    opts.asyncOp = False
-    return opts
-
-
-Checks = Mapping[str, Callable[[Any], None]]
-
-
-def checks_in(names: Mapping[str, Any]) -> Checks:
-    """A file's checks, given its globals."""
-    ours = {"check_close", "check_equal"}
-    return {
-        name.removeprefix("check_"): check
-        for name, check in names.items()
-        if name.startswith("check_") and name not in ours
-    }
-
-
-def run_checks(checks: Checks) -> dict[str, str]:
-    """In a rank: how each check failed, "" if it did not."""
-    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
-    failures = {}
-    for name, check in checks.items():
-        group = dist.new_group(group_desc="a group for checks", timeout=timedelta(seconds=30))
-        try:
-            check(group)
-            failures[name] = ""
-        except Exception:  # noqa: BLE001 - the other checks go on
-            failures[name] = traceback.format_exc()
-    dist.destroy_process_group()
-    return failures
-
-
-def assert_passed(failures: list[dict[str, str]], check: str) -> None:
-    """In the test: no rank has failed this check."""
-    failed = [f"rank {rank}: {each[check]}" for rank, each in enumerate(failures) if each[check]]
-    assert not failed, "\n".join(failed)

@@ -298,7 +298,7 @@ def _digest(record: dict[str, torch.Tensor | None]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in record.items():
         if name.startswith("parameter") and tensor is not None:
-            digest.update(bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()))
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -321,6 +321,8 @@ def _apart(one: torch.Tensor | None, other: torch.Tensor | None, *, beside_narro
     """In what two tensors differ, in words; empty if they are as close as can be."""
     if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
         return "" if one is other else f"is {one}, and should be {other}"
+    if torch.equal(one, other):
+        return ""
     relative, absolute = _CLOSE.get(one.dtype, _ROUNDED)
     if beside_narrow and one.dtype in _CLOSE:
         relative, absolute = _BESIDE_ROUNDED

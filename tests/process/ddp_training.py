@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import nn
 
 N_ROWS = 4  # of each rank's batch
 SMALL_MB = 256 / (1 << 20)  # so that parameters span buffers
+
+Wrap = Callable[..., Any]
+Gradients = list[torch.Tensor | None]
 
 
 def start() -> None:
@@ -53,4 +57,29 @@ def assert_same_bits(one: list[Any], other: list[Any]) -> None:
     for number, (ours, theirs) in enumerate(zip(one, other, strict=True)):
         for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             same = a is b if a is None or b is None else torch.equal(a, b)
+            assert same, f"step {number}, parameter {index}: {a} and {b}"
+
+
+def randoms(number: int) -> torch.Tensor:
+    """This rank's inputs of a step."""
+    source = torch.Generator().manual_seed(100 * number + dist.get_rank())
+    return torch.randn(4, 6, dtype=torch.float64, generator=source)
+
+
+def gradients(net: nn.Module) -> Gradients:
+    return [p.grad if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+def beside_gloo(loop: Callable[[Wrap], list[Gradients]]) -> None:
+    """In a rank: a loop sees with shoal's wrapper what it sees with torch's over Gloo."""
+    gloo = dist.new_group(backend="gloo")
+    theirs = loop(
+        lambda net, **options: nn.parallel.DistributedDataParallel(
+            net, process_group=gloo, bucket_cap_mb=SMALL_MB, **options
+        )
+    )
+    for number, (some, others) in enumerate(zip(loop(wrap), theirs, strict=True)):
+        for index, (a, b) in enumerate(zip(some, others, strict=True)):
+            assert (a is None) == (b is None), (number, index)
+            same = a is None or b is None or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
             assert same, f"step {number}, parameter {index}: {a} and {b}"

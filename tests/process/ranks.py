@@ -260,7 +260,7 @@ def _run_one(task: IO[bytes], result_fd: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(all_threads=True)
     try:
-        result = pickle.dumps((_load(file, name)(*pickle.loads(args)), None))
+        result = pickle.dumps((load(file, name)(*pickle.loads(args)), None))
         native = sys.modules.get("shoal._native")
         if native is not None and native.wakeups()["late"]:
             raise AssertionError(f"woken by the timer with work to do: {native.wakeups()}")
@@ -271,15 +271,17 @@ def _run_one(task: IO[bytes], result_fd: int) -> None:
         out.write(result)
 
 
-def _load(file: str, name: str) -> Callable[..., Any]:
+def load(file: str, name: str) -> Callable[..., Any]:
+    """In a rank: the function of this name in a test file."""
     # By path: pytest's importlib mode gives test files names that nobody else can import.
     spec = importlib.util.spec_from_file_location(Path(file).stem + "_in_rank", file)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    found: Any = module
+    if spec.name not in sys.modules:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    found: Any = sys.modules[spec.name]
     for part in name.split("."):
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]

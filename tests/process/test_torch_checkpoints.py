@@ -9,14 +9,12 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-import traceback
 import warnings
-from collections.abc import Callable
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -90,9 +88,6 @@ def reloaded(saved: Any, into: Any) -> Any:
     return state["table"]
 
 
-# ---- what is done in every rank ----
-
-
 def case_gather() -> None:
     for name, layout in layouts().items():
         assert torch.equal(gathered(shared_out(layout, table())), table()), name
@@ -147,38 +142,12 @@ def case_load_into_another_mesh() -> None:
         assert torch.equal(reloaded(saved, into).full_tensor(), table())
 
 
-# ---- how they are run ----
-
-CASES: dict[str, Callable[[], None]] = {
-    name.removeprefix("case_"): case
-    for name, case in dict(globals()).items()
-    if name.startswith("case_")
-}
-
-
-def run_cases() -> dict[str, str]:
-    """In a rank: how each case failed, "" if it did not."""
+def in_rank(case: str, folders: str) -> None:
     warnings.simplefilter("ignore")  # torch's own, about its own
-    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
-    failures = {}
-    for name, case in CASES.items():
-        try:
-            case()
-            failures[name] = ""
-        except BaseException:  # noqa: BLE001 - CheckpointException is one; the other cases go on
-            failures[name] = traceback.format_exc()
-        dist.barrier()  # the next case begins together
-    dist.destroy_process_group()
-    return failures
+    os.environ["CHECKPOINTS"] = folders
+    globals()[case]()
 
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    env = {"CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints"))}
-    return run_ranks(run_cases, SIZE, env=env, deadline_s=100)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_sharded_tensors_come_back_whole(failures: list[dict[str, str]], case: str) -> None:
-    failed = [f"rank {rank}: {each[case]}" for rank, each in enumerate(failures) if each[case]]
-    assert not failed, "\n".join(failed)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_sharded_tensors_come_back_whole(case: Case, ranks: SharedRanks, tmp_path: Path) -> None:
+    ranks.run(in_rank, case.__name__, str(tmp_path))

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import importlib.util
-import weakref
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 import torch.distributed as dist
 from process.ddp_training import OneOf, assert_same_bits, inputs, mine, start, whole, wrap
+from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -102,15 +102,6 @@ def twice_over_one_forward(net: nn.Module, number: int, part: Any) -> None:
     loss_of(output, part(target).flip(1)).backward()
 
 
-def around_a_quiet_forward(net: nn.Module, number: int, part: Any) -> None:
-    """A forward pass in no_sync, and its backward pass, lie between another's two."""
-    (data, target), (more, goal) = inputs(number), inputs(50 + number)
-    output = net(part(data))
-    with net.no_sync() if hasattr(net, "no_sync") else contextlib.nullcontext():
-        loss_of(net(part(more)), part(goal)).backward()
-    loss_of(output, part(target)).backward()
-
-
 def without_spare(net: nn.Module, number: int, part: Any) -> None:
     data, target = inputs(number)
     loss_of(net(part(data), spare=number == 1), part(target)).backward()
@@ -126,24 +117,12 @@ def checkpointed(net: nn.Module, number: int, part: Any) -> None:
     loss_of(net(part(data), spare=False, reentrant=True), part(target)).backward()
 
 
-def clipping(net: nn.Module, number: int, part: Any) -> None:
-    plainly(net, number, part)
-    nn.utils.clip_grad_norm_(net.parameters(), 2.0**-3)
-
-
-def regularized(net: nn.Module, number: int, part: Any) -> None:
-    data, target = inputs(number)
-    loss = loss_of(net(part(data)), part(target))
-    (loss + sum((p * p).sum() for p in net.parameters()) / 4).backward()
-
-
 STEPS: list[tuple[str, Step, dict[str, Any], bool]] = [
     ("plainly", plainly, {}, True),
     ("into gradients that stay", plainly, {}, False),
     ("in one buffer", plainly, {"bucket_cap_mb": None}, True),
     ("accumulating", accumulating, {}, True),
     ("accumulating in place", accumulating, {}, False),
-    ("around a quiet forward", around_a_quiet_forward, {}, True),
     ("several backward passes", twice_over_one_forward, {}, True),
     ("several, some unused", twice_over_one_forward, {"find_unused_parameters": True}, True),
     ("unused now and then", without_spare, {"find_unused_parameters": True}, True),
@@ -152,8 +131,6 @@ STEPS: list[tuple[str, Step, dict[str, Any], bool]] = [
     ("static", plainly, {"static_graph": True}, True),
     ("static, one unused", never_spare, {"static_graph": True}, True),
     ("static, checkpointed twice", checkpointed, {"static_graph": True}, True),
-    ("clipping", clipping, {}, True),
-    ("a term for the parameters", regularized, {}, True),
 ]
 
 
@@ -170,7 +147,7 @@ def train_in_every_way() -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4])
 def test_training_has_the_bits_of_one_process_with_all_inputs(size: int) -> None:
     run_ranks(train_in_every_way, size)
 
@@ -178,8 +155,7 @@ def test_training_has_the_bits_of_one_process_with_all_inputs(size: int) -> None
 # ---- kinds of parameters ----
 
 
-def average_every_kind() -> None:
-    start()
+def case_parameters_of_any_type_and_stride_are_averaged() -> None:
     strided = whole((2, 3, 4, 5), 3, torch.float32).to(memory_format=torch.channels_last)
     net = OneOf(
         whole((5,), 1, torch.bfloat16) + 4,
@@ -201,18 +177,12 @@ def average_every_kind() -> None:
         for part in net.parts:  # a program can move or save each by itself
             storage = part.grad.untyped_storage()
             assert storage.nbytes() == part.grad.numel() * part.grad.element_size()
-    dist.destroy_process_group()
-
-
-def test_parameters_of_any_type_and_stride_are_averaged() -> None:
-    run_ranks(average_every_kind, 2)
 
 
 # ---- what is not used ----
 
 
-def drop_layers() -> None:
-    start()
+def case_layers_that_all_ranks_drop_keep_their_gradients_and_send_no_bytes() -> None:
     net = nn.Sequential(*(nn.Linear(16, 16, bias=False, dtype=torch.float64) for _ in range(4)))
 
     class Dropping(nn.Module):
@@ -238,11 +208,6 @@ def drop_layers() -> None:
     sizes = wrapped.reducer.averaging.sizes
     sent = sum(size for size, at in zip(sizes, posted, strict=True) if at)
     assert sent <= sum(sizes) - 7 * 256, (posted, sizes)  # one of eight holds some of another
-    dist.destroy_process_group()
-
-
-def test_layers_that_all_ranks_drop_keep_their_gradients_and_send_no_bytes() -> None:
-    run_ranks(drop_layers, 2)
 
 
 class Tables(nn.Module):
@@ -257,8 +222,7 @@ class Tables(nn.Module):
         return found
 
 
-def use_some_tables() -> None:
-    start()
+def case_sparse_gradients_are_averaged_and_a_table_that_no_rank_used_has_none() -> None:
     net = Tables()
     wrapped = wrap(net, find_unused_parameters=True)
     rank = dist.get_rank()
@@ -271,33 +235,12 @@ def use_some_tables() -> None:
     wrapped(torch.tensor([rank]), rank == 1).sum().backward()
     assert not net.idle.weight.grad.to_dense()[0].any()
     assert torch.equal(net.idle.weight.grad.to_dense()[1], rows[1])
-    dist.destroy_process_group()
 
 
-def test_sparse_gradients_are_averaged_and_those_of_no_rank_stay_away() -> None:
-    run_ranks(use_some_tables, 2)
-
-
-def forget_a_parameter() -> str:
-    start()
-    wrapped = wrap(Net())
-    data, _ = inputs(0)
-    wrapped(mine(data), spare=False).sum().backward()
-    with pytest.raises(RuntimeError) as raised:
-        wrapped(mine(data))
-    return str(raised.value)
-
-
-def test_a_gradient_that_never_comes_is_named() -> None:
-    for rank, message in enumerate(run_ranks(forget_a_parameter, 2)):
-        assert f"did not receive grad for rank {rank}: spare.weight, spare.bias" in message
-
-
-def weigh_and_look() -> str:
+def case_ranks_count_by_weight_and_a_value_that_is_not_finite_is_named_with_its_rank() -> None:
     import shoal
     from shoal.average import NotFinite
 
-    start()
     rank = dist.get_rank()
     net = OneOf(torch.ones(3, dtype=torch.float64))
     wrapped = wrap(net, weighted=True, check_finite=True)
@@ -315,103 +258,65 @@ def weigh_and_look() -> str:
     with pytest.raises(shoal.UsageError, match=r"call model\.weigh\(n\) before it"):
         wrapped(1.0)
     wrapped.weigh(1)
-    with pytest.raises(NotFinite) as raised:
+    with pytest.raises(NotFinite, match=r"parts\.0.*rank 1"):
         wrapped(float("inf") if rank else 1.0).backward()
     with pytest.raises(shoal.UsageError, match="weighted=True"):
         wrap(OneOf(torch.ones(3))).weigh(1)
-    dist.destroy_process_group()
-    return str(raised.value)
-
-
-def test_ranks_count_by_weight_and_what_is_not_finite_is_named_with_its_rank() -> None:
-    for message in run_ranks(weigh_and_look, 2):
-        assert "parts.0" in message
-        assert "rank 1" in message
 
 
 # ---- wrapping ----
 
 
-def wrap_what_cannot_be() -> list[str]:
-    start()
+def wrap_models_that_cannot_be() -> None:
     import shoal
 
-    said = []
     rank = dist.get_rank()
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3 if rank == 1 else 4))
-    with pytest.raises(shoal.UsageError) as raised:
-        wrap(net)
-    said.append(str(raised.value))
-    with pytest.raises(shoal.UsageError) as raised:
-        wrap(nn.Linear(2, 2, bias=rank > 0))
-    said.append(str(raised.value))
-    frozen = nn.Linear(2, 2).requires_grad_(False)
+    linear, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
     frozen.register_buffer("seen", torch.zeros(3, 4) if rank == 2 else torch.zeros(4, 3))
-    for differs in (
-        lambda: wrap(nn.Sequential(nn.Linear(2, 2), frozen)),  # as many bytes on every rank
-        lambda: wrap(nn.Linear(2, 2), static_graph=rank == 1),
-    ):
-        with pytest.raises(shoal.UsageError) as raised:
-            differs()
-        said.append(str(raised.value))
-    with pytest.raises(RuntimeError, match="any parameter that requires a gradient"):
-        wrap(frozen)
-    wrapped = wrap(nn.Linear(2, 2))
-    with pytest.raises(shoal.UsageError, match="wrapped already"):
-        wrap(wrapped)
-    with pytest.raises(shoal.UsageError, match="wrapped already"):
-        wrap(nn.Sequential(nn.Linear(2, 2), wrapped))
-    with pytest.raises(shoal.Unsupported, match="bucket_cap_mb_list"):
-        wrap(nn.Linear(2, 2), bucket_cap_mb_list=[1, 2])
-    with pytest.raises(TypeError):
-        wrap(nn.Linear(2, 2), bucket_cap=1)
-    with pytest.raises(shoal.UsageError, match="not one of shoal's"):
-        wrap(nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
-    dist.destroy_process_group()
-    return said
-
-
-def test_what_cannot_be_wrapped_is_refused_with_what_differs_and_the_ranks() -> None:
-    said = run_ranks(wrap_what_cannot_be, 3)
-    assert said == [said[0]] * 3
-    sides = [
-        "parameter 1.weight is not the same on all ranks: float32[4, 2] on ranks 0, 2, ",
-        "parameter bias is not the same on all ranks: none on rank 0, float32[2] on ranks 1, 2",
-        "buffer 1.seen is not the same on all ranks: float32[4, 3] on ranks 0, 1, float32[3",
-        "static_graph is not the same on all ranks: False on ranks 0, 2, True on rank 1",
+    differing: dict[str, tuple[nn.Module, dict[str, Any]]] = {
+        "parameter 1.weight is not the same on all ranks: float32[4, 2] on ranks 0, 2, ": (
+            nn.Sequential(linear, nn.Linear(2, 3 if rank == 1 else 4)),
+            {},
+        ),
+        "parameter bias is not the same on all ranks: none on rank 0, float32[2] on ranks 1, 2": (
+            nn.Linear(2, 2, bias=rank > 0),
+            {},
+        ),
+        "buffer 1.seen is not the same on all ranks: float32[4, 3] on ranks 0, 1, float32[3": (
+            nn.Sequential(linear, frozen),
+            {},
+        ),
+        "static_graph is not the same on all ranks: False on ranks 0, 2, True on rank 1": (
+            linear,
+            {"static_graph": rank == 1},
+        ),
+    }
+    for words, (net, options) in differing.items():
+        with pytest.raises(shoal.UsageError, match=re.escape(words)):
+            wrap(net, **options)
+    wrapped, gloo = wrap(linear), dist.new_group(backend="gloo")
+    two_devices = nn.Sequential(linear, nn.Linear(2, 2, device="meta"))
+    refused: list[tuple[type[Exception], str, nn.Module, dict[str, Any]]] = [
+        (RuntimeError, "any parameter that requires a gradient", frozen, {}),
+        (shoal.UsageError, "wrapped already", wrapped, {}),
+        (shoal.UsageError, "wrapped already", nn.Sequential(linear, wrapped), {}),
+        (shoal.Unsupported, "bucket_cap_mb_list", linear, {"bucket_cap_mb_list": [1, 2]}),
+        (TypeError, "bucket_cap", linear, {"bucket_cap": 1}),
+        (shoal.UsageError, "not one of shoal's", linear, {"process_group": gloo}),
+        (ValueError, "device.*(cpu.*meta|meta.*cpu)", two_devices, {}),
     ]
-    assert all(side in text for side, text in zip(sides, said[0], strict=True))
+    for kind, words, net, options in refused:
+        with pytest.raises(kind, match=words):
+            wrap(net, **options)
 
 
-def wrap_again() -> None:
-    """Another wrapper changes nothing, and a dropped one leaves nothing behind."""
-    start()
-    net = Net()
-    first = wrap(net)
-    second = wrap(net)
-    data, target = inputs(0)
-    loss_of(second(mine(data)), mine(target)).backward()
-    once = [parameter.grad.clone() for parameter in net.parameters()]
-    alone = copy.deepcopy(Net())
-    loss_of(alone(data), target).backward()
-    assert all(map(torch.equal, once, [p.grad for p in alone.parameters()]))
-    gone = weakref.ref(second.reducer.averaging.averager)
-    countdown = second.reducer.averaging.averager.countdown
-    net.zero_grad()
-    del first, second, once
-    gc.collect()
-    assert gone() is None
-    loss_of(net(mine(data)), mine(target)).backward()  # the model's own again
-    assert countdown.n_counted == len(list(net.parameters()))
-    dist.destroy_process_group()
+def test_a_model_that_cannot_be_wrapped_is_refused_with_the_difference_and_the_ranks(
+    three_ranks: SharedRanks,
+) -> None:
+    three_ranks.run(wrap_models_that_cannot_be)
 
 
-def test_a_model_may_be_wrapped_again_and_a_dropped_wrapper_frees_its_memory() -> None:
-    run_ranks(wrap_again, 2)
-
-
-def state_and_buffers() -> None:
-    start()
+def case_state_is_rank_0s_and_its_dict_is_torchs() -> None:
     torch.manual_seed(dist.get_rank())
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     wrapped = wrap(net)
@@ -429,8 +334,8 @@ def state_and_buffers() -> None:
     assert wrapped.module is net
     assert wrapped.will_sync_module_buffers()
     assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
-    dist.destroy_process_group()
 
 
-def test_state_is_that_of_rank_0_and_its_dict_is_torchs() -> None:
-    run_ranks(state_and_buffers, 2)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_shoals_wrapper(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(case)

@@ -1,21 +1,20 @@
-"""shoal's DistributedDataParallel beside torch's over Gloo, with hooks, and compiled."""
+"""shoal's DistributedDataParallel beside torch's over Gloo, with hooks and autocast."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
 import torch.distributed as dist
-from process.ddp_training import OneOf, assert_same_bits, inputs, mine, start, wrap
+from process.ddp_training import OneOf, assert_same_bits, inputs, mine, wrap
+from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
 
 
@@ -49,10 +48,9 @@ def train_beside_gloo(ours: Any, theirs: Any, amp: bool = False) -> None:
     assert_same_bits(*results)
 
 
-def beside_gloo() -> None:
+def case_losses_and_states_have_the_bits_of_torchs_wrapper_over_gloo() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    start()
     gloo = dist.new_group(backend="gloo")
     size = {"bucket_cap_mb": 0.001}
 
@@ -87,42 +85,18 @@ def beside_gloo() -> None:
             pair = everywhere[2 * index : 2 * index + 2]
             dist.all_gather(pair, parameter.grad)
             assert torch.equal(*pair)
-    dist.destroy_process_group()
 
 
-def test_losses_and_states_have_the_bits_of_torchs_wrapper_over_gloo() -> None:
-    run_ranks(beside_gloo, 2, deadline_s=90)
-
-
-def hook_in_bfloat16() -> None:
+def case_torchs_bf16_hook_runs_without_a_gpu() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    start()
     net = OneOf(torch.ones(3))
     wrapped = wrap(net)
     wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
     wrapped(1.0 + 2 * dist.get_rank()).backward()
     assert torch.equal(net.parts[0].grad, torch.full((3,), 2.0))
-    dist.destroy_process_group()
 
 
-def test_torchs_bf16_hook_runs_without_a_gpu() -> None:
-    run_ranks(hook_in_bfloat16, 2)
-
-
-def compiled() -> None:
-    start()
-    net = small(0)
-    plain, other = (wrap(copy.deepcopy(net), bucket_cap_mb=None) for _ in range(2))
-    program = torch.compile(other, backend="aot_eager")
-    for number in range(3):
-        data, target = inputs(number, torch.float32)
-        for run in (plain, program):
-            nn.functional.mse_loss(run(mine(data)), mine(target)).backward()
-        for a, b in zip(plain.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad)
-    dist.destroy_process_group()
-
-
-def test_a_compiled_model_is_averaged_alike() -> None:
-    run_ranks(compiled, 2, deadline_s=120)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_beside_gloo(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(case)

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import pytest
-from process.ranks import run_ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
 import torch.distributed as dist
-from process.ddp_training import start, wrap
+from process.ddp_training import wrap
+from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
 
 
-def train(net: Any, n_steps: int, optimizer: Any = None) -> None:
-    for step in range(n_steps):
-        if step % 2 and optimizer is None:  # its gradients are added up, and not averaged
+def case_a_report_covers_forward_and_backward_passes_and_all_ranks() -> None:
+    layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+    net = wrap(layers)
+    for step in range(6):
+        if step % 2:  # its gradients are added up, and not averaged
             with net.no_sync():
                 net(torch.ones(4, 16)).sum().backward()
         net(torch.ones(4, 16)).sum().backward()
-        if optimizer is not None:
-            optimizer.step()
-
-
-def report_on_training() -> None:
-    start()
-    layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
-    net = wrap(layers)
-    train(net, 6)
     report = net.report()
     assert [step.number for step in report.steps] == [0, 1, 2, 3, 4]
     for times in report.times:
@@ -50,30 +42,18 @@ def report_on_training() -> None:
     if dist.get_rank() == 0:  # alone
         assert [one.rank for one in net.report(alone=True).ranks] == [0]
 
-    dist.destroy_process_group()
 
-
-def test_a_report_tells_of_forward_and_backward_passes_and_of_all_ranks() -> None:
-    run_ranks(report_on_training, 2)
-
-
-def report_on_a_hook() -> None:
+def case_a_report_of_a_communication_hook_is_refused() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     import shoal
 
-    start()
     net = wrap(nn.Linear(16, 8))
     net.register_comm_hook(None, default_hooks.allreduce_hook)
     net(torch.ones(4, 16)).sum().backward()
     with pytest.raises(shoal.Unsupported, match=r"communication hooks.*torch\.profiler"):
         net.report()
     assert "backward_comm_time" not in net._get_ddp_logging_data()
-    dist.destroy_process_group()
-
-
-def test_a_report_of_a_communication_hook_is_refused() -> None:
-    run_ranks(report_on_a_hook, 2)
 
 
 class Part(nn.Module):
@@ -85,8 +65,7 @@ class Part(nn.Module):
         return self.used(data)
 
 
-def leave_a_gradient_out() -> None:
-    start()
+def case_a_gradient_that_never_came_is_named_in_the_report() -> None:
     net = wrap(Part())
     net(torch.ones(4, 16)).sum().backward()
     with pytest.raises(RuntimeError, match=r"idle\.weight"):
@@ -94,8 +73,8 @@ def leave_a_gradient_out() -> None:
     report = net.report(alone=True)
     assert report.missing == ("idle.weight", "idle.bias")
     assert "not ready on this rank: 'idle.weight', 'idle.bias'" in str(report)
-    dist.destroy_process_group()
 
 
-def test_a_gradient_that_never_came_is_named_in_the_report() -> None:
-    run_ranks(leave_a_gradient_out, 2)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_report(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(case)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from process.ranks import run_ranks
 from process.stage import error_of
 
 if importlib.util.find_spec("torch") is None:
@@ -15,12 +13,14 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
-from process.ddp_training import start, wrap
+from process.ddp_training import wrap
+from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from shoal.errors import UsageError
+
 ODD = 1
-SIZE = 3
 
 
 class Net(nn.Module):
@@ -38,10 +38,6 @@ class Net(nn.Module):
 
 def add_to(tensor: torch.Tensor) -> None:
     tensor.view(-1)[-1] += 1
-
-
-def no_fault(_net: Net, _adam: torch.optim.Adam) -> None:
-    """All is well."""
 
 
 def a_parameter(net: Net, _adam: torch.optim.Adam) -> None:
@@ -62,23 +58,24 @@ def a_rate(_net: Net, adam: torch.optim.Adam) -> None:
 
 
 Spoil = Callable[[Net, torch.optim.Adam], None]
-FAULTS: dict[str, tuple[Spoil, str]] = {
-    "parameter": (a_parameter, "in step 4 parameter 'last.weight' is not the same on all ranks"),
-    "buffer": (a_buffer, "in step 4 buffer 'mask' is not the same on all ranks"),
-    "state": (
+FAULTS: list[tuple[Spoil, bool, str]] = [
+    (a_parameter, False, "in step 4 parameter 'last.weight' is not the same on all ranks"),
+    (a_parameter, True, "in step 4 parameter 'last.weight' is not the same on all ranks"),
+    (a_buffer, False, "in step 4 buffer 'mask' is not the same on all ranks"),
+    (
         a_state,
+        False,
         "'exp_avg_sq' of optimizer 0, parameter group 0, parameter 'first.bias' is not the same",
     ),
-    "rate": (a_rate, "'lr' of optimizer 0, parameter group 0 is not the same on all ranks"),
-}
+    (a_rate, False, "'lr' of optimizer 0, parameter group 0 is not the same on all ranks"),
+]
 
 
-def train(spoil: Spoil, hook: bool = False, **options: Any) -> list[str]:
+def train(spoil: Spoil | None, hook: bool) -> list[str]:
     """Six steps; one rank is spoilt after the third."""
-    start()
     torch.manual_seed(0)
     net = Net()
-    wrapped = wrap(net, check_same=2, broadcast_buffers=False, **options)
+    wrapped = wrap(net, check_same=2, broadcast_buffers=False)
     if hook:
         wrapped.register_comm_hook(None, allreduce_hook)
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -89,9 +86,8 @@ def train(spoil: Spoil, hook: bool = False, **options: Any) -> list[str]:
         loss = wrapped(torch.randn(4, 6, generator=source(number))).pow(2).sum()
         errors.append(str(error_of(loss.backward)))
         adam.step()
-        if number == 3 and dist.get_rank() == ODD:
+        if number == 3 and spoil and dist.get_rank() == ODD:
             spoil(net, adam)
-    dist.destroy_process_group()
     return errors
 
 
@@ -99,10 +95,13 @@ def source(number: int) -> torch.Generator:
     return torch.Generator().manual_seed(10 * number + dist.get_rank())
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_one_rank_has_changed_is_named_on_every_rank(fault: str) -> None:
-    spoil, words = FAULTS[fault]
-    for first, second, third, fourth, *_ in run_ranks(train, SIZE, spoil):
+@pytest.mark.parametrize(
+    ("spoil", "hook", "words"), FAULTS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_value_that_one_rank_has_changed_is_named_on_every_rank(
+    spoil: Spoil, hook: bool, words: str, three_ranks: SharedRanks
+) -> None:
+    for first, second, third, fourth, *_ in three_ranks.run(train, spoil, hook):
         assert first == second == third == "None"
         assert words in fourth
         assert " on ranks 0, 2, " in fourth
@@ -110,46 +109,24 @@ def test_what_one_rank_has_changed_is_named_on_every_rank(fault: str) -> None:
 
 
 @pytest.mark.parametrize("hook", [False, True])
-def test_ranks_that_are_alike_train_on(hook: bool) -> None:
-    assert run_ranks(train, SIZE, no_fault, hook) == [["None"] * 6] * SIZE
+def test_ranks_that_are_alike_train_on(hook: bool, three_ranks: SharedRanks) -> None:
+    assert three_ranks.run(train, None, hook) == [["None"] * 6] * 3
 
 
-def test_a_parameter_is_named_with_a_communication_hook_too() -> None:
-    for errors in run_ranks(train, SIZE, a_parameter, True):
-        assert errors[:3] == ["None"] * 3
-        assert "in step 4 parameter 'last.weight' is not the same on all ranks" in errors[3]
+def case_ranks_that_compare_in_other_steps_are_refused_when_they_wrap() -> None:
+    for init_sync in (False, True):
+        every = 3 if dist.get_rank() == ODD else 0
+        with pytest.raises(UsageError, match="check_same"):
+            wrap(Net(), check_same=every, init_sync=init_sync)
 
 
-def wrap_with_other_numbers(init_sync: bool) -> Exception | None:
-    start()
-    every = 3 if dist.get_rank() == ODD else 0
-    error = error_of(wrap, Net(), check_same=every, init_sync=init_sync)
-    dist.destroy_process_group()
-    return error
-
-
-@pytest.mark.parametrize("init_sync", [False, True])
-def test_ranks_that_compare_in_other_steps_hear_so_when_they_wrap(init_sync: bool) -> None:
-    for error in run_ranks(wrap_with_other_numbers, SIZE, init_sync):
-        assert type(error).__name__ == "UsageError", error
-        assert "check_same" in str(error)
-
-
-def name_an_optimizer_in_vain() -> Exception | None:
-    start()
+def case_an_optimizer_is_refused_where_nothing_is_compared() -> None:
     net = nn.Linear(2, 2)
-    error = error_of(wrap(net).check_same, torch.optim.SGD(net.parameters()))
-    dist.destroy_process_group()
-    return error
+    with pytest.raises(UsageError, match="wrap the model with check_same=N"):
+        wrap(net).check_same(torch.optim.SGD(net.parameters()))
 
 
-def test_an_optimizer_is_refused_where_nothing_is_compared() -> None:
-    for error in run_ranks(name_an_optimizer_in_vain, 2):
-        assert "wrap the model with check_same=N" in str(error)
-
-
-def join_with_uneven_inputs() -> None:
-    start()
+def case_ranks_that_have_run_out_of_inputs_are_not_compared() -> None:
     net = nn.Linear(6, 3)
     wrapped = wrap(net, check_same=1)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -158,8 +135,8 @@ def join_with_uneven_inputs() -> None:
             net.zero_grad()
             wrapped(torch.ones(4, 6)).sum().backward()
             sgd.step()
-    dist.destroy_process_group()
 
 
-def test_ranks_that_have_run_out_of_inputs_are_not_compared() -> None:
-    run_ranks(join_with_uneven_inputs, 2)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_check_same(case: Case, three_ranks: SharedRanks) -> None:
+    three_ranks.run(case)

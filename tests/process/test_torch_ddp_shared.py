@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from process.ranks import run_ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
 import torch.distributed as dist
-from process.ddp_training import start
+from process.ddp_training import Gradients, Wrap, beside_gloo, gradients, randoms
 from process.ddp_training import wrap as wrap_ours
-from process.test_torch_ddp_loops import Wrap, beside_gloo, data, gradients
+from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
+
+import shoal
 
 
 def two_heads() -> tuple[nn.Module, nn.Module, nn.Module]:
@@ -26,7 +27,7 @@ def two_heads() -> tuple[nn.Module, nn.Module, nn.Module]:
     return whole, nn.Sequential(encoder, first), nn.Sequential(encoder, second)
 
 
-def train_both(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+def case_models_that_share_an_encoder_train_in_turn(wrap: Wrap) -> list[Gradients]:
     whole, one, other = two_heads()
     a, b, seen = wrap(one), wrap(other), []
     is_ours = not isinstance(a.reducer, dist.Reducer)
@@ -34,49 +35,37 @@ def train_both(wrap: Wrap) -> list[list[torch.Tensor | None]]:
         if number % 2 == 0:
             whole.zero_grad(set_to_none=number % 4 == 0)
         if number == 3 and is_ours:  # torch's own takes b's gradients for a's then
-            a(data(50))
-        (a if number in (0, 1, 4) else b)(data(number)).pow(2).sum().backward()
+            a(randoms(50))
+        (a if number in (0, 1, 4) else b)(randoms(number)).pow(2).sum().backward()
         seen.append(gradients(whole))
         with a.no_sync():
-            a(data(number + 20)).pow(2).sum().backward()
-        b(data(number + 30)).pow(2).sum().backward()
+            a(randoms(number + 20)).pow(2).sum().backward()
+        b(randoms(number + 30)).pow(2).sum().backward()
         seen.append(gradients(one[0]))
     return seen
 
 
-def test_models_that_share_an_encoder_train_in_turn() -> None:
-    run_ranks(beside_gloo, 2, train_both)
-
-
-def use_the_old_one(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+def case_an_old_wrapper_of_a_model_goes_on_beside_the_new_one(wrap: Wrap) -> list[Gradients]:
     net = two_heads()[1]
     old, seen = wrap(net), []
     new = wrap(net, find_unused_parameters=True)
     for number, wrapped in enumerate((old, new, new, old, old, new)):
         net.zero_grad()
-        wrapped(data(number)).pow(2).sum().backward()
+        wrapped(randoms(number)).pow(2).sum().backward()
         seen.append(gradients(net))
     return seen
 
 
-def test_an_old_wrapper_of_a_model_goes_on_beside_the_new_one() -> None:
-    run_ranks(beside_gloo, 2, use_the_old_one)
-
-
-def both_static(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+def case_wrappers_of_static_graphs_learn_of_their_own_passes_alone(wrap: Wrap) -> list[Gradients]:
     net = two_heads()[1]
     first, seen = wrap(net), []
     is_ours = not isinstance(first.reducer, dist.Reducer)  # torch's own leaves gradients local
     one, other = (wrap(net, static_graph=is_ours) for _ in range(2))
     for number, wrapped in enumerate((one, other, other, one)):
         net.zero_grad()
-        wrapped(data(number)).pow(2).sum().backward()
+        wrapped(randoms(number)).pow(2).sum().backward()
         seen.append(gradients(net))
     return seen
-
-
-def test_wrappers_of_static_graphs_learn_of_their_own_passes_alone() -> None:
-    run_ranks(beside_gloo, 2, both_static)
 
 
 def averaged(net: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
@@ -87,50 +76,38 @@ def averaged(net: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return [one / dist.get_world_size() for one in found]
 
 
-def cross_passes() -> None:
+def case_forward_passes_of_both_may_come_before_their_backward_passes() -> None:
     """Both forward passes come before both backward passes."""
-    start()
     whole, one, other = two_heads()
-    wanted = averaged(whole, one(data(0)).pow(2).sum() + other(data(1)).pow(2).sum())
+    wanted = averaged(whole, one(randoms(0)).pow(2).sum() + other(randoms(1)).pow(2).sum())
     weighted = {"weighted": True}
     a, b = wrap_ours(one, **weighted), wrap_ours(other, **weighted)
     for _ in range(2):
         whole.zero_grad()
         for wrapped in (a, b):
             wrapped.weigh(1)
-        first, second = a(data(0)), b(data(1))
+        first, second = a(randoms(0)), b(randoms(1))
         second.pow(2).sum().backward()
         first.pow(2).sum().backward()
         for parameter, mean in zip(whole.parameters(), wanted, strict=True):
             assert torch.allclose(parameter.grad, mean)
-    dist.destroy_process_group()
 
 
-def test_forward_passes_of_both_may_come_before_their_backward_passes() -> None:
-    run_ranks(cross_passes, 2)
-
-
-def penalize() -> None:
+def case_a_buffer_that_is_full_before_the_output_is_reached_stops_the_other_too() -> None:
     """A parameter of one wrapper alone fills buffers before a gradient reaches its output."""
-    start()
     whole, one, other = two_heads()
     one.only = nn.Parameter(torch.ones(64, dtype=torch.float64))
     a, b = wrap_ours(one), wrap_ours(other)
-    loss = one(data(0)).pow(2).sum() + other(data(1)).pow(2).sum()
+    loss = one(randoms(0)).pow(2).sum() + other(randoms(1)).pow(2).sum()
     wanted = averaged(whole, loss)
     for _ in range(2):
         whole.zero_grad()
-        first = a(data(0)).pow(2).sum() + one.only.pow(2).sum()
-        second = b(data(1)).pow(2).sum()
+        first = a(randoms(0)).pow(2).sum() + one.only.pow(2).sum()
+        second = b(randoms(1)).pow(2).sum()
         first.backward()
         second.backward()
         for parameter, mean in zip(whole.parameters(), wanted, strict=True):
             assert torch.allclose(parameter.grad, mean)
-    dist.destroy_process_group()
-
-
-def test_a_buffer_that_is_full_before_the_output_is_reached_stops_the_other_too() -> None:
-    run_ranks(penalize, 2)
 
 
 class Box:
@@ -149,46 +126,43 @@ class Boxed(nn.Module):
         return Box(self.inner(given))
 
 
-def mix_passes() -> None:
-    import shoal
-
-    start()
+def case_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
     whole, one, other = two_heads()
     a, b = wrap_ours(one), wrap_ours(other)
     with pytest.raises(shoal.UsageError, match=r"0\.weight is in two wrapped models, and one"):
-        (a(data(0)).sum() + b(data(0)).sum()).backward()
+        (a(randoms(0)).sum() + b(randoms(0)).sum()).backward()
     whole.zero_grad()
-    wanted = averaged(whole[:2], one(data(0)).pow(2).sum())
-    a(data(0)).pow(2).sum().backward()  # nothing of the pass that was refused is left
+    wanted = averaged(whole[:2], one(randoms(0)).pow(2).sum())
+    a(randoms(0)).pow(2).sum().backward()  # nothing of the pass that was refused is left
     found = [parameter.grad for parameter in one.parameters()]
     assert all(map(torch.allclose, found, wanted))
     boxed = wrap_ours(Boxed(one))
-    boxed(data(0)).held.sum().backward()
-    b(data(0))
+    boxed(randoms(0)).held.sum().backward()
+    b(randoms(0))
     with pytest.raises(shoal.UsageError, match="or no tensor was found in its output"):
-        boxed(data(0))
-    dist.destroy_process_group()
+        boxed(randoms(0))
 
 
-def test_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
-    run_ranks(mix_passes, 2)
-
-
-def go_in_between() -> None:
-    import shoal
-
-    start()
+def case_a_pass_of_one_in_the_middle_of_the_others_step_is_refused() -> None:
     _, one, other = two_heads()
     a, b = wrap_ours(one), wrap_ours(other)
-    output = a(data(0))
+    output = a(randoms(0))
     with b.no_sync(), pytest.raises(shoal.UsageError, match=r"one of both is in no_sync\(\)"):
-        b(data(0))
+        b(randoms(0))
     last = list(one.parameters())[-2:]
     torch.autograd.backward(output.sum(), inputs=last)  # the rest comes in another pass
     with pytest.raises(shoal.UsageError, match="some are on their way: have all backward passes"):
-        b(data(0)).sum().backward()
-    dist.destroy_process_group()
+        b(randoms(0)).sum().backward()
 
 
-def test_a_pass_of_one_in_the_middle_of_the_others_step_is_refused() -> None:
-    run_ranks(go_in_between, 2)
+def in_rank(case: str) -> None:
+    run = globals()[case]
+    if run.__code__.co_argcount:
+        beside_gloo(run)
+    else:
+        run()
+
+
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_wrappers_that_share_parameters(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(in_rank, case.__name__)

@@ -1,25 +1,30 @@
-"""Wrappers that are dropped, copied and pickled, and models that change under them."""
+"""What programs do with wrappers, models and gradients, and what is refused by name."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import importlib.util
+import itertools
 import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
 import torch.distributed as dist
-from process.ddp_training import inputs, mine, start, whole, wrap
+from process.ddp_training import inputs, mine, whole, wrap
+from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.utils.checkpoint import checkpoint
+
+from shoal.errors import Unsupported, UsageError
 
 
 def small() -> nn.Sequential:
@@ -46,37 +51,10 @@ def n_hooks(net: nn.Module) -> int:
     return sum(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
 
 
-def drop_static_wrappers() -> None:
-    start()
-    for n_steps in (0, 1, 3):
-        net = small()
-        wrapped = wrap(net, static_graph=True)
-        for _ in range(n_steps):
-            step(wrapped, net)
-        gone = weakref.ref(wrapped.reducer)
-        del wrapped
-        gc.collect()
-        assert gone() is None
-        assert n_hooks(net) == 0
-    dist.destroy_process_group()
+# ---- wrappers that are dropped, copied and used again ----
 
 
-def test_a_dropped_wrapper_of_a_static_graph_leaves_no_hook_on_parameters() -> None:
-    run_ranks(drop_static_wrappers, 2)
-
-
-def first_element(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer()[:1])
-    return done
-
-
-# As torch wants it, which compares the annotation itself.
-first_element.__annotations__ = {"bucket": dist.GradBucket}
-
-
-def drop_without_collecting() -> None:
-    start()
+def case_a_dropped_wrapper_is_gone_without_the_collector_of_cycles() -> None:
     views, unused = {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}
     gc.collect()
     gc.disable()
@@ -93,31 +71,11 @@ def drop_without_collecting() -> None:
             held.append(weakref.ref(reducer.averaging.averager))
         del wrapped, reducer
         assert [one() for one in held] == [None] * len(held), options
-    dist.destroy_process_group()
+        assert n_hooks(net) == 0
+    gc.enable()
 
 
-def test_a_dropped_wrapper_is_gone_without_the_collector_of_cycles() -> None:
-    run_ranks(drop_without_collecting, 2)
-
-
-def hook_with_one_element() -> None:
-    from shoal.errors import UsageError
-
-    start()
-    net = small()
-    wrapped = wrap(net)
-    wrapped.register_comm_hook(None, first_element)
-    with pytest.raises(UsageError, match=r"hook made 1 elements of bucket 0, which has \d+"):
-        wrapped(inputs(0)[0]).sum().backward()
-    dist.destroy_process_group()
-
-
-def test_a_hook_that_returns_another_length_is_refused() -> None:
-    run_ranks(hook_with_one_element, 2)
-
-
-def copy_and_wrap_again() -> None:
-    start()
+def case_the_model_of_a_copied_wrapper_can_be_wrapped_again() -> None:
     for made in (copy.deepcopy, lambda wrapped: pickle.loads(pickle.dumps(wrapped))):
         copied = made(wrap(small()))
         net = copied.module
@@ -129,66 +87,97 @@ def copy_and_wrap_again() -> None:
         gc.collect()
         assert n_hooks(net) == len(list(net.parameters()))
         step(again, net)
-    dist.destroy_process_group()
 
 
-def test_the_model_of_a_copied_wrapper_can_be_wrapped_again() -> None:
-    run_ranks(copy_and_wrap_again, 2)
-
-
-def freeze_and_thaw() -> list[str]:
-    from shoal.errors import UsageError
-
-    start()
-    said = []
-    net = small()
-    wrapped = wrap(net)
-    step(wrapped, net)
-    net[0].requires_grad_(False)
-    data, _ = inputs(0)
-    wrapped(mine(data)).sum().backward()
-    with pytest.raises(RuntimeError) as raised:
-        wrapped(mine(data))
-    said.append(str(raised.value))
-    wrapped = wrap(net)  # as it says
-    step(wrapped, net)
-    net[0].requires_grad_(True)
-    with torch.no_grad():
-        wrapped(mine(data))
-    with pytest.raises(UsageError) as thawed:
-        wrapped(mine(data))
-    said.append(str(thawed.value))
-    step(wrap(net), net)
-    unused = wrap(net, find_unused_parameters=True)
-    net[1].weight.requires_grad_(False)
-    step(unused, net)
-    dist.destroy_process_group()
-    return said
-
-
-def test_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew() -> None:
-    for frozen, thawed in run_ranks(freeze_and_thaw, 2):
-        assert "Of these 0.weight, 0.bias required a gradient when" in frozen
-        assert "parameter 0.weight, 0.bias requires a gradient now" in thawed
-
-
-def train_scripted() -> None:
-    start()
+def case_scripted_models_are_trained() -> None:
     net = small()
     wrapped = wrap(torch.jit.script(net))  # type: ignore[no-untyped-call]
     for _ in range(2):
         step(wrapped, net)
-    dist.destroy_process_group()
 
 
-def test_scripted_models_are_trained() -> None:
-    run_ranks(train_scripted, 2)
+# ---- models that change ----
 
 
-def call_with_others() -> None:
-    from shoal.errors import UsageError
+def add(model: nn.Module) -> str:
+    model.late = nn.Parameter(torch.zeros(2))
+    return "late"
 
-    start()
+
+def add_module(model: nn.Module) -> str:
+    model.add_module("more", nn.Linear(2, 2, dtype=torch.float64))
+    return "more.weight, more.bias"
+
+
+def assign(model: nn.Module) -> str:
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    return "0.weight, 0.bias, 1.weight, 1.bias"
+
+
+def write(model: nn.Module) -> str:
+    for part in model:
+        part._parameters.update((n, nn.Parameter(p.detach())) for n, p in part.named_parameters())
+    return "0.weight, 0.bias, 1.weight, 1.bias"
+
+
+def convert(model: nn.Module) -> str:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    model.float().double()
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
+    return "0.weight, 0.bias, 1.weight, 1.bias"
+
+
+def write_module(model: nn.Module) -> str:
+    model._modules["1"] = nn.Linear(5, 3, dtype=torch.float64)
+    return "1.weight, 1.bias"
+
+
+def add_for_none(model: nn.Module) -> str:
+    del model.absent
+    return add(model)
+
+
+CHANGES: list[Callable[[Any], str]] = [
+    *(add, add_module, assign, write, convert, write_module, add_for_none)
+]
+
+
+def case_parameters_registered_after_wrapping_are_named() -> None:
+    for change in CHANGES:
+        net = small()
+        net.register_parameter("absent", None)
+        wrapped = wrap(net)
+        step(wrapped, net)
+        names = change(net)
+        for _ in range(2):
+            with pytest.raises(UsageError, match=f"parameter {names} was registered on rank"):
+                wrapped(mine(inputs(0)[0]))
+
+
+def case_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew() -> None:
+    net = small()
+    wrapped = wrap(net)
+    step(wrapped, net)
+    net[0].requires_grad_(False)
+    given = mine(inputs(0)[0])
+    wrapped(given).sum().backward()
+    with pytest.raises(RuntimeError, match=r"Of these 0\.weight, 0\.bias required a gradient when"):
+        wrapped(given)
+    wrapped = wrap(net)  # as it says
+    step(wrapped, net)
+    net[0].requires_grad_(True)
+    with torch.no_grad():
+        wrapped(given)
+    with pytest.raises(UsageError, match=r"parameter 0\.weight, 0\.bias requires a gradient now"):
+        wrapped(given)
+    step(wrap(net), net)
+    unused = wrap(net, find_unused_parameters=True)
+    net[1].weight.requires_grad_(False)
+    step(unused, net)
+
+
+def case_a_call_with_other_parameters_that_are_trained_is_refused() -> None:
     net = small()
     wrapped = wrap(net)
     given = mine(inputs(0)[0])
@@ -198,11 +187,6 @@ def call_with_others() -> None:
     trained = {name: one.requires_grad_() for name, one in values.items()}
     with pytest.raises(UsageError, match=r"parameter 0.weight.* was registered on rank"):
         torch.func.functional_call(wrapped, trained, (given,))
-    dist.destroy_process_group()
-
-
-def test_a_call_with_other_parameters_that_are_trained_is_refused() -> None:
-    run_ranks(call_with_others, 2)
 
 
 class Boxed(nn.Module):
@@ -216,37 +200,136 @@ class Boxed(nn.Module):
         return lambda: self.net(given)
 
 
-def lose_hooks(options: dict[str, Any]) -> None:
-    from shoal.errors import UsageError
-
-    start()
+def case_parameters_that_have_lost_their_hooks_are_named() -> None:
     given = mine(inputs(0)[0])
-    for model in (small(), Boxed()):
-        wrapped = wrap(model, **options)
-        if type(model) is Boxed:  # nothing tells of this pass, but the next forward pass finds out
+    for make, unused in itertools.product((small, Boxed), (False, True)):
+        model = make()
+        wrapped = wrap(model, find_unused_parameters=unused)
+        if make is Boxed:  # only the next forward pass can notice this one
             wrapped(given)
         for parameter in model.parameters():
             torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone()))
-        with pytest.raises(UsageError, match=r"0.weight has lost its hook on rank"):
+        with pytest.raises(UsageError, match=r"0\.weight has lost its hook on rank"):
             wrapped(given).sum().backward()
-    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
-def test_parameters_that_have_lost_their_hooks_are_named(options: dict[str, Any]) -> None:
-    run_ranks(lose_hooks, 2, options)
+def case_a_model_that_is_converted_to_another_dtype_is_refused() -> None:
+    net = small()
+    wrapped = wrap(net)
+    step(wrapped, net)
+    wrapped.to(torch.bfloat16)
+    wrapped.zero_grad()
+    with pytest.raises(UsageError, match=r"is bfloat16.*was to be float64.*wrap `model.module`"):
+        wrapped(mine(inputs(0)[0]).bfloat16()).sum().backward()
 
 
-def wrap_on_two_devices() -> str:
-    start()
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    with pytest.raises(ValueError, match=r"device") as raised:
-        wrap(net)
-    dist.destroy_process_group()
-    return str(raised.value)
+# ---- gradients and hooks that cannot be averaged ----
 
 
-def test_parameters_on_several_kinds_of_devices_are_refused_with_their_names() -> None:
-    (said,) = run_ranks(wrap_on_two_devices, 1)
-    assert "cpu" in said
-    assert "meta" in said
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_two_parameters_with_one_gradient_are_named_on_every_rank(
+    n_ranks: int, ranks: SharedRanks
+) -> None:
+    ranks.run(share_a_gradient, n_ranks)
+
+
+def share_a_gradient(n_ranks: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    wrapped = wrap(model)
+    if dist.get_rank() < n_ranks:
+        model[0].weight.grad = model[1].weight.grad = torch.zeros(3, 3)
+    else:  # this rank has its averages, and learns of it in the next pass
+        wrapped(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(UsageError, match=r"parameters 0\.weight and 1\.weight are one tensor"):
+        wrapped(torch.ones(2, 3)).sum().backward()
+
+
+def case_an_expanded_gradient_of_one_rank_ends_the_pass_on_every_rank() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    wrapped = wrap(model)
+    if dist.get_rank() == 1:
+        model[0].weight.register_post_accumulate_grad_hook(
+            lambda weight: setattr(weight, "grad", torch.ones(1).expand(3, 3))
+        )
+    with pytest.raises(UsageError, match=r"gradient of parameter 0\.weight is an expanded tensor"):
+        wrapped(torch.ones(2, 3)).sum().backward()
+
+
+class Again(nn.Module):
+    """Computes its parts again in the backward pass, which nothing in its output shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        for part in (self.used, self.idle):
+            given = checkpoint(part, given, use_reentrant=True)
+        return lambda: given
+
+
+def case_gradients_that_come_in_an_inner_pass_of_their_pass_are_refused() -> None:
+    for option in ("find_unused_parameters", "static_graph"):
+        wrapped = wrap(Again(), **{option: True})
+        output = wrapped(torch.ones(2, 3, requires_grad=True))()
+        with pytest.raises(UsageError, match=r"of parameter idle.*use_reentrant=False"):
+            output.sum().backward()
+
+
+def case_sparse_gradients_are_refused_where_they_cannot_be_weighed_or_checked() -> None:
+    net = nn.Sequential(nn.Embedding(2, 1, sparse=True), nn.Linear(1, 1))
+    for option in ("weighted", "check_finite"):
+        with pytest.raises(Unsupported, match=rf"{option} goes without .* 0\.weight has"):
+            wrap(net, **{option: True})
+    wrap(net)(torch.tensor([0])).sum().backward()
+
+
+def case_a_weight_of_a_pass_in_no_sync_is_refused() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    wrapped = wrap(net, weighted=True)
+    wrapped.weigh(10)
+    with wrapped.no_sync(), pytest.raises(UsageError, match=r"in no_sync\(\).*alone"):
+        wrapped(torch.ones(1, 1))
+    wrapped.weigh(10)  # the group and the wrapper go on
+    wrapped(torch.full((1, 1), 4.0)).sum().backward()
+    assert net.weight.grad.item() == 4.0
+
+
+def first_element(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer()[:1])
+    return done
+
+
+# As torch wants it, which compares the annotation itself.
+first_element.__annotations__ = {"bucket": dist.GradBucket}
+
+
+def averages_nothing(state, bucket):  # torch looks at annotations, if there are any
+    """Return no future."""
+
+
+def case_a_communication_hook_that_returns_another_length_or_no_future_is_refused() -> None:
+    sparse = nn.Embedding(2, 6, sparse=True)
+    for net, hook, words in (
+        (small(), first_element, r"hook made 1 elements of bucket 0, which has \d+"),
+        (small(), averages_nothing, r"averages_nothing returned None .*0.*torch\.futures\.Future"),
+        (sparse, averages_nothing, r"averages_nothing returned None .*0.*torch\.futures\.Future"),
+    ):
+        wrapped = wrap(net)
+        wrapped.register_comm_hook(None, hook)
+        given = torch.tensor([1]) if net is sparse else inputs(0)[0]
+        with pytest.raises(UsageError, match=words):
+            wrapped(given).sum().backward()
+
+
+def case_methods_of_torchs_reducer_that_are_not_there_are_refused_by_name() -> None:
+    wrapped = wrap(small())
+    for name in ("_set_sparse_metadata", "_run_comm_hook"):
+        with pytest.raises(Unsupported, match=name):
+            getattr(wrapped.reducer, name)(None)
+
+
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_wrapper(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(case)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-import traceback
 import warnings
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import leave_at_once
 
 if importlib.util.find_spec("torch") is None:
@@ -358,50 +356,30 @@ def case_checkpoints() -> Any:
 
 # ---- how they are run ----
 
-CASES: dict[str, Callable[[], Any]] = {
-    name.removeprefix("case_"): case
-    for name, case in dict(globals()).items()
-    if name.startswith("case_")
-}
 
-
-def run_cases(backend: str) -> dict[str, Any]:
-    """In a rank: what each case returned, or how it failed, as a text."""
+def in_rank(case: str) -> Any:
     warnings.simplefilter("ignore")  # torch's own, about its own
-    if backend == "gloo":
+    if dist.get_backend() == "gloo":
         leave_at_once()
-    dist.init_process_group(backend, timeout=timedelta(seconds=30))
-    results: dict[str, Any] = {}
-    for name, case in CASES.items():
-        try:
-            results[name] = case()
-            dist.barrier()  # the next case begins together
-        except Exception:  # noqa: BLE001, PERF203 - the other cases go on
-            results[name] = traceback.format_exc()
-    dist.destroy_process_group()
-    return results
+    return globals()[case]()
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, list[dict[str, Any]]]:
-    return {
-        backend: run_ranks(run_cases, SIZE, backend, deadline_s=100)
-        for backend in ("shoal", "gloo")
-    }
+def both() -> Iterator[list[SharedRanks]]:
+    with SharedRanks(SIZE) as shoal, SharedRanks(SIZE, backend="gloo") as gloo:
+        yield [shoal, gloo]
 
 
-@pytest.mark.timeout(220)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases_in(globals()))
 def test_layers_give_over_shoal_what_they_give_over_gloo(
-    results: dict[str, list[dict[str, Any]]], case: str
+    both: list[SharedRanks], case: Case
 ) -> None:
-    for rank, (ours, theirs) in enumerate(zip(results["shoal"], results["gloo"], strict=True)):
-        for backend, result in (("shoal", ours[case]), ("gloo", theirs[case])):
-            assert not isinstance(result, str), f"{backend}, rank {rank}: {result}"
-        assert len(ours[case]) == len(theirs[case])
-        for one, other in zip(ours[case], theirs[case], strict=True):
+    results = [ranks.run(in_rank, case.__name__) for ranks in both]
+    tolerance = 1e-3 if "16_bits" in case.__name__ else 1e-5
+    for ours, theirs in zip(*results, strict=True):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
             if isinstance(one, torch.Tensor):
-                tolerance = 1e-3 if "16_bits" in case else 1e-5
                 torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
             else:
                 assert one == other

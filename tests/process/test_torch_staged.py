@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +15,9 @@ from contract import (
     test_frontend_torch_folds,
     test_frontend_torch_moves,
 )
-from contract.torch_checks import assert_passed, checks_in, raised, run_checks
-from process.ranks import run_ranks, start_ranks
+from contract.torch_checks import raised
+from process.ranks import start_ranks
+from process.shared_ranks import SharedRanks, cases_in
 from process.stage import Stage
 
 if importlib.util.find_spec("torch") is None:
@@ -23,61 +25,63 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
-from process.test_torch_training import ddp, start, train
+from process.test_torch_layers import ddp, train
 
 SIZE = 3
 FILES = (test_frontend_torch, test_frontend_torch_folds, test_frontend_torch_moves)
-NOT_SO = {
-    "futures_hold_the_list_of_tensors",  # of a call that waits: here it waits in its Work
-    "functional_collectives",  # a second to load torch's compiler, for what others call too
-}
-CHECKS = {
-    name: check
-    for file in FILES
-    for name, check in checks_in(vars(file)).items()
-    if name not in NOT_SO
-}
+# Of a call that waits: here it waits in its Work.
+NOT_SO = "futures_hold_the_list_of_tensors"
 
 
-def run_staged() -> dict[str, str]:
-    from process.staged import stage_everything
+def stage() -> None:
+    from process import staged
 
-    device = stage_everything()
-    failures = run_checks(CHECKS)
-    assert device.n_copies > 1000
-    return failures
+    staged.DEVICE = staged.stage_everything()  # type: ignore[attr-defined]
+
+
+def n_copies() -> int:
+    from process import staged
+
+    return staged.DEVICE.n_copies  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.fixture(scope="module")
-def failures() -> list[dict[str, str]]:
-    return run_ranks(run_staged, SIZE)
+def staged_ranks() -> Iterator[SharedRanks]:
+    with SharedRanks(SIZE) as ranks:
+        ranks.run(stage)
+        yield ranks
+        assert min(ranks.run(n_copies)) > 0
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_check_of_the_front_end_passes(check: str, failures: list[dict[str, str]]) -> None:
-    assert_passed(failures, check)
+@pytest.mark.parametrize(
+    ("file", "case"),
+    [
+        pytest.param(file, *one.values, id=one.id)
+        for file in FILES
+        for one in cases_in(vars(file))
+        if one.id != NOT_SO
+    ],
+)
+def test_a_check_of_the_front_end_passes(file: Any, case: Any, staged_ranks: SharedRanks) -> None:
+    staged_ranks.run(file.in_rank, case.__name__)
 
 
-def train_staged() -> list[list[float]]:
+def train_staged() -> None:
     from process.staged import stage_everything
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    start()
-    expected = train(ddp(dist.new_group(backend="gloo")))
+    expected = train(ddp(process_group=dist.new_group(backend="gloo")), n_steps=10)
     device = stage_everything(piece_bytes=256)
-    plain = train(ddp(dist.group.WORLD))  # type: ignore[arg-type]
-    wrapped = ddp(dist.group.WORLD)  # type: ignore[arg-type]
+    wrapped = ddp()
     wrapped.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
-    hooked = train(wrapped)
+    torch.testing.assert_close(train(ddp(), n_steps=10), expected)
+    torch.testing.assert_close(train(wrapped, n_steps=10), expected)
     assert device.n_copies > 100
-    dist.destroy_process_group()
-    return [expected, plain, hooked]
 
 
 def test_ddp_trains_as_over_gloo() -> None:
-    for expected, *others in run_ranks(train_staged, SIZE):
-        for losses in others:
-            assert losses == pytest.approx(expected, rel=1e-5)
+    with SharedRanks(SIZE) as ranks:
+        ranks.run(train_staged)
 
 
 def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from process.ranks import free_port, run_ranks
+from process.ranks import run_ranks
 from process.stage import error_of
 from process.test_faults_thread import refuse_threads
 
@@ -26,6 +24,9 @@ if importlib.util.find_spec("torch") is None:
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
+
+if TYPE_CHECKING:
+    from process.shared_ranks import SharedRanks
 
 SIZE = 3
 # Longer than the ranks may run: an error that they return does not come from a deadline.
@@ -92,33 +93,33 @@ def call_on(threads: ThreadPoolExecutor, name: str, groups: list[Any]) -> list[l
     return list(threads.map(CALLS[name], groups, range(len(groups))))
 
 
-def lose_one_and_form_anew(name: str) -> tuple[list[Any], list[str], list[Any]]:
-    """What three ranks get, what two get when the third has dropped its group, and then anew."""
+def lose_one_and_form_anew() -> dict[str, tuple[list[Any], list[str], list[Any]]]:
+    """By call, its results in three ranks, in two after the third dropped its group, and anew."""
     gc.disable()  # so that whatever is left to the collector stays
-    with ThreadPoolExecutor(SIZE) as threads:
-        groups = form_on(threads, SIZE)
-        before = call_on(threads, name, groups)
-        del groups[-1]
-        errors = list(threads.map(error_of, [CALLS[name]] * (SIZE - 1), groups, range(SIZE - 1)))
-        groups.clear()
-        after = call_on(threads, name, form_on(threads, SIZE - 1))
-    return before, list(map(repr, errors)), after
+    results = {}
+    for name, call in CALLS.items():
+        with ThreadPoolExecutor(SIZE) as threads:
+            groups = form_on(threads, SIZE)
+            before = call_on(threads, name, groups)
+            del groups[-1]
+            two = range(SIZE - 1)
+            errors = list(threads.map(error_of, [call] * len(two), groups, two))
+            groups.clear()
+            after = call_on(threads, name, form_on(threads, SIZE - 1))
+        results[name] = before, list(map(repr, errors)), after
+    return results
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_ranks_go_on_in_a_new_group_when_one_has_dropped_its_own(name: str) -> None:
-    [(before, errors, after)] = run_ranks(lose_one_and_form_anew, 1, name, deadline_s=30)
-    results: dict[str, Callable[[int], list[float]]] = {
-        "all_gather": lambda size: [1.0, 2.0, 3.0][:size],
-        "barrier": lambda _: [],
-    }
-    expected = results.get(name, lambda size: [size * (size + 1) / 2])
-    assert before == [expected(3)] * 3
-    assert len(errors) == 2
-    for error in errors:
-        assert "PeerLost" in error, error
-        assert "2" in error, error
-    assert after == [expected(2)] * 2
+def test_ranks_go_on_in_a_new_group_when_one_has_dropped_its_own() -> None:
+    [results] = run_ranks(lose_one_and_form_anew, 1)
+    three, two = {"all_gather": [1.0, 2.0, 3.0]}, {"all_gather": [1.0, 2.0]}
+    for name, (before, errors, after) in results.items():
+        assert before == [[] if name == "barrier" else three.get(name, [6.0])] * 3
+        assert len(errors) == 2
+        for error in errors:
+            assert "PeerLost" in error, error
+            assert "2" in error, error
+        assert after == [[] if name == "barrier" else two.get(name, [3.0])] * 2
 
 
 def abort_and_form_anew() -> tuple[list[str], list[list[float]]]:
@@ -177,21 +178,6 @@ def test_a_future_is_completed_where_no_thread_can_be_had_for_its_callbacks() ->
 N_FUTURES = 3_000
 
 
-def complete_many_futures() -> tuple[int, float]:
-    """Of calls that nobody waits for through their Works."""
-    dist.init_process_group("shoal")
-    tensors = [torch.ones(1) for _ in range(N_FUTURES)]
-    calls = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    futures = [call.get_future() for call in calls if call is not None]
-    del calls
-    torch.futures.wait_all(futures)
-    return len(futures), torch.cat(tensors).sum().item()
-
-
-def test_thousands_of_futures_complete_though_nobody_waits_for_their_works() -> None:
-    assert run_ranks(complete_many_futures, 2) == [(N_FUTURES, 2.0 * N_FUTURES)] * 2
-
-
 def reduce_by_a_file(path: Path) -> tuple[float, bytes]:
     """With what a job that is killed would leave behind."""
     rank, data = int(os.environ["RANK"]), torch.ones(1)
@@ -202,7 +188,7 @@ def reduce_by_a_file(path: Path) -> tuple[float, bytes]:
 
 def test_a_file_that_an_earlier_job_left_behind_serves_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    for _ in range(3):
+    for _ in range(2):
         results = run_ranks(reduce_by_a_file, 2, path)
         assert [summed for summed, _ in results] == [2.0, 2.0]
         left = max((file for _, file in results), key=len)
@@ -210,45 +196,24 @@ def test_a_file_that_an_earlier_job_left_behind_serves_the_next_one(tmp_path: Pa
         path.write_bytes(left)
 
 
-OUTLIVING = """
-import threading
-import torch
-import torch.distributed as dist
+def train_when_the_main_thread_has_ended(folder: Path) -> None:
+    def train() -> None:
+        threading.main_thread().join()
+        dist.init_process_group("shoal")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+        model(torch.full((1, 1), dist.get_rank() + 1.0)).sum().backward()
+        (folder / str(dist.get_rank())).write_text(str(model.module.weight.grad.item()))
+        dist.destroy_process_group()
 
-def train():
-    threading.main_thread().join()
-    dist.init_process_group("shoal")
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-    model(torch.full((1, 1), dist.get_rank() + 1.0)).sum().backward()
-    print(model.module.weight.grad.item())
-    dist.destroy_process_group()
-
-threading.Thread(target=train).start()
-"""
+    threading.Thread(target=train).start()
 
 
-def test_a_thread_trains_on_when_the_main_script_has_ended() -> None:
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", OUTLIVING],
-            env={**os.environ, **job, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [float(rank.communicate(timeout=120)[0]) for rank in ranks] == [1.5, 1.5]
-    finally:
-        for rank in ranks:
-            rank.kill()
+def test_a_thread_trains_on_when_the_main_script_has_ended(tmp_path: Path) -> None:
+    run_ranks(train_when_the_main_thread_has_ended, 2, tmp_path)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["1.5", "1.5"]
 
 
-def prepare_for_devices_at_once() -> int:
-    import shoal.torch  # noqa: F401 - registers the backend
-
-    dist.init_process_group("shoal", timeout=TIMEOUT)
+def prepare_for_devices_at_once() -> None:
     group: Any = dist.group.WORLD
     if not hasattr(group, "_on_devices"):
         group = group._get_backend(torch.device("cpu"))
@@ -259,10 +224,26 @@ def prepare_for_devices_at_once() -> int:
         return group._on_devices()
 
     with ThreadPoolExecutor(4) as threads:
-        made = set(threads.map(prepare, range(4)))
-    dist.destroy_process_group()
-    return len(made)
+        assert len(set(threads.map(prepare, range(4)))) == 1
 
 
-def test_threads_whose_first_calls_on_devices_come_at_once_share_an_order() -> None:
-    assert run_ranks(prepare_for_devices_at_once, 1) == [1]
+def complete_many_futures() -> None:
+    """Of calls that nobody waits for through their Works."""
+    tensors = [torch.ones(1) for _ in range(N_FUTURES)]
+    calls = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [call.get_future() for call in calls if call is not None]
+    del calls
+    torch.futures.wait_all(futures)
+    assert torch.cat(tensors).tolist() == [2.0] * N_FUTURES
+
+
+def test_thousands_of_futures_complete_though_nobody_waits_for_their_works(
+    ranks: SharedRanks,
+) -> None:
+    ranks.run(complete_many_futures)
+
+
+def test_threads_whose_first_calls_on_devices_come_at_once_share_an_order(
+    ranks: SharedRanks,
+) -> None:
+    ranks.run(prepare_for_devices_at_once)

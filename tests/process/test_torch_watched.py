@@ -1,6 +1,4 @@
-"""What helps to find mistakes: barriers that name the missing, debug modes, profiles; and what a
-group costs.
-"""
+"""Barriers that name missing ranks, calls that differ, profiles, hooks; and what a group costs."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from process.ranks import run_ranks, start_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import Stage, error_of
 
 if importlib.util.find_spec("torch") is None:
@@ -28,8 +27,8 @@ from shoal.frontend.torch import monitored_barrier
 N_GROUPS = 64
 
 
-def start(backend: str = "shoal") -> None:
-    dist.init_process_group(backend, timeout=timedelta(seconds=30))
+def start() -> None:
+    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
 
 
 # ---- monitored_barrier ----
@@ -106,10 +105,10 @@ def test_a_monitored_barrier_does_not_wait_for_the_dead() -> None:
         assert "rank 1" in message
 
 
-# ---- debugging ----
+# ---- calls that differ, profiles, subgroups and hooks ----
 
 
-def make_a_mistake() -> list[str]:
+def case_ranks_that_call_different_things_get_an_error_that_names_both_calls() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     works, other = dist.new_group(), dist.new_group()
     tensor = torch.ones(2)
@@ -122,31 +121,18 @@ def make_a_mistake() -> list[str]:
     error = error or error_of(dist.barrier, group=other)
     dist.all_reduce(tensor, group=works)
     assert tensor.tolist() == [float(size * size)] * 2
-    return [type(error).__name__, str(error)]
+    assert type(error).__name__ == "UsageError", repr(error)
+    assert "broadcast" in str(error)
+    assert "all_reduce" in str(error)
 
 
-def check_that_both_calls_are_named(kind: str, message: str) -> None:
-    assert kind in ("UsageError", "RuntimeError"), message  # torch's own, where it has a check
-    assert "broadcast" in message.lower()
-    assert "all_reduce" in message.lower() or "allreduce" in message.lower()
+def case_a_profile_shows_the_ranges_that_gloos_shows() -> None:
+    ours, theirs = profile("shoal"), profile("gloo")
+    assert "sparse_all_reduce" in ours
+    assert ours - {"wait"} == theirs
 
 
-def make_a_mistake_in_debug_mode() -> list[str]:
-    start()
-    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
-    return make_a_mistake()
-
-
-def test_ranks_that_call_different_things_are_told_so_in_debug_mode_too() -> None:
-    env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-    for kind, message in run_ranks(make_a_mistake_in_debug_mode, 2, env=env):
-        check_that_both_calls_are_named(kind, message)
-
-
-# ---- profiles ----
-
-
-def profile(backend: str) -> list[str]:
+def profile(backend: str) -> set[str]:
     group = dist.new_group(backend=backend)
     rank, size = group.rank(), group.size()
     parts = [torch.ones(2) for _ in range(size)]
@@ -166,14 +152,11 @@ def profile(backend: str) -> list[str]:
         elif rank == 1:
             dist.recv(torch.ones(2), 0, group=group)
     prefix = f"{backend}:"
-    return sorted(
+    return {
         event.key.removeprefix(prefix)
         for event in profiler.key_averages()
         if event.key.startswith(prefix)
-    )
-
-
-# ---- subgroups ----
+    }
 
 
 def proc(what: str) -> int:
@@ -190,7 +173,7 @@ def mapped_files() -> int:
     return sum("memfd" in line for line in lines)
 
 
-def make_many_groups() -> dict[str, Any]:
+def case_subgroups_cost_no_thread_no_descriptor_and_no_shared_memory() -> None:
     dist.barrier()
     before = proc("task"), proc("fd"), mapped_files(), shared_kib()
     groups = [dist.new_group(use_local_synchronization=True) for _ in range(N_GROUPS)]
@@ -200,104 +183,38 @@ def make_many_groups() -> dict[str, Any]:
         tensor = torch.tensor([float(number)])
         dist.all_reduce(tensor, group=group)
         total += tensor
-    return {"before": before, "after": after, "total": total.item()}
+    # A thread that began with the first group may have ended since.
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+    assert total.item() == dist.get_world_size() * sum(range(N_GROUPS))
 
 
-def split() -> list[Any]:
-    world = dist.group.WORLD
-    rank = dist.get_rank()
-    if rank == 1:  # tests/process/test_torch_versions.py has what a rank outside gets
-        return [None]
-    half = world.split_group([0, 2], group_name="even", group_desc="the even ones")
-    tensor = torch.tensor([float(rank)])
-    half.allreduce([tensor]).wait()
-    return [half.rank(), half.size(), half.group_name, half.group_desc, tensor.item()]
+def trained(rank: int, module: nn.Module) -> torch.Tensor:
+    """The gradients of one pass over the inputs of a rank."""
+    data = torch.randn(6, 40, generator=torch.Generator().manual_seed(rank))
+    module(data).square().mean().backward()
+    return torch.cat([each.grad.flatten() for each in module.parameters()])
 
 
-# ---- shoal's own hooks ----
+def layer() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(40, 30)
 
 
-def train_in_16_bits() -> list[list[torch.Tensor]]:
-    """By hook: the gradients, and what they must be by the hook's own description."""
+def case_hooks_divide_round_sum_and_widen() -> None:
     from shoal.frontend.torch.hooks import bf16_hook, fp16_hook
 
     group = dist.new_group([0, 1])  # of two: one sum, so that there is one right answer to the bit
-    rank, size = dist.get_rank(), 2
-    if rank not in (0, 1):
-        return []
-    results = []
+    if dist.get_rank() == 2:
+        return
     for hook, dtype in ((bf16_hook, torch.bfloat16), (fp16_hook, torch.float16)):
-        alone = []
-        for other in range(size):
-            torch.manual_seed(0)
-            module = nn.Linear(40, 30)
-            data = torch.randn(6, 40, generator=torch.Generator().manual_seed(other))
-            module(data).square().mean().backward()
-            alone.append(torch.cat([each.grad.flatten() for each in module.parameters()]))
-        expected = sum((grads / size).to(dtype) for grads in alone).float()
-        torch.manual_seed(0)
-        module = nn.parallel.DistributedDataParallel(
-            nn.Linear(40, 30), bucket_cap_mb=0.001, process_group=group
+        expected = sum((trained(rank, layer()) / 2).to(dtype) for rank in range(2))
+        wrapped = nn.parallel.DistributedDataParallel(
+            layer(), bucket_cap_mb=0.001, process_group=group
         )
-        module.register_comm_hook(group, hook)
-        data = torch.randn(6, 40, generator=torch.Generator().manual_seed(rank))
-        module(data).square().mean().backward()
-        results += [torch.cat([each.grad.flatten() for each in module.parameters()]), expected]
-    return results
+        wrapped.register_comm_hook(group, hook)
+        assert torch.equal(trained(dist.get_rank(), wrapped), expected.float())
 
 
-# ---- how they are run ----
-
-
-def watch() -> dict[str, Any]:
-    start()
-    results = {
-        "subgroups": make_many_groups(),
-        "mistake": make_a_mistake(),
-        "profiles": [profile("shoal"), profile("gloo")],
-        "split": split(),
-        "hooks": train_in_16_bits(),
-    }
-    dist.destroy_process_group()
-    return results
-
-
-@pytest.fixture(scope="module")
-def seen() -> list[dict[str, Any]]:
-    return run_ranks(watch, 3)
-
-
-def test_ranks_that_call_different_things_are_told_so(seen: list[dict[str, Any]]) -> None:
-    for each in seen:
-        check_that_both_calls_are_named(*each["mistake"])
-
-
-def test_a_profile_shows_the_ranges_that_gloos_shows(seen: list[dict[str, Any]]) -> None:
-    for each in seen:
-        ours, theirs = each["profiles"]
-        assert "sparse_all_reduce" in ours
-        assert set(ours) - {"wait"} == set(theirs)
-
-
-def test_subgroups_cost_no_thread_no_descriptor_and_no_shared_memory(
-    seen: list[dict[str, Any]],
-) -> None:
-    for each in seen:
-        groups = each["subgroups"]
-        # A thread that began with the first group may have ended since.
-        counts = zip(groups["after"], groups["before"], strict=True)
-        assert all(after <= before for after, before in counts), groups
-        assert groups["total"] == 3 * sum(range(N_GROUPS))
-
-
-def test_a_group_splits_without_a_store(seen: list[dict[str, Any]]) -> None:
-    even = [2, "even", "the even ones", 2.0]
-    assert [each["split"] for each in seen] == [[0, *even], [None], [1, *even]]
-
-
-def test_hooks_divide_round_sum_and_widen(seen: list[dict[str, Any]]) -> None:
-    for each in seen[:2]:
-        brain, expected_brain, half, expected_half = each["hooks"]
-        assert torch.equal(brain, expected_brain)
-        assert torch.equal(half, expected_half)
-        assert not torch.equal(brain, half)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_groups(case: Case, three_ranks: SharedRanks) -> None:
+    three_ranks.run(case)

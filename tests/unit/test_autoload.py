@@ -90,33 +90,25 @@ def test_it_serves_cuda_where_there_is_a_gpu(
     assert backend.calls == [("shoal", {"extended_api": True, "devices": devices})]
 
 
-def test_it_does_nothing_where_torch_is_built_without_distributed(
-    distributed: types.ModuleType,
+def test_it_never_raises_whatever_torch_lacks(
+    distributed: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vars(distributed).update(is_available=lambda: False)
-    _autoload.register()
-
-
-def test_it_never_raises_when_torch_lacks_what_it_needs(distributed: types.ModuleType) -> None:
-    _autoload.register()
-    vars(distributed).update(is_available=lambda: True)
-    _autoload.register()
-    vars(distributed).update(Backend=types.SimpleNamespace(backend_list=[]))
-    _autoload.register()
-
-
-def test_it_never_raises_when_torch_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(sys.modules, "torch.distributed", None)
-    _autoload.register()
-
-
-def test_it_never_raises_when_registering_fails(distributed: types.ModuleType) -> None:
     def refuse(*_args: object, **_options: object) -> None:
         raise RuntimeError("no")
 
-    backend = types.SimpleNamespace(backend_list=[], register_backend=refuse)
-    vars(distributed).update(is_available=lambda: True, Backend=backend)
+    backends = types.SimpleNamespace(backend_list=[])
+    refusing = types.SimpleNamespace(backend_list=[], register_backend=refuse)
+    for there in (
+        {},
+        {"is_available": lambda: False},
+        {"is_available": lambda: True},
+        {"Backend": backends},
+        {"Backend": refusing},
+    ):
+        vars(distributed).update(there)
+        _autoload.register()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
     _autoload.register()
 
 
@@ -134,7 +126,7 @@ def test_the_entry_points_of_the_package_are_register(group: str) -> None:
 # ---- where torch loads no backends by itself ----
 
 
-@pytest.mark.parametrize("imports", ["torch, shoal", "shoal.torch", "shoal, torch, shoal.torch"])
+@pytest.mark.parametrize("imports", ["torch, shoal", "shoal, torch, shoal.torch"])
 def test_importing_shoal_registers_where_torch_loads_no_backends(imports: str) -> None:
     pytest.importorskip("torch")
     code = f"import {imports}; from torch.distributed import Backend; print(Backend.backend_list)"
@@ -159,17 +151,6 @@ def test_without_any_import_of_shoal_torch_looks_the_name_up_when_it_can() -> No
 def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
     heavy = "{'torch', 'numpy', 'jax', 'tensorflow', 'shoal._native', 'shoal.frontend'}"
     assert run_python(f"import shoal; print(sorted({heavy} & set(sys.modules)))") == "[]"
-
-
-def test_torch_knows_the_backend_after_register_and_nothing_else_is_loaded() -> None:
-    pytest.importorskip("torch")
-    code = (
-        "import torch.distributed as dist; from shoal._autoload import register; register(); "
-        "register(); print(dist.Backend.backend_list.count('shoal'), "
-        "dist.Backend.backend_capability['shoal'], "
-        "[m for m in sys.modules if m.startswith(('shoal.frontend', 'shoal._native'))])"
-    )
-    assert run_python(code) == "1 ['cpu'] []"
 
 
 def test_the_wrapper_loads_nothing_of_torch_that_torchs_own_does_not() -> None:
@@ -198,7 +179,7 @@ NOT_FOR_FORMING = (
 )
 
 
-def test_forming_a_group_loads_only_what_a_group_needs_and_collects_no_garbage() -> None:
+def test_registering_loads_nothing_and_forming_a_group_what_it_needs_without_collecting() -> None:
     # A collection of all objects of torch's import takes as long as all that is loaded here.
     code = """
 import gc
@@ -209,16 +190,23 @@ class Watch:
         if name.startswith(("shoal.frontend.torch.", "shoal.schedule.table")):
             collecting.append(gc.isenabled())
 
+from shoal._autoload import register
+register()
+register()
+backend = dist.Backend.backend_list.count("shoal"), dist.Backend.backend_capability["shoal"]
+early = [name for name in sys.modules if name.startswith(("shoal.frontend", "shoal._native"))]
 collecting = []
 torchs = set(sys.modules)
 sys.meta_path.insert(0, Watch())
 dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
 loaded = sorted(set(sys.modules) - torchs)
 dist.all_reduce(dist.distributed_c10d.torch.ones(1))
-print([loaded, collecting, gc.isenabled()])
+print([backend, early, loaded, collecting, gc.isenabled()])
 dist.destroy_process_group()
 """
-    loaded, collecting, is_enabled = literal_eval(run_python(code, SHOAL_SERVERS=""))
+    backend, early, *after = literal_eval(run_python(code, SHOAL_SERVERS=""))
+    assert (backend, early) == ((1, ["cpu"]), [])
+    loaded, collecting, is_enabled = after
     assert len(collecting) > 10
     assert not any(collecting)
     assert is_enabled

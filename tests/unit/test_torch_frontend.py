@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ import torch.distributed as dist
 import shoal.frontend.torch as frontend
 from shoal.dtypes import DType, Op
 from shoal.errors import Unsupported, UsageError
-from shoal.frontend.torch import collectives
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import (
     ShoalBackend,
@@ -30,10 +28,7 @@ from shoal.frontend.torch.process_group import (
     choose_base,
     takes_backends,
 )
-from shoal.frontend.torch.tensor_buffers import DTYPES
 from shoal.frontend.torch.work import FinishedWork
-from shoal.group.group import Group
-from shoal.schedule.collectives import COLLECTIVES
 
 
 @pytest.fixture
@@ -57,14 +52,6 @@ def at_once(kind: type, **fields: Any) -> Any:
 # ---- what reaches the group ----
 
 
-def test_every_collective_of_the_table_is_a_method_of_a_group() -> None:
-    rows = [
-        row for row in vars(collectives).values() if isinstance(row, collectives.TorchCollective)
-    ]
-    assert {row.name for row in rows} == COLLECTIVES.keys()
-    assert all(callable(getattr(Group, row.name)) for row in rows)
-
-
 def test_a_dense_tensor_is_handed_over_without_a_copy(
     group: FakeGroup, operations: Operations
 ) -> None:
@@ -77,40 +64,10 @@ def test_a_dense_tensor_is_handed_over_without_a_copy(
     assert span.owner is tensor
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_has_its_number_and_size(dtype: torch.dtype, operations: Operations) -> None:
-    tensor = torch.empty(5, dtype=dtype)
-    operations.allreduce([tensor], at_once(dist.AllreduceOptions))
-    [(_, (span, _), _)] = operations.group.calls  # type: ignore[attr-defined]
-    assert str(span.dtype) == str(dtype).removeprefix("torch.")
-    assert span.n_bytes == tensor.nbytes
-
-
-@pytest.mark.parametrize("op", list(Op))
-def test_every_fold_is_passed_on(op: Op, group: FakeGroup, operations: Operations) -> None:
-    reduce_op = getattr(dist.ReduceOp, op.name)
-    operations.allreduce([torch.ones(1)], at_once(dist.AllreduceOptions, reduceOp=reduce_op))
-    assert group.calls[0][1][1] is op
-
-
 def premul_sums(factor: float | torch.Tensor) -> Iterator[Any]:
     yield dist._make_nccl_premul_sum(factor)
     if hasattr(dist.ReduceOp, "factor"):
         yield dist.ReduceOp.PREMUL_SUM(factor)
-
-
-def test_premul_sum_scales_a_copy_and_sums(group: FakeGroup, operations: Operations) -> None:
-    for factor in (0.5, torch.tensor(0.5), torch.tensor([0.5])):
-        for reduce_op in premul_sums(factor):
-            tensor = torch.ones(2)
-            operations.allreduce([tensor], dist_options(reduce_op))
-            _, (span, op), _ = group.calls[-1]
-            assert op is Op.SUM
-            assert span.owner.tolist() == [0.5, 0.5]
-            assert tensor.tolist() == [1.0, 1.0]  # until the sum is there
-            group.works[-1].finish()
-            operations.allreduce([tensor], dist_options(reduce_op)).wait()
-            assert tensor.tolist() == [0.5, 0.5]
 
 
 def test_premul_sum_of_integers_is_refused(operations: Operations, group: FakeGroup) -> None:
@@ -166,21 +123,6 @@ def test_shutdown_closes_and_abort_aborts(group: FakeGroup, operations: Operatio
 # ---- works ----
 
 
-def test_a_contiguous_copy_is_copied_back_before_wait_returns(
-    group: FakeGroup, operations: Operations
-) -> None:
-    matrix = torch.zeros(3, 4)
-    work = operations.allreduce([matrix.t()])
-    [(_, (span, _), options)] = group.calls
-    assert options["async_op"] is True
-    assert span.address != matrix.data_ptr()
-    span.owner.fill_(5.0)
-    assert not work.is_completed()
-    assert matrix.sum() == 0
-    work.wait()
-    assert matrix.sum() == 60
-
-
 def test_polling_brings_the_result_too(group: FakeGroup, operations: Operations) -> None:
     column = torch.zeros(3, 4)[:, 1]
     work = operations.recv([column], 0, 9)
@@ -218,27 +160,6 @@ def test_every_missing_operation_says_what_where_and_what_to_use(
     place = "in group 'fake' (rank 1 of 2)"
     assert str(caught.value) == f"{operation} {place} is not supported; {meanwhile}"
     assert group.calls == []
-
-
-def csr() -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls it a beta
-        return torch.eye(2).to_sparse_csr()
-
-
-@pytest.mark.parametrize(
-    ("tensor", "what"),
-    [
-        (csr(), "torch.sparse_csr is not supported; pass tensor.to_dense()"),
-        (torch.empty(2, device="meta"), "a tensor on meta is not supported; pass tensor.cpu()"),
-    ],
-)
-def test_tensors_elsewhere_are_refused_by_name(
-    tensor: torch.Tensor, what: str, operations: Operations
-) -> None:
-    with pytest.raises(Unsupported) as caught:
-        operations.allreduce([tensor])
-    assert what in str(caught.value)
 
 
 def test_an_expanded_tensor_is_refused(operations: Operations, group: FakeGroup) -> None:

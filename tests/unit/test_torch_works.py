@@ -51,15 +51,6 @@ def test_the_future_is_done_when_the_last_of_several_calls_is() -> None:
     assert seen[0] == "copied back"
 
 
-def test_a_callback_of_one_future_may_wait_for_another() -> None:
-    started = [FakeWork(), FakeWork()]
-    first, second = (PendingWork([work], [torch.ones(1)]).get_future() for work in started)  # type: ignore[list-item]
-    chained = first.then(lambda _: second.then(lambda done: done.value()[0] + 1).wait())
-    started[0].finish()
-    started[1].finish()
-    assert chained.wait().item() == 2
-
-
 def test_when_wait_has_returned_the_future_is_done_and_its_callbacks_have_run() -> None:
     started = FakeWork()  # tells nobody else of its end
     work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
@@ -75,14 +66,6 @@ def test_when_wait_has_returned_the_future_is_done_and_its_callbacks_have_run() 
     assert chained.value().item() == 2
     started.finish()
     assert ran == ["callback"]
-
-
-def test_a_future_that_is_taken_after_wait_is_done() -> None:
-    tensor = torch.ones(1)
-    work = PendingWork([FakeWork()], [tensor])  # type: ignore[list-item]
-    work.wait()
-    assert work.get_future().done()
-    assert work.get_future().value()[0] is tensor
 
 
 def test_a_future_of_a_failed_call_is_done_when_wait_has_raised() -> None:
