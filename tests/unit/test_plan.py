@@ -31,9 +31,6 @@ CLUSTERS = [
 ]
 
 
-# What is chosen.
-
-
 def test_small_messages_go_whole_and_large_ones_in_shards_or_round_a_ring() -> None:
     small = find("all_reduce", choose("all_reduce", 4, ONE_HOST).name)
     assert small.fitted(4, ONE_HOST.size).n_chunks(ONE_HOST.size) == 1
@@ -76,9 +73,6 @@ def test_a_faster_wire_never_makes_a_call_slower() -> None:
         assert costs == sorted(costs, reverse=True)
 
 
-# The reason.
-
-
 def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best() -> None:
     choice = choose("all_gather", 1 << 20, ONE_HOST)
     assert choice.why.startswith(f"1 MiB over 4 ranks in one host: {choice.name} takes ")
@@ -95,9 +89,6 @@ def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best()
         assert bottleneck in choose("all_reduce", n_bytes, cluster).why
 
 
-# Equal costs.
-
-
 @pytest.mark.parametrize("mib", [1, 4, 25, 100, 256])
 @pytest.mark.parametrize("gbit", [1, 10, 25, 100])
 def test_where_the_nic_is_the_bottleneck_cores_do_little(gbit: int, mib: int) -> None:
@@ -109,9 +100,6 @@ def test_where_the_nic_is_the_bottleneck_cores_do_little(gbit: int, mib: int) ->
     chosen, direct = (cost_of("all_reduce", one, mib << 20, two) for one in (name, "direct"))
     assert chosen.network == direct.network
     assert chosen.work_us < direct.work_us
-
-
-# Shards.
 
 
 @pytest.mark.parametrize("n_bytes", [4, 4 << 10, 64 << 10, 100_000, 1 << 20, 25 << 20, 100 << 20])
@@ -141,9 +129,6 @@ def test_ranks_that_have_a_core_each_do_not_wait_for_one() -> None:
     assert cost_of("all_reduce", "direct", 4, crowded).fill > 4 * crowded.local.latency_us
 
 
-# Work.
-
-
 @pytest.mark.parametrize(
     ("size", "at_first", "again"), [(64, 50_000, 2_500), (2048, 1_000_000, 10_000)]
 )
@@ -168,21 +153,16 @@ def test_a_choice_takes_few_function_calls(size: int, at_first: int, again: int)
         assert 100 < n_calls < most
 
 
-# Planners.
-
-
-def test_a_size_class_reaches_to_the_next_power_of_two() -> None:
+def test_choices_are_made_and_logged_once_for_sizes_up_to_a_power_of_two(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert [size_class(n) for n in (0, 1, 2, 3, 1024, 1025)] == [0, 1, 2, 4, 1024, 2048]
-    planner = Planner(ONE_HOST)
-    assert planner.choose("all_reduce", 1025) is planner.choose("all_reduce", 2048)
-    assert planner.choose("all_reduce", 1025).why.startswith("2 KiB")
-
-
-def test_each_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     planner = Planner(ONE_HOST, title="group 'world'", level=logging.INFO)
     with caplog.at_level(logging.INFO, "shoal"):
-        for n_bytes in (1000, 1024, 1000, 5000):
+        for n_bytes in (1000, 1024, 1000, 1025):
             planner.choose("all_reduce", n_bytes)
+    assert planner.choose("all_reduce", 1025) is planner.choose("all_reduce", 2048)
+    assert planner.choose("all_reduce", 1025).why.startswith("2 KiB")
     assert len(caplog.messages) == 2
     assert caplog.messages[0].startswith("group 'world': all_reduce of up to 1 KiB: ")
 
@@ -234,55 +214,36 @@ def test_a_forced_algorithm_that_cannot_serve_is_replaced(caplog: pytest.LogCapt
     assert "sharded(3), which cannot serve this group" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("name", "can"),
-    [
-        # What leaves elements or ranks out cannot be forced on a group.
+def test_weights_can_be_forced_where_all_ranks_are_workers() -> None:
+    cluster = default_cluster(range(4))
+    for name, can in (
         *(("sharded[4*1|2*3].workers", False), ("sharded[2*1|2*1]", False)),
         ("sharded[2*1|2*1].servers", False),
         *(("sharded[4*1|]", True), ("sharded[3,1,1,2|]", True), ("sharded[4*1|].workers", True)),
-    ],
-)
-def test_weights_can_be_forced_where_all_ranks_are_workers(name: str, can: bool) -> None:
-    cluster = default_cluster(range(4))
-    assert can_serve("all_reduce", name, cluster) == can
-    assert (choose("all_reduce", 1 << 20, cluster, name).name == name) == can
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "rign",
-            r"'rign' is no algorithm; known are .* tree, sharded\(k\) .*, and local/across",
-        ),
-        ("all_reduce:rign", r"'all_reduce:rign': no algorithm 'rign' for all_reduce: there are "),
-        ("all_reduc:ring", r"no collective 'all_reduc': there are all_reduce"),
-        ("ring,sharded", "both ring and sharded for all collectives"),
-        ("send", "'send' is no algorithm"),
-    ],
-)
-def test_an_unknown_forced_algorithm_lists_the_known_ones(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        forced_from({"SHOAL_ALGO": text})
-
-
-# The other variables.
-
-
-def test_without_variables_nothing_is_forced_and_nobody_says_what_links_take() -> None:
-    assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
+    ):
+        assert can_serve("all_reduce", name, cluster) == can
+        assert (choose("all_reduce", 1 << 20, cluster, name).name == name) == can
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
+        (
+            "SHOAL_ALGO",
+            "rign",
+            r"'rign' is no algorithm; known are .* tree, sharded\(k\) .*, and lo",
+        ),
+        ("SHOAL_ALGO", "all_reduce:rign", r"'all_reduce:rign': no algorithm 'rign' for all_reduce"),
+        ("SHOAL_ALGO", "all_reduc:ring", r"no collective 'all_reduc': there are all_reduce"),
+        ("SHOAL_ALGO", "ring,sharded", "both ring and sharded for all collectives"),
+        ("SHOAL_ALGO", "send", "'send' is no algorithm"),
         *(("SHOAL_LINK", "1Gb,20", "1Gb,20"), ("SHOAL_DEBUG", "LOUD", "is none of INFO, DEBUG")),
         *(("SHOAL_TUNING_MISMATCH", "maybe", "maybe"), ("SHOAL_WIRE", "fp4", "fp4")),
         ("SHOAL_TUNING", "/nowhere/at/all", "/nowhere/at/all"),
     ],
 )
 def test_a_wrong_variable_is_named(variable: str, value: str, why: str) -> None:
+    assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
     with pytest.raises(UsageError, match=why):
         Settings.read({variable: value})
 

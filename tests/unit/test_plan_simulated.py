@@ -19,32 +19,24 @@ if os.environ.get("SHOAL_SOAK"):
 CARRYING = [name for name, row in COLLECTIVES.items() if row.carries]
 
 
-def test_a_cost_is_within_a_quarter_of_the_simulation() -> None:
+def test_costs_are_within_a_quarter_of_the_simulation_and_the_best_is_near_the_best() -> None:
     ratios = {}
     for n_hosts, here, n_cores in TEAMS:
-        hosts = [rank // here for rank in range(n_hosts * here)]
-        cluster = default_cluster(hosts, n_cores=n_cores)
+        cluster = default_cluster([r // here for r in range(n_hosts * here)], n_cores=n_cores)
         for collective, n_bytes in itertools.product(CARRYING, SIZES):
+            simulated, said = {}, {}
             for name in candidates(collective, n_bytes, cluster):
-                simulated_us = simulate(collective, name, cluster, n_bytes).time_us
-                said_us = cost_of(collective, name, n_bytes, cluster).alone_us
-                ratios[collective, name, n_hosts, here, n_bytes] = said_us / simulated_us
+                simulated[name] = simulate(collective, name, cluster, n_bytes).time_us
+                said[name] = cost_of(collective, name, n_bytes, cluster).alone_us
+                case = (collective, name, n_hosts, here, n_bytes)
+                ratios[case] = said[name] / simulated[name]
+            chosen = min(said, key=said.__getitem__)
+            if collective == "all_reduce":
+                # The planner does not know the grants that folds of 128 KiB wait for one by one.
+                assert simulated[chosen] <= 1.4 * min(simulated.values()), (chosen, simulated)
     far = {case: ratio for case, ratio in ratios.items() if not 0.8 <= ratio <= 1.25}
     assert len(far) <= 0.05 * len(ratios), far
     assert all(0.6 <= ratio <= 1.5 for ratio in ratios.values()), far
-
-
-@pytest.mark.parametrize(("n_hosts", "here"), [(4, 1), (8, 1), (4, 4)])
-def test_the_best_by_cost_is_near_the_best_simulated(n_hosts: int, here: int) -> None:
-    cluster = default_cluster([rank // here for rank in range(n_hosts * here)], n_cores=here)
-    for n_bytes in SIZES:
-        simulated, said = {}, {}
-        for name in candidates("all_reduce", n_bytes, cluster):
-            simulated[name] = simulate("all_reduce", name, cluster, n_bytes).time_us
-            said[name] = cost_of("all_reduce", name, n_bytes, cluster).alone_us
-        chosen = min(said, key=said.__getitem__)
-        # The planner does not know the grants that folds of 128 KiB wait for one by one.
-        assert simulated[chosen] <= 1.4 * min(simulated.values()), (chosen, simulated)
 
 
 @pytest.mark.parametrize("here", [1, 8])

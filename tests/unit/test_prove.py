@@ -254,9 +254,6 @@ def test_no_send_stages_more_segments_than_its_window(n_segments: int, window: i
     assert proof.max_staged == min(n_segments, window)
 
 
-# Calls that make no sense.
-
-
 @pytest.mark.parametrize(
     ("collective", "name", "size", "options", "why"),
     [

@@ -75,9 +75,6 @@ def test_a_rank_of_a_large_group_takes_few_steps(collective: str, name: str) -> 
     assert len(list(islice(ALGORITHMS[collective][name].steps(7, size, 0), limit + 1))) <= limit
 
 
-# Finding algorithms.
-
-
 def test_hierarchical_algorithms_are_found_by_their_two_names() -> None:
     assert find("all_reduce", "ring/tree").by_host
     hosts = (0, 0, 1, 1, 2)

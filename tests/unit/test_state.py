@@ -89,8 +89,6 @@ def state(rank: int, *calls: dict[str, Any], last: int = 5, size: int = 3) -> di
 
 WAITING = call(step(1, "data", 12.0), absent=(1,))
 
-# For whom a call waits.
-
 
 @pytest.mark.parametrize(
     ("waiting", "waits"),
@@ -123,9 +121,6 @@ def test_every_word_of_the_native_core_is_known() -> None:
     assert words == WORDS.keys() | {"turn", "scratch", "nothing"}
 
 
-# In words.
-
-
 def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
     text = text_of(state(0, WAITING))
     for facts in (
@@ -143,7 +138,7 @@ def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
         assert any(all(fact in line for fact in facts) for line in text.splitlines()), facts
 
 
-def test_a_rank_whose_lock_is_held_says_so() -> None:
+def test_the_text_shows_a_lock_that_is_held() -> None:
     told = state(0)
     told["worlds"][0].update(is_stuck=True, groups=[], peers=[])
     del told["worlds"][0]["staging"]
@@ -165,9 +160,6 @@ def test_a_thread_tells_where_it_left_the_code_of_the_program() -> None:
     assert mine["at"].startswith(f"{__file__}:")
 
 
-# In files.
-
-
 @pytest.mark.parametrize(
     ("pattern", "stem"),
     [
@@ -184,6 +176,13 @@ def test_a_thread_tells_where_it_left_the_code_of_the_program() -> None:
 def test_a_pattern_names_files_of_every_rank_apart(pattern: str, stem: str, tmp_path: Path) -> None:
     assert stem_of(pattern, 3, "host/1", 77) == stem
     assert stem_of(str(tmp_path), 3, "h", 77) == f"{tmp_path}/shoal-dump-h-rank3-77"
+
+
+def test_the_setting_names_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    for setting, pattern in (("", "/tmp/"), ("/x/%r", "/x/%r"), ("off", None)):
+        monkeypatch.setenv("SHOAL_DUMP", setting)
+        assert pattern_of_job() == pattern
 
 
 def test_files_that_exist_are_left_alone(tmp_path: Path) -> None:
@@ -227,16 +226,6 @@ def test_a_disk_that_hangs_is_not_waited_for_for_ever(
     assert "it goes on" in caplog.text
 
 
-def test_the_setting_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.delenv("SHOAL_DUMP", raising=False)
-    assert pattern_of_job() == f"{tmp_path}/"
-    monkeypatch.setenv("SHOAL_DUMP", "/x/%r")
-    assert pattern_of_job() == "/x/%r"
-    monkeypatch.setenv("SHOAL_DUMP", "off")
-    assert pattern_of_job() is None
-
-
 def native(taken_ns: int) -> SimpleNamespace:
     """A group that a deadline has ended, whose state can be taken once."""
     told = [{"taken_ns": taken_ns, "groups": [], "peers": []}]
@@ -267,13 +256,10 @@ def test_a_deadline_is_written_down_once_for_all_groups_that_end_with_it(fresh: 
     assert one.note(CONTEXT, group) == note
     assert AtDeadline().note(CONTEXT, native(7)) == note
     assert len(list(fresh.iterdir())) == 2
-
-
-def test_deadlines_do_not_fill_the_disk(fresh: Path) -> None:
-    notes = [AtDeadline().note(CONTEXT, native(n)) for n in range(1, 20)]
-    assert len(list(fresh.glob("*.json"))) == 8
-    assert notes[7].startswith("what it waited for is in ")
-    assert notes[8] == "not written: 8 deadlines before left files already"
+    notes = [AtDeadline().note(CONTEXT, native(n)) for n in range(10, 20)]
+    assert len(list(fresh.glob("*.json"))) == 8  # they do not fill the disk
+    assert notes[6].startswith("what it waited for is in ")
+    assert notes[7] == "not written: 8 deadlines before left files already"
 
 
 def test_a_state_that_cannot_be_written_is_noted(
@@ -287,21 +273,15 @@ def test_a_state_that_cannot_be_written_is_noted(
     assert list(fresh.iterdir()) == []
 
 
-# The signal.
-
-
 def test_the_signal_is_read_with_and_without_its_prefix() -> None:
     assert watch.signal_of({}) is None
     for name in ("USR2", "SIGUSR2", "sigusr2"):
         wanted = watch.signal_of({"SHOAL_DUMP_SIGNAL": name})
         assert wanted is not None
         assert wanted.name == "SIGUSR2"
-
-
-@pytest.mark.parametrize("name", ["KILL", "SEGV", "INT", "12", "USR3"])
-def test_a_signal_that_cannot_be_had_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"SHOAL_DUMP_SIGNAL='{name}' is none of USR1, USR2"):
-        watch.signal_of({"SHOAL_DUMP_SIGNAL": name})
+    for name in ("KILL", "SEGV", "INT", "12", "USR3"):
+        with pytest.raises(UsageError, match=f"SHOAL_DUMP_SIGNAL='{name}' is none of USR1, USR2"):
+            watch.signal_of({"SHOAL_DUMP_SIGNAL": name})
 
 
 def test_a_refused_signal_is_a_warning(
@@ -390,9 +370,6 @@ def test_a_rank_does_not_lack_a_call_of_others(states: list[dict[str, Any]]) -> 
     assert "has not made" not in verdict(states)
 
 
-# On the command line.
-
-
 def test_shoal_dump_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(write(one, "", str(tmp_path))[0]) for one in (state(0, WAITING), state(1, last=4))]
     for given in (files, map(str, tmp_path.iterdir())):  # texts among them
@@ -422,9 +399,6 @@ def test_a_file_that_is_no_state_is_refused(
     assert message in capsys.readouterr().err
 
 
-# A rank that is late.
-
-
 def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_its_age() -> None:
     late = call(step(1, "data"), step(2, "data"), absent=(2,))
     later = {**call(step(1, "data"), absent=(1,), key=6), "age_s": 0.1}
@@ -444,15 +418,11 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     group["in_flight"].clear()
     assert late_in(world, 7, 10.0, due_s) == []
     assert due_s == {}
-
-
-def test_warnings_of_groups_that_have_ended_are_forgotten() -> None:
-    late_calls._due_s[(1 << 60, "5")] = 20.0  # no group has this number
-    late_calls.warn_of_late((1 << 60) + 1, 10.0)
-    assert late_calls._due_s == {}
-
-
-def test_a_rank_in_the_call_or_without_a_message_to_send_yet_is_not_late() -> None:
+    # Neither is a rank that is in the call, nor one that has no message to send yet.
     message = {**call(step(1, "data"), absent=(1,), key=6), "awaits_message": True}
     for one in (call(step(1, "data")), message):
         assert late_in(state(0, one)["worlds"][0], 7, 10.0, {}) == []
+    # Warnings of groups that have ended are forgotten.
+    late_calls._due_s[(1 << 60, "5")] = 20.0  # no group has this number
+    late_calls.warn_of_late((1 << 60) + 1, 10.0)
+    assert late_calls._due_s == {}
