@@ -73,9 +73,7 @@ def test_the_median_is_drawn_beside_the_line_of_raw_streams(file: Callable[..., 
     assert (
         "NICs at 500 Mbit/s; raw TCP streams in a ring reached 440 and 520" in told.run["network"]
     )
-
-
-def test_without_raw_streams_the_rate_of_the_nics_is_the_line(file: Callable[..., Path]) -> None:
+    # Without raw streams, the rate of the NICs is the line.
     data = record()
     data["shoal"]["place"]["raw_bytes_per_s"] = []
     (told,) = read_records([file(data)])

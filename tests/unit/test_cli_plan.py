@@ -33,9 +33,6 @@ def test_plan_prints_choices_with_reasons(capsys: pytest.CaptureFixture[str]) ->
     assert "32 ranks on 8 hosts" in " ".join(lines)
     out = said(capsys, "--ranks-per-host 4")
     assert all(f"\n{collective}\n" in f"\n{out}" for collective in COLLECTIVES)
-
-
-def test_plan_shows_what_a_narrow_wire_changes(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--hosts 4 --link 1Gb --wire bf16 --collective all_reduce --collective broadcast"
     out = said(capsys, words)
     assert out.startswith("all_reduce, in bf16 between hosts\n")
@@ -58,9 +55,6 @@ def test_the_table_of_tune_says_how_far_the_model_was_from_the_fastest() -> None
     text = table(Tuning((0,) * 4, 2, times), cluster)
     assert f"model {chosen} 1.50  {other} 100 us, {chosen} 150 us" in text
     assert "within 10 % of the fastest at 0 of 1" in text
-
-
-# With servers.
 
 
 def test_each_number_of_servers_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,15 +88,6 @@ def test_workers_that_share_hosts_gain_alike(capsys: pytest.CaptureFixture[str])
     assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
 
 
-def test_servers_may_have_other_links(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--workers 8 --servers 4 --link 1Gb"
-    fast, slow, mixed = (
-        float(rows(said(capsys, words + more))[-1][3].rstrip("x"))
-        for more in ("", " --server-link 500Mb", " --server-link 2x1Gb,2x500Mb")
-    )
-    assert slow < mixed < fast
-
-
 def test_servers_pay_where_time_by_price_is_least(capsys: pytest.CaptureFixture[str]) -> None:
     """Herring (SC 2020), IV-E: servers at a tenth of a worker's price pay by the time they save."""
     words = "--workers 8 --servers 8 --link 1Gb --worker-price 31 --server-price "
@@ -113,15 +98,21 @@ def test_servers_pay_where_time_by_price_is_least(capsys: pytest.CaptureFixture[
         assert float(row[4]) == pytest.approx(cost, rel=0.006)
     assert "servers pay: 8 of them cost least" in out
     assert "servers do not pay: 1000 steps cost least without" in said(capsys, words + "31")
-
-
-def test_what_a_step_computes_besides_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    # The time that a step computes besides counts.
     words = "--workers 8 --servers 8 --link 10Gb --worker-price 10 --server-price 2"
     assert "servers pay" in said(capsys, words)
     assert "servers do not pay" in said(capsys, words + " --compute 1s")
 
 
-def test_where_servers_gain_nothing_the_reason_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_gain_by_their_links_and_the_size_of_calls(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "--workers 8 --servers 4 --link 1Gb"
+    fast, slow, mixed = (
+        float(rows(said(capsys, words + more))[-1][3].rstrip("x"))
+        for more in ("", " --server-link 500Mb", " --server-link 2x1Gb,2x500Mb")
+    )
+    assert slow < mixed < fast
     assert "fewer than 3 workers" in said(capsys, "--workers 2 --servers 2")
     out = said(capsys, "--workers 8 --servers 2 --size 4KiB")
     assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
@@ -149,6 +140,9 @@ def test_a_ring_is_shown_with_its_time_and_links(capsys: pytest.CaptureFixture[s
     assert re.search(r"rounds +62", out)
     assert re.search(r"busiest +the NIC out of host 0, 100%", out)
     assert re.search(r"194 MiB  32 links, such as rank 0 to rank 1", out)
+    argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "9MB"]
+    assert main(argv) == 0
+    assert "4 of 512 ranks stand for all" in capsys.readouterr().out
 
 
 def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,9 +152,3 @@ def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixtu
     assert {line.split()[0] for line in lines} == {"direct", "binomial", "chain", "scatter_gather"}
     # Direct sends it over one NIC to 28 ranks elsewhere.
     assert lines[-1].split()[0] == "direct"
-
-
-def test_a_large_group_says_who_stands_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "9MB"]
-    assert main(argv) == 0
-    assert "4 of 512 ranks stand for all" in capsys.readouterr().out

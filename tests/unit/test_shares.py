@@ -65,38 +65,29 @@ def test_no_shares_drawn_at_random_are_better() -> None:
                 assert time_of(others, workers, servers) >= found.us_per_byte * (1 - 1e-9)
 
 
-def test_the_slower_way_of_a_nic_counts() -> None:
+def test_the_slower_way_of_a_nic_counts_and_servers_that_bring_nothing_get_nothing() -> None:
     slow_out = best_shares(nics(*[10.0] * 4), [Nic(5, 10), *nics(10)])
-    slow_in = best_shares(nics(*[10.0] * 4), [Nic(10, 5), *nics(10)])
-    assert slow_out == slow_in
+    assert slow_out == best_shares(nics(*[10.0] * 4), [Nic(10, 5), *nics(10)])
     assert slow_out.servers[0] == pytest.approx(slow_out.servers[1] / 2)
-
-
-def test_servers_that_bring_nothing_get_nothing() -> None:
     assert best_shares(nics(1, 1), nics(1, 1)).servers == (0, 0)
     assert best_shares(nics(1), nics(1)).workers == (1,)
     one_slow = best_shares(nics(10, 10, 10, 1), nics(10))
-    assert one_slow.servers == (0,)
-    assert one_slow.workers[3] == 0
-
-
-def test_nobody_to_work_for_is_refused() -> None:
+    assert (one_slow.servers, one_slow.workers[3]) == ((0,), 0)
     with pytest.raises(UsageError, match="at least one worker"):
         best_shares([], nics(1))
 
 
-@pytest.mark.parametrize(
-    ("workers", "servers", "name"),
-    [
+def test_weights_are_small_numbers_and_their_loads_go_over_each_nic() -> None:
+    for workers, servers, name in (
         ([1.0] * 8, [1.0] * 4, "sharded[8*2|4*7]"),
         ([1.0] * 8, [1.0], "sharded[8*1|2]"),
         ([1.0] * 8, [1.0] * 12, "sharded[8*0|12*1]"),
         ([1.0] * 8, [1.0, 1.0, 0.5, 0.5], "sharded[8*5|2*14,2*7]"),
         ([7.0] * 8, [7.0] * 4, "sharded[8*2|4*7]"),
-    ],
-)
-def test_weights_are_small_numbers(workers: list[float], servers: list[float], name: str) -> None:
-    assert best_shares(nics(*workers), nics(*servers)).weights().name() == name
+    ):
+        assert best_shares(nics(*workers), nics(*servers)).weights().name() == name
+    weights = Weights((2,) * 8, (7,) * 4)
+    assert loads(weights) == pytest.approx([1 + 6 * 2 / 44] * 8 + [8 * 7 / 44] * 4)
 
 
 def test_weights_are_as_good_as_the_shares() -> None:
@@ -111,23 +102,15 @@ def test_weights_are_as_good_as_the_shares() -> None:
         assert time_of(shares, workers, servers) <= 1.005 * found.us_per_byte
 
 
-def test_loads_are_what_goes_over_each_nic() -> None:
-    weights = Weights((2,) * 8, (7,) * 4)
-    assert loads(weights) == pytest.approx([1 + 6 * 2 / 44] * 8 + [8 * 7 / 44] * 4)
-
-
-@pytest.mark.parametrize("k", [1, 2, 4, 6, 7])
-def test_beside_workers_a_server_is_given_what_it_gets_of_its_nic(k: int) -> None:
-    workers, servers = nics(*[10.0] * 8), nics(*[10.0] * k)
-    found = shares_beside(workers, servers)
-    part = sum(found.servers)
-    assert part < sum(best_shares(workers, servers).servers)
-    busy = 8 * found.servers[0] / (10 * kept_beside(part))
-    assert busy == pytest.approx((1 + 6 * found.workers[0]) / 10, rel=1e-6)
-
-
-def test_where_one_side_does_it_all_nothing_competes() -> None:
-    for k in (0, 8, 12):
-        workers, servers = nics(*[10.0] * 8), nics(*[10.0] * k)
+def test_beside_workers_a_server_is_given_what_it_gets_of_its_nic() -> None:
+    workers = nics(*[10.0] * 8)
+    for k in (1, 2, 4, 6, 7):
+        found = shares_beside(workers, nics(*[10.0] * k))
+        part = sum(found.servers)
+        assert part < sum(best_shares(workers, nics(*[10.0] * k)).servers)
+        busy = 8 * found.servers[0] / (10 * kept_beside(part))
+        assert busy == pytest.approx((1 + 6 * found.workers[0]) / 10, rel=1e-6)
+    for k in (0, 8, 12):  # one side does it all, and nothing competes
+        servers = nics(*[10.0] * k)
         assert shares_beside(workers, servers) == best_shares(workers, servers)
         assert sum(shares_beside(workers, servers).workers) == pytest.approx(float(k == 0))
