@@ -57,35 +57,27 @@ def test_what_a_nic_takes_halves_and_the_reason_says_why() -> None:
     assert narrow.cost_us == pytest.approx(wide.cost_us / 2, rel=0.01)
     why = choose("all_reduce", 1 << 28, FOUR_HOSTS, codec=BF16).why
     assert "256 MiB in bf16 over 4 ranks" in why
-
-
-def test_inside_a_host_a_narrow_wire_changes_nothing() -> None:
-    for n_bytes in SIZES:
+    for n_bytes in SIZES:  # inside a host nothing changes
         narrow = choose("all_reduce", n_bytes, ONE_HOST, codec=BF16)
         assert narrow == choose("all_reduce", n_bytes, ONE_HOST)
-
-
-@pytest.mark.parametrize("text", ["ring", "all_reduce:tree", "sharded/ring", "direct"])
-def test_a_forced_algorithm_that_would_round_again_and_again_is_refused(text: str) -> None:
-    planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": text}), title="group 'g'")
-    assert planner.choose("all_reduce", 1024).why == "SHOAL_ALGO says so"
-    with pytest.raises(UsageError, match="every hop"):
-        planner.choose("all_reduce", 1024, codec=BF16)
-    inside = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": text}))
-    assert inside.choose("all_reduce", 1024, codec=BF16).why == "SHOAL_ALGO says so"
-
-
-@pytest.mark.parametrize("name", ["sharded", "sharded(3)", "ring/sharded"])
-def test_a_forced_algorithm_that_encodes_once_is_taken(name: str) -> None:
-    planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": f"all_reduce:{name}"}))
-    assert planner.choose("all_reduce", 1024, codec=BF16).name == name
-
-
-def test_what_was_measured_of_a_wide_wire_does_not_choose_for_a_narrow_one() -> None:
+    # Times of a wide wire do not choose for a narrow one.
     times = {"all_reduce": {1024: {"ring": 1.0, "sharded(1)": 2.0}}}
     planner = Planner(FOUR_HOSTS, tuning=Tuning(FOUR_HOSTS.hosts, FOUR_HOSTS.n_cores, times))
     assert planner.choose("all_reduce", 1024).name == "ring"
     assert find("all_reduce", planner.choose("all_reduce", 1024, codec=BF16).name).encodes_once
+
+
+def test_a_forced_algorithm_is_taken_unless_it_would_round_again_and_again() -> None:
+    for text in ("ring", "all_reduce:tree", "sharded/ring", "direct"):
+        planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": text}), title="group 'g'")
+        assert planner.choose("all_reduce", 1024).why == "SHOAL_ALGO says so"
+        with pytest.raises(UsageError, match="every hop"):
+            planner.choose("all_reduce", 1024, codec=BF16)
+        inside = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": text}))
+        assert inside.choose("all_reduce", 1024, codec=BF16).why == "SHOAL_ALGO says so"
+    for name in ("sharded", "sharded(3)", "ring/sharded"):
+        planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": f"all_reduce:{name}"}))
+        assert planner.choose("all_reduce", 1024, codec=BF16).name == name
 
 
 def test_ranks_must_agree_on_the_wire_and_on_rounding_their_own_parts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,13 @@ class Told:
         self.why = why
         self.aborted.set()
 
+    def join(self) -> None:
+        """Wait for the end of the thread that looked."""
+        assert self.looked.wait(_LONG_S)
+        for thread in self.threads:
+            thread.join(_LONG_S)
+            assert not thread.is_alive()
+
     def _look(self, group: Any, numbers: object) -> bool:
         assert group is self
         self.threads.add(threading.current_thread())
@@ -65,21 +73,14 @@ def test_a_step_that_goes_on_does_not_end(monkeypatch: pytest.MonkeyPatch) -> No
     group = Told(monkeypatch, looks())
     watch = StepWatch(group, ())  # type: ignore[arg-type]
     watch.start("it comes")
-    assert group.looked.wait(_LONG_S)
-    for thread in group.threads:
-        thread.join(_LONG_S)
-        assert not thread.is_alive()
+    group.join()
     assert group.n_looks == lacking._N_LOOKS
     assert not group.aborted.is_set()
 
 
 @pytest.mark.parametrize("what", ["averager", "group", "links"])
 def test_a_watch_ends_with_what_it_watches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def looks() -> Iterator[bool]:
-        while True:
-            yield False
-
-    group = Told(monkeypatch, looks())
+    group = Told(monkeypatch, itertools.repeat(False))
     held = [StepWatch(group, ())]  # type: ignore[arg-type]
     held[0].start("it comes")
     assert group.looked.wait(_LONG_S)
@@ -89,6 +90,4 @@ def test_a_watch_ends_with_what_it_watches(what: str, monkeypatch: pytest.Monkey
         group.error = Closed("another rank aborted it")
     else:
         group.mesh = None
-    for thread in group.threads:
-        thread.join(_LONG_S)
-        assert not thread.is_alive()
+    group.join()

@@ -61,7 +61,7 @@ def test_the_nearest_measured_size_decides_and_far_ones_do_not() -> None:
     assert tuning.choose("broadcast", 1024) is None
 
 
-def test_planners_take_what_was_measured_only_on_the_same_hosts_and_where_it_can_serve() -> None:
+def test_planners_take_what_was_measured_on_the_same_hosts_where_it_can_serve() -> None:
     cluster = default_cluster((0, 0))
     times = {"reduce_scatter": {1024: {"ring": 1.0}}}
     planner = Planner(cluster, tuning=Tuning((0, 0), 2, times))

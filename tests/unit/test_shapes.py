@@ -32,30 +32,21 @@ def test_buffers_hold_the_blocks_that_their_ranks_read_and_write() -> None:
     assert lengths(shape._replace(sent=(1, 4), taken=(1, 0))) == [[], [2, 8], [2, 0]]
 
 
-def test_lengths_that_only_two_ranks_know_are_in_no_description() -> None:
-    shape = Shape("all_to_all", "pairwise", DType.INT16, Op.SUM, 3, rank=0, size=2)
-    assert shape.agrees_by_pair
-    assert describe(shape) == "all_to_all int16 by pairwise"
-    bruck = shape._replace(algorithm="bruck")
-    assert not bruck.agrees_by_pair
-    assert describe(bruck) == "all_to_all int16[3] by bruck"
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
+def test_a_call_is_described_as_its_user_knows_it() -> None:
+    barrier = EVEN._replace(collective="barrier", algorithm="dissemination")
+    pairwise = Shape("all_to_all", "pairwise", DType.INT16, Op.SUM, 3, rank=0, size=2)
+    for shape, words in (
         (UNEVEN, "all_gather float32[5,0,2] by direct"),
         (EVEN._replace(collective="reduce", root=2), "reduce float32[3] sum to rank 2 by direct"),
         (EVEN._replace(collective="gather"), "gather float32[3] to rank 0 by direct"),
         (EVEN._replace(collective="scatter"), "scatter float32[3] from rank 0 by direct"),
-        (
-            EVEN._replace(collective="barrier", algorithm="dissemination"),
-            "barrier by dissemination",
-        ),
-    ],
-)
-def test_a_call_is_described_as_its_user_knows_it(shape: Shape, words: str) -> None:
-    assert describe(shape) == words
+        (barrier, "barrier by dissemination"),
+        # Lengths that only two ranks know are in no description.
+        (pairwise, "all_to_all int16 by pairwise"),
+        (pairwise._replace(algorithm="bruck"), "all_to_all int16[3] by bruck"),
+    ):
+        assert describe(shape) == words
+        assert shape.agrees_by_pair == (shape is pairwise)
 
 
 @pytest.mark.parametrize(

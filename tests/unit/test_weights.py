@@ -65,12 +65,13 @@ def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
 
 def test_weights_that_have_no_name_say_why() -> None:
     for weights, why in (
-        (Weights((), (1,)), "there are no workers"),
+        *(
+            (Weights((), (1,)), "there are no workers"),
+            (Weights((0, 0), (0,)), "all weights are 0"),
+        ),
         (Weights((1, -1)), "a weight of -1 among the workers"),
         (Weights((1 << 21, 3)), "a weight of 2097152"),
-        (Weights((1,) * 4097), "4097 workers"),
-        (Weights((0, 0), (0,)), "all weights are 0"),
-        (Weights(tuple(range(1, 2000))), "a name of"),
+        *((Weights((1,) * 4097), "4097 workers"), (Weights(tuple(range(1, 2000))), "a name of")),
     ):
         with pytest.raises(UsageError, match=why):
             weights.name()
