@@ -1,20 +1,22 @@
 """Counts the work of a schedule for ranks, hosts and NICs from its steps.
 
 Counts are in chunks and in messages of a chunk each, without costs. Every rank is counted, but only
-the steps of ranks that stand in for others run, and a hierarchy is counted level by level.
+the steps of ranks that stand in for others run.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.schedule.level_counts import across_hosts
-from shoal.schedule.traffic import Counted, StepCounts, Traffic, sum_of
+from shoal.schedule.hierarchical import teams_of
+from shoal.schedule.traffic import StepCounts, Traffic, sum_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shoal.schedule.algorithm import Algorithm
     from shoal.schedule.symmetry import StandIn
 
@@ -56,52 +58,86 @@ def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
         return count(algorithm.levels[n_hosts == size], hosts)
     chain = algorithm.chain(size, hosts)
     n_inter = sum(hosts[source] != hosts[to] for source, to in chain)
-    counted = (
-        across_hosts(*algorithm.levels, hosts) if algorithm.levels else _flat(algorithm, hosts)
-    )
+    by_host = [Counter[StepCounts]() for _ in range(n_hosts)]
+    every = set[_Counted]()
+    for rank, one in (_of_levels if algorithm.levels else _flat)(algorithm, hosts):
+        by_host[hosts[rank]][one.work] += 1
+        every.add(one)
     return Counts(
         n_chunks=algorithm.n_chunks(size, hosts),
-        n_scratch=counted.n_scratch,
-        ranks=tuple(dict.fromkeys(counted.ranks)),
-        hosts=tuple(dict.fromkeys(counted.hosts)),
+        n_scratch=max(one.n_scratch for one in every),
+        ranks=tuple(dict.fromkeys(work for works in by_host for work in works)),
+        hosts=tuple(
+            dict.fromkeys(map(sum_of, dict.fromkeys(frozenset(n.items()) for n in by_host)))
+        ),
         n_intra=len(chain) - n_inter,
         n_inter=n_inter,
-        n_peers=counted.n_peers,
+        n_peers=max(one.n_peers for one in every),
     )
 
 
-def _flat(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counted:
-    """Count an algorithm without levels."""
+class _Counted(NamedTuple):
+    """The counts of one rank."""
+
+    work: StepCounts
+    n_scratch: int
+    n_peers: int
+    """The other hosts that it both sends to and receives from."""
+
+
+def _of_levels(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, _Counted]]:
+    """Yield the counts of all ranks of a hierarchy: equal places on both levels mean equal work."""
+    assert algorithm.levels is not None
+    local, across = algorithm.levels
+    teams, size = teams_of(local, hosts), len(hosts)
+    n_rails = max(len(team.owned) for team in teams)
+    known: dict[tuple[int, int, int], _Counted] = {}
+    for host, team in enumerate(teams):
+        n_ranks, far = len(team.ranks), across.stand_in(host, len(teams)).rank
+        # If all chunks have equally many rails, ranks with the same steps own equally many.
+        is_even = n_rails % len(team.owned) == 0
+        near = _places_alike(local, n_ranks) if is_even else range(n_ranks)
+        for place, rank in zip(near, team.ranks, strict=True):
+            key = n_ranks, place, far
+            if key not in known:
+                traffic = Traffic.of(algorithm.steps(rank, size, 0, hosts))
+                work = traffic.work([peer for peer in traffic.peers if hosts[peer] == host])
+                away = ({hosts[p] for p in of} - {host} for of in (traffic.to, traffic.source))
+                n_scratch = len(algorithm.scratch(rank, size, hosts))
+                known[key] = _Counted(work, n_scratch, min(map(len, away)))
+            yield rank, known[key]
+
+
+@functools.lru_cache(maxsize=64)
+def _places_alike(local: Algorithm, n_ranks: int) -> tuple[int, ...]:
+    """The rank that stands in for each rank of a host."""
+    return tuple(local.stand_in(place, n_ranks).rank for place in range(n_ranks))
+
+
+def _flat(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, _Counted]]:
+    """Yield the counts of all ranks of an algorithm without levels."""
     size, n_ranks = len(hosts), Counter(hosts)
     alike: dict[int, _Alike] = {}
-    by_host = [Counter[StepCounts]() for _ in n_ranks]
-    n_peers = 0
-    for rank, here in enumerate(hosts):
+    for rank in range(size):
         one = algorithm.stand_in(rank, size)
         if one.rank not in alike:
             traffic = Traffic.of(algorithm.steps(one.rank, size, 0, hosts))
-            alike[one.rank] = _Alike(traffic, hosts, n_ranks)
-        work, n = alike[one.rank].done(rank, one)
-        by_host[here][work] += 1
-        n_peers = max(n_peers, n)
-    return Counted(
-        ranks=[work for works in by_host for work in works],
-        hosts=[sum_of(works) for works in dict.fromkeys(frozenset(n.items()) for n in by_host)],
-        n_scratch=max(len(algorithm.scratch(rank, size, hosts)) for rank in alike),
-        n_peers=n_peers,
-    )
+            n_scratch = len(algorithm.scratch(one.rank, size, hosts))
+            alike[one.rank] = _Alike(traffic, n_scratch, hosts, n_ranks)
+        yield rank, alike[one.rank].counted(rank, one)
 
 
 class _Alike:
     """The ranks of one stand-in, and the counts by the peers that share their host."""
 
     def __init__(
-        self, traffic: Traffic, hosts: tuple[int, ...], n_ranks: Mapping[int, int]
+        self, traffic: Traffic, n_scratch: int, hosts: tuple[int, ...], n_ranks: Mapping[int, int]
     ) -> None:
-        self._traffic, self._hosts, self._n_ranks = traffic, hosts, n_ranks
+        self._traffic, self._n_scratch = traffic, n_scratch
+        self._hosts, self._n_ranks = hosts, n_ranks
         self._to, self._source = traffic.to, traffic.source
         self._is_both_ways = self._to == self._source
-        self._peers = tuple(self._to | self._source)
+        self._peers = tuple(traffic.peers)
         self._by_host = defaultdict[int, list[int]](list)
         for peer in self._peers:
             self._by_host[hosts[peer]].append(peer)
@@ -110,33 +146,31 @@ class _Alike:
         self._is_plain = len(n_ranks) in (1, len(hosts)) or all(
             len(one.peers) == len(hosts) - 1 for one in (*traffic.sends, *traffic.receives)
         )
-        self._plain: dict[int, tuple[StepCounts, int]] = {}
-        self._known: dict[tuple[int, ...], StepCounts] = {}
+        self._known: dict[int | tuple[int, ...], _Counted] = {}
 
-    def done(self, rank: int, one: StandIn) -> tuple[StepCounts, int]:
-        """Return the work of one rank, and the number of hosts it exchanges with both ways."""
+    def counted(self, rank: int, one: StandIn) -> _Counted:
+        """Return the counts of one rank."""
         here = self._hosts[rank]
-        n_here, n_others = self._n_ranks[here], len(self._n_ranks) - 1
         if self._is_plain:
-            if n_here not in self._plain:
+            n_here, n_others = self._n_ranks[here], len(self._n_ranks) - 1
+            if n_here not in self._known:
                 n_peers = min(len(self._to), len(self._source), n_others)
-                self._plain[n_here] = self._traffic.work(self._peers[: n_here - 1]), n_peers
-            return self._plain[n_here]
+                self._known[n_here] = self._with(self._peers[: n_here - 1], n_peers)
+            return self._known[n_here]
         if one.is_swap and self._is_both_ways:
             near, n_peers = self._swapped(rank, one.rank)
         else:
             host_of = {peer: self._hosts[one.rename(peer)] for peer in self._peers}
             near = tuple(peer for peer, host in host_of.items() if host == here)
-            n_peers = self._n_peers(here, host_of)
-        if near not in self._known:
-            self._known[near] = self._traffic.work(near)
-        return self._known[near], n_peers
+            ways = (self._to,) if self._is_both_ways else (self._to, self._source)
+            n_peers = min(len({host_of[peer] for peer in way} - {here}) for way in ways)
+        key = n_peers, *near
+        if key not in self._known:
+            self._known[key] = self._with(near, n_peers)
+        return self._known[key]
 
-    def _n_peers(self, here: int, host_of: Mapping[int, int]) -> int:
-        if self._is_both_ways:
-            return len({*host_of.values()} - {here})
-        both = ({host_of[peer] for peer in peers} - {here} for peers in (self._to, self._source))
-        return min(map(len, both))
+    def _with(self, near: Collection[int], n_peers: int) -> _Counted:
+        return _Counted(self._traffic.work(near), self._n_scratch, n_peers)
 
     def _swapped(self, rank: int, stand_in: int) -> tuple[tuple[int, ...], int]:
         """Return the peers on the host of a rank, and the number of other hosts with peers.

@@ -1,5 +1,7 @@
 """Direct algorithms: one message per pair of ranks, no rank passes anything on.
 
+The two halves of a message between two ranks, which each calls for itself, are here too.
+
 Sends go to rank+1 first, then to rank+2 and so on, receives come from rank-1 first: at any time
 each rank sends to another one, so no link into a rank is shared (no incast). The root of a reduce
 or gather takes its peers in that order too, though they may all send at once.
@@ -135,3 +137,40 @@ def direct_scatter(rank: int, size: int, root: int) -> Iterator[Step]:
     for k in range(1, size):
         peer = (root + k) % size
         yield Send(peer, chunk=peer, buffer=Buffer.INPUT)
+
+
+def pairwise_all_to_all(rank: int, size: int) -> Iterator[Step]:
+    """In round k send rank+k its block and receive one's own from rank-k.
+
+    Cost:   1 round; each rank sends n-1 blocks, one to each peer, no two to the same at a time.
+    Needs:  an input and an output of n chunks, which may all differ in length.
+    Leaves: chunk s of the output is chunk `rank` of the input of rank s.
+    Source: Thakur, Rabenseifner & Gropp, IJHPCA 2005.
+    """
+    yield Copy(rank, into=rank, buffer=Buffer.INPUT, into_buffer=Buffer.OUTPUT)
+    for k in range(1, size):
+        to, source = (rank + k) % size, (rank - k) % size
+        yield Send(to, chunk=to, buffer=Buffer.INPUT)
+        yield Recv(source, chunk=source, buffer=Buffer.OUTPUT)
+
+
+def direct_send(rank: int, size: int, peer: int) -> Iterator[Step]:
+    """Send the whole buffer to `peer`, which calls `direct_recv`.
+
+    Cost:   1 round; the whole buffer.
+    Needs:  1 chunk.
+    Leaves: the own buffer as it was.
+    Source: the definition.
+    """
+    yield Send(peer, chunk=0)
+
+
+def direct_recv(rank: int, size: int, peer: int) -> Iterator[Step]:
+    """Receive the whole buffer from `peer`, which calls `direct_send`.
+
+    Cost:   1 round; sends nothing.
+    Needs:  1 chunk.
+    Leaves: the buffer of `peer`.
+    Source: the definition.
+    """
+    yield Recv(peer, chunk=0)

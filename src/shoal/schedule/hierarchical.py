@@ -115,8 +115,8 @@ def _owners(local: Algorithm, size: int) -> tuple[int, ...]:
     return tuple(owner_rule(chunk, size) for chunk in range(local.n_chunks(size)))
 
 
-def cut_of(teams: Sequence[HostRanks], host: int, across: Algorithm) -> Cut:
-    """Return the cut of one host."""
+def _cut_of(teams: Sequence[HostRanks], host: int, across: Algorithm) -> Cut:
+    """The cut of one host."""
     return Cut(teams[host], _n_rails(teams), across.n_chunks(len(teams)))
 
 
@@ -124,12 +124,17 @@ def _n_rails(teams: Sequence[HostRanks]) -> int:
     return max(len(team.owned) for team in teams)
 
 
+def _only_level(
+    local: Algorithm, across: Algorithm, teams: Sequence[HostRanks], size: int
+) -> Algorithm | None:
+    """The level that does it all: if all ranks are on one host, or no two are; else None."""
+    return local if len(teams) == 1 else across if len(teams) == size else None
+
+
 def _chunks(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> int:
     teams = teams_of(local, hosts)
-    if len(teams) == 1:
-        return local.n_chunks(len(hosts))
-    if len(teams) == len(hosts):
-        return across.n_chunks(len(hosts))
+    if only := _only_level(local, across, teams, len(hosts)):
+        return only.n_chunks(len(hosts))
     return _n_rails(teams) * across.n_chunks(len(teams))
 
 
@@ -138,10 +143,8 @@ def _chain(
 ) -> Sequence[tuple[int, int]]:
     """Half of the local chain in the largest host, the chain across on the first rail, the rest."""
     teams = teams_of(local, hosts)
-    if len(teams) == 1:
-        return local.chain(len(hosts))
-    if len(teams) == len(hosts):
-        return across.chain(len(hosts))
+    if only := _only_level(local, across, teams, len(hosts)):
+        return only.chain(len(hosts))
     ranks = max((team.ranks for team in teams), key=len)
     inside = [(ranks[source], ranks[to]) for source, to in local.chain(len(ranks))]
     owners = [team.owner(0) for team in teams]
@@ -154,11 +157,9 @@ def _scratch(
 ) -> tuple[int, ...]:
     """Scratch chunks of `local`, cut as its chunks are, and those of `across` for each own rail."""
     teams = teams_of(local, hosts)
-    if len(teams) == 1:
-        return local.scratch(rank, len(hosts))
-    if len(teams) == len(hosts):
-        return across.scratch(rank, len(hosts))
-    cut, like = cut_of(teams, hosts[rank], across), across.scratch(hosts[rank], len(teams))
+    if only := _only_level(local, across, teams, len(hosts)):
+        return only.scratch(rank, len(hosts))
+    cut, like = _cut_of(teams, hosts[rank], across), across.scratch(hosts[rank], len(teams))
     rails = [rail for rail in range(cut.n_rails) if cut.team.owner(rail) == rank]
     of_local = [chunk for _, chunk in _scratch_of_local(local, rank, cut)]
     return (*of_local, *(rail * cut.n_across + chunk for rail in rails for chunk in like))
@@ -174,10 +175,8 @@ def _steps(
     local: Algorithm, across: Algorithm, rank: int, hosts: tuple[int, ...]
 ) -> Iterator[Step]:
     teams = teams_of(local, hosts)
-    if len(teams) == 1:
-        return local.steps(rank, len(hosts))
-    if len(teams) == len(hosts):
-        return across.steps(rank, len(hosts))
+    if only := _only_level(local, across, teams, len(hosts)):
+        return only.steps(rank, len(hosts))
     return _both(local, across, rank, hosts[rank], teams)
 
 
@@ -185,7 +184,7 @@ def _both(
     local: Algorithm, across: Algorithm, rank: int, host: int, teams: Sequence[HostRanks]
 ) -> Iterator[Step]:
     """The local steps, each for all rails of its chunk; where they finish, the steps across."""
-    cut = cut_of(teams, host, across)
+    cut = _cut_of(teams, host, across)
     scratch = _scratch_of_local(local, rank, cut)
     places = {pair: place for place, pair in enumerate(scratch)}
     n_scratch, n_used = len(across.scratch(host, len(teams))), len(scratch)
@@ -208,16 +207,16 @@ def _inside(
 ) -> Iterator[Step]:
     """Yield local steps, each for all pieces of its chunk."""
     for step in steps:
-        own, saved = data_and_scratch(step)
+        own, saved = _data_and_scratch(step)
         # Hosts begin with different chunks, so that they do not all send to the same one.
         for chunk in cut.chunks(own, first=host):
-            there = places.get((saved, chunk), 0)
+            there = places[saved, chunk] if saved >= 0 else 0
             first = {Buffer.DATA: chunk - own, Buffer.SCRATCH: there - saved}
             yield moved(step, cut.team.ranks, first)
 
 
-def data_and_scratch(step: Step) -> tuple[int, int]:
-    """Return the chunks of data and scratch that a local step names; -1 for no scratch."""
+def _data_and_scratch(step: Step) -> tuple[int, int]:
+    """The chunks of data and scratch that a local step names; -1 for no scratch."""
     if not isinstance(step, Copy):
         return step.chunk, -1
     data, scratch = step.chunk, step.into
@@ -227,11 +226,11 @@ def data_and_scratch(step: Step) -> tuple[int, int]:
 def moved(step: Step, peers: Sequence[int], first: Mapping[Buffer, int]) -> Step:
     """Return a step with its peer taken from `peers` and its chunks moved by `first`."""
     chunk = first[step.buffer] + step.chunk
-    if isinstance(step, Send):
+    if type(step) is Send:
         return Send(peers[step.peer], chunk, step.buffer)
-    if isinstance(step, Recv):
+    if type(step) is Recv:
         return Recv(peers[step.peer], chunk, step.fold, step.buffer)
-    if isinstance(step, Copy):
+    if type(step) is Copy:
         into = first[step.into_buffer] + step.into
         return Copy(chunk, into, step.buffer, step.into_buffer, step.fold)
     return Finish(chunk, step.buffer)

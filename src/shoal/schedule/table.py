@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import Final
 
 from shoal.errors import UsageError
-from shoal.schedule import binomial, bruck, chain, chains, direct, hypercube, point, ring, tree
+from shoal.schedule import binomial, bruck, chain, chains, direct, hypercube, ring, tree
 from shoal.schedule import scatter_gather as sg
 from shoal.schedule.algorithm import Algorithm, one, one_per_rank
 from shoal.schedule.collectives import MESSAGE
 from shoal.schedule.dissemination import dissemination_barrier, dissemination_scratch
 from shoal.schedule.hierarchical import hierarchical
-from shoal.schedule.pairwise import pairwise_all_to_all
 from shoal.schedule.sharded import sharded
 from shoal.schedule.symmetry import (
     all_but_root,
@@ -168,7 +167,10 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
         },
         "all_to_all": {
             "pairwise": Algorithm(
-                pairwise_all_to_all, one_per_rank, chain_rule=chains.gather, alike_rule=turned
+                direct.pairwise_all_to_all,
+                one_per_rank,
+                chain_rule=chains.gather,
+                alike_rule=turned,
             ),
             "bruck": Algorithm(
                 bruck.bruck_all_to_all,
@@ -195,8 +197,8 @@ registration. `find` knows more all-reduces than can be listed: `sharded(k)` and
 _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
     **ALGORITHMS,
     MESSAGE: {
-        "send": Algorithm(point.send, rooted=True),
-        "recv": Algorithm(point.recv, rooted=True),
+        "send": Algorithm(direct.direct_send, rooted=True),
+        "recv": Algorithm(direct.direct_recv, rooted=True),
     },
 }
 
