@@ -105,7 +105,7 @@ def test_wrong_variables_are_named_with_what_they_should_be() -> None:
         "port too large": "UsageError: MASTER_PORT=70000",
         "unknown host": "no-such-host.invalid",
         "another host": "192.0.2.1",
-        "algorithm": "UsageError: SHOAL_ALGO='fastest' is no algorithm; known are",
+        "algorithm": "UsageError: SHOAL_ALGO='fastest' is not an algorithm; known are",
         "staging": "UsageError: SHOAL_STAGING_BYTES: cannot read the bytes 'lots'",
         "little staging": "UsageError: SHOAL_STAGING_BYTES='1000' is not from 8 MiB to 1 TiB",
         "spin": "UsageError: SHOAL_SPIN_US='-1'",

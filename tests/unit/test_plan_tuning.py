@@ -36,8 +36,8 @@ def test_a_tuning_is_read_as_it_was_written(tmp_path: Path) -> None:
         (f"{HEAD}\n{LINE}\n{LINE[:-9]}", "line 3"),
         (f"{HEAD}\n" + LINE.replace("1024", "-1"), "line 2: n_bytes -1"),
         (f"{HEAD}\n" + LINE.replace("ring", "rign"), "line 2: no algorithm 'rign'"),
-        (f"{HEAD}\n" + LINE.replace("4.5", "NaN"), "line 2: nan is no number of microseconds"),
-        (f"{HEAD}\n" + LINE.replace("4.5", '"4"'), "line 2: '4' is no number of microseconds"),
+        (f"{HEAD}\n" + LINE.replace("4.5", "NaN"), "line 2: nan is not a number of microseconds"),
+        (f"{HEAD}\n" + LINE.replace("4.5", '"4"'), "line 2: '4' is not a number of microseconds"),
         (f"{HEAD}\n" + LINE.replace('"ring": 4.5, "direct": 9.25', ""), "line 2: no algorithm was"),
     ],
 )
@@ -77,6 +77,6 @@ def test_clusters_are_told_apart() -> None:
     for hosts, n_cores, difference in (
         ((0, 1, 1), 2, "it is of 3 ranks on 2 hosts (2, 1), this group is 3 ranks on 2 hosts"),
         ((0,), 2, "this group is 1 rank in one host"),
-        ((0, 0, 1), 4, "it is of hosts with 2 cores, here they have 4"),
+        ((0, 0, 1), 4, "it is of hosts with 2 cores, these have 4"),
     ):
         assert difference in tuning.differs_from(hosts, n_cores)

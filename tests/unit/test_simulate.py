@@ -12,7 +12,7 @@ import pytest
 from shoal.analysis.simulate import simulator as module
 from shoal.analysis.simulate.simulator import simulate, simulate_steps
 from shoal.errors import ProofError, UsageError
-from shoal.plan.cluster import Cluster, LinkCost, Nic
+from shoal.plan.cluster import Cluster, LinkCost
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Place, Recv, Send, Step
 from shoal.schedule.weights import parse
 

@@ -1,4 +1,4 @@
-"""Which algorithm a call takes, and why."""
+"""The planner: the algorithm of each call, and the reason for it."""
 
 from shoal.plan.cluster import Cluster, LinkCost, Nic, Nics, numbered
 from shoal.plan.defaults import default_cluster

@@ -1,4 +1,4 @@
-"""How many channels a group's ranks have between hosts, and which calls are cut over them.
+"""The number of channels between hosts, and the calls that are cut over them.
 
 A channel is a lock, a progress thread and links of its own (docs/threads.md).
 """
@@ -16,29 +16,29 @@ from shoal.schedule import COLLECTIVES
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
 
-# What one thread moves both ways, with checksums, copies and folds: 12 to 18 Gbit/s on a core of
-# 2020 (bench/LOG.md). A wire below it never waits for the thread.
+# One thread moves 12 to 18 Gbit/s both ways, with checksums, copies and folds, on a core of 2020
+# (bench/LOG.md). A slower link never waits for the thread.
 _MBIT_PER_CHANNEL: Final = 12_500
-# More than four have not been measured anywhere.
+# More than four channels have not been measured.
 _MOST_CHOSEN: Final = 4
 
-# Smaller calls go whole to one channel: below this a lock and a wake-up for each channel cost more
-# than is won, and chunks have too few segments to be cut evenly.
+# Smaller calls use one channel: locks and wake-ups of several cost more than they save, and chunks
+# have too few segments to be cut evenly.
 LANES_FLOOR_BYTES: Final = 2 << 20
 
 
 class Channels(NamedTuple):
-    """A number of channels, and who says so."""
+    """A number of channels, and the reason for it."""
 
     n: int
     why: str
 
 
 def channels_from(environ: Mapping[str, str]) -> int:
-    """Read `SHOAL_CHANNELS`; 0: the planner chooses.
+    """Return `SHOAL_CHANNELS`; 0: the planner chooses.
 
     Raises:
-        UsageError: it is no such number.
+        UsageError: it is not a number of channels.
     """
     text = environ.get("SHOAL_CHANNELS", "")
     if not text:
@@ -49,10 +49,10 @@ def channels_from(environ: Mapping[str, str]) -> int:
 
 
 def choose_channels(cluster: Cluster, most: int = MOST_CONNECTIONS) -> Channels:
-    """As many as the wire keeps busy, if the host has two cores for each.
+    """Return as many channels as the link keeps busy, at most one for two cores of a host.
 
     Args:
-        most: that there are connections for.
+        most: the channels that the limit of connections allows.
     """
     if cluster.n_hosts == 1:
         return Channels(1, "all ranks share memory")
@@ -76,13 +76,13 @@ def choose_channels(cluster: Cluster, most: int = MOST_CONNECTIONS) -> Channels:
 
 
 class PoolCard(NamedTuple):
-    """What a rank of a pool says of itself.
+    """A worker's or server's facts for the number of channels.
 
     Args:
-        rate: the bytes that its link carries each microsecond; 0: it does not know.
-        channels: `SHOAL_CHANNELS`; 0: it is not set.
+        rate: the bytes per microsecond of its link; 0: unknown.
+        channels: `SHOAL_CHANNELS`; 0: not set.
         n_paths: `SHOAL_PATHS`.
-        n_cores: that its process may run on.
+        n_cores: the cores that its process may use.
     """
 
     rate: float
@@ -92,9 +92,9 @@ class PoolCard(NamedTuple):
 
 
 def choose_pool_channels(cards: Sequence[PoolCard], n_workers: int) -> int:
-    """How many channels workers and servers have between each other: no more than a server's cores.
+    """Return the number of channels between workers and servers, at most a server's cores.
 
-    A server does nothing else; a worker leaves half of its cores to its own program.
+    A server has no other work; a worker leaves half of its cores to the program.
     """
     workers, servers = cards[:n_workers], cards[n_workers:]
     most = min(card.n_cores for card in servers)
@@ -108,14 +108,14 @@ def choose_pool_channels(cards: Sequence[PoolCard], n_workers: int) -> int:
 
 
 def n_lanes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) -> int:
-    """Over how many channels a call is cut; the same on all of its ranks.
+    """Return the number of channels that a call is cut over, the same on all of its ranks.
 
     Args:
         n_bytes: as `choose.choose` counts them.
     """
-    # Who shares memory has one channel to it.
+    # Ranks that share memory have one channel to each other.
     if n_channels == 1 or cluster.n_hosts < cluster.size or cluster.size == 1:
         return 1
-    # Where only two ranks know how long the block between them is, they need not agree on a cut.
+    # If only two ranks know the length of a block, ranks could disagree on the cut.
     whole = COLLECTIVES[collective].by_pair or n_bytes < LANES_FLOOR_BYTES
     return 1 if whole else n_channels

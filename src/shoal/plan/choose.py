@@ -1,6 +1,6 @@
-"""The cheapest algorithm for a call, and the sentence that says why.
+"""Choose the cheapest algorithm for a call, and give the reason.
 
-Pure: every rank that knows the same cluster chooses the same.
+Pure: the same cluster gives the same choice on every rank.
 """
 
 from __future__ import annotations
@@ -19,33 +19,27 @@ if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
     from shoal.schedule import Algorithm
 
-# Below this, what a message costs outweighs its bytes, and a shard that is halved is not sent any
-# sooner (docs/decisions/0007). Smaller lets large groups drown in messages; larger gives up
+# Below this a message costs more than its bytes, so half a shard arrives no sooner
+# (docs/decisions/0007). A lower floor means more messages in large groups, a higher one fewer
 # reducers.
 SHARD_FLOOR_BYTES: Final = 16 << 10
-# Inside a host a message is a line in a ring of shared memory.
+# The same inside a host, where a message is a line in a ring of shared memory.
 LOCAL_SHARD_FLOOR_BYTES: Final = 4 << 10
 
-# Candidates by hosts: local/across. Others can be forced.
+# Candidates that look at hosts, as local/across. SHOAL_ALGO may name others.
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
 
-# So few stripes of a short buffer cost a host less than a tree does, whoever is left without one:
-# 0.76 to 1.05 of its time (8 and 16 ranks on 2 cores, 32 and 64 KiB). Of 16 ranks that share eight,
-# each message to a cold core tells: 1.3 (128 KiB; bench/LOG.md, 2026-11-25).
+# Up to so many stripes of a short buffer cost a host less than a tree, though most ranks have none:
+# 0.76 to 1.05 of its time (8 and 16 ranks on 2 cores, 32 and 64 KiB). Eight stripes over 16 ranks
+# take 1.3 times as long, for messages to cold cores (128 KiB; bench/LOG.md, 2026-11-25).
 _FEW_STRIPES: Final = 4
 
-# Costs that differ by less are taken as equal.
-_EQUAL: Final = 1.02
-# How many of those that lost a reason names.
-_N_NAMED: Final = 3
+_EQUAL: Final = 1.02  # costs within this ratio count as equal
+_N_NAMED: Final = 3  # other algorithms that a reason names
 
 
 class Choice(NamedTuple):
-    """An algorithm's name, what it takes, and the sentence that justifies it.
-
-    Args:
-        cost_us: by the model, or as measured.
-    """
+    """An algorithm's name, its cost by the model or as measured, and the reason for it."""
 
     name: str
     cost_us: float
@@ -53,23 +47,23 @@ class Choice(NamedTuple):
 
 
 def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = False) -> bool:
-    """Whether that algorithm can do that collective there.
+    """Return True if the algorithm can do the collective on this cluster.
 
     Args:
-        uneven: the blocks of the ranks differ in length; scratch chunks are cut for equal ones.
+        uneven: the blocks of the ranks differ in length; scratch needs equal blocks.
     """
     try:
         algorithm = find(collective, name)
         algorithm.n_chunks(cluster.size, cluster.hosts)  # some need more ranks than there are
     except UsageError:
         return False
-    if algorithm.n_servers or algorithm.is_part:  # a call of this group's own needs its all
+    if algorithm.n_servers or algorithm.is_part:  # neither is a whole call of this group alone
         return False
     return algorithm.takes_uneven or not uneven
 
 
 def may_encode(collective: str, name: str, cluster: Cluster, codec: Codec) -> bool:
-    """Whether a codec does no more there than round each contribution and each result once."""
+    """Return True if the codec rounds each contribution and each result only once."""
     if codec is Codec.IDENTITY or cluster.n_hosts == 1:
         return True
     return find(collective, name).encodes_once
@@ -78,11 +72,11 @@ def may_encode(collective: str, name: str, cluster: Cluster, codec: Codec) -> bo
 def candidates(
     collective: str, n_bytes: int, cluster: Cluster, codec: Codec = Codec.IDENTITY
 ) -> list[str]:
-    """The algorithms to compare for a call whose blocks are equally long.
+    """Return the algorithms to compare for a call with blocks of equal length.
 
-    Every one of the table that has work for enough ranks; and where ranks share hosts, those by
-    hosts that have won somewhere. With a narrow codec, those that may be used with it: `sharded`
-    is always one of them.
+    These are all in the table that give enough ranks work and, where ranks share hosts, the
+    hierarchies that have won somewhere. A narrow codec leaves those that `may_encode`, among them
+    always `sharded`.
     """
     narrow = codec is not Codec.IDENTITY
     by_host = 1 < cluster.n_hosts < cluster.size
@@ -98,13 +92,13 @@ def candidates(
 
 
 def _leaves_many_idle(algorithm: Algorithm, n_bytes: int, cluster: Cluster) -> bool:
-    """Whether inside a host a few would do all the work, and many would only wait."""
+    """Return True if, on a single host, some ranks would have nothing to reduce."""
     n_stripes = algorithm.fitted(n_bytes, cluster.size).n_chunks(cluster.size)
     return cluster.n_hosts == 1 and _FEW_STRIPES < n_stripes < cluster.size
 
 
 def floor_of(cluster: Cluster) -> int:
-    """How short a shard may be there, in bytes."""
+    """Return the least length of a shard on this cluster, in bytes."""
     return LOCAL_SHARD_FLOOR_BYTES if cluster.n_hosts == 1 else SHARD_FLOOR_BYTES
 
 
@@ -117,15 +111,15 @@ def choose(
     uneven: bool = False,
     codec: Codec = Codec.IDENTITY,
 ) -> Choice:
-    """The cheapest algorithm for one call.
+    """Return the cheapest algorithm for one call.
 
     Args:
-        n_bytes: of the in-place buffer (all_reduce, broadcast, reduce, barrier), or of one rank's
-            block (all_gather, reduce_scatter, gather, scatter, all_to_all).
-        forced: an algorithm's name, or empty; where it cannot serve the call, the model chooses.
-        uneven: the blocks differ in length by rank: only algorithms that can do with that. What
-            `n_bytes` says must then be the same on every rank: of the longest block, or 0.
-        codec: how elements travel between hosts; `n_bytes` are those in memory.
+        n_bytes: the length of the in-place buffer (all_reduce, broadcast, reduce, barrier), or of
+            one rank's block (all_gather, reduce_scatter, gather, scatter, all_to_all), in memory.
+        forced: the algorithm to take if it can serve the call; empty: none.
+        uneven: the blocks differ in length by rank. `n_bytes`, the same on every rank, is then the
+            length of the longest block, or 0.
+        codec: the encoding of elements between hosts.
     """
     if cluster.n_hosts == 1:
         codec = Codec.IDENTITY
@@ -137,7 +131,7 @@ def choose(
         return Choice(next(iter(ALGORITHMS[collective])), 0.0, "a rank alone has nobody to send to")
     costs: dict[str, Cost] = {}
     too_fine: list[str] = []
-    # Where only two ranks know how long a block is, whose own are alike knows nothing of others'.
+    # If only two ranks know a block's length, equal blocks here say nothing about other ranks.
     any_length = uneven or COLLECTIVES[collective].by_pair
     for name in candidates(collective, n_bytes, cluster, codec):
         if any_length and not can_serve(collective, name, cluster, uneven=True):
@@ -150,7 +144,7 @@ def choose(
 
 
 def narrowed(cluster: Cluster, codec: Codec) -> Cluster:
-    """The cluster as a codec sees it: counted in memory, a NIC passes more bytes in a time."""
+    """Return the cluster as a codec changes it: a NIC passes more bytes, counted in memory."""
     return replace(
         cluster,
         wire=replace(cluster.wire, us_per_byte=cluster.wire.us_per_byte * codec.share),
@@ -159,7 +153,7 @@ def narrowed(cluster: Cluster, codec: Codec) -> Cluster:
 
 
 def _is_too_fine(collective: str, name: str, n_bytes: int, cluster: Cluster) -> bool:
-    """Whether it would cut a buffer into shards below the floor. Blocks are not its to cut."""
+    """Return True if it would cut a buffer into shards below the floor; blocks are not cut."""
     if not COLLECTIVES[collective].in_place:
         return False
     algorithm = find(collective, name).fitted(n_bytes, cluster.size)
@@ -172,10 +166,9 @@ def _cheapest(
 ) -> Choice:
     ranked = sorted(costs, key=lambda name: costs[name].cost_us)
     best_us = costs[ranked[0]].cost_us
-    # Of those that are as good as equal, those that leave most of the cores to others: what waits
-    # for a NIC in the model may wait for a core in fact. Of these the first of the table, which is
-    # simpler: the model is not that exact, and a choice that flips from size to size is hard to
-    # follow.
+    # Among equal costs take the least work of cores, since a call that waits for a NIC in the model
+    # may wait for a core in fact. Among these take the first in the table, which is simpler: the
+    # model is not more exact, and a choice that flips from size to size is hard to follow.
     equal = {n: cost for n, cost in costs.items() if cost.cost_us <= _EQUAL * best_us}
     least_us = min(cost.work_us for cost in equal.values())
     first = next(name for name, cost in equal.items() if cost.work_us <= _EQUAL * least_us)

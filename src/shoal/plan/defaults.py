@@ -1,4 +1,4 @@
-"""The costs that are assumed of what nobody has named or measured."""
+"""The costs that the planner assumes if no setting or measurement gives them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from shoal.plan.cluster import Cluster, LinkCost
 # decide: a message against the bytes that could be folded meanwhile.
 LOCAL: Final = LinkCost(latency_us=1.0, us_per_byte=0.0, message_us=0.6)
 MEMORY_US_PER_BYTE: Final = 1 / 18e3
-# A page fault for each 4 KiB, and the zeroes; measured by all-reduces between two hosts with more
-# scratch than is kept (bench/LOG.md, 2026-11-21).
+# A page fault for each 4 KiB, and clearing it; measured by all-reduces between two hosts with more
+# scratch than glibc keeps (bench/LOG.md, 2026-11-21).
 FRESH_US_PER_BYTE: Final = 1 / 2e3
 
-# TCP takes a core 0.24 ns a byte at each end, of which one pass over memory is counted already
-# (all-reduces of 128 MiB between two hosts that are not shaped: bench/LOG.md, 2026-11-21).
+# TCP takes 0.24 ns of a core for a byte at each end, with a pass over memory that is counted apart
+# (all-reduces of 128 MiB between two unshaped hosts: bench/LOG.md, 2026-11-21).
 NETWORK_US_PER_BYTE: Final = 1 / 5.5e3
 
-# Under BBR, on 4 and 8 hosts at 200 Mbit/s and 1 Gbit/s: of two runs of 60 points each, the
-# simulator is within 15 % at 105 with 0.25, 104 with 0.2 or 0.3, 99 with 0.1, 88 without it
-# (docs/decisions/0023).
+# Under BBR, on 4 and 8 hosts at 200 Mbit/s and 1 Gbit/s, the simulator is within 15 % at 105 of 120
+# points with 0.25, at 104 with 0.2 or 0.3, 99 with 0.1 and 88 with 0 (docs/decisions/0023).
 CONTENTION: Final = 0.25
 
 # Ethernet and TCP: a system call and a wake-up at each end.
@@ -29,25 +28,24 @@ LATENCY_US: Final = 30.0
 MESSAGE_US: Final = 5.0
 
 DEFAULT_N_CORES: Final = 2
-"""Cores of a host as long as nobody has asked."""
 
 
 def wire_of(
     mbit: float, latency_us: float = LATENCY_US, message_us: float = MESSAGE_US
 ) -> LinkCost:
-    """A link between hosts of so many Mbit/s."""
+    """Return the link between hosts of a rate in Mbit/s."""
     return LinkCost(latency_us, 8 / mbit, message_us)
 
 
 DEFAULT_MBIT: Final = 10_000
 WIRE: Final = wire_of(DEFAULT_MBIT)
-"""The link between hosts whose interfaces do not say how fast they are."""
+"""The link between hosts whose interfaces report no rate."""
 
 
 def default_cluster(
     hosts: Sequence[int], *, n_cores: int = DEFAULT_N_CORES, wire: LinkCost = WIRE
 ) -> Cluster:
-    """These hosts, with the costs that are assumed of memory."""
+    """Return a cluster of these hosts with the default costs of memory."""
     return Cluster(
         tuple(hosts),
         *(LOCAL, wire, MEMORY_US_PER_BYTE, n_cores),

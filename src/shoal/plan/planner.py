@@ -1,4 +1,4 @@
-"""What a group chooses by: its cluster, what users force, and what was measured."""
+"""The planner of a group: chooses by its cluster, the settings and measured times."""
 
 from __future__ import annotations
 
@@ -22,22 +22,19 @@ _LOG: Final = logging.getLogger("shoal")
 
 
 def size_class(n_bytes: int) -> int:
-    """The size that a choice is made for: the next power of two, so that few are made."""
+    """Return the size that a choice is made for: the next power of two, so choices are few."""
     return 1 << max(0, n_bytes - 1).bit_length() if n_bytes else 0
 
 
 class Planner:
-    """Chooses the algorithms of one group; the same on each of its ranks, by construction.
-
-    It reads nothing but its arguments, and all ranks have the same.
+    """Chooses the algorithms of one group: by its arguments alone, so equally on all ranks.
 
     Args:
-        cluster: of the group's ranks.
-        forced: what `SHOAL_ALGO` says.
-        tuning: what was measured on this very cluster, if anything.
-        n_channels: between hosts, that large calls are cut over.
-        title: of the group and rank, for the log.
-        level: that of the lines that say what was chosen.
+        forced: the algorithms that `SHOAL_ALGO` names.
+        tuning: times measured on this cluster; those of another cluster are ignored.
+        n_channels: the channels between hosts, which large calls are cut over.
+        title: the name of the group in the log.
+        level: the level of the log lines that show choices.
     """
 
     def __init__(
@@ -57,7 +54,7 @@ class Planner:
         self._title = title
         self._level = level
         self._choices: dict[tuple[str, int, bool, Codec], Choice] = {}
-        self._warned: set[tuple[str, bool]] = set()  # shared with those of subgroups
+        self._warned: set[tuple[str, bool]] = set()  # shared with subgroups
 
     def choose(
         self,
@@ -66,12 +63,12 @@ class Planner:
         uneven: bool = False,
         codec: Codec = Codec.IDENTITY,
     ) -> Choice:
-        """The algorithm for one call; made and logged once per power of two.
+        """Return the algorithm for one call; it is chosen and logged once per power of two.
 
-        Args: as those of `choose.choose`.
+        Args: as in `choose.choose`.
 
         Raises:
-            UsageError: `SHOAL_ALGO` forces one that `codec` may not be used with.
+            UsageError: `SHOAL_ALGO` names an algorithm that cannot use `codec`.
         """
         key = (collective, size_class(n_bytes), uneven, codec)
         choice = self._choices.get(key)
@@ -85,11 +82,11 @@ class Planner:
         return choice
 
     def n_lanes(self, collective: str, n_bytes: int) -> int:
-        """Over how many channels a call is cut; the same on all of its ranks."""
+        """Return the number of channels that a call is cut over, the same on all of its ranks."""
         return n_lanes(collective, n_bytes, self.cluster, self.n_channels)
 
     def of(self, ranks: Sequence[int], title: str = "") -> Planner:
-        """That of the subgroup of some ranks: the same costs, nothing is measured."""
+        """Return the planner of a subgroup of some ranks, with the same costs."""
         hosts = numbered(self.cluster.hosts[rank] for rank in ranks)
         cluster = default_cluster(hosts, n_cores=self.cluster.n_cores, wire=self.cluster.wire)
         part = Planner(
@@ -102,7 +99,7 @@ class Planner:
         return part
 
     def _choose(self, collective: str, n_bytes: int, uneven: bool, codec: Codec) -> Choice:
-        # It loads all algorithms, which a group of one rank may never need.
+        # This loads all algorithms, which a group of one rank may never need.
         from shoal.plan.choose import can_serve, choose
 
         forced = self.forced.of(collective)
@@ -116,7 +113,7 @@ class Planner:
                 *(self._title, collective, forced, "uneven blocks" if uneven else "this group"),
             )
         narrow = codec is not Codec.IDENTITY and self.cluster.n_hosts > 1
-        measured = None  # a narrow wire was not
+        measured = None  # no narrow wire was
         if self.tuning and not narrow:
             measured = self.tuning.choose(collective, n_bytes)
         if measured and can_serve(collective, measured.name, self.cluster, uneven=uneven):

@@ -1,4 +1,4 @@
-"""Quantities as people write them: 100MiB, 25Gb, 20us. One parser for commands and variables.
+"""Parse quantities as people write them: 100MiB, 25Gb, 20us. For commands and variables.
 
 `b` is a bit and `B` a byte; k, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024.
 """
@@ -19,8 +19,8 @@ _SCALES: Final = {
     "": 1.0,
     **{prefix: 1000.0**power for power, prefix in enumerate("kMGT", 1)},
     **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
-    "K": 1000.0,  # nobody who writes KB or Kb means kelvin
-    # tc's 400mbit and 1gbit; a thousandth of a bit is no rate
+    "K": 1000.0,
+    # as tc writes 400mbit and 1gbit
     **{prefix: 1000.0**power for power, prefix in enumerate("mgt", 2)},
 }
 _US: Final = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
@@ -28,10 +28,10 @@ _NUMBER: Final = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
 
 
 def bytes_of(text: str) -> int:
-    """How many bytes "100MiB", "100MB", "4B" or "4" are.
+    """Return the bytes of "100MiB", "100MB", "4B" or "4".
 
     Raises:
-        UsageError: it is no number of bytes: negative, in bits, or in units nobody knows.
+        UsageError: the text is not a number of bytes.
     """
     found = re.fullmatch(_NUMBER + r"(?:(Ki|Mi|Gi|Ti|[kKMGT]?)B)?\s*", text)
     n_bytes = float(found[1]) * _SCALES[found[2] or ""] if found else math.inf
@@ -43,13 +43,13 @@ def bytes_of(text: str) -> int:
 def bytes_from(
     environ: Mapping[str, str], name: str, least: int, most: int, otherwise: str
 ) -> int | None:
-    """How many bytes a variable says; None where it is not set, or empty.
+    """Return the bytes in a variable; None if it is unset or empty.
 
     Args:
-        otherwise: what holds without it, for messages.
+        otherwise: the effect of leaving it unset, for messages.
 
     Raises:
-        UsageError: it is no number of bytes, or out of range.
+        UsageError: it is not a number of bytes, or out of range.
     """
     text = environ.get(name, "")
     if not text:
@@ -67,10 +67,10 @@ def bytes_from(
 
 
 def bytes_per_us(text: str) -> float:
-    """The rate of a link: "25Gb" and "25Gbit/s" are bits per second, "3GB/s" bytes.
+    """Return the rate of a link: "25Gb" and "25Gbit/s" are bits per second, "3GB/s" bytes.
 
     Raises:
-        UsageError: it is no rate above 0, or neither in bits nor in bytes.
+        UsageError: the text is not a rate above 0.
     """
     found = re.fullmatch(
         _NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?|[mgt](?=bit))(b|bit|B)(?:/s|ps)?\s*", text
@@ -82,10 +82,10 @@ def bytes_per_us(text: str) -> float:
 
 
 def microseconds(text: str) -> float:
-    """How many microseconds "20us", "1.5ms", "500ns" or "2s" are.
+    """Return the microseconds of "20us", "1.5ms", "500ns" or "2s".
 
     Raises:
-        UsageError: it is no time, or has no unit.
+        UsageError: the text is not a time with a unit.
     """
     found = re.fullmatch(_NUMBER + r"(ns|us|ms|s)\s*", text)
     if not found:

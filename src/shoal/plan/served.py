@@ -1,4 +1,4 @@
-"""Decide whether servers share in an all-reduce, with which weights, and why.
+"""Decide whether servers share in an all-reduce, and by which weights, and give the reason.
 
 Pure: the same cluster and the same servers give the same decision.
 """
@@ -24,30 +24,29 @@ if TYPE_CHECKING:
     from shoal.schedule.weights import Weights
 
 # NICs that are busy for this part of the longest time are bottlenecks too: whole numbers as weights
-# leave as much between NICs that are equally busy.
+# make so much difference between equally busy NICs.
 _BUSY: Final = 0.99
 # Servers are used if calls take less than this part of the workers' time: costs are not more exact.
 _WORTH: Final = 0.98
-# By how much calls exceed their cost where workers reduce too, since connections to workers and to
-# servers compete for NICs; and where fewer servers than workers reduce all of it, since many send
-# to few (docs/decisions/0033).
+# Measured time over cost: if workers reduce too, connections to workers and to servers compete for
+# NICs; if fewer servers than workers reduce everything, many send to few (docs/decisions/0033).
 _COMPETING: Final = 1.04
 _INCAST: Final = 1.2
-# What leaves more of the time than this is nothing.
+# Another server that leaves more of the time than this brings nothing.
 _NOTHING: Final = 0.9995
 
 
 class Served(NamedTuple):
-    """What servers bring to one all-reduce.
+    """The decision on one all-reduce.
 
     Args:
-        weights: of workers and servers; None: the workers do it alone.
-        cost_us: of the better way, as `Choice.cost_us`; by servers it includes that connections
-            compete.
-        alone_us: of the workers alone, by the algorithm that they use then: `sharded` where there
-            are servers, for the same bits.
-        bottleneck: which NICs are busy all the time, or "latency", "CPU" or "memory".
-        why: a sentence that says so, with numbers, and what the next server would bring.
+        weights: the weights of workers and servers; None: the workers reduce alone.
+        cost_us: the cost of the better way, as `Choice.cost_us`; with servers it includes the
+            competition of connections.
+        alone_us: the cost for the workers alone, by the algorithm that they then use: `sharded` if
+            there are servers, for the same bits.
+        bottleneck: the NICs that are busy all the time, or "latency", "CPU" or "memory".
+        why: the reason, with numbers, and the gain from another server.
     """
 
     weights: Weights | None
@@ -58,7 +57,7 @@ class Served(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The algorithms of the calls that together are the all-reduce; none without servers."""
+        """The algorithms of the calls that together make the all-reduce; none without servers."""
         return tuple(self.weights.name(part) for part in self.weights.parts) if self.weights else ()
 
 
@@ -66,19 +65,19 @@ class Served(NamedTuple):
 def choose_with_servers(
     n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec = Codec.IDENTITY
 ) -> Served:
-    """Compare an all-reduce that servers share in with that of the workers alone.
+    """Compare an all-reduce with servers to one of the workers alone.
 
-    Bits must not tell who reduces, so in a job with servers workers alone take `sharded`, which
-    need not be their best.
+    The bits must not depend on the reducers, so in a job with servers the workers alone use
+    `sharded`, even if another algorithm is cheaper.
 
     Args:
-        n_bytes: of the tensor, in memory.
-        cluster: of the workers; what a message takes is the same between workers and servers.
-        pool: the servers, and how fast the NICs are.
-        codec: how elements travel.
+        n_bytes: the length of the tensor in memory.
+        cluster: the workers; messages to servers cost as much as between workers.
+        pool: the servers, and the rates of the NICs.
+        codec: the encoding of elements between hosts.
 
     Raises:
-        UsageError: the pool names other workers than the cluster has.
+        UsageError: the pool names another number of workers than the cluster has hosts.
     """
     if pool.workers and len(pool.workers) != cluster.n_hosts:
         raise UsageError(
@@ -101,7 +100,7 @@ def choose_with_servers(
         return by_workers(f"with or without them a worker sends the tensor once ({what})")
     bottleneck = _bottleneck(shared.cost, shared.weights, cluster, pool)
     named = f"{alone.name} of the workers alone takes {show_us(alone.cost_us)}"
-    # A call of a few messages' time is not worth the messages of another group.
+    # Such a call takes a few messages' time, which is not worth the messages of another group.
     if shared.cost.bottleneck == "latency":
         why = f"{what} wait for latency, which they do not shorten ({named}); "
         why += "not bandwidth-bound, so another server would bring nothing"
@@ -122,7 +121,7 @@ def choose_with_servers(
 
 
 class _Shared(NamedTuple):
-    """An all-reduce by these weights: its cost, and what it takes with all that it meets."""
+    """An all-reduce by these weights: its cost, and its time with competing connections."""
 
     weights: Weights
     cost: Cost
@@ -130,7 +129,7 @@ class _Shared(NamedTuple):
 
 
 def _best(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> _Shared | None:
-    """The faster of two ways: workers reduce too, or servers alone; None: servers gain nothing."""
+    """Return the faster of two ways, by workers and servers or by servers; None: no gain."""
     workers = _nics(cluster, pool)
     both = shares_beside(workers, pool.servers)
     if not any(both.servers):
@@ -152,9 +151,9 @@ def cost_with_servers(
     pool: Nics,
     codec: Codec = Codec.IDENTITY,
 ) -> Cost:
-    """What an all-reduce by these weights takes, in microseconds; arguments as above."""
+    """Return the cost of an all-reduce by these weights; arguments as above."""
     wire = Nic.of(cluster.wire)
-    both = replace(cluster, hosts=tuple(range(cluster.size + len(pool.servers))), nics=())
+    both = replace(cluster, hosts=tuple(range(cluster.size + len(pool.servers))))
     slower = [
         (wire.out / nic.out, wire.into / nic.into) for nic in (*_nics(cluster, pool), *pool.servers)
     ]
@@ -178,11 +177,11 @@ def _why_not(cluster: Cluster, pool: Nics) -> str:
 
 
 def _nics(cluster: Cluster, pool: Nics) -> Sequence[Nic]:
-    return pool.workers or [cluster.nic(host) for host in range(cluster.n_hosts)]
+    return pool.workers or [Nic.of(cluster.wire)] * cluster.n_hosts
 
 
 def _named(shares: Shares, cluster: Cluster, pool: Nics) -> Weights:
-    """Weights that have a name: where NICs differ too much for that, each kind as its slowest."""
+    """Return weights that have a name: if NICs differ too much, as for the slowest of each kind."""
     try:
         return shares.weights()
     except UsageError:
@@ -194,7 +193,7 @@ def _named(shares: Shares, cluster: Cluster, pool: Nics) -> Weights:
 
 
 def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Nics) -> str:
-    """In words: which NICs are busy all the time, or what else is."""
+    """Return the NICs that are busy all the time, or another bottleneck, in words."""
     if cost.bottleneck != "network":
         return cost.bottleneck
     n = cluster.size
@@ -224,15 +223,15 @@ def _ranks(role: str, ranks: Sequence[int], n: int) -> str:
 
 
 def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> float:
-    """What it takes with another server, as slow as the slowest."""
+    """Return the time with another server, as slow as the slowest."""
     pool = replace(pool, servers=(*pool.servers, min(pool.servers, key=lambda nic: nic.slower)))
     best = _best(n_bytes, cluster, pool, codec)
-    assert best is not None  # a server fewer brings something
+    assert best is not None  # one server fewer gains something
     return best.time_us
 
 
 def _competing(weights: Weights) -> float:
-    """How many times its cost a call takes by these weights."""
+    """Return the measured time of a call by these weights over its cost."""
     if any(weights.workers):
         return _COMPETING
     return _INCAST if len(weights.servers) < len(weights.workers) else 1.0

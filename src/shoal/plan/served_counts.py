@@ -1,4 +1,4 @@
-"""What an all-reduce with servers takes of ranks and NICs, counted from its steps."""
+"""Count the work of an all-reduce with servers, for ranks and NICs, from its steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from shoal.schedule import Algorithm
     from shoal.schedule.weights import Weights
 
-# Of groups that are no larger, every rank is counted; of larger ones those that have most to do.
+# In groups up to this size every rank is counted; in larger ones the ranks with the most work.
 _FEW_RANKS: Final = 48
 
 
 def count_served(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, float]]) -> Counts:
-    """Count in chunks of the mean length, of a buffer that is cut by weights.
+    """Count in chunks of the mean length of a buffer that is cut by weights.
 
     Args:
-        slower: of each NIC, out and in: how often as long it takes as the cluster's wire.
+        slower: by NIC, out and in: its time for a byte over that of the cluster's wire.
 
     Cost: proportional to the steps of at most 48 ranks, and of 7 in larger groups.
     """
@@ -31,7 +31,7 @@ def count_served(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, f
     lengths = algorithm.cut_rule(n_bytes, size)[1]
     mean = n_bytes / len(lengths) or 1.0
     ranks, nics, n_peers = [], [], 0
-    for rank in _telling(weights, slower):
+    for rank in _counted_ranks(weights, slower):
         work, peers = _work(algorithm, rank, size, [length / mean for length in lengths], mean)
         ranks.append(work)
         out, into = slower[rank]
@@ -48,13 +48,13 @@ def count_served(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, f
     )
 
 
-def _telling(weights: Weights, slower: Sequence[tuple[float, float]]) -> Sequence[int]:
-    """All ranks of a small group; else some of each role, those with most for their NIC first."""
+def _counted_ranks(weights: Weights, slower: Sequence[tuple[float, float]]) -> Sequence[int]:
+    """Return all ranks of a small group, else those of each role with the most for their NIC."""
     n, size = len(weights.workers), len(slower)
     if size <= _FEW_RANKS:
         return range(size)
-    all_of_them = (*weights.workers, *weights.servers)
-    by_load = sorted(range(size), key=lambda rank: -all_of_them[rank] * max(slower[rank]))
+    shares = (*weights.workers, *weights.servers)
+    by_load = sorted(range(size), key=lambda rank: -shares[rank] * max(slower[rank]))
     slowest = max(range(n), key=lambda rank: max(slower[rank]))
     workers = [rank for rank in by_load if rank < n]
     servers = [rank for rank in by_load if rank >= n]
@@ -64,8 +64,8 @@ def _telling(weights: Weights, slower: Sequence[tuple[float, float]]) -> Sequenc
 def _work(
     algorithm: Algorithm, rank: int, size: int, lengths: Sequence[float], mean: float
 ) -> tuple[StepCounts, int]:
-    """What a rank has to do, and with how many others it exchanges."""
-    n_copied = n_contributed = n_taken = n_results = n_told = n_messages = 0.0
+    """Return the work of a rank, and the number of others that it exchanges with."""
+    n_copied = n_contributed = n_taken = n_results = n_sent_results = n_messages = 0.0
     to, source = set[int](), set[int]()
     like = algorithm.scratch(rank, size)
     steps = list(algorithm.steps(rank, size))
@@ -82,7 +82,7 @@ def _work(
         n_messages += -(-n * mean // SEGMENT_BYTES) / each
         if isinstance(step, Send):
             to.add(step.peer)
-            n_told += n * (step.chunk in own)
+            n_sent_results += n * (step.chunk in own)
             n_contributed += n * (step.chunk not in own)
         elif isinstance(step, Recv):
             source.add(step.peer)
@@ -90,10 +90,10 @@ def _work(
             n_results += n * (step.chunk not in own)
     work = StepCounts(
         inter=n_messages,
-        moved=n_copied + n_contributed + n_taken + n_results + n_told,
-        sent=n_contributed + n_told,
+        moved=n_copied + n_contributed + n_taken + n_results + n_sent_results,
+        sent=n_contributed + n_sent_results,
         received=n_taken + n_results,
         before=n_taken,
-        passed_on=n_told,
+        passed_on=n_sent_results,
     )
     return work, min(len(to), len(source))

@@ -1,4 +1,4 @@
-"""What users tell the planner by environment variables."""
+"""The environment variables that the planner reads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Forced(NamedTuple):
-    """`SHOAL_ALGO`: the algorithm to use wherever it exists, and those for some collectives.
+    """`SHOAL_ALGO`: an algorithm for all collectives that have it, and for some collectives.
 
     Args:
-        text: as it was written: names, or collective:name, with commas between them.
+        text: the variable itself: names, or collective:name, with commas between them.
         everywhere: an algorithm's name, or empty.
-        by_collective: collective and name.
+        by_collective: pairs of collective and name.
     """
 
     text: str = ""
@@ -33,11 +33,11 @@ class Forced(NamedTuple):
     by_collective: tuple[tuple[str, str], ...] = ()
 
     def of(self, collective: str) -> str:
-        """The name that is forced for that collective; empty: the model chooses."""
+        """Return the name for a collective; empty: the planner chooses."""
         return dict(self.by_collective).get(collective, self.everywhere)
 
     def is_for(self, collective: str) -> bool:
-        """Whether users named that collective, so that they should hear if it cannot be done."""
+        """True if the variable names the collective: a name that cannot serve is then logged."""
         return collective in dict(self.by_collective)
 
 
@@ -45,15 +45,15 @@ def forced_from(environ: Mapping[str, str] = os.environ) -> Forced:
     """Read `SHOAL_ALGO`, such as `ring` or `all_reduce:ring,broadcast:chain`.
 
     Raises:
-        UsageError: no collective has it, or the one named lacks it; the message lists those there
-            are.
+        UsageError: no such algorithm, or not for this collective; the message lists the known ones.
     """
     text = environ.get("SHOAL_ALGO", "").strip()
     everywhere, by_collective = "", []
     for part in filter(None, (part.strip() for part in text.split(","))):
         collective, colon, name = (word.strip() for word in part.partition(":"))
         if colon:
-            _check_one(part, collective, name)
+            if why := _why_not(collective, name):
+                raise UsageError(f"SHOAL_ALGO={part!r}: {why}")
             by_collective.append((collective, name))
         elif everywhere:
             raise UsageError(
@@ -61,48 +61,37 @@ def forced_from(environ: Mapping[str, str] = os.environ) -> Forced:
                 "write collective:name for some"
             )
         else:
-            _check_any(part)
+            if all(_why_not(collective, part) for collective in schedule.ALGORITHMS):
+                known = sorted({name for names in schedule.ALGORITHMS.values() for name in names})
+                raise UsageError(
+                    f"SHOAL_ALGO={part!r} is not an algorithm; known are {', '.join(known)}, "
+                    f"{schedule.MORE_ALL_REDUCES}"
+                )
             everywhere = part
     return Forced(text, everywhere, tuple(by_collective))
 
 
-def _check_one(part: str, collective: str, name: str) -> None:
+def _why_not(collective: str, name: str) -> str:
+    """Return why a collective does not have an algorithm; empty: it has."""
     try:
         schedule.find(collective, name)
     except UsageError as error:
-        raise UsageError(f"SHOAL_ALGO={part!r}: {error}") from None
-
-
-def _check_any(name: str) -> None:
-    if any(_has(collective, name) for collective in schedule.ALGORITHMS):
-        return
-    known = sorted({name for names in schedule.ALGORITHMS.values() for name in names})
-    raise UsageError(
-        f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}, "
-        f"{schedule.MORE_ALL_REDUCES}"
-    )
-
-
-def _has(collective: str, name: str) -> bool:
-    try:
-        schedule.find(collective, name)
-    except UsageError:
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 class Settings(NamedTuple):
-    """All of it; ranks must have the same.
+    """All settings; they must be equal on all ranks.
 
     Args:
         forced: `SHOAL_ALGO`.
-        link: `SHOAL_LINK`: what the links between hosts take; None: nobody says.
-        tuning: what the file `SHOAL_TUNING` says.
-        refuse: `SHOAL_TUNING_MISMATCH`: whether a tuning file of another cluster is an error.
-        wire: `SHOAL_WIRE`: how large sums travel between hosts.
-        channels: `SHOAL_CHANNELS`: between hosts; 0: the planner chooses.
+        link: `SHOAL_LINK`, the costs of the links between hosts; None: not set.
+        tuning: the contents of the file `SHOAL_TUNING`.
+        refuse: `SHOAL_TUNING_MISMATCH`: True if a tuning file of another cluster is an error.
+        wire: `SHOAL_WIRE`, the encoding of large sums between hosts.
+        channels: `SHOAL_CHANNELS`, the channels between hosts; 0: the planner chooses.
         n_paths: `SHOAL_PATHS`, in which ranks may differ.
-        servers: `SHOAL_SERVERS` and how many of them must be there, as written; empty: none.
+        servers: `SHOAL_SERVERS` and `SHOAL_SERVERS_REQUIRED`, as written; empty: none.
     """
 
     forced: Forced = Forced()
@@ -119,7 +108,7 @@ class Settings(NamedTuple):
         """Read the environment, and the tuning file that it names.
 
         Raises:
-            UsageError: a variable or the file is wrong.
+            UsageError: a variable or the file cannot be read.
         """
         _log_if_asked(environ)
         path = environ.get("SHOAL_TUNING", "")
@@ -143,19 +132,19 @@ def _wire_from(environ: Mapping[str, str]) -> Codec:
 
 
 def paths_from(environ: Mapping[str, str]) -> int:
-    """What joining reads again, and refuses where it is wrong."""
+    """Return `SHOAL_PATHS`, or 1 if it is wrong: joining reads it again and raises the error."""
     text = environ.get("SHOAL_PATHS", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) == 1 and text > "0" else 1
 
 
 def _servers_from(environ: Mapping[str, str]) -> str:
-    """Both variables, for comparison; `shoal.group.pool` reads them."""
+    """Return both variables, for comparison; `shoal.group.pool` reads them."""
     servers = environ.get("SHOAL_SERVERS", "").replace(" ", "").strip(",")
     required = environ.get("SHOAL_SERVERS_REQUIRED", "").strip("0 ")
     if required and not servers:
         raise UsageError(
-            f"SHOAL_SERVERS_REQUIRED={environ['SHOAL_SERVERS_REQUIRED']!r}, and SHOAL_SERVERS "
-            "names no server: name them there, or leave both out"
+            f"SHOAL_SERVERS_REQUIRED={environ['SHOAL_SERVERS_REQUIRED']!r}, but SHOAL_SERVERS "
+            "names no server; set both, or neither"
         )
     return servers and f"{servers} {environ.get('SHOAL_SERVERS_REQUIRED') or 0}"
 
@@ -163,7 +152,7 @@ def _servers_from(environ: Mapping[str, str]) -> str:
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
     value = environ.get(name, known[0])
     if value not in known:
-        raise UsageError(f"{name}={value!r} is none of {', '.join(filter(None, known))}")
+        raise UsageError(f"{name}={value!r} must be one of {', '.join(filter(None, known))}")
     return value
 
 
@@ -171,7 +160,7 @@ _LEVELS: Final = ("", "INFO", "DEBUG")
 
 
 def _log_if_asked(environ: Mapping[str, str]) -> None:
-    """`SHOAL_DEBUG`: lines of that level and above go to stderr, once, whoever else logs."""
+    """Log to stderr from the level in `SHOAL_DEBUG` on; does so once in a process."""
     level = _one_of(environ, "SHOAL_DEBUG", _LEVELS)
     log = logging.getLogger("shoal")
     if level and not any(isinstance(handler, _Stderr) for handler in log.handlers):
@@ -182,11 +171,11 @@ def _log_if_asked(environ: Mapping[str, str]) -> None:
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, so that it is added once."""
+    """A handler of its own class, so that it is added only once."""
 
 
 def _tuning_at(path: str) -> Tuning:
-    # Few jobs have such a file, and every rank would load what reads it.
+    # Imported here since few jobs have such a file.
     from pathlib import Path
 
     from shoal.plan.tuning import read_tuning

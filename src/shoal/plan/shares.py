@@ -1,9 +1,9 @@
-"""How much of a buffer each reducer should fold, so that no NIC is busy for longer than it must.
+"""The share of a buffer that each reducer folds, so that the busiest NIC has the least work.
 
-Of a buffer of which worker i folds s_i, it sends and receives 1 + (n-2) s_i: its own part of what
-others fold, and the results of its share to n-1 others. A server that folds v sends and receives
-n v. The shares that make the busiest NIC's time the least are a linear program; its solution is in
-closed form, since every NIC of a time T can take a share that grows with T in a straight line.
+A worker that folds the share s sends and receives 1 + (n-2) s buffers: its parts of what others
+fold, and the results of its share to n-1 others. A server that folds v sends and receives n v. The
+shares that minimise the busiest NIC's time are a linear program with a solution in closed form,
+since the share that a NIC can take in a time T grows linearly with T.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from shoal.errors import UsageError
 from shoal.plan.cluster import Nic
 from shoal.schedule.weights import Weights
 
-# Weights are the smallest numbers that are this near to the shares, for the largest of them: a
-# share's NIC is then busy for that much longer. Less makes names and sums longer for nothing.
+# Weights are the smallest numbers within this part of the shares: a NIC is then busy for so much
+# longer. Nearer numbers would only make names longer.
 _NEAR: Final = 1 / 1000
 _MOST: Final = 1000
-# Times that differ by less are equal; what is left is nothing.
+# Times within this ratio are equal, and smaller shares count as none.
 _EQUAL: Final = 1 + 1e-9
 _NONE: Final = 1e-9
-# A worker has one connection to a server and several to other workers, which get as much of its NIC
-# each; so a server's NIC passes less than it could until the workers are done with each other, and
-# the less, the less of the buffer is the servers': this part of it, and so much more by their part
-# (docs/decisions/0033).
+# A worker has one connection to each server and several to other workers, all with equal turns of
+# its NIC. So until the workers are done with each other, a server's NIC passes this part of its
+# rate, and more by the servers' part of the buffer (docs/decisions/0033).
 _BESIDE_WORKERS: Final = 0.75
 _MORE_BY_PART: Final = 0.2
-_ROUNDS: Final = 8  # until part and rates agree: each leaves a tenth of what was missing
+_ROUNDS: Final = 8  # until part and rates agree: each round leaves a tenth of the difference
 
 
 class Shares(NamedTuple):
-    """The best shares of some workers and servers."""
+    """The parts of a buffer that workers and servers fold.
+
+    Args:
+        us_per_byte: the time of the busiest NIC for each byte of the buffer.
+    """
 
     workers: tuple[float, ...]
-    """Of each worker, of the whole buffer."""
     servers: tuple[float, ...]
     us_per_byte: float
-    """How long the busiest NIC takes for each byte of the buffer."""
 
     def weights(self) -> Weights:
-        """The same in whole numbers.
+        """Return the shares in whole numbers.
 
         Raises:
-            UsageError: there are too many of them to be named, see `Weights.name`.
+            UsageError: their name is too long, see `Weights.name`.
         """
         shares = (*self.workers, *self.servers)
         largest = max(shares)
@@ -62,18 +63,18 @@ def _is_near(kinds: set[float], most: int) -> bool:
 
 
 def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
-    """The shares that keep the busiest NIC busy for the shortest time.
+    """Return the shares that keep the busiest NIC busy for the shortest time.
 
-    Where workers alone are as fast as with servers, servers get nothing; otherwise they get all
-    that they can take without being the busiest.
+    Servers get nothing if workers alone are as fast, and otherwise all that they can take without
+    being the busiest.
 
     Args:
-        workers, servers: what their NICs carry each way; the slower way counts.
+        workers, servers: their NICs; the slower direction counts.
 
     Raises:
         UsageError: there is no worker.
 
-    Source: Jiang et al., OSDI 2020 (BytePS), 4.1, for NICs that differ: with equal ones it is
+    Source: Jiang et al., OSDI 2020 (BytePS), 4.1, for NICs that differ: with equal NICs the time is
         2n(n-1) / (n^2 + kn - 2k) of the time of the buffer.
     """
     n = len(workers)
@@ -94,14 +95,18 @@ def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
 
 
 def kept_beside(part: float) -> float:
-    """What a server's NIC passes beside workers, of what it carries; servers reduce this part."""
+    """Return the part of its rate that a server's NIC passes beside workers.
+
+    Args:
+        part: the part of the buffer that servers reduce.
+    """
     return _BESIDE_WORKERS + _MORE_BY_PART * part
 
 
 def shares_beside(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
-    """As `best_shares`, by what servers' NICs get beside what workers send each other.
+    """Return `best_shares` for the rates that servers' NICs reach beside the workers' own traffic.
 
-    The workers' part and the servers' then take as long as each other.
+    The workers' part and the servers' part then take equally long.
     """
     shares = best_shares(workers, servers)
     for _ in range(_ROUNDS):
@@ -114,22 +119,22 @@ def shares_beside(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
 
 
 def servers_alone(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
-    """The shares by which servers do it all: there must be one, and the slower ones get less."""
+    """Return the shares if servers, at least one, reduce everything, by the rates of their NICs."""
     rate, n = sum(nic.slower for nic in servers), len(workers)
     time = max(n / rate, *(1 / nic.slower for nic in workers))
     return Shares((0.0,) * n, tuple(nic.slower / rate for nic in servers), time)
 
 
 def _most_of(n: int, time: float, rate: float) -> float:
-    """What a worker can fold in a time: without a limit where that does not cost its NIC more."""
+    """Return the most that a worker can fold in a time; of two workers, each can fold it all."""
     return max(0.0, time * rate - 1) / (n - 2) if n > 2 else 1.0
 
 
 def _time_of(workers: Sequence[Nic], servers: Sequence[Nic]) -> float:
-    """Of the best shares, for each byte.
+    """Return the time of the best shares for each byte.
 
-    No worker sends less than the buffer once. From there on everyone's share grows with the time in
-    a straight line, so the time at which they are the whole buffer is one division.
+    A worker sends the buffer at least once. From that time on all shares grow linearly, so the time
+    at which they add up to the buffer is one division.
     """
     n = len(workers)
     if n == 1:
@@ -143,7 +148,7 @@ def _time_of(workers: Sequence[Nic], servers: Sequence[Nic]) -> float:
 
 
 def loads(weights: Weights) -> list[float]:
-    """What each NIC sends, and receives, by these weights: of the buffer; workers first."""
+    """Return the buffers that each NIC sends and receives by these weights, workers first."""
     n_workers, total = len(weights.workers), weights.total
     shares = [weight / total for weight in (*weights.workers, *weights.servers)]
     return [

@@ -1,4 +1,4 @@
-"""Bytes and times in words, for reasons that people read."""
+"""Bytes, times and counts as text for people."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _US: Final = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
 
 def show_bytes(n_bytes: float) -> str:
-    """Bytes with three digits, in powers of 1024."""
+    """Return bytes with three digits, in powers of 1024."""
     power = min(4, int(math.log2(n_bytes) / 10)) if n_bytes >= 1024 else 0
     return f"{_three_digits(n_bytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def show_us(us: float) -> str:
-    """A time with three digits, in the unit that suits it."""
+    """Return a time with three digits, in us, ms or s."""
     unit = next((unit for unit in ("us", "ms") if us < 999.5 * _US[unit]), "s")
     return f"{_three_digits(us / _US[unit])} {unit}"
 
 
 def counted(n: int, noun: str) -> str:
-    """A number and what it counts: "1 server", "2 servers"."""
+    """Return a number and its noun: "1 server", "2 servers"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 

@@ -1,7 +1,7 @@
-"""What `shoal tune` measured, and the file that keeps it.
+"""The times that `shoal tune` measured, and their file.
 
-A file is lines of JSON. The first says on which cluster, and what its links between hosts take if
-it has any, in the words of `SHOAL_LINK`; each other one what a collective took at one size, in
+A file has lines of JSON. The first describes the cluster, with the links between hosts, if there
+are any, as in `SHOAL_LINK`. Each other line has the times of a collective at one size, in
 microseconds by algorithm:
 
     {"shoal_tuning": 1, "hosts": [0, 0, 1, 1], "n_cores": 2, "link": "941Mb,57us,16us"}
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _VERSION: Final = 1
-# Between two measured sizes the nearer one counts; further away than this the model chooses.
+# The nearest measured size counts; beyond this factor the model chooses.
 _REACH: Final = 4
 
 Times = Mapping[str, Mapping[int, Mapping[str, float]]]
-"""By collective, size in bytes and algorithm: microseconds."""
+"""Microseconds by collective, size in bytes and algorithm."""
 
 
 class Tuning(NamedTuple):
     """Measured times of a cluster.
 
     Args:
-        hosts: the host of every rank, numbered in the order in which they first come up.
-        n_cores: of each host.
-        link: what a link between hosts took; None: there is none, or it was not measured.
-        path: where it was read; for messages.
-        digest: of the file's content, for ranks to compare.
+        hosts: the host of every rank, numbered from 0 in order of first appearance.
+        n_cores: the cores of each host.
+        path: the file, for messages.
+        digest: a digest of the file, for ranks to compare.
+        link: the measured cost of a link between hosts; None: not measured.
     """
 
     hosts: tuple[int, ...]
@@ -53,7 +53,7 @@ class Tuning(NamedTuple):
     link: LinkCost | None = None
 
     def choose(self, collective: str, n_bytes: int) -> Choice | None:
-        """The fastest of the measured ones; None if nothing was measured near that size."""
+        """Return the fastest measured algorithm; None if no size nearby was measured."""
         sizes = self.times.get(collective, {})
         near = [n for n in sizes if n <= max(1, n_bytes) * _REACH and n_bytes <= n * _REACH]
         if not near:
@@ -66,18 +66,18 @@ class Tuning(NamedTuple):
         return Choice(ranked[0], times[ranked[0]], why)
 
     def differs_from(self, hosts: Sequence[int], n_cores: int) -> str:
-        """In what the cluster that it was measured on is another one; empty: in nothing."""
+        """Return how the measured cluster differs from these hosts; empty: it does not."""
         if self.hosts != tuple(hosts):
             return f"it is of {_hosts_text(self.hosts)}, this group is {_hosts_text(hosts)}"
         if self.n_cores != n_cores:
-            return f"it is of hosts with {self.n_cores} cores, here they have {n_cores}"
+            return f"it is of hosts with {self.n_cores} cores, these have {n_cores}"
         return ""
 
     def write(self, path: Path) -> None:
         """Write the file.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
         head = {"shoal_tuning": _VERSION, "hosts": self.hosts, "n_cores": self.n_cores}
         if self.link is not None:
@@ -95,10 +95,10 @@ class Tuning(NamedTuple):
 
 
 def read_tuning(path: Path) -> Tuning:
-    """Read what `Tuning.write` wrote.
+    """Read a file that `Tuning.write` wrote.
 
     Raises:
-        UsageError: names the file and the line that is wrong.
+        UsageError: the file cannot be read; names the wrong line.
     """
     try:
         content = path.read_bytes()
@@ -130,9 +130,9 @@ def _head(fields: Any) -> tuple[tuple[int, ...], int, LinkCost | None]:
         raise ValueError(f"version {fields['shoal_tuning']!r}, this shoal reads {_VERSION}")
     hosts, n_cores = fields["hosts"], fields["n_cores"]
     if not hosts or not all(isinstance(host, int) and host >= 0 for host in hosts):
-        raise ValueError(f"hosts {hosts!r} are no numbers of hosts")
+        raise ValueError(f"hosts {hosts!r} are not numbers of hosts")
     if not isinstance(n_cores, int) or n_cores < 1:
-        raise ValueError(f"n_cores {n_cores!r} is no number of cores")
+        raise ValueError(f"n_cores {n_cores!r} is not a number of cores")
     link = fields.get("link")
     return tuple(hosts), n_cores, None if link is None else link_of(link)
 
@@ -140,13 +140,13 @@ def _head(fields: Any) -> tuple[tuple[int, ...], int, LinkCost | None]:
 def _measured(fields: Any) -> tuple[str, int, dict[str, float]]:
     collective, n_bytes, us = fields["collective"], fields["n_bytes"], fields["us"]
     if not isinstance(n_bytes, int) or n_bytes < 0:
-        raise ValueError(f"n_bytes {n_bytes!r} is no number of bytes")
+        raise ValueError(f"n_bytes {n_bytes!r} is not a number of bytes")
     if not us:
         raise ValueError("no algorithm was measured")
     for name, time in us.items():
         find(collective, name)
         if not isinstance(time, (int, float)) or not 0 < time < float("inf"):
-            raise ValueError(f"{time!r} is no number of microseconds")
+            raise ValueError(f"{time!r} is not a number of microseconds")
     return collective, n_bytes, {name: float(time) for name, time in us.items()}
 
 

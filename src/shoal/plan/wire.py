@@ -1,9 +1,8 @@
-"""How fast the links between hosts are, from what is the same in every run of a job.
+"""The links between hosts, from sources that are the same in every run of a job.
 
-`SHOAL_LINK` says it, or a tuning file; else the rate that the system reports of the interface, in
+These are `SHOAL_LINK`, a tuning file, or the rate of the interface that the system reports, in
 coarse classes. Nothing is measured when a group forms: a measurement near the edge between two
-choices falls now on one side and now on the other, and with it the bits of sums
-(docs/decisions/0011).
+choices would change the choice, and the bits of sums, from run to run (docs/decisions/0011).
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ if TYPE_CHECKING:
 CLASSES_MBIT: Final = (
     *(1_000, 2_500, 5_000, 10_000, 25_000, 40_000, 50_000, 100_000, 200_000, 400_000),
 )
-"""The rates that are told apart."""
+"""The classes of rates, in Mbit/s."""
 
-# What tunnels and virtual devices say who have no rate: 10 Mbit/s (tun), 0, or 2^32 - 1.
+# Tunnels and virtual devices without a rate report 10 Mbit/s (tun), 0, or 2^32 - 1.
 _LEAST_MBIT: Final = 100
 _MOST_MBIT: Final = 10_000_000
 
 
 def reported_mbit(interface: str, folder: str | os.PathLike[str] = "/sys/class/net") -> int | None:
-    """The class of an interface's rate as the system reports it; None: it says nothing of use.
+    """Return the class of the rate that the system reports for an interface; None: no rate.
 
-    That is so of virtio and of the loopback, and of any other while its link is down. One end of a
-    veth pair, as containers have, says 10 Gbit/s whatever is behind it: that counts as nothing.
+    Virtio and loopback interfaces report none, nor do others while their link is down. A veth, as
+    in containers, reports 10 Gbit/s whatever is behind it, which counts as none.
 
     Raises:
-        OSError: no descriptor is left, so nobody knows what it says.
+        OSError: no file descriptor is left.
     """
     where = os.path.join(folder, interface)
     try:
@@ -54,28 +53,28 @@ def reported_mbit(interface: str, folder: str | os.PathLike[str] = "/sys/class/n
 
 
 def _is_made_up(where: str) -> bool:
-    """Whether it is the end of a veth pair: without a device, of no type, and linked to another."""
+    """True for the end of a veth pair: it has no device and no type, and is linked to another."""
     if os.path.exists(os.path.join(where, "device")):
         return False
-    told = {}
+    found = {}
     for name in ("uevent", "iflink", "ifindex"):
         with contextlib.suppress(FileNotFoundError), open(os.path.join(where, name)) as file:
-            told[name] = file.read()
-    has_type = "DEVTYPE=" in told.get("uevent", "")  # a vlan has the rate of what it lies on
-    return not has_type and told.get("iflink") != told.get("ifindex")
+            found[name] = file.read()
+    has_type = "DEVTYPE=" in found.get("uevent", "")  # a vlan has its parent's rate
+    return not has_type and found.get("iflink") != found.get("ifindex")
 
 
 def class_of(mbit: int) -> int | None:
-    """The fastest class that is not above a rate, or the slowest; None: it cannot be one."""
+    """Return the fastest class not above a rate, or the slowest class; None: not a rate."""
     if not _LEAST_MBIT <= mbit <= _MOST_MBIT:
         return None
     return max((each for each in CLASSES_MBIT if each <= mbit), default=CLASSES_MBIT[0])
 
 
 def slowest(reported: Sequence[int | None]) -> tuple[LinkCost, str]:
-    """The link that counts for all, and why: by rank, what its interface reports.
+    """Return the slowest link and its source, from the classes that the ranks' interfaces report.
 
-    One that says nothing is taken to be of the default class.
+    An interface that reports none counts as the default class.
     """
     rates = [DEFAULT_MBIT if mbit is None else mbit for mbit in reported]
     mbit = min(rates)
@@ -91,7 +90,7 @@ def link_of(text: str) -> LinkCost:
     """Read "25Gb", "25Gb,20us" or "25Gb,20us,5us": rate, latency, and a core's time for a message.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text cannot be read.
     """
     rate, *times = text.split(",")
     if len(times) > 2:
@@ -105,7 +104,7 @@ def link_of(text: str) -> LinkCost:
 
 
 def link_text(link: LinkCost) -> str:
-    """What `link_of` reads, with three digits."""
+    """Return the text that `link_of` reads, with three digits."""
     mbit = 8 / link.us_per_byte
     rate = f"{_three(mbit)}Mb" if mbit < 1000 else f"{_three(mbit / 1000)}Gb"
     return f"{rate},{_three(link.latency_us)}us,{_three(link.message_us)}us"
@@ -115,7 +114,7 @@ def link_from(environ: Mapping[str, str]) -> LinkCost | None:
     """Read `SHOAL_LINK`; None if it is not set.
 
     Raises:
-        UsageError: it says what cannot be read.
+        UsageError: the variable cannot be read.
     """
     text = environ.get("SHOAL_LINK", "").strip()
     try:

@@ -77,9 +77,6 @@ class EventSimulation:
         self._core_free = [0.0] * flow.size
         rested = float("-inf")
         self._out_free, self._in_free = [rested] * cluster.n_hosts, [rested] * cluster.n_hosts
-        alike = [cluster.wire.us_per_byte] * cluster.n_hosts
-        self._out_us = [1 / nic.out for nic in cluster.nics] or alike
-        self._into_us = [1 / nic.into for nic in cluster.nics] or alike
         self._n_contended = CONTENDED_BYTES // segment
         self._is_sending = bytearray(cluster.n_hosts)
         self._last_into = [-1] * cluster.n_hosts  # the host of the last segment into each
@@ -282,8 +279,8 @@ class EventSimulation:
         there = self._cluster.hosts[self._flow.rank_of[recv]]
         segment = self._done[send]
         n_bytes = self._bytes_of(send, segment)
-        left = self._pass(self._out_free, host, self._now, n_bytes * self._out_us[host])
-        takes = n_bytes * self._into_us[there]
+        left = self._pass(self._out_free, host, self._now, n_bytes * wire.us_per_byte)
+        takes = n_bytes * wire.us_per_byte
         head = self._now + wire.latency_us
         several = self._turns[host] and self._last_into[there] not in (-1, host)
         before = self._windows.before.get(send, 0) if self._windows else 0
@@ -299,8 +296,7 @@ class EventSimulation:
 
         A NIC that has rested lets `burst_bytes` pass at once: a token bucket.
         """
-        rate = self._out_us if free is self._out_free else self._into_us
-        burst = self._cluster.burst_bytes * rate[host]
+        burst = self._cluster.burst_bytes * self._cluster.wire.us_per_byte
         free[host] = max(free[host], now - burst) + takes
         return max(now, free[host])
 

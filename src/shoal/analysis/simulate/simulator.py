@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.simulate.events import EventSimulation
-from shoal.analysis.simulate.interleaved import interleaved
-from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks
+from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks, interleaved
 from shoal.errors import UsageError
 from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import Algorithm, Buffer, Copy, Finish, Place, Send, Step, find, row_of
@@ -107,8 +106,7 @@ def simulate(
         600,000 segments on, the first ones of each chunk give the time of the others.
 
     Workers and servers of an algorithm that has some are numbered by turns in what it returns: with
-    6 workers and 4 servers ranks 0 to 2 are workers, 3 and 4 servers, 5 to 7 workers again. Not so
-    where `Cluster.nics` tells them apart.
+    6 workers and 4 servers ranks 0 to 2 are workers, 3 and 4 servers, 5 to 7 workers again.
     """
     if isinstance(algorithm, str):
         algorithm = find(collective, algorithm)
@@ -119,7 +117,7 @@ def simulate(
         )
     size, hosts = cluster.size, cluster.hosts
     fitted, has_servers = algorithm.fitted(n_bytes, size), algorithm.n_servers > 0
-    if has_servers and not cluster.nics:
+    if has_servers:
         fitted = interleaved(fitted, size)
 
     @functools.cache
@@ -128,8 +126,7 @@ def simulate(
 
     lengths = _Lengths(collective, fitted, cluster, n_bytes, root)
     few = sum(len(steps_of(rank)) for rank in (0, size // 2, size - 1)) * size // 3
-    are_alike = few > _FEW_STEPS and not cluster.nics
-    if are_alike and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
+    if few > _FEW_STEPS and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
         lengths.even_out(flow.blocks.n_classes)
         played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment, has_servers)
     elif (schedule := _all_steps(steps_of, size)) is not None:
@@ -139,7 +136,7 @@ def simulate(
             simulate(
                 collective,
                 algorithm,
-                _first(cluster, n),
+                replace(cluster, hosts=hosts[:n]),
                 n_bytes,
                 root=root,
                 n_calls=n_calls,
@@ -258,11 +255,6 @@ def _smaller(size: int, n_steps: int, root: int) -> tuple[int, int]:
     return n // 2, n
 
 
-def _first(cluster: Cluster, n_ranks: int) -> Cluster:
-    hosts = cluster.hosts[:n_ranks]
-    return replace(cluster, hosts=hosts, nics=cluster.nics[: max(hosts) + 1])
-
-
 def _grow(
     smaller: Sequence[Simulation],
     cluster: Cluster,
@@ -339,13 +331,10 @@ def _loads(
 def _busiest(
     links: Sequence[LinkLoad], nics: Sequence[NicLoad], cluster: Cluster
 ) -> tuple[str, float]:
-    hosts, loads = cluster.hosts, [(0.0, "none")]
+    hosts, us_per_byte, loads = cluster.hosts, cluster.wire.us_per_byte, [(0.0, "none")]
     for nic in nics:
-        us_per_byte = [cluster.wire.us_per_byte] * 2
-        if cluster.nics:
-            us_per_byte = [1 / rate for rate in cluster.nics[nic.host]]
-        loads.append((nic.sent * us_per_byte[0], f"the NIC out of host {nic.host}"))
-        loads.append((nic.received * us_per_byte[1], f"the NIC into host {nic.host}"))
+        loads.append((nic.sent * us_per_byte, f"the NIC out of host {nic.host}"))
+        loads.append((nic.received * us_per_byte, f"the NIC into host {nic.host}"))
     for link in links:
         if hosts[link.source] == hosts[link.peer]:
             busy = link.n_bytes * cluster.local.us_per_byte

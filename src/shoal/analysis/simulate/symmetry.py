@@ -8,6 +8,8 @@ peers.
 
 from __future__ import annotations
 
+import functools
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Final
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.errors import ProofError
-from shoal.schedule import Copy, Recv, Send, Step
+from shoal.schedule import Algorithm, Copy, Finish, Recv, Send, Step
 
 # Ranks that are compared with the one that is to stand for them, besides the first and the last.
 # If others differ, some of their messages lack a counterpart, and that is always seen.
@@ -136,3 +138,31 @@ def _places(step: Step) -> Iterator[tuple[int, int]]:
     yield step.buffer, step.chunk
     if isinstance(step, Copy):
         yield step.into_buffer, step.into
+
+
+@functools.lru_cache(maxsize=16)
+def interleaved(algorithm: Algorithm, size: int) -> Algorithm:
+    """Renumber an algorithm's ranks in as many blocks as possible: some workers, then servers.
+
+    With 6 workers and 4 servers, the first block has workers 0 to 2 and servers 0 and 1.
+    """
+    n_workers, owner_rule = size - algorithm.n_servers, algorithm.owner_rule
+    assert owner_rule is not None  # every algorithm with servers has one
+    n_blocks = math.gcd(n_workers, algorithm.n_servers)
+    workers, servers = n_workers // n_blocks, algorithm.n_servers // n_blocks
+    ranks: list[int] = []  # by new number
+    for block in range(n_blocks):
+        ranks += range(block * workers, (block + 1) * workers)
+        ranks += range(n_workers + block * servers, n_workers + (block + 1) * servers)
+    places = {rank: place for place, rank in enumerate(ranks)}
+
+    def steps(place: int, size: int) -> Iterator[Step]:
+        for step in algorithm.steps(ranks[place], size):
+            yield step if isinstance(step, Copy | Finish) else step.replace(peer=places[step.peer])
+
+    return algorithm._replace(
+        function=steps,
+        scratch_rule=lambda place, size: algorithm.scratch(ranks[place], size),
+        owner_rule=lambda chunk, size: places[owner_rule(chunk, size)],
+        fit_rule=None,
+    )
