@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bench.scoreboard.job import is_same_place
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 
 if TYPE_CHECKING:
     from bench.scoreboard.case import Case

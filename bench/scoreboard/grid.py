@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Verdict
 from bench.scoreboard.table import show_size, show_time
-from shoal.bench.beside import align
 from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.nccl_table import align
 from shoal.schedule import COLLECTIVES as ROWS
 
 if TYPE_CHECKING:

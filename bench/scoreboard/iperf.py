@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.scoreboard.measures import sent_by_ring
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 
 if TYPE_CHECKING:
     from bench.scoreboard.case import Case

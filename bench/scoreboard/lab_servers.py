@@ -8,7 +8,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.lab.cluster import address_of
 from shoal.lab.job import private_key, server_command
 

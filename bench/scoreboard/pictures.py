@@ -13,8 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from shoal.bench.report.charts import COLOURS
-from shoal.inks import STYLE
+from shoal.bench.report.charts import COLOURS, STYLE
 
 if TYPE_CHECKING:
     from pathlib import Path

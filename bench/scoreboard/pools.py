@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bench.scoreboard.job import SuiteJob, spec_of
 from bench.scoreboard.lab_servers import LabServers
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 from shoal.errors import ShoalError

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.threads import start
 
 if TYPE_CHECKING:

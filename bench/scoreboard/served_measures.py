@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.bench.limits import STREAM_BYTES
 from shoal.lab import Flow, measure_streams
 from shoal.plan.cluster import Nic

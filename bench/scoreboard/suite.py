@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.scoreboard.benchmark import Result, Section, run_section, summary_of
 from bench.scoreboard.pools import BenchOptions, WorkerPools
+from bench.scoreboard.progress import Progress
 from bench.scoreboard.sections import SECTIONS
 from bench.scoreboard.table import label_of, render
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.mpi_launch import MPIS
-from shoal.bench.progress import Progress
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.beside import align
+from shoal.bench.nccl_table import align
 
 if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Result, Section

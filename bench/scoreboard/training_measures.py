@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.scoreboard.pools import slowest_of
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 
 if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Measure

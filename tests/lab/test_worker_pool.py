@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.failure import Failure
-from shoal.bench.job import JobSpec
+from shoal.bench.job import Failure, JobSpec
 from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 

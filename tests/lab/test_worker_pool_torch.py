@@ -9,8 +9,7 @@ import pytest
 
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import OPERATIONS
-from shoal.bench.failure import Failure
-from shoal.bench.job import JobSpec
+from shoal.bench.job import Failure, JobSpec
 from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 

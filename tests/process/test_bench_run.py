@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import socket
 import subprocess
 import sys
@@ -85,19 +84,3 @@ def test_ranks_of_a_launcher_measure_together_and_one_of_them_prints(tmp_path: P
     told = json.loads(out.read_text())
     assert [who["rank"] for who in told["config"]["devices"]] == [0, 1]
     assert told["shoal"]["place"]["n_ranks"] == 2
-
-
-def test_on_a_terminal_progress_is_shown_beside_the_table() -> None:
-    controller, terminal = pty.openpty()
-    words = [*COMMAND, "-b", "1K", "-e", "1K", *QUICK]
-    environment = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=terminal, env=environment, text=True
-    ) as run:
-        os.close(terminal)
-        table = run.communicate(timeout=DEADLINE_S)[0]
-    shown = os.read(controller, 1 << 16).decode()
-    os.close(controller)
-    assert "all_reduce 1/1" in shown
-    assert "all_reduce 1/1" not in table
-    assert len(rows_of(table)) == 1

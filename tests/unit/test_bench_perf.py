@@ -1,6 +1,5 @@
 """`shoal bench` without any ranks: sizes, statistics, the table and the JSON of nccl-tests."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,10 +11,8 @@ import pytest
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, elements_of, operations_of
 from shoal.bench.limits import Limit, crossing_bytes
-from shoal.bench.measured import over_ranks
-from shoal.bench.percentiles import call_times
+from shoal.bench.measured import call_times, over_ranks
 from shoal.bench.perf import run_sweep
-from shoal.bench.progress import Progress
 from shoal.bench.sweep import ALL_RANKS, BenchPlace, CallKind, SizeRange, Sweep, mbit_of, size_of
 from shoal.cli import main
 from shoal.errors import UsageError
@@ -239,20 +236,6 @@ def test_a_launched_rank_starts_no_others(
     monkeypatch.setenv("RANK", "0")
     assert main(["bench", "--ranks", "2"]) == 2
     assert "a launcher has started these ranks" in capsys.readouterr().err
-
-
-def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    shown = []
-    for is_terminal in (True, False):
-        stream = io.StringIO()
-        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
-        with Progress(stream) as progress:
-            progress.say("all_reduce 3/7")
-        shown.append(stream.getvalue())
-    assert "all_reduce 3/7" in shown[0]
-    assert shown[0].endswith("\r\x1b[K")
-    assert shown[1] == ""
 
 
 def test_calls_that_do_not_fit_are_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ REFUSED = {
     "tune": """
         --ranks 1 | --ranks must be at least 2, got 1
         --rounds 0 | --rounds must be at least 1, got 0
-        --ranks 2 --out /nowhere/tuned | cannot write the tuning file /nowhere/tuned
+        --ranks 2 --out /nowhere/tuned | cannot write /nowhere/tuned
         --from 5MiB --to 6MiB | is between them
         --collective ring | invalid choice
     """,

@@ -35,7 +35,6 @@ LOWER = {
         *("schedule", "plan", "engine", "shapes", "rendezvous", "settings", "state", "threads"),
     },
     "tune": {"schedule", "group", "plan"},
-    "inks": set[str](),
     "average": {"group", "plan", "engine", "threads"},
     "server": {"group", "plan", "engine", "rendezvous", "state"},
     "frontend": {"schedule", "group", "average", "rendezvous", "settings", "threads"},

@@ -24,7 +24,7 @@ from bench.scoreboard.iperf import rate_of
 from bench.scoreboard.measures import Latency, added_by_cut
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from bench.scoreboard.table import render
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 
 
 @pytest.fixture

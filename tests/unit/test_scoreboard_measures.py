@@ -36,7 +36,7 @@ from bench.scoreboard.training_measures import (
     loss_difference,
     made_of,
 )
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.bench.launch import Placement
 from shoal.bench.libraries import LibraryRank
 from shoal.bench.values import FilledBuffer

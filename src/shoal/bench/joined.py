@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from shoal.bench.collectives import CallSpec
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.bench.launch import require_torch
 from shoal.bench.libraries import LibraryRank, join_group, join_mpi, torch_library
 from shoal.bench.worker import Rank

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from shoal.bench.failure import Failure
-from shoal.bench.job import JobSpec, host_of
+from shoal.bench.job import Failure, JobSpec, host_of, rank_environment
 from shoal.bench.mpi_launch import MPIS, mpi_command, mpi_environment
 
 if TYPE_CHECKING:
@@ -101,8 +100,7 @@ def _rank_environment(spec: JobSpec, rank: int) -> dict[str, str]:
     on_host = [
         other for other in range(spec.n_ranks) if host_of(spec, other) == host_of(spec, rank)
     ]
-    local = {"LOCAL_RANK": on_host.index(rank), "LOCAL_WORLD_SIZE": len(on_host)}
-    return {name: str(value) for name, value in {"RANK": rank, **local}.items()}
+    return rank_environment(rank, on_host.index(rank), len(on_host))
 
 
 def _job_environment(spec: JobSpec, placement: Placement) -> dict[str, str]:

@@ -10,16 +10,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shoal.bench.collectives import COLLECTIVES, On
+from shoal.bench.collectives import COLLECTIVES, On, there_and_back
 from shoal.bench.elements import ELEMENTS
 from shoal.bench.values import FilledBuffer
 
 if TYPE_CHECKING:
-    from shoal.bench.collectives import Call, CallSpec
+    from shoal.bench.collectives import Bind, Call, CallSpec
 
 # Each contribution is rounded once, and the result: half a unit in the last of 8 bits each.
 _BF16_ERROR: Final = (1 + 2.0**-8) ** 2 - 1
@@ -81,16 +82,43 @@ def join_group(wire: str | None = None) -> LibraryRank:
     return group_library(shoal.init(wire=wire), wire)
 
 
+def _ping_pong(on: On, data: Any, other: Any) -> Call:
+    send = partial(on.group.send, data, on.rank ^ 1)
+    recv = partial(on.group.recv, other, on.rank ^ 1)
+    return there_and_back(on, send, recv)
+
+
+_GROUP_CALLS: Final[Mapping[str, Bind]] = MappingProxyType(
+    {
+        "all_reduce": lambda on, data, _: partial(on.group.all_reduce, data, on.op),
+        "broadcast": lambda on, data, _: partial(on.group.broadcast, data, on.root),
+        "reduce": lambda on, data, _: partial(on.group.reduce, data, on.root, on.op),
+        "all_gather": lambda on, data, other: partial(on.group.all_gather, other, on.own(data)),
+        "reduce_scatter": lambda on, data, other: partial(
+            on.group.reduce_scatter, on.own(other), data, on.op
+        ),
+        "gather": lambda on, data, other: partial(
+            on.group.gather, other if on.is_root else None, on.own(data), on.root
+        ),
+        "scatter": lambda on, data, other: partial(
+            on.group.scatter, on.own(other), data if on.is_root else None, on.root
+        ),
+        "all_to_all": lambda on, data, other: partial(on.group.all_to_all, other, data),
+        "send_recv": _ping_pong,
+        "barrier": lambda on, _data, _other: on.group.barrier,
+    }
+)
+
+
 def group_library(group: Any, wire: str | None = None) -> LibraryRank:
     """Return this rank of a group of shoal's own."""
-    from shoal.bench.group_calls import GROUP_CALLS
     from shoal.dtypes import parse_op
 
     def bind(what: CallSpec, data: Any, other: Any) -> Call:
-        if what.collective not in GROUP_CALLS:
+        if what.collective not in _GROUP_CALLS:
             raise NotImplementedError(f"a Group has no {what.collective}")
         on = On(group, group.rank, group.size, parse_op(what.op), what.root)
-        return GROUP_CALLS[what.collective](on, data, other)
+        return _GROUP_CALLS[what.collective](on, data, other)
 
     return LibraryRank(
         rank=group.rank,

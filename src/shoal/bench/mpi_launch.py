@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import shoal
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.lab.cluster import INTERFACE
 
 if TYPE_CHECKING:

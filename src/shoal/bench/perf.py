@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.bench.beside import beside
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.failure import Failure
-from shoal.bench.job import JobSpec
+from shoal.bench.job import Failure, JobSpec
 from shoal.bench.launch import Placement
 from shoal.bench.limits import Limit
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.measured import SizePoint, columns_of
-from shoal.bench.nccl_table import foot, head, row
-from shoal.bench.progress import Progress
-from shoal.bench.record import check_writable, now, record_of, write_record
+from shoal.bench.nccl_table import beside, foot, head, row
+from shoal.bench.record import now, record_of, write_record
 from shoal.bench.worker_pool import StartedRanks
 from shoal.errors import UsageError
 from shoal.lab import Lab
@@ -51,10 +47,7 @@ def run_sweep(
         Failure: shoal cannot be started at all.
     """
     _check(sweep)
-    if out and is_first:
-        check_writable(out)
     with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(Progress(sys.stderr)) if is_first else None
         lab = None
         if sweep.place.n_hosts:
             lab = stack.enter_context(Lab(sweep.place.n_hosts, sweep.place.rate_mbit))
@@ -62,7 +55,7 @@ def run_sweep(
             place = JobSpec(sweep.library, sweep.place.n_ranks, sweep.place.n_hosts)
             started = StartedRanks(place, Placement(sweep.mpi, lab), sweep.answer_s)
             joined = stack.enter_context(started).ask
-        run = _Run(sweep, joined, lab, progress)
+        run = _Run(sweep, joined, lab, is_first)
         code = run.measure(argv)
     if out and is_first:
         write_record(out, run.record())
@@ -80,10 +73,10 @@ def _check(sweep: Sweep) -> None:
 
 
 class _Run:
-    """A run in the making: prints as it goes, unless there is no progress to show."""
+    """A run in the making: prints each row as soon as it is measured, if this rank is to print."""
 
-    def __init__(self, sweep: Sweep, ask: Ask, lab: Lab | None, progress: Progress | None) -> None:
-        self._sweep, self._ask, self._lab, self._progress = sweep, ask, lab, progress
+    def __init__(self, sweep: Sweep, ask: Ask, lab: Lab | None, prints: bool) -> None:
+        self._sweep, self._ask, self._lab, self._prints = sweep, ask, lab, prints
         self._points: list[SizePoint] = []
         self._limit = Limit(sweep.place) if sweep.place.n_hosts > 1 else None
         self._start_time = now()
@@ -93,7 +86,6 @@ class _Run:
     def measure(self, argv: Sequence[str]) -> int:
         """Measure everything; return the exit code."""
         self._run = describe_run(["shoal", "bench", *argv])
-        self._say("starting ranks")
         self._ranks = self._ask(self._sweep.library, "who")
         self._measure_limit()
         self._print(render_run(self._run))
@@ -120,8 +112,7 @@ class _Run:
         self._print(head(self._sweep, kind, self._ranks))
         if not sizes:
             self._print(f"# {kind.collective}: {_why_nothing(kind, n_ranks)}\n")
-        for number, n_bytes in enumerate(sizes, 1):
-            self._say(f"{kind.collective} {number}/{len(sizes)}")
+        for n_bytes in sizes:
             points.append(self._measure_size(kind, n_bytes, columns))
             self._print(row(points[-1]))
         ours = [way for point in points for flag in (False, True) if (way := point.ours(flag))]
@@ -143,16 +134,10 @@ class _Run:
 
     def _measure_limit(self) -> None:
         if self._limit and self._lab:
-            self._say("raw streams")
             self._limit.measure(self._lab)
 
-    def _say(self, what: str) -> None:
-        if self._progress:
-            self._progress.say(what)
-
     def _print(self, text: str) -> None:
-        if self._progress:
-            self._progress.clear()
+        if self._prints:
             print(text, end="", flush=True)
 
 

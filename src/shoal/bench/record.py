@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import shoal
 from shoal.bench.limits import crossing_bytes
 from shoal.bench.report.read import FORMAT, FORMAT_VERSION
-from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.bench.limits import Limit
@@ -31,18 +30,6 @@ _TIME: Final = "%Y-%m-%d %H:%M:%S"
 def now() -> str:
     """Return the time as nccl-tests writes it."""
     return dt.datetime.now().astimezone().strftime(_TIME)
-
-
-def check_writable(path: Path) -> None:
-    """Check now, and NOT after minutes of measuring, that a file can be written.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:

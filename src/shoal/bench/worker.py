@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from shoal.bench.collectives import COLLECTIVES, Call, CallSpec
 from shoal.bench.elements import ELEMENTS
+from shoal.bench.job import rank_environment
 from shoal.bench.libraries import JOIN, LibraryRank
 from shoal.bench.values import FilledBuffer, KnownValues
 from shoal.threads import start
@@ -161,8 +162,7 @@ def fork_ranks(n_ranks: int) -> None:
         raise RuntimeError("the core of shoal is loaded, and forks of this process would share it")
     for rank in range(n_ranks):
         if os.fork() == 0:
-            places = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": n_ranks}
-            os.environ.update({name: str(value) for name, value in places.items()})
+            os.environ.update(rank_environment(rank, rank, n_ranks))
             return
     codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(n_ranks)]
     sys.exit(max(map(abs, codes)))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from shoal.bench.failure import Failure
+from shoal.bench.job import Failure
 from shoal.bench.launch import Placement, start
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from shoal.cli.options import check_writable
 from shoal.errors import UsageError
 from shoal.rendezvous.environment import find_place
 
@@ -111,11 +112,13 @@ def _run(args: argparse.Namespace) -> int:
     from shoal.bench.perf import run_sweep
 
     sweep = sweep_of(args)
+    is_first = not sweep.place.is_joined or find_place().rank == 0
+    if args.json and is_first:
+        check_writable(args.json)
     if not sweep.place.is_joined:
         return run_sweep(sweep, args.words[1:], args.json)
     from shoal.bench.joined import JoinedRanks
 
-    is_first = find_place().rank == 0
     with JoinedRanks(sweep.answer_s) as joined:
         return run_sweep(sweep, args.words[1:], args.json, joined.ask, is_first)
 

@@ -108,6 +108,18 @@ def team_of(args: argparse.Namespace) -> RankLayout:
     return RankLayout(size, hosts, args.root)
 
 
+def check_writable(path: Path) -> None:
+    """Check before minutes of measuring, and NOT after them, that a file can be written.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
 def write(text: str, out: Path | None) -> None:
     """Write a result to a file, or to the standard output if `out` is None.
 

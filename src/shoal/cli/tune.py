@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from shoal.cli.options import check_writable
 from shoal.errors import ShoalError, UsageError
 from shoal.plan.choose import choose
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks is not None:
         if args.ranks < 2:
             raise UsageError(f"--ranks must be at least 2, got {args.ranks}")
-        _check_writable(args.out)
+        check_writable(args.out)
         return _start(args.ranks, _words(args))
     _run_rank(args, sizes)
     return 0
@@ -117,7 +118,7 @@ def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
         os.environ.pop(name, None)
     with shoal.init() as group:
         if group.rank == 0:
-            _check_writable(args.out)
+            check_writable(args.out)
         collectives = () if args.links else args.collective or MEASURED
 
         def progress(what: str) -> None:
@@ -128,14 +129,6 @@ def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
         if group.rank == 0:
             tuning.write(args.out)
             print(f"{table(tuning, group.planner.cluster)}wrote {args.out}")
-
-
-def _check_writable(out: Path) -> None:
-    """Raise UsageError before, and NOT after, minutes of measuring."""
-    try:
-        out.open("ab").close()
-    except OSError as error:
-        raise UsageError(f"cannot write the tuning file {out}: {error.strerror}") from None
 
 
 def _allocate(n_bytes: int) -> object:

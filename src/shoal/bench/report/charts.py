@@ -18,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from shoal.inks import DPI, INKS, STYLE
 from shoal.plan.text import show_bytes, show_us
 
 if TYPE_CHECKING:
@@ -28,13 +27,31 @@ if TYPE_CHECKING:
 
     from shoal.bench.report.read import BenchRecord, CallName, Measured
 
+_INK: Final = "#25282d"
+_SOFT: Final = "#6d7179"
 COLOURS: Final[Mapping[str, str]] = {
-    **{name: INKS[name] for name in ("ink", "soft", "grid", "paper")},
-    "shoal": INKS["blue"],
-    "gloo": INKS["orange"],
-    "openmpi": INKS["green"],
-    "mpich": INKS["pink"],
+    "ink": _INK,
+    "soft": _SOFT,
+    "grid": "#dddad4",
+    "paper": "#ffffff",
+    "shoal": "#0072b2",
+    "gloo": "#d55e00",
+    "openmpi": "#009e73",
+    "mpich": "#b8568c",
 }
+STYLE: Final[Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "shoal",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.parse_math": False,  # a file or a parameter may have dollars in its name
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), COLOURS["paper"]),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), _SOFT),
+    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color"), _INK),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), _INK),
+    "grid.color": COLOURS["grid"],
+}
+_DPI: Final = 180
 _MARKS: Final = {"shoal": "o", "gloo": "s", "openmpi": "^", "mpich": "D"}
 _LINES: Final = ("-", "--", ":", "-.")
 _INCHES: Final = (4.7, 3.4)
@@ -108,7 +125,7 @@ def write_png(chart: Chart, subtitle: str, path: Path) -> None:
     """Write the picture on white, with its title."""
     with mpl.rc_context(STYLE):
         chart.figure.suptitle(f"{chart.title}\n{subtitle}", fontsize=10)
-        chart.figure.savefig(path, dpi=DPI)
+        chart.figure.savefig(path, dpi=_DPI)
 
 
 def svg_of(chart: Chart, label: str) -> str:
@@ -218,7 +235,7 @@ def _finish(figure: Figure, axes: Axes, lines: Sequence[_Line]) -> None:
 
 
 def _ink(name: str) -> Any:
-    return COLOURS.get(name, INKS["soft"])
+    return COLOURS.get(name, _SOFT)
 
 
 def show_rate(bytes_per_s: float) -> str:

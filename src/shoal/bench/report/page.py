@@ -71,31 +71,10 @@ def _call(call: CallName, records: Sequence[BenchRecord], charts: Sequence[Chart
         f"{svg_of(chart, escape(f'{chart.title}: {call.title}'))}</figure>\n"
         for chart in charts
     )
-    sums = "".join(f"<p>{text}</p>" for text in _summary(call, records))
     return (
-        f"<section class=call><h2>{escape(call.title)}</h2>\n{sums}\n"
+        f"<section class=call><h2>{escape(call.title)}</h2>\n"
         f"<div class=charts>\n{pictures}</div>\n{_numbers(call, records)}</section>\n"
     )
-
-
-def _summary(call: CallName, records: Sequence[BenchRecord]) -> Iterator[str]:
-    """Yield a sentence on the largest size for each file."""
-    for record in records:
-        ours = record.series.get(call, {}).get("shoal", ())
-        if not ours:
-            continue
-        most = max(ours, key=lambda point: point.size)
-        said = f"{show_bytes(most.size)}: shoal takes {show_us(most.p50_us)}"
-        if most.share:
-            said += f", {most.share:.0%} of what the line allows"
-        peers = [
-            f"{name} takes {point.ratio:.2f}x as long"
-            for name, points in record.series[call].items()
-            for point in points
-            if point.size == most.size and point.ratio is not None and is_comparable(point)
-        ]
-        said += f"; {', '.join(peers)}" if peers else ""
-        yield escape(f"{record.name}, {said}" if len(records) > 1 else said) + "."
 
 
 def _numbers(call: CallName, records: Sequence[BenchRecord]) -> str:
