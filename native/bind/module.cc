@@ -214,6 +214,22 @@ struct GroupHandle {
     return post(Message{std::move(plan), sends, peer, tag, data, after(timeout_s), background});
   }
 
+  void notify(int fd) {
+    bool is_hung;
+    {
+      Released released;
+      is_hung = mesh->notify(*group, fd);
+    }
+    if (!is_hung) raise_if({Fault::kResource, -1, "no file descriptor is left"});
+  }
+
+  bool has_message(int peer, int64_t tag) {
+    if (peer < 0 || peer >= static_cast<int>(group->members.size()))
+      throw std::invalid_argument("a message's peer is out of range");
+    Released released;
+    return mesh->has_message(*group, peer, tag);
+  }
+
   void serve(std::shared_ptr<Plan> plan) {
     check(*plan);
     if (const std::string why = ServedCalls::refusal(*group, *plan); !why.empty())
@@ -396,6 +412,8 @@ NB_MODULE(_native, m) {
       .def("post", &GroupHandle::post_call)
       .def("post_in_place", &GroupHandle::post_in_place)
       .def("post_message", &GroupHandle::post_message)
+      .def("notify", &GroupHandle::notify)
+      .def("has_message", &GroupHandle::has_message)
       .def("serve", &GroupHandle::serve)
       .def("abort", &GroupHandle::abort)
       .def("fail", &GroupHandle::fail)

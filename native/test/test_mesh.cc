@@ -1,5 +1,8 @@
 // Threads, doorbells and the progress thread: whoever brings work wakes whoever sleeps, and no
 // timer hides it when that is forgotten (cluster.h).
+#include <poll.h>
+#include <sys/eventfd.h>
+
 #include <array>
 #include <atomic>
 
@@ -51,6 +54,50 @@ TEST("a sender of asynchronous messages that found the ring full goes on without
     for (uint64_t n = 0; n < kMessages; ++n) cluster.run(1, from_rank_0(round << 8 | n, 16u << 10));
     for (const auto& part : parts) CHECK(eventually([&] { return part->call->finished.load(); }));
   }
+}
+
+using Words = std::vector<uint32_t>;
+
+size_t at(int rank) { return static_cast<size_t>(rank); }
+
+// Whether the eventfd is rung; takes what is there.
+bool is_rung(int fd) {
+  pollfd watched{fd, POLLIN, 0};
+  uint64_t n = 0;
+  return poll(&watched, 1, static_cast<int>(kPatience / kMillisecond)) == 1 &&
+         read(fd, &n, sizeof(n)) == sizeof(n) && n > 0;
+}
+
+TEST("an eventfd is rung for a message that nobody receives yet and for the end of its group") {
+  Cluster cluster(2, 1);
+  const int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  CHECK(cluster.meshes[1]->notify(*cluster.groups[1], bell));
+  CHECK(is_rung(bell));  // for what had come before
+  std::array<Words, 2> words = {Words{1, 2}, Words{0, 0}};
+  const auto post = [&](int rank) {
+    Plan plan;
+    plan.program = point_to_point(rank, 2, 0, 1);
+    plan.layout[kData] = equal_layout(sizeof(uint32_t) * 2, 1);
+    return cluster.meshes[at(rank)]->post(
+        *cluster.groups[at(rank)],
+        Message{seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message"), rank == 0,
+                1 - rank, 5, reinterpret_cast<std::byte*>(words[at(rank)].data()),
+                now_ns() + kPatience, true});
+  };
+  const auto sent = post(0);
+  CHECK(is_rung(bell));
+  CHECK(cluster.meshes[1]->has_message(*cluster.groups[1], 0, 5));
+  const auto received = post(1);
+  CHECK(eventually([&] { return received->is_over() && sent->is_over(); }));
+  CHECK(words[1] == words[0]);
+  cluster.meshes[0]->abort_group(*cluster.groups[0], "it is over");
+  CHECK(is_rung(bell));
+  CHECK(eventually(
+      [&] { return static_cast<bool>(cluster.meshes[1]->abort_of(*cluster.groups[1])); }));
+  cluster.meshes[0]->close();
+  CHECK(cluster.meshes[1]->notify(*cluster.groups[1], bell));  // once is enough
+  CHECK(!cluster.meshes[0]->notify(*cluster.groups[0], -1));
+  close(bell);
 }
 
 TEST("those who wait for the messages of several ranks wake when the last has come") {

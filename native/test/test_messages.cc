@@ -168,6 +168,24 @@ TEST("a tag whose receive waits for anyone holds up no other tag and no collecti
   CHECK(!waiting.handle->finished);
 }
 
+TEST("a message is here from its first frame until a receive of its tag takes it") {
+  World world(3, {});
+  Post post(world);
+  const auto is_here = [&](int from, int64_t tag) {
+    return world.engine(0).has_message(*world.groups[0], from, tag);
+  };
+  CHECK(!is_here(1, 5));
+  post.send(1, 0, 5, 3);
+  post.send(1, 0, 5, 3);
+  world.run_steps(50);
+  CHECK(is_here(1, 5) && !is_here(2, 5) && !is_here(1, 6));
+  post.recv(0, 1, 5, 3);
+  CHECK(is_here(1, 5));
+  post.recv(0, 1, 5, 3);
+  CHECK(!is_here(1, 5));
+  CHECK(world.run([&] { return post.all_finished(); }));
+}
+
 // ---- ends
 
 TEST("a receive from any source has a deadline, and names what it waited for") {

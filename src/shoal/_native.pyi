@@ -135,6 +135,15 @@ class Group:
     ) -> Call:
         """A send to `peer` or a receive from it; -1: from whoever sends first."""
 
+    def notify(self, fd: int, /) -> None:
+        """Ring this eventfd now, for each message not yet received, and when the group ends.
+
+        Raises RuntimeError if the process has no file descriptor left.
+        """
+
+    def has_message(self, peer: int, tag: int, /) -> bool:
+        """True if the next message of this tag from `peer` has come, or a part of it."""
+
     def serve(self, plan: Plan, /) -> None:
         """From now on calls that peers make by this plan are made here too, without a caller.
 

@@ -24,8 +24,6 @@ from process.serving import (
 from process.stage import Stage, pretend_hosts
 
 import shoal
-from shoal.group.pool import commands
-from shoal.rendezvous.store import client
 
 
 class Warnings(logging.Handler):
@@ -53,8 +51,6 @@ def call(group: shoal.Group, right: list[bool]) -> None:
 def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
     """First a view cannot form for want of a port; then rank 0's interpreter is held."""
     pretend_hosts(1)
-    # As much shorter as the time for which rank 0 is silent: else 5.5 s, then 2 s, of 20 s.
-    client._GRACE_S, commands._CONNECT_S = 0.1, 0.1
     stage, right = Stage.from_environment(), list[bool]()
     warnings = Warnings()
     with shoal.init(timeout_s=30.0) as group:
@@ -62,7 +58,7 @@ def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
         await_servers(group, 1)
         call(group, right)
         if group.rank == 0:
-            await_that(lambda: pool._commands._meeting is None, "the end of the first meeting")
+            await_that(lambda: pool._leader._meeting is None, "the end of the first meeting")
         stage.meet(group.rank, N_WORKERS, "has one server")
         if group.rank == 0:
             stage.cue("the first view stands")

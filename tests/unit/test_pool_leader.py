@@ -9,6 +9,8 @@ import pytest
 
 from shoal.group.pool import leader as leaders
 from shoal.group.pool.addresses import Address
+from shoal.group.pool.bell import Bell
+from shoal.group.pool.commands import End, Form
 from shoal.group.pool.leader import Leader
 from shoal.group.pool.protocol import Reserve, Reserved
 from shoal.group.pool.stages import Stages
@@ -51,23 +53,10 @@ class Watch:
         self.is_closed = True
 
 
-class Commands:
-    """The store from which the others hear."""
-
-    def __init__(self) -> None:
-        self.told: list[bytes] = []
-
-    def set(self, _key: str, value: bytes) -> None:
-        self.told.append(value)
-
-    def close(self) -> None:
-        pass
-
-
-def leader() -> tuple[Leader, Commands]:
-    made: Any = Leader([SERVER], bytes(32))
-    made._watch, made._store, made._host = Watch(), Commands(), "127.0.0.1"
-    return made, made._store
+def leader() -> Leader:
+    made: Any = Leader([SERVER], bytes(32), Bell())
+    made._watch, made._host = Watch(), "127.0.0.1"
+    return made
 
 
 class View:
@@ -87,15 +76,13 @@ class View:
 
 def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost() -> None:
     stages, view = Stages[Any](), View()
-    lost, commands = leader()
+    lost = leader()
     watch: Any = lost._watch
     watch.is_closed = True  # they are gone, and it is not
-    assert str(lost.next([view], stages, 1)) == "End(view=1, is_lost=True)"  # type: ignore[list-item]
-    assert commands.told == [b"end 1 1"]
-    leaving, commands = leader()
+    assert lost.decide([view], stages, 1) == End(1, is_lost=True)  # type: ignore[list-item]
+    leaving = leader()
     leaving.close()
-    assert leaving.next([view], stages, 1) is None  # type: ignore[list-item]
-    assert commands.told == []
+    assert leaving.decide([view], stages, 1) is None  # type: ignore[list-item]
 
 
 def test_servers_for_which_no_port_is_free_wait_until_one_is_and_are_named_once(
@@ -103,16 +90,15 @@ def test_servers_for_which_no_port_is_free_wait_until_one_is_and_are_named_once(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(leaders, "_now", lambda: now[0])
-    made, commands = leader()
+    made = leader()
     caplog.set_level(logging.INFO, "shoal")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port}-{port}")
         for now[0] in (1.0, 2.0, 4.0):
-            assert made.next([], Stages[Any](), 1) is None
-    assert commands.told == []
+            assert made.decide([], Stages[Any](), 1) is None
     (line,) = [record.getMessage() for record in caplog.records if "view" in record.message]
     assert "no port of SHOAL_PORT_RANGE is free at 127.0.0.1" in line
     now[0] = 20.0
-    assert str(made.next([], Stages[Any](), 1)).startswith("Form(view=1, ")
+    assert made.decide([], Stages[Any](), 1) == Form(1)
     made.close()

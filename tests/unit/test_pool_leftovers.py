@@ -90,7 +90,7 @@ def test_a_call_of_which_no_plan_can_be_made_ends_the_group_of_those_who_make_it
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
     world: Any = SimpleNamespace(abort=ended.append)
     assert RAIL is not None
-    pool = Pool(control, NOTHING, b"", world, NOTHING, RAIL)
+    pool = Pool(control, b"", world, NOTHING, RAIL)
     view: Any = SimpleNamespace(call=refuse, takes=lambda _number: True, is_settling=False)
     pool.stages.propose()
     pool.stages.begin(0, view, 1)

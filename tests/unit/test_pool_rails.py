@@ -107,9 +107,8 @@ def test_pieces_of_a_call_that_could_not_be_made_are_not_waited_for() -> None:
     assert rail is not None
     coming = RailNumbers(calls)
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
-    commands: Any = None
     world: Any = SimpleNamespace(post_in_place=refuse)
-    pool = Pool(control, commands, b"", world, coming, rail)
+    pool = Pool(control, b"", world, coming, rail)
     kind = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
     kind = kind._replace(pieces=tuple(rail.pieces(kind.dtype, kind.n_elems)))
     numbers = pool.begin_pieces(calls.take(), len(kind.pieces))

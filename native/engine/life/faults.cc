@@ -125,6 +125,7 @@ void Faults::end_group(Group& group, const Error& found, bool tell, const std::v
   if (is_new && hooks_.on_ended) hooks_.on_ended(group, why, is_heard);
   if (is_new && why.fault == Fault::kTimedOut && hooks_.on_deadline) hooks_.on_deadline(group);
   group.life.end(why);
+  group.bell.ring();
   if (tell && is_new && group.is_made()) {
     Header header;
     header.type = FrameType::kAbort;

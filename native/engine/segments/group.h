@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bell.h"
 #include "base/error.h"
 #include "base/value.h"
 #include "engine/life/group_life.h"
@@ -70,6 +71,8 @@ struct Group : std::enable_shared_from_this<Group> {
   std::map<int64_t, std::deque<Receiving>> receiving;
   FinishedCalls finished;
   Served served;
+  // Rung for a message whose receive is not posted, and when the group ends.
+  Bell bell;
   // This rank's state (state_reader.h) just before a deadline ended the group.
   std::shared_ptr<const Value> at_deadline;
 

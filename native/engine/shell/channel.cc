@@ -197,6 +197,21 @@ std::shared_ptr<Call> Channel::post(Group& group, const Message& message) {
   return start(lock, std::move(call), message.background);
 }
 
+bool Channel::notify(uint64_t group, int fd) {
+  std::lock_guard lock(mutex_);
+  Group* here = engine_.group(group);
+  if (here == nullptr) return true;  // it is dropped: the caller knows
+  if (!here->bell.hang(fd)) return false;
+  here->bell.ring();
+  return true;
+}
+
+bool Channel::has_message(uint64_t group, int from, int64_t tag) {
+  std::lock_guard lock(mutex_);
+  const Group* here = engine_.group(group);
+  return here != nullptr && engine_.has_message(*here, from, tag);
+}
+
 // No caller waits for served calls: the progress thread starts them.
 void Channel::serve(uint64_t group, std::shared_ptr<const Plan> plan) {
   std::unique_lock lock(mutex_);

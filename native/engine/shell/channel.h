@@ -62,6 +62,11 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::shared_ptr<Call> post_lane(uint64_t group, const Posting& posting,
                                   std::shared_ptr<Lanes> lanes, uint64_t serial = 0);
   std::shared_ptr<Call> post(Group& group, const Message& message);
+  // Rings this eventfd at once, and from now on for each frame of a message whose receive is not
+  // posted, and when the group ends. False if the process has no descriptor left.
+  bool notify(uint64_t group, int fd);
+  // True if the next message of this tag from this rank of the group has come, or a part of it.
+  bool has_message(uint64_t group, int from, int64_t tag);
   // See ServedCalls. Does nothing if the group was dropped.
   void serve(uint64_t group, std::shared_ptr<const Plan> plan);
   void bound_out(size_t n_bytes) {

@@ -260,6 +260,7 @@ void Engine::of_a_past_call(Group& group, FinishedCalls::Past was, int peer, con
 void Engine::keep_early(Group& group, int peer, const Header& header,
                         std::span<std::byte> payload) {
   if (!early_.keep(group, peer, header, payload)) return;
+  if (is_message(header.key)) group.bell.ring();
   if (!group.receiving.empty()) messages_.came_early(group, group.rank_of[peer], header.key);
   if (!group.served.plans.empty()) served_calls_.came_early(group, header);
 }

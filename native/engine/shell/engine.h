@@ -73,6 +73,11 @@ class Engine final : public FrameSink {
   // ranks are matched in the order of the calls.
   std::shared_ptr<Call> post(Group& group, const Message& message);
 
+  // True if a frame of the next message of this tag from this rank of the group has come.
+  bool has_message(const Group& group, int from, int64_t tag) const {
+    return group.early.count(group.messages.next(from, group.rank, tag)) != 0;
+  }
+
   // Run steps that can run, up to about `budget` bytes. True if anything moved or can move now.
   bool progress(size_t budget = 1u << 20);
   // True if links could take more than one turn may send; call progress() again.

@@ -50,6 +50,11 @@ class Mesh {
   std::shared_ptr<Call> post(Group& group, const Message& message) {
     return first().post(group, message);
   }
+  // Of the first channel, which has all messages; see Channel.
+  bool notify(const Group& group, int fd) { return first().notify(group.id, fd); }
+  bool has_message(const Group& group, int from, int64_t tag) {
+    return first().has_message(group.id, from, tag);
+  }
   // Serve peers' calls of this plan from now on; check ServedCalls::refusal() first.
   void serve(Group& group, const std::shared_ptr<const Plan>& plan);
   // Bound the unacknowledged bytes to other hosts of sends that take turns; see turns.h.

@@ -6,15 +6,14 @@ import contextlib
 import hashlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.group.context import hash_of
 from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
-from shoal.group.pool.commands import Command, Commands, End, Form, Unheard, encode
+from shoal.group.pool.commands import Command, End, Form
 from shoal.group.pool.late import LateServers
 from shoal.group.pool.left_out import LeftOut
 from shoal.group.pool.notices import Notices
@@ -26,19 +25,21 @@ from shoal.rendezvous.listener import port_range
 from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
 
 if TYPE_CHECKING:
+    from shoal.group.pool.bell import Bell
     from shoal.group.pool.control import Control
     from shoal.group.pool.stages import Stages
     from shoal.group.pool.view import View
 
 _LOG: Final = logging.getLogger("shoal")
 
-_LOOK_S: Final = 0.05  # how often to look whether a view has ended
 _SETTLE_S: Final = 0.1
 _LEAST_PAUSE_S: Final = 0.25  # until servers that did not come are asked again; twice as long then
 _LONGEST_PAUSE_S: Final = 8.0
 _MOST_NAMED: Final = 4  # workers, in a line
 _MOST_NAME: Final = 64  # letters of a group's
-_N_VALUES: Final = 1 << 20  # commands in the life of a job: one every 10 s for 100 days
+
+Unheard = Mapping[int, Sequence[int]]
+"""By a server's place in a view, the workers that have not received its first word."""
 
 _now: Final = time.monotonic
 
@@ -57,24 +58,31 @@ def job_name(control: Control, host: str) -> str:
     return f"{name} {hash_of(control.epoch, control.native_id):016x} of {host}"
 
 
-class Leader(Commands):
-    """The commands on the lowest worker, which decides.
+class Leader:
+    """What only the lowest worker does: it watches the servers, and decides on the next command.
 
     Args:
         endpoint: where further servers may leave their addresses.
+        bell: rung when a server comes or goes.
+
+    Threads: `close` and `trouble` may be called from any, the rest from the pool's.
     """
 
     def __init__(
-        self, servers: Sequence[Address], key: bytes, endpoint: JobEndpoint | None = None
+        self,
+        servers: Sequence[Address],
+        key: bytes,
+        bell: Bell,
+        endpoint: JobEndpoint | None = None,
     ) -> None:
         self._servers, self._key, self._endpoint = servers, key, endpoint
         self._registry: Registry | None = None
-        self._woken = threading.Event()
+        self._bell = bell
         self._watch: Watch | None = None
-        self._store: TcpStoreServer | None = None  # of the commands
         self._meeting: TcpStoreServer | None = None
+        self._wanted: tuple[Address, ...] = ()  # the servers of the view that forms
         self._host = ""
-        self._n = self._n_views = self._n_failures = 0
+        self._n_views = self._n_failures = 0
         self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
         self._rest_s = _LEAST_PAUSE_S  # after a view that its members ended
         self._seen: list[Address] = []
@@ -88,15 +96,9 @@ class Leader(Commands):
         self._is_closed = False
 
     def begin(self, control: Control) -> None:
-        """Serve the store, and say where."""
+        """Begin to watch the servers."""
         self._names = control.names
-        try:
-            self._host = choose_address(os.environ.get("MASTER_ADDR")).address
-            self._store = self._serve_store(StoreLimits(n_values=_N_VALUES))
-        except Exception:
-            control.tell("")  # the others wait for it
-            raise
-        control.tell(f"{self._host} {self._store.port}")
+        self._host = choose_address(os.environ.get("MASTER_ADDR")).address
         reserve = Reserve(own_version(), job_name(control, self._host), control.size)
         self._watch = Watch(self._servers, self._key, reserve, self._changed)
         if self._endpoint is not None:
@@ -110,25 +112,23 @@ class Leader(Commands):
             return
         self._servers = [*self._servers, address]
         self._watch.add(address)
-        self.look()
+        self._bell.ring()
 
-    def next(self, views: Sequence[View], stages: Stages[View], lowest_open: int) -> Command | None:
-        """Look at the views and the servers, and wait a little if all is well."""
+    def decide(
+        self, views: Sequence[View], stages: Stages[View], lowest_open: int
+    ) -> Command | None:
+        """Return the next command; None if nothing is to change.
+
+        Args:
+            lowest_open: the lowest call that this worker may yet make.
+        """
         self._notices.update(stages.last.servers if stages.last else (), self._trouble(), _now())
         command = self._ending(views, lowest_open) or self._forming(stages)
-        if self._is_closed:  # NOT to be told: who leaves has no connection to any server
+        if self._is_closed:  # a rank that leaves has lost its own servers, and nobody else has
             self._close_meeting()
             return None
-        if command is None:
-            if stages.last is not None:
-                self._late.look(stages.last, _now())
-            self._woken.wait(_LOOK_S)
-            self._woken.clear()
-            return None
-        if self._store is None:
-            return None
-        self._store.set(f"command/{self._n}", encode(command))
-        self._n += 1
+        if command is None and stages.last is not None:
+            self._late.look(stages.last, _now())
         return command
 
     def _ending(self, views: Sequence[View], lowest_open: int) -> End | None:
@@ -186,8 +186,8 @@ class Leader(Commands):
         except (ShoalError, OSError) as error:  # no port, thread or descriptor is free
             self._put_off(number, str(error))
             return None
-        self._n_views = number
-        return Form(number, tuple(wanted), self._host, self._meeting.port)
+        self._n_views, self._wanted = number, tuple(wanted)
+        return Form(number)
 
     def _is_unsettled(self, wanted: list[Address]) -> bool:
         """Whether others may be about to come: then one view is formed for all of them."""
@@ -196,27 +196,33 @@ class Leader(Commands):
             self._seen, self._seen_at = wanted, now
         return len(wanted) < len(self._servers) and now < self._seen_at + _SETTLE_S
 
-    def invite(self, command: Form, n_workers: int) -> None:
-        """Have the servers come."""
-        size = n_workers + len(command.servers)
-        where = command.host, command.port
+    def invite(self, command: Form, n_workers: int) -> str:
+        """Ask the servers into a view; return who they are, and where all meet."""
+        assert self._meeting is not None
+        servers, size = self._wanted, n_workers + len(self._wanted)
+        where = self._host, self._meeting.port
         meets = [
             (address, Meet(command.view, n_workers, n_workers + at, size, *where))
-            for at, address in enumerate(command.servers)
+            for at, address in enumerate(servers)
         ]
-        self._invited, self._has_lost_invited = {address for address, _ in meets}, False
+        self._invited, self._has_lost_invited = set(servers), False
         if self._watch is not None:
             self._watch.meet(meets)
+        return f"{','.join(map(str, servers))} {self._host} {self._meeting.port}"
 
     def _changed(self) -> None:
         """A server has come or gone; on the thread that watches."""
         if self._watch is not None and not self._invited.isdisjoint(self._watch.gone()):
             self._has_lost_invited = True
             self._close_meeting()  # whoever waits there for it need not wait until time is up
-        self.look()
+        self._bell.ring()
 
     def formed(self, view: View, steps: bytes) -> None:
-        """Ask at once should there be others."""
+        """Record that a view stands; the next may form at once.
+
+        Args:
+            steps: by server, how far below a worker's its rate was measured to be.
+        """
         self._left_out.used(view.servers)
         rates = view.group.rates[view.n_workers :]
         each = zip(view.servers, rates, view.nics.servers, steps, strict=True)
@@ -228,17 +234,23 @@ class Leader(Commands):
         self._n_failures, self._pause_s = 0, _LEAST_PAUSE_S
 
     def failed(self, command: Form, why: str, misplaced: int, unheard: Unheard) -> None:
-        """Wait, longer each time; without a server that some worker cannot reach, or ever use."""
+        """Record that a view did not form: leave out the server at fault, or wait.
+
+        Args:
+            why: empty if only other workers failed.
+            misplaced: the place of a server that can be in no view, or -1.
+            unheard: the servers that some workers did not reach.
+        """
         self._invited = set()
         self._close_meeting()
         if misplaced >= 0:
-            address = command.servers[misplaced]
+            address = self._wanted[misplaced]
             self._misplaced[address] = why
             return
         if self._has_lost_invited:  # `Notices` says so
             return
         if unheard:
-            self._blame_unheard(command, unheard)
+            self._blame_unheard(unheard)
             return
         self._put_off(command.view, why or "another worker says why")
         self._n_failures += 1
@@ -253,26 +265,22 @@ class Leader(Commands):
         self._not_before = _now() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def _blame_unheard(self, command: Form, unheard: Unheard) -> None:
+    def _blame_unheard(self, unheard: Unheard) -> None:
         ready = self._watch.ready() if self._watch is not None else {}
         for at, workers in unheard.items():
-            address = command.servers[at]
+            address = self._wanted[at]
             who = ", ".join(f"rank {rank} ({self._names[rank]})" for rank in workers[:_MOST_NAMED])
             more = f" and {len(workers) - _MOST_NAMED} more" if len(workers) > _MOST_NAMED else ""
             why = f"cannot reach {who}{more}, or they it"
             self._left_out.blame(address, ready.get(address), why, _now())
 
     def note(self, view: int, kind: str, how: str) -> None:
-        """Tell every server."""
+        """Send every server how a kind of call is made, for `shoal status`."""
         if self._watch is not None:
             self._watch.tell(Note(view, kind, how))
 
-    def look(self) -> None:
-        """Wake the thread."""
-        self._woken.set()
-
     def trouble(self) -> str:
-        """Which servers do not serve, and why."""
+        """Return which servers do not serve, and why."""
         return "; ".join(f"{address} {why}" for address, why in self._trouble().items())
 
     def _trouble(self) -> dict[Address, str]:
@@ -280,17 +288,13 @@ class Leader(Commands):
         return {**self._left_out.why(), **watched, **self._misplaced}
 
     def close(self) -> None:
-        """Leave the servers, and end the stores."""
+        """Leave the servers; idempotent."""
         self._is_closed = True
-        self._woken.set()
         if self._registry is not None:
             self._registry.close()
         if self._watch is not None:
             self._watch.close()
         self._close_meeting()
-        if self._store is not None:
-            with contextlib.suppress(OSError):
-                self._store.close()
 
     def _serve_store(self, limits: StoreLimits) -> TcpStoreServer:
         """A store at a port that may be used."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal import engine
+    from shoal.group.pool.bell import Bell
     from shoal.rendezvous import Store
 
 # A silent member costs a view its calls' repair, and a worker nothing else: it is given up soon.
@@ -88,6 +89,11 @@ class PoolGroup(Group):
 
     rates: tuple[float, ...] = ()
     n_channels: int = 1
+
+    def notify(self, bell: Bell) -> None:
+        """Ring the bell when the group ends."""
+        if not isinstance(self._native, ClosedGroup):
+            self._native.notify(bell.fd)
 
     @property
     def has_ended(self) -> bool:

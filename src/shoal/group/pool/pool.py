@@ -1,16 +1,16 @@
-"""The pool of a job: its servers in views, one after another, and what becomes of their calls.
+"""The pool of a job: its servers in views, one after another, and the calls that they share in.
 
-Each worker has a thread that does what the lowest one says, all in the same order: form a view, end
-one. It hears that through a store which the lowest serves, so that nothing is in flight between the
-workers while nothing happens.
+Each worker has a thread that carries out the commands of the lowest worker, all in the same order:
+form a view, end one. Commands are messages in the `Control` group. The native core takes them in,
+and rings the thread's bell; so nothing is polled, and a worker that is held misses none.
 
-Servers are optional, so the thread ends the group of the workers for two reasons alone:
+Servers are optional, so the thread ends the workers' group for two reasons only:
 
 - a call's deadline has passed (`expire` and `_await_stage`);
-- workers have called different things: under one number, or as one call (`_have_differed`).
+- workers have made different calls under one number, or as one call (`_have_differed`).
 
-Whatever else fails means no servers for now: a view that does not form is tried again later, and a
-thread that cannot go on leaves the view that there is to the native core, and is logged once.
+Every other failure means "no servers for now". A view that does not form is tried again later. A
+thread that cannot go on logs why, and leaves the current view to the native core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from typing import TYPE_CHECKING, Final
 from shoal.dtypes import Op
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut, UsageError
+from shoal.group.pool.addresses import parse_address
+from shoal.group.pool.bell import Bell
 from shoal.group.pool.commands import MEETING_S, Form
+from shoal.group.pool.leader import Leader
 from shoal.group.pool.meeting import Misplaced, Unmet, ViewMeeting
 from shoal.group.pool.mend import is_whole_here, mend
 from shoal.group.pool.probe import REFERENCE, answer, measure
@@ -42,7 +45,8 @@ from shoal.threads import start
 if TYPE_CHECKING:
     from shoal.engine import Call, NativeGroup
     from shoal.group.numbers import Numbers
-    from shoal.group.pool.commands import Commands, End
+    from shoal.group.pool.addresses import Address, JobEndpoint
+    from shoal.group.pool.commands import Command, End
     from shoal.group.pool.control import Control
     from shoal.group.pool.kinds import Kind
     from shoal.group.pool.meeting import PoolGroup
@@ -51,16 +55,18 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-_LOOK_S: Final = 0.05  # how often somebody who waits looks whether the world still stands
+_LOOK_S: Final = 0.05  # between two looks of a waiting thread whether the workers' group has ended
+_DEADLINES_S: Final = 0.5  # between two looks at the deadlines of calls, where nothing else happens
 
 
 class Pool:
     """A worker's end of the pool. It alone posts calls that servers may take part in.
 
     Args:
-        control: a group of the workers along this one's rail that only pool threads use.
+        control: the group of the pool threads along this worker's rail.
+        key: the job's.
         world: the native group of all workers, where their parts of calls are posted.
-        numbers: of the calls that may be served, or of their pieces.
+        numbers: the numbers of calls that may be served, or of their pieces.
 
     Threads: one, a daemon, from `start` to `close`; all methods may be called from any.
     """
@@ -68,13 +74,13 @@ class Pool:
     def __init__(
         self,
         control: Control,
-        commands: Commands,
         key: bytes,
         world: NativeGroup,
         numbers: Numbers | RailNumbers,
         rail: Rail,
     ) -> None:
-        self.control, self._commands = control, commands
+        self.control = control
+        self._leader: Leader | None = None
         self._world, self._cluster = world, control.planner.cluster
         self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
@@ -83,36 +89,45 @@ class Pool:
         self._held: set[int] = set()  # calls that wait until it is known who serves them
         self._waiters: list[tuple[ServedCall, Callable[[], None]]] = []
         self._is_closing = False
-        self._awaits_others = True  # for nothing that a caller waits for: whoever leaves may
+        self._is_forming = False  # no caller waits for a view that forms: `close` may abort it
+        self._bell, self._key = Bell(), key
         self._meeting = ViewMeeting(key)
         self._owner = os.getpid()
         self.has_ended = False
         self._thread: threading.Thread | None = None
 
+    def lead(self, servers: Sequence[Address], endpoint: JobEndpoint | None) -> None:
+        """Become the lowest worker's end, which decides; call it before `start`.
+
+        Args:
+            endpoint: where further servers may leave their addresses.
+        """
+        self._leader = Leader(servers, self._key, self._bell, endpoint)
+
     def start(self) -> None:
-        """Begin to look for servers."""
+        """Begin to use servers."""
         self._thread = start("shoal pool", self._run)
 
     @property
     def rank(self) -> int:
-        """Of this worker."""
+        """The rank of this worker along its rail."""
         return self.control.rank
 
     @property
     def view(self) -> View | None:
-        """That of the calls that are made now."""
+        """The view of the calls that are made now."""
         with self.changed:
             return self.stages.last
 
     def trouble(self) -> str:
-        """Which servers do not serve, and why, in words; rank 0 knows."""
-        return self._commands.trouble()
+        """Return which servers do not serve, and why; empty on ranks other than 0."""
+        return "" if self._leader is None else self._leader.trouble()
 
     def await_servers(self, n: int, timeout_s: float) -> None:
-        """Wait until so many serve.
+        """Wait until `n` servers serve.
 
         Raises:
-            TimedOut: fewer do; names each that does not, and why, on the lowest worker.
+            TimedOut: fewer do; on rank 0 it names each missing server, with the reason.
         """
         until = time.monotonic() + timeout_s
         with self.changed:
@@ -128,7 +143,7 @@ class Pool:
         raise TimedOut(
             f"SHOAL_SERVERS_REQUIRED={n}, and {counted(n_found, 'server')} "
             f"{'serves' if n_found == 1 else 'serve'} after {timeout_s:.3g} s: "
-            f"{self._commands.trouble() or 'the error of rank 0 says why'}"
+            f"{self.trouble() or 'the error of rank 0 says why'}"
         )
 
     def close(self) -> None:
@@ -138,9 +153,11 @@ class Pool:
         with self.changed:
             self._is_closing = True
             self.changed.notify_all()
-        self._commands.close()
+        if self._leader is not None:
+            self._leader.close()
         self._meeting.close()
-        if self._awaits_others:
+        self._bell.ring()
+        if self._is_forming:
             self.control.abort("it has left")
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * MEETING_S)
@@ -276,7 +293,7 @@ class Pool:
         """Called while a call waits for the pool's thread: wake it, or end what it waits in."""
         if call.is_mending and self._world.error()[0] is not Fault.NONE:
             self.control.abort("the group of the workers has ended")  # and what mends with it
-        self._commands.look()
+        self._bell.ring()
 
     def on_settled(self, call: ServedCall, callback: Callable[[], None]) -> None:
         """Call back once its outcome is known, at once if it is."""
@@ -316,11 +333,13 @@ class Pool:
 
     def _run(self) -> None:
         try:
-            self._commands.begin(self.control)
-            self._awaits_others = False
+            self._bell.open()
+            self.control.notify(self._bell)
+            if self._leader is not None:
+                self._leader.begin(self.control)
             while not self._is_closing:
                 self._check_world()
-                command = self._commands.next(self._views, self.stages, self._lowest_open())
+                command = self._next_command()
                 if isinstance(command, Form):
                     self._form(command)
                 elif command is not None:
@@ -335,6 +354,18 @@ class Pool:
                 self._outlive()
         finally:
             self._end()
+
+    def _next_command(self) -> Command | None:
+        """Return the next command; None if there was none by the time to look at deadlines."""
+        if self._leader is None:
+            command = self.control.next_command()
+        else:
+            command = self._leader.decide(self._views, self.stages, self._lowest_open())
+            if command is not None:
+                self.control.send_command(command)
+        if command is None:
+            self._bell.wait(_DEADLINES_S if self._leader is None else _LOOK_S)
+        return command
 
     def _do_without(self, error: Exception) -> None:
         """The workers cannot agree on other servers any more."""
@@ -394,17 +425,25 @@ class Pool:
             self.control.abort("it has left")
         with self.changed:
             self.has_ended = True
-        self._commands.close()
+        if self._leader is not None:
+            self._leader.close()
         self._call_back()
 
     def _form(self, command: Form) -> None:
         """Meet the servers, and use them from a call on that all workers agree on."""
         started = time.monotonic()
-        self._awaits_others = True
+        self._is_forming = True
+        where = "" if self._leader is None else self._leader.invite(command, self.control.size)
+        named, host, port = self.control.tell(where).split(" ")
+        servers = [parse_address(one, "a server") for one in named.split(",")]
         group, why, misplaced, unmet = None, "", -1, frozenset[int]()
-        n, steps = len(command.servers), b""
+        n, steps = len(servers), b""
+        n_workers = self.control.size
         try:
-            group = self._meet(command)
+            group = self._meeting.meet(
+                *(host, int(port), command.view, self.rank, n_workers + n, n_workers)
+            )
+            group.notify(self._bell)
             steps = self._probe(group)
             if isinstance(differ := group.ended(), UsageError):
                 why = str(differ)  # NOT a view that stands: the end of one by this ends the job
@@ -424,14 +463,17 @@ class Pool:
                 at: [rank for rank, one in enumerate(told) if one[1 + at]] for at in range(n)
             }
             known = {at: workers for at, workers in unheard.items() if workers}
-            self._commands.failed(command, why, misplaced, known)
+            if self._leader is not None:
+                self._leader.failed(command, why, misplaced, known)
+            elif why and not known:  # else rank 0 blames a server, and logs that
+                _LOG.info("view %d of the servers did not form: %s", command.view, why)
             return
         assert group is not None
         steps = told[0][1 + n :]
-        view = self._view(command, group, steps)
+        view = self._view(command, group, servers, steps)
         self._begin(view)
-        self._commands.formed(view, steps)
-        if self.rank == 0:
+        if self._leader is not None:
+            self._leader.formed(view, steps)
             _LOG.info(
                 "%s: view %d: %s from call %d on (%.0f ms)",
                 *(self.control, view.number, counted(len(view.servers), "server"), view.begin),
@@ -459,22 +501,18 @@ class Pool:
             if group is not None:
                 group.close()
             raise
-        self._awaits_others = False
+        self._is_forming = False
         return told
 
-    def _meet(self, command: Form) -> PoolGroup:
-        n = self.control.size
-        self._commands.invite(command, n)
-        size, where = n + len(command.servers), (command.host, command.port)
-        return self._meeting.meet(*where, command.view, self.rank, size, n)
-
-    def _view(self, command: Form, group: PoolGroup, steps: bytes) -> View:
+    def _view(
+        self, command: Form, group: PoolGroup, servers: Sequence[Address], steps: bytes
+    ) -> View:
         try:
             rates = [rate / self._rail.n_rails for rate in group.rates]
             nics = nics_of(rates, self.control.size, self._cluster, steps)
             return View(
-                *(command.view, group, command.servers, self._cluster, nics, self._rail),
-                self._commands,
+                *(command.view, group, servers, self._cluster, nics, self._rail),
+                self._leader,
             )
         except BaseException:
             group.close()

@@ -19,10 +19,8 @@ from shoal.group.buffers import span_of
 from shoal.group.calls import ClosedGroup
 from shoal.group.group import Group
 from shoal.group.pool.addresses import endpoint_from, n_required_from, servers_from
-from shoal.group.pool.commands import Follower
 from shoal.group.pool.control import Control
 from shoal.group.pool.kinds import Kind
-from shoal.group.pool.leader import Leader
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall
 from shoal.group.pool.rails import RailNumbers, rail_of
@@ -163,10 +161,12 @@ class ServedGroup(Group):
         native = self._native
         if isinstance(native, ClosedGroup):
             raise Closed(native.why)
-        commands = Leader(servers, key, endpoint) if rail.host == 0 else Follower(key)
         # NOT the group itself, which would then live as long as the thread.
         numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
-        return Pool(Control.of(self, rail), commands, key, native, numbers, rail)
+        pool = Pool(Control.of(self, rail), key, native, numbers, rail)
+        if rail.host == 0:
+            pool.lead(servers, endpoint)
+        return pool
 
     def all_reduce(
         self,

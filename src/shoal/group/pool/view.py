@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from shoal.engine import Plan
     from shoal.group.pool.addresses import Address
-    from shoal.group.pool.commands import Commands
     from shoal.group.pool.kinds import Kind
+    from shoal.group.pool.leader import Leader
     from shoal.group.pool.meeting import PoolGroup
     from shoal.group.pool.pool import Pool
     from shoal.group.pool.rails import Rail
@@ -59,7 +59,7 @@ class View:
         group: the workers and, after them, the servers.
         cluster, nics: what plans are chosen by; the same on every worker.
         rail: of this worker.
-        commands: where rank 0 notes how each kind of call is made.
+        leader: on rank 0, sends the servers how each kind of call is made.
 
     Attributes:
         shares: by server, its weight in the kind of call that was planned last.
@@ -79,7 +79,7 @@ class View:
         cluster: Cluster,
         nics: Nics,
         rail: Rail,
-        commands: Commands | None = None,
+        leader: Leader | None = None,
     ) -> None:
         self.number, self.group, self.servers = number, group, servers
         self.n_workers = group.size - len(servers)
@@ -92,7 +92,7 @@ class View:
         self.left: frozenset[int] | None = None
         self.calls: deque[ServedCall] = deque()
         self._over: deque[int] = deque(maxlen=_N_OVER)  # the last that have ended well
-        self._cluster, self._rail, self._commands = cluster, rail, commands
+        self._cluster, self._rail, self._leader = cluster, rail, leader
         self._kinds: OrderedDict[Kind, Parts] = OrderedDict()
 
     @property
@@ -175,8 +175,8 @@ class View:
         if self.group.rank == 0:
             names = " and ".join(chosen.names) or alone.algorithm
             _LOG.info("view %d: all_reduce by %s: %s", self.number, names, chosen.why)
-            if self._commands is not None:
-                self._commands.note(self.number, str(kind), f"{names}: {chosen.why}")
+            if self._leader is not None:
+                self._leader.note(self.number, str(kind), f"{names}: {chosen.why}")
         if chosen.weights is None:
             return Parts(None, self._rail.plan(alone), alone)
         self.shares = chosen.weights.servers

@@ -1,0 +1,37 @@
+// An eventfd at which a thread outside the native core waits.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace shoal {
+
+// Threads: one at a time.
+class Bell {
+ public:
+  Bell() = default;
+  ~Bell() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Bell(const Bell&) = delete;
+  Bell& operator=(const Bell&) = delete;
+
+  // Takes a copy of the descriptor, once. False if the process has none left.
+  bool hang(int fd) {
+    if (fd_ < 0) fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return fd_ >= 0;
+  }
+  // Adds one to the eventfd. Whoever waits there may find nothing new.
+  void ring() const {
+    const uint64_t one = 1;
+    if (fd_ < 0) return;
+    [[maybe_unused]] const ssize_t n = write(fd_, &one, sizeof(one));
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace shoal
