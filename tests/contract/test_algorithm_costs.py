@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
 import pytest
 
-from shoal.analysis.prove.prover import Proof, prove
+from shoal.analysis.prove.prover import Expression, Proof, prove
 from shoal.schedule import ALGORITHMS, Buffer, Place, find
 
 SMALL = [1, 2, 3, 4, 5, 7, 8, 13, 16]
@@ -111,15 +111,6 @@ def test_rings_send_only_to_the_right(collective: str, name: str) -> None:
         }
 
 
-def test_broadcast_sends_the_buffer_once_to_everyone_but_the_root() -> None:
-    for size in SMALL:
-        direct, chain = (
-            prove("broadcast", name, size, root=size - 1) for name in ("direct", "chain")
-        )
-        assert direct.n_sent == {(size - 1, rank): 1 for rank in range(size - 1)}
-        assert chain.n_sent == {((rank - 1) % size, rank): 1 for rank in range(size - 1)}
-
-
 @pytest.mark.parametrize("name", ["binomial", "chain", "direct"])
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_whole_buffers_pass_once_by_every_rank_but_the_root(collective: str, name: str) -> None:
@@ -153,15 +144,9 @@ def test_scatter_gather_reduce_takes_one_buffer_of_each_rank() -> None:
         assert by_rank == {root: Fraction(size - 1, size), **dict.fromkeys(others, 1)}
 
 
-def test_doubling_and_halving_send_what_their_papers_say_for_powers_of_two() -> None:
-    for n_rounds, size in enumerate((2, 4, 8, 16, 32), 1):
-        doubling, halving = (sent_by_rank("all_reduce", n, size) for n in ("doubling", "halving"))
-        assert doubling == dict.fromkeys(range(size), n_rounds)
-        assert halving == dict.fromkeys(range(size), Fraction(2 * (size - 1), size))
-
-
-def test_doubling_and_halving_take_the_extra_ranks_in_and_tell_them_at_last() -> None:
-    for size, corners, pairs in ((3, 2, 1), (5, 4, 1), (6, 4, 2), (13, 8, 5)):
+def test_doubling_and_halving_send_what_their_papers_say_with_and_without_extra_ranks() -> None:
+    powers = [(size, size, 0) for size in (2, 4, 8, 16, 32)]
+    for size, corners, pairs in (*powers, (3, 2, 1), (5, 4, 1), (6, 4, 2), (13, 8, 5)):
         doubling, halving = (sent_by_rank("all_reduce", n, size) for n in ("doubling", "halving"))
         for rank in range(size):
             is_extra, has_extra = (rank < 2 * pairs and rank % 2 == odd for odd in (1, 0))
@@ -186,14 +171,9 @@ def test_a_tree_sends_half_of_the_data_twice_up_and_twice_down() -> None:
             assert into <= 2
 
 
-def test_all_reduce_by_doubling_folds_in_rank_order_on_all_ranks() -> None:
-    proof = prove("all_reduce", "doubling", 6, window=0)
-    for rank in range(6):
-        assert proof.expressions[rank, Place(Buffer.DATA, 0)] == (((0, 1), (2, 3)), (4, 5))
-
-
 @pytest.mark.parametrize(
-    ("collective", "outward"), [("reduce", False), ("gather", False), ("scatter", True)]
+    ("collective", "outward"),
+    [("broadcast", True), ("reduce", False), ("gather", False), ("scatter", True)],
 )
 def test_direct_sends_each_block_once_between_the_root_and_each_other_rank(
     collective: str, outward: bool
@@ -204,15 +184,20 @@ def test_direct_sends_each_block_once_between_the_root_and_each_other_rank(
         assert sent == {(size - 1, r) if outward else (r, size - 1): 1 for r in others}
 
 
-def test_direct_reduce_folds_from_the_root_upwards() -> None:
-    proof = prove("reduce", "direct", 4, root=2)
-    assert proof.expressions[2, Place(Buffer.DATA, 0)] == (((2, 3), 0), 1)
-
-
-def test_direct_all_reduce_folds_in_rank_order() -> None:
-    proof = prove("all_reduce", "direct", 4)
-    for rank in range(4):
-        assert proof.expressions[rank, Place(Buffer.DATA, 0)] == (((0, 1), 2), 3)
+@pytest.mark.parametrize(
+    ("collective", "name", "size", "holders", "order"),
+    [
+        ("all_reduce", "doubling", 6, range(6), (((0, 1), (2, 3)), (4, 5))),
+        ("all_reduce", "direct", 4, range(4), (((0, 1), 2), 3)),
+        ("reduce", "direct", 4, [2], (((2, 3), 0), 1)),  # from the root upwards
+    ],
+)
+def test_folds_in_rank_order(
+    collective: str, name: str, size: int, holders: Iterable[int], order: Expression
+) -> None:
+    proof = prove(collective, name, size, root=2 if collective == "reduce" else 0, window=0)
+    for rank in holders:
+        assert proof.expressions[rank, Place(Buffer.DATA, 0)] == order
 
 
 def test_reducers_are_spread_evenly_over_the_ranks() -> None:

@@ -6,49 +6,22 @@ The contract, in NumPy's words, is `fold_orders.folded`.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, order_of, own, stripes
-from contract.test_algorithms import go_through
 
 from shoal.analysis.prove.prover import Expression, Proof, prove
 from shoal.dtypes import DType, Op
-from shoal.schedule import Algorithm, Buffer, Place, Send, find
+from shoal.schedule import Buffer, Place, Send, find
 from shoal.schedule.sharded import sharded_all_reduce
-from shoal.schedule.stripes import Stripe
 from shoal.shapes import Shape, layouts_of
 
 FLOOR_ELEMS = FLOOR_BYTES // 4
 SIZES = range(1, 10)
-
-
-def reducer_sets(size: int) -> Iterator[tuple[int, ...]]:
-    """Every set of workers, in two orders; of more than five, some sets and the extremes."""
-    ranks = range(size)
-    sets = [s for k in range(1, size + 1) for s in itertools.combinations(ranks, k)]
-    if size > 5:
-        picked = np.random.default_rng(size).choice(len(sets), 12, replace=False)
-        sets = [sets[0], sets[-1], *(sets[i] for i in picked)]
-    for chosen in sets:
-        yield chosen
-        yield chosen[::-1]
-
-
-def by_reducers(n_stripes: int, reducers: Sequence[int], size: int) -> Algorithm:
-    """Sharded by these workers: their shards are equally many stripes that follow one another."""
-    cut = [
-        Stripe(t, t * size // n_stripes, reducers[t * len(reducers) // n_stripes])
-        for t in range(n_stripes)
-    ]
-    return Algorithm(
-        lambda rank, size: sharded_all_reduce(rank, size, cut), lambda _size: n_stripes
-    )
 
 
 def lengths(size: int) -> list[int]:
@@ -57,47 +30,12 @@ def lengths(size: int) -> list[int]:
     return [0, 1, 1009, *sorted(some), 3 * size * FLOOR_ELEMS + 13]
 
 
-def run(algorithm: Algorithm, values: Sequence[np.ndarray], layout: Shape) -> list[np.ndarray]:
-    """Every rank's result, by an interpreter that goes through the steps with NumPy's sums."""
-    size = len(values)
-    begins, n_bytes = layouts_of(layout)[Buffer.DATA]
-    cuts = [slice(at // 4, (at + n) // 4) for at, n in zip(begins, n_bytes, strict=True)]
-    assert algorithm.n_chunks(size) == len(cuts)
-    held = [{(Buffer.DATA, c): one[cut] for c, cut in enumerate(cuts)} for one in values]
-    steps = [deque(algorithm.steps(rank, size)) for rank in range(size)]
-    go_through(steps, held, divide=False)
-    return [np.concatenate([one[Buffer.DATA, c] for c in range(len(cuts))]) for one in held]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_any_set_of_reducers_gives_the_same_bits(size: int) -> None:
-    for n_elems in lengths(size):
-        values = [own(rank, n_elems) for rank in range(size)]
-        want = folded(values)
-        shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, n_elems, rank=0, size=size)
-        for reducers in reducer_sets(size) if n_elems % 2 else [tuple(range(size))]:
-            algorithm = by_reducers(len(stripes(n_elems, 4, size)), reducers, size)
-            for rank, got in enumerate(run(algorithm, values, shape)):
-                assert got.tobytes() == want.tobytes(), f"{n_elems} by {reducers} on rank {rank}"
-
-
 def test_another_order_would_give_other_bits() -> None:
-    """Or the test above would show nothing."""
+    """Otherwise equal bits would show nothing."""
     for size in range(3, 10):
         values = [own(rank, 1009) for rank in range(size)]
         assert functools.reduce(np.add, values[1:], values[0]).tobytes() != folded(values).tobytes()
         assert functools.reduce(np.add, reversed(values)).tobytes() != folded(values).tobytes()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_any_number_of_reducers_gives_the_same_bits(size: int) -> None:
-    n_elems = size * FLOOR_ELEMS + 77
-    values = [own(rank, n_elems) for rank in range(size)]
-    shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, n_elems, rank=0, size=size)
-    for k in range(1, size + 1):
-        algorithm = find("all_reduce", f"sharded({k})").fitted(4 * n_elems, size)
-        for got in run(algorithm, values, shape):
-            assert got.tobytes() == folded(values).tobytes()
 
 
 def test_the_page_for_users_says_the_same_in_numpy() -> None:
