@@ -1,10 +1,13 @@
-"""Ranks that die, are interrupted, or just end: what the others are told, and how soon."""
+"""Ranks that die, are interrupted, or just end: which error the others get, and how soon.
+
+`SHOAL_SOAK=1` kills a hundred ranks in each kind of group, as `make test-soak` does.
+"""
 
 import itertools
 import os
+import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -13,20 +16,64 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, free_port, start_ranks
+from process.ranks import Outcome, start_ranks
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal import engine
 from shoal.errors import PeerLost
 
-N_ELEMS = 16 << 20  # 64 MiB of float32
+SOAK = os.environ.get("SHOAL_SOAK") == "1"
+N_KILLS = 100 if SOAK else 1
+N_ELEMS = 1_000_003
 SOON_S = 2.0
-SIZE = 4
 
 
-class Told(NamedTuple):
-    """What a survivor learned, when, and how it went on."""
+class Kill(NamedTuple):
+    """Which rank dies, in which call, and once which element has its result; -1: at once."""
+
+    victim: int
+    turn: int = 1
+    element: int = -1
+
+
+class Case(NamedTuple):
+    """A group in which ranks are killed, and how the survivors meet again."""
+
+    size: int
+    ranks_per_host: int
+    victims: tuple[int, ...] = ()  # drawn where there are none
+    shared: bool = False
+    algorithm: str = ""
+    through_stage: bool = True
+
+
+# In a ring each rank talks to two others only: another rank has to name the dead one to the third.
+CASES = {
+    "private memory": Case(4, 4, (0, 2)),
+    "shared memory in a ring": Case(4, 4, (1, 3), True, "ring", False),
+    "two hosts": Case(4, 2, (0, 3), through_stage=False),
+    "four hosts in a ring": Case(4, 1, (0, 1, 2), False, "ring", False),
+    "hosts that differ": Case(3, 2),
+    "more ranks than cores": Case(8, 8),
+    "eight hosts": Case(8, 1),
+}
+
+
+def kills(case: Case) -> list[Kill]:
+    """The same in every run."""
+    dice = random.Random(case.size)
+    if not SOAK and case.victims:
+        return [Kill(victim) for victim in case.victims]
+    elements = [-1, 0, N_ELEMS - 1, *(dice.randrange(N_ELEMS) for _ in range(N_KILLS))]
+    return [
+        Kill(dice.randrange(case.size), dice.randrange(3), dice.choice(elements))
+        for _ in range(N_KILLS)
+    ]
+
+
+class Seen(NamedTuple):
+    """What a survivor learned, when, and the sum that it got in the next group."""
 
     at: float
     error: PeerLost
@@ -34,78 +81,76 @@ class Told(NamedTuple):
     total: float
 
 
-def reduce_until_a_rank_dies(
-    victim: int, shared: bool, ranks_per_host: int, through_stage: bool
-) -> tuple[Any, ...]:
-    """All-reduce for ever; when a rank is lost, make a group of the others and use it."""
-    pretend_hosts(ranks_per_host)
+def reduce_until_killed(case: Case, kill: Kill) -> tuple[Any, ...]:
+    """All-reduce until a rank is lost; then make a group of the others and use it."""
+    pretend_hosts(case.ranks_per_host)
     stage = Stage.from_environment()
     group = shoal.init()
-    data = shoal.empty(N_ELEMS) if shared else np.empty(N_ELEMS, np.float32)
-    data[:] = 1
+    n, data = group.size, shoal.empty(N_ELEMS) if case.shared else np.empty(N_ELEMS, np.float32)
     try:
         for turn in itertools.count():
-            if (turn, group.rank) == (1, victim):
-                stage.cue("busy")
-            group.all_reduce(data, "max")
+            data[:] = group.rank + turn
+            if (group.rank, turn) == (kill.victim, kill.turn):
+                end_in_call(group, data, kill.element)
+            group.all_reduce(data)
+            assert (data == n * turn + n * (n - 1) // 2).all(), f"wrong sum in call {turn}"
     except PeerLost as error:
         at, lost = time.monotonic(), error
     again = error_of(group.barrier)
     group.close()
 
-    rank = group.rank - (group.rank > victim)
-    if through_stage:
-        group = shoal.init(stage.store, rank, SIZE - 1)
+    rank = group.rank - (group.rank > kill.victim)
+    if case.through_stage:
+        group = shoal.init(stage.store, rank, n - 1)
     else:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(SIZE - 1))
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(n - 1))
         del os.environ["LOCAL_RANK"]
         group = shoal.init()
     with group:
         data[:] = 1
         group.all_reduce(data)
         assert (data == data[0]).all()
-        return tuple(Told(at, lost, again, float(data[0])))
+        return tuple(Seen(at, lost, again, float(data[0])))
 
 
-def check_survivors(outcomes: list[Outcome], victim: int, died_at: float) -> None:
-    assert outcomes[victim].died == "was killed by SIGKILL"
-    for outcome in outcomes[:victim] + outcomes[victim + 1 :]:
-        assert outcome.value is not None, outcome
-        told = Told(*outcome.value)
-        assert told.error.rank == victim, outcome
-        assert told.error.host == socket.gethostname()
-        assert f"rank {victim} on {socket.gethostname()}" in str(told.error)
-        assert "all_reduce float32[16777216] max" in told.error.doing
-        assert told.at - died_at < SOON_S, outcome
-        assert isinstance(told.again, PeerLost)
-        assert told.again.rank == victim
-        assert told.total == SIZE - 1
+def end_in_call(group: shoal.Group, data: Any, element: int) -> None:
+    own = data[element]
+    work = group.all_reduce(data, async_op=True)
+    while element >= 0 and data[element] == own and not work.done():
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Where the ranks are, where their memory lies, and by which algorithm they reduce. In a ring each
-# rank talks to two others only: the third has to be told by somebody.
-CAST = [
-    pytest.param(4, False, "", True, id="private memory"),
-    pytest.param(4, True, "ring", False, id="shared memory in a ring"),
-    pytest.param(2, False, "", True, id="two hosts"),
-    pytest.param(1, False, "ring", False, id="four hosts in a ring"),
-]
+@pytest.mark.timeout(120 * N_KILLS)
+@pytest.mark.parametrize("name", CASES)
+def test_all_survivors_of_a_killed_rank_name_it_soon_and_can_go_on(name: str) -> None:
+    case = CASES[name]
+    for kill in kills(case):
+        with Stage() as stage:
+            env = {**stage.env, "SHOAL_ALGO": case.algorithm}
+            with start_ranks(reduce_until_killed, case.size, case, kill, env=env) as ranks:
+                ranks.await_end(kill.victim)
+                died_at = time.monotonic()
+                outcomes = ranks.wait(30)
+        check_survivors(outcomes, case, kill, died_at)
 
 
-@pytest.mark.parametrize(("ranks_per_host", "shared", "algorithm", "through_stage"), CAST)
-@pytest.mark.parametrize("victim", range(SIZE))
-def test_all_survivors_of_a_killed_rank_are_told_soon_and_can_go_on(
-    victim: int, ranks_per_host: int, shared: bool, algorithm: str, through_stage: bool
-) -> None:
-    args = victim, shared, ranks_per_host, through_stage
-    with Stage() as stage:
-        env = {**stage.env, "SHOAL_ALGO": algorithm}
-        with start_ranks(reduce_until_a_rank_dies, SIZE, *args, env=env) as ranks:
-            stage.await_cue("busy")
-            died_at = time.monotonic()
-            os.kill(ranks.pid(victim), signal.SIGKILL)
-            outcomes = ranks.wait(30)
-    check_survivors(outcomes, victim, died_at)
+def check_survivors(outcomes: list[Outcome], case: Case, kill: Kill, died_at: float) -> None:
+    assert outcomes.pop(kill.victim).died == "was killed by SIGKILL"
+    for outcome in outcomes:
+        assert outcome.value is not None, (kill, outcome)
+        seen = Seen(*outcome.value)
+        assert seen.error.rank == kill.victim, (kill, outcome)
+        assert seen.error.host == socket.gethostname()
+        assert f"rank {kill.victim} on {socket.gethostname()}" in str(seen.error)
+        # The rank that noticed was connected to it, or was about to be.
+        words = "its process died", "nobody listens at"
+        assert any(each in str(seen.error) for each in words), (kill, outcome)
+        assert f"all_reduce float32[{N_ELEMS}] sum" in seen.error.doing
+        assert seen.at - died_at < SOON_S, (kill, outcome)
+        assert isinstance(seen.again, PeerLost)
+        assert seen.again.rank == kill.victim
+        assert seen.total == case.size - 1
 
 
 # Deaths of other kinds.
@@ -131,9 +176,9 @@ def lose_two(victims: tuple[int, int]) -> tuple[float, Exception, float] | None:
         return at, error, float(data[-1])
 
 
-def test_survivors_of_two_deaths_at_once_are_told_of_one_and_can_go_on() -> None:
+def test_survivors_of_two_deaths_at_once_name_one_and_can_go_on() -> None:
     victims = 1, 2
-    with Stage() as stage, start_ranks(lose_two, SIZE, victims, env=stage.env) as ranks:
+    with Stage() as stage, start_ranks(lose_two, 4, victims, env=stage.env) as ranks:
         stage.await_cue("busy")
         died_at = time.monotonic()
         for victim in victims:
@@ -166,8 +211,9 @@ def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None
         return at, error, error_of(group.barrier)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("ranks_per_host", [3, 1])
+@pytest.mark.parametrize(
+    ("ending", "ranks_per_host"), [(signal.SIGKILL, 3), (signal.SIGKILL, 1), (signal.SIGTERM, 1)]
+)
 def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
     ending: signal.Signals, ranks_per_host: int
 ) -> None:
@@ -246,33 +292,6 @@ def test_a_killed_rank_is_known_to_all_of_its_host_without_a_socket_to_any(early
         assert n_more == 1  # what wakes this process, whoever does
 
 
-def die_outside_the_subgroup() -> tuple[float, Exception | None]:
-    stage = Stage.from_environment()
-    with shoal.init() as world:
-        world.barrier()
-        if world.rank == 2:
-            for rank in (0, 1):
-                stage.await_cue(f"rank {rank} is through")
-            os.kill(os.getpid(), signal.SIGKILL)
-        group = world.subgroup([0, 1], "pair")
-        stage.cue(f"rank {world.rank} is through")
-        world_error = error_of(world.barrier)
-        data = np.ones(100_000)
-        group.all_reduce(data)
-        return float(data[0]), world_error
-
-
-def test_a_group_without_the_dead_rank_lives_on() -> None:
-    with Stage() as stage, start_ranks(die_outside_the_subgroup, 3, env=stage.env) as ranks:
-        first, second, _ = ranks.wait(30)
-    for survivor in (first, second):
-        assert survivor.value is not None, survivor
-        total, error = survivor.value
-        assert total == 2.0
-        assert isinstance(error, PeerLost)
-        assert error.rank == 2
-
-
 # Interrupts.
 
 
@@ -344,7 +363,6 @@ work.on_done(lambda work: 1 / 0)
 work.wait()
 """,
     "shared memory": "group = shoal.init(); keep = shoal.empty(10**6); group.all_reduce(keep)",
-    "an exit code": "group = shoal.init(); group.all_reduce(data); sys.exit(0)",
     "threads that wait": """
 import threading
 group = shoal.init()
@@ -357,27 +375,18 @@ group.barrier()
 }
 
 
+def run_as_main(program: str) -> None:
+    """Leave what the program made to the end of the interpreter."""
+    exec(program, sys.modules["__main__"].__dict__)
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_that_ends_without_a_close_ends_well_and_in_silence(ending: str) -> None:
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", BEGIN + ENDINGS[ending]],
-            env={**env, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [program.communicate(timeout=30)[0] for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
-    assert [program.returncode for program in programs] == [0, 0], outputs
-    if ending == "a failing callback":
-        assert all(output.count("ZeroDivisionError") == 1 for output in outputs), outputs
-    else:
-        assert outputs == ["", ""]
+    with start_ranks(run_as_main, 2, BEGIN + ENDINGS[ending]) as ranks:
+        for outcome in ranks.wait(30):
+            assert outcome.error is None, outcome
+            assert outcome.died == "", outcome
+            if ending == "a failing callback":
+                assert outcome.output.count("ZeroDivisionError") == 1, outcome
+            else:
+                assert outcome.output == ""

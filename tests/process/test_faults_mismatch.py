@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import error_of, pretend_hosts
 
 import shoal
-from shoal.errors import PeerLost, TimedOut, UsageError
+from shoal.errors import UsageError
 
 ODD = 1  # the rank that calls something else
 # The design says one second; a crowded machine gets more. Who waited for a deadline takes a minute.
@@ -159,12 +159,10 @@ def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
     return results
 
 
-@pytest.mark.parametrize("ranks_per_host", [4, 2, 1])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (4, 2), (4, 1)])
 def test_a_rank_that_calls_something_else_is_named_with_both_calls_to_everyone(
     size: int, ranks_per_host: int
 ) -> None:
-    ranks_per_host = min(ranks_per_host, size)
     for rank, results in enumerate(run_ranks(disagree, size, ranks_per_host)):
         assert results.keys() == CASES.keys()
         for name, (took_s, error) in results.items():
@@ -234,7 +232,7 @@ def exchange_other_lengths(ranks_per_host: int) -> list[tuple[float, Exception |
     return results
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 3), (3, 1)])
 def test_two_ranks_that_differ_on_what_one_sends_the_other_are_named_to_everyone(
     size: int, ranks_per_host: int
 ) -> None:
@@ -248,59 +246,3 @@ def test_two_ranks_that_differ_on_what_one_sends_the_other_are_named_to_everyone
             assert f"which takes {taken} from it" in str(error), where
             assert "in all_to_all float32 by pairwise" in str(error), where
             assert took_s < SOON_S, where
-
-
-# The form of the call is part of it.
-
-
-def exchange_in_two_forms() -> Exception | None:
-    with shoal.init() as group:
-        whole = [array(2 * group.size), array(2 * group.size)]
-        parts = [[array(2) for _ in range(group.size)] for _ in range(2)]
-        outputs, inputs = whole if group.rank == ODD else parts
-        return error_of(group.all_to_all, outputs, inputs) or error_of(group.barrier)
-
-
-def test_one_buffer_and_a_list_of_equal_ones_are_the_same_exchange_by_pairwise() -> None:
-    env = {"SHOAL_ALGO": "all_to_all:pairwise"}
-    assert run_ranks(exchange_in_two_forms, 3, env=env) == [None] * 3
-
-
-def call_once_more(timeout_s: float) -> tuple[Exception | None, Exception | None]:
-    """Rank 2 makes one call more than the others, who wait for it elsewhere."""
-    with shoal.init() as world:
-        group = world.subgroup(range(world.size), "part")
-        group.all_reduce(array(10))
-        extra = None
-        if group.rank == 2:
-            extra = error_of(group.all_reduce, array(10), timeout_s=timeout_s)
-        world.barrier()
-        return extra, error_of(group.barrier)
-
-
-def test_one_call_too_many_times_out_and_names_who_did_not_make_it() -> None:
-    (_, first), (_, second), (extra, third) = run_ranks(call_once_more, 3, 0.2)
-    for error in (first, second, extra, third):
-        assert isinstance(error, TimedOut), error
-        assert "rank 2 (" in str(error)
-        assert "deadline of all_reduce float32[10] sum" in str(error)
-        assert "waiting for rank 0 (" in str(error)
-
-
-def call_once_more_and_wait() -> Exception | None:
-    stage = Stage.from_environment()
-    with shoal.init() as group:
-        group.all_reduce(array(10))
-        stage.cue(f"rank {group.rank} has reduced")
-        for rank in range(group.size):
-            stage.await_cue(f"rank {rank} has reduced")
-        return error_of(group.all_reduce, array(10)) if group.rank == 2 else None
-
-
-def test_one_call_too_many_ends_when_the_others_leave() -> None:
-    with Stage() as stage:
-        first, second, error = run_ranks(call_once_more_and_wait, 3, env=stage.env)
-    assert first is second is None
-    assert isinstance(error, PeerLost), error
-    assert error.rank in (0, 1)
-    assert "left the group" in str(error)

@@ -7,73 +7,92 @@ import time
 
 import numpy as np
 from process.ranks import start_ranks
-from process.stage import Stage, pretend_hosts
+from process.stage import Stage, error_of, pretend_hosts, stop
 
 import shoal
-from shoal.errors import PeerLost, ShoalError
+from shoal.errors import PeerLost
 
 SIZE, VICTIM = 4, 1
 N_ELEMS = 1 << 20
+SLOT_ELEMS = 32 << 10  # 128 KiB of float32: one segment, in a slot of shared memory
 
 
-def reduce_through_stalls(ranks_per_host: int) -> tuple[float, Exception | None, int]:
-    """All-reduce until told to stop or until it fails; when, how, and after how many calls."""
-    pretend_hosts(ranks_per_host)
+def reduce_through_a_stall() -> int:
+    """All-reduce until rank 0 finds that it is enough. Returns the number of calls."""
+    pretend_hosts(2)  # the stalled rank is silent over shared memory and over TCP
     stage = Stage.from_environment()
-    n_calls = 0
+    n_calls, go_on = 0, np.ones(1)
     with shoal.init() as group:
-        try:
-            go_on = np.ones(1)
-            while go_on[0]:
-                data = np.full(N_ELEMS, group.rank + 1, np.float32)
-                group.all_reduce(data)
-                assert (data == 10).all()
-                if n_calls == 0 and group.rank == VICTIM:
-                    stage.cue("busy")
-                # Rank 0 decides for all; the others are told along with the data.
-                go_on[0] = group.rank != 0 or stage.store.try_get("cue/enough") is None
-                group.all_reduce(go_on, "min")
-                n_calls += 1
-        except ShoalError as error:
-            return time.monotonic(), error, n_calls
-    return time.monotonic(), None, n_calls
+        while go_on[0]:
+            data = np.full(N_ELEMS, group.rank + 1, np.float32)
+            group.all_reduce(data)
+            assert (data == 10).all()
+            if n_calls == 0 and group.rank == VICTIM:
+                stage.cue("busy")
+            go_on[0] = group.rank != 0 or stage.store.try_get("cue/enough") is None
+            group.all_reduce(go_on, "min")
+            n_calls += 1
+    return n_calls
 
 
 def test_a_stall_of_three_seconds_is_harmless() -> None:
-    # Two hosts of two: the stalled rank is silent over shared memory and over TCP.
-    with Stage() as stage, start_ranks(reduce_through_stalls, SIZE, 2, env=stage.env) as ranks:
+    with Stage() as stage, start_ranks(reduce_through_a_stall, SIZE, env=stage.env) as ranks:
         stage.await_cue("busy")
         os.kill(ranks.pid(VICTIM), signal.SIGSTOP)
         threading.Event().wait(3)
         os.kill(ranks.pid(VICTIM), signal.SIGCONT)
         stage.cue("enough")
         outcomes = ranks.wait(30)
-    for outcome in outcomes:
-        assert outcome.value is not None, outcome
-        _, error, n_calls = outcome.value
-        assert error is None
-        assert n_calls > 0
-    assert len({outcome.value[2] for outcome in outcomes}) == 1
+    assert outcomes[0].value
+    assert [outcome.value for outcome in outcomes] == [outcomes[0].value] * SIZE, outcomes
 
 
-def test_a_rank_that_stops_for_ever_is_evicted_and_ends_by_itself_when_it_wakes() -> None:
-    with Stage() as stage, start_ranks(reduce_through_stalls, SIZE, 2, env=stage.env) as ranks:
-        stage.await_cue("busy")
+def receive_when_given_up() -> tuple[Exception | None, float, Exception | None]:
+    """The victim waits for rank 0, its host-mate, and stops; the others go on without it."""
+    pretend_hosts(2)
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        data = np.ones(SLOT_ELEMS, np.float32)
+        if group.rank == VICTIM:
+            work = group.recv(data, 0, async_op=True)
+            assert work is not None
+            stage.cue("waiting")
+            stage.await_cue("reused")
+            lost = error_of(work.wait)
+            assert lost is not None, f"{data} came from nobody"
+            return lost, 0.0, error_of(group.barrier)
+        stage.await_cue("stopped")
+        if group.rank == 0:
+            group.send(np.full(SLOT_ELEMS, 7, np.float32), VICTIM)
+        lost, at = error_of(group.barrier), time.monotonic()
+        rest = group.subgroup([rank for rank in range(SIZE) if rank != VICTIM], "rest")
+        for _ in range(100):
+            data[:] = 9
+            rest.broadcast(data)
+        stage.cue(f"reused by {group.rank}")
+        stage.await_cue("reused")
+        return lost, at, error_of(rest.barrier)
+
+
+def test_a_rank_that_stops_for_ever_is_evicted_and_never_receives_what_the_others_do_now() -> None:
+    with Stage() as stage, start_ranks(receive_when_given_up, SIZE, env=stage.env) as ranks:
+        stage.await_cue("waiting")
         stopped_at = time.monotonic()
-        os.kill(ranks.pid(VICTIM), signal.SIGSTOP)
+        stop(ranks.pid(VICTIM))
+        stage.cue("stopped")
         for rank in set(range(SIZE)) - {VICTIM}:
-            ranks.await_end(rank)
+            stage.await_cue(f"reused by {rank}")
+        stage.cue("reused")
         os.kill(ranks.pid(VICTIM), signal.SIGCONT)
         outcomes = ranks.wait(30)
-    zombie = outcomes.pop(VICTIM)
-    for outcome in outcomes:
-        assert outcome.value is not None, outcome
-        at, error, _ = outcome.value
+    assert all(outcome.value is not None for outcome in outcomes), outcomes
+    lost, _, next_error = outcomes.pop(VICTIM).value
+    for error in (lost, next_error):
         assert isinstance(error, PeerLost)
-        assert error.rank == VICTIM
-        assert "was silent for" in str(error)
+    assert "gave this rank up" in str(lost)
+    for lost, at, next_error in (outcome.value for outcome in outcomes):
+        assert isinstance(lost, PeerLost)
+        assert lost.rank == VICTIM
+        assert "was silent for" in str(lost)
         assert at - stopped_at > 4.5
-    assert zombie.value is not None, zombie
-    _, error, _ = zombie.value
-    assert isinstance(error, PeerLost)
-    assert "gave this rank up: this rank was silent for" in str(error)
+        assert next_error is None
