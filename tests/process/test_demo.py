@@ -40,12 +40,3 @@ def test_demo_prints_a_table_in_which_both_backends_learn_the_same() -> None:
     assert "equal to the last bit, at each of 6 steps and held out" in run.stdout
     assert float(row(run.stdout, "time per step (ms)")[0]) > 0
     assert run.stderr.count("6/6") == 2  # progress of both runs, apart from the table
-
-
-def test_demo_fails_and_says_why_when_a_worker_cannot_start() -> None:
-    run = run_demo("--backends", "nonesuch")
-
-    assert run.returncode == 1
-    assert "nonesuch" in run.stderr
-    assert run.stderr.endswith("demo: a run failed, for the reason above\n")
-    assert run.stdout == ""

@@ -14,8 +14,8 @@ from process.stage import Stage, pretend_hosts
 import shoal
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
-N_CYCLES = 10_000 if SOAK else 300
-N_FIRST = 30  # loads and grows whatever is loaded or grows once
+N_CYCLES = 10_000 if SOAK else 100
+N_FIRST = 20  # loads and grows whatever is loaded or grows once
 
 
 def lines(path: str) -> list[str]:
@@ -82,4 +82,4 @@ def test_many_groups_leave_nothing_behind(ranks_per_host: int) -> None:
         # The allocator may keep a little more or less from one moment to the next.
         assert after["mappings"] <= before["mappings"] + 10, (before, after)
         assert after["resident KiB"] < before["resident KiB"] + (16 << 10), (before, after)
-        assert after["objects"] < before["objects"] + 1000, (before, after)
+        assert after["objects"] < before["objects"] + 330, (before, after)

@@ -4,14 +4,13 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 
 import numpy as np
 from process.ranks import run_ranks, start_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import Stage, error_of, pretend_hosts, stop
 
 import shoal
-from shoal.errors import PeerLost, UsageError
+from shoal.errors import PeerLost
 
 N_ELEMS = 3_000_000
 N_CALLS = 12
@@ -105,10 +104,7 @@ def test_a_peer_killed_while_it_could_not_be_reached_is_lost_soon() -> None:
     with Stage() as stage, start_ranks(loses_a_peer_that_it_could_not_reach, 2, env=stage.env) as r:
         for rank in (0, 1):
             stage.await_cue(f"rank {rank} is in")
-        os.kill(r.pid(1), signal.SIGSTOP)
-        threads = Path(f"/proc/{r.pid(1)}/task")
-        while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
-            time.sleep(0)  # another's turn
+        stop(r.pid(1))
         stage.cue("rank 1 is stopped")
         stage.await_cue("rank 0 is cut off")
         died_at = time.monotonic()
@@ -116,16 +112,3 @@ def test_a_peer_killed_while_it_could_not_be_reached_is_lost_soon() -> None:
         lost_at, text = r.wait(30)[0].value
     assert lost_at - died_at < 3.0  # a dial goes out every second, and is refused then
     assert "nobody listens at 127.0.0.1:" in text
-
-
-def joins_with_a_wrong_number() -> str:
-    pretend_hosts(1)
-    os.environ["SHOAL_PATHS"] = "9"
-    error = error_of(shoal.init)
-    assert isinstance(error, UsageError)
-    return str(error)
-
-
-def test_a_wrong_number_of_paths_is_refused_by_name() -> None:
-    for text in run_ranks(joins_with_a_wrong_number, 2):
-        assert "SHOAL_PATHS='9' is not a number from 1 to 8" in text

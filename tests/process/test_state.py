@@ -151,15 +151,6 @@ def test_a_signal_makes_a_rank_write_whatever_its_main_thread_is_doing(tmp_path:
         assert "group 'world' of ranks 0, 1: 1 call made, 0 in flight" in text
 
 
-def ask_for_what_cannot_be_had() -> str:
-    return str(error_of(shoal.init))
-
-
-def test_a_wrong_signal_is_refused_before_anyone_is_kept_waiting() -> None:
-    env = {"SHOAL_DUMP_SIGNAL": "KILL"}
-    assert "is none of USR1, USR2" in run_ranks(ask_for_what_cannot_be_had, 1, env=env)[0]
-
-
 def dump_from_a_child() -> tuple[str, int]:
     """The worlds of which a forked child tells, and how many the parent has."""
     with shoal.init(), tempfile.TemporaryFile() as told:
