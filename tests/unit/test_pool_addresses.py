@@ -153,7 +153,7 @@ def test_a_store_to_look_for_servers_at_has_a_port_and_a_job() -> None:
 
 @pytest.mark.parametrize("named", [{}, {"SHOAL_SERVERS": ""}, {"SHOAL_SERVERS": " , "}])
 def test_servers_that_are_required_have_to_be_named(named: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="SHOAL_SERVERS_REQUIRED='1', and SHOAL_SERVERS names no"):
+    with pytest.raises(UsageError, match="SHOAL_SERVERS_REQUIRED='1', but SHOAL_SERVERS names no"):
         Settings.read({**named, "SHOAL_SERVERS_REQUIRED": "1"})
     assert Settings.read({**named, "SHOAL_SERVERS_REQUIRED": "0"}).servers == ""
 
