@@ -18,6 +18,7 @@ from shoal.schedule import (
     Recv,
     Send,
     Step,
+    chains,
     contract_of,
 )
 
@@ -130,7 +131,7 @@ def test_a_scratch_chunk_of_another_length_is_refused() -> None:
             yield Finish(chunk)
 
     def with_scratch(*like: int) -> Algorithm:
-        return Algorithm(doubling, lambda size: 2, lambda rank, size: like)
+        return Algorithm(doubling, chains.gather, lambda size: 2, lambda rank, size: like)
 
     with pytest.raises(ProofError, match=r"^rank . step 5 .*: chunk 1 of rank . may not fit$"):
         prove("all_reduce", with_scratch(0, 0), 2)
@@ -168,6 +169,7 @@ def through_scratch(rank: int, size: int, first_source: int) -> Iterator[Step]:
 def scratch_algorithm(first_source: int) -> Algorithm:
     return Algorithm(
         lambda rank, size: through_scratch(rank, size, first_source),
+        chains.gather,
         one_per_rank,
         lambda rank, size: (0, 0),
     )
@@ -195,7 +197,7 @@ def one_scratch_ring(rank: int, size: int) -> Iterator[Step]:
 
 
 def test_the_ring_reduce_scatter_needs_its_second_scratch_chunk() -> None:
-    algorithm = Algorithm(one_scratch_ring, one_per_rank, lambda rank, size: (0,))
+    algorithm = Algorithm(one_scratch_ring, chains.ring, one_per_rank, lambda rank, size: (0,))
     prove("reduce_scatter", algorithm, 4, window=1)
     with pytest.raises(ProofError, match=r"^deadlock: .*SCRATCH\[0\]"):
         prove("reduce_scatter", algorithm, 4, window=0)
@@ -210,7 +212,7 @@ def swap(rank: int, size: int) -> Iterator[Step]:
     yield Copy(0, 1 - rank, SCRATCH, OUTPUT)
 
 
-SWAP = Algorithm(swap, one_per_rank, lambda rank, size: (0,))
+SWAP = Algorithm(swap, chains.gather, one_per_rank, lambda rank, size: (0,))
 
 
 def test_a_store_waits_for_the_posted_send_of_the_same_chunk() -> None:

@@ -33,6 +33,8 @@ class Algorithm(NamedTuple):
     Args:
         function: yields one rank's steps: `f(rank, size)`, `f(rank, size, root)` if `rooted`, or
             `f(rank, hosts)` if `by_host`.
+        chain_rule: by size (by `hosts` if `by_host`): sender and receiver of each message of a
+            longest chain, see `chains`; for root 0. The planner charges its messages' latency.
         chunk_rule: by size (by `hosts` if `by_host`): the number of chunks of the collective's
             longest buffer.
         scratch_rule: by the arguments of `function`: for each scratch chunk of that rank, the chunk
@@ -48,8 +50,6 @@ class Algorithm(NamedTuple):
         encodes_once: True if hosts send each other only their own sums and finished values, and
             one rank finishes each chunk for all hosts. Then a narrow codec rounds each contribution
             once and the result once, on all ranks alike.
-        chain_rule: by size (by `hosts` if `by_host`): sender and receiver of each message of a
-            longest chain, see `chains`; for root 0.
         n_servers: the number of ranks, the last ones, that have no tensor and reduce in their own
             memory.
         is_part: True if some of the buffer is in no chunk, since another call sums it.
@@ -63,6 +63,7 @@ class Algorithm(NamedTuple):
     """
 
     function: Callable[..., Iterator[Step]]
+    chain_rule: Callable[..., Sequence[tuple[int, int]]]
     chunk_rule: Callable[..., int] = one
     scratch_rule: Callable[..., tuple[int, ...]] = _nothing
     rooted: bool = False
@@ -71,7 +72,6 @@ class Algorithm(NamedTuple):
     fit_rule: Callable[[int, int], Algorithm] | None = None
     cut_rule: Callable[[int, int], tuple[list[int], list[int]]] | None = None
     encodes_once: bool = False
-    chain_rule: Callable[..., Sequence[tuple[int, int]]] = _nothing
     n_servers: int = 0
     is_part: bool = False
     alike_rule: Callable[[int, int], StandIn] = itself

@@ -46,11 +46,11 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
         raise UsageError("inside a host, one rank alone must finish each chunk")
     return Algorithm(
         functools.partial(_steps, local, across),
+        functools.partial(_chain, local, across),
         functools.partial(_chunks, local, across),
         functools.partial(_scratch, local, across),
         by_host=True,
         encodes_once=across.encodes_once,
-        chain_rule=functools.partial(_chain, local, across),
         levels=(local, across),
         explained_by=hierarchical,
     )

@@ -130,13 +130,13 @@ def _stand_ins(sharding: _Sharding, size: int) -> list[int]:
 def _algorithm(sharding: _Sharding) -> Algorithm:
     return Algorithm(
         sharding.steps,
+        there_and_back,
         sharding.chunks,
         sharding.scratch,
         owner_rule=sharding.owner,
         fit_rule=sharding.fit,
         encodes_once=True,
         scatters=True,
-        chain_rule=there_and_back,
         alike_rule=sharding.alike,
         explained_by=sharded_all_reduce,
     )

@@ -29,9 +29,9 @@ from shoal.schedule.weights import is_weighted
 
 _RING: Final = Algorithm(
     ring.ring_all_reduce,
+    chains.ring_twice,
     one_per_rank,
     owner_rule=ring.ring_owner,
-    chain_rule=chains.ring_twice,
     alike_rule=turned,
 )
 _SHARDED: Final = sharded()
@@ -41,151 +41,133 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
         "all_reduce": {
             "direct": Algorithm(
                 direct.direct_all_reduce,
+                chains.gather,
                 one,
                 direct.direct_scratch,
-                chain_rule=chains.gather,
                 alike_rule=turned,
             ),
             "sharded": _SHARDED,
             "ring": _RING,
             "tree": Algorithm(
                 tree.tree_all_reduce,
+                chains.tree,
                 tree.tree_chunks,
                 owner_rule=tree.tree_owner,
-                chain_rule=chains.tree,
                 alike_rule=in_trees,
             ),
             "doubling": Algorithm(
                 hypercube.doubling_all_reduce,
+                chains.hypercube,
                 one,
                 hypercube.doubling_scratch,
-                chain_rule=chains.hypercube,
                 alike_rule=at_corner_of_parity,
             ),
             "halving": Algorithm(
                 hypercube.halving_all_reduce,
+                chains.hypercube_and_back,
                 hypercube.halving_chunks,
                 owner_rule=hypercube.halving_owner,
-                chain_rule=chains.hypercube_and_back,
                 alike_rule=at_corner,
             ),
             "ring_2d": hierarchical(_RING, _RING),
             "fairring": hierarchical(_SHARDED, _SHARDED),
         },
         "broadcast": {
-            "direct": Algorithm(direct.direct_broadcast, rooted=True, chain_rule=chains.scatter),
-            "binomial": Algorithm(
-                binomial.binomial_broadcast, rooted=True, chain_rule=chains.binomial
-            ),
-            "chain": Algorithm(chain.chain_broadcast, rooted=True, chain_rule=chains.ring),
+            "direct": Algorithm(direct.direct_broadcast, chains.scatter, rooted=True),
+            "binomial": Algorithm(binomial.binomial_broadcast, chains.binomial, rooted=True),
+            "chain": Algorithm(chain.chain_broadcast, chains.ring, rooted=True),
             "scatter_gather": Algorithm(
                 sg.scatter_gather_broadcast,
+                chains.ring,
                 one_per_rank,
                 rooted=True,
-                chain_rule=chains.ring,
                 alike_rule=of_subtree,
             ),
         },
         "reduce": {
-            "direct": Algorithm(direct.direct_reduce, rooted=True, chain_rule=chains.gather),
+            "direct": Algorithm(direct.direct_reduce, chains.gather, rooted=True),
             "binomial": Algorithm(
                 binomial.binomial_reduce,
+                chains.binomial_reversed,
                 one,
                 binomial.binomial_reduce_scratch,
                 rooted=True,
-                chain_rule=chains.binomial_reversed,
             ),
             "chain": Algorithm(
-                chain.chain_reduce,
-                one,
-                chain.chain_scratch,
-                rooted=True,
-                chain_rule=chains.ring_reversed,
+                chain.chain_reduce, chains.ring_reversed, one, chain.chain_scratch, rooted=True
             ),
             "scatter_gather": Algorithm(
                 sg.scatter_gather_reduce,
+                chains.there_and_back,
                 one_per_rank,
                 sg.scatter_gather_scratch,
                 rooted=True,
-                chain_rule=chains.there_and_back,
                 alike_rule=all_but_root,
             ),
         },
         "all_gather": {
             "direct": Algorithm(
-                direct.direct_all_gather, one_per_rank, chain_rule=chains.gather, alike_rule=turned
+                direct.direct_all_gather, chains.gather, one_per_rank, alike_rule=turned
             ),
-            "ring": Algorithm(
-                ring.ring_all_gather, one_per_rank, chain_rule=chains.ring, alike_rule=turned
-            ),
+            "ring": Algorithm(ring.ring_all_gather, chains.ring, one_per_rank, alike_rule=turned),
             "bruck": Algorithm(
-                bruck.bruck_all_gather,
-                one_per_rank,
-                chain_rule=chains.bruck_reversed,
-                alike_rule=turned,
+                bruck.bruck_all_gather, chains.bruck_reversed, one_per_rank, alike_rule=turned
             ),
         },
         "reduce_scatter": {
             "direct": Algorithm(
                 direct.direct_reduce_scatter,
+                chains.gather,
                 one_per_rank,
                 encodes_once=True,
-                chain_rule=chains.gather,
                 alike_rule=turned,
             ),
             "ring": Algorithm(
                 ring.ring_reduce_scatter,
+                chains.ring,
                 one_per_rank,
                 ring.ring_scratch,
-                chain_rule=chains.ring,
                 alike_rule=turned,
             ),
         },
         "gather": {
-            "direct": Algorithm(
-                direct.direct_gather, one_per_rank, rooted=True, chain_rule=chains.gather
-            ),
+            "direct": Algorithm(direct.direct_gather, chains.gather, one_per_rank, rooted=True),
             "binomial": Algorithm(
                 binomial.binomial_gather,
+                chains.binomial_reversed,
                 one_per_rank,
                 binomial.binomial_blocks_scratch,
                 rooted=True,
-                chain_rule=chains.binomial_reversed,
             ),
         },
         "scatter": {
-            "direct": Algorithm(
-                direct.direct_scatter, one_per_rank, rooted=True, chain_rule=chains.scatter
-            ),
+            "direct": Algorithm(direct.direct_scatter, chains.scatter, one_per_rank, rooted=True),
             "binomial": Algorithm(
                 binomial.binomial_scatter,
+                chains.binomial,
                 one_per_rank,
                 binomial.binomial_blocks_scratch,
                 rooted=True,
-                chain_rule=chains.binomial,
             ),
         },
         "all_to_all": {
             "pairwise": Algorithm(
-                direct.pairwise_all_to_all,
-                one_per_rank,
-                chain_rule=chains.gather,
-                alike_rule=turned,
+                direct.pairwise_all_to_all, chains.gather, one_per_rank, alike_rule=turned
             ),
             "bruck": Algorithm(
                 bruck.bruck_all_to_all,
+                chains.bruck,
                 one_per_rank,
                 bruck.bruck_all_to_all_scratch,
-                chain_rule=chains.bruck,
                 alike_rule=turned,
             ),
         },
         "barrier": {
             "dissemination": Algorithm(
                 dissemination_barrier,
+                chains.dissemination,
                 one,
                 dissemination_scratch,
-                chain_rule=chains.dissemination,
                 alike_rule=turned,
             )
         },
@@ -197,8 +179,8 @@ registration. `find` knows more all-reduces than can be listed: `sharded(k)` and
 _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
     **ALGORITHMS,
     MESSAGE: {
-        "send": Algorithm(direct.direct_send, rooted=True),
-        "recv": Algorithm(direct.direct_recv, rooted=True),
+        "send": Algorithm(direct.direct_send, chains.gather, rooted=True),
+        "recv": Algorithm(direct.direct_recv, chains.scatter, rooted=True),
     },
 }
 

@@ -235,6 +235,7 @@ def _chunks(weights: Weights, part: str, n_stripes: int) -> tuple[Stripe, ...]:
 def _algorithm(one: _Weighted) -> Algorithm:
     return Algorithm(
         one.steps,
+        one.chain,
         one.chunks,
         one.scratch,
         owner_rule=one.owner,
@@ -242,7 +243,6 @@ def _algorithm(one: _Weighted) -> Algorithm:
         cut_rule=one.cut,
         encodes_once=True,
         scatters=True,
-        chain_rule=one.chain,
         alike_rule=turned if one.is_plain else itself,
         n_servers=one.n_servers,
         is_part=bool(one.part) and len(one.weights.parts) > 1,
