@@ -115,7 +115,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
         with connect(server.port, keys[0]) as one, connect(server.port, keys[1]) as two:
             (refused,) = say(one, reserve._replace(version="0.0.1"))
             assert f"it runs shoal {shoal.__version__}, and the workers 0.0.1" in refused.refused
-            (refused,) = say(one, Meet(1, 3, 3, 4, "127.0.0.1", 1))
+            (refused,) = say(one, Meet(1, 3, 3, 4, b"no roster"))
             assert refused.refused == "nothing was reserved"
             (taken,) = say(one, reserve)
             assert taken.refused == ""
@@ -123,8 +123,8 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             assert again.server == taken.server
             (refused,) = say(two, reserve)
             assert refused.refused == "it serves 1 job, the most that --max-jobs allows"
-            # A child that finds nobody at the store ends by itself, and harms nothing.
-            (met,) = say(one, Meet(1, 3, 3, 4, "127.0.0.1", 1))
+            # A child that cannot read its roster ends by itself, and harms nothing.
+            (met,) = say(one, Meet(1, 3, 3, 4, b"no roster"))
             assert met.refused == ""
             (status,) = say(one, Ask())
             assert '"n_jobs": 1' in status.text
@@ -138,7 +138,7 @@ def test_a_key_in_a_loop_gets_processes_at_a_pace_and_harms_no_other(tmp_path: P
     with ServerProcess(*keys) as server, connect(server.port, keys[0]) as sock:
         say(sock, Reserve(shoal.__version__, "job", 3))
         frames, n_replies, begun = Frames(), 0, time.monotonic()
-        sock.sendall(N_MEETS * encode(Meet(1, 3, 3, 4, "127.0.0.1", 1)))
+        sock.sendall(N_MEETS * encode(Meet(1, 3, 3, 4, b"no roster")))
         assert status_of(keys[1], server.address)["n_jobs"] <= 1
         while n_replies < N_MEETS:
             n_replies += len(frames.feed(sock.recv(65536)))

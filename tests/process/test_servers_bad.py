@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
@@ -21,10 +20,8 @@ from process.serving import (
 from process.stage import pretend_hosts
 
 import shoal
-from shoal.errors import ShoalError
 from shoal.group.pool import view as pool_view
 from shoal.group.pool.addresses import Address
-from shoal.group.pool.meeting import Misplaced, _check_hosts
 from shoal.group.pool.protocol import Reserve
 from shoal.group.pool.watch import Watch
 from shoal.rendezvous import job_key
@@ -129,15 +126,3 @@ def test_whoever_a_server_will_not_serve_is_told_why_in_the_log_of_the_job(tmp_p
             }
         finally:
             holder.close()
-
-
-@pytest.mark.parametrize(
-    ("hosts", "who"), [(["a", "b", "a"], "worker A"), (["a", "b", "c", "c"], "server C")]
-)
-def test_a_server_on_the_host_of_another_member_is_named_with_it(
-    hosts: list[str], who: str
-) -> None:
-    with pytest.raises(Misplaced, match=f"the host of {who}: leave it out of SHOAL_SERVERS") as why:
-        _check_hosts(hosts, [host.upper() for host in hosts], 2)
-    assert why.value.server == len(hosts) - 3
-    assert isinstance(why.value, ShoalError)

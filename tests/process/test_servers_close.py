@@ -39,6 +39,8 @@ class Absent(Server):
     stage: Stage
 
     def _begin(self, job: JobConnection, meet: Meet) -> str:
+        assert job.place is not None
+        self.kept = job.place.take()  # it listens on, and answers nobody
         self.stage.cue("a view forms")
         return ""
 
@@ -65,9 +67,9 @@ def absent_server(key: Path, stage: Stage) -> Iterator[str]:
 
 
 def meets(group: shoal.Group) -> bool:
-    """Whether this worker is where a view forms."""
+    """Return whether this worker takes part in forming a view."""
     pool: Any = group.pool  # type: ignore[attr-defined]
-    return pool._meeting._client is not None
+    return bool(pool._forming._is_under_way)
 
 
 def leave(how: str) -> float:

@@ -20,8 +20,7 @@ from process.serving import (
 from process.stage import pretend_hosts
 
 import shoal
-from shoal.group.pool import pool as pools
-from shoal.group.pool import probe
+from shoal.group.pool import forming, probe
 
 
 class Lines(logging.Handler):
@@ -40,9 +39,9 @@ def call_with_servers(how: str) -> list[Any]:
     logging.getLogger("shoal").addHandler(lines)
     logging.getLogger("shoal").setLevel("INFO")
     if how == "half":
-        pools.measure = lambda *_: found  # type: ignore[assignment]
+        forming.measure = lambda *_: found  # type: ignore[assignment]
     if how == "silent":
-        pools.answer = lambda *_: None
+        forming.answer = lambda *_: None
         probe._OF_ONE_S = 0.1  # type: ignore[misc]
     with shoal.init(timeout_s=30.0) as group:
         await_servers(group, 3)
@@ -89,7 +88,7 @@ def answer_with_another_length() -> list[Any]:
         group.recv(bytearray(8), 0, probe._ASK)
         group.send(bytearray(100), 0, probe._REPLY, async_op=True)
 
-    pools.answer = answer
+    forming.answer = answer
     with shoal.init(timeout_s=30.0) as group:
         if group.rank == 0:
             await_that(lambda: any("did not form" in one for one in lines.told), "a failed view")

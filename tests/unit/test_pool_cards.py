@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from shoal.errors import ShoalError
-from shoal.group.pool.meeting import _card_of
 from shoal.group.pool.view import nics_of
+from shoal.group.pool.view_mesh import card_of
 from shoal.plan import default_cluster
 from shoal.plan.served import choose_with_servers
 
@@ -18,23 +18,23 @@ SAID = [5e-324, 1.0, 1e9, 1e308]
 
 
 def said(rate: float) -> bytes:
-    return struct.pack("<4sd3H", b"pool", rate, 0, 1, 2)
+    return struct.pack("<4sd3H16x", b"pool", rate, 0, 1, 2)
 
 
 @pytest.mark.parametrize("rates", list(itertools.combinations_with_replacement(SAID, 3)))
 def test_calls_are_shared_whatever_servers_say_of_their_links(rates: tuple[float, ...]) -> None:
     cluster = default_cluster(range(N_WORKERS))
-    known = [_card_of(said(rate)).rate for rate in (*[50.0] * N_WORKERS, *rates)]
+    known = [card_of(said(rate)).rate for rate in (*[50.0] * N_WORKERS, *rates)]
     pool = nics_of(known, N_WORKERS, cluster)
     served = choose_with_servers(8 << 20, cluster, pool)
     assert 0 < served.cost_us <= served.alone_us
 
 
 def test_a_rank_that_does_not_know_its_rate_is_not_taken_for_slow() -> None:
-    assert _card_of(said(0.0)).rate == 0
+    assert card_of(said(0.0)).rate == 0
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
 def test_what_is_no_rate_is_refused(rate: float) -> None:
-    with pytest.raises(ShoalError, match="none of a pool's"):
-        _card_of(said(rate))
+    with pytest.raises(ShoalError, match="sent no server-pool record"):
+        card_of(said(rate))

@@ -9,9 +9,9 @@ import pytest
 from shoal.engine import Fault
 from shoal.errors import Closed, TimedOut, UsageError
 from shoal.group.pool import pool as pools
+from shoal.group.pool.ending import NumbersDiffer
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.rails import rail_of
-from shoal.group.pool.settling import NumbersDiffer
 
 
 def test_a_pool_ends_while_calls_are_made_and_tells_who_waits(
@@ -56,7 +56,7 @@ def test_what_others_left_in_good_order_goes_on_until_its_view_ends_and_nothing_
 
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
     control.ended = lambda: Closed("rank 1 aborted the group: it has left")
-    control.notify = lambda _bell: None
+    control.notify, control.greet = lambda _bell: None, lambda: None
     world: Any = SimpleNamespace(error=lambda: (Fault.NONE, -1, "", ""))
     nothing: Any = None
     rail = rail_of((0, 1), 0)
@@ -80,7 +80,7 @@ def test_what_others_left_in_good_order_goes_on_until_its_view_ends_and_nothing_
         RuntimeError("can't start new thread"),
         MemoryError(),
         ValueError("a command that makes no sense"),
-        NumbersDiffer("rank 1 made all_reduce 7, whose number rank 0 skipped"),
+        NumbersDiffer("rank 1 called all_reduce #7, but rank 0 skipped #7"),
     ],
     ids=lambda failure: type(failure).__name__,
 )
@@ -94,7 +94,7 @@ def test_only_numbers_that_differ_end_the_job_and_all_else_the_search_for_server
     control.abort = lambda _why: ended.append("control")
     world: Any = SimpleNamespace(fail=lambda _fault, _why: ended.append("world"))
     world.error = lambda: (Fault.CLOSED if "world" in ended else Fault.NONE, -1, "", "")
-    control.notify = lambda _bell: None
+    control.notify, control.greet = lambda _bell: None, lambda: None
 
     def fail(*_: object) -> None:
         raise failure

@@ -1,20 +1,21 @@
 """The lowest worker leaves its servers: nobody takes that for their death."""
 
-import logging
+import itertools
 import selectors
-import socket
 from typing import Any
 
 import pytest
 
+from shoal.engine import RankInfo
 from shoal.group.pool import leader as leaders
 from shoal.group.pool.addresses import Address
-from shoal.group.pool.bell import Bell
-from shoal.group.pool.commands import End, Form
+from shoal.group.pool.control import Bell, End
 from shoal.group.pool.leader import Leader
 from shoal.group.pool.protocol import Reserve, Reserved
 from shoal.group.pool.stages import Stages
 from shoal.group.pool.watch import _Server
+from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.roster import Entry
 
 SERVER = Address("server", 7077)
 IDENTITY = bytes(range(16))
@@ -25,7 +26,8 @@ def test_a_server_whose_connection_is_closed_at_the_end_has_not_gone() -> None:
     with selectors.DefaultSelector() as selector:
         reserve = Reserve("0.1.0", "a job", 3)
         server = _Server(SERVER, bytes(32), reserve, selector, lambda: changes.append(None), int)
-        server._take(Reserved("", IDENTITY))
+        entry = Entry("s", "s", b"", (Endpoint("127.0.0.1", 1, "lo"),))
+        server._take(Reserved("", IDENTITY, entry.encode(0)))
         server.close()
         assert (server.identity, server.trouble, server.is_connected) == (IDENTITY, "", False)
         assert len(changes) == 1  # that it came
@@ -39,9 +41,13 @@ class Watch:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.servers = {SERVER: Entry("s", "s", b"", ())}
 
     def ready(self) -> dict[Address, bytes]:
-        return {SERVER: IDENTITY}
+        return dict.fromkeys(self.servers, IDENTITY)
+
+    def places(self) -> dict[Address, Entry]:
+        return self.servers
 
     def gone(self) -> set[Address]:
         return {SERVER} if self.is_closed else set()
@@ -85,20 +91,25 @@ def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost() -> None:
     assert leaving.decide([view], stages, 1) is None  # type: ignore[list-item]
 
 
-def test_servers_for_which_no_port_is_free_wait_until_one_is_and_are_named_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("hosts", "who"), [(["a", "b", "a"], "worker A"), (["a", "b", "c", "c"], "server server1")]
+)
+def test_a_server_on_the_host_of_another_member_is_left_out_and_named_with_it(
+    hosts: list[str], who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(leaders, "_now", lambda: now[0])
-    made = leader()
-    caplog.set_level(logging.INFO, "shoal")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port}-{port}")
-        for now[0] in (1.0, 2.0, 4.0):
-            assert made.decide([], Stages[Any](), 1) is None
-    (line,) = [record.getMessage() for record in caplog.records if "view" in record.message]
-    assert "no port of SHOAL_PORT_RANGE is free at 127.0.0.1" in line
-    now[0] = 20.0
-    assert made.decide([], Stages[Any](), 1) == Form(1)
-    made.close()
+    now = itertools.count(1.0)  # so nothing else is waited for
+    monkeypatch.setattr(leaders, "_now", lambda: next(now))
+    made, servers = leader(), [Address(f"server{at}", 7077) for at in range(1, len(hosts) - 1)]
+    made._workers = [RankInfo(host.upper(), "", host) for host in hosts[:2]]
+    watch: Any = made._watch
+    watch.servers = {
+        one: Entry(host, host, b"", ()) for one, host in zip(servers, hosts[2:], strict=True)
+    }
+    made._servers = servers
+    stages = Stages[Any]()
+    assert [made.decide([], stages, 1) for _ in range(2)] == [None, None]
+    assert f"{servers[-1]} is on {hosts[-1]}, the host of {who}" in made.trouble()
+    assert "leave it out of SHOAL_SERVERS" in made.trouble()
+    forms = [made.decide([], stages, 1) for _ in range(2)]
+    assert any(forms) == (len(servers) > 1)
+    assert made._wanted == tuple(servers[:-1])

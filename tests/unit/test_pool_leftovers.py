@@ -16,11 +16,10 @@ from shoal.engine import Fault
 from shoal.errors import Closed
 from shoal.group.group import Group
 from shoal.group.pool import served_group
-from shoal.group.pool.kinds import Kind
 from shoal.group.pool.leader import job_name
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall
-from shoal.group.pool.rails import RailPart, Stage, rail_of
+from shoal.group.pool.rails import Kind, RailPart, Stage, rail_of
 from shoal.group.pool.served_group import ServedGroup
 from shoal.group.pool.view import Parts, View
 from shoal.plan import default_cluster

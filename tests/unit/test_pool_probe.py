@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.group.pool import probe
-from shoal.group.pool.late import late_server
+from shoal.group.pool.notices import late_server
 from shoal.group.pool.probe import UNKNOWN, measure, part_of, step_of
 
 

@@ -9,7 +9,7 @@ import pytest
 import shoal
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
-from shoal.group.pool import announce, commands
+from shoal.group.pool import announce, control
 from shoal.group.pool.announce import N_BYTES, pack, unpack
 from shoal.group.pool.protocol import (
     MAX_MESSAGE_BYTES,
@@ -38,7 +38,8 @@ MESSAGES: list[Message] = [
     Reserve(shoal.__version__, "world of 10.0.0.1", 8),
     Reserved("", bytes(16)),
     Reserved("it is draining", bytes(range(16))),
-    Meet(7, 8, 9, 12, "fd00::1", 40_000),
+    Reserved("", bytes(range(16)), b"an entry"),
+    Meet(7, 8, 9, 12, b"a roster"),
     Leaving(),
     Note(7, "all_reduce of 25.0 MiB float32 sum", "sharded: not by servers, since they are slow"),
 ]
@@ -72,8 +73,8 @@ def test_no_flipped_bit_gets_through(message: Message) -> None:
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_has_come() -> None:
-    with pytest.raises(ValueError, match="a frame of 4097 bytes"):
-        Frames(4096).feed(struct.pack("<I", 4097))
+    with pytest.raises(ValueError, match="a frame of"):
+        Frames().feed(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
     with pytest.raises(ValueError, match="a message of"):
         encode(Status("x" * MAX_MESSAGE_BYTES))
 
@@ -99,8 +100,8 @@ def test_sealed_nonsense_is_refused(body: bytes) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 2"):
-        Frames().feed(framed(seal(b"shoal/sv", 2, number(0, 1))))
+    with pytest.raises(ValueError, match="version 1"):
+        Frames().feed(framed(seal(b"shoal/sv", 1, number(0, 1))))
 
 
 def test_random_bytes_in_a_right_seal_give_a_message_or_a_value_error() -> None:
@@ -109,7 +110,7 @@ def test_random_bytes_in_a_right_seal_give_a_message_or_a_value_error() -> None:
     for _ in range(N_TIMES):
         body = number(draw.randrange(7), 1) + draw.randbytes(draw.randrange(60))
         try:
-            (message,) = Frames().feed(framed(seal(b"shoal/sv", 1, body)))
+            (message,) = Frames().feed(framed(seal(b"shoal/sv", 2, body)))
         except ValueError:
             n_refused += 1
         else:
@@ -179,10 +180,10 @@ def test_damaged_announcements_are_refused() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        commands.Form(3),
-        commands.End(3, is_lost=True),
-        commands.End(4, is_lost=False),
+        control.Form(3),
+        control.End(3, is_lost=True),
+        control.End(4, is_lost=False),
     ],
 )
-def test_a_command_is_read_as_it_was_written(command: commands.Command) -> None:
-    assert commands.decode(commands.encode(command)) == command
+def test_a_command_is_read_as_it_was_written(command: control.Command) -> None:
+    assert control.decode(control.encode(command)) == command

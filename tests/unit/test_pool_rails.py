@@ -11,11 +11,10 @@ from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.engine import plan_among
 from shoal.group.numbers import Numbers
-from shoal.group.pool.kinds import Kind
-from shoal.group.pool.meeting import first_word_key
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.protocol import MOST_RANKS
-from shoal.group.pool.rails import MOST_PIECES, RailNumbers, Stage, rail_of
+from shoal.group.pool.rails import MOST_PIECES, Kind, RailNumbers, Stage, rail_of
+from shoal.group.pool.view_mesh import first_word_key
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import default_cluster
 from shoal.shapes import Shape

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shoal.group.pool.recovery import NOBODY, Repair, replan
+from shoal.group.pool.mend import NOBODY, Repair, replan
 
 INPUT, RESULT = "input", "result"
 

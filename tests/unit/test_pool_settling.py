@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from shoal.errors import UsageError
-from shoal.group.pool.settling import Standing, made_by_all, settle
+from shoal.group.pool.ending import Standing, made_by_all, settle
 
 UNMADE, OPEN, WHOLE, OTHER = Standing
 
@@ -28,7 +28,7 @@ def test_calls_are_mended_in_any_order_in_which_all_workers_have_made_them() -> 
 
 
 def test_a_number_that_only_some_have_used_is_an_error_that_names_it_and_two_ranks() -> None:
-    match = "rank 1 made all_reduce 4, whose number rank 0 skipped"
+    match = "rank 1 called all_reduce #4, but rank 0 skipped #4"
     with pytest.raises(UsageError, match=match):
         settle(4, told((OTHER, OPEN)))
     with pytest.raises(UsageError, match=match):

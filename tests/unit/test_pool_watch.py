@@ -25,8 +25,11 @@ from shoal.group.pool.protocol import (
     server_key,
 )
 from shoal.group.pool.watch import Watch
+from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.roster import Entry
 
 KEY, LONG_S = bytes(32), 20.0
+ENTRY = Entry("a host", "host", b"", (Endpoint("127.0.0.1", 1, "lo"),))
 
 
 class Server:
@@ -67,7 +70,9 @@ class Server:
 
     @staticmethod
     def _answer(message: Message) -> Message:
-        return Status("{}") if isinstance(message, Ask) else Reserved("", bytes(16))
+        return (
+            Status("{}") if isinstance(message, Ask) else Reserved("", bytes(16), ENTRY.encode(0))
+        )
 
 
 class Changes:
@@ -140,8 +145,9 @@ def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up()
         server = watch._Server(
             Address("server", 1), KEY, reserve, selector, lambda: changes.append(None), int
         )
-        server._take(Reserved("", bytes(16)))
+        server._take(Reserved("", bytes(16), ENTRY.encode(0)))
         server._sock, own = socket.socketpair()  # type: ignore[assignment]
+        selector.register(server._sock, selectors.EVENT_READ)
         asked_at = server._ping_at
         server._until = asked_at - 10.0
         server.step(read_at=server._until - 0.1)  # an interpreter was held since then

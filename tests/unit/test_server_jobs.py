@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from shoal.group.pool.commands import MEETING_S
 from shoal.group.pool.protocol import (
     Ask,
     Meet,
@@ -23,6 +22,7 @@ from shoal.group.pool.protocol import (
     encode,
     own_version,
 )
+from shoal.group.pool.view_mesh import MEETING_S
 from shoal.rendezvous.acceptor import run_ready
 from shoal.server import child
 from shoal.server.client import JobConnection
@@ -32,7 +32,7 @@ from shoal.server.registrar import address_for
 from shoal.server.server import Server, as_text
 
 KEY = JobKey("", 7, bytes(32))
-MEET = Meet(1, 3, 3, 4, "127.0.0.1", 1)
+MEET = Meet(1, 3, 3, 4, b"a roster")
 
 
 class Job:
@@ -223,7 +223,7 @@ def test_a_child_is_forked_while_nobody_can_ask_it_to_end(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fork", fork)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    pid, pipe = child.start(MEET, "", 0)
+    pid, pipe = child.start(MEET, "", 0, [])
     os.close(pipe)
     assert pid == 1
     assert {signal.SIGTERM, signal.SIGINT} <= set(blocked[0])
@@ -249,7 +249,9 @@ def test_a_server_registers_where_the_store_would_reach_it(
 def test_of_one_key_no_more_are_taken_than_have_room_for_two_views_each() -> None:
     """Or each new view would end the oldest of another, which asks for it again."""
     server: Any = Server([], [KEY])
-    jobs: list[Any] = [SimpleNamespace(key=KEY, job=None) for _ in range(130)]
+    jobs: list[Any] = [
+        SimpleNamespace(key=KEY, job=None, entry=b"", open_place=str) for _ in range(130)
+    ]
     server._jobs = jobs
     reserved = []
     for number, job in enumerate(jobs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import os
 import socket
@@ -10,8 +11,8 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shoal import engine, limits
 from shoal.engine import RankInfo
@@ -206,6 +207,26 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+class _Tuning(NamedTuple):
+    """The environment's settings of the native core."""
+
+    staging_bytes: int
+    spin_us: int
+    backstop_ms: int
+    resume_s: int
+
+    @classmethod
+    def read(cls) -> _Tuning:
+        """Read them; UsageError if one is wrong, or this process cannot run here."""
+        _check_isa()
+        return cls(
+            _staging_bytes(),
+            _integer("SHOAL_SPIN_US", limits.SPIN_US, 0, 10**9),
+            _integer("SHOAL_BACKSTOP_MS", limits.BACKSTOP_MS, 1, 10**9),
+            _integer("SHOAL_RESUME_S", limits.RESUME_S, 0, 10**6),
+        )
+
+
 def meet(
     store: Store,
     rank: int,
@@ -213,24 +234,17 @@ def meet(
     timeout_s: float,
     digest: bytes = b"",
     channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _digests: 1,
-    dead_s: float | None = None,
 ) -> Context:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
-    `digest` is for all ranks to read: `Context.digests` holds them by rank. `channels` says by the
-    hosts and the digests of all ranks how many channels there are between hosts; it raises
-    nothing. A peer that is silent for `dead_s`, the same on all, counts as lost, and so does one
-    whose lost connections do not come back in that time; None: the usual.
+    Args:
+        digest: for all ranks to read: `Context.digests` holds them by rank.
+        channels: returns the number of channels between hosts, given the hosts and the digests of
+            all ranks. Raises nothing.
     """
     with reporting_failure(store, rank, size):
-        _check_isa()
+        tuning = _Tuning.read()
         heed_signal()
-        staging_bytes = _staging_bytes()
-        spin_us = _integer("SHOAL_SPIN_US", limits.SPIN_US, 0, 10**9)
-        backstop_ms = _integer("SHOAL_BACKSTOP_MS", limits.BACKSTOP_MS, 1, 10**9)
-        resume_s = float(_integer("SHOAL_RESUME_S", limits.RESUME_S, 0, 10**6))
-    if dead_s is not None:
-        resume_s = min(resume_s, dead_s)
     arenas: list[engine.Arena] = []
 
     # NOT two at a time: our part of the memory may be the same as before.
@@ -244,38 +258,74 @@ def meet(
         arenas.append(engine.Arena.enter(memory_fd, n_local, local))
 
     try:
-        membership = join(
-            *(store, rank, size),
-            timeout_s=timeout_s,
-            memory=HostMemory(make, enter),
-            digest=digest,
-        )
-        if not arenas:
-            make(1)  # alone: nobody to share it with
-        rank_infos = _rank_infos(membership)
-        n_channels = channels([info.host_id for info in rank_infos], membership.digests)
-        mesh = engine.Mesh.create(
-            rank=rank,
-            names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(rank_infos)],
-            epoch=membership.epoch,
-            job_key=membership.job_key,
-            arena=arenas[0],
-            peers=_places(membership),
-            n_channels=n_channels,
-            listeners=list(membership.take()),
-            resume_s=resume_s,
-            dead_s=float(limits.DEAD_S) if dead_s is None else dead_s,
-            staging_bytes=staging_bytes,
-            spin_us=float(spin_us),
-            backstop_s=backstop_ms / 1e3,
-        )
-    except ShoalError:
-        raise
-    except (MemoryError, RuntimeError) as error:  # the native core's two at set-up
-        raise ShoalError(f"rank {rank} cannot join: {error}") from error
+        with _as_shoal_error(rank):
+            membership = join(
+                *(store, rank, size),
+                timeout_s=timeout_s,
+                memory=HostMemory(make, enter),
+                digest=digest,
+            )
+            if not arenas:
+                make(1)  # alone: nobody to share it with
+            hosts = [info.host_id for info in _rank_infos(membership)]
+            n_channels = channels(hosts, membership.digests)
+            return _context_of(membership, arenas[0], n_channels, tuning)
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
-    return Context(mesh, rank, rank_infos, membership.digests, membership.epoch)
+
+
+def connect(membership: Membership, n_channels: int, dead_s: float) -> Context:
+    """Link up with ranks that are each alone on a host, and known already.
+
+    Args:
+        membership: its listeners are taken.
+        dead_s: the same on all ranks. A peer counts as lost if it is silent for this long, or if
+            its lost connections do not come back by then.
+
+    Raises:
+        ShoalError: this process lacks memory or descriptors.
+    """
+    heed_signal()
+    with _as_shoal_error(membership.rank):
+        arena = engine.Arena.create(1)
+        return _context_of(membership, arena, n_channels, _Tuning.read(), dead_s)
+
+
+@contextlib.contextmanager
+def _as_shoal_error(rank: int) -> Iterator[None]:
+    """Raise the two errors of the native core's set-up as a `ShoalError`."""
+    try:
+        yield
+    except ShoalError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        raise ShoalError(f"rank {rank} cannot join: {error}") from error
+
+
+def _context_of(
+    membership: Membership,
+    arena: engine.Arena,
+    n_channels: int,
+    tuning: _Tuning,
+    dead_s: float | None = None,
+) -> Context:
+    rank_infos = _rank_infos(membership)
+    mesh = engine.Mesh.create(
+        rank=membership.rank,
+        names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(rank_infos)],
+        epoch=membership.epoch,
+        job_key=membership.job_key,
+        arena=arena,
+        peers=_places(membership),
+        n_channels=n_channels,
+        listeners=list(membership.take()),
+        resume_s=float(tuning.resume_s) if dead_s is None else min(tuning.resume_s, dead_s),
+        dead_s=float(limits.DEAD_S) if dead_s is None else dead_s,
+        staging_bytes=tuning.staging_bytes,
+        spin_us=float(tuning.spin_us),
+        backstop_s=tuning.backstop_ms / 1e3,
+    )
+    return Context(mesh, membership.rank, rank_infos, membership.digests, membership.epoch)
 
 
 _PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]

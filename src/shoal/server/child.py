@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import logging
 import os
@@ -26,19 +27,30 @@ _ASKING: Final = (signal.SIGTERM, signal.SIGINT)
 _BESIDES_BYTES: Final = 512 << 20
 
 
-def start(meet: Meet, key_path: str, memory_bytes: int) -> tuple[int, int]:
-    """Fork a child that serves this view; its process id, and where it writes how it fares.
+def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) -> tuple[int, int]:
+    """Fork a child that serves this view; return its process id, and the pipe that it reports to.
+
+    Args:
+        listeners: sockets for the child, closed here in any case.
 
     Raises:
         OSError: no process or descriptor can be had.
     """
+    try:
+        return _fork(meet, key_path, memory_bytes, listeners)
+    finally:
+        for listener in listeners:
+            os.close(listener)
+
+
+def _fork(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) -> tuple[int, int]:
     read, write = os.pipe2(os.O_CLOEXEC)
     # NOT let in before the child has handlers of its own: by the parent's it would tell the parent.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
     try:
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            _be_child(meet, key_path, memory_bytes, write, parent)
+            _be_child(meet, key_path, memory_bytes, listeners, write, parent)
     except OSError:
         os.close(read)
         os.close(write)
@@ -50,17 +62,19 @@ def start(meet: Meet, key_path: str, memory_bytes: int) -> tuple[int, int]:
     return pid, read
 
 
-def _be_child(meet: Meet, key_path: str, memory_bytes: int, pipe: int, parent: int) -> NoReturn:
+def _be_child(
+    meet: Meet, key_path: str, memory_bytes: int, listeners: list[int], pipe: int, parent: int
+) -> NoReturn:
     """NOT returning, and NOT raising: the frames above belong to the parent."""
     code = 1
     try:
-        _leave_parent(pipe, parent)
+        _leave_parent({pipe, *listeners}, parent)
         _limit(memory_bytes)
         for name in ("SHOAL_KEY", "MASTER_ADDR"):  # of whoever started the server
             os.environ.pop(name, None)
         os.environ["SHOAL_KEY_FILE"] = key_path
         os.environ["SHOAL_STAGING_BYTES"] = str(memory_bytes // 2)
-        serve(meet, lambda told: _tell(pipe, told))
+        serve(meet, listeners, lambda told: _tell(pipe, told))
         code = 0
     except (ShoalError, OSError) as error:
         _LOG.warning("serving view %d as rank %d ended: %s", meet.view, meet.rank, error)
@@ -72,7 +86,7 @@ def _be_child(meet: Meet, key_path: str, memory_bytes: int, pipe: int, parent: i
         os._exit(code)
 
 
-def _leave_parent(pipe: int, parent: int) -> None:
+def _leave_parent(kept: set[int], parent: int) -> None:
     os.setsid()
     # Whoever kills a server means its children too: what they hold is of no use without it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -84,8 +98,9 @@ def _leave_parent(pipe: int, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKING)
     # The parent's sockets; its objects live as long as this process, and close nothing.
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    for before, after in itertools.pairwise([2, *sorted(kept), most]):
+        os.closerange(before + 1, after)
 
 
 def _limit(memory_bytes: int) -> None:

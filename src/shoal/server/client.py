@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import time
@@ -10,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from shoal.group.pool.commands import MEETING_S
+from shoal.errors import ShoalError
 from shoal.group.pool.protocol import Frames, Meet, Message, Note, encode
+from shoal.group.pool.view_mesh import MEETING_S, Place
 from shoal.server.http import MOST_BYTES, answer
 from shoal.server.pace import Pace
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 # Seconds for what has begun to arrive, or has not been taken by the peer.
 PATIENCE_S: Final = 2.0
-_MOST_ASKED_BYTES: Final = 4096  # of a frame: no request is longer
 _READ_BYTES: Final = 4096
 _MOST_NOTES: Final = 8  # of the kinds of calls of a job
 _MOST_RESTING: Final = 1  # views that wait for their turn, beyond which nothing more is read
@@ -133,6 +134,7 @@ class JobConnection:
     Attributes:
         job: its name, once it has reserved.
         notes: what it says of its kinds of calls, the newest last.
+        place: where the job's next view is to be served.
         rests_until: when the next view may begin that it has asked for; None: none waits.
     """
 
@@ -148,15 +150,41 @@ class JobConnection:
         self.key = key
         self.job: str | None = None
         self.notes: deque[Note] = deque(maxlen=_MOST_NOTES)
+        self.place: Place | None = None
         self.rests_until: float | None = None
         self._paces = pace, Pace()  # of its key, and its own
         # Since when: what a frame or a few may hold, and no more.
         self._waiting: deque[tuple[float, Message]] = deque()
-        self._frames = Frames(_MOST_ASKED_BYTES)
-        self._on_message = on_message
+        self._frames = Frames()
+        self._on_message, self._on_end = on_message, on_end
+        self._peer = str(sock.getpeername()[0])
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self.connection = Connection(selector, sock, self._take, lambda: on_end(self))
+        self.connection = Connection(selector, sock, self._take, self._ended)
+
+    @property
+    def entry(self) -> bytes:
+        """This server's entry in the roster of the next view; empty if there can be none."""
+        return b"" if self.place is None else self.place.entry.encode(0)
+
+    def open_place(self) -> str:
+        """Listen for the workers of the next view; return why not, or an empty string."""
+        self._close_place()
+        environ = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
+        try:
+            self.place = Place(None, self._peer, environ)
+        except (ShoalError, OSError) as error:
+            return str(error)
+        return ""
+
+    def _close_place(self) -> None:
+        if self.place is not None:
+            self.place.close()
+        self.place = None
+
+    def _ended(self) -> None:
+        self._close_place()
+        self._on_end(self)
 
     def _take(self, data: bytes) -> bool:
         try:

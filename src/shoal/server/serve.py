@@ -1,4 +1,4 @@
-"""A server's end of one view: it meets the workers, hears what kinds of calls come, serves them.
+"""A server's end of one view: it connects to the workers, and serves the kinds of calls announced.
 
 Python runs once for each kind of call; the calls themselves are the native core's.
 """
@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.engine import make_plan
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.pool.announce import N_BYTES, TAG, unpack
-from shoal.group.pool.commands import MEETING_S
-from shoal.group.pool.meeting import meet_view
 from shoal.group.pool.probe import answer
+from shoal.group.pool.view_mesh import enter, read_roster
 from shoal.rendezvous import job_key
-from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.state.document import of_all_channels
 from shoal.state.waits import WORDS, waits_of
 
 if TYPE_CHECKING:
-    from shoal.group.pool.meeting import PoolGroup
     from shoal.group.pool.protocol import Meet
+    from shoal.group.pool.view_mesh import PoolGroup
 
 _TELL_S: Final = 0.5  # how often the parent hears how this view fares
 # When worker 0 has left: how long the others may take with what they are owed.
@@ -35,17 +33,17 @@ _MOST_WAITS: Final = 8  # workers that are named
 _MOST_KINDS: Final = 65536
 
 
-def serve(meet: Meet, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until the workers leave, or anyone of the view is lost.
+def serve(meet: Meet, listeners: list[int], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until the workers leave, or any rank of the view is lost.
 
     Raises:
-        ShoalError: the view did not form, or was told of what cannot be served.
+        ShoalError: the view did not form, or a kind of call was announced that cannot be served.
+        ValueError: the roster makes no sense.
     """
     key = job_key(os.environ)
-    client = TcpStoreClient(meet.store_host, meet.store_port, timeout_s=MEETING_S, key=key)
-    with contextlib.closing(client):
-        group = meet_view(client, meet.view, meet.rank, meet.size, meet.n_workers)
-    with group:
+    assert key is not None  # the parent has set its file
+    roster = read_roster(meet.roster, meet.size)
+    with enter(roster, meet.view, meet.rank, meet.n_workers, key, listeners) as group:
         if not group.rates[group.rank]:
             answer(group, lambda: True)
         served = _Served(group, meet)

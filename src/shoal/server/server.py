@@ -184,11 +184,12 @@ class Server:
         if isinstance(message, Ask):
             return Status(as_text(self._told(job.key)))
         if isinstance(message, Reserve):
-            why = self._why_not(job, message)
+            why = self._why_not(job, message) or job.open_place()
             job.job = job.job if why else message.job
-            return Reserved(why, self._identity)
+            return Reserved(why, self._identity, job.entry)
         if isinstance(message, Meet):
-            return Reserved(self._begin(job, message), self._identity)
+            why = self._begin(job, message) or job.open_place()
+            return Reserved(why, self._identity, job.entry)
         if isinstance(message, Note):
             job.note(message)
             return Reserved("", self._identity)
@@ -214,14 +215,14 @@ class Server:
         return ""
 
     def _begin(self, job: JobConnection, meet: Meet) -> str:
-        if job.job is None:
+        if job.job is None or job.place is None:
             return "nothing was reserved"
         if self._drains_until is not None:
             return "it is draining, and about to end"
         self._views.make_room(job.key.number, job.job, _MOST_VIEWS)
         self._views.make_room(job.key.number, None, _MOST_VIEWS_OF_KEY)
         try:
-            pid, pipe = start(meet, job.key.path, self._options.memory_bytes)
+            pid, pipe = start(meet, job.key.path, self._options.memory_bytes, job.place.take())
             self._views.add(pid, pipe, job.key.number, job.job)
         except OSError as error:
             _LOG.warning("no child can be started for view %d: %s", meet.view, error)

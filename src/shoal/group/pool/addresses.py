@@ -1,4 +1,4 @@
-"""`SHOAL_SERVERS`: where a job's servers are, and how many it cannot do without."""
+"""`SHOAL_SERVERS` and `SHOAL_SERVERS_REQUIRED`: the addresses of a job's servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.group.pool.protocol import DEFAULT_PORT
 
 MOST_SERVERS: Final = 1024
 DEFAULT_JOB: Final = "none"
-"""What torchrun calls a job without `--rdzv-id`."""
+"""The id that torchrun gives a job without `--rdzv-id`."""
 _SCHEME: Final = "rdzv://"
 
 
 class Address(NamedTuple):
-    """A server as it was named."""
+    """A server's host and port, as the user named them."""
 
     host: str
     port: int
@@ -27,7 +27,7 @@ class Address(NamedTuple):
 
 
 class JobEndpoint(NamedTuple):
-    """A rendezvous store, and the job whose servers are to be found there.
+    """A rendezvous store, and the job whose servers register there.
 
     Args:
         job: torchrun's `--rdzv-id`.
@@ -42,10 +42,10 @@ class JobEndpoint(NamedTuple):
 
 
 def parse_endpoint(text: str, job: str, what: str) -> JobEndpoint:
-    """HOST:PORT of a store.
+    """Parse the HOST:PORT of a store.
 
     Raises:
-        UsageError: it is none, or the job's name is none.
+        UsageError: it is malformed, or the job's id is.
     """
     address = parse_address(text, what, 0)
     if not 1 <= address.port <= 65535:
@@ -56,10 +56,10 @@ def parse_endpoint(text: str, job: str, what: str) -> JobEndpoint:
 
 
 def endpoint_from(environ: Mapping[str, str]) -> JobEndpoint | None:
-    """The store at which `SHOAL_SERVERS` has servers looked for: `rdzv://HOST:PORT/ID`, if any.
+    """Return the store in `SHOAL_SERVERS` where servers register, `rdzv://HOST:PORT/ID`, if any.
 
     Raises:
-        UsageError: it is written wrong, or there are several.
+        UsageError: it is malformed, or there are several.
     """
     found = [name for name in _names(environ) if name.startswith(_SCHEME)]
     if len(found) > 1:
@@ -76,14 +76,14 @@ def _names(environ: Mapping[str, str]) -> list[str]:
 
 
 def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
-    """HOST, HOST:PORT, an IPv6 ADDRESS or [ADDRESS]:PORT.
+    """Parse HOST, HOST:PORT, an IPv6 ADDRESS or [ADDRESS]:PORT.
 
     Args:
-        what: names it, for the message.
-        port: if there is none in it.
+        what: the setting, for the message.
+        port: the default.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: the text is malformed.
     """
     match = re.fullmatch(r"\[([^\[\]]+)\](?::([0-9]{1,5}))?|([^:\[\]]+)(?::([0-9]{1,5}))?", text)
     if match is None and _is_ipv6(text):
@@ -105,10 +105,10 @@ def _is_ipv6(text: str) -> bool:
 
 
 def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
-    """The servers that `SHOAL_SERVERS` names, such as `cpu1,cpu2:7077`.
+    """Return the servers that `SHOAL_SERVERS` names, such as `cpu1,cpu2:7077`.
 
     Raises:
-        UsageError: it is written wrong, or names a server twice.
+        UsageError: it is malformed, or names a server twice.
     """
     names = [name for name in _names(environ) if not name.startswith(_SCHEME)]
     found = [parse_address(name, "SHOAL_SERVERS") for name in names]
@@ -123,10 +123,10 @@ def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
 
 
 def n_required_from(environ: Mapping[str, str]) -> int:
-    """How many of them the job cannot begin without: `SHOAL_SERVERS_REQUIRED`, else none.
+    """Return `SHOAL_SERVERS_REQUIRED`, the number of servers that a job waits for; 0 if unset.
 
     Raises:
-        UsageError: it is no number, or larger than there are.
+        UsageError: it is not a number, or larger than the number of servers.
     """
     text = environ.get("SHOAL_SERVERS_REQUIRED", "") or "0"
     n_named = len(servers_from(environ)) if endpoint_from(environ) is None else MOST_SERVERS

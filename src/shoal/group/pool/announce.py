@@ -1,7 +1,7 @@
-"""How a server hears what kinds of calls to expect: fields of a `Shape`, strictly read.
+"""Announces kinds of calls to servers: the fields of a `Shape`, strictly checked.
 
-The lowest worker sends each kind once as a message in the pool group, before or after the first
-call of it; the server builds its own plan from that, so the two agree or the call ends in words.
+The lowest worker sends each kind once as a message in the view's group, before or after its first
+call. The server makes its own plan from it, so the two agree, or the call ends with an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.rendezvous.packing import Unpacker, number, seal, unseal
 from shoal.shapes import Shape
 
 TAG: Final = 1
-N_BYTES: Final = 4096  # of the message; what is not needed is zero
+N_BYTES: Final = 4096  # of the message, padded with zeros
 MOST_ELEMS: Final = 1 << 40
 _KIND: Final = b"shoal/pk"
 _VERSION: Final = 2
@@ -24,10 +24,10 @@ _DTYPES: Final = tuple(DType)
 
 
 def pack(shape: Shape) -> bytes:
-    """An all-reduce in the pool group, as a message.
+    """Return the message for an all-reduce in the view's group.
 
     Raises:
-        UsageError: its algorithm has a name too long for that.
+        UsageError: its algorithm's name is too long.
     """
     name = shape.algorithm.encode()
     body = number(len(name), 2) + name + number(shape.dtype, 1) + number(shape.op, 1)
@@ -40,10 +40,10 @@ def pack(shape: Shape) -> bytes:
 
 
 def unpack(message: bytes, rank: int, size: int) -> Shape:
-    """The kind of call that a message speaks of, as the server with this rank takes part in it.
+    """Return the announced kind of call, as the server with this rank takes part in it.
 
     Raises:
-        ValueError: it is no such message, or it speaks of what no all-reduce is.
+        ValueError: the message is malformed, or no all-reduce is like this.
     """
     outer = Unpacker(message)
     sealed = outer.take(outer.number(2, 1, N_BYTES - 2))
@@ -63,6 +63,6 @@ def unpack(message: bytes, rank: int, size: int) -> Shape:
         *("all_reduce", name, dtype, op, n_elems, rank, size),
         hosts=tuple(range(size)),
         codec=codec,
-        rounds_own=codec is not Codec.IDENTITY,  # in whatever servers have a part in
+        rounds_own=codec is not Codec.IDENTITY,  # in every served call
         n_lanes=n_lanes,
     )

@@ -8,28 +8,105 @@ the latest.
 from __future__ import annotations
 
 import array
+import os
+import select
+import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.dtypes import DType, Op
 from shoal.engine import Fault, make_plan
 from shoal.group.calls import ClosedGroup
 from shoal.group.context import hash_of
 from shoal.group.group import Group
-from shoal.group.pool.commands import N_BYTES, Command, decode, encode
 from shoal.group.work import FOR_EVER_S
 from shoal.plan import Planner
 from shoal.shapes import Shape
 
 if TYPE_CHECKING:
+    from shoal.engine import RankInfo
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
-    from shoal.group.pool.bell import Bell
     from shoal.group.pool.rails import Rail
     from shoal.group.pool.served_call import NativeError
     from shoal.group.work import Work
 
-_TAG: Final = 1  # of commands
+_COMMAND, _HELLO = 1, 2  # tags of messages
+_FORMAT: Final = struct.Struct("<BBxxxxxxQ")  # of a command
+_FORM, _END = 1, 2
+
+
+class Bell:
+    """An eventfd that the native core and other threads ring.
+
+    Threads: one opens it and waits; any may ring.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._poll = select.poll()
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, owned by the bell; -1 before `open`."""
+        return self._fd
+
+    def open(self) -> None:
+        """Get the descriptor; rings before that are lost.
+
+        Raises:
+            OSError: the process has no descriptor left.
+        """
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._fd, select.POLLIN)
+
+    def ring(self) -> None:
+        """Wake the thread that waits, or the next one that does."""
+        if self._fd >= 0:
+            os.eventfd_write(self._fd, 1)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when it is rung, or after this time."""
+        if self._poll.poll(1e3 * timeout_s):
+            os.eventfd_read(self._fd)
+
+    def __del__(self) -> None:
+        # NOT before: a thread that rings late must not write to another file.
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class Form(NamedTuple):
+    """Form a view; rank 0 then broadcasts with which servers."""
+
+    view: int
+
+
+class End(NamedTuple):
+    """End a view: once its calls have ended, or at once if a server of it is lost."""
+
+    view: int
+    is_lost: bool
+
+
+Command = Form | End
+
+
+def encode(command: Command) -> bytes:
+    """Return the command as bytes, all of one length."""
+    if isinstance(command, Form):
+        return _FORMAT.pack(_FORM, 0, command.view)
+    return _FORMAT.pack(_END, command.is_lost, command.view)
+
+
+def decode(data: bytes) -> Command:
+    """Return the command that `encode` wrote; ValueError for anything else."""
+    kind, flag, view = _FORMAT.unpack(data)
+    if kind == _FORM:
+        return Form(view)
+    if kind != _END:
+        raise ValueError(f"a command of kind {kind}")
+    return End(view, bool(flag))
 
 
 class Control(Group):
@@ -54,9 +131,9 @@ class Control(Group):
         return self._context.epoch
 
     @property
-    def names(self) -> list[str]:
+    def ranks(self) -> list[RankInfo]:
         """The host and address of each rank."""
-        return [str(self._context.names[member]) for member in self._members]
+        return [self._context.names[member] for member in self._members]
 
     def native_error(self) -> NativeError:
         """Return the error that ended the group, as the native core gives it."""
@@ -70,18 +147,28 @@ class Control(Group):
         if not isinstance(self._native, ClosedGroup):
             self._native.notify(bell.fd)
 
+    def greet(self) -> None:
+        """Have every other rank connect to rank 0: the higher rank of two is the one that dials.
+
+        Rank 0 would have to ask it to, which takes 50 ms.
+        """
+        for rank in range(1, self.size) if self.rank == 0 else ():
+            self.recv(bytearray(1), rank, _HELLO, async_op=True)
+        if self.rank:
+            self.send(bytearray(1), 0, _HELLO, async_op=True)
+
     def send_command(self, command: Command) -> None:
         """Send a command to all other ranks. It arrives though they are busy, or held."""
         for rank in range(1, self.size):
-            self.send(bytearray(encode(command)), rank, _TAG, async_op=True)
+            self.send(bytearray(encode(command)), rank, _COMMAND, async_op=True)
 
     def next_command(self) -> Command | None:
         """Return the next command of rank 0, or None if none has come yet."""
         native = self._native
-        if isinstance(native, ClosedGroup) or not native.has_message(0, _TAG):
+        if isinstance(native, ClosedGroup) or not native.has_message(0, _COMMAND):
             return None
-        data = bytearray(N_BYTES)
-        self.recv(data, 0, _TAG)
+        data = bytearray(_FORMAT.size)
+        self.recv(data, 0, _COMMAND)
         return decode(bytes(data))
 
     def most(self, value: int) -> int:
@@ -97,14 +184,21 @@ class Control(Group):
         self.all_gather(found, bytearray(data), timeout_s=timeout_s, subject=subject)
         return [bytes(found[rank * n : (rank + 1) * n]) for rank in range(self.size)]
 
-    def tell(self, text: str) -> str:
-        """Broadcast the text of rank 0, and return it."""
-        length = array.array("q", [len(text.encode())])
+    def all_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of each worker, which may differ in length."""
+        longest = self.most(len(data))
+        padded = len(data).to_bytes(4, "little") + data.ljust(longest, b"\0")
+        found = self.bytes_of_all(padded, FOR_EVER_S)
+        return [each[4 : 4 + int.from_bytes(each[:4], "little")] for each in found]
+
+    def from_lowest(self, data: bytes) -> bytes:
+        """Return the bytes of rank 0."""
+        length = array.array("q", [len(data)])
         self.broadcast(length)
-        data = bytearray(text.encode() if self.rank == 0 else bytes(length[0]))
-        if data:
-            self.broadcast(data)
-        return data.decode()
+        found = bytearray(data if self.rank == 0 else bytes(length[0]))
+        if found:
+            self.broadcast(found)
+        return bytes(found)
 
     def start_broadcast(self, data: BufferView, root: int, timeout_s: float) -> Work:
         """Overwrite `data` with the data of rank `root`; the caller keeps the memory alive."""

@@ -1,8 +1,7 @@
-"""The lowest worker, which decides what all do: who is in the next view, and when one is over."""
+"""The lowest worker decides: which servers are in the next view, and when a view ends."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -10,33 +9,32 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from shoal.errors import PeerLost, ShoalError, UsageError
+from shoal.errors import PeerLost
 from shoal.group.context import hash_of
 from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
-from shoal.group.pool.commands import Command, End, Form
-from shoal.group.pool.late import LateServers
+from shoal.group.pool.control import Command, End, Form
 from shoal.group.pool.left_out import LeftOut
-from shoal.group.pool.notices import Notices
+from shoal.group.pool.notices import LateServers, Notices
 from shoal.group.pool.protocol import Meet, Note, Reserve, own_version
 from shoal.group.pool.registry import Registry
 from shoal.group.pool.watch import Watch
 from shoal.rendezvous.interface import choose_address
-from shoal.rendezvous.listener import port_range
-from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
+from shoal.rendezvous.packing import number
 
 if TYPE_CHECKING:
-    from shoal.group.pool.bell import Bell
-    from shoal.group.pool.control import Control
+    from shoal.engine import RankInfo
+    from shoal.group.pool.control import Bell, Control
     from shoal.group.pool.stages import Stages
     from shoal.group.pool.view import View
+    from shoal.rendezvous.roster import Entry
 
 _LOG: Final = logging.getLogger("shoal")
 
 _SETTLE_S: Final = 0.1
-_LEAST_PAUSE_S: Final = 0.25  # until servers that did not come are asked again; twice as long then
+_LEAST_PAUSE_S: Final = 0.25  # after a view that did not form; doubles
 _LONGEST_PAUSE_S: Final = 8.0
 _MOST_NAMED: Final = 4  # workers, in a line
-_MOST_NAME: Final = 64  # letters of a group's
+_MOST_NAME: Final = 64  # letters of a group's name
 
 Unheard = Mapping[int, Sequence[int]]
 """By a server's place in a view, the workers that have not received its first word."""
@@ -45,10 +43,10 @@ _now: Final = time.monotonic
 
 
 def job_name(control: Control, host: str) -> str:
-    """For people, and for servers, which end the oldest views of a job that has too many.
+    """Return a job's name, by which servers count its views, and people know it.
 
-    Several jobs may have one key and begin on one host, and several groups of one job one name: the
-    number of the mesh is random, and that of the group is its own.
+    Several jobs may share a key and a first host, and several groups of a job a name. So the name
+    holds a hash of the mesh's random number and the group's number.
     """
     name = control.name.removesuffix("/pool control")
     if len(name) > _MOST_NAME:  # as torch's may be
@@ -65,6 +63,9 @@ class Leader:
         endpoint: where further servers may leave their addresses.
         bell: rung when a server comes or goes.
 
+    Attributes:
+        has_lost_invited: a server of the view that forms is gone: it will not come.
+
     Threads: `close` and `trouble` may be called from any, the rest from the pool's.
     """
 
@@ -79,25 +80,24 @@ class Leader:
         self._registry: Registry | None = None
         self._bell = bell
         self._watch: Watch | None = None
-        self._meeting: TcpStoreServer | None = None
         self._wanted: tuple[Address, ...] = ()  # the servers of the view that forms
         self._host = ""
         self._n_views = self._n_failures = 0
         self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
-        self._rest_s = _LEAST_PAUSE_S  # after a view that its members ended
+        self._rest_s = _LEAST_PAUSE_S  # after a view that ended otherwise than by a loss
         self._seen: list[Address] = []
         self._misplaced: dict[Address, str] = {}
         self._left_out, self._notices = LeftOut(), Notices(_now())
-        self._names: Sequence[object] = ()
+        self._workers: Sequence[RankInfo] = ()
         self._late = LateServers()
         self._invited: set[Address] = set()
-        self._has_lost_invited = False
+        self.has_lost_invited = False
         self._seen_at = 0.0
         self._is_closed = False
 
     def begin(self, control: Control) -> None:
         """Begin to watch the servers."""
-        self._names = control.names
+        self._workers = control.ranks
         self._host = choose_address(os.environ.get("MASTER_ADDR")).address
         reserve = Reserve(own_version(), job_name(control, self._host), control.size)
         self._watch = Watch(self._servers, self._key, reserve, self._changed)
@@ -107,7 +107,7 @@ class Leader:
             self.close()
 
     def _found(self, address: Address) -> None:
-        """A server has left its address; on a thread of its own."""
+        """Add a server that has registered. Called on the registry's thread."""
         if address in self._servers or len(self._servers) >= MOST_SERVERS or self._watch is None:
             return
         self._servers = [*self._servers, address]
@@ -125,7 +125,6 @@ class Leader:
         self._notices.update(stages.last.servers if stages.last else (), self._trouble(), _now())
         command = self._ending(views, lowest_open) or self._forming(stages)
         if self._is_closed:  # a rank that leaves has lost its own servers, and nobody else has
-            self._close_meeting()
             return None
         if command is None and stages.last is not None:
             self._late.look(stages.last, _now())
@@ -142,7 +141,7 @@ class Leader:
         return None
 
     def _blame(self, view: View, gone: set[Address]) -> None:
-        """Leave out the server that a view has ended by, should it still answer rank 0."""
+        """Leave out the server whose loss ended a view, if it still answers rank 0."""
         found = view.culprit()
         if found is None:
             self._rest(view)
@@ -153,7 +152,7 @@ class Leader:
         self._left_out.blame(address, identity, why, _now())
 
     def _rest(self, view: View) -> None:
-        """A view that ended by what its members said of each other: the next may, too."""
+        """Pause after a view that ended otherwise than by a loss: the next may end the same way."""
         why = view.group.ended()
         if why is None or isinstance(why, PeerLost):
             return
@@ -173,87 +172,95 @@ class Leader:
             return None
         if not wanted and last is not None:
             return End(last.number, is_lost=False)
+        places = self._watch.places()
+        if any(one not in places for one in wanted) or self._misplace(wanted, places):
+            return None  # their entries are on the way
         if self._n_failures > 1 and len(wanted) > 1:
-            # One of them may be what nobody can reach: each in turn is left out.
+            # One of them may be unreachable: leave out each in turn.
             del wanted[self._n_failures % len(wanted)]
-        return self._form(wanted)
+        self._n_views += 1
+        self._wanted = tuple(wanted)
+        return Form(self._n_views)
 
-    def _form(self, wanted: Sequence[Address]) -> Form | None:
-        """A view with these servers, if there can be a store for its members to meet at."""
-        number = self._n_views + 1
-        try:
-            self._meeting = self._serve_store(StoreLimits())
-        except (ShoalError, OSError) as error:  # no port, thread or descriptor is free
-            self._put_off(number, str(error))
-            return None
-        self._n_views, self._wanted = number, tuple(wanted)
-        return Form(number)
+    def _misplace(self, wanted: Sequence[Address], places: Mapping[Address, Entry]) -> bool:
+        """Leave out for good servers that share a host: shared memory and one NIC help nobody.
+
+        Returns:
+            True if there are more than before.
+        """
+        hosts = {info.host_id: f"worker {info}" for info in self._workers}
+        n_before = len(self._misplaced)
+        for one in wanted:
+            entry = places[one]
+            if entry.host_id in hosts:
+                self._misplaced[one] = (
+                    f"is on {entry.host_label}, the host of {hosts[entry.host_id]}: leave it out "
+                    "of SHOAL_SERVERS; a server helps only by a link of its own"
+                )
+            hosts.setdefault(entry.host_id, f"server {one}")
+        return len(self._misplaced) > n_before
 
     def _is_unsettled(self, wanted: list[Address]) -> bool:
-        """Whether others may be about to come: then one view is formed for all of them."""
+        """Return whether more servers may be about to come, to form one view for all of them."""
         now = _now()
         if wanted != self._seen:
             self._seen, self._seen_at = wanted, now
         return len(wanted) < len(self._servers) and now < self._seen_at + _SETTLE_S
 
-    def invite(self, command: Form, n_workers: int) -> str:
-        """Ask the servers into a view; return who they are, and where all meet."""
-        assert self._meeting is not None
-        servers, size = self._wanted, n_workers + len(self._wanted)
-        where = self._host, self._meeting.port
-        meets = [
-            (address, Meet(command.view, n_workers, n_workers + at, size, *where))
-            for at, address in enumerate(servers)
-        ]
-        self._invited, self._has_lost_invited = set(servers), False
-        if self._watch is not None:
-            self._watch.meet(meets)
-        return f"{','.join(map(str, servers))} {self._host} {self._meeting.port}"
-
-    def _changed(self) -> None:
-        """A server has come or gone; on the thread that watches."""
-        if self._watch is not None and not self._invited.isdisjoint(self._watch.gone()):
-            self._has_lost_invited = True
-            self._close_meeting()  # whoever waits there for it need not wait until time is up
-        self._bell.ring()
-
-    def formed(self, view: View, steps: bytes) -> None:
-        """Record that a view stands; the next may form at once.
+    def invite(self, view: int, workers: Sequence[bytes]) -> tuple[Sequence[Address], bytes]:
+        """Ask the servers into a view.
 
         Args:
-            steps: by server, how far below a worker's its rate was measured to be.
+            workers: the entries of all workers.
+
+        Returns:
+            The servers, and their part of the roster; empty if one of them is gone.
         """
+        assert self._watch is not None
+        servers, places = self._wanted, self._watch.places()
+        if any(one not in places for one in servers):
+            return servers, b""
+        n, size = len(workers), len(workers) + len(servers)
+        own = b"".join(places[one].encode(n + at) for at, one in enumerate(servers))
+        roster = b"".join([*workers, own])
+        self._invited, self.has_lost_invited = set(servers), False
+        self._watch.meet(
+            (one, Meet(view, n, n + at, size, roster)) for at, one in enumerate(servers)
+        )
+        return servers, number(len(servers), 2) + own
+
+    def _changed(self) -> None:
+        """Handle a server that has come or gone. Called on the watch's thread."""
+        if self._watch is not None and not self._invited.isdisjoint(self._watch.gone()):
+            self.has_lost_invited = True
+        self._bell.ring()
+
+    def formed(self, view: View) -> None:
+        """Record that a view stands; the next may form at once."""
         self._left_out.used(view.servers)
         rates = view.group.rates[view.n_workers :]
-        each = zip(view.servers, rates, view.nics.servers, steps, strict=True)
+        each = zip(view.servers, rates, view.nics.servers, view.steps, strict=True)
         self._notices.take({one: (nic.out, step) for one, rate, nic, step in each if not rate})
         self._invited = set()
-        self._close_meeting()
-        if self._n_failures > 1:  # with one left out, perhaps: not at once again with it
+        if self._n_failures > 1:  # one may be left out: do not try it again at once
             self._not_before = _now() + _LONGEST_PAUSE_S
         self._n_failures, self._pause_s = 0, _LEAST_PAUSE_S
 
-    def failed(self, command: Form, why: str, misplaced: int, unheard: Unheard) -> None:
-        """Record that a view did not form: leave out the server at fault, or wait.
+    def failed(self, view: int, why: str, unheard: Unheard) -> None:
+        """Record that a view did not form: leave out the servers at fault, or wait.
 
         Args:
             why: empty if only other workers failed.
-            misplaced: the place of a server that can be in no view, or -1.
             unheard: the servers that some workers did not reach.
         """
         self._invited = set()
-        self._close_meeting()
-        if misplaced >= 0:
-            address = self._wanted[misplaced]
-            self._misplaced[address] = why
-            return
-        if self._has_lost_invited:  # `Notices` says so
-            return
-        if unheard:
+        if self.has_lost_invited:  # `Notices` logs it
+            self.has_lost_invited = False
+        elif unheard:
             self._blame_unheard(unheard)
-            return
-        self._put_off(command.view, why or "another worker says why")
-        self._n_failures += 1
+        else:
+            self._put_off(view, why or "another worker logs why")
+            self._n_failures += 1
 
     def _put_off(self, view: int, why: str) -> None:
         """Try again later, and later each time; log the first of a row of failures."""
@@ -269,9 +276,11 @@ class Leader:
         ready = self._watch.ready() if self._watch is not None else {}
         for at, workers in unheard.items():
             address = self._wanted[at]
-            who = ", ".join(f"rank {rank} ({self._names[rank]})" for rank in workers[:_MOST_NAMED])
+            who = ", ".join(
+                f"rank {rank} ({self._workers[rank]})" for rank in workers[:_MOST_NAMED]
+            )
             more = f" and {len(workers) - _MOST_NAMED} more" if len(workers) > _MOST_NAMED else ""
-            why = f"cannot reach {who}{more}, or they it"
+            why = f"cannot reach {who}{more}, or cannot be reached from there"
             self._left_out.blame(address, ready.get(address), why, _now())
 
     def note(self, view: int, kind: str, how: str) -> None:
@@ -294,16 +303,3 @@ class Leader:
             self._registry.close()
         if self._watch is not None:
             self._watch.close()
-        self._close_meeting()
-
-    def _serve_store(self, limits: StoreLimits) -> TcpStoreServer:
-        """A store at a port that may be used."""
-        for port in port_range(os.environ):
-            with contextlib.suppress(UsageError):
-                return TcpStoreServer(self._host, port, key=self._key, limits=limits)
-        raise UsageError(f"no port of SHOAL_PORT_RANGE is free at {self._host}; widen it")
-
-    def _close_meeting(self) -> None:
-        meeting, self._meeting = self._meeting, None
-        if meeting is not None:
-            meeting.close()

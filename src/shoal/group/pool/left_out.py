@@ -1,7 +1,7 @@
-"""Leave out a server that a view could not form with, or was lost by, for a while. No I/O.
+"""Leaves out, for a while, servers that views could not form with, or were lost by. No I/O.
 
-A server that some worker cannot reach may still answer the lowest one. If it were not left out,
-view after view would form with it and end by it.
+A server that some worker cannot reach may still answer the lowest one. Unless it is left out, view
+after view forms with it and ends by it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
 
-# A link that flapped is back after the least. Each try costs a process on every server, and no call
-# waits for it. The longest is how long a link that has healed stays unused.
+# A link that flapped is used again after the least pause. Each try costs a process on every server;
+# no call waits for it. A link that has healed stays unused for the longest pause at most.
 _LEAST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 32.0
-# A server that was not blamed for this many pauses begins anew with the least.
+# A server that is not blamed for this many pauses begins again with the least pause.
 _N_PAUSES_FORGIVEN: Final = 4
 
 
 @dataclass
 class _Absence:
-    """Until when a server is left out.
+    """A server that is left out until a time.
 
     Args:
-        identity: of its process; another process of that server begins anew.
+        identity: its process's; another process of the server is not left out.
         why: a verb phrase; empty once a view stands with it again.
     """
 
@@ -41,7 +41,7 @@ class _Absence:
 
 
 class LeftOut:
-    """The servers that are left out. Reads no clock."""
+    """The servers that are left out. Takes the time as an argument."""
 
     def __init__(self) -> None:
         self._absences: dict[Address, _Absence] = {}
@@ -61,14 +61,14 @@ class LeftOut:
                 self._absences[address].why = ""
 
     def may_serve(self, ready: Mapping[Address, bytes], now: float) -> list[Address]:
-        """Return the servers that may be in a view, of those that answer.
+        """Return the servers that may be in a view.
 
         Args:
-            ready: by address, the identity of the server's process.
+            ready: by address, the identity of each server that answers.
         """
         absences = ((one, self._absences.get(one), ready[one]) for one in ready)
         return [one for one, last, own in absences if last is None or not last.lasts(own, now)]
 
     def why(self) -> dict[Address, str]:
-        """Return by server why it is left out."""
+        """Return the reason for each server that is left out."""
         return {address: last.why for address, last in self._absences.items() if last.why}

@@ -1,4 +1,4 @@
-"""Where a server is: its name is looked up on a thread of its own, however long that takes."""
+"""Looks up a server's name on a thread of its own, however long that takes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _AGAIN_S: Final = 2.0  # from one lookup to the next
 
 
 class Lookup:
-    """The addresses of a server. The last good ones stay until others are found.
+    """The addresses of a server. The last good ones stay until a lookup finds others.
 
     Args:
-        on_found: called on the thread of a lookup when it has ended.
+        on_found: called on a lookup's thread when it has ended.
 
     Attributes:
         trouble: a verb phrase: why no address is known.
@@ -43,15 +43,15 @@ class Lookup:
             self._endpoints, self._not_before = [Endpoint(*address, "")], float("inf")
 
     def endpoints(self) -> list[Endpoint]:
-        """What is known, the best first."""
+        """Return the known addresses, the best first."""
         return list(self._endpoints)
 
     def prefer(self, endpoint: Endpoint) -> None:
-        """The server was reached here."""
+        """Record that the server was reached at this address."""
         self._endpoints = [endpoint, *(one for one in self._endpoints if one != endpoint)]
 
     def begin(self, now: float) -> float:
-        """Look the name up, unless that is going on or has just been done; when to call again."""
+        """Look the name up, unless a lookup runs or has just ended; return when to call again."""
         if self._is_running:
             return float("inf")  # it wakes the caller
         if now >= self._not_before:

@@ -1,17 +1,22 @@
-"""Completes a call whose servers are lost, on all workers together."""
+"""Completes a call whose servers are lost, on all workers together.
+
+A result lands by whole segments, so each segment of a worker's buffer is either its input or the
+result, and every worker knows which. A segment that one worker holds is sent to the others. A
+segment that no worker holds is reduced again, since every worker still has its input.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.codec import Codec
 from shoal.dtypes import DType, item_size
 from shoal.engine import round_to
 from shoal.group.buffers import BufferView
-from shoal.group.pool.recovery import NOBODY, replan
 from shoal.group.work import FOR_EVER_S
 from shoal.schedule.stripes import LINE_BYTES, first_of, n_stripes_of
 from shoal.shapes import layouts_of
@@ -23,10 +28,55 @@ if TYPE_CHECKING:
     from shoal.shapes import Shape
 
 _N_AT_ONCE: Final = 32  # broadcasts on their way
+NOBODY: Final = -1
+
+
+class Repair(NamedTuple):
+    """How segments `begin` to `end` - 1 of one chunk are completed.
+
+    Args:
+        holder: the lowest worker that holds the result there, which broadcasts it; `NOBODY`: the
+            workers reduce it again.
+    """
+
+    chunk: int
+    begin: int
+    end: int
+    holder: int
+
+
+def replan(landed: Sequence[Sequence[bytes]], n_segments: Sequence[int]) -> list[Repair]:
+    """Return how to complete the segments that some worker lacks; a pure function.
+
+    Args:
+        landed: by worker and chunk, a bitmap: bit s % 8 of byte s // 8 is set if segment s holds
+            the result. Bits beyond the chunk's end mean nothing.
+        n_segments: the number of segments of each chunk.
+    """
+    repairs: list[Repair] = []
+    for chunk, n in enumerate(n_segments):
+        held = [int.from_bytes(bitmaps[chunk], "little") for bitmaps in landed]
+        repairs += _repairs_of(chunk, held, n)
+    return repairs
+
+
+def _repairs_of(chunk: int, held: Sequence[int], n_segments: int) -> Iterator[Repair]:
+    everywhere = (1 << n_segments) - 1
+    for bits in held:
+        everywhere &= bits
+    begin, before = 0, None  # of a run of segments with one holder; None: all hold them
+    for segment in range(n_segments + 1):
+        holder = None
+        if segment < n_segments and not everywhere >> segment & 1:
+            holder = next((rank for rank, bits in enumerate(held) if bits >> segment & 1), NOBODY)
+        if holder != before:
+            if before is not None:
+                yield Repair(chunk, begin, segment, before)
+            begin, before = segment, holder
 
 
 class _Piece(NamedTuple):
-    """Memory of a call: bytes from its beginning, and the worker that gives what is right there."""
+    """A range of a call's buffer in bytes, and the worker that broadcasts the result there."""
 
     offset: int
     n_bytes: int
@@ -34,9 +84,9 @@ class _Piece(NamedTuple):
 
 
 def mend(control: Control, call: ServedCall) -> None:
-    """Give every worker what some hold of a call's servers' part, and reduce the rest again.
+    """Complete the servers' part of a call on all workers.
 
-    Every element is folded in the order of its stripe, so the bits are those that servers give.
+    Every element is folded in the order of its stripe, so the bits are the same as from servers.
 
     Raises:
         ShoalError: what ended the workers' group; the call's memory is partly folded.
@@ -63,12 +113,12 @@ def mend(control: Control, call: ServedCall) -> None:
         _round(call, [piece for piece in missing if piece.giver == control.rank])
         _give(control, call, [*lacking, *missing], works)
     finally:
-        for work in works:  # NOT left behind: they write to memory that is the caller's again
+        for work in works:  # NOT left behind: they write to memory that returns to the caller
             work.drive(FOR_EVER_S)
 
 
 def is_whole_here(call: ServedCall) -> bool:
-    """Whether this worker holds all that the servers' part gives, though it has failed."""
+    """Return whether this worker holds the whole result of a servers' part that has failed."""
     if call.servers is None or not call.servers.done():
         return False
     segment = call.shape.segment_bytes
@@ -81,7 +131,7 @@ def is_whole_here(call: ServedCall) -> bool:
 
 
 def _own(call: ServedCall, n_segments: list[int]) -> bytes:
-    """What landed here, chunk by chunk."""
+    """Return the bitmaps of the segments that landed here, chunk by chunk."""
     held = dict(call.servers.landed()) if call.servers is not None else {}
     bitmaps = (
         held.get(chunk, b"").ljust((n + 7) // 8, b"\0") for chunk, n in enumerate(n_segments)
@@ -90,7 +140,7 @@ def _own(call: ServedCall, n_segments: list[int]) -> bytes:
 
 
 def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
-    """The worker with which the order of the stripe begins that this place belongs to."""
+    """Return the worker with which the fold order begins at this offset: that of its stripe."""
     n_bytes = shape.n_elems * item_size(shape.dtype)
     n_stripes = n_stripes_of(n_bytes, n_workers)
     n_lines = (n_bytes + LINE_BYTES - 1) // LINE_BYTES
@@ -99,7 +149,7 @@ def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
 
 
 def _round(call: ServedCall, pieces: list[_Piece]) -> None:
-    """As they travel to servers, and back: what is folded here is rounded at the same places."""
+    """Round pieces to the call's codec, as on their way to servers and back."""
     dtype, codec = call.shape.dtype, call.shape.codec
     if codec is Codec.IDENTITY:
         return
@@ -108,7 +158,7 @@ def _round(call: ServedCall, pieces: list[_Piece]) -> None:
 
 
 def _reduce(control: Control, call: ServedCall, missing: list[_Piece], works: list[Work]) -> None:
-    """Fold pieces where their order begins: one of each such worker at a time."""
+    """Fold each piece at the worker with which its order begins, one of each worker at a time."""
     by_giver: defaultdict[int, deque[_Piece]] = defaultdict(deque)
     for piece in missing:
         by_giver[piece.giver].append(piece)

@@ -19,26 +19,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.dtypes import Op
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut, UsageError
-from shoal.group.pool.addresses import parse_address
-from shoal.group.pool.bell import Bell
-from shoal.group.pool.commands import MEETING_S, Form
+from shoal.group.pool.control import Bell, Form
+from shoal.group.pool.ending import NumbersDiffer, finish
+from shoal.group.pool.forming import Forming
 from shoal.group.pool.leader import Leader
-from shoal.group.pool.meeting import Misplaced, Unmet, ViewMeeting
-from shoal.group.pool.mend import is_whole_here, mend
-from shoal.group.pool.probe import REFERENCE, answer, measure
+from shoal.group.pool.mend import is_whole_here
 from shoal.group.pool.rail_call import RailCall
 from shoal.group.pool.rails import RailNumbers, Stage
 from shoal.group.pool.served_call import ServedCall, ServedWork
-from shoal.group.pool.settling import NumbersDiffer, made_by_all, settle
 from shoal.group.pool.stages import Stages
-from shoal.group.pool.view import View, nics_of
-from shoal.group.work import FOR_EVER_S, Work
+from shoal.group.pool.view_mesh import MEETING_S
+from shoal.group.work import Work
 from shoal.plan.text import counted
 from shoal.threads import start
 
@@ -46,12 +43,10 @@ if TYPE_CHECKING:
     from shoal.engine import Call, NativeGroup
     from shoal.group.numbers import Numbers
     from shoal.group.pool.addresses import Address, JobEndpoint
-    from shoal.group.pool.commands import Command, End
-    from shoal.group.pool.control import Control
-    from shoal.group.pool.kinds import Kind
-    from shoal.group.pool.meeting import PoolGroup
-    from shoal.group.pool.rails import Rail
+    from shoal.group.pool.control import Command, Control, End
+    from shoal.group.pool.rails import Kind, Rail
     from shoal.group.pool.served_call import NativeError
+    from shoal.group.pool.view import View
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -85,13 +80,12 @@ class Pool:
         self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
         self.stages: Stages[View] = Stages()
-        self._views: list[View] = []  # that have not been ended by all
-        self._held: set[int] = set()  # calls that wait until it is known who serves them
+        self._views: list[View] = []  # that the workers have not ended yet
+        self._held: set[int] = set()  # calls that wait for their stage
         self._waiters: list[tuple[ServedCall, Callable[[], None]]] = []
         self._is_closing = False
-        self._is_forming = False  # no caller waits for a view that forms: `close` may abort it
         self._bell, self._key = Bell(), key
-        self._meeting = ViewMeeting(key)
+        self._forming = Forming(control, rail, key, self._bell)
         self._owner = os.getpid()
         self.has_ended = False
         self._thread: threading.Thread | None = None
@@ -103,6 +97,7 @@ class Pool:
             endpoint: where further servers may leave their addresses.
         """
         self._leader = Leader(servers, self._key, self._bell, endpoint)
+        self._forming.leader = self._leader
 
     def start(self) -> None:
         """Begin to use servers."""
@@ -149,19 +144,17 @@ class Pool:
     def close(self) -> None:
         """Leave the servers, and end the thread. Calls in flight fail. Idempotent."""
         if os.getpid() != self._owner:
-            return  # after fork: all of it is the parent's
+            return  # in a forked child the pool is the parent's
         with self.changed:
             self._is_closing = True
             self.changed.notify_all()
         if self._leader is not None:
             self._leader.close()
-        self._meeting.close()
+        self._forming.close()
         self._bell.ring()
-        if self._is_forming:
-            self.control.abort("it has left")
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * MEETING_S)
-        self.control.close()  # which ends the thread, should it still wait for others there
+        self.control.close()  # ends the thread if it still waits for others there
 
     # Calls.
 
@@ -177,8 +170,8 @@ class Pool:
         """Start an all-reduce along the rail, in two parts if servers share in it.
 
         Raises:
-            TimedOut: the time is up before the workers agreed on its servers.
-            Exception: the group of the workers has ended, since others make this call.
+            TimedOut: the deadline passed before the workers agreed on its servers.
+            Exception: the call could not be made, and the workers' group has ended for that.
         """
         with self.changed:
             view, key = self._claim(number, until), self._rail.key(number, Stage.RAIL)
@@ -195,10 +188,10 @@ class Pool:
                 if parts.servers is not None:
                     call.servers = view.group.post(parts.servers, key, address, subject)
                     view.n_shared += call.servers is not None
-            except BaseException:  # the other workers make it, and would wait
+            except BaseException:  # the other workers make this call, and would wait
                 self._world.abort(f"{self.control}: a call could not be made with its servers")
                 raise
-            self.changed.notify_all()  # another thread may wait for this worker to make it
+            self.changed.notify_all()  # the pool's thread may wait for this call to be made
         return call
 
     def begin_pieces(self, call: int, n_pieces: int) -> range:
@@ -214,10 +207,10 @@ class Pool:
         until: float,
         subject: int,
     ) -> RailCall:
-        """Start a call where several workers share a host; `rails.py` says how it goes on."""
+        """Start a call where several workers share a host; see rail_call.py."""
         try:
             return RailCall(self, kind, numbers, address, until, subject)
-        except (ShoalError, MemoryError, RuntimeError):  # nothing has moved, and nothing will
+        except (ShoalError, MemoryError, RuntimeError):  # no piece has moved
             self._pieces_left(numbers)
             raise
 
@@ -230,14 +223,14 @@ class Pool:
     def post_stage(
         self, stage: Stage, kind: Kind, number: int, address: int, until: float, subject: int
     ) -> Work:
-        """Start a stage of a piece, which is a kind of call with an address of its own."""
+        """Start a stage of a piece: a call of the piece's kind, at the piece's address."""
         if stage is not Stage.RAIL:
             plan = self._rail.local(stage, kind.dtype, kind.op, kind.n_elems)
             key = self._rail.key(number, stage)
             native = self._world.post_in_place(plan, key, address, _left_s(until), True, subject)
             return Work(self.control, native, None)
         own = self._rail.own(kind.dtype, kind.n_elems)
-        # The average is made in the last stage: the group has more ranks than the rail.
+        # The last stage makes the average: the group has more ranks than the rail.
         op = Op.SUM if kind.op is Op.AVG else kind.op
         part = kind._replace(op=op, n_elems=own.n_elems)
         with self.changed:
@@ -248,16 +241,18 @@ class Pool:
         return Work(self.control, call, None)
 
     def end_by_stage(self, error: NativeError) -> None:
-        """End the group of the workers, since a stage of a call has failed."""
+        """End the workers' group, since a stage of a call has failed."""
         fault, _, what, _ = error
         why = f"a stage of a call failed: {what}"
-        if fault is Fault.MISMATCH:  # NOT aborted: all ranks must learn that their calls differ
+        if (
+            fault is Fault.MISMATCH
+        ):  # NOT aborted: the error of all ranks is that their calls differ
             self._world.fail(fault, f"ends the group: {why}")
         else:
             self._world.abort(f"{self.control}: {why}")
 
     def _claim(self, number: int, until: float) -> View | None:
-        """Return the view that serves a call which is made now. Holds `changed`."""
+        """Return the view of a call that is made now. The caller holds `changed`."""
         self._held.add(number)
         try:
             self._await_stage(number, until)
@@ -274,29 +269,29 @@ class Pool:
                 return
             left_s = until - time.monotonic()
             if left_s <= 0:
-                late = f"all_reduce {number} before the workers agreed on its servers"
+                late = f"all_reduce #{number} before the workers agreed on its servers"
                 why = f"reached the deadline of {late}"
-                self._world.fail(Fault.TIMED_OUT, why)  # the others count it
-                raise TimedOut(f"the time was up of {late}")
+                self._world.fail(Fault.TIMED_OUT, why)  # the other workers may make this call
+                raise TimedOut(f"rank {self.rank} {why}")
             self.changed.wait(min(left_s, _LOOK_S))
 
-    def _may_come(self, number: int) -> bool:
-        """Whether this worker may yet make this call. Holds `changed`."""
+    def may_come(self, number: int) -> bool:
+        """Return whether this worker may yet make this call. The caller holds `changed`."""
         return number in self._held or self._numbers.is_open(number)
 
-    def _lowest_open(self) -> int:
-        """The lowest call that this worker may yet make."""
+    def lowest_open(self) -> int:
+        """Return the lowest call that this worker may yet make."""
         with self.changed:
             return min([self._numbers.lowest_open(), *self._held])
 
     def look(self, call: ServedCall) -> None:
-        """Called while a call waits for the pool's thread: wake it, or end what it waits in."""
+        """Wake the pool's thread for a call that waits, or end a mending that cannot end well."""
         if call.is_mending and self._world.error()[0] is not Fault.NONE:
-            self.control.abort("the group of the workers has ended")  # and what mends with it
+            self.control.abort("the group of the workers has ended")  # which ends the mending
         self._bell.ring()
 
     def on_settled(self, call: ServedCall, callback: Callable[[], None]) -> None:
-        """Call back once its outcome is known, at once if it is."""
+        """Run the callback once the outcome of a call is known, at once if it is."""
         with self.changed:
             if not self.has_ended and not call.is_settled():
                 self._waiters.append((call, callback))
@@ -304,17 +299,17 @@ class Pool:
         callback()
 
     def expire(self, call: ServedCall) -> None:
-        """Its deadline has passed: the group ends, as for every call that is late."""
-        why = f"reached the deadline of all_reduce {call.number}, which servers have a part in"
+        """End the group, since the deadline of a call has passed."""
+        why = f"reached the deadline of all_reduce #{call.number}, which servers share in"
         with self.changed:
             call.outcome = (Fault.TIMED_OUT, -1, f"rank {self.rank} {why}", "")
         self._world.fail(Fault.TIMED_OUT, why)
         self.control.abort(why)
         call.view.abort(why)
-        self._call_back()
+        self.call_back()
 
-    def _call_back(self) -> None:
-        """Tell who waits for what is known now."""
+    def call_back(self) -> None:
+        """Run the callbacks of the calls whose outcome is known now."""
         with self.changed:
             self.changed.notify_all()
             due = [each for each in self._waiters if self.has_ended or each[0].is_settled()]
@@ -323,7 +318,7 @@ class Pool:
             callback()
 
     def end_of_world(self) -> NativeError:
-        """Return why the group of the workers has ended."""
+        """Return the error that ended the workers' group."""
         for error in (self._world.error(), self.control.native_error()):
             if error[0] is not Fault.NONE:
                 return error
@@ -335,16 +330,17 @@ class Pool:
         try:
             self._bell.open()
             self.control.notify(self._bell)
+            self.control.greet()
             if self._leader is not None:
                 self._leader.begin(self.control)
             while not self._is_closing:
-                self._check_world()
+                self.check_world()
                 command = self._next_command()
                 if isinstance(command, Form):
-                    self._form(command)
+                    self._forming.form(command.view, self._begin)
                 elif command is not None:
                     self._end_view(command)
-                self._expire_late()
+                self.expire_late()
         except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
             if self._have_differed(error):
                 self._world.fail(Fault.MISMATCH, f"found out from its servers: {error}")
@@ -360,7 +356,7 @@ class Pool:
         if self._leader is None:
             command = self.control.next_command()
         else:
-            command = self._leader.decide(self._views, self.stages, self._lowest_open())
+            command = self._leader.decide(self._views, self.stages, self.lowest_open())
             if command is not None:
                 self.control.send_command(command)
         if command is None:
@@ -368,9 +364,9 @@ class Pool:
         return command
 
     def _do_without(self, error: Exception) -> None:
-        """The workers cannot agree on other servers any more."""
+        """Log why the workers cannot change servers any more, and end the control group."""
         if self._is_closing or self._world.error()[0] is not Fault.NONE:
-            return  # everybody knows
+            return  # the callers get the error
         why = str(error) or repr(error)
         if self.control.ended() is not None:
             _LOG.info("%s: servers are not looked for any more: %s", self.control, why)
@@ -384,13 +380,14 @@ class Pool:
         self.control.abort(f"rank {self.rank} ends the search for servers: {why}")
 
     def _have_differed(self, error: Exception) -> bool:
-        """True if workers have called different things, and the thread ends by that."""
+        """Return whether the thread ends because workers have made different calls."""
         groups = (self.control, *(view.group for view in self._views))
         have_differed = any(isinstance(group.ended(), UsageError) for group in groups)
         is_mismatch = isinstance(error, UsageError) and have_differed
         return not self._is_closing and (is_mismatch or isinstance(error, NumbersDiffer))
 
-    def _expire_late(self) -> None:
+    def expire_late(self) -> None:
+        """End the calls whose deadline has passed."""
         now = time.monotonic()
         with self.changed:
             late = [call for view in self._views for call in view.calls if now >= call.expires_at]
@@ -399,127 +396,38 @@ class Pool:
                 self.expire(call)
 
     def _outlive(self) -> None:
-        """Nobody changes servers any more: what they have a part in may still end well here."""
+        """Keep the current views until a server is lost: their calls may still end well."""
         with self.changed:
-            self.stages.release()  # what needs them as well is to fail, and not to wait
+            self.stages.release()  # calls that need the other workers are to fail, NOT to wait
             for view in self._views:
                 view.is_settling = False
             self.changed.notify_all()
         while not self._is_closing and self._world.error()[0] is Fault.NONE:
             if not self._views or any(view.has_ended for view in self._views):
                 break
-            self._expire_late()
+            self.expire_late()
             with self.changed:
                 self.changed.wait(_LOOK_S)
 
     def _end(self) -> None:
         for view in self._views:
-            view.group.close()  # NOT aborted: others may be about to end their calls well
+            view.group.close()  # NOT aborted: other workers may be about to end their calls well
             with self.changed:
-                calls = list(view.calls)  # others may be about to add some
+                calls = list(view.calls)  # another thread may add to them
             for call in calls:
-                # Whoever had it whole may have left, and nobody is there to tell us.
+                # A worker that had the whole result may have left.
                 if not call.is_whole and is_whole_here(call):
                     call.is_mended = True
-        if self._is_closing:  # or who wants to change servers would wait for this rank for ever
+        if self._is_closing:  # else a change of servers would wait for this rank for ever
             self.control.abort("it has left")
         with self.changed:
             self.has_ended = True
         if self._leader is not None:
             self._leader.close()
-        self._call_back()
-
-    def _form(self, command: Form) -> None:
-        """Meet the servers, and use them from a call on that all workers agree on."""
-        started = time.monotonic()
-        self._is_forming = True
-        where = "" if self._leader is None else self._leader.invite(command, self.control.size)
-        named, host, port = self.control.tell(where).split(" ")
-        servers = [parse_address(one, "a server") for one in named.split(",")]
-        group, why, misplaced, unmet = None, "", -1, frozenset[int]()
-        n, steps = len(servers), b""
-        n_workers = self.control.size
-        try:
-            group = self._meeting.meet(
-                *(host, int(port), command.view, self.rank, n_workers + n, n_workers)
-            )
-            group.notify(self._bell)
-            steps = self._probe(group)
-            if isinstance(differ := group.ended(), UsageError):
-                why = str(differ)  # NOT a view that stands: the end of one by this ends the job
-        except Misplaced as error:
-            why, misplaced = str(error), error.server
-        except Unmet as error:
-            why, unmet = str(error), error.servers
-        except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
-            why = str(error) or repr(error)
-        is_missing = group is None or bool(why)
-        own = bytes([is_missing, *(at in unmet for at in range(n))]) + steps.ljust(n, b"\0")
-        told = self._tell(own, group)
-        if any(lacks_view for lacks_view, *_ in told):
-            if group is not None:
-                group.close()
-            unheard = {
-                at: [rank for rank, one in enumerate(told) if one[1 + at]] for at in range(n)
-            }
-            known = {at: workers for at, workers in unheard.items() if workers}
-            if self._leader is not None:
-                self._leader.failed(command, why, misplaced, known)
-            elif why and not known:  # else rank 0 blames a server, and logs that
-                _LOG.info("view %d of the servers did not form: %s", command.view, why)
-            return
-        assert group is not None
-        steps = told[0][1 + n :]
-        view = self._view(command, group, servers, steps)
-        self._begin(view)
-        if self._leader is not None:
-            self._leader.formed(view, steps)
-            _LOG.info(
-                "%s: view %d: %s from call %d on (%.0f ms)",
-                *(self.control, view.number, counted(len(view.servers), "server"), view.begin),
-                1e3 * (time.monotonic() - started),
-            )
-
-    def _probe(self, group: PoolGroup) -> bytes:
-        """Measure the servers of unknown rate: rank 0 decides what they are taken for."""
-        n = self.control.size
-        unknown = [rank for rank in range(n, group.size) if not group.rates[rank]]
-        is_wanted = lambda: not self._is_closing  # noqa: E731
-        if unknown and self.rank == 0:
-            found = dict(zip(unknown, measure(group, unknown, is_wanted), strict=True))
-            return bytes(found.get(rank, 0) for rank in range(n, group.size))
-        if unknown and self.rank == REFERENCE:
-            answer(group, is_wanted)
-        return b""
-
-    def _tell(self, own: bytes, group: PoolGroup | None) -> list[bytes]:
-        """By worker, how the forming of a view has gone."""
-        try:
-            self._check_open()
-            told = self.control.bytes_of_all(own, FOR_EVER_S)
-        except BaseException:
-            if group is not None:
-                group.close()
-            raise
-        self._is_forming = False
-        return told
-
-    def _view(
-        self, command: Form, group: PoolGroup, servers: Sequence[Address], steps: bytes
-    ) -> View:
-        try:
-            rates = [rate / self._rail.n_rails for rate in group.rates]
-            nics = nics_of(rates, self.control.size, self._cluster, steps)
-            return View(
-                *(command.view, group, servers, self._cluster, nics, self._rail),
-                self._leader,
-            )
-        except BaseException:
-            group.close()
-            raise
+        self.call_back()
 
     def _begin(self, view: View | None) -> None:
-        """Agree on the call with which a stage begins, and begin it."""
+        """Agree with the other workers on the first call of a stage, and begin it."""
         with self.changed:
             proposal = self.stages.propose()
         number = self.control.most(proposal)
@@ -527,14 +435,14 @@ class Pool:
             last = self.stages.last
             if last is not None:
                 last.end = number
-            self.stages.begin(number, view, self._lowest_open())
+            self.stages.begin(number, view, self.lowest_open())
             if view is not None:
                 view.begin = number
                 self._views.append(view)
             self.changed.notify_all()
 
     def _end_view(self, command: End) -> None:
-        """Let a view go: all its calls have ended well, or a server is lost and they are mended."""
+        """End a view: all its calls have ended well, or a server is lost and they are mended."""
         view = next(each for each in self._views if each.number == command.view)
         if command.is_lost:
             view.abort("a server of this view is lost")
@@ -542,87 +450,14 @@ class Pool:
                 raise differ
         if view.end is None:
             self._begin(None)
-        end = view.end or 0
-        self._finish(view, end)
+        finish(self, view, view.end or 0)
         with self.changed:
             self._views.remove(view)
             self.changed.notify_all()
         view.group.close()
 
-    def _finish(self, view: View, end: int) -> None:
-        """Complete the calls that its servers left, on all workers together.
-
-        What nobody has made yet is not the view's any more: servers have no part in it.
-        """
-        started = time.monotonic()
-        with self.changed:
-            view.is_settling = True
-            calls = list(view.calls)
-        for call in calls:
-            self._await(call)
-        begin = min([self._lowest_open(), *(call.number for call in calls if not call.is_whole)])
-        begin = max(view.begin, -self.control.most(-begin))
-        told = self._standings(view, range(begin, end))
-        settled = settle(begin, told)
-        with self.changed:
-            for call in calls:
-                if call.number in settled.whole:
-                    call.is_mended = True
-            view.left, view.is_settling = frozenset(settled.left), False
-        self._call_back()
-        self._mend_all(view, settled.left)
-        n_open = len(settled.whole) + len(settled.left)
-        if n_open and self.rank == 0:
-            took_ms = 1e3 * (time.monotonic() - started)
-            _LOG.warning(
-                "%s: a server of view %d was lost; %s in flight %s completed without it in %.0f ms",
-                *(self.control, view.number, counted(n_open, "call")),
-                *("was" if n_open == 1 else "were", took_ms),
-            )
-
-    def _await(self, call: ServedCall) -> None:
-        """Wait until the native core has let go of it; the world's end sees to that too."""
-        while call.servers is not None and not call.servers.wait(_LOOK_S):
-            self._check_world()
-
-    def _standings(self, view: View, numbers: Collection[int]) -> list[bytes]:
-        """By worker, how these calls stand there."""
-        with self.changed:
-            own = bytes(view.standings(numbers, self._may_come))
-        return self.control.bytes_of_all(own, FOR_EVER_S) if own else [b""] * self.control.size
-
-    def _mend_all(self, view: View, left: Sequence[int]) -> None:
-        """Mend these calls, each once all workers have made it: they may do so in any order."""
-        while left:
-            told = self._standings(view, left)
-            made = made_by_all(left, told)
-            for number in made:
-                self._mend(view, number)
-            left = [number for number in left if number not in made]
-            self._expire_late()
-            self._check_world()
-            with self.changed:
-                if left and any(map(self._may_come, left)):
-                    self.changed.wait(_LOOK_S)
-
-    def _mend(self, view: View, number: int) -> None:
-        with self.changed:
-            call = next((call for call in view.calls if call.number == number), None)
-            if call is None or call.outcome is not None:  # its caller has its memory back
-                raise ShoalError("the group of the workers has ended")
-            call.is_mending = True
-        has_all = False
-        try:
-            mend(self.control, call)
-            has_all = True
-            self.control.most(0)  # NOT before all have: whoever's call has ended may leave
-        finally:
-            with self.changed:
-                call.is_mending, call.is_mended = False, has_all
-        self._call_back()
-
-    def _check_world(self) -> None:
-        """Raise what has ended it."""
+    def check_world(self) -> None:
+        """Raise what has ended the control group, or the workers' group."""
         error = self.control.ended()
         if error is not None:
             raise error

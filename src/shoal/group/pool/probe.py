@@ -1,11 +1,11 @@
-"""Measure what a server's link carries where its host reports no rate: once, when a view forms.
+"""Measures the rates of servers whose hosts report none, once for each view.
 
-Rank 0 asks worker 1 and then each such server for some bytes, and times them. A server's rate is
-a part of a worker's, measured in the same way, so nothing depends on how fast this machine's cores
-are. The part is rounded to steps of the square root of 2: what is nearly as fast counts as equal.
+Rank 0 asks worker 1 and then each such server for some bytes, and times the replies. A server's
+rate is expressed as a part of a worker's, measured in the same way, so that this machine's cores do
+not matter. The part is rounded to steps of the square root of 2, so nearly equal rates are equal.
 
-The probe is bounded by `BUDGET_S` and `_MOST_BYTES` a reply. It raises nothing: a server whose
-reply is late counts as fast as a worker, as if there were no probe.
+The probe takes at most `BUDGET_S`, and `_MOST_BYTES` a reply. It raises nothing: a server whose
+reply is late counts as fast as a worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.errors import ShoalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shoal.group.pool.meeting import PoolGroup
+    from shoal.group.pool.view_mesh import PoolGroup
     from shoal.group.work import Work
 
 BUDGET_S: Final = 1.0
@@ -39,12 +39,12 @@ _OF_ONE_S: Final = 0.3  # for one rank
 _ASK, _REPLY = 2, 3  # tags of messages
 _LEAST_BYTES: Final = 256 << 10
 _MOST_BYTES: Final = 8 << 20
-# A reply that takes this long is long enough: the delay of a thread says little of it any more. The
-# first reply of each rank counts for nothing: it waits for the connection, and a shaped link lets
-# its first 100 KiB or so pass at once. The median of three more is taken.
+# In a reply that takes this long, the delay of a thread matters little. The first reply of each
+# rank is discarded: it waits for the connection, and a shaped link lets its first 100 KiB or so
+# pass at once. The median of three more counts.
 _ENOUGH_S: Final = 0.002
 _N_TIMED: Final = 3
-_EQUAL: Final = 0.75  # of a worker's rate: two links that are alike were measured so far apart
+_EQUAL: Final = 0.75  # of a worker's rate: equal links were measured as far apart as this
 _LOOK_S: Final = 0.02
 
 
@@ -59,7 +59,7 @@ def measure(group: PoolGroup, servers: Sequence[int], is_wanted: Callable[[], bo
                     rates[rank] = _rate_of(group, rank, until, is_wanted)
                     if not rates[REFERENCE]:
                         break
-        finally:  # NOT only those that have answered: a server serves no call before it knows
+        finally:  # NOT only to those that have answered: no server serves calls before this
             for rank in ranks:
                 group.send(bytearray(8), rank, _ASK, async_op=True)  # nothing more is asked
     reference = rates.get(REFERENCE, 0.0)
@@ -67,7 +67,7 @@ def measure(group: PoolGroup, servers: Sequence[int], is_wanted: Callable[[], bo
 
 
 def answer(group: PoolGroup, is_wanted: Callable[[], bool]) -> None:
-    """Send rank 0 the bytes that it asks for, until it has asked enough."""
+    """Send rank 0 the bytes that it asks for, until it asks for none."""
     until = time.monotonic() + 2 * BUDGET_S
     asked = bytearray(8)
     with contextlib.suppress(ShoalError, MemoryError):
@@ -82,7 +82,7 @@ def answer(group: PoolGroup, is_wanted: Callable[[], bool]) -> None:
 
 
 def step_of(rate: float, reference: float) -> int:
-    """Return the number of steps by which a rate is below a worker's; `UNKNOWN` if it is 0."""
+    """Return how many steps a rate is below a worker's; `UNKNOWN` if it is 0."""
     if not rate or not reference:
         return UNKNOWN
     if rate >= _EQUAL * reference:
@@ -91,12 +91,12 @@ def step_of(rate: float, reference: float) -> int:
 
 
 def part_of(step: int) -> float:
-    """Return the part of a worker's rate that a server's is taken for."""
+    """Return the part of a worker's rate that a step stands for."""
     return 1.0 if step == UNKNOWN else 2.0 ** (-step / 2)
 
 
 def _rate_of(group: PoolGroup, rank: int, until: float, is_wanted: Callable[[], bool]) -> float:
-    """Return the bytes that a rank sends each microsecond; 0 if they do not come in time."""
+    """Return the rate of a rank in bytes each microsecond; 0 if it does not answer in time."""
     until = min(until, time.monotonic() + _OF_ONE_S)
     n_bytes, is_first, rates = _LEAST_BYTES, True, list[float]()
     while len(rates) < _N_TIMED:
@@ -115,7 +115,7 @@ def _rate_of(group: PoolGroup, rank: int, until: float, is_wanted: Callable[[], 
 
 
 def _ends(work: Work | None, until: float, is_wanted: Callable[[], bool]) -> bool:
-    """Wait until a message has ended well, or time is up. What is late stays in flight."""
+    """Return whether a message ends well by then. A late one stays in flight."""
     assert work is not None  # of `async_op`
     while not work.drive(max(0.001, min(until - time.monotonic(), _LOOK_S))):
         if time.monotonic() >= until or not is_wanted():
@@ -128,7 +128,7 @@ def _alone(until: float) -> Iterator[bool]:
     """Wait until no other group on this host measures: rails and groups share its NIC."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while time.monotonic() < until:
-            with contextlib.suppress(OSError):  # another has the name
+            with contextlib.suppress(OSError):  # another process has the name
                 lock.bind(f"\0shoal probe {os.getuid()}")
                 break
             time.sleep(0.002)

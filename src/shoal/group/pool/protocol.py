@@ -23,9 +23,9 @@ from shoal.rendezvous.key import pair_key
 from shoal.rendezvous.packing import Unpacker, field, number, seal, text_field, unseal
 
 DEFAULT_PORT: Final = 7077
-VERSION: Final = 1
+VERSION: Final = 2
 MOST_RANKS: Final = 4096  # workers and servers of one view
-MAX_MESSAGE_BYTES: Final = 64 << 10  # what `shoal status` is told; all else is far shorter
+MAX_MESSAGE_BYTES: Final = 512 << 10  # of a roster of `MOST_RANKS`; all else is far shorter
 _MOST_WORDS_BYTES: Final = 1000  # of a planner's reasons
 _KIND: Final = b"shoal/sv"
 _LENGTH: Final = struct.Struct("<I")
@@ -63,25 +63,27 @@ class Reserved(NamedTuple):
     Args:
         refused: a sentence for the job's log; empty: yes.
         server: 16 random bytes of this server's process, so that two names of one are noticed.
+        entry: after Reserve and Meet, the server's entry in the roster of the next view.
     """
 
     refused: str
     server: bytes
+    entry: bytes = b""
 
 
 class Meet(NamedTuple):
-    """Come into a view of the job: meet the others at this store, which belongs to rank 0.
+    """Serve a view of the job.
 
     Args:
         rank: the server's, above all workers'; `size` counts both.
+        roster: the entries of all ranks (view_mesh.py).
     """
 
     view: int
     n_workers: int
     rank: int
     size: int
-    store_host: str
-    store_port: int
+    roster: bytes
 
 
 class Note(NamedTuple):
@@ -140,11 +142,11 @@ def encode(message: Message) -> bytes:
         body += text_field(message.version) + text_field(message.job)
         body += number(message.n_workers, 2)
     elif isinstance(message, Reserved):
-        body += text_field(message.refused) + field(message.server)
+        body += text_field(message.refused) + field(message.server) + message.entry
     elif isinstance(message, Meet):
         body += number(message.view, 8) + number(message.n_workers, 2)
         body += number(message.rank, 2) + number(message.size, 2)
-        body += text_field(message.store_host) + number(message.store_port, 2)
+        body += message.roster
     elif isinstance(message, Note):
         body += number(message.view, 8) + text_field(message.kind)
         body += message.how.encode()[:_MOST_WORDS_BYTES].decode(errors="ignore").encode()
@@ -176,13 +178,12 @@ def _message(kind: type[Message], unpacker: Unpacker) -> Message:
     if kind is Reserve:
         return Reserve(unpacker.text(), unpacker.text(), unpacker.number(2, 1, MOST_RANKS))
     if kind is Reserved:
-        return Reserved(unpacker.text(), _server_of(unpacker.field()))
+        return Reserved(unpacker.text(), _server_of(unpacker.field()), unpacker.rest())
     if kind is Meet:
         view, n_workers = unpacker.number(8, 0, 2**63), unpacker.number(2, 1, MOST_RANKS - 1)
         rank = unpacker.number(2, n_workers, MOST_RANKS - 1)
         size = unpacker.number(2, rank + 1, MOST_RANKS)
-        where = unpacker.text(), unpacker.number(2, 1, 65535)
-        return Meet(view, n_workers, rank, size, *where)
+        return Meet(view, n_workers, rank, size, unpacker.rest())
     if kind is Note:
         return Note(unpacker.number(8, 0, 2**63), unpacker.text(), _words_of(unpacker.rest()))
     return Ask() if kind is Ask else Leaving()
@@ -202,14 +203,9 @@ def _words_of(data: bytes) -> str:
 
 
 class Frames:
-    """Cuts what arrives into messages.
+    """Cuts what arrives into messages. A frame that is too long is refused at its first bytes."""
 
-    Args:
-        most: bytes of a frame; a longer one is refused at its first four bytes.
-    """
-
-    def __init__(self, most: int = MAX_MESSAGE_BYTES) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._inbox = bytearray()
 
     @property
@@ -227,7 +223,7 @@ class Frames:
         messages: list[Message] = []
         while len(self._inbox) >= _LENGTH.size:
             (n_bytes,) = _LENGTH.unpack_from(self._inbox)
-            if n_bytes > self._most:
+            if n_bytes > MAX_MESSAGE_BYTES:
                 raise ValueError(f"a frame of {n_bytes} bytes")
             end = _LENGTH.size + n_bytes
             if len(self._inbox) < end:

@@ -1,4 +1,4 @@
-"""An all-reduce where several workers share a host: each piece goes through its stages."""
+"""An all-reduce where several workers share a host: its pieces go from stage to stage."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shoal.group.work import follow
 
 if TYPE_CHECKING:
     from shoal.engine import Call
-    from shoal.group.pool.kinds import Kind
     from shoal.group.pool.pool import Pool
+    from shoal.group.pool.rails import Kind
     from shoal.group.pool.served_call import NativeError
     from shoal.group.work import Work
 
@@ -24,25 +24,25 @@ _LAST: Final = Stage.TELL
 
 
 class _Passage:
-    """How far a piece has come."""
+    """The stage of a piece."""
 
     __slots__ = ("goes_on", "part", "stage")
 
     def __init__(self, part: Call) -> None:
         self.stage = Stage.FOLD
-        self.part = part  # what is done to it now
-        self.goes_on = False  # somebody begins its next stage
+        self.part = part  # the native call of this stage
+        self.goes_on = False  # a thread is starting its next stage
 
 
 class RailCall:
-    """A call in pieces, with the methods of a native one.
+    """A call in pieces, with the methods of a native call.
 
-    It goes on by itself: the thread that sees a stage end begins the next one, whether it waits or
-    runs callbacks. The group's end ends all stages, and what ends a stage ends the group.
+    The thread that sees a stage end starts the next one, whether it waits or runs callbacks. The
+    end of the group ends all stages, and a stage that fails ends the group.
 
     Args:
         pool: posts the stages.
-        numbers: of the pieces.
+        numbers: the pieces' numbers.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RailCall:
         until: float,
         subject: int,
     ) -> None:
-        # Until it is over: the pool has a hold on the group's links.
+        # Only until it is over: the pool holds the group's links.
         self._pool: Pool | None = pool
         self._kind, self._until, self._subject = kind, until, subject
         where = zip(numbers, kind.pieces, strict=True)
@@ -78,11 +78,11 @@ class RailCall:
     # The methods of a native call.
 
     def done(self) -> bool:
-        """Return whether it has ended. NOT waiting for a lock, which others may hold long."""
+        """Return whether it has ended. Does not wait for the lock, which others may hold long."""
         return self._is_over or self._look(blocking=False)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it ends in that time."""
+        """Return whether it ends within this time."""
         until = time.monotonic() + timeout_s
         while not self._is_over:
             running = next(
@@ -98,14 +98,14 @@ class RailCall:
         return True
 
     def _await_next(self, one: _Passage, until: float) -> bool:
-        """Return whether the next stage has begun by then, if a thread is about to begin it."""
+        """Wait while a thread starts the next stage; return whether it has by then."""
         with self._lock:
             return self._went_on.wait_for(
                 lambda: not one.goes_on, max(0.0, until - time.monotonic())
             )
 
     def succeeded(self) -> bool:
-        """Return whether it has ended, and well."""
+        """Return whether it has ended well."""
         return self.done() and self._outcome is None
 
     def error(self) -> NativeError:
@@ -118,18 +118,18 @@ class RailCall:
 
     @property
     def finished_ns(self) -> int:
-        """When its last stage had ended; 0 while it runs."""
+        """When its last stage ended; 0 while it runs."""
         return max(one.part.finished_ns for one in self._pieces) if self.done() else 0
 
     def on_over(self, callback: Callable[[], None]) -> None:
-        """Call back when it has ended, at once if it has."""
+        """Run the callback when the call has ended, at once if it has."""
         with self._lock:
             if not self._is_over:
                 self._waiters.append(callback)
                 return
         callback()
 
-    # Its way.
+    # From stage to stage.
 
     def _is_under_way(self, one: _Passage) -> bool:
         if one.goes_on or not one.part.done():
@@ -149,7 +149,7 @@ class RailCall:
             yield work
 
     def _follow(self, at: int, work: Work) -> None:
-        """Begin the next stage of a piece when this one has ended."""
+        """Start the next stage of a piece when this one has ended."""
         follow(work, lambda _work: self._advance(at))
 
     def _advance(self, at: int) -> None:
@@ -161,7 +161,7 @@ class RailCall:
         self._look(blocking=True)
 
     def _may_go_on(self, one: _Passage) -> bool:
-        """Return whether its stage has ended well and this thread is to begin the next."""
+        """Return whether its stage has ended well and this thread is to start the next one."""
         with self._lock:
             if self._outcome is not None or one.goes_on or not one.part.done():
                 return False
@@ -172,7 +172,7 @@ class RailCall:
             return one.goes_on
 
     def _go_on(self, at: int, one: _Passage) -> Work | None:
-        """Begin its next stage. NOT locked: that may wait until the workers agree on servers."""
+        """Start its next stage, NOT locked: that may wait until the workers agree on servers."""
         stage, work = Stage(one.stage + 1), None
         error: NativeError = Fault.CLOSED, -1, "its next stage was interrupted", ""
         try:
@@ -191,14 +191,14 @@ class RailCall:
             if work is None:
                 self._end(error)
             else:
-                # The stage last: the new one with the old part would look like the end.
+                # The stage last: the last stage with the old part would look like the end.
                 one.part = work._call
                 one.stage = stage
             one.goes_on = False
             self._went_on.notify_all()
 
     def _end(self, error: NativeError) -> None:
-        """Holds the lock. What failed first counts."""
+        """Record the first failure. The caller holds the lock."""
         if self._outcome is not None:
             return
         self._outcome = error
@@ -206,7 +206,7 @@ class RailCall:
             self._pool.end_by_stage(error)
 
     def _look(self, *, blocking: bool) -> bool:
-        """Return whether it is over; if it is, call back."""
+        """Return whether the call is over; if it is, run its callbacks."""
         if not self._lock.acquire(blocking):
             return False
         try:

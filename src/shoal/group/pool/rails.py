@@ -1,8 +1,8 @@
-"""Rails: where several workers share a host, each has a part of every call to see to.
+"""Kinds of calls, and rails: where several workers share a host, each reduces a part of every call.
 
-Workers of a host fold their parts of a buffer among themselves, then each all-reduces its own with
-the workers of the same place on the other hosts, which servers may have a part in, and then they
-tell each other the results. Those of one place are a rail. Pure, but for the numbers.
+The workers of a host fold their parts of a buffer among themselves. Then each all-reduces its own
+part with the workers of the same place on the other hosts, its rail, and with the servers. Then the
+workers of a host give each other the results. Pure, except `RailNumbers`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import plan_among, plan_for
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import default_cluster
+from shoal.plan.text import show_bytes
 from shoal.schedule.stripes import LINE_BYTES, STRIPE_FLOOR_BYTES
 from shoal.shapes import Shape, layouts_of
 
@@ -25,20 +27,20 @@ if TYPE_CHECKING:
     from shoal.plan import Cluster
 
 MOST_PIECES: Final = 4
-"""A call is cut into so many pieces at most, so that hosts fold one while another travels."""
+"""The most pieces of a call. Hosts fold one piece while another travels."""
 
 _PIECE_BYTES: Final = 1 << 20  # shorter pieces cost more messages than they save
 
 
 class Stage(enum.IntEnum):
-    """What becomes of a piece, one after the other."""
+    """The stages of a piece, in their order."""
 
     FOLD = 0
-    """Within each host, everyone's part is folded."""
+    """The workers of each host fold their parts."""
     RAIL = 1
-    """Along each rail, the parts of hosts are."""
+    """The workers along each rail, and servers, fold the sums of the hosts."""
     TELL = 2
-    """Within each host, everyone is told the results."""
+    """The workers of each host give each other the results."""
 
 
 class RailPart(NamedTuple):
@@ -50,13 +52,13 @@ class RailPart(NamedTuple):
 
 
 class Rail(NamedTuple):
-    """The workers of one place on each host, as one of them sees it; places count from 0.
+    """The workers with one place on each host, as one of them sees it; places count from 0.
 
     Args:
-        members: ranks of the group, by host.
-        mates: ranks of the group that are on this host, by place.
-        rank: of this worker in the group.
-        size: of the group.
+        members: the ranks in the group of the rail's workers, by host.
+        mates: the ranks in the group of this host's workers, by place.
+        rank: this worker's in the group.
+        size: the group's.
     """
 
     members: tuple[int, ...]
@@ -66,21 +68,21 @@ class Rail(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Of this worker on its host."""
+        """This worker's place on its host."""
         return self.mates.index(self.rank)
 
     @property
     def host(self) -> int:
-        """Of this worker among the members."""
+        """This worker's rank along the rail."""
         return self.members.index(self.rank)
 
     @property
     def n_rails(self) -> int:
-        """As many as there are workers on each host."""
+        """The number of rails: of workers on each host."""
         return len(self.mates)
 
     def cluster_of(self, cluster: Cluster) -> Cluster:
-        """The members, each with its part of what its host's link carries."""
+        """Return the cluster of the members, each with its part of its host's link."""
         if self.n_rails == 1:
             return cluster
         us_per_byte = cluster.wire.us_per_byte * self.n_rails
@@ -89,28 +91,28 @@ class Rail(NamedTuple):
         return default_cluster(hosts, n_cores=max(1, cluster.n_cores // self.n_rails), wire=wire)
 
     def key(self, number: int, stage: Stage) -> int:
-        """The key of a call's stage, in the group's mesh; of `RAIL` in a view's mesh too."""
+        """Return the key of a call's stage in the group's mesh; of `RAIL`, in a view's mesh too."""
         return number if self.n_rails == 1 else _key_of(number, stage)
 
     def plan(self, shape: Shape) -> Plan:
-        """The plan of an all-reduce along the rail, for the group's links."""
+        """Return the plan of an all-reduce along the rail, for the group's links."""
         if self.n_rails == 1:
             return plan_for(shape)
         return plan_among(shape, self.members, self.size, f"along rail {self.place}")
 
     def local(self, stage: Stage, dtype: DType, op: Op, n_elems: int) -> Plan:
-        """The plan of what is done to a piece within a host."""
+        """Return the plan of a stage within a host."""
         shape = self._local_shape(dtype, op, n_elems)
-        what = "folded in each host" if stage is Stage.FOLD else "told in each host"
+        what = "folded in each host" if stage is Stage.FOLD else "sent in each host"
         return plan_among(shape, self.mates, self.size, what, stage is Stage.TELL)
 
     def own(self, dtype: DType, n_elems: int) -> RailPart:
-        """This worker's part of a piece, relative to it."""
+        """Return this worker's part of a piece, relative to the piece."""
         offsets, lengths = layouts_of(self._local_shape(dtype, Op.SUM, n_elems))[0]
         return RailPart(offsets[self.place], lengths[self.place] // item_size(dtype))
 
     def pieces(self, dtype: DType, n_elems: int) -> list[RailPart]:
-        """Return how a call is cut; none: it is too short for that."""
+        """Return the pieces of a call; none if it is too short to be cut."""
         item = item_size(dtype)
         n_bytes, least = n_elems * item, self.n_rails * STRIPE_FLOOR_BYTES
         if n_bytes < least:
@@ -127,10 +129,10 @@ class Rail(NamedTuple):
 
 
 def rail_of(hosts: Sequence[int], rank: int) -> Rail | None:
-    """That of a worker; None where hosts have unlike numbers of workers.
+    """Return the rail of a worker; None if hosts differ in their numbers of workers.
 
     Args:
-        hosts: of every rank of the group, numbered from 0.
+        hosts: the host of each rank of the group, numbered from 0.
     """
     by_host: list[list[int]] = [[] for _ in range(max(hosts) + 1)]
     for other, host in enumerate(hosts):
@@ -142,14 +144,55 @@ def rail_of(hosts: Sequence[int], rank: int) -> Rail | None:
     return Rail(tuple(ranks[place] for ranks in by_host), tuple(mates), rank, len(hosts))
 
 
+class Kind(NamedTuple):
+    """A kind of all-reduce: everything that its plans depend on.
+
+    Args:
+        n_lanes: the channels of the workers' group that it is cut over.
+        pieces: its pieces along the rails, where several workers share a host.
+        n_pieces: if this is a piece of a call, the number of that call's pieces.
+    """
+
+    dtype: DType
+    op: Op
+    n_elems: int
+    codec: Codec
+    n_lanes: int = 1
+    pieces: tuple[RailPart, ...] = ()
+    n_pieces: int = 1
+
+    def __str__(self) -> str:
+        codec = "" if self.codec is Codec.IDENTITY else f" in {self.codec}"
+        return f"all_reduce of {show_bytes(self.n_bytes)} {self.dtype}{codec}, {self.op}"
+
+    @property
+    def n_bytes(self) -> int:
+        """The length of the buffer, in bytes."""
+        return self.n_elems * item_size(self.dtype)
+
+    def shape(self, algorithm: str, rank: int, size: int, n_lanes: int) -> Shape:
+        """Return the call by this algorithm among ranks that are each on a host of its own."""
+        return Shape(
+            *("all_reduce", algorithm, self.dtype, self.op, self.n_elems, rank, size),
+            hosts=tuple(range(size)),
+            codec=self.codec,
+            rounds_own=self.codec is not Codec.IDENTITY,
+            n_lanes=n_lanes,
+        )
+
+    def alone(self, rail: Rail) -> Shape:
+        """Return the call by the workers alone, which fold every element as servers do."""
+        return self.shape("sharded", rail.host, len(rail.members), self.n_lanes)
+
+
 def _key_of(number: int, stage: Stage) -> int:
-    # NOT one that counts: it may leave long after later calls, see `Numbers`. What would be a
-    # fourth stage is a server's first word (meeting.py).
+    # NOT a counted key: a piece may leave long after later calls, see `Numbers`. Servers' first
+    # words use the key of a fourth stage (view_mesh.py).
     return FIRST_NAMED_KEY | number << 2 | stage
 
 
 class RailNumbers:
-    """The numbers of pieces: those of calls, by the most pieces that a call has.
+    """The numbers of pieces: a call's number times `MOST_PIECES`, and on from there.
 
     A piece leaves for its rail some time after its call was made.
 
@@ -161,19 +204,19 @@ class RailNumbers:
         self._coming: set[int] = set()
 
     def begin(self, call: int, n_pieces: int) -> range:
-        """Those of a call that is made now."""
+        """Return the numbers of the pieces of a call that is made now."""
         numbers = range(call * MOST_PIECES, call * MOST_PIECES + n_pieces)
         self._coming.update(numbers)
         return numbers
 
     def left(self, number: int) -> None:
-        """This one has left."""
+        """Record that a piece has left for its rail."""
         self._coming.discard(number)
 
     def is_open(self, number: int) -> bool:
-        """Whether it may yet leave."""
+        """Return whether a piece may yet leave."""
         return number in self._coming or self._calls.is_open(number // MOST_PIECES)
 
     def lowest_open(self) -> int:
-        """The lowest that may yet leave."""
+        """Return the lowest number of a piece that may yet leave."""
         return min([self._calls.lowest_open() * MOST_PIECES, *self._coming])

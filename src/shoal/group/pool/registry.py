@@ -1,7 +1,7 @@
-"""Servers that leave their addresses in a job's rendezvous store, and the worker that finds them.
+"""Servers write their addresses to a job's rendezvous store, and rank 0 finds them there.
 
-The store is torch's, as torchrun serves it at `--rdzv-endpoint`: anyone may write to it. What a
-server writes is sealed with the job's key, and whatever is not counts for nothing.
+The store is torch's, as torchrun serves it at `--rdzv-endpoint`: anyone may write to it. Servers
+seal their records with the job's key, and other records are ignored.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _LOG: Final = logging.getLogger("shoal")
 _LOOK_S: Final = 0.5
 _RETRY_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0  # of the store, for an answer
-# A place is counted just before it is written; what was written there may have been removed.
+# A place is counted just before it is written, and a server that ends clears its place.
 _MOST_LOOKS: Final = 20
 _LAST_S: Final = 0.5  # for the thread to end, unless the store keeps it
 
 
 def take_place(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes) -> str:
-    """A place of its own in the store for a server's address. Nothing is there yet.
+    """Return a new key in the store for a server's address.
 
     Raises:
         OSError: the store does not answer.
@@ -44,7 +44,7 @@ def take_place(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes) -> s
 def leave(
     client: TorchStoreClient, place: str, endpoint: JobEndpoint, key: bytes, address: Address
 ) -> None:
-    """Write a server's address there, for the jobs with this key.
+    """Write a server's address at its place, for the jobs with this key.
 
     Raises:
         OSError: the store is gone.
@@ -53,10 +53,10 @@ def leave(
 
 
 class Registry:
-    """Looks twice a second for servers that have left their addresses.
+    """Looks twice a second for servers that have written their addresses.
 
     Args:
-        on_found: is told each address, again with each connection, on a thread of its own.
+        on_found: called with each address, again for each connection, on the registry's thread.
 
     Threads: one, a daemon, until `close`.
     """
@@ -68,7 +68,7 @@ class Registry:
         self._folder = _folder(endpoint, key)
         self._closing = threading.Event()
         self._n_known = 0
-        self._looks: dict[int, int] = {}  # by place: how often nothing was found there
+        self._looks: dict[int, int] = {}  # by place: how often it was empty
         self._is_silent = False
         self._thread = start("shoal registry", self._run)
 
@@ -91,7 +91,7 @@ class Registry:
             self._closing.wait(_RETRY_S)
 
     def _look_on(self, client: TorchStoreClient) -> None:
-        self._n_known = 0  # it may be another store, which counts from the beginning
+        self._n_known = 0  # a store that was started again counts from the beginning
         self._looks.clear()
         while not self._closing.is_set():
             n = min(MOST_SERVERS, int(client.try_get(f"{self._folder}/n") or 0))
@@ -124,12 +124,12 @@ class Registry:
 
 
 def _folder(endpoint: JobEndpoint, key: bytes) -> str:
-    """Jobs with other keys have folders of their own."""
+    """Return the folder of the jobs with this id and key."""
     return f"shoal/servers/{endpoint.job}/{key_id(key):016x}"
 
 
 def _seal(endpoint: JobEndpoint, key: bytes, text: str) -> str:
-    """Proves that whoever wrote this text for this job holds its key."""
+    """Return the proof that the writer of this text holds the job's key."""
     secret = pair_key(key, 0, 0, 0, "server address")
-    said = f"{endpoint.job} {text}".encode()
-    return hashlib.blake2b(said, key=secret[:64], digest_size=16).hexdigest()
+    sealed = f"{endpoint.job} {text}".encode()
+    return hashlib.blake2b(sealed, key=secret[:64], digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""A served all-reduce: the servers' part in a view's mesh, the workers' in the world's."""
+"""A served all-reduce: the servers' part in a view's mesh, the workers' part in the world's."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from shoal.group.pool.view import View
     from shoal.shapes import Shape
 
-# The native core sees to the deadline of the workers' part, and reports it to all workers.
+# The native core ends the workers' part at its deadline, and reports that to all workers.
 _GRACE_S: Final = 0.5
-_LOOK_S: Final = 0.05  # how often a waiting thread looks whether the world has ended
+_LOOK_S: Final = 0.05  # between two looks of a waiting thread whether the workers' group has ended
 
 NativeError = tuple[Fault, int, str, str]
 FINE: Final[NativeError] = (Fault.NONE, -1, "", "")
 
 
 class ServedCall:
-    """A call with the methods of a native one. It ends when both parts have, or were mended.
+    """A call with the methods of a native call. It ends when both parts have, or were mended.
 
     Attributes:
-        pool: whose thread mends it, should a server be lost.
-        number: of the call among all that may be served.
-        shape: of the servers' part, or of the workers' if servers have none.
-        until: its deadline, on this process's monotonic clock.
-        subject: what it is for, on which ranks agree.
-        workers: the workers' part; None if they have none.
-        servers: the servers' part; None if the view had ended before it was made.
-        is_mending: the pool's thread reads and writes its memory.
-        is_mended: what the servers left undone is done.
-        outcome: why it failed; None as long as its parts say it all.
+        pool: its thread mends the call if a server is lost.
+        number: the call's number among all calls that may be served.
+        shape: the servers' part's, or the workers' part's if servers have none.
+        until: the deadline, on this process's monotonic clock.
+        subject: the call's purpose, on which ranks agree.
+        workers: the workers' part, or None.
+        servers: the servers' part; None if the view had ended before the call was made.
+        is_mending: the pool's thread reads and writes the call's memory.
+        is_mended: the workers have completed the servers' part.
+        outcome: the error of a call that failed otherwise than by its workers' part.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class ServedCall:
 
     @property
     def expires_at(self) -> float:
-        """When the workers' part must have noticed that the call is late."""
+        """The time by which the workers' part has noticed that the call is late."""
         return self.until + _GRACE_S
 
     @property
@@ -81,7 +81,7 @@ class ServedCall:
 
     @property
     def are_parts_over(self) -> bool:
-        """True if nothing touches its memory any more, unless it has yet to be mended."""
+        """True if only mending may touch its memory any more."""
         return (
             not self.is_mending
             and (self.workers is None or self.workers.done())
@@ -91,14 +91,14 @@ class ServedCall:
     # The methods of a native call.
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return whether the call has ended, well or not."""
         if self.is_fine or (self.outcome is not None and self.are_parts_over):
             return True
         self._end_servers_with_workers()
         return self.are_parts_over and self.is_settled()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it ends in that time."""
+        """Return whether the call ends within this time."""
         until = time.monotonic() + timeout_s
         if self.workers is not None and not self.workers.wait(timeout_s):
             return False
@@ -108,17 +108,17 @@ class ServedCall:
             if self.servers.wait(max(0.0, min(until, expires_at) - time.monotonic())):
                 break
             if time.monotonic() < expires_at:
-                return False  # NOT whether it has ended since: then it may have to be mended first
+                return False  # NOT whether it has ended since: it may have to be mended first
             self.pool.expire(self)
         return self.is_fine or self._await_settled(until)
 
     def succeeded(self) -> bool:
-        """Return whether it has ended, and well."""
+        """Return whether the call has ended well."""
         return self.is_fine
 
     @property
     def finished_ns(self) -> int:
-        """When the later of its parts had ended; 0 while one runs."""
+        """When the later of its parts ended; 0 while one runs."""
         parts = [part.finished_ns for part in (self.workers, self.servers) if part is not None]
         return max(parts) if parts and all(parts) else 0
 
@@ -133,7 +133,7 @@ class ServedCall:
         return -1
 
     def on_over(self, callback: Callable[[], None]) -> None:
-        """Call back when it has ended, at once if it has."""
+        """Run the callback when the call has ended, at once if it has."""
         parts = [(self.pool.control, self.workers), (self.view.group, self.servers)]
         works = [Work(group, part, None) for group, part in parts if part is not None]
         _after(works, lambda: self.pool.on_settled(self, callback))
@@ -141,7 +141,7 @@ class ServedCall:
     # Its end.
 
     def is_settled(self) -> bool:
-        """Return whether its outcome is known; if not, the pool's thread mends the call."""
+        """Return whether the outcome is known; if not, the pool's thread is to mend the call."""
         if self.is_fine:
             return True
         pool, workers = self.pool, self.workers
@@ -170,7 +170,7 @@ class ServedCall:
         return True
 
     def _end_servers_with_workers(self) -> None:
-        """End the servers' part with the world: it would go on to write to the memory."""
+        """End the servers' part if the workers' failed: it would go on writing to the memory."""
         workers, servers = self.workers, self.servers
         if workers is None or servers is None or not workers.done() or workers.succeeded():
             return
@@ -179,7 +179,7 @@ class ServedCall:
 
 
 class ServedWork(Work):
-    """The Work of a served call, or of one by rails."""
+    """The Work of a served call, or of a call in pieces."""
 
     __slots__ = ()
 
@@ -193,7 +193,7 @@ class ServedWork(Work):
 
 
 def _after(works: list[Work], then: Callable[[], None]) -> None:
-    """Call `then` once each of them has ended, one after the other."""
+    """Call `then` once all of them have ended."""
     if not works:
         then()
         return

@@ -1,4 +1,4 @@
-"""The group of all workers of a job that has servers: its large all-reduces go to them too."""
+"""A group whose large all-reduces are shared with reduction servers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from shoal.group.calls import ClosedGroup
 from shoal.group.group import Group
 from shoal.group.pool.addresses import endpoint_from, n_required_from, servers_from
 from shoal.group.pool.control import Control
-from shoal.group.pool.kinds import Kind
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall
-from shoal.group.pool.rails import RailNumbers, rail_of
+from shoal.group.pool.rails import Kind, RailNumbers, rail_of
 from shoal.group.pool.served_call import ServedCall, ServedWork
 from shoal.rendezvous import job_key
 
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-# Below it a call takes what its messages take, of which there are more with servers.
+# Below this, latency decides, and servers add messages.
 FLOOR_BYTES: Final = 1 << 20
 
-# Two send each other a tensor once as it is.
+# Two hosts send each other the tensor once anyway.
 _LEAST_HOSTS: Final = 3
-_MOST_KINDS: Final = 1024  # that are kept
+_MOST_KINDS: Final = 1024  # kept in a group
 _FIRST_USE: Final = threading.RLock()  # a signal's handler may close a group
 
 
@@ -64,25 +63,25 @@ class ServedGroup(Group):
 
     @property
     def pool(self) -> Pool | None:
-        """Its servers; None where there are none to be used."""
+        """The pool of its servers; None if it uses none."""
         return self._pool
 
     @staticmethod
     def check(environ: Mapping[str, str]) -> None:
-        """What can be wrong before anyone has met.
+        """Check the environment before any rank is met.
 
         Raises:
-            UsageError: a variable is, or there is no job key.
+            UsageError: a variable is wrong, or there is no job key.
         """
         n_required_from(environ)
         if job_key(environ) is None:
             raise UsageError(
-                "SHOAL_SERVERS is set and SHOAL_KEY_FILE is not: servers serve whoever proves a "
-                "job's key (`openssl rand -hex 32 > job.key; chmod 600 job.key`)"
+                "SHOAL_SERVERS is set and SHOAL_KEY_FILE is not: servers serve only jobs that "
+                "prove a key (`openssl rand -hex 32 > job.key; chmod 600 job.key`)"
             )
 
     def begin(self) -> None:
-        """Look for the servers.
+        """Begin to use the servers.
 
         Raises (the group is closed):
             UsageError, TimedOut: see `use_servers`.
@@ -94,10 +93,10 @@ class ServedGroup(Group):
             raise
 
     def use_servers(self, environ: Mapping[str, str], timeout_s: float) -> None:
-        """Look for the servers that the environment names, and wait for those that must be there.
+        """Begin to use the servers that the environment names; wait for the required number.
 
         Raises:
-            TimedOut: fewer of them serve after this time than `SHOAL_SERVERS_REQUIRED` says.
+            TimedOut: fewer than `SHOAL_SERVERS_REQUIRED` serve after this time.
         """
         servers, n_required = servers_from(environ), n_required_from(environ)
         key, why = job_key(environ), self._why_not(environ)
@@ -108,7 +107,7 @@ class ServedGroup(Group):
                 raise UsageError(f"{self}: SHOAL_SERVERS_REQUIRED={n_required}, but {why}")
             return
         rail = rail_of(self.planner.cluster.hosts, self.rank)
-        assert rail is not None  # or it would have been said why not
+        assert rail is not None  # else `_why_not` gives the reason
         self._pool = pool = self._pool_of(rail, servers, endpoint_from(environ), key)
         weakref.finalize(self, pool.close).atexit = False
         pool.start()
@@ -116,30 +115,30 @@ class ServedGroup(Group):
             pool.await_servers(n_required, timeout_s)
 
     def subgroup(self, ranks: Sequence[int], name: str, *, wire: str | None = None) -> Self:
-        """As `Group.subgroup`; it looks for the servers when it makes its first large call."""
+        """As `Group.subgroup`; the group begins to use servers at its first large call."""
         group = super().subgroup(ranks, name, wire=wire)
         group._is_part = True
         group._look_later()
         return group
 
     def _look_later(self) -> None:
-        # NOT at once: many groups never make one, and each has a view with processes of its own.
+        # NOT at once: many groups never make a large call, and each would have a view of its own.
         self._looks_at_first_use = self.planner.cluster.n_hosts >= _LEAST_HOSTS
 
     def _look_at_first_use(self) -> Pool | None:
-        """Its servers; all its ranks make this call, so all begin to look."""
+        """Begin to use servers at the first large call, which all ranks make; return the pool."""
         with _FIRST_USE:
             if self._looks_at_first_use:
                 try:
                     self.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
                 finally:
-                    # NOT before: calls of other threads would be made as without servers, and not
-                    # match those of other ranks.
+                    # NOT before: calls of other threads would be made without servers, and not
+                    # match the calls of other ranks.
                     self._looks_at_first_use = False
             return self._pool
 
     def _why_not(self, environ: Mapping[str, str]) -> str:
-        """Why no servers can be used; the same on every rank."""
+        """Return why no servers can be used, the same on every rank, or an empty string."""
         if self.size == 1:
             return "there is one worker, and nothing to reduce"
         hosts = self.planner.cluster.hosts
@@ -149,10 +148,10 @@ class ServedGroup(Group):
             counts = sorted(Counter(hosts).values())
             return (
                 f"hosts have from {counts[0]} to {counts[-1]} workers, and servers serve only jobs "
-                "with as many on each: start equally many"
+                "with the same number on each: start the same number on every host"
             )
         if self.planner.forced.of("all_reduce"):
-            return f"SHOAL_ALGO={environ.get('SHOAL_ALGO')} says how to reduce"
+            return f"SHOAL_ALGO={environ.get('SHOAL_ALGO')} chooses the algorithm"
         return ""
 
     def _pool_of(
@@ -161,7 +160,7 @@ class ServedGroup(Group):
         native = self._native
         if isinstance(native, ClosedGroup):
             raise Closed(native.why)
-        # NOT the group itself, which would then live as long as the thread.
+        # NOT the group itself, which would live as long as the thread.
         numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
         pool = Pool(Control.of(self, rail), key, native, numbers, rail)
         if rail.host == 0:
@@ -178,7 +177,7 @@ class ServedGroup(Group):
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """As `Group.all_reduce`."""
-        # In this order: a thread that has looked sets its servers first, and stops looking then.
+        # In this order: `_look_at_first_use` sets the pool first, and the flag then.
         may_share = self._looks_at_first_use or self._pool is not None
         if not may_share or how.get("name") is not None or isinstance(self._native, ClosedGroup):
             return super().all_reduce(data, op, wire=wire, priority=priority, **how)
@@ -192,7 +191,9 @@ class ServedGroup(Group):
             return super().all_reduce(span, op, wire=wire, priority=priority, **how)
         until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
         call: Call | ServedCall | RailCall
-        with pool.changed:  # NOT let go between: a view may begin with a call of a higher number
+        with (
+            pool.changed
+        ):  # NOT released in between: a view may begin with a call of a higher number
             number = self._number(how)
             if kind.pieces:
                 numbers = pool.begin_pieces(number, len(kind.pieces))
@@ -225,7 +226,7 @@ class ServedGroup(Group):
             if rail is not None and rail.n_rails > 1:
                 pieces = rail.pieces(span.dtype, span.n_elems)
                 kind = kind._replace(pieces=tuple(pieces)) if pieces else None
-        if len(self._kinds) >= _MOST_KINDS:  # sizes that never come back
+        if len(self._kinds) >= _MOST_KINDS:  # the program uses ever new sizes
             self._kinds.clear()
         self._kinds[key] = kind
         return kind
@@ -236,9 +237,9 @@ class ServedGroup(Group):
         self._kinds.clear()
 
     def shrink(self, exclude: Sequence[int] = (), *, timeout_s: float | None = None) -> Self:
-        """As `Group.shrink`; the new group looks for the servers anew.
+        """As `Group.shrink`; the new group begins to use the servers anew.
 
-        Where it raises, this group keeps its servers.
+        If it raises, this group keeps its servers.
         """
         group = super().shrink(exclude, timeout_s=timeout_s)
         is_used = self._pool is not None
@@ -251,8 +252,8 @@ class ServedGroup(Group):
         return group
 
     def close(self) -> None:
-        """As `Group.close`; leaves the servers first."""
-        with _FIRST_USE:  # whoever looks for them has found them, or finds none
+        """As `Group.close`, after leaving the servers."""
+        with _FIRST_USE:  # after a first use in progress; later ones find no servers
             self._looks_at_first_use = False
         self._leave_servers()
         super().close()
@@ -260,5 +261,7 @@ class ServedGroup(Group):
     def _leave_servers(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
-            with contextlib.suppress(RuntimeError):  # the interpreter ends: no thread can be joined
+            with contextlib.suppress(
+                RuntimeError
+            ):  # at the interpreter's end no thread can be joined
                 pool.close()

@@ -1,4 +1,4 @@
-"""A view of the pool, as a worker uses it: its links, the plans of its calls, and the calls."""
+"""A view of the pool on a worker: its links, its calls, and their plans."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.engine import plan_for
 from shoal.errors import PeerLost, ShoalError
 from shoal.group.pool.announce import TAG, pack
+from shoal.group.pool.ending import Standing
 from shoal.group.pool.probe import UNKNOWN, part_of
 from shoal.group.pool.served_call import ServedCall
-from shoal.group.pool.settling import Standing
 from shoal.plan.channels import n_lanes
 from shoal.plan.cluster import Nic, Nics
 from shoal.plan.served import choose_with_servers
@@ -21,22 +21,21 @@ if TYPE_CHECKING:
 
     from shoal.engine import Plan
     from shoal.group.pool.addresses import Address
-    from shoal.group.pool.kinds import Kind
     from shoal.group.pool.leader import Leader
-    from shoal.group.pool.meeting import PoolGroup
     from shoal.group.pool.pool import Pool
-    from shoal.group.pool.rails import Rail
+    from shoal.group.pool.rails import Kind, Rail
+    from shoal.group.pool.view_mesh import PoolGroup
     from shoal.plan import Cluster
     from shoal.shapes import Shape
 
 _LOG: Final = logging.getLogger("shoal")
 
-# Kinds of calls that a server is known to remember: it forgets the one that it has not used for
-# longest, of 1,024, and is up to 256 calls behind. One that has fallen out here is told again.
+# Kinds of calls that every server remembers: a server keeps the 1,024 used last, and is up to 256
+# calls behind. A kind that has fallen out of this number is announced again.
 _MOST_ANNOUNCED: Final = 512
 
-# Calls that have ended well here, of which another worker may not know that when a server is lost.
-# They are a round trip behind each other, and servers have 256 calls in flight at most.
+# Calls that have ended well here and may be open on another worker when a server is lost. Workers
+# are a round trip behind each other, and servers have at most 256 calls in flight.
 _N_OVER: Final = 4096
 
 
@@ -57,18 +56,20 @@ class View:
 
     Args:
         group: the workers and, after them, the servers.
-        cluster, nics: what plans are chosen by; the same on every worker.
-        rail: of this worker.
+        cluster, nics: the base of the plans; the same on every worker.
+        rail: this worker's.
         leader: on rank 0, sends the servers how each kind of call is made.
 
     Attributes:
+        steps: by server, how far below a worker's its rate was measured to be (probe.py).
         shares: by server, its weight in the kind of call that was planned last.
-        servers: in the order of their ranks, which begin at `n_workers`.
-        begin, end: the numbers of its calls; no end: it goes on.
-        is_settling: its calls that nobody has made wait until the workers agree on them.
-        left: once they have, the calls that are yet to be made and mended; others have no servers.
-        n_shared: calls of this worker in which servers have had a part.
-        calls: those that may not have ended, in their order.
+        servers: in the order of their ranks, which begin at `n_workers`; on rank 0 as they were
+            named, elsewhere as in the roster.
+        begin, end: the numbers of its calls; `end` is None while the view goes on.
+        is_settling: calls that this worker has not made wait until the workers agree on them.
+        left: after that, the calls that are still to be made and mended; others have no servers.
+        n_shared: the number of this worker's calls in which servers had a part.
+        calls: the calls that may not have ended, in their order.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class View:
     ) -> None:
         self.number, self.group, self.servers = number, group, servers
         self.n_workers = group.size - len(servers)
-        self.nics = nics
+        self.nics, self.steps = nics, b""
         self.shares: Sequence[int] = (0,) * len(servers)
         self.begin = 0
         self.end: int | None = None
@@ -91,7 +92,7 @@ class View:
         self.is_settling = False
         self.left: frozenset[int] | None = None
         self.calls: deque[ServedCall] = deque()
-        self._over: deque[int] = deque(maxlen=_N_OVER)  # the last that have ended well
+        self._over: deque[int] = deque(maxlen=_N_OVER)  # numbers of calls that have ended well
         self._cluster, self._rail, self._leader = cluster, rail, leader
         self._kinds: OrderedDict[Kind, Parts] = OrderedDict()
 
@@ -106,7 +107,7 @@ class View:
         return any(call.servers is not None and not call.servers.done() for call in [*self.calls])
 
     def culprit(self) -> tuple[Address, str] | None:
-        """Return the server that its group has ended by, if any, and how, as a verb phrase."""
+        """Return the server whose loss ended the group, with the reason as a verb phrase."""
         error = self.group.ended()
         if not isinstance(error, PeerLost) or error.rank < self.n_workers:
             return None
@@ -114,13 +115,13 @@ class View:
         return self.servers[error.rank - self.n_workers], why
 
     def is_idle(self, lowest_open: int) -> bool:
-        """Return whether all its calls were made and have ended; `lowest_open` was not made."""
+        """Return whether all its calls were made and have ended; `lowest_open` may come yet."""
         if self.end is None or lowest_open < self.end:
             return False
         return all(call.is_whole for call in list(self.calls))
 
     def abort(self, why: str) -> None:
-        """End its group on every rank of it; calls in flight fail."""
+        """End its group on every rank; calls in flight fail."""
         self.group.abort(why)
 
     def parts(self, kind: Kind) -> Parts:
@@ -147,7 +148,7 @@ class View:
             if call_over.is_fine:
                 self._over.append(call_over.number)
         call = ServedCall(pool, self, number, parts.shape, address, until, subject)
-        call.is_mended = parts.servers is None  # nothing is left to be done
+        call.is_mended = parts.servers is None  # no part is left to servers
         calls.append(call)
         return call, parts
 
@@ -158,7 +159,7 @@ class View:
     def standings(
         self, numbers: Iterable[int], may_come: Callable[[int], bool]
     ) -> Iterator[Standing]:
-        """Return how these of its calls stand here; `may_come` tells if a call may yet be made."""
+        """Return how these calls stand here; `may_come`: if this worker may yet make a call."""
         made, over = {call.number: call for call in self.calls}, frozenset(self._over)
         for number in numbers:
             call = made.get(number)
@@ -195,19 +196,18 @@ class View:
             for rank in range(self.n_workers, self.group.size):
                 self.group.send(bytearray(message), rank, TAG, async_op=True)
         except ShoalError:
-            if not self.has_ended:  # else nobody needs to hear of it: the call is mended
+            if not self.has_ended:  # else the workers mend the call
                 raise
 
 
 def nics_of(
     rates: Sequence[float], n_workers: int, cluster: Cluster, steps: Sequence[int] = ()
 ) -> Nics:
-    """Return what the links of a view carry, from what its ranks report.
+    """Return the rates of the NICs of a view.
 
     Args:
-        rates: by rank, bytes each microsecond; 0: unknown, which counts as the cluster's.
-        steps: of each server, how far below a worker's its rate was measured to be, for those of
-            unknown rate (`probe.step_of`); none: nothing was measured.
+        rates: by rank, bytes each microsecond; 0 if unknown, which counts as the cluster's rate.
+        steps: by server, the result of the probe (`probe.step_of`); empty without a probe.
     """
     known = 1 / cluster.wire.us_per_byte if cluster.wire.us_per_byte else 1e6
     measured = (*(0,) * n_workers, *(steps or (UNKNOWN,) * (len(rates) - n_workers)))

@@ -26,11 +26,13 @@ from shoal.group.pool.protocol import (
     server_key,
 )
 from shoal.rendezvous.connector import ConnectAttempt
+from shoal.rendezvous.roster import decode as decode_entries
 from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
     from shoal.rendezvous.record import Endpoint
+    from shoal.rendezvous.roster import Entry
 
 # A refused connect costs microseconds; a server that was started again is found this soon.
 _RETRY_S: Final = 0.2
@@ -41,6 +43,7 @@ _CONNECT_S: Final = 2.0
 _PING_S: Final = 0.5
 _PONG_S: Final = 1.2
 _LAST_S: Final = 0.5  # for the thread to end
+_MOST_UNSENT_BYTES: Final = 2 << 20  # for a server that reads too slowly
 
 
 class Watch:
@@ -95,6 +98,11 @@ class Watch:
                     found.setdefault(server.identity, server.address)
             return {address: identity for identity, address in found.items()}
 
+    def places(self) -> dict[Address, Entry]:
+        """Return the entry in the next roster of each server that has sent one."""
+        with self._lock:
+            return {one.address: one.entry for one in self._servers if one.entry is not None}
+
     def gone(self) -> set[Address]:
         """Those to which there is no connection any more."""
         with self._lock:
@@ -120,6 +128,7 @@ class Watch:
         with self._lock:
             for address, meet in meets:
                 server = next(one for one in self._servers if one.address == address)
+                server.entry = None  # the answer brings the next one
                 server.say(meet)
         self._wake()
 
@@ -176,6 +185,7 @@ class _Server:
 
     Attributes:
         identity: of its process, while it would serve us.
+        entry: its part of the roster of the next view.
         trouble: a verb phrase: why it would not.
     """
 
@@ -191,6 +201,8 @@ class _Server:
         self.address, self.trouble = address, "has not answered yet"
         self._lookup = Lookup(address, wake)
         self.identity: bytes | None = None
+        self.entry: Entry | None = None
+        self._outbox = b""
         self._key, self._reserve = job_key, reserve
         self._selector, self._on_change = selector, on_change
         self._targets: list[Endpoint] = []
@@ -234,11 +246,19 @@ class _Server:
         if self._sock is None:
             return
         try:
-            data = encode(message)
-            if self._sock.send(data) != len(data):
+            self._outbox += encode(message)
+            if len(self._outbox) > _MOST_UNSENT_BYTES:
                 raise OSError("it takes no more")
+            self._flush(self._sock)
         except OSError as error:
             self._fail(f"was lost: {error}", _RETRY_S)
+
+    def _flush(self, sock: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._outbox = self._outbox[sock.send(self._outbox) :]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+        if self._selector.get_key(sock).events != events:
+            self._selector.modify(sock, events, self._on_data)
 
     def close(self) -> None:
         """Close what is open. The selector is done with."""
@@ -277,6 +297,7 @@ class _Server:
                 self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_connecting)
         elif progress is Progress.DONE:
             self._attempt, self._sock, self._frames = None, attempt.sock, Frames()
+            self._outbox = b""
             self._targets = []
             self._lookup.prefer(self._target)
             self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_data)
@@ -295,6 +316,8 @@ class _Server:
         if sock is None:
             return
         try:
+            if self._outbox:
+                self._flush(sock)
             data = sock.recv(65536)
             messages = self._frames.feed(data)
         except BlockingIOError:
@@ -302,8 +325,12 @@ class _Server:
         except (OSError, ValueError) as error:
             self._fail(f"was lost: {error}", _RETRY_S)
             return
-        for message in messages:
-            self._take(message)
+        try:
+            for message in messages:
+                self._take(message)
+        except ValueError as error:
+            self._fail(f"was lost: {error}", _RETRY_S)
+            return
         if not data:
             self._fail("has closed the connection", _RETRY_S)
 
@@ -313,13 +340,15 @@ class _Server:
             self._lose("is about to end")
         elif isinstance(message, Reserved) and message.refused:
             self._fail(f"refuses: {message.refused}", _RETRY_REFUSED_S)
-        elif isinstance(message, Reserved) and self.identity is None:
-            self.identity, self.trouble = message.server, ""
-            self._ping_at = time.monotonic() + _PING_S
+        elif isinstance(message, Reserved) and message.entry:
+            self.entry = decode_entries(message.entry, {0}, 1)[0]
+            if self.identity is None:
+                self.identity, self.trouble = message.server, ""
+                self._ping_at = time.monotonic() + _PING_S
             self._on_change()
 
     def _lose(self, why: str) -> None:
-        self.trouble, self.identity = why, None
+        self.trouble, self.identity, self.entry = why, None, None
         self._on_change()
 
     def _fail(self, why: str, retry_s: float) -> None:

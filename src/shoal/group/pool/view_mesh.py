@@ -1,0 +1,301 @@
+"""The mesh of one view of the pool: its ranks know each other from a roster, and connect.
+
+Each rank opens its listeners first; the roster then holds where. Servers dial the workers, so that
+no firewall needs to let workers through to a server except at its one port.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.codec import Codec
+from shoal.dtypes import DType, Op
+from shoal.engine import N_NONCE_BYTES, Fault, Plan, address_of, lower
+from shoal.errors import Closed, PeerLost, ShoalError, UsageError
+from shoal.group.calls import ClosedGroup
+from shoal.group.context import connect
+from shoal.group.group import Group
+from shoal.group.work import FOR_EVER_S, Work
+from shoal.limits import FIRST_NAMED_KEY
+from shoal.plan import Planner, default_cluster, reported_mbit
+from shoal.plan.channels import PoolCard, channels_from, choose_pool_channels
+from shoal.plan.wire import link_from
+from shoal.rendezvous.listener import listen_for_hosts, port_range
+from shoal.rendezvous.membership import Membership
+from shoal.rendezvous.record import find_host_id
+from shoal.rendezvous.roll import Roll
+from shoal.rendezvous.roster import Entry, check_addresses, decode
+from shoal.schedule import Recv, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shoal import engine
+    from shoal.group.pool.control import Bell
+
+# A silent member costs a view the repair of its calls, and a worker nothing else, so it is dropped
+# soon. A shorter time would take a busy machine for a dead one.
+DEAD_S: Final = 1.2
+MEETING_S: Final = 3.0
+"""The time in which a view forms. A server that is gone by then delays the others this long."""
+
+_LOOK_S: Final = 0.05
+_MOST_NAMED: Final = 4
+_WORD_BYTES: Final = 1024  # the shortest segment that there can be
+_CARD: Final = struct.Struct("<4sd3H")
+_KIND: Final = b"pool"
+# Bytes each microsecond: 8 kbit/s and 8 Pbit/s. Rates outside of this range are clamped: their sums
+# and quotients could be infinite or zero, and give no shares.
+_RATES: Final = (1e-3, 1e9)
+
+
+class Unmet(ShoalError):  # noqa: N818 - says what is wrong
+    """Some ranks of a view cannot reach each other.
+
+    Args:
+        servers: the places in the view of the servers that this rank has not reached.
+    """
+
+    def __init__(self, servers: frozenset[int], message: str) -> None:
+        super().__init__(servers, message)
+        self.servers = servers
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+class Place:
+    """Where a rank will listen in a view, opened before the view forms.
+
+    Args:
+        rank: of the worker, for messages; a server has none yet.
+        towards: an address of another rank, which decides the interface.
+
+    Attributes:
+        entry: this rank's part of the roster.
+
+    Raises:
+        UsageError: no port of `SHOAL_PORT_RANGE` is free, or a variable is wrong.
+        OSError: the process has no descriptor left.
+    """
+
+    def __init__(self, rank: int | None, towards: str | None, environ: Mapping[str, str]) -> None:
+        ports = port_range(environ)
+        try:
+            self._listeners, endpoints = listen_for_hosts(rank or 0, towards, ports, environ)
+        except UsageError as error:
+            if rank is not None:
+                raise
+            raise UsageError(str(error).removeprefix("rank 0 ")) from error
+        card = PoolCard(
+            rate=_own_rate(endpoints[0].interface, environ),
+            channels=channels_from(environ),
+            n_paths=len(endpoints),
+            n_cores=min(len(os.sched_getaffinity(0)), 0xFFFF),
+        )
+        digest = _CARD.pack(_KIND, *card) + os.urandom(N_NONCE_BYTES)
+        host_id, label = find_host_id(environ), socket.gethostname()[:64]
+        self.entry = Entry(host_id, label, digest, tuple(endpoints))
+
+    def take(self) -> list[int]:
+        """Hand over the listening sockets; the caller closes them."""
+        taken, self._listeners = self._listeners, []
+        return [listener.detach() for listener in taken]
+
+    def close(self) -> None:
+        """Close the sockets that were not taken; idempotent."""
+        for listener in self._listeners:
+            listener.close()
+
+
+class PoolGroup(Group):
+    """The group of one view: the workers with the ranks that they have, then the servers.
+
+    Attributes:
+        rates: by rank, the bytes that its link carries each microsecond; 0 if its host does not
+            know.
+        n_channels: the channels that large calls are cut over.
+    """
+
+    rates: tuple[float, ...] = ()
+    n_channels: int = 1
+
+    def notify(self, bell: Bell) -> None:
+        """Ring the bell when the group ends."""
+        if not isinstance(self._native, ClosedGroup):
+            self._native.notify(bell.fd)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once it has ended or was closed."""
+        native = self._native
+        return isinstance(native, ClosedGroup) or native.error()[0] is not Fault.NONE
+
+    @property
+    def names(self) -> list[str]:
+        """The host and address of each rank."""
+        return [str(self._context.names[member]) for member in self._members]
+
+    def serve(self, plan: engine.Plan) -> None:
+        """Let the native core serve every call of this kind that the workers make.
+
+        Raises:
+            ValueError: no server can serve it.
+        """
+        native: Any = self._native
+        native.serve(plan)
+
+    def first_word(self, server: int, n_workers: int) -> Work:
+        """Start the first word of a server to every worker, over every channel."""
+        lengths = [_WORD_BYTES * self.n_channels]
+        is_own = server == self.rank
+        steps = [Send(to, 0) for to in range(n_workers)] if is_own else [Recv(server, 0)]
+        plan = Plan.make(
+            program=lower(steps, self.size),
+            layouts=[([0], lengths), ([], []), ([], []), ([], [])],
+            dtype=DType.UINT8,
+            op=Op.SUM,
+            divisor=1,
+            codec=Codec.IDENTITY,
+            descriptor=f"the first word of rank {server}",
+            agreement=f"the first word of rank {server}",
+            by_pair=False,
+            n_lanes=self.n_channels,
+            segment_bytes=_WORD_BYTES,
+        )
+        word = bytearray(*lengths)
+        address = address_of(memoryview(word))
+        key = first_word_key(server)
+        call = self._native.post_in_place(plan, key, address, FOR_EVER_S, True, 0)
+        work = Work(self, call, word)
+        self._context.keep(work)
+        return work
+
+    def post(self, plan: engine.Plan, key: int, address: int, subject: int) -> engine.Call | None:
+        """Start the servers' part of a call, without a deadline; None if the group has ended."""
+        if self.has_ended:
+            return None
+        return self._native.post_in_place(plan, key, address, FOR_EVER_S, True, subject)
+
+
+def first_word_key(server: int) -> int:
+    """Return the key of a server's first word, which no call along a rail has (`rails.Stage`)."""
+    return FIRST_NAMED_KEY | server << 2 | 3
+
+
+def read_roster(body: bytes, size: int) -> list[Entry]:
+    """Return the entries of all ranks of a view.
+
+    Raises:
+        ValueError: it holds anything else.
+    """
+    found = decode(body, frozenset(range(size)), 1)
+    return [found[rank] for rank in range(size)]
+
+
+def enter(
+    roster: Sequence[Entry],
+    view: int,
+    rank: int,
+    n_workers: int,
+    key: bytes,
+    listeners: Sequence[int],
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> PoolGroup:
+    """Connect to the other ranks of a view; return its group once every worker is reached.
+
+    Args:
+        listeners: this rank's, owned from here on.
+        is_wanted: asked 20 times a second; once it returns False, the view ends on all ranks.
+
+    Raises (nothing is left open):
+        ShoalError: it has not formed.
+    """
+    until, size = time.monotonic() + MEETING_S, len(roster)
+    nonces = tuple(entry.digest[_CARD.size :] for entry in roster)
+    roll = Roll(nonces, tuple(range(size)), (), (), key)
+    with Membership(roll, dict(enumerate(roster)), rank, key, tuple(listeners)) as membership:
+        check_addresses(dict(enumerate(roster)))
+        cards = [card_of(entry.digest) for entry in roster]
+        n_channels = choose_pool_channels(cards, n_workers)
+        context = connect(membership, n_channels, DEAD_S)
+    try:
+        planner = Planner(default_cluster(range(size)))
+        group = PoolGroup(context, list(range(size)), f"pool view {view}", FOR_EVER_S, planner)
+        group.owns_context = True
+        group.rates, group.n_channels = tuple(card.rate for card in cards), n_channels
+        context.pace(group.rates[rank])
+        _greet(group, n_workers, until, is_wanted)
+    except PeerLost as error:  # it may live, and be cut off from some workers only
+        context.close()
+        lost = frozenset([error.rank - n_workers] if error.rank >= n_workers else [])
+        raise Unmet(lost, str(error)) from error
+    except BaseException:
+        context.close()
+        raise
+    return group
+
+
+def _greet(group: PoolGroup, n_workers: int, until: float, is_wanted: Callable[[], bool]) -> None:
+    """Let each server send a first word to each worker: the higher rank is the one that dials."""
+    servers = range(n_workers, group.size) if group.rank < n_workers else [group.rank]
+    words = {server: group.first_word(server, n_workers) for server in servers}
+    for word in words.values():  # NOT by their own deadlines, each of which writes a file
+        if not _is_in_time(word, until, is_wanted):
+            break
+    if not is_wanted():
+        group.abort("the view is given up")  # or the others would wait until time is up
+        raise Closed(f"{group}: the view is given up")
+    unmet = [server for server, word in words.items() if not word.done()]
+    if unmet:
+        who = ", ".join(f"rank {server}" for server in unmet[:_MOST_NAMED])
+        if unmet == [group.rank]:
+            who = "all workers"
+        places = frozenset(server - n_workers for server in unmet if server != group.rank)
+        raise Unmet(places, f"rank {group.rank} has not reached {who} in {MEETING_S:g} s")
+    for word in words.values():
+        word.wait()
+
+
+def _is_in_time(word: Work, until: float, is_wanted: Callable[[], bool]) -> bool:
+    while not word.drive(max(0.01, min(until - time.monotonic(), _LOOK_S))):
+        if time.monotonic() >= until or not is_wanted():
+            return word.done()
+    return True
+
+
+def _own_rate(interface: str, environ: Mapping[str, str]) -> float:
+    link = link_from(environ)
+    if link is not None:
+        return 1 / link.us_per_byte if link.us_per_byte else 0.0
+    try:
+        mbit = reported_mbit(interface)
+    except OSError:
+        return 0.0
+    return (mbit or 0) / 8
+
+
+def card_of(digest: bytes) -> PoolCard:
+    """Return the card in an entry's digest.
+
+    Raises:
+        ShoalError: there is none.
+    """
+    try:
+        kind, rate, channels, n_paths, n_cores = _CARD.unpack_from(digest)
+    except struct.error:
+        kind, rate, channels, n_paths, n_cores = b"", 0.0, 0, 0, 0
+    is_whole = kind == _KIND and len(digest) == _CARD.size + N_NONCE_BYTES
+    if not is_whole or not math.isfinite(rate) or rate < 0 or not n_paths or not n_cores:
+        raise ShoalError(
+            "a rank of this view sent no server-pool record: install the same shoal version on "
+            "every machine"
+        )
+    least, most = _RATES
+    rate = min(max(rate, least), most) if rate else 0.0
+    return PoolCard(rate, channels, n_paths, n_cores)
