@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,16 @@ import numpy as np
 import pytest
 
 from bench.scoreboard import served_measures
-from bench.scoreboard.__main__ import main
 from bench.scoreboard.benchmark import Benchmark, Section, run_section
 from bench.scoreboard.case import Case
 from bench.scoreboard.job import is_same_place, spec_of
 from bench.scoreboard.lab_servers import LabServers
 from bench.scoreboard.sections import SECTIONS
-from bench.scoreboard.served import SERVED_SECTIONS
 from bench.scoreboard.served_faults import Pauses
 from bench.scoreboard.served_measures import ServedCalls, incast_line, optimum
 from bench.scoreboard.steps import steady_steps
-from bench.scoreboard.suite import chosen_of, run_suite
-from bench.scoreboard.table import label_of, show_time
+from bench.scoreboard.suite import run_suite
+from bench.scoreboard.table import show_time
 from bench.scoreboard.training import TRAINING_SECTIONS
 from bench.scoreboard.training_measures import (
     Asked,
@@ -124,21 +121,6 @@ def test_rows_with_other_hosts_get_processes_of_their_own_and_leave_none() -> No
     pools = FakePools()
     run_section(section, pools, lambda _text: None)
     assert pools.n_cleared == 3  # before the first, before the last, and at the end
-
-
-def test_tables_and_rows_of_servers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {one.part_of for one in SERVED_SECTIONS} == {"servers"}
-    assert set(SERVED_SECTIONS) <= set(SECTIONS)
-    assert main(["--only", "servers", "--case", "9+9"]) == 2
-    told = capsys.readouterr().err
-    assert "no row is left by these options; the tables' rows are " in told
-    assert "8+8, 25 MiB, 400 Mbit/s" in told
-    asked = argparse.Namespace(
-        quick=True, case=["16+16, 25"], only=["servers"], ranks=None, hosts=None, collective=None
-    )
-    asked.without = []
-    rows = [label_of(case) for section in chosen_of(asked) for case in section.cases]
-    assert rows == ["16+16, 25 MiB, 200 Mbit/s"]
 
 
 def rank_with(call: Call, arrays: list[Any]) -> LibraryRank:
