@@ -85,6 +85,7 @@ REFUSED = {
         --workers 4 --servers 2 --worker-price 3 | add --server-price
         --workers 4 --servers 2 --worker-price 3 --server-price -1 | --server-price -1: a price
         --workers 4 --servers 2 --worker-price nan --server-price 1 | --worker-price nan: a
+        --workers 4 --servers 2 --worker-price x --server-price 1 | --worker-price x: a price
         --workers 4 --servers 2 --compute 1s | add --worker-price and --server-price
     """,
     "simulate": """
@@ -105,6 +106,7 @@ REFUSED = {
         ring --ranks 0 | --ranks 0: there must be at least one rank
         rung | no algorithm 'rung' for all_reduce: there are
         ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks says 9
+        ring --hosts 999999x999999 | more than 1000000 ranks
         ring --root 4 | --root 4 must be a rank: 0 to 3
         ring --root 1 | --root 1: ring all_reduce has no root
         ring --width 10 | --width 10: at least 40
