@@ -10,10 +10,10 @@ import pytest
 from contract.torch_checks import (
     barrier,
     check_equal,
-    raised,
     reduced,
 )
 from process.shared_ranks import Case, SharedRanks, cases_in
+from process.stage import error_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -142,7 +142,7 @@ def case_a_group_can_be_destroyed_and_another_made(_world: Group) -> None:
 
 def case_folds_without_a_meaning_are_refused(group: Group) -> None:
     for dtype, fold in ((torch.float32, "BAND"), (torch.complex64, "MAX"), (torch.bool, "AVG")):
-        error = raised(
+        error = error_of(
             lambda dtype=dtype, fold=fold: reduced(group, torch.ones(2, dtype=dtype), fold)
         )
         assert type(error).__name__ == "UsageError", repr(error)
@@ -155,7 +155,7 @@ def case_an_aborted_group_is_closed(group: Group) -> None:
     if group.rank() == 0:
         dist.distributed_c10d._abort_process_group(doomed)
     else:
-        error = raised(lambda: dist.all_reduce(torch.ones(1), group=doomed))
+        error = error_of(lambda: dist.all_reduce(torch.ones(1), group=doomed))
         assert type(error).__name__ == "Closed", repr(error)
     barrier(group)
 

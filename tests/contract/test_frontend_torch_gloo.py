@@ -7,13 +7,15 @@ it, on the same inputs, and returns what it got; the two must be alike.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from contract.torch_checks import raised
+from contract import torch_checks as checks
 from process.shared_ranks import Case, SharedRanks, cases_in
+from process.stage import error_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -28,44 +30,23 @@ if TYPE_CHECKING:
 
 SIZE = 3
 
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
-GATHERED = [*FLOATS, *INTEGERS]  # Gloo gathers no others
-MOVED = [*GATHERED, torch.bool, torch.complex64, torch.complex128]
-
 # How many rows rank r gives to rank t: ROWS[r][t].
 ROWS = [[2, 0, 1], [3, 1, 0], [0, 4, 2]]
 
-# Gloo folds in another order.
-TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 4e-2, torch.float32: 1e-5, torch.complex64: 1e-5}
-
 
 def given(rank: int, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """What a rank puts in: small, so that no integer overflows."""
-    source = torch.Generator().manual_seed(100 * seed + rank)
-    whole = torch.randint(0, 4, shape, generator=source)
-    if dtype in INTEGERS or dtype is torch.bool:
-        return whole.to(dtype)
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    return (whole + torch.rand(shape, generator=source, dtype=wide)).to(dtype)
+    """The values of a rank."""
+    return checks.given(dtype, rank, math.prod(shape), seed).view(shape)
 
 
 def ours(group: Group) -> bool:
     return dist.get_backend(group) == "shoal"
 
 
-def other_way(group: Group, async_op: bool, call: Callable[..., Any]) -> None:
-    """Make a call that waits, or one whose Work is waited for."""
-    work = call(group=group, async_op=async_op)
-    if async_op:
-        work.wait()
-
-
 def check_alike(got: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
         assert got.dtype == expected.dtype
-        tolerance = TOLERANCE.get(got.dtype, 1e-12 if got.is_floating_point() else 0)
-        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+        checks.check_close(got, checks.wide(expected))
     elif isinstance(expected, (list, tuple)):
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
@@ -90,9 +71,9 @@ def case_all_reduce_of_sparse_tensors(group: Group) -> Any:
         "integers": sparse([[0, rank]], given(rank, 2, dtype=torch.int64), (3,)),
     }
     for number, tensor in enumerate(tensors.values()):
-        other_way(
-            group, number % 2 == 1, lambda tensor=tensor, **how: dist.all_reduce(tensor, **how)
-        )
+        work = dist.all_reduce(tensor, group=group, async_op=number % 2 == 1)
+        if work is not None:
+            work.wait()
         assert tensor.is_coalesced()
     return [part for tensor in tensors.values() for part in (tensor.indices(), tensor.values())]
 
@@ -104,9 +85,9 @@ def sparse(indices: list[list[int]], values: Tensor, shape: tuple[int, ...]) -> 
 
 def case_sparse_tensors_that_do_not_match_are_refused(group: Group) -> Any:
     same = sparse([[1]], torch.ones(1), (3,))
-    fold = raised(lambda: dist.all_reduce(same, op=dist.ReduceOp.MAX, group=group))
+    fold = error_of(lambda: dist.all_reduce(same, op=dist.ReduceOp.MAX, group=group))
     other = sparse([[1]], torch.ones(1), (3 + group.rank(),))
-    shape = raised(lambda: dist.all_reduce(other, group=group))
+    shape = error_of(lambda: dist.all_reduce(other, group=group))
     if ours(group):  # Gloo does not go on
         assert "shape (3,) with 1 sparse dimensions" in str(shape)
         dist.barrier(group=group)
@@ -155,7 +136,7 @@ def case_all_to_all_of_uneven_parts(group: Group) -> Any:
     rank = group.rank()
     n_given, n_taken = ROWS[rank], [row[rank] for row in ROWS]
     results = []
-    for dtype in MOVED:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
         mine = given(rank, sum(n_given), 2, dtype=dtype)
         output = torch.empty(sum(n_taken), 2, dtype=dtype)
         dist.all_to_all_single(output, mine, n_taken, n_given, group=group)
@@ -174,7 +155,7 @@ def case_all_to_all_in_place(group: Group) -> Any:
     output = mine if ours(group) else torch.empty(SIZE, 4)
     dist.all_to_all_single(output, mine, group=group)
     strided = given(group.rank(), 4, SIZE).t()
-    error = raised(lambda: dist.all_to_all_single(torch.empty(SIZE, 4), strided, group=group))
+    error = error_of(lambda: dist.all_to_all_single(torch.empty(SIZE, 4), strided, group=group))
     assert isinstance(error, ValueError)
     assert "contiguous" in str(error)
     return [output]

@@ -120,13 +120,5 @@ def reduced(group: Group, tensor: Tensor, fold: str = "SUM") -> Tensor:
     return tensor
 
 
-def raised(call: Callable[[], Any]) -> BaseException | None:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 - whichever: it is what is tested
-        return error
-    return None
-
-
 def barrier(group: Group) -> None:
     dist.barrier(group=group)

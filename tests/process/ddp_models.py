@@ -240,14 +240,14 @@ class MeanOfGradients(nn.Module):
             return
         self._n_passes += 1
         named = {name: p for name, p in self.module.named_parameters() if hasattr(p, "came")}
-        own = {name: (p.came, p.grad) for name, p in named.items()}  # type: ignore[attr-defined]
+        own = {name: (p.came, _wide(p.grad)) for name, p in named.items()}  # type: ignore[attr-defined]
         given = [one for one in self._gathered((own, self._weight)) if one is not None]
         total = sum(weight for _, weight in given)
         if self._divides_by_size and not self._is_weighted:
             total = dist.get_world_size()
         for name, parameter in named.items():
             every = [(gradients[name][1], weight / total) for gradients, weight in given]
-            there = [_wide(gradient) * share for gradient, share in every if gradient is not None]
+            there = [torch.from_numpy(one) * share for one, share in every if one is not None]
             if there and any(gradients[name][0] for gradients, _ in given):
                 _give(parameter, sum(there))
             parameter.came = False  # type: ignore[attr-defined]
@@ -262,8 +262,13 @@ def _note(parameter: Any) -> None:
     parameter.came = True
 
 
-def _wide(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_dense().to(torch.complex128 if gradient.is_complex() else torch.float64)
+def _wide(gradient: torch.Tensor | None) -> Any:
+    """The values in the widest type, as NumPy's array, which is pickled faster; None for none."""
+    if gradient is None:
+        return None
+    dtype = torch.complex128 if gradient.is_complex() else torch.float64
+    wide = gradient.to_dense().to(dtype, copy=True)  # an array holds on to its storage
+    return wide.resolve_conj().resolve_neg().numpy()
 
 
 @torch.no_grad()

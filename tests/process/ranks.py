@@ -274,7 +274,8 @@ def _run_one(task: IO[bytes], result_fd: int) -> None:
 def load(file: str, name: str) -> Callable[..., Any]:
     """In a rank: the function of this name in a test file."""
     # By path: pytest's importlib mode gives test files names that nobody else can import.
-    spec = importlib.util.spec_from_file_location(Path(file).stem + "_in_rank", file)
+    name_in_rank = f"{Path(file).parent.name}_{Path(file).stem}_in_rank"
+    spec = importlib.util.spec_from_file_location(name_in_rank, file)
     assert spec is not None
     assert spec.loader is not None
     if spec.name not in sys.modules:

@@ -8,7 +8,7 @@
 
 The fixtures `ranks` and `three_ranks` of `conftest.py` start two and three ranks for each file.
 Every call has a default group of its own, so a call that fails or ends its group harms no other.
-What a function changes in torch itself, the next one finds changed.
+Changes that a function makes to torch itself stay for the calls after it.
 """
 
 from __future__ import annotations

@@ -152,6 +152,33 @@ def case_a_forward_pass_that_nothing_comes_back_from_holds_no_place_among_calls(
     return seen
 
 
+def _fail(_gradient: torch.Tensor) -> None:
+    raise ValueError("not this time")
+
+
+def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) -> list[Gradients]:
+    """Of shoal's, a pass raises when some gradients are on their way; torch's never raises."""
+    wrapped, seen = wrap(Two()), []
+    is_ours = not isinstance(wrapped.reducer, dist.Reducer)
+    for number in range(2 * N_STEPS):
+        wrapped.zero_grad()
+        if number % 2 and is_ours:
+            failing = wrapped.module.first[0].weight.register_hook(_fail)
+            with pytest.raises(ValueError, match="not this time"):
+                wrapped(randoms(50)).pow(2).sum().backward()
+            failing.remove()
+            if number > 1:
+                wrapped.reducer._reset_state()
+            wrapped.zero_grad(set_to_none=number > 3)
+            if number > 3:  # the next one is of a step that averages later
+                with wrapped.no_sync():
+                    wrapped(randoms(60)).sum().backward()
+                wrapped.zero_grad()
+        wrapped(randoms(number)).pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
 def case_torchs_periodic_averaging_of_parameters_runs_unchanged(wrap: Wrap) -> list[Gradients]:
     """torch's own post-local SGD: gradients of all ranks first, then parameters every two steps."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local

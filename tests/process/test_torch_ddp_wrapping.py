@@ -295,6 +295,81 @@ def case_a_weight_of_a_pass_in_no_sync_is_refused() -> None:
     assert net.weight.grad.item() == 4.0
 
 
+def case_a_sum_of_passes_has_the_weight_of_the_pass_that_averages_it() -> None:
+    rank, net = dist.get_rank(), nn.Linear(1, 1, bias=False)
+
+    def passed(value: float) -> torch.Tensor:
+        """A loss whose gradient is this value."""
+        return wrapped(torch.full((1, 1), value)).sum()  # type: ignore[no-any-return]
+
+    wrapped = wrap(net, weighted=True)
+    for number in range(2):  # rank 0 has 40 samples and rank 1 has 120, in two passes each
+        net.zero_grad()
+        with wrapped.no_sync():
+            passed(4.0 * rank).backward()
+        wrapped.weigh((40, 120)[rank] + number)
+        loss = passed(8.0)
+        with wrapped.no_sync():
+            passed(0.0)  # which has no backward pass
+        loss.backward(retain_graph=True)
+        share = (120 + number) / (160 + 2 * number)
+        assert net.weight.grad.item() == pytest.approx(4.0 * share + 8.0)
+        net.zero_grad()
+        loss.backward()  # with the weight of its forward pass
+        assert net.weight.grad.item() == pytest.approx(8.0)
+
+
+def case_a_rank_that_has_run_out_of_inputs_weighs_nothing() -> None:
+    rank = dist.get_rank()
+    for divides in (True, False):
+        net = nn.Linear(1, 1, bias=False)
+        wrapped = wrap(net, weighted=True)
+        with wrapped.join(divide_by_initial_world_size=divides):
+            for number in range(1 + rank):
+                net.zero_grad()
+                wrapped.weigh(1 + rank)
+                wrapped(torch.full((1, 1), 6.0 * (1 + rank))).sum().backward()
+                assert net.weight.grad.item() == (10.0 if number == 0 else 12.0)
+
+
+def case_gradients_that_came_through_the_bare_model_count_on_the_rank_that_has_them() -> None:
+    rank, given = dist.get_rank(), mine(inputs(0)[0])
+    net = nn.ModuleDict({"used": nn.Linear(6, 3), "idle": nn.Linear(6, 3)}).double()
+    net.forward = lambda data: net["used"](data).view(-1)  # type: ignore[method-assign]
+    wrapped = wrap(net, find_unused_parameters=True)
+    own = given.sum(0).expand(3, 6)
+    if rank == 0:
+        net["idle"](given).sum().backward()
+        net(given).sum().backward()
+    wrapped(given).mul_(1.0).sum().backward()
+    for layer, factor in (("used", 2 - rank), ("idle", 1 - rank)):
+        mean = own * factor
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        torch.testing.assert_close(net[layer].weight.grad, mean)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(self.weight * given).sum()
+
+
+def case_a_gradient_with_a_conjugate_bit_counts_as_the_values_it_shows() -> None:
+    for as_views in (False, True):
+        model = Complex()
+        wrapped = wrap(model, gradient_as_bucket_view=as_views)
+        wrapped(torch.full((3,), 2 + 4j) * dist.get_rank()).backward()
+        mean = model.weight.grad.clone()
+        assert mean[0].imag
+        if dist.get_rank() == 0:
+            model.weight.grad = model.weight.grad.conj()
+        wrapped(torch.zeros(3)).backward()
+        assert torch.equal(model.weight.grad, (mean + mean.conj()) / 2)
+
+
 def first_element(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer()[:1])

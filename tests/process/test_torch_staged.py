@@ -15,10 +15,9 @@ from contract import (
     test_frontend_torch_folds,
     test_frontend_torch_moves,
 )
-from contract.torch_checks import raised
 from process.ranks import start_ranks
 from process.shared_ranks import SharedRanks, cases_in
-from process.stage import Stage
+from process.stage import Stage, error_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -101,7 +100,7 @@ def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:
         dist.all_reduce(tensor, async_op=True)
         os.kill(os.getpid(), signal.SIGKILL)
     works: list[Any] = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
-    errors = [raised(work.wait) for work in works]
+    errors = [error_of(work.wait) for work in works]
     first = next((at for at, error in enumerate(errors) if error), 3)
     assert all(errors[first:]), "a call went well after one that did not"
     lost = shoal.torch.peer_lost()

@@ -33,32 +33,30 @@ SIZE = 3
 TIMEOUT = timedelta(seconds=600)
 
 
-def all_reduce(group: Any, rank: int) -> list[float]:
+def all_reduce(group: Any, rank: int) -> float:
     tensor = torch.tensor([rank + 1.0])
     group.allreduce([tensor], dist.AllreduceOptions()).wait()
-    return tensor.tolist()
+    return tensor.item()
 
 
-def all_gather(group: Any, rank: int) -> list[float]:
+def all_gather(group: Any, rank: int) -> float:
     outputs = [torch.zeros(1) for _ in range(group.size())]
     group.allgather([outputs], [torch.tensor([rank + 1.0])], AllgatherOptions()).wait()
-    return torch.cat(outputs).tolist()
+    return sum(output.item() for output in outputs)
 
 
-def barrier(group: Any, _rank: int) -> list[float]:
+def after_a_barrier(group: Any, rank: int) -> float:
     group.barrier(dist.BarrierOptions()).wait()
-    return []
+    return all_reduce(group, rank)
 
 
-def with_a_future(group: Any, rank: int) -> list[float]:
+def with_a_future(group: Any, rank: int) -> float:
     tensor = torch.tensor([rank + 1.0])
     work = group.allreduce([tensor], dist.AllreduceOptions())
-    return work.get_future().wait()[0].tolist()
+    return float(work.get_future().wait()[0].item())
 
 
-CALLS: dict[str, Callable[[Any, int], list[float]]] = {
-    call.__name__: call for call in (all_reduce, all_gather, barrier, with_a_future)
-}
+Call = Callable[[Any, int], float]
 
 
 def form(store: dist.Store, rank: int, size: int) -> Any:
@@ -89,61 +87,47 @@ def form_on(threads: ThreadPoolExecutor, size: int) -> list[Any]:
     return list(threads.map(lambda rank: form(store, rank, size), range(size)))
 
 
-def call_on(threads: ThreadPoolExecutor, name: str, groups: list[Any]) -> list[list[float]]:
-    return list(threads.map(CALLS[name], groups, range(len(groups))))
+def call_on(threads: ThreadPoolExecutor, call: Call, groups: list[Any]) -> list[float]:
+    return list(threads.map(call, groups, range(len(groups))))
 
 
-def lose_one_and_form_anew() -> dict[str, tuple[list[Any], list[str], list[Any]]]:
-    """By call, its results in three ranks, in two after the third dropped its group, and anew."""
+def lose_one_and_form_anew() -> None:
     gc.disable()  # so that whatever is left to the collector stays
-    results = {}
-    for name, call in CALLS.items():
+    for call in (all_reduce, all_gather, after_a_barrier, with_a_future):
         with ThreadPoolExecutor(SIZE) as threads:
             groups = form_on(threads, SIZE)
-            before = call_on(threads, name, groups)
+            assert call_on(threads, call, groups) == [6.0] * 3
             del groups[-1]
-            two = range(SIZE - 1)
-            errors = list(threads.map(error_of, [call] * len(two), groups, two))
+            for error in threads.map(error_of, [call] * 2, groups, range(2)):
+                assert "PeerLost" in repr(error), error
+                assert "2" in repr(error), error
             groups.clear()
-            after = call_on(threads, name, form_on(threads, SIZE - 1))
-        results[name] = before, list(map(repr, errors)), after
-    return results
+            assert call_on(threads, call, form_on(threads, SIZE - 1)) == [3.0] * 2
 
 
 def test_ranks_go_on_in_a_new_group_when_one_has_dropped_its_own() -> None:
-    [results] = run_ranks(lose_one_and_form_anew, 1)
-    three, two = {"all_gather": [1.0, 2.0, 3.0]}, {"all_gather": [1.0, 2.0]}
-    for name, (before, errors, after) in results.items():
-        assert before == [[] if name == "barrier" else three.get(name, [6.0])] * 3
-        assert len(errors) == 2
-        for error in errors:
-            assert "PeerLost" in error, error
-            assert "2" in error, error
-        assert after == [[] if name == "barrier" else two.get(name, [3.0])] * 2
+    run_ranks(lose_one_and_form_anew, 1)
 
 
-def abort_and_form_anew() -> tuple[list[str], list[list[float]]]:
+def abort_and_form_anew() -> None:
     with ThreadPoolExecutor(SIZE) as threads:
         groups = form_on(threads, SIZE)
-        call_on(threads, "all_reduce", groups)
+        call_on(threads, all_reduce, groups)
         works = [group.allreduce([torch.ones(1)], dist.AllreduceOptions()) for group in groups[1:]]
         futures = [work.get_future() for work in works]
         backend = groups[0]
         if not hasattr(backend, "group"):
             backend = backend._get_backend(torch.device("cpu"))
         backend.abort()
-        errors = [repr(error_of(each.wait)) for each in (*works, *futures)]
+        for each in (*works, *futures):
+            assert "aborted the process group" in repr(error_of(each.wait))
         groups.clear()
         del works, futures, backend
-        return errors, call_on(threads, "all_reduce", form_on(threads, SIZE))
+        assert call_on(threads, all_reduce, form_on(threads, SIZE)) == [6.0] * 3
 
 
 def test_ranks_go_on_in_a_new_group_when_one_has_aborted_the_old() -> None:
-    [(errors, after)] = run_ranks(abort_and_form_anew, 1)
-    assert len(errors) == 4
-    for error in errors:
-        assert "aborted the process group" in error
-    assert after == [[6.0]] * 3
+    run_ranks(abort_and_form_anew, 1)
 
 
 def complete_a_future_without_threads() -> list[float]:

@@ -102,17 +102,6 @@ def test_hidden_gradients_count_as_zero_and_keep_their_values(as_views: bool) ->
     assert [p.grad.tolist() for p in gradients.parameters if p.grad is not None] == [[1, 1], [2, 2]]
 
 
-@pytest.mark.parametrize("as_views", [False, True])
-def test_a_gradient_of_another_type_is_refused(as_views: bool) -> None:
-    gradients = gradients_in(torch.zeros(4), as_views=as_views)
-    gradients.parameters[1].data = gradients.parameters[1].data.double()
-    gradients.parameters[1].grad = None
-    gradients.parameters[1].grad = torch.ones(2, dtype=torch.float64)
-    gradients.begin()
-    with pytest.raises(UsageError, match=r"parameter b is float64\[2\].*float32\[2\]"):
-        gradients.bring([0, 1])
-
-
 ODD: dict[str, Callable[[], torch.Tensor]] = {
     "plain": lambda: torch.randn(200, 200),
     "transposed": lambda: torch.randn(200, 200).t(),
