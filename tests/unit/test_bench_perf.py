@@ -60,6 +60,10 @@ def test_percentiles_are_those_of_nccl_tests() -> None:
     assert times.cv_pct == pytest.approx(100 * 33.25**0.5 / 10.5)
     assert call_times([float(n) for n in range(1, 101)]).p99 == 99
     assert set(call_times([2.0])) == {2.0, 0.0}  # its stdev and cv
+    # By the option -a, a call takes what rank 0, all ranks on average, the fastest or slowest take.
+    by_rank = [[1.0, 5.0], [2.0, 3.0], [6.0, 1.0]]
+    wanted = [[1.0, 5.0], [3.0, 3.0], [1.0, 1.0], [6.0, 5.0]]
+    assert [over_ranks(by_rank, average) for average in range(4)] == wanted
 
 
 def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests() -> None:
@@ -78,9 +82,6 @@ def test_sizes_and_rates_are_read_as_nccl_tests_and_tc_read_them() -> None:
     for text in ("", "8X", "-4", "4Gb", "K"):
         with pytest.raises(UsageError, match="cannot read the bytes"):
             size_of(text)
-
-
-def test_sizes_grow_by_a_factor_or_by_a_step() -> None:
     assert SizeRange(8, 100, factor=4).sizes() == [8, 32]
     assert SizeRange(8, 20, step=4).sizes() == [8, 12, 16, 20]
     assert SizeRange(8, 8).sizes() == [8]
@@ -108,18 +109,10 @@ def test_types_operations_and_roots_vary_in_the_order_of_nccl_tests() -> None:
     told = [(k.collective, k.element.nccl, k.redop, k.root) for k in sweep.kinds()]
     assert told[:4] == [("reduce", "half", op, r) for op in ("prod", "max") for r in (0, 1)]
     assert told[8:] == [("broadcast", t, "none", r) for t in ("half", "float") for r in (0, 1)]
-
-
-def test_names_of_shoal_and_of_nccl_tests_mean_the_same() -> None:
+    # Names of shoal and of nccl-tests mean the same.
     assert elements_of("float32,double") == [ELEMENTS["float32"], ELEMENTS["float64"]]
     assert operations_of("product") == operations_of("prod") == ["product"]
     assert len(elements_of("all")) == len(ELEMENTS)
-
-
-def test_a_call_takes_what_its_ranks_take_as_asked() -> None:
-    by_rank = [[1.0, 5.0], [2.0, 3.0], [6.0, 1.0]]
-    wanted = [[1.0, 5.0], [3.0, 3.0], [1.0, 1.0], [6.0, 5.0]]
-    assert [over_ranks(by_rank, average) for average in range(4)] == wanted
 
 
 def test_what_must_cross_a_nic_depends_on_hosts_not_on_ranks() -> None:
@@ -219,10 +212,7 @@ def test_the_json_has_the_keys_of_nccl_tests(tmp_path: Path) -> None:
     assert calls["times_us"] == [1000.0, 3000.0]
     assert (calls["p50_us"], calls["avg_us"], calls["stdev_us"]) == (3000.0, 2000.0, 1000.0)
     assert first["in_place"]["time"] == 2000.0
-
-
-def test_bytes_over_nics_are_per_rank_and_only_where_there_are_hosts(tmp_path: Path) -> None:
-    out = tmp_path / "run.json"
+    # Bytes over NICs are per rank, and only where there are several hosts.
     sweep = Sweep(BenchPlace(4, is_joined=True), sizes=SizeRange(64, 64), n_calls=1, n_rounds=1)
     for hosts, sent in (("aabb", 400.0), ("aaaa", None)):
         told_run(sweep, {"shoal": ToldPool([[1e-3]] * 4, hosts=hosts)}, out)

@@ -14,7 +14,6 @@ REFUSED = {
     "bench": """
         all_reduce --hosts 4 --ranks 2 | give one of them
         --rate 400mbit | add --hosts N
-        --ranks 0 | start with 1
         --hosts 1 | --hosts with 2
         --hosts 2 --rate fast | cannot read the rate
         juggle | no collective 'juggle'
@@ -35,21 +34,15 @@ REFUSED = {
         --json /nowhere/run.json | cannot write /nowhere/run.json
     """,
     "draw": """
-        rung | no algorithm 'rung' for all_reduce: there are
         ring --ranks 0 | --ranks 0
         ring --ranks 129 | a drawing shows at most 128 ranks, not 129
-        ring_2d --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks
-        binomial --collective broadcast --root 4 | --root 4 must be a rank
         ring --out /nowhere/ring.svg | cannot write /nowhere/ring.svg: No such file
     """,
     "lab run": """
         --hosts 2 | no command: write it behind --
-        --hosts 2 -- | no command: write it behind --
         -- true | --hosts
-        --hosts two -- true | invalid int value: 'two'
         --hosts 0 -- true | --hosts 0: expected 1 or more
         --hosts 201 -- true | a lab of 201 hosts: expected 1 to 200
-        --hosts 2 --servers -1 -- true | --servers -1: expected 0 or more
         --hosts 2 --ranks-per-host 0 -- true | --ranks-per-host 0: expected 1 to 1000
         --hosts 2 --grace nan -- true | --grace nan: expected 0 to 3600 seconds
         --hosts 2 --rate 400 -- true | --rate: cannot read the rate '400'; write 400mbit
@@ -64,10 +57,8 @@ REFUSED = {
         --hosts 2 --name a/b -- true | or a digit, got 'a/b'
         --hosts 2 --key-file /nosuch -- true | /nosuch cannot be read
         --hosts 2 -- shoal-no-such-program | 'shoal-no-such-program' does not exist
-        --hosts 2 -- /etc | '/etc' does not exist or is not executable
     """,
     "plan": """
-        --hosts 0 | at least one
         --hosts 2 --link fast | cannot read the rate 'fast'
         --cores 0 | --cores must be at least 1, got 0
         --hosts 1000 --ranks-per-host 1000 | at most 65536 ranks, not 1000000
@@ -75,20 +66,14 @@ REFUSED = {
         --wire fp4 | unknown wire 'fp4'; give one of identity, bf16
         --tuning /nowhere | cannot read the tuning file /nowhere
         --link 25Gb,20us --latency 3us | already gives the latency; drop --latency 3us
-        --link 25Gb,20us,5us --message 3us | already gives the message; drop --message 3us
         --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
         --workers 8 | add --servers K
         --servers 8 | add --workers N
         --server-link 1Gb | --server-link is for --workers N --servers K; add both
-        --size 1MiB | --size is for --workers N --servers K
-        --workers-per-host 2 | --workers-per-host is for --workers N --servers K
-        --workers four --servers 2 | invalid int value: 'four'; see shoal plan --help
         --workers 0 --servers 1 | --workers 0: must be 2 to 4096
         --workers 1 --servers 2 | one worker has nothing to reduce
-        --workers 4 --servers -1 | --servers -1: must be 0 to 4096
         --workers 5000 --servers 1 | --workers 5000: must be 2 to 4096
         --workers 4 --servers 1 --hosts 4 | drop --hosts
-        --workers 4 --servers 1 --ranks-per-host 2 | drop --ranks-per-host
         --workers 4 --servers 1 --collective broadcast | drop --collective
         --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each host
         --workers 7 --servers 1 --workers-per-host 0 | at least one; give --workers-per-host 1
@@ -97,10 +82,10 @@ REFUSED = {
         --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
         --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2
         --workers 4 --servers 2 --server-link yx1Gb | 'y' is not a number of servers
-        --workers 4 --servers 2 --server-link 99999x1Gb | '99999' is not a number of servers
         --workers 4 --servers 2 --worker-price 3 | add --server-price
         --workers 4 --servers 2 --worker-price 3 --server-price -1 | --server-price -1: a price
         --workers 4 --servers 2 --worker-price nan --server-price 1 | --worker-price nan: a
+        --workers 4 --servers 2 --worker-price x --server-price 1 | --worker-price x: a price
         --workers 4 --servers 2 --compute 1s | add --worker-price and --server-price
     """,
     "simulate": """
@@ -110,9 +95,7 @@ REFUSED = {
         ring --collective broadcats --hosts 4 | no collective 'broadcats'
         --all --collective send_recv | no collective 'send_recv' to compare
         ring --hosts 0 | at least one of each
-        ring --hosts -2 | hosts
         ring --hosts 4,4,2 --ranks-per-host 4 | drop --ranks-per-host
-        ring --hosts 2x0 | cannot read the hosts
         ring --hosts 100000 | at most
         ring --hosts 4 --latency 20 | cannot read the time
         ring --hosts 4 --bytes 4Mb | cannot read the bytes
@@ -121,15 +104,12 @@ REFUSED = {
     """,
     "trace": """
         ring --ranks 0 | --ranks 0: there must be at least one rank
-        ring --ranks four | invalid int value: 'four'
         rung | no algorithm 'rung' for all_reduce: there are
-        ring --collective all_refuse | no collective 'all_refuse': there are
         ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks says 9
-        ring --hosts 4+4 | cannot read the hosts '4+4'
+        ring --hosts 999999x999999 | more than 1000000 ranks
         ring --root 4 | --root 4 must be a rank: 0 to 3
         ring --root 1 | --root 1: ring all_reduce has no root
         ring --width 10 | --width 10: at least 40
-        ring --html page.html --json | not allowed with argument
         ring --ranks 1000 | 1000 ranks are too many to trace
         sharded(5) | 5 reducers are too many for 4 ranks
         ring/doubling/ring | no algorithm 'ring/doubling/ring' for all_reduce
@@ -141,7 +121,6 @@ REFUSED = {
         --rounds 0 | --rounds must be at least 1, got 0
         --ranks 2 --out /nowhere/tuned | cannot write /nowhere/tuned
         --from 5MiB --to 6MiB | is between them
-        --collective ring | invalid choice
     """,
 }
 CASES = [

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -206,22 +207,13 @@ def test_the_chain_of_a_hierarchy_is_that_of_both_levels(name: str, hosts: tuple
 
 def longest(flow: Dataflow) -> int:
     """Messages of the longest chain: steps in an order in which each comes after its causes."""
-    causes = [
-        [*waits, *([partner] if partner >= 0 and not isinstance(step, Send) else [])]
-        for step, waits, partner in zip(flow.steps, flow.waits_for, flow.partner_of, strict=True)
-    ]
-    results: list[list[int]] = [[] for _ in causes]
-    for step, own in enumerate(causes):
-        for cause in own:
-            results[cause].append(step)
-    left = [len(own) for own in causes]
-    order = [step for step, n in enumerate(left) if n == 0]
-    for step in order:
-        for result in results[step]:
-            left[result] -= 1
-            if left[result] == 0:
-                order.append(result)
-    return max(flow.rounds(order), default=0)
+    causes = {
+        number: [*waits, *([partner] if partner >= 0 and not isinstance(step, Send) else [])]
+        for number, (step, waits, partner) in enumerate(
+            zip(flow.steps, flow.waits_for, flow.partner_of, strict=True)
+        )
+    }
+    return max(flow.rounds(list(TopologicalSorter(causes).static_order())), default=0)
 
 
 def test_no_all_reduce_is_promised_faster_than_the_nics_allow() -> None:

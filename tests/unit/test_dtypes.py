@@ -10,7 +10,7 @@ from shoal.schedule import Buffer
 NUMPY_NAMES = [str(dtype) for dtype in DType if dtype is not DType.BFLOAT16]
 
 
-def test_the_numbers_are_those_of_the_wire() -> None:
+def test_the_numbers_are_those_of_the_wire_and_of_the_native_core() -> None:
     # What comes later comes behind these.
     assert [str(dtype) for dtype in sorted(DType)][:15] == [
         *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
@@ -19,9 +19,6 @@ def test_the_numbers_are_those_of_the_wire() -> None:
     assert [str(op) for op in sorted(Op)][:8] == [
         *("sum", "avg", "product", "min", "max", "band", "bor", "bxor"),
     ]
-
-
-def test_the_tables_of_the_native_core_are_the_same() -> None:
     native = pytest.importorskip("shoal._native")
     assert [(str(dtype), item_size(dtype)) for dtype in DType] == native.dtypes()
     assert [str(op) for op in Op] == native.fold_ops()
@@ -29,6 +26,7 @@ def test_the_tables_of_the_native_core_are_the_same() -> None:
     assert list(map(int, Op)) == list(range(len(Op)))
     assert list(map(int, Codec)) == list(range(native.N_CODECS))
     assert list(map(int, Buffer)) == list(range(native.N_BUFFERS))
+    assert [buffer.name for buffer in Buffer] == ["DATA", "INPUT", "OUTPUT", "SCRATCH"]
 
 
 @pytest.mark.parametrize("name", NUMPY_NAMES)

@@ -16,15 +16,6 @@ from shoal.shapes import Shape, agreement, describe
 SHAPE = Shape("all_reduce", "ring", DType.FLOAT32, Op.SUM, 1000, rank=1, size=4)
 
 
-def test_both_ends_of_a_message_agree_and_say_what_each_called() -> None:
-    send = Shape("send_recv", "send", DType.INT8, Op.SUM, 3, rank=1, size=4, root=2)
-    recv = Shape("send_recv", "recv", DType.INT8, Op.SUM, 3, rank=2, size=4, root=1)
-    assert agreement(send) == agreement(recv)
-    assert describe(send) == "send int8[3] to rank 2"
-    assert describe(recv) == "recv int8[3] from rank 1"
-    assert describe(recv._replace(root=-1)) == "recv int8[3] from any rank"
-
-
 def test_a_description_names_everything_ranks_must_agree_on() -> None:
     assert describe(SHAPE) == "all_reduce float32[1000] sum by ring"
     changes: list[dict[str, Any]] = [
@@ -35,6 +26,13 @@ def test_a_description_names_everything_ranks_must_agree_on() -> None:
     assert len({describe(SHAPE._replace(**change)) for change in changes}) == len(changes)
     assert len({describe(SHAPE._replace(rank=rank)) for rank in range(4)}) == 1
     assert plan_for(SHAPE) is plan_for(Shape(*SHAPE))
+    # Both ends of a message agree, and each names what it called.
+    send = Shape("send_recv", "send", DType.INT8, Op.SUM, 3, rank=1, size=4, root=2)
+    recv = Shape("send_recv", "recv", DType.INT8, Op.SUM, 3, rank=2, size=4, root=1)
+    assert agreement(send) == agreement(recv)
+    assert describe(send) == "send int8[3] to rank 2"
+    assert describe(recv) == "recv int8[3] from rank 1"
+    assert describe(recv._replace(root=-1)) == "recv int8[3] from any rank"
 
 
 def test_calls_of_different_length_share_a_program_where_they_are_cut_alike() -> None:

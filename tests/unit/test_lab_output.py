@@ -74,15 +74,3 @@ def test_the_rest_of_a_pipe_ends_though_a_child_writes_on() -> None:
     assert echo.n_lines == 10
     lines.end()
     os.close(sink)
-
-
-def test_an_output_takes_no_more_than_its_reader_and_does_not_wait(pipe: tuple[int, int]) -> None:
-    output = Output(pipe[1], colourful=False)
-    while output.has_room:
-        output.add("h", b"z" * 10_000)
-        output.write()
-    assert output.is_pending
-    n_bytes = len(read(pipe[0]))
-    assert n_bytes > 0
-    output.write()
-    assert len(read(pipe[0])) > 0

@@ -11,11 +11,12 @@ from shoal.plan.choose import candidates, choose
 from shoal.plan.cost import cost_of
 from shoal.schedule import COLLECTIVES
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
+SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20]
 # Hosts, ranks on each, cores of each.
 TEAMS = [(1, 4, 4), (8, 1, 2), (4, 4, 4)]
 if os.environ.get("SHOAL_SOAK"):
     TEAMS += [(1, 8, 8), (4, 1, 2)]
+    SIZES += [16 << 20]
 CARRYING = [name for name, row in COLLECTIVES.items() if row.carries]
 
 

@@ -107,13 +107,6 @@ def test_a_goal_is_met_missed_or_not_measured(
     assert str(goal.judge(medians, "{:g} s".format)) == text
 
 
-def test_a_library_that_is_not_installed_is_a_failure(pools: WorkerPools) -> None:
-    with pools:
-        for _ in range(2):
-            with pytest.raises(Failure, match="no Open MPI in nowhere"):
-                pools.sample("openmpi", Case(2, 4))
-
-
 def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Result:
     return Result(replace(case, collective=collective), {"gloo": gloo, "shoal": shoal})
 
@@ -227,6 +220,7 @@ def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ("--only nothing", "--only nothing: there are private"),
         ("--collective juggle", "--collective juggle"),
         ("--rounds 0", "at least one is needed"),
+        ("--only servers --case 9+9", "no row is left by these options; the tables' rows are "),
         ("simulated --rate none", "NICs with a rate"),
     ):
         assert main(argv.split()) == 2

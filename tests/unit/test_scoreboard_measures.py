@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,14 @@ import numpy as np
 import pytest
 
 from bench.scoreboard import served_measures
-from bench.scoreboard.__main__ import main
 from bench.scoreboard.benchmark import Benchmark, Section, run_section
 from bench.scoreboard.case import Case
-from bench.scoreboard.job import is_same_place, spec_of
-from bench.scoreboard.lab_servers import LabServers
-from bench.scoreboard.sections import SECTIONS
-from bench.scoreboard.served import SERVED_SECTIONS
+from bench.scoreboard.job import is_same_place
 from bench.scoreboard.served_faults import Pauses
 from bench.scoreboard.served_measures import ServedCalls, incast_line, optimum
 from bench.scoreboard.steps import steady_steps
-from bench.scoreboard.suite import chosen_of, run_suite
-from bench.scoreboard.table import label_of, show_time
+from bench.scoreboard.suite import run_suite
+from bench.scoreboard.table import show_time
 from bench.scoreboard.training import TRAINING_SECTIONS
 from bench.scoreboard.training_measures import (
     Asked,
@@ -37,12 +32,12 @@ from bench.scoreboard.training_measures import (
     made_of,
 )
 from shoal.bench.job import Failure
-from shoal.bench.launch import Placement
 from shoal.bench.libraries import LibraryRank
 from shoal.bench.values import FilledBuffer
 from shoal.limits import STAGING_BYTES
 
 if TYPE_CHECKING:
+    from bench.scoreboard.lab_servers import LabServers
     from shoal.bench.collectives import Call
 
 MIB = 1 << 20
@@ -126,21 +121,6 @@ def test_rows_with_other_hosts_get_processes_of_their_own_and_leave_none() -> No
     assert pools.n_cleared == 3  # before the first, before the last, and at the end
 
 
-def test_tables_and_rows_of_servers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {one.part_of for one in SERVED_SECTIONS} == {"servers"}
-    assert set(SERVED_SECTIONS) <= set(SECTIONS)
-    assert main(["--only", "servers", "--case", "9+9"]) == 2
-    told = capsys.readouterr().err
-    assert "no row is left by these options; the tables' rows are " in told
-    assert "8+8, 25 MiB, 400 Mbit/s" in told
-    asked = argparse.Namespace(
-        quick=True, case=["16+16, 25"], only=["servers"], ranks=None, hosts=None, collective=None
-    )
-    asked.without = []
-    rows = [label_of(case) for section in chosen_of(asked) for case in section.cases]
-    assert rows == ["16+16, 25 MiB, 200 Mbit/s"]
-
-
 def rank_with(call: Call, arrays: list[Any]) -> LibraryRank:
     """One rank, which hands out arrays in the order of allocations."""
 
@@ -183,16 +163,6 @@ def test_a_pause_is_what_the_slowest_step_takes_beyond_the_median_one() -> None:
 
     with pytest.raises(Failure, match="to servers failed: OSError: no such process"):
         Pauses(fail, 0.0).longest(FakePools(one), CASE)
-
-
-def test_servers_that_differ_are_on_hosts_that_do() -> None:
-    spec = spec_of("gloo", replace(CASE, server_mbit=(400.0, 200.0)))
-    assert spec.lab().rates[7:] == ((400,), (400,), (200,), (400,), (200,))
-    assert spec_of("gloo", CASE).place == spec_of("served", CASE).place
-    told = LabServers(spec, spec.lab(), Path("nowhere")).environment
-    assert told["SHOAL_SERVERS"] == "10.77.0.9,10.77.0.10,10.77.0.11,10.77.0.12"
-    assert told["SHOAL_SERVERS_REQUIRED"] == "4"
-    assert Placement(environ=told).environ == told
 
 
 # Trainings.
@@ -291,37 +261,52 @@ def test_one_command_fills_several_columns_with_the_most_that_a_rank_has() -> No
 def test_a_broken_table_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_pools: Any, _case: Any) -> float:
-        raise ZeroDivisionError("oh")
-
     def table(name: str, measure: Any) -> Section:
         return Section(name, "", (), (Benchmark("a", measure),), (Case(2, 4),), show_time)
 
-    assert set(TRAINING_SECTIONS) <= set(SECTIONS)
-    sections = (table("one", broken), table("two", lambda _pools, _case: 0.5))
+    sections = (table("one", lambda *_: 1 / 0), table("two", lambda *_: 0.5))
     monkeypatch.setattr("bench.scoreboard.suite.SECTIONS", sections)
+    names = ("only", "rounds", "collective", "case", "ranks", "hosts", "log", "json")
+    args: Any = SimpleNamespace(**dict.fromkeys(names), quick=True, without=[])
+    args.openmpi = args.mpich = Path("none")
     drawn: list[str] = []
-    options = {"only": None, "rounds": None, "collective": None, "quick": True, "case": None}
-    options |= {"ranks": None, "hosts": None, "without": [], "log": None, "json": None}
-    args: Any = SimpleNamespace(**options, openmpi=Path("none"), mpich=Path("none"))
-    code = run_suite(args, [], lambda section, _text, _rows: drawn.append(section.name))
+    assert run_suite(args, [], lambda section, _text, _rows: drawn.append(section.name)) == 1
     told = capsys.readouterr().out
-    assert code == 1
-    assert "# no one: ZeroDivisionError: oh" in told
+    assert "# no one: ZeroDivisionError" in told
     assert "500 ms" in told
     assert drawn == ["two"]
+
+
+def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from bench.scoreboard.pictures import draw_table
+
+    for section in TRAINING_SECTIONS:
+        measured = {one.label: [0.3, 0.2, 0.4] for one in section.benchmarks}
+        rows = [
+            {"row": "", "model": case.model, "n_ranks": 4, "n_servers": 0, "rounds": rounds}
+            for case, rounds in zip(section.cases, (measured, *[{}] * 9), strict=False)
+        ]
+        draw_table(tmp_path, section, section.name, rows)
+    drawn = {path.stem for path in tmp_path.glob("*.png")}
+    no_picture = {"training-copies", "training-losses", "training-memory", "training-order"}
+    assert drawn == {section.name for section in TRAINING_SECTIONS} - no_picture
 
 
 PARAMETERS = {"resnet": 2.8e6, "bert": 5.3e6, "linear": 10.6e6, "paced": 4.2e6, "wide": 58.7e6}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_model_is_as_large_as_the_page_says_and_wide_much_larger_than_staging(name: str) -> None:
-    pytest.importorskip("torch")
+def test_a_model_is_as_large_as_the_page_says_and_has_gradients(name: str) -> None:
+    torch = pytest.importorskip("torch")
     from bench.scoreboard.training_models import MODELS
 
-    parameters = list(MODELS[name]().module.parameters())
+    made = MODELS[name]()
+    parameters = list(made.module.parameters())
     assert sum(p.numel() for p in parameters) == pytest.approx(PARAMETERS[name], rel=0.02)
     if name == "wide":  # a copy of its gradients would show; in one host buffers are of 4 MiB
         n_bytes = sum(p.numel() * p.element_size() for p in parameters)
         assert n_bytes >= 4 * (STAGING_BYTES + (4 << 20))
+        return
+    made.loss(made.module, made.batch(torch.Generator().manual_seed(1))).backward()
+    assert all(p.grad is not None for p in parameters)

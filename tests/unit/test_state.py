@@ -136,27 +136,21 @@ def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
         ("train.py:7",),
     ):
         assert any(all(fact in line for fact in facts) for line in text.splitlines()), facts
-
-
-def test_the_text_shows_a_lock_that_is_held() -> None:
     told = state(0)
     told["worlds"][0].update(is_stuck=True, groups=[], peers=[])
     del told["worlds"][0]["staging"]
     assert "its state cannot be read: a thread holds its lock" in text_of(told)
 
 
-def test_keys_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_has_no_keys_and_names_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KEY", "sesame")
     monkeypatch.setenv("SHOAL_KEY_FILE", "/a/path")
     told = document.describe("test")
     assert "sesame" not in json.dumps(told) + text_of(told)
     assert told["settings"]["SHOAL_KEY"] == "(set)"
     assert told["settings"]["SHOAL_KEY_FILE"] == "/a/path"
-
-
-def test_a_thread_tells_where_it_left_the_code_of_the_program() -> None:
-    told = document.describe("test")["threads"]
-    mine = next(one for one in told if one["name"] == threading.current_thread().name)
+    name = threading.current_thread().name
+    mine = next(one for one in told["threads"] if one["name"] == name)
     assert mine["at"].startswith(f"{__file__}:")
 
 
