@@ -1,4 +1,4 @@
-"""Rounds: every benchmark of a table is measured in turn, again and again, in one run."""
+"""Measures the benchmarks of a table in turn, round after round, in one run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One column: a library used in one way, or something that sets a bound.
+    """A column: a library used in one way, or a bound.
 
     Args:
-        enters: whether it has a place in a row.
-        show: its value as text, if its unit is not the table's.
+        enters: True if a row has a value for it.
+        show: formats its values if their unit is not the table's.
     """
 
     label: str
@@ -36,20 +36,20 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Section:
-    """One table.
+    """A table.
 
     Args:
-        notes: what is measured and how, for the reader of the table.
-        show: a value as text, with its unit.
-        in_rounds: False for what does not drift, such as memory: measured once.
-        in_quick: whether a case is worth its time in a quick run.
-        is_open: whether a row needs more rounds than the others; it gets up to three times as many.
-        note: something to know of a row beside its numbers; asked for before it is measured.
+        notes: the measurements, for the reader of the table.
+        show: formats a value, with its unit.
+        in_rounds: False for values that do not drift, such as memory: measured once.
+        in_quick: True for the cases of a quick run.
+        is_open: True if a row needs more rounds, up to three times as many.
+        note: a remark beside the numbers of a row, made before they are measured.
         layout: the lines of the table, if it is not one line per case.
         verdicts: goals of the table as a whole.
-        part_of: a name by which several tables are asked for together.
-        answer_s: how long a command may take.
-        is_large: its processes are too many to be kept beside those of other rows.
+        part_of: a name for several tables.
+        answer_s: the deadline of a command.
+        is_large: its processes are too many to run beside those of other rows.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Section:
 
 @dataclass
 class Result:
-    """The outcome of one case: per benchmark one value per round, or why there is none."""
+    """The values of one case by benchmark and round, or the reasons why there are none."""
 
     case: Case
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Result:
     note: str = ""
 
     def medians(self) -> dict[str, float]:
-        """Per benchmark the median over the rounds; a benchmark that ever failed has none."""
+        """Return the median of each benchmark over the rounds, without those that failed."""
         return {
             label: statistics.median(values)
             for label, values in self.values.items()
@@ -87,13 +87,13 @@ class Result:
         }
 
     def ratios(self, over: str, under: str) -> list[float]:
-        """What one benchmark takes as a multiple of another, round by round."""
+        """Return the ratios of two benchmarks, by round."""
         if any(one in self.failures or one not in self.values for one in (over, under)):
             return []
         return [a / b for a, b in zip(self.values[over], self.values[under], strict=True)]
 
     def verdicts(self, section: Section) -> list[Verdict]:
-        """How the goals of the case came out."""
+        """Return the verdicts on the goals of the case."""
         medians = self.medians()
         shows = {one.label: one.show or section.show for one in section.benchmarks}
         return [goal.judge(medians, shows.get(goal.ours, section.show)) for goal in self.case.goals]
@@ -108,8 +108,8 @@ def run_section(
     """Measure a table, case by case.
 
     Args:
-        say: is told what begins.
-        tell: gets each row when it is whole.
+        say: called with the name of each row when it begins.
+        tell: called with each row when it is complete.
     """
     rows: list[Result] = []
     for number, case in enumerate(section.cases, 1):
@@ -127,7 +127,7 @@ def run_section(
 
 
 def _kept_by(case: Case) -> tuple[int, str]:
-    """By what ranks keep memory from round to round."""
+    """The key by which ranks keep memory from round to round."""
     return case.n_bytes, case.model
 
 
@@ -154,7 +154,7 @@ def _take_turn(benchmark: Benchmark, row: Result, pools: WorkerPools) -> None:
 
 
 def summary_of(tables: Sequence[tuple[Section, list[Result]]]) -> str:
-    """How many goals are met."""
+    """Return the number of goals that are met, in words."""
     verdicts = [v for section, rows in tables for v in section.verdicts(rows)]
     verdicts += [v for section, rows in tables for row in rows for v in row.verdicts(section)]
     n_met, n_missed = (sum(v.is_met is state for v in verdicts) for state in (True, False))

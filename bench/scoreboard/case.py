@@ -1,4 +1,4 @@
-"""What is measured: one row of a table."""
+"""A case: one row of a table."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """One row: how many ranks move how much, how often it is timed, and what is hoped for.
+    """One row: its ranks and bytes, the number of samples, and its goals.
 
     Args:
-        n_calls: calls in a row that make one sample; 0: as many as fill a few milliseconds.
-        n_samples: samples of one round.
-        n_hosts: hosts of a lab cluster; 0 is this machine without one.
-        rate_mbit: of their NICs; None: as much as the cores can move.
+        n_calls: calls in a row for one sample; 0: as many as take a few milliseconds.
+        n_samples: samples in a round.
+        n_hosts: hosts of a lab; 0: this machine.
+        rate_mbit: the rate of their NICs; None: not shaped.
         collective: one of `CALLS`.
-        more_mbit: of further NICs of each host.
-        n_servers: more hosts, which reduce for the ranks, of whom each is on a host of its own.
-        server_mbit: of their NICs, which they take in turn; empty: as the others.
-        model: that is trained, one of `MODELS`; then `n_bytes` is 0.
+        more_mbit: the rates of further NICs of each host.
+        n_servers: further hosts, which are servers for ranks on a host each.
+        server_mbit: the rates of the servers' NICs, in turn; empty: as the others.
+        model: the trained model, one of `MODELS`; `n_bytes` is 0 then.
     """
 
     n_ranks: int

@@ -1,7 +1,7 @@
-"""The planner's table: what it chose, beside every algorithm there is.
+"""The planner's table: its choices beside all other algorithms.
 
 A line is a collective and a size, a column a set of ranks; a cell is the planner's algorithm and
-how many times as long it takes as the best of the others.
+the ratio of its time to the best other one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_BYTES_ON_HOSTS: Final = 1 << 20
 
 
 def choice_cases() -> tuple[Case, ...]:
-    """Where there is something to choose: ranks in one host, and on four hosts."""
+    """The cases with a choice: ranks in one host, and on four hosts."""
     return tuple(
         case
         for case in grid_cases()
@@ -42,7 +42,7 @@ def choice_cases() -> tuple[Case, ...]:
 
 
 def choice_benchmarks() -> tuple[Benchmark, ...]:
-    """The planner, and every algorithm where its collective comes up."""
+    """The planner, and every algorithm for the rows of its collective."""
     everything = dict.fromkeys(name for collective in COLLECTIVES for name in _names(collective))
     return (Benchmark(_PLANNER, time_of("shoal")), *map(_forced, everything))
 
@@ -56,13 +56,13 @@ def _forced(name: str) -> Benchmark:
 
 
 def _names(collective: str) -> list[str]:
-    """Not those by host: here all ranks share one, or none does."""
+    """The algorithms that do not look at hosts: here all ranks share one host, or no two do."""
     known = ALGORITHMS.get(collective, {})  # a message has two ends, not two ways
     return [name for name, algorithm in known.items() if not algorithm.by_host]
 
 
 class _Outcome(NamedTuple):
-    """The best of the algorithms that were not chosen, and the planner's times in its times."""
+    """The best of the other algorithms, and the ratios of the planner's times to its times."""
 
     rival: str
     ratios: list[float]
@@ -83,7 +83,7 @@ def _outcome(row: Result) -> _Outcome | None:
 
 @functools.lru_cache(maxsize=1024)
 def _is_same(case: Case, name: str, chosen: str) -> bool:
-    """Whether two names stand for one schedule, as all trees of two ranks do: not a rival."""
+    """True if two names mean the same schedule, as all trees of two ranks do."""
     if not chosen or name == chosen:
         return name == chosen
     hosts = tuple(rank if case.n_hosts else 0 for rank in range(case.n_ranks))
@@ -98,7 +98,7 @@ def _is_same(case: Case, name: str, chosen: str) -> bool:
 
 
 def is_choice_open(row: Result) -> bool:
-    """Whether a choice may be wrong: the best of many noisy numbers is too good at first."""
+    """True if a choice may be wrong: the least of many noisy numbers is too low at first."""
     outcome = _outcome(row)
     return outcome is not None and _quartiles(outcome)[1] > _NEAR
 
@@ -111,7 +111,7 @@ def _quartiles(outcome: _Outcome) -> tuple[float, float]:
 
 
 def choice_lines(rows: Sequence[Result]) -> list[str]:
-    """The table, and the worst choices by name."""
+    """Yield the table, and the worst choices by name."""
     return [*grid_table(rows, _cell), *(f"# worst: {text}" for text in _worst(rows))]
 
 
@@ -137,7 +137,7 @@ def _worst(rows: Sequence[Result]) -> list[str]:
 
 
 def choice_verdicts(rows: Sequence[Result]) -> list[Verdict]:
-    """The share of points at which the choice is about as good as the best."""
+    """Return the part of the points at which the choice is about as good as the best."""
     outcomes = [outcome for row in rows if (outcome := _outcome(row)) is not None]
     n_right = sum(outcome.ratio <= _NEAR for outcome in outcomes)
     share = n_right / len(outcomes) if outcomes else None

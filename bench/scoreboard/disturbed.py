@@ -1,4 +1,4 @@
-"""Calls of torch.distributed that are timed while something goes on beside them."""
+"""Timed calls of torch.distributed under disturbances."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FEW_DESCRIPTORS: Final = 64
 
 
 def latencies_beside(n_bulk: int, bulk_bytes: int) -> list[float]:
-    """Seconds of each of many 4 B all-reduces, while `n_bulk` large ones are in flight.
+    """Return the seconds of many 4 B all-reduces while `n_bulk` large ones are in flight.
 
-    Every rank makes the same calls: the small ones say whether all ranks have large ones in flight,
-    and the first that says no is the last one. Without large ones it is a fixed number of calls.
+    Every rank makes the same calls: the small ones sum whether all ranks have large ones in flight,
+    and the first that finds one without is the last. Without large ones their number is fixed.
     """
     bulk = [torch.full((bulk_bytes // 4,), 1.0) for _ in range(n_bulk)]
     flag = torch.zeros(1)
@@ -49,14 +49,14 @@ def latencies_beside(n_bulk: int, bulk_bytes: int) -> list[float]:
 
 
 class CutCalls(NamedTuple):
-    """Seconds of the calls that were cut, and the median of the others."""
+    """The seconds of the calls during cuts, and the median of the others."""
 
     cut_s: list[float]
     median_s: float
 
 
 def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> CutCalls:
-    """All-reduce again and again; in the middle of every tenth call rank 1 loses an interface.
+    """Time all-reduces; in the middle of every tenth one rank 1 loses an interface.
 
     Raises:
         ArithmeticError: a sum is wrong.
@@ -80,10 +80,10 @@ def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> CutC
 
 
 def calls_among_strangers(n_bytes: int, n_held: int, n_short: int) -> tuple[list[float], int]:
-    """Seconds of all-reduces while strangers connect to rank 0, and how many did.
+    """Return the seconds of all-reduces while strangers connect to rank 0, and their number.
 
-    The strangers are a process on rank 1's host. Rank 0 has no more than 64 descriptors meanwhile.
-    As many calls are made as fit beside them, at least one.
+    The strangers are a process on rank 1's host. Rank 0 has at most 64 descriptors meanwhile.
+    Calls go on until the strangers have ended; at least one is made.
 
     Raises:
         ArithmeticError: a sum is wrong.
@@ -126,17 +126,17 @@ class _Crowd:
         self._told: Final = self._process.stdout
 
     def is_through(self) -> bool:
-        """Whether all of the short connections were tried."""
+        """Return True if all short connections were tried."""
         return bool(select.select([self._told], [], [], 0)[0])
 
     def stop(self) -> int:
-        """How many were made; the process has ended then."""
+        """End the process, and return the number of connections."""
         told, _ = self._process.communicate()
         return int(told)
 
 
 class _Cutter:
-    """Sets an interface of rank 1's host down after a while, and up again."""
+    """Sets an interface of rank 1's host down after a delay, and up again."""
 
     def __init__(self, interface: str, after_s: float, down_s: float) -> None:
         self._what = (interface, after_s, down_s)

@@ -1,4 +1,4 @@
-"""What a number is held against, and whether it is met."""
+"""Goals: bounds for the numbers of a table."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Verdict:
 
 
 class Goal(Protocol):
-    """Something that one row of a table can meet or miss."""
+    """A goal that a row of a table can meet or miss."""
 
     @property
     def ours(self) -> str:
-        """The column that meets it."""
+        """The column that should meet it."""
 
     def judge(self, medians: Medians, show: Show) -> Verdict:
         """Compare the row's medians, by column; `show` formats a number of the column `ours`."""
@@ -35,7 +35,7 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class Faster:
-    """`ours` takes at most 1/`times` of what `than` takes."""
+    """`ours` takes at most 1/`times` of the time of `than`."""
 
     ours: str
     than: str

@@ -1,7 +1,7 @@
 """The table of all collectives: every size on every set of ranks, Gloo beside shoal.
 
-A line is a collective and a size, a column a set of ranks; a cell is what shoal takes and how many
-times as long Gloo takes.
+A line is a collective and a size, a column a set of ranks; a cell is shoal's time and the
+ratio of Gloo's time to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_ON_HOSTS: Final = 16 * _MIB
 
 
 def grid_cases() -> tuple[Case, ...]:
-    """Every collective by ranks and size; one size at a time, which bounds the memory."""
+    """Yield every collective by ranks and size, a size at a time to bound the memory."""
     places = [(2, 0), (4, 0), (8, 0), (4, 4), (8, 8)]
     return tuple(
         Case(n_ranks, n_bytes, n_calls=0, n_samples=1, n_hosts=n_hosts, collective=name)
@@ -49,12 +49,12 @@ def _exists(name: str, n_bytes: int, n_ranks: int, n_hosts: int) -> bool:
 
 
 def in_quick_grid(case: Case) -> bool:
-    """Every other size; between hosts up to 1 MiB."""
+    """Return True for every other size; between hosts up to 1 MiB."""
     return case.n_bytes in (0, *_SIZES[::2]) and not (case.n_hosts and case.n_bytes > _MIB)
 
 
 def is_close(row: Result) -> bool:
-    """Whether the middle half of the rounds has both libraries winning: nothing is certain."""
+    """Return True if each library wins some of the middle half of the rounds."""
     ratios = row.ratios("gloo", "shoal")
     if len(ratios) < 2:
         return bool(ratios)
@@ -63,7 +63,7 @@ def is_close(row: Result) -> bool:
 
 
 def grid_lines(rows: Sequence[Result]) -> list[str]:
-    """The table of all collectives."""
+    """Yield the lines of the table of all collectives."""
     return grid_table(rows, _cell)
 
 
@@ -88,12 +88,12 @@ def grid_table(rows: Sequence[Result], cell: Callable[[Result], str]) -> list[st
 
 
 def place_of(case: Case) -> str:
-    """A column's heading."""
+    """Return a column's heading."""
     return f"{case.n_hosts} hosts" if case.n_hosts else f"{case.n_ranks} ranks"
 
 
 def grid_verdicts(rows: Sequence[Result]) -> list[Verdict]:
-    """No loss anywhere, and the geometric means."""
+    """Yield the verdicts: shoal loses nowhere, and the geometric means."""
     measured = [row for row in rows if _ratio(row) is not None]
     lost = [row for row in measured if _is_loss(row)]
     unsure = sum(is_close(row) for row in lost)

@@ -1,4 +1,4 @@
-"""What iperf3 moves between two hosts of a cluster, in both directions at once."""
+"""The rate of iperf3 between two hosts of a lab, in both directions at once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _DEADLINE_S: Final = 30.0
 
 
 def iperf_time(pools: WorkerPools, case: Case) -> float:
-    """Seconds in which 2M(n-1)/n bytes go each way at the rate of `iperf3 --bidir`."""
+    """Return the seconds of 2M(n-1)/n bytes each way at the rate of `iperf3 --bidir`."""
     rate = _measure_bidir(pools.cluster(case))
     return sent_by_ring(case) / rate
 
 
 def _measure_bidir(cluster: Lab) -> float:
-    """Bytes per second of one direction, the mean of both.
+    """Return the bytes per second of one direction, the mean of both.
 
     Raises:
         Failure: iperf3 is not installed, or failed.
@@ -49,7 +49,7 @@ def _measure_bidir(cluster: Lab) -> float:
 
 
 def rate_of(report: dict[str, Any]) -> float:
-    """Bytes per second of one direction, from iperf3's report on both."""
+    """Return the bytes per second of one direction from iperf3's report."""
     end = report["end"]
     both = (end["sum_received"], end["sum_received_bidir_reverse"])
     return sum(float(one["bits_per_second"]) for one in both) / 2 / 8

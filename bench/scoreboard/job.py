@@ -1,4 +1,4 @@
-"""The processes that a case is measured with, and their hosts."""
+"""The processes of a case, and their hosts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class SuiteJob(JobSpec):
     """The processes of a library, and the lab that they run in.
 
     Args:
-        rate_mbit: of a host's NIC; None: not shaped.
-        more_mbit: of further NICs of each host.
+        rate_mbit: the rate of a host's NIC; None: not shaped.
+        more_mbit: the rates of further NICs of each host.
         n_servers: further hosts, with NICs of `server_mbit` in turn, or as the others.
     """
 
@@ -28,7 +28,7 @@ class SuiteJob(JobSpec):
     server_mbit: tuple[float, ...] = ()
 
     def lab(self) -> Lab:
-        """Return the cluster of these hosts."""
+        """Return the lab of these hosts."""
         nics = {
             self.n_hosts + index: (self.server_mbit[index % len(self.server_mbit)],)
             for index in range(self.n_servers if self.server_mbit else 0)
@@ -37,16 +37,16 @@ class SuiteJob(JobSpec):
 
     @property
     def place(self) -> SuiteJob:
-        """The part that is the same for all jobs on the same hosts."""
+        """The part that all jobs on the same hosts share."""
         return replace(self, library="", n_ranks=0)
 
 
 def spec_of(library: str, case: Case) -> SuiteJob:
-    """Return the processes that a case is measured with."""
+    """Return the processes of a case."""
     nics = (case.n_hosts, case.rate_mbit, case.more_mbit, case.n_servers, case.server_mbit)
     return SuiteJob(library, case.n_ranks, *nics)
 
 
 def is_same_place(one: Case, other: Case) -> bool:
-    """Return True if two cases are measured with the same processes on the same hosts."""
+    """Return True if two cases have the same processes on the same hosts."""
     return spec_of("", one) == spec_of("", other)

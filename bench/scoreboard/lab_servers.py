@@ -1,4 +1,4 @@
-"""The reduction servers of a lab: `shoal server` in its last hosts, started, killed and asked."""
+"""The reduction servers of a lab: `shoal server` in its last hosts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _DRAIN_S: Final = 15.0  # a server cuts off what is left after 10
 
 
 class LabServers:
-    """One server for each of the last hosts of a cluster; all run.
+    """A running server in each of the last hosts of a lab.
 
     Leaving the context kills them.
 
     Args:
-        errors: where they write what they log.
+        errors: the file of their logs.
 
     Attributes:
-        n: how many there are; they are numbered from 0.
+        n: the number of servers, which count from 0.
     """
 
     def __init__(self, spec: SuiteJob, cluster: Lab, errors: Path) -> None:
@@ -53,7 +53,7 @@ class LabServers:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What workers are told: where they are, and that all of them must serve first."""
+        """Return the workers' variables: the servers' addresses, all of them required."""
         hosts = range(self._first, self._first + self.n)
         return {
             "SHOAL_KEY_FILE": self._key_file,
@@ -62,7 +62,7 @@ class LabServers:
         }
 
     def start(self, index: int) -> None:
-        """Start one that does not run."""
+        """Start a server that does not run."""
         host = self._first + index
         told = self._cluster.environment_of(host, [host])
         with self._errors.open("a") as errors:
@@ -78,19 +78,19 @@ class LabServers:
         self._processes[index] = process
 
     def kill(self, index: int) -> None:
-        """End one at once, as a power cut does; its children die with it."""
+        """Kill a server and its children, as a power cut does."""
         process = self._processes.pop(index)
         process.kill()
         process.wait()
 
     def freeze(self, index: int) -> None:
-        """Stop one and its children; they keep their connections."""
+        """Stop a server and its children, which keep their connections."""
         for pid in self._pids(index):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def drain(self, index: int) -> None:
-        """Ask one to end, and wait until it has.
+        """Send SIGTERM to a server, and wait for its end.
 
         Raises:
             Failure: it does not.
@@ -105,22 +105,22 @@ class LabServers:
             raise Failure(f"a server did not end within {_DRAIN_S:g} s of SIGTERM") from None
 
     def cpu_s(self) -> float:
-        """CPU seconds, user and system, of all that run and their children."""
+        """Return the CPU seconds, user and system, of all servers and their children."""
         return sum(_cpu_s(pid) for index in self._processes for pid in self._pids(index))
 
     def received_bytes(self, index: int) -> int:
-        """What the NICs of one's host have received, ever."""
+        """Return the bytes that the NICs of a server's host have received."""
         argv = ["cat", "/proc/net/dev"]
         told = self._cluster.run(self._first + index, argv, capture_output=True).stdout
         rows = [line.partition(":") for line in told.splitlines()[2:]]
         return sum(int(numbers.split()[0]) for name, _, numbers in rows if name.strip() != "lo")
 
     def all_received_bytes(self) -> int:
-        """The same of all of them."""
+        """Return the bytes that the NICs of all servers' hosts have received."""
         return sum(map(self.received_bytes, range(self.n)))
 
     def close(self) -> None:
-        """Kill all of them. Idempotent."""
+        """Kill all servers. Idempotent."""
         for index in list(self._processes):
             self.kill(index)
         self._stack.close()
@@ -130,7 +130,7 @@ class LabServers:
 
 
 def _cpu_s(pid: int) -> float:
-    """Of one process; nothing if it has just ended."""
+    """Return the CPU seconds of a process; 0 if it has just ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             numbers = stat.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The libraries as the tables measure them: those of `shoal bench`, and others that only they know.
+"""The libraries of the tables: those of `shoal bench`, and some more.
 
 A function for each joins its group, in a process of its own.
 """
@@ -33,8 +33,8 @@ class SuiteLibrary:
     """One rank of a library.
 
     Args:
-        plain: as `shoal bench` calls it.
-        by: the same by an algorithm of this name.
+        plain: the rank as `shoal bench` has it.
+        by: returns the same with an algorithm of a name.
         start: starts the all_reduce of a part of a tensor, and returns its work.
         torch: the commands that only a rank of torch.distributed obeys.
     """
@@ -46,7 +46,7 @@ class SuiteLibrary:
 
     @property
     def in_buckets(self) -> LibraryRank:
-        """The same, whose all_reduce is several in flight at once, each of a part of the tensor."""
+        """Return the library with an all_reduce of several parts of the tensor at once."""
 
         def bind(_what: CallSpec, data: Any, _other: Any) -> Call:
             n = len(data) // N_BUCKETS
@@ -112,7 +112,7 @@ def join_group(wire: str | None = None) -> SuiteLibrary:
 
 
 def join_served_alone() -> SuiteLibrary:
-    """Join the same, whose servers reduce all of it, which the planner need not choose."""
+    """Join a group whose servers reduce everything, whatever the planner would choose."""
     from shoal.codec import Codec
     from shoal.group.pool import view as pool_view
     from shoal.plan.served import Served
@@ -127,7 +127,7 @@ def join_served_alone() -> SuiteLibrary:
 
 
 def join_with_channels(n_channels: int) -> SuiteLibrary:
-    """Join shoal as torch's backend, with a number of channels that its planner has not chosen."""
+    """Join shoal as torch's backend, with a given number of channels."""
     os.environ["SHOAL_CHANNELS"] = str(n_channels)
     return join_torch("shoal")
 

@@ -1,4 +1,4 @@
-"""The tables of many more ranks than cores: what each of them costs the machine."""
+"""The tables of many more ranks than cores: the cost of a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CASE: Final = Case(_N_RANKS, _MIB, n_calls=1, n_samples=2)
 
 
 def _footprint_of(library: str, what: str) -> Measure:
-    """The mean over the ranks, once they have all-reduced: bytes, or descriptors."""
+    """Return the mean over the ranks after an all-reduce: bytes, or descriptors."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
         pools.sample(library, case)

@@ -1,4 +1,4 @@
-"""What a benchmark's number is: each function makes the measure of one column."""
+"""The measures of columns: each function makes one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ print(peak_resident_bytes())
 
 
 def time_of(library: str, memory: str = "private", algorithm: str = "") -> Measure:
-    """Seconds of a call, of the slowest rank; the median over the samples of a round."""
+    """Measure the seconds of a call on the slowest rank, the median of the samples of a round."""
     return lambda pools, case: pools.sample(library, case, memory, algorithm).time_s
 
 
 def cpu_of(library: str) -> Measure:
-    """CPU seconds (user and system) that all ranks together spend on a gigabyte of tensor."""
+    """Measure the CPU seconds of all ranks together for a gigabyte of tensor."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
         return pools.sample(library, case).cpu_s / (case.n_bytes / _GIGABYTE)
@@ -44,9 +44,9 @@ def cpu_of(library: str) -> Measure:
 
 
 def memory_floor(pools: WorkerPools, case: Case) -> float:
-    """Seconds that all cores at once need to move 2nM bytes, by copying.
+    """Measure the seconds that all cores together take to copy 2nM bytes.
 
-    Each core copies its share to and fro, source and copy together being as large as the n tensors.
+    Each core copies its share to and fro; source and copy are as large as the n tensors together.
     A byte read and a byte written count as two.
     """
     n_bytes = case.n_ranks * case.n_bytes // (2 * pools.n_cores) // 4 * 4
@@ -55,17 +55,17 @@ def memory_floor(pools: WorkerPools, case: Case) -> float:
 
 
 def line_time(pools: WorkerPools, case: Case) -> float:
-    """Seconds in which one raw TCP stream carries what a ring sends per host: 2M(n-1)/n bytes."""
+    """Measure the seconds of 2M(n-1)/n bytes, a ring's per host, over one raw TCP stream."""
     return sent_by_ring(case) / raw_rate(pools, case, [Flow(0, 1)])
 
 
 def ring_time(pools: WorkerPools, case: Case) -> float:
-    """The same at the rate of the slowest raw stream when all hosts send in a ring at once."""
+    """Measure the same at the slowest raw stream's rate while all hosts send in a ring."""
     return sent_by_ring(case) / raw_rate(pools, case, ring_of(case.n_hosts))
 
 
 def nics_time(pools: WorkerPools, case: Case) -> float:
-    """The same at the sum of what raw streams in a ring reach on all NICs of a host at once."""
+    """Measure the same at the rate of raw streams in rings over all NICs of a host at once."""
     cluster = pools.cluster(case)
     n_nics = 1 + len(case.more_mbit)
     ring = ring_of(case.n_hosts)
@@ -76,9 +76,9 @@ def nics_time(pools: WorkerPools, case: Case) -> float:
 
 
 class Latency:
-    """A 4 B all-reduce of one library beside `n_bulk` large ones in flight; of every rank.
+    """4 B all-reduces of one library beside `n_bulk` large ones in flight, on every rank.
 
-    The percentile is of the calls of which the median was asked for before.
+    The percentile is of the calls of the last median.
     """
 
     def __init__(self, library: str, n_bulk: int) -> None:
@@ -86,7 +86,7 @@ class Latency:
         self._last: list[float] = []
 
     def median(self, pools: WorkerPools, case: Case) -> float:
-        """Seconds of the slowest rank in the median call."""
+        """Measure the slowest rank's median call."""
         self._last = []
         what = {"n_bulk": self._n_bulk, "bulk_bytes": _BULK_BYTES}
         ranks = pools.ask(self._library, case, "latencies", **what)
@@ -94,14 +94,14 @@ class Latency:
         return statistics.median(self._last)
 
     def percentile_99(self, _pools: WorkerPools, _case: Case) -> float:
-        """Seconds of the slowest rank that one call of a hundred takes at least."""
+        """Measure the slowest rank's 99th percentile."""
         if not self._last:
             raise Failure(f"{self._library} gave no latencies")
         return sorted(self._last)[len(self._last) * 99 // 100]
 
 
 def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
-    """Seconds of the slowest rank in the median call while strangers connect to rank 0.
+    """Measure the slowest rank's median call while strangers connect to rank 0.
 
     Raises:
         Failure: fewer than `n_short` connections were made.
@@ -119,9 +119,9 @@ def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
 
 
 def added_by_cut(library: str) -> Measure:
-    """Seconds that a call takes longer when a NIC of the second host is cut in its middle.
+    """Measure the seconds added to a call during which a NIC of the second host is cut.
 
-    It is the last NIC of each host: for a second where there are others, else for two.
+    The cut takes the last NIC: for a second if there are others, else for two.
     """
 
     def measure(pools: WorkerPools, case: Case) -> float:
@@ -138,7 +138,7 @@ def added_by_cut(library: str) -> Measure:
 
 
 def peak_of(library: str) -> Measure:
-    """Peak resident bytes of the largest rank, less its tensors and what `import torch` takes.
+    """Measure the largest rank's peak resident bytes without its tensors and `import torch`.
 
     New processes all-reduce a quarter of the case's size, then all of it.
     """
@@ -158,7 +158,7 @@ def peak_of(library: str) -> Measure:
 
 
 def start_of(library: str) -> Measure:
-    """Seconds in which new processes form a group, once all of them are ready."""
+    """Measure the seconds in which new, ready processes form a group."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
         with pools.fresh(library, case) as pool:
@@ -168,12 +168,12 @@ def start_of(library: str) -> Measure:
 
 
 def restart_of(library: str) -> Measure:
-    """Seconds in which processes that left a group form another."""
+    """Measure the seconds in which processes that left a group form another."""
     return lambda pools, case: max(rank["time_s"] for rank in pools.ask(library, case, "restart"))
 
 
 def subgroups_of(library: str, *, used: bool) -> Measure:
-    """Seconds of the slowest rank to form `N_SUBGROUPS` in turn, and then to use each if `used`."""
+    """Measure the slowest rank's seconds to form `N_SUBGROUPS`, and to use each if `used`."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
         counts = {"n_groups": N_SUBGROUPS, "n_members": case.n_ranks // 2}
@@ -184,13 +184,13 @@ def subgroups_of(library: str, *, used: bool) -> Measure:
 
 
 def raw_rate(pools: WorkerPools, case: Case, flows: list[Flow]) -> float:
-    """Bytes per second of the slowest of raw TCP streams that run at once."""
+    """Return the bytes per second of the slowest of simultaneous raw TCP streams."""
     n_bytes = STREAM_BYTES if case.rate_mbit else UNSHAPED_STREAM_BYTES
     return min(measure_streams(pools.cluster(case), flows, n_bytes))
 
 
 def sent_by_ring(case: Case) -> float:
-    """Bytes that each rank sends in the all-reduce of a ring: no algorithm sends fewer."""
+    """Return the bytes that each rank sends in a ring's all-reduce, the least possible."""
     return 2 * case.n_bytes * (case.n_ranks - 1) / case.n_ranks
 
 

@@ -63,7 +63,7 @@ def _figure(n: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def _bars(*labels: str, what: str = "ms", times: float = 1e3) -> Callable[[Rows], Figure]:
-    """A group of bars for each row, one for each of these columns."""
+    """Draw a group of bars for each row, a bar for each of these columns."""
 
     def draw(rows: Rows) -> Figure:
         figure, (axes,) = _figure()
@@ -82,7 +82,7 @@ def _bars(*labels: str, what: str = "ms", times: float = 1e3) -> Callable[[Rows]
 
 
 def _breakdown(rows: Rows) -> Figure:
-    """What is computed, and on it what is exposed, as parts of Gloo's without overlap."""
+    """Draw computation and exposed communication as parts of Gloo's step without overlap."""
     figure, every = _figure(len(rows))
     kinds = {
         "Gloo,\nno overlap": ("gloo late", "computing torch"),
@@ -120,7 +120,7 @@ def _breakdown(rows: Rows) -> Figure:
 
 
 def _curves(what: str, own: str = "") -> Callable[[Rows], Figure]:
-    """A picture for each row: columns called by a library and a number, by that number."""
+    """Draw a picture for each row: columns named by library and number, by number."""
 
     def draw(rows: Rows) -> Figure:
         figure, every = _figure(len(rows))
@@ -148,7 +148,7 @@ def _curves(what: str, own: str = "") -> Callable[[Rows], Figure]:
 
 
 def _scaling(rows: Rows) -> Figure:
-    """A step by hosts, for each model; dashed with a server for each worker."""
+    """Draw a step by hosts for each model; dashed with a server for each worker."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, every = _figure(len(models))
     for axes, model in zip(every, models, strict=True):
@@ -173,7 +173,7 @@ def _scaling(rows: Rows) -> Figure:
 
 
 def _tick(axes: Axes, numbers: Collection[float]) -> None:
-    """A logarithmic axis with ticks at what was measured."""
+    """Set a logarithmic axis with ticks at the measured values."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted(numbers)))
     axes.xaxis.set_minor_locator(NullLocator())

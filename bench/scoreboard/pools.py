@@ -1,4 +1,4 @@
-"""All running pools of one run, and the clusters they stand in: started on demand, then kept."""
+"""The pools of a run and their labs: started on demand, then kept."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _LONGER_ON_HOSTS: Final = 4
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """How thoroughly to measure, and where MPI is installed.
+    """Options for the number of samples, and the environments of MPIs.
 
     Args:
         mpi: the environments of the MPIs, by library.
-        share_of_samples: of those that a case asks for.
-        block_s: seconds of calls in a row, where a case does not say how many calls.
-        answer_s: how long a command may take.
+        share_of_samples: the part of a case's samples to measure.
+        block_s: seconds of calls in a row if a case has no number of calls.
+        answer_s: the deadline of a command.
     """
 
     n_rounds: int
@@ -53,7 +53,7 @@ class _SuiteCall(NamedTuple):
     """A call of a table.
 
     Args:
-        memory: "private", as people get it from torch or NumPy, or "shared", from shoal.empty.
+        memory: "private", from torch or NumPy, or "shared", from shoal.empty.
         algorithm: empty for the library's own choice.
     """
 
@@ -63,7 +63,7 @@ class _SuiteCall(NamedTuple):
     algorithm: str
 
     def arguments(self) -> dict[str, Any]:
-        """Return them as a command has them: ranks of MPI know no memory and no algorithm."""
+        """Return the command's arguments; ranks of MPIs take no memory and no algorithm."""
         usual = ("memory", "private"), ("algorithm", "")
         return {name: value for name, value in self._asdict().items() if (name, value) not in usual}
 
@@ -76,7 +76,7 @@ class Sample(NamedTuple):
 
 
 class WorkerPools:
-    """Running pools by spec. Leaving the context stops all processes and removes all clusters."""
+    """The running pools by spec. Leaving the context stops all processes and removes all labs."""
 
     def __init__(self, settings: BenchOptions) -> None:
         self.settings = settings
@@ -117,7 +117,7 @@ class WorkerPools:
             raise
 
     def choice(self, case: Case) -> str:
-        """The algorithm that shoal's planner takes for a case; empty if it cannot be asked."""
+        """Return the planner's algorithm for a case; empty if its library has no planner."""
         what = {"collective": case.collective, "n_bytes": case.n_bytes}
         try:
             return str(self.ask("shoal", case, "choice", **what)[0]["name"])
@@ -125,7 +125,7 @@ class WorkerPools:
             return ""
 
     def ask(self, library: str, case: Case, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Give a command to every rank of a pool that is kept; the answers by rank."""
+        """Give a command to every rank of a kept pool; return the answers by rank."""
         spec = spec_of(library, case)
         pool = self._pool(spec)
         try:
@@ -135,20 +135,20 @@ class WorkerPools:
             raise
 
     def fresh(self, library: str, case: Case) -> WorkerPool:
-        """A pool that has done nothing yet; the caller stops it."""
+        """Start a new pool, which the caller stops."""
         spec = spec_of(library, case)
         return self._start(spec)
 
     def cluster(self, case: Case) -> Lab:
-        """The hosts of a case; see `Lab`."""
+        """Return the lab of a case."""
         return self._lab(spec_of("", case))
 
     def servers(self, case: Case) -> LabServers:
-        """The servers of a case, all of which were started once."""
+        """Return the servers of a case, which have all been started."""
         return self._servers_of(spec_of("", case))
 
     def clear(self) -> None:
-        """Stop all processes and remove all clusters; what is asked for next is made anew.
+        """Stop all processes and remove all labs; later commands start new ones.
 
         A library that could not be started, or has failed, is tried again.
         """
@@ -218,14 +218,14 @@ class WorkerPools:
         return _ask(pool, what, self._n_calls[kind], n_samples)
 
     def _check(self, pool: WorkerPool, spec: SuiteJob, what: _SuiteCall) -> None:
-        """Once per tensor: the result is right. A wrong result's time is of no interest."""
+        """Check the result once for each tensor: the time of a wrong result is no result."""
         n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **what.arguments()))
         if n_wrong:
             raise Failure(f"WRONG RESULT: {n_wrong} elements of {spec}, {what}")
 
 
 def slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of each sample, of the slowest rank."""
+    """Return the seconds of each sample on the slowest rank."""
     return [max(times_s) for times_s in zip(*(rank["times_s"] for rank in ranks), strict=True)]
 
 

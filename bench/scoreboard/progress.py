@@ -1,4 +1,4 @@
-"""How far a run is: one line on a terminal that is written again and again, and else nothing."""
+"""The progress of a run: one line on a terminal, rewritten again and again."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Progress:
         self.clear()
 
     def say(self, what: str) -> None:
-        """Show what is going on now, and for how long the run has been."""
+        """Show the current work, and the time since the start."""
         text = f"{time.monotonic() - self._start_s:4.0f} s  {what}"
         self._write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
 
     def clear(self) -> None:
-        """Take the line away, before other lines are printed."""
+        """Remove the line, before other lines are printed."""
         self._write(_CLEAR)
 
     def _write(self, text: str) -> None:

@@ -40,12 +40,12 @@ _KILL_S: Final = 5.0
 
 
 def show_used(is_used: float) -> str:
-    """Whether servers had a part."""
+    """Return whether servers had a part, in words."""
     return "used" if is_used else "unused"
 
 
 def show_rate(bytes_per_s: float) -> str:
-    """Megabits per second."""
+    """Return a rate in megabits per second."""
     return f"{bytes_per_s * 8 / 1e6:.0f} Mbit/s"
 
 
@@ -65,7 +65,7 @@ _STREAM: Final = Benchmark("stream", one_stream, show=show_rate)
 def _rows(
     n: int, k: int, mbit: float, goals: Sequence[Goal], slow: tuple[float, ...] = ()
 ) -> tuple[Case, ...]:
-    """Both sizes, of n workers and k servers."""
+    """The rows of both sizes, with n workers and k servers."""
     nics = {"n_hosts": n, "rate_mbit": mbit, "n_servers": k, "server_mbit": slow}
     return tuple(Case(n, size, tuple(goals), n_samples=3, **nics) for size in _SIZES)  # type: ignore[arg-type]  # by name
 

@@ -1,4 +1,4 @@
-"""What becomes of a job while its servers die, stop, leave and come: how long a step pauses."""
+"""The longest pause of a step while servers die, stop, leave and join."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE_S: Final = 10.0
 
 
 def kill_every(seconds: float) -> Disturb:
-    """Kills one server after another, and starts it again a second later."""
+    """Kill one server after another, each started again a second later."""
 
     def disturb(servers: LabServers, over: threading.Event) -> int:
         n_killed = 0
@@ -43,7 +43,7 @@ def kill_every(seconds: float) -> Disturb:
 
 
 def freeze_one(after_s: float) -> Disturb:
-    """Stops the first server (SIGSTOP), and kills it and starts it again when all is over."""
+    """Stop the first server (SIGSTOP); at the end kill it and start it again."""
 
     def disturb(servers: LabServers, over: threading.Event) -> int:
         if over.wait(after_s):
@@ -58,7 +58,7 @@ def freeze_one(after_s: float) -> Disturb:
 
 
 def drain_one(after_s: float) -> Disturb:
-    """Asks the first server to end (SIGTERM), and starts it again when all is over."""
+    """Drain the first server (SIGTERM); at the end start it again."""
 
     def disturb(servers: LabServers, over: threading.Event) -> int:
         if over.wait(after_s):
@@ -72,7 +72,7 @@ def drain_one(after_s: float) -> Disturb:
 
 
 def join_one(after_s: float) -> Disturb:
-    """The first server is away from the beginning, and joins."""
+    """Start the first server late."""
 
     def disturb(servers: LabServers, over: threading.Event) -> int:
         servers.kill(0)
@@ -85,10 +85,10 @@ def join_one(after_s: float) -> Disturb:
 
 
 class Pauses:
-    """Steps while something is done to servers: none may fail or be wrong.
+    """Steps during faults of servers: none may fail or be wrong.
 
     Args:
-        for_s: how long steps go on.
+        for_s: the duration of the steps.
     """
 
     def __init__(self, disturb: Disturb, for_s: float) -> None:
@@ -96,7 +96,7 @@ class Pauses:
         self._n_steps = self._n_done = 0
 
     def longest(self, pools: WorkerPools, case: Case) -> float:
-        """Seconds that the slowest step takes beyond the median one.
+        """Measure the seconds of the slowest step beyond the median.
 
         Raises:
             Failure: a step failed, or was wrong; or nothing was done to a server.
@@ -120,16 +120,16 @@ class Pauses:
         return float(max(slowest) - statistics.median(slowest))
 
     def n_steps(self, _pools: WorkerPools, _case: Case) -> float:
-        """Of those that were timed last."""
+        """The number of steps in the last measurement."""
         return self._n_steps
 
     def n_done(self, _pools: WorkerPools, _case: Case) -> float:
-        """How often something was done to a server meanwhile."""
+        """The number of faults in the last measurement."""
         return self._n_done
 
 
 class _Beside:
-    """Something that goes on while ranks work."""
+    """A function that runs while ranks work."""
 
     def __init__(self, what: Callable[[], int]) -> None:
         self._what = what
@@ -138,7 +138,7 @@ class _Beside:
         self._thread = start("beside", self._run)
 
     def join(self) -> int:
-        """What it returned.
+        """Wait for the function, and return its result.
 
         Raises:
             Failure: it failed.
@@ -157,9 +157,9 @@ class _Beside:
 
 
 def restart_to_first_use(n_restarts: int) -> Measure:
-    """Seconds from the start of a server's process until calls reach it; the median.
+    """Measure the seconds from a server's start until calls reach it; the median.
 
-    They have when its host has received 1 MiB. Meanwhile the workers make one call after another.
+    Calls have reached it when its host has received 1 MiB.
     """
 
     def measure(pools: WorkerPools, case: Case) -> float:

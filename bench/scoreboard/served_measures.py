@@ -1,4 +1,4 @@
-"""What a benchmark of servers measures: beside the optimum, the line, and what servers spend."""
+"""The measures of servers: times, optimum, line, and the servers' CPU."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _TALK: Final = 0.02
 
 
 def one_stream(pools: WorkerPools, case: Case) -> float:
-    """Bytes per second of one raw TCP stream between two workers; over each of their NICs, all."""
+    """Measure the bytes per second of raw TCP between two workers, a stream over each NIC."""
     n_nics = 1 + len(case.more_mbit)
     flows = [Flow(0, 1, nic) for nic in range(n_nics)]
     return sum(measure_streams(pools.cluster(case), flows, STREAM_BYTES // n_nics))
 
 
 def optimum(pools: WorkerPools, case: Case) -> float:
-    """Seconds of the linear program's best shares, at the rate of one raw stream of this run.
+    """Measure the seconds of the linear program's best shares at the rate of a raw stream.
 
-    With as many servers as workers that is the time in which the stream carries the tensor.
+    With as many servers as workers that is the tensor's time on the stream.
     """
     rate = one_stream(pools, case) / 1e6
     alike = case.rate_mbit
@@ -43,22 +43,22 @@ def optimum(pools: WorkerPools, case: Case) -> float:
 
 
 def incast_line(pools: WorkerPools, case: Case) -> float:
-    """Seconds in which all workers' tensors pass the servers' NICs, at one raw stream's rate."""
+    """Measure the seconds of all workers' tensors over the servers' NICs at a raw stream's rate."""
     return case.n_ranks * case.n_bytes / case.n_servers / one_stream(pools, case)
 
 
 class ServedCalls:
-    """Calls of one library with servers, and whether these had a part in them."""
+    """Calls of one library with servers, and the servers' part in them."""
 
     def __init__(self, library: str, *, must_be: bool = False) -> None:
         self._library, self._must_be = library, must_be
         self._is_used = 0.0
 
     def time(self, pools: WorkerPools, case: Case) -> float:
-        """Seconds of a call, of the slowest rank; the median over the samples of a round.
+        """Measure the seconds of a call on the slowest rank, the median of the samples of a round.
 
         Raises:
-            Failure: servers had no part in them, and must have.
+            Failure: servers had no part, but should.
         """
         self._is_used = 0.0
         servers = pools.servers(case)
@@ -71,19 +71,19 @@ class ServedCalls:
         return time_s
 
     def is_used(self, _pools: WorkerPools, _case: Case) -> float:
-        """1 if servers had a part in the calls that were timed last."""
+        """1 if servers had a part in the last timed calls."""
         return self._is_used
 
 
 class Resent:
-    """TCP's segments in all hosts while calls are made: how many were sent, and again."""
+    """The TCP segments of all hosts during calls: sent, and sent again."""
 
     def __init__(self, library: str) -> None:
         self._served = ServedCalls(library, must_be=True)
         self._n_again = self._n_sent = 0
 
     def time(self, pools: WorkerPools, case: Case) -> float:
-        """Seconds of a call, of the slowest rank."""
+        """Measure the seconds of a call on the slowest rank."""
         pools.sample("servers alone", case)  # all connections are open
         before = _segments(pools, case)
         time_s = self._served.time(pools, case)
@@ -92,16 +92,16 @@ class Resent:
         return time_s
 
     def n_again(self, _pools: WorkerPools, _case: Case) -> float:
-        """Segments that were sent once more."""
+        """The segments that were sent again."""
         return self._n_again
 
     def part(self, _pools: WorkerPools, _case: Case) -> float:
-        """The same, of all."""
+        """The part of the segments that were sent again."""
         return self._n_again / max(1, self._n_sent)
 
 
 def _segments(pools: WorkerPools, case: Case) -> tuple[int, int]:
-    """What TCP has sent in all hosts of a case, ever, and of that again."""
+    """Return the TCP segments that all hosts of a case have sent, and sent again."""
     cluster, n_sent, n_again = pools.cluster(case), 0, 0
     for host in range(case.n_hosts + case.n_servers):
         told = cluster.run(host, ["cat", "/proc/net/snmp"], capture_output=True).stdout
@@ -112,7 +112,7 @@ def _segments(pools: WorkerPools, case: Case) -> tuple[int, int]:
 
 
 def server_cpu(library: str) -> Measure:
-    """CPU seconds that servers spend for each gigabyte that they receive and send back."""
+    """Measure the servers' CPU seconds for each gigabyte that they receive and send back."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
         pools.sample(library, case)  # connections are open, memory was touched

@@ -1,8 +1,8 @@
 """The simulator's times beside those of the engine: `python -m bench.scoreboard simulated`.
 
-On clusters of network namespaces. The simulator is told the rate of raw TCP streams in a ring and
-the time of an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper;
-nothing is fitted to the points that are compared.
+Runs on labs. The simulator gets the rate of raw TCP streams in a ring and the time of an all-reduce
+of 4 bytes, both measured in the same run, and the bucket of the shaper; nothing is fitted to the
+compared points.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GOOD: Final = 0.15
 
 
 class Comparison(NamedTuple):
-    """One algorithm on one cluster: seconds of each round, and what the simulator says."""
+    """One algorithm on one lab: seconds of each round, and the simulated time."""
 
     n_hosts: int
     rate_mbit: float
@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
 
 
 def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Comparison]:
-    """Measure and simulate every algorithm and size on one cluster."""
+    """Measure and simulate every algorithm and size on one lab."""
     with Lab(n_hosts, rate_mbit) as hosts:
         n_stream = int(rate_mbit * 1e6 / 8 * _STREAM_S)
         rates = [min(measure_streams(hosts, ring_of(n_hosts), n_stream)) for _ in range(3)]
@@ -79,7 +79,7 @@ def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Compariso
 
 
 def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Cluster:
-    """The cluster as it is described to the simulator. Rounds of 4 bytes cost nothing but these."""
+    """Return the simulator's description of a lab, from the time of rounds of 4 bytes."""
     round_us = small_s * 1e6 / math.log2(n_hosts)
     latency_us = max(1.0, round_us - 2 * WIRE.message_us)
     crowded = max(1.0, n_hosts / len(os.sched_getaffinity(0)))  # all hosts share these cores
@@ -96,7 +96,7 @@ def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Clu
 
 
 def _times(pool: WorkerPool, algorithm: str, n_bytes: int) -> float:
-    """Seconds of a call on rested NICs: of the slowest rank, the median of some samples."""
+    """Return the slowest rank's median seconds of a call on idle NICs."""
     ranks = pool.ask(
         "measure",
         n_bytes=n_bytes,
@@ -124,7 +124,7 @@ def _row(point: Comparison) -> str:
 def run_simulated(
     n_hosts: Sequence[int], rates_mbit: Sequence[float], n_rounds: int, command: Sequence[str]
 ) -> int:
-    """Print a row for each point; 0 also if some are outside of 15 %."""
+    """Print a row for each point; return 0, also if some differ by more than 15 %."""
     print(render_run(describe_run(command)), end="")
     print("hosts  Mbit/s  algorithm       MiB  measured  min to max of rounds  simulated  ratio")
     points = []

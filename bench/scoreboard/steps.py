@@ -1,4 +1,4 @@
-"""All-reduces one after another, as the steps of a training, while something happens to servers."""
+"""All-reduces in a row, as steps of a training, during faults of servers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PERIOD = 251  # of the values of a tensor: prime, so that a shifted result diff
 
 
 class Steps(NamedTuple):
-    """Seconds of every step, and how many had a wrong result."""
+    """The seconds of every step, and the number of wrong results."""
 
     times_s: list[float]
     n_wrong: int
 
 
 def steady_steps(endpoint: LibraryRank, n_bytes: int, seconds: float) -> Steps:
-    """All-reduce until rank 0 says that it is time, and compare all of every result.
+    """All-reduce until rank 0 ends the steps, and check every result.
 
-    Every step has values of its own, so that a result of the step before is seen.
+    Every step has its own values, so that an old result is detected.
     """
     n_ranks, rank = len(endpoint.ranks), endpoint.rank
     data = endpoint.allocate(n_bytes // 4, "float32")

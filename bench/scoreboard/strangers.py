@@ -1,7 +1,7 @@
 """A process without the job's key that troubles a rank: `python -m bench.scoreboard.strangers`.
 
-It keeps connections to the rank's listener open without a word, and makes many short ones that send
-what no peer would. Run in a network namespace of the benchmark, against a rank of the benchmark.
+It holds silent connections to the rank's listener, and makes many short ones that send nonsense. It
+runs in a network namespace of the benchmark, against a rank of the benchmark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PATIENCE_S: Final = 5.0  # of one connection: the rank takes only so many at a 
 
 
 def main() -> None:
-    """Hold `n_held` connections, make `n_short` others, and print how many of these were made."""
+    """Hold `n_held` connections, make `n_short` others, and print the number that succeeded."""
     address, port, n_held, n_short = sys.argv[1], *map(int, sys.argv[2:])
     with contextlib.ExitStack() as held:
         for _ in range(n_held):
@@ -40,10 +40,10 @@ def _knock(address: str, port: int) -> bool:
 
 
 def own_listener() -> tuple[str, int]:
-    """Where this very process listens by TCP, for strangers of its namespace to be sent there.
+    """Return the address at which this process listens, for strangers in its namespace.
 
     Raises:
-        LookupError: it listens nowhere.
+        LookupError: this process does not listen.
     """
     own = set()
     for fd in os.listdir("/proc/self/fd"):

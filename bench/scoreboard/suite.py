@@ -33,14 +33,14 @@ def run_suite(
     command: Sequence[str],
     draw: Draw = lambda _section, _text, _data: None,
 ) -> int:
-    """Measure, print and write, as the options say.
+    """Measure, print and write by the options.
 
     Args:
         command: the command line, for the head of the results.
-        draw: gets each table when it is whole: as text with the head of the run, and as data.
+        draw: called with each complete table: text with the head of the run, and data.
 
     Returns: the exit code: 0, also if goals are missed; 1 if a library computed a wrong sum, or a
-    table could not be measured; the others are.
+    table failed, after which the others are measured.
 
     Raises:
         UsageError: no such table or collective.
@@ -74,7 +74,7 @@ def run_suite(
 
 
 def chosen_of(args: argparse.Namespace) -> list[Section]:
-    """The tables, and the rows of each, that the options ask for.
+    """Return the tables and rows that the options ask for.
 
     Raises:
         UsageError: there are none.
@@ -107,7 +107,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _reduced(section: Section, args: argparse.Namespace) -> Section:
-    """What is left of a table by the options."""
+    """Return the part of a table that the options ask for."""
     cases = tuple(
         one
         for one in section.cases

@@ -15,34 +15,34 @@ _MIB: Final = 1024 * 1024
 
 
 def show_time(seconds: float) -> str:
-    """Three digits and the unit that suits them."""
+    """Return a time with three digits, in us or ms."""
     if seconds < 1e-3:
         return f"{_three_digits(seconds * 1e6)} us"
     return f"{_three_digits(seconds * 1e3)} ms"
 
 
 def show_cpu(seconds: float) -> str:
-    """CPU seconds per gigabyte."""
+    """Return CPU seconds per gigabyte."""
     return f"{_three_digits(seconds)} s/GB"
 
 
 def show_memory(n_bytes: float) -> str:
-    """Mebibytes."""
+    """Return bytes in mebibytes."""
     return f"{n_bytes / _MIB:.1f} MiB"
 
 
 def show_percent(part: float) -> str:
-    """A part of a whole."""
+    """Return a part in percent."""
     return f"{part:.2%}"
 
 
 def show_count(number: float) -> str:
-    """Of things: one decimal, for it may be a mean."""
+    """Return a number with one decimal, since it may be a mean."""
     return f"{number:.1f}"
 
 
 def label_of(case: Case) -> str:
-    """A row in words: 8+4, 25 MiB, 400 Mbit/s."""
+    """Return the name of a row: 8+4, 25 MiB, 400 Mbit/s."""
     words = _place(case)[: 2 if case.n_bytes or case.model else 1]
     if case.n_hosts:
         words.append(_rates((case.rate_mbit, *case.more_mbit), "+"))
@@ -52,7 +52,7 @@ def label_of(case: Case) -> str:
 
 
 def render(section: Section, rows: Sequence[Result]) -> str:
-    """The table with its title, its notes, and why numbers are missing."""
+    """Return the table with its title, its notes, and the reasons for missing numbers."""
     head = [f"# {section.name}: {section.title}", *(f"# {note}" for note in section.notes)]
     if section.layout is None:
         body = align([_heading(section), *(_cells(section, row) for row in rows)])
@@ -72,7 +72,7 @@ def _rates(rates_mbit: Sequence[float | None], between: str) -> str:
 
 
 def show_size(n_bytes: int) -> str:
-    """A size as people say it: 4 B, 16 KiB, 25 MiB."""
+    """Return a size: 4 B, 16 KiB, 25 MiB."""
     for unit, name in ((_MIB, "MiB"), (1024, "KiB")):
         if n_bytes >= unit and n_bytes % unit == 0:
             return f"{n_bytes // unit} {name}"

@@ -15,7 +15,7 @@ from shoal.bench.collectives import COLLECTIVES
 class TorchRank:
     """A rank of a default group, which is formed once all processes are ready.
 
-    `start_s` is what forming it took.
+    `start_s` is the time in which it formed.
     """
 
     def __init__(self, backend: str) -> None:
@@ -33,24 +33,24 @@ class TorchRank:
         self.start_s = self._form()
 
     def restart(self) -> float:
-        """Seconds in which a second group forms, after the first has been destroyed."""
+        """Return the seconds in which a second group forms after the first was destroyed."""
         self._groups.clear()
         dist.destroy_process_group()
         return self._form()
 
     def group_by(self, algorithm: str) -> Any:
-        """Return a group of all ranks whose collectives take an algorithm, where they have it."""
+        """Return a group of all ranks whose collectives use an algorithm if they have it."""
         if algorithm not in self._groups:
             self._groups[algorithm] = _group_by(algorithm)
         return self._groups[algorithm]
 
     def choice(self, collective: str, n_bytes: int) -> str:
-        """The algorithm that the planner takes for a collective of so many bytes."""
+        """Return the planner's algorithm for a collective and a number of bytes."""
         block = n_bytes // self.size if COLLECTIVES[collective].cut else n_bytes
         return str(_shoal_group(dist.group.WORLD).planner.choose(collective, block).name)
 
     def subgroups(self, n_groups: int, n_members: int) -> tuple[float, float]:
-        """Seconds to form groups of neighbouring ranks one after another, and to use each once."""
+        """Return the seconds to form groups of neighbouring ranks in turn, and to use each once."""
         members = [[(n + i) % self.size for i in range(n_members)] for n in range(n_groups)]
         dist.barrier()
         begin_s = time.perf_counter()
@@ -65,7 +65,7 @@ class TorchRank:
         return formed_s - begin_s, used_s - formed_s
 
     def _form(self) -> float:
-        """Form the default group; every one has its own part of the store."""
+        """Form the default group, with its own part of the store."""
         self._n_formed += 1
         store = dist.PrefixStore(str(self._n_formed), self._store)  # type: ignore[attr-defined]
         if store.add("ready", 1) == self.size:
@@ -87,6 +87,6 @@ def _group_by(algorithm: str) -> Any:
 
 
 def _shoal_group(group: Any) -> Any:
-    """The shoal group inside torch's: a ProcessGroup of ours, or a Backend in one of theirs."""
+    """Return the shoal group in torch's group, which is our ProcessGroup or has our Backend."""
     ours = group if hasattr(group, "group") else group._get_backend(torch.device("cpu"))
     return ours.group

@@ -40,17 +40,17 @@ _LOSS_LAST: Final = 50
 
 
 def show_times(ratio: float) -> str:
-    """How many times as much."""
+    """Return a ratio with an x."""
     return f"{ratio:.2f}x"
 
 
 def _hosts(n: int, model: str, *goals: Goal, mbit: float | None = 400, k: int = 0) -> Case:
-    """A worker on each of n hosts, and k servers."""
+    """The places of a worker on each of n hosts, and k servers."""
     return Case(n, 0, goals, n_samples=3, n_hosts=n, rate_mbit=mbit, n_servers=k, model=model)
 
 
 class _Column:
-    """The step of a way to train, for columns that are made of several."""
+    """The step of one way to train, for columns computed from several."""
 
     def __init__(self, **how: Any) -> None:
         self.trained = Trained(**how)

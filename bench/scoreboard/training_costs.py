@@ -1,4 +1,4 @@
-"""What averaging costs a rank beside the network: memory, copies, agreement, the interpreter."""
+"""The costs of averaging besides the network: memory, copies, agreement, interpreter."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class _Sums(nn.Module):
         self.weights = nn.ParameterList(torch.zeros(_SMALL_ELEMS) for _ in range(n))
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        """A sum that all of them have a part in."""
+        """Return a sum that uses every parameter."""
         for weight in self.weights:
             data = data + weight
         return data
 
 
 def added_cpu_s(trainings: RankTrainings, n_parameters: int, n_steps: int) -> dict[str, float]:
-    """CPU seconds of a step beyond the bare model's, with each wrapper; steps in turn."""
+    """Return the CPU seconds that each wrapper adds to a step; steps take turns."""
     gloo = trainings.group("gloo")
     models: dict[str, nn.Module] = {
         "bare": _Sums(n_parameters),
@@ -62,10 +62,10 @@ def added_cpu_s(trainings: RankTrainings, n_parameters: int, n_steps: int) -> di
 
 
 def order_costs(n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
-    """Average arrays in an order that is not the one they are expected in.
+    """Average arrays in an unexpected order.
 
-    Returns: the seconds that `begin` takes beyond its median in the second step, which takes up the
-    order of the first; how many new layouts there were; and the steps' seconds.
+    Returns: the seconds of `begin` beyond its median in the second step, which learns the order of
+    the first; the number of new layouts; and the seconds of the steps.
     """
     from shoal.average import Averager
     from shoal.frontend.torch import group_in
@@ -95,7 +95,7 @@ def order_costs(n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
 
 
 def peak_since(begin: bool) -> int:
-    """VmHWM of this process; first forget what it was, if asked to."""
+    """Return VmHWM of this process; reset it first if asked to."""
     if begin:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     status = Path("/proc/self/status").read_text(encoding="ascii")
@@ -104,10 +104,10 @@ def peak_since(begin: bool) -> int:
 
 
 def memory_beyond(model: str, n_steps: int, as_views: bool) -> dict[str, int]:
-    """Peak resident bytes of a wrapped model's steps beyond those of a bare one's; gradients once.
+    """Return the peak resident bytes that a wrapper adds to a step, and the gradients' bytes.
 
-    The bare model is trained first, after what any wrapper loads; each peak is that of its steps.
-    What tensors have freed is not counted, though the C library may keep it for the next ones.
+    The bare model is trained first, after all wrappers' modules are loaded. Memory that tensors
+    have freed is not counted, though the C library may keep it.
     """
     _give_back_at_once()
     small = wrap(nn.Linear(4, 4), Variant(model), dist.group.WORLD)
@@ -147,7 +147,7 @@ def memory_beyond(model: str, n_steps: int, as_views: bool) -> dict[str, int]:
 
 
 def _give_back_at_once() -> None:
-    """From now on the memory of tensors goes back to the system when they are dropped."""
+    """Make the C library return the memory of dropped tensors to the system."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # it is glibc's own
         mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES)
@@ -156,7 +156,7 @@ def _give_back_at_once() -> None:
 def in_flight_s(
     trainings: RankTrainings, over: str, n_groups: int, n_buffers: int, n_bytes: int, depth: int
 ) -> float:
-    """Seconds in which so many buffers are averaged, `depth` at once, by groups in turn."""
+    """Return the seconds in which buffers are averaged, `depth` at once, by groups in turn."""
     groups = trainings.groups(over, n_groups)
     tensors = [torch.zeros(n_bytes // 4) for _ in range(n_buffers)]
     dist.barrier()
@@ -173,10 +173,10 @@ def in_flight_s(
 
 
 def copied_bytes(model: str, wrapper: str, keeps: bool, n_steps: int) -> dict[str, int]:
-    """What a step copies of its gradients, and how large they are. For ranks that did nothing yet.
+    """Return the bytes of gradients that a step copies, on new ranks.
 
     Returns: `copied`: bytes that shoal's wrapper copies from tensor to tensor in the last step;
-    `slots`: those that the engine copies for host-mates in all steps; the gradients' bytes.
+    `slots`: bytes that the engine copies for ranks of the host in all steps; the gradients' bytes.
     """
     made = MODELS[model]()
     options = {"init_sync": False, "gradient_as_bucket_view": True}
@@ -195,7 +195,7 @@ def copied_bytes(model: str, wrapper: str, keeps: bool, n_steps: int) -> dict[st
 
 
 def _slot_bytes() -> int:
-    """What the engine has copied into slots, for host-mates that cannot read where it lies."""
+    """Return the bytes that the engine has copied into slots for ranks of the host."""
     import shoal
 
     worlds = shoal.dump().state["worlds"]

@@ -1,4 +1,4 @@
-"""What a benchmark of trainings measures: a step, its parts, and what of them is communication."""
+"""The measures of trainings: a step, its parts, and its communication."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Trained:
-    """Steps of one way to train, taken in every round.
+    """The steps of one way to train, measured in every round.
 
     Args:
-        n_steps: of a round; None: as many as the case has samples.
-        n_times: so often that many, each within the deadline of a command.
-        how: of a `Variant`; the model is the case's where this names none.
+        n_steps: the steps of a round; None: the samples of the case.
+        n_times: the number of commands in a round, each with so many steps.
+        how: arguments of a `Variant`; without a model the case's is trained.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Trained:
         self.losses: list[float] = []
 
     def step(self, pools: WorkerPools, case: Case) -> float:
-        """Seconds of a step of the slowest rank, the mean of those in a row.
+        """Measure the slowest rank's mean seconds of a step.
 
         NOT of the slowest rank of each: where nothing holds them together until the next forward
         pass, another one is behind in every step, and none is in the end.
@@ -40,7 +40,7 @@ class Trained:
         return max(statistics.fmean(rank["times_s"]) for rank in self._take(pools, case))
 
     def part(self, name: str) -> Measure:
-        """Of the steps that were taken last: a number of each rank, the mean over ranks."""
+        """Measure the mean over ranks of a number of the last steps."""
 
         def measure(_pools: WorkerPools, _case: Case) -> float:
             if not self._ranks:
@@ -67,14 +67,14 @@ class Trained:
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """Lists one after another; of anything else the last."""
+    """Join lists; of other values, keep the last."""
     if not isinstance(values[0], list):
         return values[-1]
     return [one for value in values for one in value]
 
 
 def loss_difference(one: Trained, other: Trained) -> Measure:
-    """By how much the losses of two trainings differ at most, as a part of them."""
+    """Return the largest relative difference between the losses of two trainings."""
 
     def measure(_pools: WorkerPools, _case: Case) -> float:
         if not one.losses or not other.losses:
@@ -86,7 +86,7 @@ def loss_difference(one: Trained, other: Trained) -> Measure:
 
 
 def end_difference(one: Trained, other: Trained, n_last: int) -> Measure:
-    """By how much the mean losses of the last steps of two trainings differ, as a part."""
+    """Return the relative difference between the mean last losses of two trainings."""
 
     def measure(_pools: WorkerPools, _case: Case) -> float:
         if not one.losses or not other.losses:
@@ -98,21 +98,21 @@ def end_difference(one: Trained, other: Trained, n_last: int) -> Measure:
 
 
 class Kept:
-    """A measure whose last value other columns are made of."""
+    """A measure whose last value is kept for other columns."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self.last: float | None = None
 
     def __call__(self, pools: WorkerPools, case: Case) -> float:
-        """Measure, and keep."""
+        """Measure, and keep the value."""
         self.last = None
         self.last = self._measure(pools, case)
         return self.last
 
 
 def made_of(compute: Callable[..., float], *kept: Kept) -> Measure:
-    """A column that is made of what others measured in the same round."""
+    """Return a column that is computed from others of the same round."""
 
     def measure(_pools: WorkerPools, _case: Case) -> float:
         values = [one.last for one in kept]
@@ -124,21 +124,21 @@ def made_of(compute: Callable[..., float], *kept: Kept) -> Measure:
 
 
 def exposed(step_s: float, computing_s: float) -> float:
-    """Seconds that a step takes beyond what it takes where nothing is averaged."""
+    """Return the seconds of a step beyond those of one without averaging."""
     return max(0.0, step_s - computing_s)
 
 
 def hidden_part(alone_s: float, exposed_s: float, window_s: float, n_layers: int) -> float:
-    """How much of the communication that could be hidden was.
+    """Return the hidden part of the communication that could be hidden.
 
-    The gradient of the first layer comes when nothing is left to compute, and the next forward pass
-    begins with that layer: its way cannot be hidden by any order.
+    The first layer's gradient comes when nothing is left to compute, and the next forward pass
+    begins with that layer: no order can hide its communication.
 
     Args:
-        alone_s: what averaging takes when nothing is computed.
-        exposed_s: of it, what a step takes longer.
-        window_s: what is computed while something could be on its way.
-        n_layers: of as many bytes each.
+        alone_s: the time of averaging without computation.
+        exposed_s: the time that it adds to a step.
+        window_s: the time of computation beside which averaging can go on.
+        n_layers: the number of layers, of equal bytes.
     """
     could_s = min(alone_s * (1 - 1 / n_layers), window_s)
     if could_s <= 0:
@@ -150,8 +150,8 @@ class Asked:
     """One command of a round, whose answers are several columns.
 
     Args:
-        arguments: by a case.
-        is_fresh: ask ranks that have done nothing yet, and stop them.
+        arguments: returns the arguments for a case.
+        is_fresh: ask new ranks, and stop them.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Asked:
         self._ranks: Sequence[dict[str, Any]] = ()
 
     def first(self, field: str) -> Measure:
-        """Give the command; then as `then`."""
+        """Give the command, and measure like `then`."""
 
         def measure(pools: WorkerPools, case: Case) -> float:
             self._ranks = ()
@@ -171,7 +171,7 @@ class Asked:
         return measure
 
     def then(self, field: str) -> Measure:
-        """The most that any rank answered; of a list the median of the slowest rank's."""
+        """Measure the largest answer of a rank; of lists, the median of the slowest rank's."""
 
         def measure(_pools: WorkerPools, _case: Case) -> float:
             if not self._ranks:
@@ -183,7 +183,7 @@ class Asked:
         return measure
 
     def slowest(self, _pools: WorkerPools, _case: Case) -> float:
-        """The slowest of its steps, as a multiple of the median one."""
+        """Measure the ratio of the slowest step to the median."""
         if not self._ranks:
             raise Failure("the command before had no answer")
         times_s = slowest_of(self._ranks)
@@ -198,5 +198,5 @@ class Asked:
 
 
 def library_of(case: Case) -> str:
-    """By which ranks a case is trained; Gloo is a second group of theirs."""
+    """Return the library that trains a case; its ranks have Gloo as a second group."""
     return "served torch" if case.n_servers else "shoal"

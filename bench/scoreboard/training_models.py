@@ -1,4 +1,4 @@
-"""Models that are trained to be timed: small enough for two cores, each with a batch and a loss.
+"""The models of timed trainings: small enough for two cores, with batches and losses.
 
 After those of Li et al., "PyTorch Distributed" (VLDB 2020): ResNet50 and BERT have 10 to 20 times
 as many parameters.
@@ -34,12 +34,12 @@ Batch = tuple[Tensor, ...]
 
 
 class TrainedModel(NamedTuple):
-    """A model, what it is given, and how it learns.
+    """A model with its batches, loss and optimizer.
 
     Args:
-        batch: of this rank, by a generator.
-        loss: of the model, or of a wrapper around it, on a batch.
-        optimizer: of its parameters.
+        batch: makes a batch of this rank with a generator.
+        loss: returns the loss of the model, or of its wrapper, on a batch.
+        optimizer: makes the optimizer of its parameters.
     """
 
     module: nn.Module
@@ -64,12 +64,12 @@ class _Residual(nn.Module):
         self.around = nn.Conv2d(n_in, n_out, 1, stride, bias=False) if stride > 1 else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images of the same size, or of half of it."""
+        """Return images of the same size, or of half the size."""
         return torch.relu(self.body(images) + self.around(images))
 
 
 class _Encoder(nn.Module):
-    """Words to words, as BERT: what reads them and what predicts them share a table."""
+    """An encoder of words like BERT, with one table for input and prediction."""
 
     def __init__(self, width: int = 256, n_layers: int = 4) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class _Encoder(nn.Module):
         self.layers = nn.TransformerEncoder(layer, n_layers, enable_nested_tensor=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        """The loss of guessing every word."""
+        """Return the loss of predicting every word."""
         hidden = self.layers(self.words(words) + self.places.weight)
         return F.cross_entropy((hidden @ self.words.weight.T).flatten(0, 1), words.flatten())
 
 
 class _Pause(torch.autograd.Function):
-    """Takes a while forward and backward, as a computation would that is none of this host's."""
+    """Sleeps forward and backward, like a computation elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor, weight: Tensor, forward_s: float, back_s: float) -> Tensor:
@@ -102,7 +102,7 @@ class _Pause(torch.autograd.Function):
 
 
 class _PacedLayer(nn.Module):
-    """Many parameters, and a time for each pass instead of arithmetic."""
+    """A layer of many parameters that sleeps instead of computing."""
 
     def __init__(self, forward_s: float, backward_s: float) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class _PacedLayer(nn.Module):
         self._times_s = forward_s, backward_s
 
     def forward(self, data: Tensor) -> Tensor:
-        """What it was given."""
+        """Return the input."""
         return _Pause.apply(data, self.weight, *self._times_s)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def resnet_like() -> TrainedModel:
-    """2.8 million parameters, most of the arithmetic in front, most parameters behind."""
+    """2.8 million parameters; most arithmetic is in front, most parameters are behind."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     layers += [_Residual(*ends) for ends in ((64, 64), (64, 64), (64, 128), (128, 128))]
     layers += [_Residual(*ends) for ends in ((128, 256), (256, 256))]
@@ -129,7 +129,7 @@ def resnet_like() -> TrainedModel:
 
 
 def bert_like() -> TrainedModel:
-    """5.3 million parameters, of which a table whose gradient comes last has two fifths."""
+    """5.3 million parameters, two fifths in a table whose gradient comes last."""
 
     def batch(numbers: torch.Generator) -> Batch:
         return (torch.randint(_WORDS, _TOKENS, generator=numbers),)
@@ -167,7 +167,7 @@ def wide_layers() -> TrainedModel:
 
 
 def paced(forward_s: float = 0.0, backward_s: float = 0.0) -> TrainedModel:
-    """4.2 million parameters in 32 layers, which sleep for so long in all."""
+    """4.2 million parameters in 32 layers, which together sleep for these times."""
     times_s = forward_s / _PACED_LAYERS, backward_s / _PACED_LAYERS
     layers = [_PacedLayer(*times_s) for _ in range(_PACED_LAYERS)]
 
@@ -180,10 +180,10 @@ def paced(forward_s: float = 0.0, backward_s: float = 0.0) -> TrainedModel:
 
 
 def demo_model(width: int = 128, rows: int = 32768) -> TrainedModel:
-    """The demo's on the text that it reads: 8.9 million parameters, most of them in tables.
+    """The demo's model and text: 8.9 million parameters, most of them in tables.
 
     Raises:
-        FileNotFoundError: this does not run in the project's folder.
+        FileNotFoundError: the current folder is not the project's.
     """
     script = _demo()
     args = Namespace(width=width, rows=rows, context=128, layers=2, batch=8)

@@ -24,13 +24,13 @@ class Variant(NamedTuple):
 
     Args:
         wrapper: torch's or shoal's DistributedDataParallel.
-        over: the backend that torch's is given.
-        bucket_mb: of a bucket or fusion buffer; None: what the wrapper chooses.
-        wire: of shoal's wrapper.
-        sync_every: passes of which the last one is averaged; 0: none is, only computed.
-        forward_s, backward_s: of the model "paced".
-        keeps: gradients are made zero, and not dropped.
-        n_batches: after which they come again.
+        over: the backend of torch's wrapper.
+        bucket_mb: the size of a bucket or fusion buffer; None: the wrapper's choice.
+        wire: the wire of shoal's wrapper.
+        sync_every: the passes for one average, of the last; 0: none is averaged.
+        forward_s, backward_s: the times of the model "paced".
+        keeps: gradients are set to zero, not dropped.
+        n_batches: the number of batches, which repeat.
     """
 
     model: str
@@ -46,10 +46,10 @@ class Variant(NamedTuple):
 
 
 class TrainingSteps(NamedTuple):
-    """What every step of this rank took, and its loss.
+    """The times and losses of this rank's steps.
 
     Args:
-        window_s: of a step, from when its first fusion buffer was full to when the last one was.
+        window_s: by step, the time from the first full fusion buffer to the last.
     """
 
     times_s: list[float]
@@ -60,24 +60,24 @@ class TrainingSteps(NamedTuple):
 
 
 class RankTrainings:
-    """The trainings of a rank, each made when it is asked for first, the same on every rank."""
+    """The trainings of a rank, made at first use, equally on every rank."""
 
     def __init__(self) -> None:
         self._trainings: dict[Variant, Training] = {}
         self._groups: dict[str, list[Any]] = {"shoal": [dist.group.WORLD]}
 
     def train(self, variant: Variant, n_steps: int, n_warmup: int) -> TrainingSteps:
-        """Go on with a training for so many steps in a row, of which the first do not count."""
+        """Continue a training for some steps, the first of which do not count."""
         if variant not in self._trainings:
             self._trainings[variant] = Training(variant, self.group(variant.over))
         return self._trainings[variant].take(n_steps, n_warmup)
 
     def group(self, backend: str) -> Any:
-        """A process group of all ranks over a backend; the default one is shoal's."""
+        """Return a process group of all ranks with a backend; the default group is shoal's."""
         return self.groups(backend, 1)[0]
 
     def groups(self, backend: str, n: int) -> list[Any]:
-        """So many of them."""
+        """Return several such groups."""
         made = self._groups.setdefault(backend, [])
         while len(made) < n:
             made.append(dist.new_group(backend=backend))
@@ -89,7 +89,7 @@ class RankTrainings:
 
 
 class Training:
-    """A model in its wrapper, its optimizer and its batches: the same numbers in every variant."""
+    """A wrapped model with its optimizer and batches, with equal numbers in every variant."""
 
     def __init__(self, variant: Variant, group: Any) -> None:
         self._variant = variant
@@ -103,9 +103,9 @@ class Training:
         self._n_taken = 0
 
     def take(self, n_steps: int, n_warmup: int) -> TrainingSteps:
-        """Steps in a row: NO barrier between them, which would take from what may overlap.
+        """Take steps in a row. NO barrier between them, since it would prevent overlap.
 
-        A training's very first step makes the state of its optimizer, and does not count.
+        The first step of a training makes the optimizer's state, and does not count.
         """
         dist.barrier()
         if self._n_taken == 0:
@@ -116,7 +116,7 @@ class Training:
         return TrainingSteps(times_s, forward_s, backward_s, losses, window_s)
 
     def step(self) -> tuple[float, float, float, float]:
-        """Seconds of a step, of its forward and its backward pass; and its loss."""
+        """Return the seconds of a step, of its forward and backward pass, and its loss."""
         every = self._variant.sync_every
         batch = self._batches[self._n_taken % len(self._batches)]
         self._n_taken += 1
@@ -135,7 +135,7 @@ class Training:
 
     @property
     def averager(self) -> Averager | None:
-        """Shoal's, where that averages."""
+        """Shoal's averager, if that averages."""
         if self._variant.wrapper == "torch":
             return None
         averager: Averager = self.model.reducer.averaging.averager
@@ -151,7 +151,7 @@ class Training:
 
 
 def wrap(module: nn.Module, variant: Variant, group: Any, **more: Any) -> Any:
-    """The model in the wrapper of a variant, which gets `more` arguments."""
+    """Return the model in the wrapper of a variant, made with `more` arguments."""
     if variant.bucket_mb is not None:
         more["bucket_cap_mb"] = variant.bucket_mb
     if variant.wrapper == "torch":

@@ -1,6 +1,6 @@
 """One rank of one library, with the commands of the tables. `python -m bench.scoreboard.worker`.
 
-The ranks of MPIs run `shoal.bench.worker`: no table asks them more.
+The ranks of MPIs run `shoal.bench.worker`, which is enough for these tables.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SuiteRank(Rank):
     def cut_calls(
         self, n_bytes: int, n_calls: int, interface: str, down_s: float
     ) -> dict[str, Any]:
-        """Time calls in whose middle an interface goes down."""
+        """Time calls during which an interface goes down."""
         self._torch()
         from bench.scoreboard.disturbed import cut_calls
 
@@ -84,13 +84,13 @@ class SuiteRank(Rank):
         return {"times_s": times_s, "n_made": n_made}
 
     def steps(self, n_bytes: int, seconds: float) -> dict[str, Any]:
-        """Time all-reduces for a while, and look at every result."""
+        """Time all-reduces for a while, and check every result."""
         from bench.scoreboard.steps import steady_steps
 
         return steady_steps(self.library, n_bytes, seconds)._asdict()
 
     def train(self, n_steps: int, n_warmup: int = 1, **how: Any) -> dict[str, Any]:
-        """Time steps of a training, and go on where the last ones ended.
+        """Time the next steps of a training.
 
         Args:
             how: see Variant.
@@ -106,7 +106,7 @@ class SuiteRank(Rank):
         return dict(added_cpu_s(self._trained(), n_parameters, n_steps))
 
     def order_costs(self, n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
-        """Time the agreement on an order, and on another one."""
+        """Time the agreement on an order, and on a new one."""
         self._torch()
         from bench.scoreboard.training_costs import order_costs
 
@@ -127,7 +127,7 @@ class SuiteRank(Rank):
         return dict(copied_bytes(**how))
 
     def in_flight(self, **how: Any) -> dict[str, Any]:
-        """Time buffers that are averaged several at once."""
+        """Time the averaging of several buffers at once."""
         from bench.scoreboard.training_costs import in_flight_s
 
         return {"times_s": [in_flight_s(self._trained(), **how)]}
@@ -137,7 +137,7 @@ class SuiteRank(Rank):
         return {"pss_bytes": proportional_bytes(), "n_fds": len(os.listdir("/proc/self/fd"))}
 
     def peak(self) -> dict[str, Any]:
-        """Return the peak resident memory, and how much of it are the tensors."""
+        """Return the peak resident memory, and the part of tensors in it."""
         tensors = sum(n_bytes for n_bytes, *_ in (*self._buffers, *self._shared))
         return {"pid": os.getpid(), "peak_bytes": peak_resident_bytes(), "tensor_bytes": tensors}
 
@@ -155,7 +155,7 @@ class SuiteRank(Rank):
         collective: str = "all_reduce",
         **what: Any,
     ) -> tuple[Rank, dict[str, Any]]:
-        """Return a rank that calls so, and the arguments that are left for it."""
+        """Return a rank for such calls, and the remaining arguments."""
         kind = (memory, algorithm, collective == "buckets")
         if kind not in self._variants:
             library = self._suite.by(algorithm) if algorithm else self._suite.plain
@@ -182,14 +182,14 @@ class SuiteRank(Rank):
 
 
 def peak_resident_bytes() -> int:
-    """Return VmHWM of this process: the most that was resident at once, with shared pages."""
+    """Return VmHWM of this process: its peak resident bytes, with shared pages."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) * 1024 if found else 0
 
 
 def proportional_bytes() -> int:
-    """Return Pss of this process: a shared page counts in part, by how many processes map it."""
+    """Return Pss of this process: each shared page is divided among its processes."""
     rollup = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
     found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0

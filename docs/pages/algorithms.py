@@ -24,12 +24,12 @@ __all__ = ["document"]
 _PAGE: Final = "algorithms.md"
 _FIGURES: Final = "figures/algorithms"
 _MORE: Final = {"all_reduce": ("sharded(2)", "ring/tree")}
-"""Examples of what `find` makes of names that are not in the table."""
+"""Examples of algorithms that `find` makes and the table lacks."""
 _SIZES: Final = (8, 16, 64)
 _RANKS_PER_HOST: Final = 4
 _DRAWN: Final = 8
 _DRAWN_HOSTS: Final = (0, 0, 0, 1, 1, 1, 2, 2, 2)
-"""Of algorithms that look at hosts."""
+"""The hosts in the drawings of algorithms that look at hosts."""
 
 _COLUMNS: Final = f"{' · '.join(map(str, _SIZES))} ranks, {_RANKS_PER_HOST} to a host"
 
@@ -54,7 +54,7 @@ receives.\
 
 
 def document() -> Mapping[str, str]:
-    """Every file of the documentation, by its path below docs/.
+    """Return every file of the documentation by its path below docs/.
 
     Cost: some seconds.
     """
@@ -85,12 +85,12 @@ def _heading(collective: str, name: str) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """Where Markdown readers jump to for a heading."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _plain(name: str) -> str:
-    """A name that can be part of a path and of a link."""
+    """Return a name for paths and links."""
     return name.replace("/", "_over_").replace("(", "_").replace(")", "")
 
 
@@ -110,7 +110,7 @@ def _figure(collective: str, name: str) -> str:
 
 
 class _Count(NamedTuple):
-    """What one algorithm costs one size of group."""
+    """The costs of an algorithm for one size of group."""
 
     rounds: int
     by_rank: Fraction
@@ -147,7 +147,7 @@ def _decimal(number: Fraction) -> str:
 
 
 def main(docs: Path) -> None:
-    """Write the page and its figures into a folder; figures of what is gone are removed."""
+    """Write the page and its figures into a folder, and remove old figures."""
     files = document()
     for old in (docs / _FIGURES).glob("*.svg"):
         if str(old.relative_to(docs)) not in files:

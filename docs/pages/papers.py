@@ -1,4 +1,4 @@
-"""What papers say of their algorithms, simulated: each function is one claim, worked out anew.
+"""Claims of papers about their algorithms, simulated: a function for each.
 
 docs/simulation.md shows them, tests compare them with the papers.
 """
@@ -25,12 +25,12 @@ _MOST_STREAMS: Final = 4  # connections to a server: more get in each other's wa
 _ONE_GBIT: Final = LinkCost(latency_us=30.0, us_per_byte=0.008, message_us=5.0)
 
 
-# Where only bytes are asked for: nothing is cut, which is what takes a simulation its time.
+# Segments of this length leave chunks whole, which saves time if only bytes matter.
 _WHOLE: Final = 1 << 30
 
 
 def machines(n_hosts: int, ranks_per_host: int = 1, wire: LinkCost = _ONE_GBIT) -> Cluster:
-    """Hosts of equal numbers of ranks; nothing but the wire costs anything."""
+    """Return hosts with equally many ranks, where only the wire costs time."""
     hosts = tuple(rank // ranks_per_host for rank in range(n_hosts * ranks_per_host))
     return Cluster(hosts, _NOTHING, wire, 0.0, n_cores=ranks_per_host)
 
@@ -40,7 +40,7 @@ def machines(n_hosts: int, ranks_per_host: int = 1, wire: LinkCost = _ONE_GBIT) 
 
 @functools.cache
 def tutorial_steps(n_devices: int = 8) -> tuple[int, int]:
-    """How many steps, one after the other, a ring and a tree take."""
+    """Return the consecutive steps of a ring and of a tree."""
     played = (simulate("all_reduce", name, machines(n_devices), 4) for name in ("ring", "tree"))
     ring, tree = (one.rounds for one in played)
     return ring, tree
@@ -51,14 +51,14 @@ def tutorial_steps(n_devices: int = 8) -> tuple[int, int]:
 
 @functools.cache
 def sent_by_a_node(algorithm: str, n_nodes: int = 64, n_bytes: int = 100_000_000) -> int:
-    """The bytes that a node sends so that all have the sum of `n_bytes`."""
+    """Return the bytes that a node sends in an all-reduce of `n_bytes`."""
     cluster = machines(n_nodes)
     return simulate("all_reduce", algorithm, cluster, n_bytes, segment=_WHOLE).sent(0)
 
 
 @functools.cache
 def sent_to_servers(n_nodes: int = 64, n_bytes: int = 100_000_000) -> int:
-    """The bytes that a node sends if as many servers as nodes sum them up."""
+    """Return the bytes that a node sends with as many servers as nodes."""
     return _herring(n_nodes, n_bytes).sent(0)
 
 
@@ -67,11 +67,11 @@ def sent_to_servers(n_nodes: int = 64, n_bytes: int = 100_000_000) -> int:
 HERRING_KB: Final = 86_684
 """The gradients of table II in one balanced fusion buffer."""
 VARIABLE_0_KB: Final = 61_056
-"""The largest of them."""
+"""The largest gradient."""
 
 
 class ServerLoad(NamedTuple):
-    """What a server receives and what it sends in one iteration, in bytes."""
+    """The bytes that a server receives and sends in one iteration."""
 
     received: int
     sent: int
@@ -79,13 +79,13 @@ class ServerLoad(NamedTuple):
 
 @functools.cache
 def herring_server(n_nodes: int) -> ServerLoad:
-    """A server of `n_nodes` that share a balanced fusion buffer."""
+    """Return the load of one of `n_nodes` servers that share a balanced fusion buffer."""
     return _load_of(n_nodes, _herring(n_nodes, HERRING_KB * 1024))
 
 
 @functools.cache
 def traditional_server(n_nodes: int) -> ServerLoad:
-    """The server that holds variable 0 as a whole."""
+    """Return the load of the server that holds all of variable 0."""
     workers: list[list[Step]] = [[Send(n_nodes, 0), Recv(n_nodes, 0)] for _ in range(n_nodes)]
     server: list[Step] = [Recv(worker, 0, fold=worker > 0) for worker in range(n_nodes)]
     server += [Send(worker, 0) for worker in range(n_nodes)]
@@ -101,7 +101,7 @@ def traditional_server(n_nodes: int) -> ServerLoad:
 def _herring(
     n_nodes: int, n_bytes: int, wire: LinkCost = _ONE_GBIT, segment: int = _WHOLE
 ) -> Simulation:
-    """As many servers as nodes; workers reduce nothing."""
+    """Simulate as many servers as nodes, which reduce everything."""
     name = f"sharded[{n_nodes}*0|{n_nodes}*1]"
     return simulate("all_reduce", name, machines(2 * n_nodes, wire=wire), n_bytes, segment=segment)
 
@@ -117,21 +117,21 @@ HEADLINE_NODES: Final = (8, 256, 2048)
 # Elastic Fabric Adapter: the kernel is out of the way, so that a message costs a core nothing.
 _EFA: Final = LinkCost(latency_us=15.0, us_per_byte=1 / 12.5e3, message_us=0.0)
 _BERT_BYTES: Final = 680_000_000
-"""Its gradients in 16 bits: table I has them all in one call at 680 MB."""
+"""The gradients in 16 bits: table I sums all of them in one call of 680 MB."""
 _STEP_US: Final = 8 * 64 / 1143 * 1e6
-"""Of a node alone: 8 GPUs with 64 sequences each, 1143 sequences a second."""
+"""The step of a single node: 8 GPUs with 64 sequences each, 1143 sequences a second."""
 
 
 @functools.cache
 def bert_us(n_nodes: int, *, by_servers: bool, n_bytes: int = _BERT_BYTES) -> float:
-    """How long all gradients take to be summed by a ring, or by as many servers as nodes."""
+    """Return the time to sum all gradients by a ring, or by as many servers as nodes."""
     if by_servers:
         return _herring(n_nodes, n_bytes, _EFA, SEGMENT_BYTES).time_us
     return simulate("all_reduce", "ring", machines(n_nodes, wire=_EFA), n_bytes).time_us
 
 
 def efficiency(n_nodes: int, *, by_servers: bool) -> float:
-    """How much of its throughput alone a node keeps, if no communication is hidden."""
+    """Return the part of its single throughput that a node keeps without overlap."""
     return _STEP_US / (_STEP_US + bert_us(n_nodes, by_servers=by_servers))
 
 
@@ -141,7 +141,7 @@ SHARED: Final = ((8, 1), (8, 2), (8, 4), (8, 8), (8, 12), (16, 16))
 
 
 class SharedTime(NamedTuple):
-    """Of a tensor's time on one NIC: what the linear program says, and what is simulated."""
+    """Times as multiples of a tensor's time on one NIC: the linear program's, and simulated."""
 
     best: float
     simulated: float
@@ -163,7 +163,7 @@ def streams_of(weights: Weights) -> int:
 
 
 def shared_time(n_workers: int, n_servers: int, n_bytes: int) -> SharedTime:
-    """All with 1 Gbit/s; one connection to each server, or as many as its share needs."""
+    """Simulate 1 Gbit/s, with one connection to each server or as many as its share needs."""
     cluster = default_cluster(range(n_workers), wire=_ONE_GBIT)
     pool = Nics((Nic.of(_ONE_GBIT),) * n_servers)
     shares = best_shares([Nic.of(_ONE_GBIT)] * n_workers, pool.servers)
@@ -182,15 +182,15 @@ def shared_time(n_workers: int, n_servers: int, n_bytes: int) -> SharedTime:
 
 SUMMIT_GPUS: Final = (6, 24, 96, 384, 1536, 6144, 24_576)
 _GPUS_PER_NODE: Final = 6
-# What NCCL itself expects of its low-latency protocol, us: src/graph/tuning.cc of NVIDIA/nccl,
-# hwLat, NVLink and network.
+# The latencies that NCCL assumes for its low-latency protocol, in us, over NVLink and network:
+# hwLat in src/graph/tuning.cc of NVIDIA/nccl.
 _RING_US: Final = (0.47, 2.7)
 _TREE_US: Final = (0.52, 5.0)
 
 
 @functools.cache
 def summit_latency_us(algorithm: str, n_gpus: int) -> float:
-    """The time of a few bytes on nodes of six GPUs, by ring, ring_2d or tree."""
+    """Return the time of a few bytes on nodes of six GPUs, by ring, ring_2d or tree."""
     local_us, wire_us = _TREE_US if algorithm == "tree" else _RING_US
     nodes = machines(n_gpus // _GPUS_PER_NODE, _GPUS_PER_NODE, LinkCost(wire_us, 0.0, 0.0))
     nodes = replace(nodes, local=LinkCost(local_us, 0.0, 0.0))
@@ -203,18 +203,18 @@ FAIRRING_MACHINES: Final = (1, 2, 4, 8, 16, 32)
 _GPUS_PER_MACHINE: Final = 8
 _BUCKETS_AT_A_TIME: Final = 8
 BUCKET: Final = 25 << 20
-# Four cards of 100 Gbit/s; NVLink of a V100, 150 GB/s each way, and its memory, 900 GB/s. Latencies
-# are what NCCL expects of long messages (as above): 3.4 us in a machine, 9.6 us between two.
+# Four cards of 100 Gbit/s; NVLink of a V100, 150 GB/s each way, and its memory, 900 GB/s. NCCL (as
+# above) assumes latencies of long messages of 3.4 us in a machine and 9.6 us between two.
 _FABRIC: Final = LinkCost(latency_us=9.6, us_per_byte=1 / 50e3, message_us=0.0)
 _NVLINK: Final = LinkCost(latency_us=3.4, us_per_byte=1 / 150e3, message_us=0.0)
 _MEMORY_US_PER_BYTE: Final = 1 / 900e3
 FAIRRING_MESSAGE_US: Final = 25.0
-"""What a message costs a rank at each end. No source tells: see docs/simulation.md."""
+"""The time of a rank for a message at each end; not published, see docs/simulation.md."""
 
 
 @functools.cache
 def fairring_rate(n_machines: int, bucket: int, message_us: float = FAIRRING_MESSAGE_US) -> float:
-    """Bytes per microsecond of buckets that several calls average at a time."""
+    """Return the bytes per microsecond of buckets that several calls average at a time."""
     fabric = replace(_FABRIC, message_us=message_us)
     played = simulate(
         "all_reduce",
@@ -229,7 +229,7 @@ def fairring_rate(n_machines: int, bucket: int, message_us: float = FAIRRING_MES
 
 @functools.cache
 def nccl_rate(n_machines: int, bucket: int) -> float:
-    """Bytes per microsecond of buckets that rings average one after the other, as NCCL does."""
+    """Return the bytes per microsecond of buckets that rings average in turn, as in NCCL."""
     return bucket / simulate("all_reduce", "ring", _gpus(n_machines, _FABRIC), bucket).time_us
 
 
@@ -239,5 +239,5 @@ def _gpus(n_machines: int, fabric: LinkCost) -> Cluster:
 
 
 def scaled_buckets(machines: Sequence[int] = (8, 16, 32)) -> dict[int, int]:
-    """Buckets that grow with the number of machines: 25 MiB for 8, 50 for 16, 100 for 32."""
+    """Return buckets that grow with the machines: 25 MiB for 8, 50 for 16, 100 for 32."""
     return {n: BUCKET * n // 8 for n in machines}

@@ -40,7 +40,7 @@ class Plot:
     log_y: bool = False
 
     def svg(self) -> str:
-        """The whole plot."""
+        """Return the whole plot."""
         below = _TOP + _HEIGHT
         size = f'width="{_LEFT + _WIDTH + 150:.0f}" height="{below + 56:.0f}"'
         box = f'viewBox="0 0 {_LEFT + _WIDTH + 150:.0f} {below + 56:.0f}"'
@@ -72,7 +72,7 @@ class Plot:
         ]
 
     def _label_y(self, name: str) -> float:
-        """Beside the line's end, but below the names of those that end higher up."""
+        """Place a name beside its line's end, below the names of higher lines."""
         ends = sorted((self._y(points[-1][1]), other) for other, points in self.lines.items())
         y = 0.0
         for end_y, other in ends:

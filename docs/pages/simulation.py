@@ -19,7 +19,7 @@ __all__ = ["document", "frame", "sections", "written"]
 _PAGE: Final = "simulation.md"
 _FIGURES: Final = "figures/simulation"
 MEASURED: Final = f"{_FIGURES}/measured.txt"
-"""Measurements of the engine, below docs/; written by hand from a run."""
+"""The file with measurements of the engine, below docs/, copied by hand from a run."""
 
 _HEAD: Final = """\
 # The simulator
@@ -67,7 +67,7 @@ Section = Callable[[], tuple[str, Mapping[str, Plot]]]
 
 
 def sections() -> Mapping[str, Section]:
-    """The sections of the page, one for each paper."""
+    """Return the sections of the page, one for each paper."""
     return {
         "tutorial": _tutorial,
         "sent": _sent,
@@ -80,7 +80,7 @@ def sections() -> Mapping[str, Section]:
 
 
 def written(section: Section) -> tuple[str, Mapping[str, str]]:
-    """A part of the page, and its plots by their path."""
+    """Return a part of the page, and its plots by path."""
     text, plots = section()
     links = [f"![{plot.title}]({_FIGURES}/{name}.svg)\n" for name, plot in plots.items()]
     return "\n".join([text, *links]), {

@@ -14,7 +14,7 @@ _LINKS: Final = ("ring", "TCP", "socket")
 
 
 def table() -> str:
-    """The frames, in the order of their types."""
+    """Return the frames in the order of their types."""
     rows = ["| type | frame | over | says | sent by | then comes |", "|---|---|---|---|---|---|"]
     for number, name, over, _, when, says, follows in frame_rules():
         links = ", ".join(link for bit, link in enumerate(_LINKS) if over >> bit & 1)
@@ -23,7 +23,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """wire.md as it should be."""
+    """Return wire.md with the current table."""
     head, rest = PAGE.read_text().split(_BEGIN)
     return head + _BEGIN + table() + _END + rest.split(_END)[1]
 
