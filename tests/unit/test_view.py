@@ -62,12 +62,12 @@ class Part(NamedTuple):
 
 @functools.cache  # few ways to be for one rank, and many for all
 def part_of(at: int, size: int, own: Report, heard: Heard, *events: tuple[Any, ...]) -> Part:
-    """The part of a rank after events: ("hear", peer, report) calls `hear`."""
+    """The part of a rank after events: ("receive", peer, report) calls `receive`."""
     mine = Agreement(at, size)
-    mine.own, mine._heard = own, dict(heard)
+    mine.own, mine._reports = own, dict(heard)
     for name, *args in events:
         getattr(mine, name)(*args)
-    told = tuple(sorted(mine._heard.items()))
+    told = tuple(sorted(mine._reports.items()))
     ways = mine.members, mine.awaited, mine.reachable, mine.is_settled, mine.is_out
     return Part(mine.own, told, *ways)
 
@@ -131,7 +131,7 @@ def with_word_of(moment: Moment, peer: int, at: int) -> Iterator[Moment]:
         if words[1:]:
             wires[peer, at] = words[1:]
         taken = moment._replace(wires=tuple(sorted(wires.items())))
-        yield after(taken, at, ("hear", peer, words[0]))
+        yield after(taken, at, ("receive", peer, words[0]))
     for lose in losses(moment, at, peer):
         yield after(moment, at, lose)
 
@@ -286,8 +286,8 @@ def test_who_is_excluded_by_one_is_out_for_all_and_knows_it() -> None:
     ranks[2].ask(2)
     assert ranks[0].reachable == (1, 2)
     for rank in (1, 2):
-        ranks[rank].hear(0, ranks[0].own)
-    ranks[0].hear(1, ranks[1].own)
+        ranks[rank].receive(0, ranks[0].own)
+    ranks[0].receive(1, ranks[1].own)
     assert [rank.is_settled for rank in ranks] == [True, True, False]
     assert ranks[2].is_out
     assert ranks[0].members == ranks[1].members == (0, 1)
@@ -297,18 +297,18 @@ def test_who_has_not_asked_for_a_view_is_told_by_its_silence() -> None:
     mine = Agreement(0, 4)
     mine.ask(2)
     assert mine.silent == (1, 2, 3)
-    mine.hear(1, Report(2))
+    mine.receive(1, Report(2))
     mine.lose(3)
     assert mine.silent == (2,)
-    mine.hear(2, Report(3))  # it had been in view 2 already
+    mine.receive(2, Report(3))  # it had been in view 2 already
     assert mine.silent == (1,)
 
 
 def test_two_that_have_parted_are_told_by_both_and_never_by_one_alone() -> None:
     mine = Agreement(2, 4)
     mine.ask(2)
-    mine.hear(1, Report(2, frozenset({0})))
-    mine.hear(0, Report(2))
+    mine.receive(1, Report(2, frozenset({0})))
+    mine.receive(0, Report(2))
     assert mine.members == (0, 1, 2, 3)
     assert mine.awaited == (0, 1, 3)  # 0 may be dead: it is listened to
     mine.lose(0)

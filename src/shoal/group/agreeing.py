@@ -1,8 +1,7 @@
-"""How the ranks of a new group agree on what they choose by.
+"""The ranks of a new group agree on their planner.
 
-The settings digests that they exchange when they meet compare their settings, and say what their
-hosts are like. A cluster is made of nothing else, so it is the same in every run of a job on the
-same machines, and so are the choices and the bits.
+When they meet they exchange digests of their settings and hosts. The cluster follows from these
+alone, so every run of a job on the same machines has the same cluster, choices and bits.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _LOG: Final = logging.getLogger("shoal")
 
 
 class _Digest(NamedTuple):
-    """What each rank lays on the table: what must be alike, and what its host is like.
+    """A rank's settings, most of which must be equal on all ranks, and the facts of its host.
 
     Args:
-        channels: that are asked for; 0: none.
-        mbit: the class of its interface's rate; 0: it is not known, or not asked for.
-        n_paths: between hosts; ranks may differ.
-        cores: a bit for each core that it may run on.
+        channels: `SHOAL_CHANNELS`; 0: not set.
+        mbit: the class of the interface's rate; 0: unknown, or not needed.
+        n_paths: `SHOAL_PATHS`; ranks may differ.
+        cores: a bit for each core that the rank may use.
     """
 
     algorithms: int
@@ -53,7 +52,7 @@ class _Digest(NamedTuple):
 
 
 _HEAD: Final = struct.Struct("<9q")
-# Cores with higher numbers share the bits of lower ones: a settings digest is short.
+# Higher cores share the bits of lower ones, so that digests are short.
 _N_CORE_BITS: Final = 1024
 
 _VARIABLES: Final = {
@@ -70,11 +69,11 @@ _VARIABLES: Final = {
 def digest_of(
     settings: Settings, mbit: int | None = None, cores: Sequence[int] | None = None
 ) -> bytes:
-    """What this rank tells all others before the group is there.
+    """Return this rank's digest for all others.
 
     Args:
-        mbit: the class of its interface's rate, if that is known.
-        cores: those that it may run on; None asks the system.
+        mbit: the class of its interface's rate, if known.
+        cores: the cores that it may use; None asks the system.
     """
     digest = _Digest(
         algorithms=_digest(settings.forced.text),
@@ -99,16 +98,15 @@ def agreed_planner(
     digests: Sequence[bytes],
     title: str,
 ) -> Planner:
-    """The planner of a new group, the same on every rank and in every run. Says nothing to anyone.
+    """Return the planner of a new group, equal on all ranks and in every run. Sends nothing.
 
     Args:
-        host_ids: by rank, what tells its host from others.
-        digests: by rank, its `digest_of`.
-        title: whose planner it is, for the log.
+        host_ids: the identity of each rank's host.
+        digests: the `digest_of` each rank.
+        title: the name of the group in the log.
 
     Raises:
-        UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
-            of another cluster.
+        UsageError: the ranks' settings differ, or the tuning file is of another cluster.
     """
     agreed = _agree(settings, host_ids, digests)
     cluster, channels = agreed.cluster, agreed.channels
@@ -131,9 +129,9 @@ def agreed_planner(
 
 
 def agreed_channels(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]) -> int:
-    """How many channels the ranks of a new group have: that of their `agreed_planner`.
+    """Return the number of channels of the `agreed_planner`, and 1 if that will raise.
 
-    1 as well where that will refuse to plan; nothing is raised here, where ranks still meet.
+    Never raises, since the ranks are still meeting.
     """
     try:
         return _agree(settings, host_ids, digests).channels.n
@@ -142,12 +140,12 @@ def agreed_channels(settings: Settings, host_ids: Sequence[str], digests: Sequen
 
 
 class _Agreed(NamedTuple):
-    """What follows from the settings digests.
+    """The consequences of the digests.
 
     Args:
-        why: the links between hosts take what the cluster says.
-        misfit: how the tuning file differs, if it is of another cluster; `tuning` is None then.
-        unlike_paths: who has another SHOAL_PATHS than rank 0, and what that means; may be empty.
+        why: the source of the links' costs.
+        misfit: how the tuning file differs from this cluster; `tuning` is None then.
+        unlike_paths: a rank with another SHOAL_PATHS than rank 0, and the effect; may be empty.
     """
 
     cluster: Cluster
@@ -181,17 +179,17 @@ def _channels(settings: Settings, cluster: Cluster, digests: Sequence[_Digest]) 
             f"{n_paths * settings.channels} connections between two ranks; at most "
             f"{MOST_CONNECTIONS} are possible: lower one of them"
         )
-    return Channels(settings.channels, "SHOAL_CHANNELS says so")
+    return Channels(settings.channels, "SHOAL_CHANNELS sets them")
 
 
 def _unlike_paths(cluster: Cluster, digests: Sequence[_Digest]) -> str:
-    """Allowed, for hosts with unlike interfaces; more often one of them was forgotten."""
+    """Describe unequal SHOAL_PATHS: for hosts with other interfaces, or by mistake."""
     others = [rank for rank, digest in enumerate(digests) if digest.n_paths != digests[0].n_paths]
     if cluster.n_hosts == 1 or not others:
         return ""
     return (
         f"SHOAL_PATHS is {digests[0].n_paths} on rank 0 and {digests[others[0]].n_paths} on rank "
-        f"{others[0]}: two ranks have as many connections as the lower one says"
+        f"{others[0]}: the lower number counts between two ranks"
     )
 
 
@@ -209,7 +207,7 @@ def _read(rank: int, digest: bytes) -> _Digest:
 def _compare(digests: Sequence[_Digest]) -> None:
     for field, variable in _VARIABLES.items():
         values = [getattr(digest, field) for digest in digests]
-        # The rest is wrong, whatever rank 0 has: somebody set the variable for some ranks only.
+        # The variable was set on some ranks only.
         others = [rank for rank, value in enumerate(values) if value != values[0]]
         if others:
             named = ", ".join(map(str, others[:8])) + ", ..." * (len(others) > 8)
@@ -220,9 +218,9 @@ def _compare(digests: Sequence[_Digest]) -> None:
 
 
 def _fewest_cores(hosts: Sequence[int], digests: Sequence[_Digest]) -> int:
-    """The cores that the ranks of a host may run on, together: of the host with the fewest.
+    """Return the cores that the ranks of a host share, on the host with the fewest.
 
-    Together, since some launchers bind each rank to a core of its own and others do not.
+    Together, since some launchers bind each rank to a core of its own.
     """
     by_host = dict.fromkeys(hosts, 0)
     for host, digest in zip(hosts, digests, strict=True):
@@ -233,16 +231,16 @@ def _fewest_cores(hosts: Sequence[int], digests: Sequence[_Digest]) -> int:
 def _wire(
     settings: Settings, tuning: Tuning | None, digests: Sequence[_Digest]
 ) -> tuple[LinkCost, str]:
-    """What the links between hosts take, and who says so."""
+    """Return the costs of the links between hosts, and their source."""
     if settings.link is not None:
-        return settings.link, "as SHOAL_LINK says"
+        return settings.link, "as SHOAL_LINK sets them"
     if tuning is not None and tuning.link is not None:
-        return tuning.link, f"as {tuning.path} keeps them"
+        return tuning.link, f"as in {tuning.path}"
     return slowest([digest.mbit or None for digest in digests])
 
 
 def _misfit(settings: Settings, hosts: Sequence[int], n_cores: int) -> str:
-    """How the tuning file, if there is one, is of another cluster; empty if it is of this one."""
+    """Return how the tuning file differs from this cluster; empty: it does not."""
     tuning = settings.tuning
     difference = tuning.differs_from(hosts, n_cores) if tuning is not None else ""
     if tuning is None or not difference:

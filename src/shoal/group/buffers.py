@@ -1,4 +1,4 @@
-"""Memory as shoal takes it: an address, a length and a type, and who keeps it alive."""
+"""Buffers for calls: an address, a length, a type, and the object that keeps the memory alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Range = tuple[int, int]
 
 
 class BufferView(NamedTuple):
-    """Contiguous memory of `n_elems` elements; `owner` is kept alive while a call uses it."""
+    """Contiguous memory of `n_elems` elements; a call keeps `owner` alive."""
 
     address: int
     n_elems: int
@@ -26,20 +26,19 @@ class BufferView(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Its length in bytes."""
+        """The length in bytes."""
         return self.n_elems * item_size(self.dtype)
 
     @property
     def extent(self) -> Range:
-        """Where it begins and ends."""
+        """The addresses of its begin and end."""
         return self.address, self.address + self.n_bytes
 
 
 _SIGNED = ((1, DType.INT8), (2, DType.INT16), (4, DType.INT32), (8, DType.INT64))
 _UNSIGNED = ((1, DType.UINT8), (2, DType.UINT16), (4, DType.UINT32), (8, DType.UINT64))
 
-# The struct module's letters, each with the bytes of an element: how long an "l" is depends on the
-# mark before it.
+# The struct module's letters and the bytes of an element: the length of "l" depends on the mark.
 _LETTERS = {
     **{(letter, n_bytes): dtype for n_bytes, dtype in _SIGNED for letter in "bhilqn"},
     **{(letter, n_bytes): dtype for n_bytes, dtype in _UNSIGNED for letter in "BHILQN"},
@@ -52,8 +51,7 @@ _LETTERS = {
     ("?", 1): DType.BOOL,
 }
 
-# No mark and these say that the bytes are in this machine's order: NumPy sets none, JAX "=", and
-# ctypes the order's own.
+# The marks of this machine's byte order: NumPy sets none, JAX "=", and ctypes the order's own.
 _NATIVE_MARKS = ("", "@", "=", "<") if sys.byteorder == "little" else ("", "@", "=", ">", "!")
 _FORMATS = {
     (mark + letter, n_bytes): dtype
@@ -63,20 +61,19 @@ _FORMATS = {
 
 
 LOWEST_ADDRESS: Final = 1 << 40
-"""Below it an address may be a mere offset; Linux gives a program higher ones, as a rule."""
+"""A lower address may be an offset: on Linux, addresses are usually higher."""
 
 
 def lacks_memory(tensor: Any, address: int) -> bool:
-    """Whether a tensor lies nowhere: a fake one, a wrapper, or one whose storage was freed."""
+    """Return True for a tensor without memory: fake, a wrapper, or with a freed storage."""
     return not address or address == tensor.storage_offset() * tensor.element_size()
 
 
 def span_of(data: Any, *, writable: bool = True) -> BufferView:
-    """The memory of `data`: a BufferView, a CPU tensor, a NumPy array, or anything with a buffer.
+    """Return the memory of a BufferView, CPU tensor, NumPy array, or other object with a buffer.
 
     Raises:
-        UsageError: not contiguous, read-only where it will be written, or of a type that shoal
-            does not know.
+        UsageError: it is not contiguous, is read-only but will be written, or has an unknown type.
     """
     if isinstance(data, BufferView):
         return data
@@ -123,7 +120,7 @@ def _view_of(data: Any) -> tuple[memoryview, DType]:
 
 
 def _view_without_letter(data: Any, error: Exception) -> memoryview:
-    """The memory of an array of bfloat16, which Python's buffers do not know."""
+    """Return the memory of an array of bfloat16, which Python's buffers lack."""
     dtype = getattr(data, "dtype", None)
     if dtype is None:
         raise UsageError(f"{_name(data)} gives no buffer: {error}") from error
@@ -135,7 +132,7 @@ def _view_without_letter(data: Any, error: Exception) -> memoryview:
 
 
 def _not_contiguous(data: Any, view: memoryview) -> str:
-    # NOT taken as it lies: ranks whose arrays lie in another order would mix their elements.
+    # NOT used in its own order, since the arrays of other ranks may have another one.
     if view.f_contiguous:
         return (
             f"{_name(data)} is in Fortran order; pass array.T, on every rank, which is the same "
@@ -151,8 +148,8 @@ class BlockBuffers(NamedTuple):
     """One block of memory for every rank, in rank order.
 
     Args:
-        spans: one over all blocks, which are then of equal length, or one for each rank.
-        lengths: elements of each block.
+        spans: one over all blocks, of equal length, or one for each rank.
+        lengths: the elements of each block.
     """
 
     spans: Sequence[BufferView]
@@ -160,11 +157,11 @@ class BlockBuffers(NamedTuple):
 
     @property
     def even(self) -> bool:
-        """Whether all blocks are of one length."""
+        """True if all blocks have the same length."""
         return self.lengths.count(self.lengths[0]) == len(self.lengths)
 
     def block(self, rank: int) -> BufferView:
-        """The memory of one block."""
+        """Return the memory of one block."""
         if len(self.spans) == len(self.lengths):
             return self.spans[rank]
         whole, n_elems = self.spans[0], self.lengths[rank]
@@ -172,7 +169,7 @@ class BlockBuffers(NamedTuple):
         return BufferView(whole.address + offset, n_elems, whole.dtype, whole.owner)
 
     def ranges(self) -> list[Range]:
-        """Where each block begins and ends."""
+        """Return the addresses of begin and end of each block."""
         if len(self.spans) == len(self.lengths):
             return [span.extent for span in self.spans]
         whole, size = self.spans[0], len(self.lengths)
@@ -182,11 +179,11 @@ class BlockBuffers(NamedTuple):
 
 
 def blocks_of(given: Any, size: int, *, writable: bool) -> BlockBuffers:
-    """The blocks of `size` ranks: cut from one buffer, or a list or tuple of one for each.
+    """Return the blocks of `size` ranks from one buffer, or from a list or tuple of buffers.
 
     Raises:
-        UsageError: as `span_of` does; or the buffer cannot be cut evenly, there is not one buffer
-            for each rank, or their types differ.
+        UsageError: see `span_of`; or the buffer cannot be cut evenly, the list does not have a
+            buffer for each rank, or types differ.
     """
     if isinstance(given, BufferView) or not isinstance(given, list | tuple):
         whole = span_of(given, writable=writable)
@@ -208,18 +205,17 @@ def blocks_of(given: Any, size: int, *, writable: bool) -> BlockBuffers:
 
 
 def clash(written: Sequence[Range], read: Sequence[Range]) -> tuple[int, int, bool] | None:
-    """The first two ranges that overlap, of which at least one is written; None if there are none.
+    """Return the first two ranges that overlap, at least one of them written; None: no two do.
 
-    Returns:
-        The index of the written one, the index of the other, and whether that is written too.
+    Returns: the index of the written one, the index of the other, and True if that is written too.
     """
     order = sorted((begin, end, at) for at, (begin, end) in enumerate(written) if begin < end)
     for (_, end, one), (begin, _, other) in itertools.pairwise(order):
         if begin < end:
             return one, other, True
     for at, (begin, end) in enumerate(read):
-        # The last written range that begins before this one ends: no other could reach into it
-        # without overlapping that.
+        # The last written range that begins before this one ends: any other that reaches into this
+        # one would overlap that.
         before = bisect.bisect_left(order, (end,)) - 1
         if begin < end and before >= 0 and order[before][1] > begin:
             return order[before][2], at, False

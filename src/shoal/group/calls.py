@@ -1,4 +1,4 @@
-"""How calls start: arguments are checked, a plan is found, and the engine gets the memory."""
+"""Starts calls: checks the arguments, finds a plan, and gives the memory to the engine."""
 
 from __future__ import annotations
 
@@ -25,41 +25,40 @@ if TYPE_CHECKING:
     from shoal.group.context import Context
     from shoal.plan import Planner
 
-# A group's narrow wire is for what is large. Below this nothing is won, since messages take what
-# they take, and small sums are those whose digits count: numbers of samples, losses, norms.
+# A group's narrow wire is for longer buffers. Shorter ones gain nothing, since a message costs more
+# than its bytes, and digits count in small sums: numbers of samples, losses, norms.
 WIRE_FLOOR_BYTES: Final = 64 << 10
-
 
 MOST_PRIORITY: Final = 1000
 
 
 class ClosedGroup:
-    """In the place of a native group that is gone: refuses every call."""
+    """Stands in for a native group that is gone, and refuses every call."""
 
     def __init__(self, why: str) -> None:
         self.why = why
 
     def post(self, *_call: object) -> NoReturn:
-        """Refuse."""
+        """Raise Closed."""
         raise Closed(self.why)
 
     post_in_place = post_message = post
 
     def abort(self, _why: str) -> None:
-        """Nothing is left to end."""
+        """Do nothing."""
 
     def fail(self, _fault: engine.Fault, _why: str) -> None:
-        """Nothing is left to end."""
+        """Do nothing."""
 
     def drop(self) -> None:
-        """It is gone already."""
+        """Do nothing."""
 
     def take_state_at_deadline(self) -> None:
-        """Nothing is left to tell of."""
+        """Return None: there is no state."""
 
 
 class CallOptions(TypedDict, total=False):
-    """The keywords that every call takes; `Group` says what they mean."""
+    """The keywords that every call takes, see `Group`."""
 
     name: str | None
     number: int | None
@@ -73,7 +72,7 @@ _KNOWN: Final = CallOptions.__annotations__.keys()
 
 
 class Calls:
-    """The calls of one rank in one group; `Group` puts names on them."""
+    """The calls of one rank in one group, without the collectives of `Group`."""
 
     def __init__(
         self,
@@ -108,43 +107,43 @@ class Calls:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of its members among those of the whole mesh."""
+        """The members' ranks in the whole mesh."""
         return tuple(self._members)
 
     @property
     def mesh(self) -> engine.Mesh | None:
-        """The links that calls run on; None once they are closed."""
+        """The links of the calls; None once they are closed."""
         return self._context.mesh
 
     @property
     def native_id(self) -> int | None:
-        """Its number in the native core; None once it is closed."""
+        """The number of the group in the native core; None once it is closed."""
         return None if isinstance(self._native, ClosedGroup) else self._native.id
 
     def ended(self) -> ShoalError | None:
-        """What every call raises from now on; None while the group lives, or has been closed."""
+        """Return the error of every later call; None while the group lives, or if it is closed."""
         return (
             None if isinstance(self._native, ClosedGroup) else self.error_from(self._native.error())
         )
 
     def abandon(self, why: str) -> None:
-        """Refuse all later calls, and say nothing to anyone."""
+        """Refuse all later calls, without a message to other ranks."""
         self._native = ClosedGroup(f"{self}: {why}")
-        if self._unheld is not None:  # or it would keep the descriptors of the mesh
+        if self._unheld is not None:  # it would keep the descriptors of the mesh
             self._unheld.detach()
 
     def end_with_its_holders(self) -> None:
-        """Leave it when nobody holds it any more, as `close` does."""
+        """Leave the group, as `close` does, when it is not referenced any more."""
         self._unheld = weakref.finalize(self, self._context.let_go, self._native)
         self._unheld.atexit = False  # the links end then
 
     def plan_by(self, planner: Planner) -> None:
-        """Choose by another planner from now on; every rank must do so before the same call."""
+        """Use another planner from now on; every rank must do so before the same call."""
         self.planner = planner
         self._plans.clear()
 
     def error_from(self, native: tuple[engine.Fault, int, str, str]) -> ShoalError | None:
-        """The exception that a native error of this group stands for."""
+        """Return the exception for a native error of this group."""
         fault, peer, what, doing = native
         if fault is engine.Fault.TIMED_OUT and (
             note := self._at_deadline.note(self._context, self._native)
@@ -167,7 +166,7 @@ class Calls:
         wire: str | None = None,
         priority: int = 0,
     ) -> engine.Plan:
-        """The plan of a call that is like others, kept under `key`, which begins with its name."""
+        """Make a plan, and keep it under `key`, which begins with the collective's name."""
         if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
             raise UsageError(f"{self}: priority={priority} is not within {MOST_PRIORITY} of 0")
         shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
@@ -188,8 +187,8 @@ class Calls:
         taken: tuple[int, ...] = (),
         wire: str | None = None,
     ) -> engine.Plan:
-        """The plan of a call whose lengths hardly come again; `Shape` says which they are."""
-        # The choice must not depend on what only this rank knows.
+        """Make the plan of a call whose lengths will hardly come again, see `Shape`."""
+        # The choice must not depend on lengths that only this rank knows.
         shape = self._shape(collective, dtype, max(blocks, default=0), op, uneven=True, wire=wire)
         return make_plan(shape._replace(n_elems=0, blocks=blocks, sent=sent, taken=taken))
 
@@ -220,10 +219,10 @@ class Calls:
     def _codec(
         self, collective: str, dtype: DType, op: Op, n_bytes: int, asked: str | None
     ) -> Codec:
-        """How a call travels between hosts: as it asks; else as its group does, where that can be.
+        """Return the codec of a call: as asked, else the group's if the call can use it.
 
         Raises:
-            UsageError: it asks for what has no meaning.
+            UsageError: the call cannot use the codec that it asks for.
         """
         codec = self.wire if asked is None else parse_wire(asked)
         if codec is Codec.IDENTITY:
@@ -247,7 +246,7 @@ class Calls:
             raise UsageError(f"{self}: {what}: {error}") from None
 
     def _check_own(self, what: str, blocks: BlockBuffers, whose: str, own: BufferView) -> None:
-        """`blocks` has a block for this rank that is just like `own`."""
+        """Raise UsageError unless this rank's block has the length and type of `own`."""
         dtype, n_elems = blocks.spans[0].dtype, blocks.lengths[self.rank]
         if (dtype, n_elems) != (own.dtype, own.n_elems):
             raise UsageError(
@@ -258,7 +257,7 @@ class Calls:
     def _at_root(
         self, what: str, given: Any, whose: str, own: BufferView, root: int
     ) -> Sequence[BufferView]:
-        """The blocks of all ranks at the root, all as long as `own`; none elsewhere."""
+        """Return the blocks of all ranks at the root, each as long as `own`; elsewhere none."""
         self._check_rank(root, "root")
         if self.rank != root:
             if given is not None:
@@ -283,9 +282,9 @@ class Calls:
     def _check_apart(
         self, out: str, written: BlockBuffers, source: str, read: BlockBuffers
     ) -> None:
-        """Nothing is written where the call writes or reads something else.
+        """Raise UsageError if written memory overlaps other memory of the call.
 
-        The one exception: this rank's own block may be the same memory in both.
+        Except that this rank's own block may be the same memory in both.
         """
         if len(written.spans) == len(read.spans) == 1:  # the usual case, without loops
             one, other = written.spans[0], read.spans[0]

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal import engine, limits
 from shoal.engine import RankInfo
@@ -23,37 +23,24 @@ from shoal.rendezvous import HostMemory, Membership, Store, join, reporting_fail
 from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
+    from shoal.group.calls import Calls
     from shoal.group.work import Loan, Work
 
-# How long the program's end waits for threads to notice that their calls have ended.
+# The end of the program waits so long for threads to notice the end of their calls.
 _LAST_WAIT_S: Final = 2.0
 
-
-# The most that may be on its way to other hosts for calls that send to several at once, which take
-# turns (native/engine/segments/turns.h). All of it may wait in front of one receiver, and the queue
-# of a small switch holds 256 KiB. The least keeps a link busy whose ends share their cores.
+# The most bytes under way to other hosts for calls that send to several at once, which take turns
+# (native/engine/segments/turns.h). All may wait in front of one receiver, and the queue of a small
+# switch holds 256 KiB. The least keeps a link busy whose ends share their cores.
 _OUT_US: Final = 4_000
 _LEAST_OUT_BYTES: Final = 192 << 10
 
 
-class Member(Protocol):
-    """A group, as its context needs it."""
-
-    name: str
-
-    @property
-    def native_id(self) -> int | None:
-        """Its number in the native core; None once it is closed."""
-
-    def abandon(self, why: str) -> None:
-        """Refuse every call from now on."""
-
-
 class Occurrences:
-    """How often each name has come. None is forgotten, since other ranks may still count it.
+    """Counts the uses of each name. No name is forgotten, since other ranks may still count it.
 
     Args:
-        what: bears these names, for messages.
+        what: the things that have these names, for messages.
     """
 
     MOST: Final = 1 << 20  # names; about 100 MB
@@ -63,24 +50,20 @@ class Occurrences:
         self._n: defaultdict[Hashable, int] = defaultdict(int)
 
     def count(self, name: Hashable) -> int:
-        """How often this name has come, this time included.
-
-        Raises:
-            UsageError: there are too many names; this one was not counted.
-        """
+        """Return the uses of this name, with this one; UsageError if there are too many names."""
         if len(self._n) >= self.MOST and name not in self._n:
             raise UsageError(
-                f"{self.MOST} names of {self._what} have been used, which is the most that are "
-                "counted; use names again"
+                f"{self.MOST} names of {self._what} have been used, the most that are counted; "
+                "reuse names"
             )
         self._n[name] += 1
         return self._n[name]
 
 
 class Context:
-    """One epoch: the links to all peers, and what its groups share.
+    """One epoch: the links to all peers, which its groups share.
 
-    Ends once: when it is closed, when nobody holds a group of it any more, or with the program.
+    It ends when it is closed, when no group of it is referenced any more, or with the program.
     """
 
     def __init__(
@@ -98,7 +81,7 @@ class Context:
         self.digests = digests
         self._live: deque[Loan] = deque()
         self._unheld: deque[engine.NativeGroup] = deque()
-        self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
+        self.groups: weakref.WeakSet[Calls] = weakref.WeakSet()
         self._made = Occurrences("groups")
         self._end = weakref.finalize(self, mesh.close)
         self._end.atexit = False  # `_end_all` has more to do
@@ -111,12 +94,12 @@ class Context:
         return self._mesh
 
     def register(
-        self, group: Member, name: str, members: Sequence[int], native_id: int | None = None
+        self, group: Calls, name: str, members: Sequence[int], native_id: int | None = None
     ) -> engine.NativeGroup:
-        """The native group of a new one. All members get the same id for it, and never again.
+        """Make the native group of a new group, with an id that is equal on all members and new.
 
         Args:
-            native_id: that id, where the members have agreed on one; None: they all make as many
+            native_id: the id that the members have agreed on; None: each member makes equally many
                 groups of this name.
         """
         if self._mesh is None:
@@ -128,14 +111,14 @@ class Context:
         return self._mesh.group(native_id, members)
 
     def pace(self, bytes_per_us: float) -> None:
-        """Say what this rank's link to other hosts carries; 0: nobody knows."""
+        """Set the rate of this rank's link to other hosts; 0: unknown."""
         if self._mesh is not None and bytes_per_us:
             self._mesh.bound_out(max(_LEAST_OUT_BYTES, int(bytes_per_us * _OUT_US)))
 
     def let_go(self, native: engine.NativeGroup) -> None:
-        """Nobody holds a group any more, nor those of before: they go once their calls have ended.
+        """Drop a group that is not referenced any more, once its calls have ended.
 
-        Not with what is in flight: others may need it, though nobody here looks at it.
+        Calls in flight go on, since other ranks may need them.
         """
         self._unheld.append(native)
         for _ in range(len(self._unheld)):
@@ -147,10 +130,10 @@ class Context:
                 self._unheld.append(one)
 
     def keep(self, work: Work) -> None:
-        """Keep the buffers of a call until it is done, whoever drops them: the engine uses them."""
+        """Keep the buffers of a call alive until it is done, for the engine."""
         live, n_running = self._live, 0
-        # Two that run go to the back, so that those behind a call that takes long are looked at
-        # too. What is looked at is out of the queue: another thread may do the same at a time.
+        # Up to two running calls go to the back, so that a long call does not hide those behind it.
+        # Each is out of the queue meanwhile, since another thread may do the same.
         while live and n_running < 2:
             try:
                 oldest = live.popleft()
@@ -159,22 +142,22 @@ class Context:
             if not oldest[0].done():
                 live.append(oldest)
                 n_running += 1
-        # NOT the work itself, which has a hold on its group, and that on this context: whoever
-        # drops a group would leave only when Python's collector finds the cycle.
+        # NOT the work itself, which refers to its group, and so to this context: a dropped group
+        # would end only when Python's collector finds the cycle.
         live.append(work.lend())
 
     def close(self) -> None:
-        """Say goodbye to all peers and end the links. Idempotent."""
+        """Take leave of all peers and close the links. Idempotent."""
         # NOT `self._end()`: finalizers do nothing once the program is ending.
         self._end.detach()
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.close()
-            self._live.clear()  # all have ended; they would keep the descriptors of the mesh
-            self._unheld.clear()  # and so would these
+            self._live.clear()  # all have ended, and would keep the descriptors of the mesh
+            self._unheld.clear()
 
     def abandon(self) -> None:
-        """After fork, in the child: the links are the parent's, and nothing is said on them."""
+        """Drop the links in a forked child, which belong to the parent, without a message."""
         self._end.detach()
         for group in list(self.groups):
             group.abandon("a forked child has no part in its parent's groups")
@@ -185,7 +168,7 @@ _CONTEXTS: Final[weakref.WeakSet[Context]] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """End all worlds while the interpreter is whole, and let all threads out of native code."""
+    """Close all contexts while the interpreter is whole, and let threads leave native code."""
     for context in list(_CONTEXTS):
         context.close()
     COMPLETIONS.finish()
@@ -196,7 +179,7 @@ def _end_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # The native core has closed the links already: it hears of every fork, also of C libraries'.
+    # The native core has closed the links already: it is notified of every fork, also by C code.
     COMPLETIONS.forget_threads()
     for context in list(_CONTEXTS):
         context.abandon()
@@ -235,19 +218,19 @@ def meet(
     digest: bytes = b"",
     channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _digests: 1,
 ) -> Context:
-    """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
+    """Meet all ranks through `store` and connect to them; raises what `group.form` does.
 
     Args:
-        digest: for all ranks to read: `Context.digests` holds them by rank.
-        channels: returns the number of channels between hosts, given the hosts and the digests of
-            all ranks. Raises nothing.
+        digest: bytes for all ranks, which get them by rank as `Context.digests`.
+        channels: returns the number of channels between hosts from all hosts and digests; must not
+            raise.
     """
     with reporting_failure(store, rank, size):
         tuning = _Tuning.read()
         heed_signal()
     arenas: list[engine.Arena] = []
 
-    # NOT two at a time: our part of the memory may be the same as before.
+    # NOT two arenas at a time: both may have the same memory.
     def make(n_local: int) -> int:
         arenas.clear()
         arenas.append(engine.Arena.create(n_local))
@@ -266,16 +249,16 @@ def meet(
                 digest=digest,
             )
             if not arenas:
-                make(1)  # alone: nobody to share it with
+                make(1)  # no rank of this host shares it
             hosts = [info.host_id for info in _rank_infos(membership)]
             n_channels = channels(hosts, membership.digests)
             return _context_of(membership, arenas[0], n_channels, tuning)
     finally:
-        arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
+        arenas.clear()  # a caller that keeps the error keeps this frame
 
 
 def connect(membership: Membership, n_channels: int, dead_s: float) -> Context:
-    """Link up with ranks that are each alone on a host, and known already.
+    """Connect to ranks that are known already, each alone on its host.
 
     Args:
         membership: its listeners are taken.
@@ -332,7 +315,7 @@ _PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]
 
 
 def _places(membership: Membership) -> list[_PeerPlace]:
-    """Where the mesh finds each peer, and how many paths lead there: as many as the lower says."""
+    """Return each peer's addresses and number of paths, which the lower rank sets."""
     found: list[_PeerPlace] = []
     for peer in membership.peers:
         lower = peer.listens_at if peer.rank < membership.rank else membership.listens_at
@@ -342,7 +325,7 @@ def _places(membership: Membership) -> list[_PeerPlace]:
 
 
 def _rank_infos(membership: Membership) -> list[RankInfo]:
-    """Where each rank is."""
+    """Return the place of each rank."""
     rank_infos = {
         peer.rank: RankInfo(peer.host_label, "" if peer.is_local else peer.address, peer.host_id)
         for peer in membership.peers
@@ -358,8 +341,8 @@ def _check_isa() -> None:
     wanted, here = os.environ.get("SHOAL_ISA"), engine.fold_isa()
     if wanted not in (None, here):
         raise UsageError(
-            f"SHOAL_ISA={wanted!r} cannot run here, where {here} does: known are baseline, avx2 "
-            "and avx512, as far as the processor has them"
+            f"SHOAL_ISA={wanted!r} cannot run on this processor, which runs {here}; known are "
+            "baseline, avx2 and avx512"
         )
 
 
@@ -375,12 +358,12 @@ def _integer(name: str, default: int, least: int, most: int) -> int:
         return default
     if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise UsageError(
-            f"{name}={text!r} is no integer from {least} to {most}; the default is {default}"
+            f"{name}={text!r} is not an integer from {least} to {most}; the default is {default}"
         )
     return int(text)
 
 
 def hash_of(*parts: object) -> int:
-    """64 bits that are the same in every process."""
+    """Return a hash of 64 bits that is equal in every process."""
     text = "\0".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

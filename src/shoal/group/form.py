@@ -36,20 +36,20 @@ def form(
     """Meet all ranks through `store` and return the group of all of them.
 
     Args:
-        store: reached by all ranks; only needed until this returns.
-        timeout_s: seconds for the meeting, and for every later call that names none of its own.
-        wire: how large sums travel between hosts, as `Group` says; None: as `SHOAL_WIRE` does.
+        store: a store for all ranks, needed until this returns.
+        timeout_s: seconds for the meeting, and the default timeout of calls.
+        wire: the encoding of large sums between hosts, see `Group`; None: `SHOAL_WIRE`.
 
     Raises (nothing is left open):
-        UsageError: a variable or the tuning file is wrong, or not the same on all ranks; keys
-            differ, no descriptors are left.
-        TimedOut: names the ranks that did not come.
+        UsageError: a variable or the tuning file is wrong, or differs between ranks; keys differ;
+            no file descriptor is left.
+        TimedOut: names the ranks that did not join.
         PeerLost: the store is gone.
         ShoalError: no shared memory is left.
     """
     with reporting_failure(store, rank, size):
         warn_of_unknown(os.environ)
-        settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
+        settings = Settings.read()  # wrong settings are refused before other ranks wait
         if wire is not None:
             settings = settings._replace(wire=parse_wire(wire))
         kind = _kind_of_group(settings, name)
@@ -70,29 +70,29 @@ def form(
         raise
     group.begin()
     if size > 1:
-        load("shoal.plan.choose")  # for the first call, which may find no descriptor left
+        load("shoal.plan.choose")  # the first call may have no file descriptor left
     return group
 
 
 def _kind_of_group(settings: Settings, name: str) -> type[Group]:
-    """The class of the group of all ranks. UsageError if its servers are named wrong."""
+    """Return the class of the group of all ranks. Raises UsageError if its servers are wrong."""
     if not settings.servers or name != "world":
         return Group
-    from shoal.group.pool.served_group import ServedGroup  # loads a lot, and few jobs have servers
+    from shoal.group.pool.served_group import ServedGroup  # slow to load, and few jobs have servers
 
     ServedGroup.check(os.environ)
     return ServedGroup
 
 
 def _mbit_of(store: Store) -> int | None:
-    """The class of this rank's interface to other hosts; None if none is known, or needed."""
+    """Return the class of the rate of this rank's interface to other hosts; None: unknown."""
     try:
         return reported_mbit(choose_address(os.environ.get("MASTER_ADDR") or store.host).interface)
     except UsageError:
-        return None  # should there be other hosts, joining them says what is wrong
+        return None  # joining other hosts, if there are any, raises the error
     except OSError as error:
         if not is_out_of_descriptors(error):
-            return None  # a sandbox may keep them from us; ranks of one host need none
+            return None  # a sandbox may hide the interfaces; ranks of one host need none
         raise UsageError(
-            "no file descriptor is left to look at the interfaces of this host: raise `ulimit -n`"
+            "no file descriptor is left to read this host's interfaces: raise `ulimit -n`"
         ) from error

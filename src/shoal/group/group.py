@@ -20,57 +20,57 @@ if TYPE_CHECKING:
 
 
 class Group(Members):
-    """Ranks that do collectives together.
+    """A group of ranks and its collectives.
 
     Every rank makes the same calls in the same order, or gives them the same names.
 
     Every call takes these keywords:
         name: matches the call with the other ranks' calls of this name; calls of one name, and
-            those without any, match by their order. Every name is remembered: reuse a few.
-        number: one that `reserve` has returned, in place of a name: calls of one number match.
-        subject: what the call is for (`Subject.of`), where ranks must agree on that too.
+            calls without a name, match by their order. Names are never forgotten: reuse a few.
+        number: a number from `reserve`, in place of a name: calls of one number match.
+        subject: the purpose of the call (`Subject.of`), if ranks must agree on it.
         timeout_s: seconds until the call fails; None takes the group's.
-        async_op: return a `Work` at once, and work on it in the background.
-        work: return a `Work` at once for the caller to `wait()` on next; nobody works before that.
+        async_op: return a `Work` at once, and work on the call in the background.
+        work: return a `Work` at once for the caller to `wait()` on next, when the work begins.
 
-    all_reduce and reduce_scatter also take `wire`, how their elements travel between hosts: "bf16"
+    all_reduce and reduce_scatter also take `wire`, the encoding of elements between hosts. "bf16"
     rounds float32 to bfloat16 and sends half the bytes; sums are folded in float32, and every rank
-    ends with the same bits (docs/wire.md tells the error); only for sum and avg of float32.
-    "identity" sends them as they are. None takes what the group was made with, for sums that can
-    and are 64 KiB or more; what cannot, or is smaller, travels as it is.
+    ends with the same bits (docs/wire.md has the error); only for sum and avg of float32.
+    "identity" sends elements as they are. None takes the group's wire, for sums of at least 64 KiB
+    that can use it, and else "identity".
 
-    Otherwise a call returns None when the result is there. Buffers are Spans or whatever
-    `span_of` takes; they are borrowed until the call is done.
+    Without async_op and work a call returns None when the result is there. Buffers are anything
+    that `span_of` takes; they are borrowed until the call is done.
 
     Raises (every call):
-        UsageError: bad arguments, and nothing has moved; or the ranks called different things,
-            and the group has ended.
-        PeerLost: a rank is gone, and the group has ended; `shrink` gives that of the survivors.
+        UsageError: bad arguments, and nothing has moved; or the ranks made different calls, and the
+            group has ended.
+        PeerLost: a rank is gone, and the group has ended; `shrink` returns the survivors' group.
             Buffers are partly folded.
         TimedOut: the deadline passed, and the group has ended.
         Closed: the group was closed or aborted.
     """
 
     def begin(self) -> None:
-        """It has formed, and its ranks may talk. Raises with the group closed."""
+        """Called when the group has formed. If it raises, the group is closed."""
 
     # Numbers.
 
     def reserve(self, count: int) -> range:
-        """The numbers of the next `count` calls without names, to be used later in any order.
+        """Return the numbers of the next `count` calls without names, to use later in any order.
 
-        Every rank reserves as many, in the same place among its calls. `number=` gives one of them
-        to a call; the ranks may use them in other orders. Each is good for one call, and one that
-        no rank is going to use is for all of them to `skip`. Nothing is said to anyone.
+        Every rank reserves equally many, in the same place among its calls, and may use them in its
+        own order by `number=`. Each is for one call; numbers that no rank will use are to be
+        skipped by all. Nothing is sent.
 
         Args:
-            count: up to `numbers.MOST_APART`. Calls may be so far out of order, so that many
-                numbers after one that is neither used nor skipped, calls raise UsageError.
+            count: up to `numbers.MOST_APART`, the most that calls may be out of order: later calls
+                than that after an open number raise UsageError.
         """
         return self._numbers.reserve(count)
 
     def skip(self, number: int) -> None:
-        """No rank will use this number; all ranks skip the same ones. UsageError if it is gone."""
+        """Give up a number, on all ranks. Raises UsageError if it is not open."""
         self._numbers.skip(number)
 
     # Collectives.
@@ -87,47 +87,38 @@ class Group(Members):
         """Fold `data` over all ranks, in place: the same bits on every rank.
 
         Args:
-            data: any number of elements, as many and of the same type on every rank.
+            data: any number of elements, equally many of the same type on every rank.
             op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
-            wire: "bf16", "identity" or None, as `Group` says.
-            priority: from -1000 to 1000: of large calls whose data waits to leave for other hosts,
-                those of the highest go first. A plan is kept for each: use a few.
-                Servers take no notice of it.
+            wire: "bf16", "identity" or None, see `Group`.
+            priority: from -1000 to 1000. Data of large calls leaves for other hosts by priority,
+                highest first, except to servers. A plan is kept for each priority: use a few.
         """
         span = span_of(data)
         key = ("all_reduce", span.dtype, op, span.n_elems, wire, priority)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(
-                key, span.dtype, span.n_elems, parse_op(op), wire=wire, priority=priority
-            )
+        plan = self._plans.get(key) or self._plan(
+            key, span.dtype, span.n_elems, parse_op(op), wire=wire, priority=priority
+        )
         return self._start_in_place(plan, span, how)
 
     def broadcast(self, data: Any, root: int = 0, **how: Unpack[CallOptions]) -> Work | None:
-        """Overwrite `data` with that of rank `root`."""
+        """Overwrite `data` with the data of rank `root`."""
         self._check_rank(root, "root")
         span = span_of(data, writable=self.rank != root)
         key = ("broadcast", span.dtype, root, span.n_elems)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(key, span.dtype, span.n_elems, root=root)
+        plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems, root=root)
         return self._start_in_place(plan, span, how)
 
     def reduce(
         self, data: Any, root: int = 0, op: Op | str = Op.SUM, **how: Unpack[CallOptions]
     ) -> Work | None:
-        """Fold `data` over all ranks into that of rank `root`, in place; the others' is only read.
+        """Fold `data` over all ranks into the data of rank `root`; other ranks' data is only read.
 
-        Args:
-            data: any number of elements, as many and of the same type on every rank.
-            op: as for `all_reduce`.
+        Args: as for `all_reduce`.
         """
         self._check_rank(root, "root")
         span = span_of(data, writable=root == self.rank)
         key = ("reduce", span.dtype, op, span.n_elems, root)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), root)
+        plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems, parse_op(op), root)
         return self._start_in_place(plan, span, how)
 
     def all_gather(self, outputs: Any, data: Any, **how: Unpack[CallOptions]) -> Work | None:
@@ -144,9 +135,7 @@ class Group(Members):
         self._check_apart("outputs", blocks, "data", BlockBuffers((span,), (span.n_elems,)))
         if blocks.even:
             key = ("all_gather", span.dtype, None, span.n_elems)
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plan(key, span.dtype, span.n_elems)
+            plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems)
         else:
             plan = self._uneven_plan("all_gather", span.dtype, blocks=blocks.lengths)
         return self._start_between(plan, (span,), blocks.spans, how)
@@ -174,9 +163,9 @@ class Group(Members):
         self._check_apart("output", BlockBuffers((span,), (span.n_elems,)), "inputs", blocks)
         if blocks.even:
             key = ("reduce_scatter", span.dtype, op, span.n_elems, wire)
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), wire=wire)
+            plan = self._plans.get(key) or self._plan(
+                key, span.dtype, span.n_elems, parse_op(op), wire=wire
+            )
         else:
             plan = self._uneven_plan(
                 "reduce_scatter", span.dtype, parse_op(op), blocks=blocks.lengths, wire=wire
@@ -196,9 +185,7 @@ class Group(Members):
         span = span_of(data, writable=False)
         spans = self._at_root("outputs", outputs, "data", span, root)
         key = ("gather", span.dtype, None, span.n_elems, root)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(key, span.dtype, span.n_elems, root=root)
+        plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems, root=root)
         return self._start_between(plan, (span,), spans, how)
 
     def scatter(
@@ -214,9 +201,7 @@ class Group(Members):
         span = span_of(output)
         spans = self._at_root("inputs", inputs, "output", span, root)
         key = ("scatter", span.dtype, None, span.n_elems, root)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(key, span.dtype, span.n_elems, root=root)
+        plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems, root=root)
         return self._start_between(plan, spans, (span,), how)
 
     def all_to_all(self, outputs: Any, inputs: Any, **how: Unpack[CallOptions]) -> Work | None:
@@ -224,11 +209,11 @@ class Group(Members):
 
         Args:
             outputs: one buffer of size * n elements, or `size` buffers whose lengths may differ,
-                also from rank to rank; written. Block s is as long as rank s's input for this
-                rank: if it is not, the group ends on every rank with an error that names both.
-            inputs: likewise; never written. This rank's own block may be that of `outputs`.
+                also from rank to rank; written. Block s must be as long as rank s's input for this
+                rank; else the group ends on every rank with an error that names both.
+            inputs: likewise; never written. This rank's own block may be the one of `outputs`.
 
-        Where `SHOAL_ALGO` or a tuning file says bruck, all ranks must give lists, or none.
+        If `SHOAL_ALGO` or a tuning file names bruck, all ranks must give lists, or none.
         """
         written = self._blocks("outputs", outputs, writable=True)
         read = self._blocks("inputs", inputs, writable=False)
@@ -237,9 +222,7 @@ class Group(Members):
         dtype, n_elems = read.spans[0].dtype, read.lengths[0]
         if len(written.spans) == len(read.spans) == 1:
             key = ("all_to_all", dtype, None, n_elems)
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plan(key, dtype, n_elems)
+            plan = self._plans.get(key) or self._plan(key, dtype, n_elems)
         else:
             plan = self._uneven_plan("all_to_all", dtype, sent=read.lengths, taken=written.lengths)
         return self._start_between(plan, read.spans, written.spans, how)
@@ -248,16 +231,14 @@ class Group(Members):
         """Return when every rank has called it."""
         token = span_of(bytearray(1))
         key = ("barrier", token.dtype)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(key, token.dtype, 1, Op.BOR)
+        plan = self._plans.get(key) or self._plan(key, token.dtype, 1, Op.BOR)
         return self._start_in_place(plan, token, how)
 
     def send(self, data: Any, to: int, tag: int = 0, **how: Unpack[CallOptions]) -> Work | None:
         """Send `data` to rank `to`; small messages return before they are received.
 
         Args:
-            tag: any 64-bit integer; messages of one tag between two ranks meet in their order.
+            tag: any 64-bit integer; messages of one tag between two ranks match in order.
         """
         return self._message("send", data, to, tag, how)
 
@@ -269,7 +250,6 @@ class Group(Members):
         Receives of one tag take messages in the order in which they are called.
 
         Args:
-            source: a rank; None takes the message that comes first from any, and `Work.source`
-                tells whose it was.
+            source: a rank; None takes the first message from any rank, which `Work.source` names.
         """
         return self._message("recv", data, source, tag, how)

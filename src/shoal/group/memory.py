@@ -1,4 +1,4 @@
-"""`shoal.empty`: memory that peers on the same host can map, so that it is never copied."""
+"""`shoal.empty`: memory that peers on the same host can map, so it is never copied."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from shoal.errors import ShoalError, UsageError
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
-    """Memory for `shape` elements that collectives inside a host use in place.
+    """Return zeroed memory for `shape` elements that collectives inside a host use in place.
 
-    The pages are reserved at once, shared with host-mates when a collective first uses them, and
-    freed when the array or tensor and everything that views it are gone. The contents are zero.
+    The pages are reserved at once, shared with ranks of the host when a collective first uses them,
+    and freed with the last array or tensor that views them.
 
-    A forked child reads them, and what it writes is its own. Pages that it has not written to show
-    what the parent and its host-mates write later: copy what must not change.
+    A forked child can read them, and its writes are its own. Pages that it has not written show
+    later writes of the parent and the host's other ranks: copy values that must not change.
 
     Args:
         shape: as NumPy's; an int is one dimension.
-        dtype: a name or NumPy dtype gives a NumPy array; a torch dtype gives a CPU tensor.
+        dtype: a name or NumPy dtype gives a NumPy array, a torch dtype a CPU tensor.
 
     Raises:
         UsageError: a negative dimension, an unknown dtype, or a name that NumPy lacks (bfloat16:
             pass torch.bfloat16).
-        ShoalError: the machine, or the memory limit of this container, has not so much left; says
-            how much was asked for and what is left.
+        ShoalError: the machine or container has too little memory; gives the sizes.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
@@ -52,13 +51,13 @@ def stream_copy(to: int, source: int, n_bytes: int) -> None:
 
 
 def allocate(n_bytes: int, what: str) -> ctypes.Array[ctypes.c_byte]:
-    """So many zero bytes of such memory, freed with the object that is returned.
+    """Return zeroed bytes of such memory, freed with the returned object.
 
     Args:
-        what: it is for, for the message.
+        what: the purpose, for the message.
 
     Raises:
-        ShoalError: as `empty` does.
+        ShoalError: see `empty`.
     """
     from shoal import engine  # the native core loads with the first use, not with `import shoal`
 

@@ -1,4 +1,4 @@
-"""The numbers of a group's calls without names: by them the calls of all ranks match."""
+"""The numbers of a group's calls without names, by which the calls of all ranks match."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Final
 from shoal.errors import UsageError
 from shoal.limits import CALLS_REMEMBERED
 
-# How far calls may be out of order. A rank takes what it hears of a call for late news of one that
-# is over if it has made one `CALLS_REMEMBERED` numbers higher. Half of that is plenty, and leaves
-# room for what two ranks can be from a third.
+# Calls may be so far out of order. A rank that has made a call `CALLS_REMEMBERED` numbers higher
+# takes a message for late news of an ended call. Half of that leaves room for the distance between
+# two ranks.
 MOST_APART: Final = CALLS_REMEMBERED // 2
 MOST_OPEN: Final = 2 * MOST_APART
-"""Numbers that are reserved and neither used nor skipped: the upper half may not be used yet."""
+"""The most numbers reserved, and neither used nor skipped; the upper half may not be used yet."""
 
 
 class Numbers:
-    """One rank's numbers in one group: in program order, but for those that were reserved.
+    """One rank's numbers in one group, in program order except for reserved numbers.
 
     Args:
-        where: whose they are, for messages.
+        where: the group and rank, for messages.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._lock = threading.Lock()
         self._next = 1
-        self._open: dict[int, None] = {}  # reserved ones that may yet be used, in their order
-        self._last = math.inf  # the highest that may be used, because of the lowest of these
+        self._open: dict[int, None] = {}  # reserved and not yet used, in order
+        self._last = math.inf  # the highest number that may be used, given the lowest open one
 
     def take(self) -> int:
-        """The next one that nobody has reserved.
+        """Return the next number that is not reserved.
 
         Raises:
-            UsageError: it is too far from one that was reserved; it was not taken.
+            UsageError: it is too far from an open reserved number; it was not taken.
         """
         with self._lock:
             number = self._next
@@ -46,11 +46,10 @@ class Numbers:
             return number
 
     def reserve(self, count: int) -> range:
-        """The next `count`, to be used later in any order.
+        """Return the next `count` numbers, to be used later in any order.
 
         Raises:
-            UsageError: that is no count, or more than may be out of order, or too many that were
-                reserved before are open.
+            UsageError: `count` is not from 0 to `MOST_APART`, or too many numbers are open.
         """
         try:
             n = operator.index(count)
@@ -59,14 +58,13 @@ class Numbers:
         if not 0 <= n <= MOST_APART:
             raise UsageError(
                 f"{self._where}: reserve({n}): from 0 to {MOST_APART} numbers can be reserved "
-                "at once, since calls may be so far out of order; reserve more when some are used"
+                "at once, the most that calls may be out of order; reserve more when some are used"
             )
         with self._lock:
             if len(self._open) + n > MOST_OPEN:
                 raise UsageError(
-                    f"{self._where}: reserve({n}), and {len(self._open)} numbers that were "
-                    "reserved before are neither used nor skipped, of at most "
-                    f"{MOST_OPEN}; use or skip some first"
+                    f"{self._where}: reserve({n}), but {len(self._open)} of at most {MOST_OPEN} "
+                    "reserved numbers are neither used nor skipped; use or skip some first"
                 )
             numbers = range(self._next, self._next + n)
             self._next += n
@@ -75,11 +73,11 @@ class Numbers:
             return numbers
 
     def use(self, number: int) -> int:
-        """Use one that was reserved; returns it.
+        """Use a reserved number, and return it.
 
-        Raises:
-            UsageError: it was not reserved, or it is used or skipped already, or too far from
-                another that is open. It is as before.
+        Raises (nothing has changed):
+            UsageError: it is not reserved, is used or skipped already, or is too far from another
+                open number.
         """
         with self._lock:
             self._check(number, "use")
@@ -89,18 +87,18 @@ class Numbers:
             return number
 
     def skip(self, number: int) -> None:
-        """No call will have it. Raises UsageError if it was not reserved, or not any more."""
+        """Give up a reserved number. Raises UsageError if it is not open."""
         with self._lock:
             self._check(number, "skip")
             self._let_go(number)
 
     def is_open(self, number: int) -> bool:
-        """Whether a call may yet have it: it is reserved, or has not come."""
+        """Return True if a call may still have this number."""
         with self._lock:
             return number >= self._next or number in self._open
 
     def lowest_open(self) -> int:
-        """The lowest that a call may yet have."""
+        """Return the lowest number that a call may still have."""
         with self._lock:
             return next(iter(self._open), self._next)
 
@@ -108,10 +106,10 @@ class Numbers:
         if isinstance(number, int) and number in self._open:
             return
         is_past = isinstance(number, int) and 0 < number < self._next
-        was = "it was used or skipped before" if is_past else "nobody has reserved it"
+        was = "it was used or skipped before" if is_past else "it is not reserved"
         raise UsageError(
-            f"{self._where}: cannot {what} number {number!r}: {was}; each that `reserve` returns "
-            "is good for one call"
+            f"{self._where}: cannot {what} number {number!r}: {was}; each number from `reserve` "
+            "is for one call"
         )
 
     def _let_go(self, number: int) -> None:
@@ -125,6 +123,6 @@ class Numbers:
     def _refuse(self, number: int) -> None:
         lowest = next(iter(self._open))
         raise UsageError(
-            f"{self._where}: call {number} is more than {MOST_APART} after number {lowest}, which "
-            "was reserved and neither used nor skipped; use or skip it first"
+            f"{self._where}: call {number} is more than {MOST_APART} after the reserved number "
+            f"{lowest}, which is neither used nor skipped; use or skip it first"
         )

@@ -1,7 +1,7 @@
-"""Brings what survivors tell each other to the others, until they agree on the next view.
+"""Exchanges reports between survivors until they agree on the next view.
 
-`view.py` is what they tell, and what follows from it. It travels as messages in groups of two,
-one for each other rank: such a group lives for as long as its one link does, whoever else is lost.
+`view.py` has the reports and their consequences. They travel as messages in groups of two, one with
+each other rank: such a group lives as long as its one link, whichever other ranks are lost.
 """
 
 from __future__ import annotations
@@ -9,41 +9,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.view import Agreement, Report, View, decode, n_report_bytes
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from shoal.engine import Mesh, RankInfo
-    from shoal.group.calls import CallOptions
+    from shoal.group.group import Group
     from shoal.group.work import Work
 
-# The first words of the reason where a peer lived on and counts this rank as lost
+# The first words of the reason if a living peer counts this rank as lost
 # (native/engine/life/faults.cc).
 GAVE_UP: Final = "gave this rank up"
 
 _MOST_NAMED: Final = 8  # ranks in an error
-
-
-class Pair(Protocol):
-    """The group of this rank and one other."""
-
-    rank: int
-
-    def send(self, data: Any, to: int, **how: Unpack[CallOptions]) -> Work | None:
-        """As `Group.send`."""
-
-    def recv(self, data: Any, source: int | None, **how: Unpack[CallOptions]) -> Work | None:
-        """As `Group.recv`."""
-
-    def ended(self) -> ShoalError | None:
-        """As `Group.ended`."""
-
-    def close(self) -> None:
-        """As `Group.close`."""
 
 
 class Line:
@@ -52,32 +32,32 @@ class Line:
     Threads: any; one shrinks at a time.
 
     Args:
-        rank: of this process, in the group as it was formed.
-        rank_infos: where each rank of that group is.
-        pair_with: makes the group of this rank and another of them.
+        rank: this process's rank in the group as it was formed.
+        rank_infos: the place of each rank of that group.
+        pair_with: makes the group of this rank and another one.
     """
 
     def __init__(
-        self, rank: int, rank_infos: Sequence[RankInfo], pair_with: Callable[[int], Pair]
+        self, rank: int, rank_infos: Sequence[RankInfo], pair_with: Callable[[int], Group]
     ) -> None:
         self._rank_infos = rank_infos
         self._pair_with = pair_with
         self._lock = threading.Lock()
         self._agreement = Agreement(rank, len(rank_infos))
         self._said: Report | None = None
-        self._pairs: dict[int, Pair] = {}
+        self._pairs: dict[int, Group] = {}
         self._coming: dict[int, tuple[Work, bytearray]] = {}
         self._why: dict[int, str] = {}
-        self._dismissed: set[int] = set()  # who is out, and was told
+        self._dismissed: set[int] = set()  # excluded ranks that have been told
 
     def next_view(
         self, view: View, out: Iterable[int], timeout_s: float, mesh: Mesh, title: str
     ) -> View:
-        """The view after `view` in which all survivors are, and none of `out`.
+        """Return the view after `view`, with all survivors except the ranks `out`.
 
         Raises (this may be called again):
-            TimedOut: names the ranks that live and did not come.
-            PeerLost: the others go on without this rank; for ever.
+            TimedOut: names the living ranks that did not shrink.
+            PeerLost: the others go on without this rank, for good.
             Closed: the links were closed meanwhile.
         """
         with self._lock:
@@ -93,7 +73,7 @@ class Line:
                 if agreement.is_out:
                     raise self._left_out(view)
                 if agreement.is_settled:
-                    # Who agreed may be lost since, or we to it: a view that has ended is no use.
+                    # A rank that agreed may be lost since, or this one to it.
                     if self._look(peer for peer in agreement.members if peer != agreement.rank):
                         continue
                     self._dismiss()
@@ -101,11 +81,11 @@ class Line:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimedOut(f"{title}: shrink waited {timeout_s:g} s for {self._late()}")
-                # What ends between a look and the wait for it has moved the count.
+                # An end between the look and this wait has moved the count.
                 seen = mesh.wait_finished(seen, left_s)
 
     def _look(self, peers: Iterable[int]) -> bool:
-        """Find out whether some of these are lost already."""
+        """Return True if some of these peers are lost already."""
         errors = [(peer, self._pair(peer).ended()) for peer in peers]
         lost = [(peer, error) for peer, error in errors if isinstance(error, PeerLost)]
         for peer, error in lost:
@@ -113,36 +93,36 @@ class Line:
         return bool(lost)
 
     def _speak(self) -> None:
-        """Tell all others what has changed."""
+        """Send the own report to all others if it has changed."""
         own = self._agreement.own
         if own == self._said:
             return
         for peer in self._agreement.reachable:
             if peer in self._dismissed:
                 continue
-            word = bytearray(own.encode(len(self._rank_infos)))
+            report = bytearray(own.encode(len(self._rank_infos)))
             pair = self._pair(peer)
-            pair.send(word, 1 - pair.rank, async_op=True)  # if it fails, so does what we await
-        self._said = own  # NOT before: who is interrupted tells it again
+            pair.send(report, 1 - pair.rank, async_op=True)  # if it fails, the receive fails too
+        self._said = own  # NOT before: an interrupted rank sends it again
 
     def _listen(self) -> bool:
-        """Take in what has come from those who are awaited; whether there was any."""
+        """Read the reports that have come from the awaited ranks; return True if there was one."""
         has_come = False
         for peer in self._agreement.awaited:
             if peer not in self._coming:
-                pair, word = self._pair(peer), bytearray(n_report_bytes(len(self._rank_infos)))
-                coming = cast("Work", pair.recv(word, 1 - pair.rank, work=True))
-                self._coming[peer] = coming, word
-            coming, word = self._coming[peer]
+                pair, report = self._pair(peer), bytearray(n_report_bytes(len(self._rank_infos)))
+                coming = cast("Work", pair.recv(report, 1 - pair.rank, work=True))
+                self._coming[peer] = coming, report
+            coming, report = self._coming[peer]
             if coming.done():
                 has_come = True
                 del self._coming[peer]
-                self._take(peer, word, coming.error())
+                self._take(peer, report, coming.error())
         return has_come
 
-    def _take(self, peer: int, word: bytearray, error: ShoalError | None) -> None:
+    def _take(self, peer: int, report: bytearray, error: ShoalError | None) -> None:
         if error is None:
-            self._agreement.hear(peer, decode(word, len(self._rank_infos)))
+            self._agreement.receive(peer, decode(report, len(self._rank_infos)))
         elif isinstance(error, PeerLost):
             self._lose(peer, error)
         else:
@@ -154,19 +134,17 @@ class Line:
         self._coming.pop(peer, None)
         self._pairs.pop(peer).close()
 
-    def _pair(self, peer: int) -> Pair:
+    def _pair(self, peer: int) -> Group:
         if peer not in self._pairs:
             self._pairs[peer] = self._pair_with(peer)
         return self._pairs[peer]
 
     def _dismiss(self) -> None:
-        """Leave the pairs with those who are out: no receive may stay in flight for ever."""
+        """Leave the pairs with excluded ranks, so that no receive stays in flight for ever."""
         for peer in self._agreement.own.out & self._pairs.keys():
             self._dismissed.add(peer)
             self._coming.pop(peer, None)
             self._pairs.pop(peer).close()
-
-    # What went wrong, in words.
 
     def _left_out(self, view: View) -> PeerLost:
         agreement = self._agreement
@@ -185,5 +163,5 @@ class Line:
         late = agreement.silent or agreement.awaited
         named = ", ".join(f"rank {r} ({self._rank_infos[r]})" for r in late[:_MOST_NAMED])
         more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
-        what = "to call it too" if agreement.silent else "to say whom it has lost"
+        what = "to call it too" if agreement.silent else "to report the ranks it has lost"
         return f"{named}{more} {what}"

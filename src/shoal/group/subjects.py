@@ -1,11 +1,11 @@
-"""What calls are for, which ranks compare: sums of unlike things never meet."""
+"""Subjects: the averager, step and buffer of a call, so that unrelated sums never meet."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Final
 
-# As native/engine/segments/subject.h reads them.
+# As in native/engine/segments/subject.h.
 _N_NUMBERS: Final = 255
 _N_STEPS: Final = 1 << 14
 _N_BUFFERS: Final = 1 << 10
@@ -15,11 +15,11 @@ class Subject:
     """An averager of a group, in one of its steps.
 
     Args:
-        number: among the averagers of its group, from 1 on; the same on every rank.
-        what: it averages, in words for people.
+        number: the averager's number in its group, from 1 on; the same on every rank.
+        what: the averaged values, in words for people.
 
     Attributes:
-        step: that it is in, from 1 on.
+        step: its current step, from 1 on.
     """
 
     def __init__(self, number: int, what: str) -> None:
@@ -28,26 +28,26 @@ class Subject:
         self.step = 0
 
     def of(self, buffer: int) -> int:
-        """What a call for this buffer takes as its `subject`."""
+        """Return the `subject` of a call for this buffer."""
         return self.number << 24 | self.step % _N_STEPS << 10 | buffer % _N_BUFFERS
 
 
 class Subjects:
-    """Those of one group."""
+    """The subjects of one group."""
 
     def __init__(self) -> None:
         self._n = 0
         self._held: weakref.WeakSet[Subject] = weakref.WeakSet()
 
     def add(self, what: str) -> Subject:
-        """The next; every rank adds the same ones in the same order."""
+        """Add the next averager; every rank adds the same averagers in the same order."""
         self._n += 1
         subject = Subject(self._n, what)
         self._held.add(subject)
         return subject
 
     def told(self, error: str) -> str:
-        """What the averagers are that an error names."""
+        """Describe the averagers that an error names."""
         named = [one for one in self._held if f"for averager {one.number}, " in error]
         return "".join(
             f"; averager {one.number} averages {one.what}, and is in step {one.step} here"

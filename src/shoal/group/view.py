@@ -1,11 +1,11 @@
-"""Views: who is left of a group, and how the survivors come to agree on it.
+"""Views: the ranks that are left of a group, and how the survivors agree on them.
 
-A rank tells every other that it can reach whom it has lost, and tells them again when that changes.
-It is done when all that it can reach have lost the same, want the same number, and so mean the same
-view. No rank decides for others, nobody is asked about what only links know, and it does not matter
-in which order words come: what a rank tells only grows (docs/decisions/0018).
+A rank reports the ranks that it has lost to every other that it can reach, again after each change.
+It is done when all that it can reach have lost the same ranks and want the same number, so that
+they mean the same view. No rank decides for others, and the order of reports does not matter, since
+a report only grows (docs/decisions/0018).
 
-Pure: no clock, no link. `shrink.py` brings the words to the others.
+Pure: no clock, no link. `shrink.py` carries the reports.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class View(NamedTuple):
     """One membership of a group.
 
     Args:
-        number: 1 when the group was formed, more in every later view.
-        ranks: the ranks that its members had when the group was formed, ascending. The member
-            `ranks[r]` has rank r in this view.
-        lost: the other ranks that the group was formed with.
+        number: 1 when the group was formed, and higher in every later view.
+        ranks: the members' ranks when the group was formed, ascending. The member `ranks[r]` has
+            rank r in this view.
+        lost: the other ranks of the group when it was formed.
     """
 
     number: int
@@ -33,13 +33,13 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Report(NamedTuple):
-    """What a rank tells the others. Every part of it only grows.
+    """A rank's report to the others. Every part of it only grows.
 
     Args:
-        number: of the view that it means to enter; at least.
-        lost: whom it cannot reach any more.
-        out: who is to be left out though some can reach them.
-        gave_up: those among the lost who lived on, and said that they count it as lost.
+        number: the least number of the view that it will enter.
+        lost: the ranks that it cannot reach any more.
+        out: the ranks to exclude although some ranks can reach them.
+        gave_up: the lost ranks that were alive and reported this rank as lost.
     """
 
     number: int
@@ -49,11 +49,11 @@ class Report(NamedTuple):
 
     @property
     def gone(self) -> frozenset[int]:
-        """Who is in no view that it enters."""
+        """The ranks that are in no view that it enters."""
         return self.lost | self.out
 
     def encode(self, size: int) -> bytes:
-        """As many bytes for every report of a group of this size: `n_report_bytes` of them."""
+        """Return `n_report_bytes` bytes, equally many for all reports of a group of this size."""
         sets = (self.lost, self.out, self.gave_up)
         parts = (
             sum(1 << rank for rank in part).to_bytes(_n_set_bytes(size), "big") for part in sets
@@ -69,13 +69,13 @@ def _n_set_bytes(size: int) -> int:
 
 
 def n_report_bytes(size: int) -> int:
-    """How long a report is in a group of this size."""
+    """Return the length of a report in a group of this size."""
     return _N_NUMBER_BYTES + 3 * _n_set_bytes(size)
 
 
-def decode(word: bytes | bytearray, size: int) -> Report:
-    """The report that was encoded for this size. Ranks that there are not are passed over."""
-    number, rest = int.from_bytes(word[:_N_NUMBER_BYTES], "big"), word[_N_NUMBER_BYTES:]
+def decode(encoded: bytes | bytearray, size: int) -> Report:
+    """Return the report that was encoded for this size, without ranks that do not exist."""
+    number, rest = int.from_bytes(encoded[:_N_NUMBER_BYTES], "big"), encoded[_N_NUMBER_BYTES:]
     n_bytes = _n_set_bytes(size)
     bits = (int.from_bytes(rest[at * n_bytes : (at + 1) * n_bytes], "big") for at in range(3))
     return Report(number, *(frozenset(r for r in range(size) if part >> r & 1) for part in bits))
@@ -84,74 +84,73 @@ def decode(word: bytes | bytearray, size: int) -> Report:
 class Agreement:
     """One rank's part in agreeing on the next view of a group; it serves all views in turn.
 
-    Whoever drives it sends `own` to all `reachable` whenever it has changed, and brings what comes
-    from those who are `awaited`, until it `is_settled` or `is_out`. What others say may lie until
-    they are awaited.
+    The caller sends `own` to all `reachable` ranks after each change, and passes in the reports of
+    the `awaited` ranks, until it `is_settled` or `is_out`. Reports of other ranks may wait.
 
     Args:
-        rank: of this process, in the group as it was formed.
-        size: of the group as it was formed.
+        rank: this process's rank in the group as it was formed.
+        size: the size of the group as it was formed.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.own = Report(number=1)
-        self._heard: dict[int, Report] = {}
+        self._reports: dict[int, Report] = {}
 
     def ask(self, number: int, out: Iterable[int] = ()) -> None:
-        """This rank wants a view of at least this number, without those in `out`."""
+        """Ask for a view of at least this number, without the ranks `out`."""
         number = max(number, self.own.number)
         self._grow(self.own._replace(number=number, out=self.own.out | frozenset(out)))
 
     def lose(self, peer: int, gave_up: bool = False) -> None:
-        """The link with `peer` is gone. `gave_up`: the last word on it was that it gave us up."""
+        """Record that the link to `peer` is gone; `gave_up`: it reported this rank as lost."""
         gave = {peer} if gave_up else _NOBODY
         self._grow(self.own._replace(lost=self.own.lost | {peer}, gave_up=self.own.gave_up | gave))
 
-    def hear(self, peer: int, report: Report) -> None:
-        """`peer` has told this."""
+    def receive(self, peer: int, report: Report) -> None:
+        """Take in the report of `peer`."""
         if peer in self.own.gone:
             return
-        self._heard[peer] = report
+        self._reports[peer] = report
         number = max(self.own.number, report.number)
         self._grow(self.own._replace(number=number, out=self.own.out | report.out))
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Who would be in the view, as far as this rank knows."""
+        """The members of the view, as far as this rank knows."""
         gone = self.own.gone
         return tuple(rank for rank in range(self.size) if rank not in gone)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Who would not."""
+        """The ranks that are not in the view."""
         return tuple(sorted(self.own.gone))
 
     @property
     def reachable(self) -> tuple[int, ...]:
-        """To whom this rank talks: also to those who are to be left out, and have to know."""
+        """The ranks to send reports to, among them excluded ranks, which have to know."""
         away = self.own.lost | {self.rank}
         return tuple(rank for rank in range(self.size) if rank not in away)
 
     @property
     def is_out(self) -> bool:
-        """Whether the others go on without this rank."""
+        """True if the others go on without this rank."""
         return self.rank in self.own.out
 
     @property
     def left_out_by(self) -> tuple[int, ...]:
-        """Who has told this rank that it is out."""
-        return tuple(peer for peer, told in self._heard.items() if self.rank in told.out)
+        """The ranks that reported this rank as excluded."""
+        return tuple(peer for peer, report in self._reports.items() if self.rank in report.out)
 
     @property
     def is_settled(self) -> bool:
-        """Whether all members mean the view that this rank means."""
+        """True if all members mean the view that this rank means."""
         return not self.is_out and not self._doubtful() and self._all_agree()
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """The members who have yet to say something: that they agree, or what else."""
+        """The members whose next report decides: they do not agree yet, or another lost them."""
         named = self._named()
         return tuple(
             peer
@@ -161,15 +160,13 @@ class Agreement:
 
     @property
     def silent(self) -> tuple[int, ...]:
-        """The members who have not asked for this view."""
+        """The members that have not asked for this view."""
         return tuple(
             peer
             for peer in self.members
             if peer != self.rank
-            and (peer not in self._heard or self._heard[peer].number < self.own.number)
+            and (peer not in self._reports or self._reports[peer].number < self.own.number)
         )
-
-    # What follows from what was told.
 
     def _grow(self, own: Report) -> None:
         self.own = own
@@ -177,10 +174,9 @@ class Agreement:
             self.own = self.own._replace(out=self.own.out | more)
 
     def _parted(self) -> frozenset[int]:
-        """Of two that have lost each other, and that we can reach, the one that was given up.
+        """Of two reachable ranks that lost each other, the one that was given up, or the higher.
 
-        If neither was, or both, the one of the higher rank. NOT before both have said that they
-        lost the other: what only one has lost may be dead.
+        NOT before both have reported the loss: a rank that only one has lost may be dead.
         """
         kept: set[int] = set()
         for rank in self.members:
@@ -190,44 +186,37 @@ class Agreement:
         return frozenset(self.members) - kept
 
     def _was_given_up(self, rank: int, by: int) -> bool:
-        heard = self._heard
-        return by in heard[rank].gave_up and rank not in heard[by].gave_up
+        reports = self._reports
+        return by in reports[rank].gave_up and rank not in reports[by].gave_up
 
     def _have_parted(self, one: int, other: int) -> bool:
-        heard = self._heard
-        return (
-            one in heard
-            and other in heard
-            and other in heard[one].lost
-            and one in heard[other].lost
-        )
+        of_one, of_other = self._reports.get(one), self._reports.get(other)
+        return bool(of_one and of_other and other in of_one.lost and one in of_other.lost)
 
     def _forsaken(self) -> frozenset[int]:
-        """Once all mean the same view: who was given up by a rank that is not in it.
+        """Once all mean the same view, the members that a rank outside of it gave up.
 
-        That rank lived when it gave them up, and went on without them: in a view of its own, if
-        nobody has said that it is out.
+        That rank was alive when it gave them up, and may go on without them in a view of its own.
         """
         return self._doubtful() if self._all_agree() else _NOBODY
 
     def _doubtful(self) -> frozenset[int]:
-        told = {**self._heard, self.rank: self.own}
-        out = self.own.out
+        reports, out = {**self._reports, self.rank: self.own}, self.own.out
         return frozenset(
-            rank for rank in self.members if rank in told and not told[rank].gave_up <= out
+            rank for rank in self.members if rank in reports and not reports[rank].gave_up <= out
         )
 
     def _all_agree(self) -> bool:
         return all(peer == self.rank or self._agrees(peer) for peer in self.members)
 
     def _agrees(self, peer: int) -> bool:
-        report = self._heard.get(peer)
+        report = self._reports.get(peer)
         return (
             report is not None and report.number == self.own.number and report.gone == self.own.gone
         )
 
     def _named(self) -> frozenset[int]:
-        """Who is lost to some member, and not to us."""
+        """The members that another member has lost, and this rank has not."""
         members = self.members
-        lost = (self._heard[peer].lost for peer in members if peer in self._heard)
+        lost = (self._reports[peer].lost for peer in members if peer in self._reports)
         return frozenset().union(*lost) & frozenset(members)

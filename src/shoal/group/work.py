@@ -1,4 +1,4 @@
-"""A call in flight, and the thread that tells callbacks about its end."""
+"""A call in flight, and the thread that runs callbacks at its end."""
 
 from __future__ import annotations
 
@@ -7,47 +7,29 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError, TimedOut
 from shoal.threads import start
 
 if TYPE_CHECKING:
-    from shoal.engine import Call, Fault, Mesh
+    from shoal.engine import Call, Mesh
+    from shoal.group.calls import Calls
 
 # Longer than any call: the call's own deadline ends the wait.
 FOR_EVER_S: Final = 3e9
 
-# How long a call waits before it is said which rank is late to it, and then again. Sooner than most
-# programs save a checkpoint on one rank would be noise. Injected by tests.
+# A call that waits so long logs the ranks that are late to it. Many programs save a checkpoint on
+# one rank for less than this. Tests inject another value.
 LATE_S = 10.0
 
-
-class Origin(Protocol):
-    """The group of a call, as its Work needs it."""
-
-    @property
-    def mesh(self) -> Mesh | None:
-        """The links that the call runs on; None once they are closed."""
-
-    @property
-    def native_id(self) -> int | None:
-        """The group's number in the native core; None once it is closed."""
-
-    def error_from(self, native: tuple[Fault, int, str, str]) -> ShoalError | None:
-        """The exception that a native error stands for."""
-
-
-# A call, and what keeps its buffers alive, emptied when it is known to be done. Has no hold on the
-# group.
+# A call and the owners of its buffers, emptied when the call is known to be done. Does not refer to
+# the group.
 Loan = tuple["Call", list[object]]
 
 
-def wait_long(group: Origin, call: Call, timeout_s: float) -> bool:
-    """As `call.wait`; says who is late to the call meanwhile.
-
-    No timer but the waiting thread's own is behind it, and that thread sleeps in the engine.
-    """
+def wait_long(group: Calls, call: Call, timeout_s: float) -> bool:
+    """Wait like `call.wait`, and log the ranks that are late to the call."""
     while timeout_s > LATE_S:
         if call.wait(LATE_S):
             return True
@@ -57,32 +39,32 @@ def wait_long(group: Origin, call: Call, timeout_s: float) -> bool:
 
 
 def warn_of_late(native_id: int | None, late_s: float) -> None:
-    """See state/late.py, which is loaded for the first rank that is late."""
+    """Call the function of state/late.py, which loads with the first late rank."""
     from shoal.state.late import warn_of_late as warn
 
     warn(native_id, late_s)
 
 
 class Work:
-    """One collective that has been started. Its buffers are borrowed until it is done."""
+    """A collective that has been started. Its buffers are borrowed until it is done."""
 
     __slots__ = ("_call", "_group", "_lent", "_owners")
 
-    def __init__(self, group: Origin, call: Call, owners: object) -> None:
+    def __init__(self, group: Calls, call: Call, owners: object) -> None:
         self._group = group
         self._call = call
         self._owners = owners
         self._lent: list[object] | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when the result is there; the waiting thread does the work meanwhile.
+        """Wait for the result; the waiting thread does the work meanwhile.
 
         Args:
             timeout_s: seconds for this wait; None waits until the call's own deadline.
 
         Raises:
-            TimedOut: this wait was too short, and the call goes on; or the call's own deadline
-                passed, and the group has ended.
+            TimedOut: `timeout_s` passed, and the call goes on; or the call's own deadline passed,
+                and the group has ended.
             PeerLost, UsageError, Closed: the group has ended; the buffers are partly folded.
             KeyboardInterrupt: the call goes on.
         """
@@ -98,23 +80,23 @@ class Work:
         try:
             raise error
         finally:
-            del error  # it keeps this frame: as a cycle they would keep the buffers too
+            del error  # it refers to this frame: the cycle would keep the buffers alive
 
     def done(self) -> bool:
-        """Whether the call has ended, well or not."""
+        """Return True if the call has ended, also with an error."""
         ended = self._call.done()
         if ended:
             self._let_go()
         return ended
 
     def lend(self) -> Loan:
-        """What has to stay alive until the call is done, for whoever sees to that; once."""
+        """Return the objects to keep alive until the call is done; call it once."""
         self._lent = [self._owners]
         self._owners = None
         return self._call, self._lent
 
     def _let_go(self) -> None:
-        """Whoever keeps this object need not keep the buffers."""
+        """Drop the buffers, which a caller that keeps this object need not keep."""
         self._owners = None
         if self._lent is not None:
             self._lent.clear()
@@ -126,35 +108,35 @@ class Work:
 
     @property
     def group_id(self) -> int | None:
-        """The number of its group in the native core."""
+        """The native id of the group."""
         return self._group.native_id
 
     @property
     def source(self) -> int | None:
-        """Of a receive that is done: the rank of the group that the message came from."""
+        """The rank that a received message came from; None for other calls."""
         source = self._call.source()
         return source if source >= 0 else None
 
     @property
     def finished_ns(self) -> int:
-        """When the call ended, by `time.monotonic_ns`, whoever saw it when; 0 while it runs."""
+        """The time at which the call ended, by `time.monotonic_ns`; 0 while it runs."""
         return self._call.finished_ns
 
     def drive(self, timeout_s: float) -> bool:
-        """Help for a while; whether the call has ended. Raises nothing of the call's own."""
+        """Work on the call for a while; return True if it has ended, also with an error."""
         return self._call.wait(timeout_s)
 
     def error(self) -> ShoalError | None:
-        """Why it failed; None while it runs and when it went well."""
+        """Return the call's error; None while it runs and if it succeeded."""
         return None if self._call.succeeded() else self._group.error_from(self._call.error())
 
     def on_done(self, callback: Callable[[Work], None]) -> None:
         """Run `callback(self)` on shoal's completion thread once the call has ended.
 
-        Callbacks must not wait for collectives. What they raise is logged.
+        Callbacks must not wait for collectives. Their exceptions are logged.
 
         Raises:
-            ShoalError: the call runs, and no thread can be had to wait for it.
+            ShoalError: the call runs, and no thread can be started to wait for it.
         """
         COMPLETIONS.add(self, callback)
 
@@ -165,10 +147,10 @@ _Entry = tuple[Work, Callable[[Work], None]]
 
 
 def wait_for_an_end(work: Work, seen: int) -> int:
-    """Return once any call on the mesh of `work`, which runs, has ended, or is late.
+    """Wait until any call on the mesh of `work`, which runs, has ended, or is late.
 
     Args:
-        seen: what this returned before; -1 at first. If calls have ended since, it returns at once.
+        seen: the last result; -1 at first. If calls have ended since, it returns at once.
     """
     mesh = work.mesh
     if mesh is None:  # closed, or about to be
@@ -188,14 +170,14 @@ def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
 
 
 def follow(work: Work, callback: Callable[[Work], None]) -> None:
-    """Run `callback(work)` at the end of a call that somebody may wait for.
+    """Run `callback(work)` at the end of a call, on shoal's completion thread.
 
-    On shoal's completion thread; where none can be had, this thread waits for the call.
+    If that cannot be started, this thread waits for the call.
     """
     try:
         work.on_done(callback)
     except ShoalError as error:
-        _LOG.warning("a thread of shoal's waits for one call after the other: %s", error)
+        _LOG.warning("the calling thread waits for a call: %s", error)
         with contextlib.suppress(ShoalError):
             work.wait()
         callback(work)
@@ -204,8 +186,8 @@ def follow(work: Work, callback: Callable[[Work], None]) -> None:
 class _Completions:
     """Runs the callbacks of calls, on a thread for each mesh while it has such calls.
 
-    A thread that waits for the end of a call cannot be told of one that has ended before: those
-    have a thread of their own, under the key `_ENDED`.
+    Calls that had ended before they were added have a thread of their own, under the key `_ENDED`:
+    the others wait for the next end.
     """
 
     _LINGER_S: Final = 1.0  # a thread waits this long for more before it ends
@@ -216,7 +198,7 @@ class _Completions:
         self.forget_threads()
 
     def forget_threads(self) -> None:
-        """At first, and after fork: the child has none, and none of the parent's calls."""
+        """Start with no threads and calls, also in a forked child."""
         self._changed = threading.Condition()
         self._entries: dict[int, list[_Entry]] = {}  # by the mesh's id; each has a thread
         self._threads: list[threading.Thread] = []
@@ -228,11 +210,11 @@ class _Completions:
         try:
             with self._changed:
                 self._put(key, entry)
-                # NOT looked at before it is put there: it may end meanwhile, and nobody would see.
+                # NOT before it is put there: an end in between would be missed.
                 if work.done():
                     self._entries[key].remove(entry)
                     self._put(self._ENDED, entry)
-        except ShoalError:  # no thread can be had
+        except ShoalError:  # no thread can be started
             if not work.done():
                 raise
             _run_callback(work, callback)
@@ -249,7 +231,7 @@ class _Completions:
 
     def _put(self, key: int, entry: _Entry) -> None:
         if key not in self._entries:
-            # First: it raises where no thread can be had.
+            # First, since it may raise.
             self._threads.append(start("shoal-completions", self._run, key))
             self._entries[key] = []
         self._entries[key].append(entry)
@@ -260,7 +242,7 @@ class _Completions:
         while self._has_some(key):
             seen = self._serve(key, seen)
 
-    # What names a call ends with these: a thread that waits for more keeps no group alive.
+    # Calls are named in these functions alone: a thread that waits for more keeps no group alive.
 
     def _serve(self, key: int, seen: int) -> int:
         self._run_ended(key)
@@ -279,7 +261,7 @@ class _Completions:
             _run_callback(work, callback)
 
     def _has_some(self, key: int) -> bool:
-        """Whether there are calls; waits a while for them. If not, the thread is to end."""
+        """Wait a while for calls; return False if there are none, and the thread must end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._entries[key] or self._is_ending, timeout=self._LINGER_S
