@@ -16,11 +16,7 @@ _LOG: Final = logging.getLogger("shoal")
 
 
 def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a daemon thread.
-
-    Raises:
-        ShoalError: the system refuses another thread.
-    """
+    """Start a daemon thread; ShoalError if the system refuses."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     try:
         thread.start()

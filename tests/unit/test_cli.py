@@ -12,8 +12,8 @@ from shoal.cli import main
 from shoal.cli.options import hosts_of, write
 from shoal.errors import UsageError
 from shoal.lab.cluster import Lab
-from shoal.lab.iproute import check_powers
 from shoal.lab.job import Job, private_key, server_command, tasks_of
+from shoal.lab.names import check_powers
 from shoal.rendezvous import job_key
 
 

@@ -69,15 +69,15 @@ REFUSED = {
         --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
         --workers 8 | add --servers K
         --servers 8 | add --workers N
-        --server-link 1Gb | --server-link is for --workers N --servers K; add both
+        --server-link 1Gb | needs --workers N --servers K; add --workers N
         --workers 0 --servers 1 | --workers 0: must be 2 to 4096
         --workers 1 --servers 2 | one worker has nothing to reduce
         --workers 5000 --servers 1 | --workers 5000: must be 2 to 4096
         --workers 4 --servers 1 --hosts 4 | drop --hosts
         --workers 4 --servers 1 --collective broadcast | drop --collective
-        --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each host
-        --workers 7 --servers 1 --workers-per-host 0 | at least one; give --workers-per-host 1
-        --workers 4 --servers 1 --workers-per-host 4 | or --workers 8 for two such hosts
+        --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each of several hosts
+        --workers 7 --servers 1 --workers-per-host 0 | give --workers-per-host 1
+        --workers 4 --servers 1 --workers-per-host 4 | give --workers-per-host 1 or 2
         --workers 4 --servers 1 --size 0 | --size 0: a tensor of no bytes
         --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
         --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2

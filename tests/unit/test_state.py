@@ -16,10 +16,10 @@ from shoal.cli import main
 from shoal.state import AtDeadline, document, watch
 from shoal.state import late as late_calls
 from shoal.state.culprit import verdict
+from shoal.state.document import WORDS, waits_of
 from shoal.state.files import pattern_of_job, stem_of, write
 from shoal.state.late import late_in
 from shoal.state.text import text_of
-from shoal.state.waits import WORDS, waits_of
 
 WHAT = "all_reduce float32[1024] sum by ring"
 

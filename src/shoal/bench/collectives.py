@@ -1,4 +1,4 @@
-"""Every collective that is timed, a row each: the result of a call, and its bus bandwidth.
+"""Every collective that is timed: the result of a call, by its contract, and its bus bandwidth.
 
 A call works on two tensors of one size, `data` and `other`. Where a collective cuts a tensor in one
 block per rank, that is the larger of the two it takes, and the smaller one is this rank's block of
@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from shoal.bench.values import Contribution
+from shoal.schedule.collectives import COLLECTIVES as ROWS
+from shoal.schedule.collectives import MESSAGE, Blocks, Collective, Root
 
 Call = Callable[[], object]
-Want = Callable[[int, Sequence[int], int, int], Mapping[int, Contribution]]
 
 
 class CallSpec(NamedTuple):
@@ -70,6 +71,68 @@ def there_and_back(on: On, send: Call, recv: Call) -> Call:
     return call
 
 
+@dataclass(frozen=True)
+class MeasuredCollective:
+    """One collective.
+
+    Args:
+        row: its definition; None for a message there and back, which only pairs of ranks make.
+        bus: bus bandwidth as a multiple of algorithm bandwidth, by the number of ranks: the least
+            data that each must send or receive, in sizes. nccl-tests has the same factor for any
+            algorithm, and for comparison it also counts with servers.
+        in_place: the ways there are: True if the result is in `data`, False if in `other`.
+        each: every rank brings a whole size of its own, so the ranks of a host add up.
+    """
+
+    row: Collective | None
+    bus: Callable[[int], float]
+    in_place: tuple[bool, ...]
+    each: bool = False
+
+    @property
+    def cut(self) -> bool:
+        """True if a tensor has a block for each rank; a block must have an element."""
+        return self.row is not None and not self.row.in_place
+
+    @property
+    def folds(self) -> bool:
+        """True if it takes an operation."""
+        return self.row is not None and self.row.folds
+
+    @property
+    def rooted(self) -> bool:
+        """True if it has a root."""
+        return self.row is not None and self.row.root is not Root.NONE
+
+    @property
+    def in_pairs(self) -> bool:
+        """True if ranks 0 and 1, 2 and 3 and so on exchange messages, and with no others."""
+        return self.row is None
+
+    def is_in_place(self, asked: bool | None) -> bool:
+        """Return True if a call works in place: as asked, or in the first way of the collective."""
+        return self.in_place[0] if asked is None else asked
+
+    def want(
+        self, rank: int, ranks: Sequence[int], n: int, root: int
+    ) -> Mapping[int, Contribution]:
+        """Return the required blocks of a rank's result by number, each of `n` elements.
+
+        Empty where nothing is promised: in a barrier, and on ranks other than the root of a reduce.
+        """
+        row = self.row
+        if row is None:
+            return {0: Contribution([rank ^ 1])}
+        if not row.carries or (row.root is Root.GETS and rank != root):
+            return {}
+        first = rank if row.writes is Blocks.OWN else 0
+        blocks = {}
+        for place, value in row.contract(rank, len(ranks), 1, root).postcondition.items():
+            start = value.ranks.start if row.reads is Blocks.OWN else value.chunk
+            blocks[first + place.chunk] = Contribution([ranks[r] for r in value.ranks], start * n)
+        return blocks
+
+
 def _once(_size: int) -> float:
     return 1.0
 
@@ -78,93 +141,19 @@ def _without_own(size: int) -> float:
     return (size - 1) / size
 
 
-@dataclass(frozen=True)
-class MeasuredCollective:
-    """One collective.
-
-    Args:
-        want: the blocks of the result by number, by (rank, ranks, elements of a block, root);
-            empty where nothing is promised.
-        bus: bus bandwidth as a multiple of algorithm bandwidth, by the number of ranks: what each
-            must send or get at least, in sizes. nccl-tests has the same factor, for any
-            algorithm, with servers too: else it could not be compared.
-        cut: in blocks of one rank each; a block must have an element.
-        in_place: the ways there are: True if the result is in `data`, False if in `other`.
-        folds: True if it takes an operation.
-        rooted: True if it has a root.
-        in_pairs: ranks 0 and 1, 2 and 3 and so on have to do with each other, and with no others.
-        each: every rank brings a whole size of its own, so that those of one host add up.
-    """
-
-    want: Want
-    bus: Callable[[int], float] = _once
-    cut: bool = False
-    in_place: tuple[bool, ...] = (True,)
-    folds: bool = False
-    rooted: bool = False
-    each: bool = False
-    in_pairs: bool = False
-
-    def is_in_place(self, asked: bool | None) -> bool:
-        """Return True if a call works in place: as asked, or in the first way of the collective."""
-        return self.in_place[0] if asked is None else asked
-
-
-_BOTH: Final = (False, True)
-
-
-def _sum(_rank: int, ranks: Sequence[int], _n: int, _root: int) -> Mapping[int, Contribution]:
-    return {0: Contribution(ranks)}
-
-
-def _each(_rank: int, ranks: Sequence[int], n: int, _root: int) -> Mapping[int, Contribution]:
-    return {block: Contribution([peer], block * n) for block, peer in enumerate(ranks)}
-
-
-def _at_root(want: Want) -> Want:
-    return lambda rank, ranks, n, root: want(rank, ranks, n, root) if rank == root else {}
-
+_BUS: Final[Mapping[str, Callable[[int], float]]] = {
+    "all_reduce": lambda size: 2 * _without_own(size),
+    "broadcast": _once,
+    "reduce": _once,
+    "barrier": lambda _size: 0.0,
+}
 
 COLLECTIVES: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
     {
-        "all_reduce": MeasuredCollective(_sum, lambda size: 2 * _without_own(size), folds=True),
-        "broadcast": MeasuredCollective(
-            lambda _rank, _ranks, _n, root: {0: Contribution([root])}, rooted=True
-        ),
-        "reduce": MeasuredCollective(_at_root(_sum), folds=True, rooted=True),
-        "all_gather": MeasuredCollective(_each, _without_own, cut=True, in_place=_BOTH),
-        "reduce_scatter": MeasuredCollective(
-            lambda rank, ranks, n, _root: {rank: Contribution(ranks, rank * n)},
-            _without_own,
-            cut=True,
-            in_place=_BOTH,
-            folds=True,
-        ),
-        "gather": MeasuredCollective(
-            _at_root(_each), _without_own, cut=True, in_place=_BOTH, rooted=True
-        ),
-        "scatter": MeasuredCollective(
-            lambda rank, _ranks, n, root: {rank: Contribution([root], rank * n)},
-            _without_own,
-            cut=True,
-            in_place=_BOTH,
-            rooted=True,
-        ),
-        "all_to_all": MeasuredCollective(
-            lambda rank, ranks, n, _root: {
-                block: Contribution([peer], rank * n) for block, peer in enumerate(ranks)
-            },
-            _without_own,
-            cut=True,
-            in_place=(False,),
-            each=True,
-        ),
-        "send_recv": MeasuredCollective(  # there and back: one after the other
-            lambda rank, _ranks, _n, _root: {0: Contribution([rank ^ 1])},
-            lambda _size: 2.0,
-            in_place=(False,),
-            in_pairs=True,
-        ),
-        "barrier": MeasuredCollective(lambda _rank, _ranks, _n, _root: {}, lambda _size: 0.0),
+        name: MeasuredCollective(row, _BUS.get(name, _without_own), ways, row.by_pair)
+        for name, row in ROWS.items()
+        for ways in [(True,) if row.in_place else (False,) if row.by_pair else (False, True)]
     }
+    # There and back: one after the other.
+    | {MESSAGE: MeasuredCollective(None, lambda _size: 2.0, (False,))}
 )

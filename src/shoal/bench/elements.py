@@ -67,22 +67,14 @@ _ALL: Final = "all"
 
 
 def elements_of(text: str) -> Sequence[ElementType]:
-    """Return the types that `-d` names: one, several with commas, or all.
-
-    Raises:
-        UsageError: there is no such type.
-    """
+    """Return the types that `-d` names (one, several, or all); UsageError for unknown ones."""
     known = {one.nccl: one for one in _TYPES} | dict(ELEMENTS)
     names = [one.nccl for one in _TYPES] if text == _ALL else text.split(",")
     return [known[name] for name in _checked(names, known, "-d", "datatype")]
 
 
 def operations_of(text: str) -> Sequence[str]:
-    """Return the operations that `-o` names, as shoal calls them: one, several with commas, or all.
-
-    Raises:
-        UsageError: there is no such operation.
-    """
+    """Return the operations that `-o` names, by shoal's names; UsageError for unknown ones."""
     known = {theirs: ours for ours, theirs in OPERATIONS.items()} | {n: n for n in OPERATIONS}
     names = list(OPERATIONS) if text == _ALL else text.split(",")
     return [known[name] for name in _checked(names, known, "-o", "operation")]

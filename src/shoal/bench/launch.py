@@ -49,11 +49,7 @@ class Placement:
 def start(
     spec: JobSpec, placement: Placement, control: Path, errors: IO[bytes]
 ) -> list[subprocess.Popen[bytes]]:
-    """Start the processes of a job. Each connects to `control`.
-
-    Raises:
-        Failure: the library is not installed.
-    """
+    """Start a job's processes, which connect to `control`; Failure if a library is missing."""
     words = [spec.library, str(control)]
     if spec.library in MPIS:
         argv = mpi_command(spec, placement.mpi, placement.cluster, control.parent)

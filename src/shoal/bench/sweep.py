@@ -38,11 +38,7 @@ class SizeRange:
     factor: int = 1
 
     def sizes(self) -> Sequence[int]:
-        """Return all sizes, as nccl-tests counts them.
-
-        Raises:
-            UsageError: there is none, or they would never end.
-        """
+        """Return all sizes, as nccl-tests counts them; UsageError for none or too many."""
         if not 0 < self.least <= self.most <= _MOST_BYTES:
             raise UsageError(
                 f"sizes from {self.least} to {self.most} bytes: -b must be above 0 and at most -e, "
@@ -165,22 +161,14 @@ class CallKind:
 
 
 def size_of(text: str) -> int:
-    """Return bytes, from "8", "64K" and "128M" by 1024, as in nccl-tests, or "25MiB" and "100MB".
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """Return bytes from "8", "64K", "128M" (by 1024), "25MiB" or "100MB"; UsageError for others."""
     if found := re.fullmatch(r"(\d+)([KMG]?)", text, re.IGNORECASE):
         return int(found[1]) * _SCALES[found[2].upper()]
     return bytes_of(text)
 
 
 def mbit_of(text: str) -> float | None:
-    """Return megabits per second: "400mbit", "1gbit" or "25Gb"; None for "none".
-
-    Raises:
-        UsageError: it is no rate.
-    """
+    """Return Mbit/s from "400mbit", "1gbit" or "25Gb", None from "none"; UsageError for others."""
     if text == "none":
         return None
     return bytes_per_us(text) * 8

@@ -151,11 +151,7 @@ def nic_bytes() -> tuple[int, int]:
 
 
 def fork_ranks(n_ranks: int) -> None:
-    """Return in each of `n_ranks` forks, a rank; this process waits for them and ends.
-
-    Raises:
-        RuntimeError: shoal's core is loaded already, and forks would share it.
-    """
+    """Return in each of `n_ranks` forks; this process waits for them and ends."""
     import torch.distributed  # noqa: F401 - once for all of them
 
     if "shoal._native" in sys.modules:

@@ -129,11 +129,7 @@ def _require_numpy() -> None:
 
 
 def sweep_of(args: argparse.Namespace) -> Sweep:
-    """Return the run that the options ask for.
-
-    Raises:
-        UsageError: they contradict each other, or make no sense.
-    """
+    """Return the run that the options ask for; UsageError if they make no sense."""
     from shoal.bench.elements import elements_of, operations_of
     from shoal.bench.sweep import PEERS, SizeRange, Sweep, size_of
 

@@ -44,11 +44,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
-    """Return the cluster that the options describe.
-
-    Raises:
-        UsageError: an option is invalid, or contradicts another.
-    """
+    """Return the cluster that the options describe; UsageError if they make no sense."""
     hosts = _hosts_of(args.hosts, args.ranks_per_host)
     n_cores = max(Counter(hosts).values()) if args.cores is None else args.cores
     if n_cores < 1:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
 from shoal.lab.cluster import CONGESTION, NIC_SHAPE, Lab, NicShape
-from shoal.lab.iproute import check_powers
 from shoal.lab.job import Job, private_key, tasks_of
-from shoal.lab.names import remove_stale
+from shoal.lab.names import check_powers, remove_stale
 from shoal.lab.runner import run_tasks
 from shoal.lab.running import find_lab, running_labs
 from shoal.plan.quantities import bytes_of, bytes_per_us, show_bytes

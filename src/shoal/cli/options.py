@@ -48,11 +48,7 @@ MOST_RANKS: Final = 1_000_000
 
 
 def hosts_of(text: str) -> tuple[int, ...]:
-    """Return the host of every rank, from "2x4" (2 hosts of 4 ranks) or "4,4,2" (ranks of each).
-
-    Raises:
-        UsageError: the text is neither (a bare number could be both), or has too many ranks.
-    """
+    """Return each rank's host from "2x4" or "4,4,2" (ranks of each); UsageError for others."""
     if match := _HOSTS_TIMES_RANKS.fullmatch(text):
         ranks_per_host = [int(match[2])] * int(match[1])
     elif _RANKS_OF_EACH.fullmatch(text):
@@ -92,11 +88,7 @@ def add_team(parser: argparse.ArgumentParser) -> None:
 
 
 def team_of(args: argparse.Namespace) -> RankLayout:
-    """Return the ranks that the options describe.
-
-    Raises:
-        UsageError: an option is invalid, or contradicts another.
-    """
+    """Return the ranks that the options describe; UsageError if they make no sense."""
     hosts = hosts_of(args.hosts) if args.hosts else ()
     size = len(hosts) or 4 if args.ranks is None else args.ranks
     if size < 1:
@@ -109,11 +101,7 @@ def team_of(args: argparse.Namespace) -> RankLayout:
 
 
 def check_writable(path: Path) -> None:
-    """Check before minutes of measuring, and NOT after them, that a file can be written.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Raise UsageError before minutes of measuring, NOT after them, if a file cannot be written."""
     try:
         path.open("ab").close()
     except OSError as error:
@@ -121,11 +109,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(text: str, out: Path | None) -> None:
-    """Write a result to a file, or to the standard output if `out` is None.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write a result to a file, or to stdout if `out` is None; UsageError if that fails."""
     if out is None:
         sys.stdout.write(text)
         return

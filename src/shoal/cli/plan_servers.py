@@ -54,21 +54,14 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
 
 
 def asks_for_servers(args: argparse.Namespace) -> bool:
-    """True if the options ask for a plan with servers.
-
-    Raises:
-        UsageError: options for servers come without `--workers` and `--servers`, or with options
-            that contradict these.
-    """
+    """Return True if the options ask for servers; UsageError if they contradict each other."""
     options = ("server_link", "size", "worker_price", "server_price", "compute", "workers_per_host")
     given = [name for name in options if getattr(args, name) is not None]
-    if args.workers is None and args.servers is None:
-        if given:
-            raise UsageError(f"{_option(given[0])} is for --workers N --servers K; add both")
+    if args.workers is None and args.servers is None and not given:
         return False
     if args.workers is None or args.servers is None:
         missing = "--workers N" if args.workers is None else "--servers K"
-        raise UsageError(f"the gain of servers needs --workers and --servers; add {missing}")
+        raise UsageError(f"a plan with servers needs --workers N --servers K; add {missing}")
     for name, default in (("hosts", "1"), ("ranks_per_host", None)):
         if getattr(args, name) != default:
             raise UsageError(
@@ -83,11 +76,7 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
 
 
 def plan_servers(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the lines of the plan.
-
-    Raises:
-        UsageError: an option is invalid.
-    """
+    """Yield the lines of the plan; UsageError if an option is invalid."""
     if args.workers == 1:
         raise UsageError("--workers 1: one worker has nothing to reduce; give 2 or more")
     for what, n, least in (("--workers", args.workers, 2), ("--servers", args.servers, 0)):
@@ -116,24 +105,13 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
 
 def _per_host(n_workers: int, given: int | None) -> int:
     n_local = 1 if given is None else given
-    given_words = f"--workers {n_workers} --workers-per-host {n_local}"
-    others = f", or --workers a multiple of {n_local}" if n_local > 0 else ""
-    fitting = [str(n) for n in range(1, n_workers) if n_workers % n == 0]
-    if n_local < 1 or n_workers % n_local:
+    if not 1 <= n_local < n_workers or n_workers % n_local:
+        fitting = [str(n) for n in range(1, n_workers) if n_workers % n == 0]
         raise UsageError(
-            f"{given_words}: servers need equally many workers on each host, at least one; "
-            f"give --workers-per-host {_one_of(fitting)}{others}"
-        )
-    if n_workers == n_local:
-        raise UsageError(
-            f"{given_words}: all workers share one host and send nothing over the network; give "
-            f"--workers-per-host {_one_of(fitting)}, or --workers {2 * n_local} for two such hosts"
+            f"--workers {n_workers} --workers-per-host {n_local}: servers need equally many "
+            f"workers on each of several hosts; give --workers-per-host {' or '.join(fitting)}"
         )
     return n_local
-
-
-def _one_of(words: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _served(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> Served:

@@ -73,11 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sizes_between(least: int, most: int) -> list[int]:
-    """Return the sizes 4 B, 16 B, 64 B, ... 4 GiB between two sizes.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the sizes 4 B, 16 B, ... 4 GiB between two sizes; UsageError if there is none."""
     sizes = [4 << 2 * power for power in range(16) if least <= 4 << 2 * power <= most]
     if not sizes:
         raise UsageError(

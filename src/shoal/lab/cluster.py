@@ -19,8 +19,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.errors import Unsupported, UsageError
-from shoal.lab.iproute import check_powers, ip, tc
-from shoal.lab.names import check_name, namespaces, prefix_of, remove, remove_stale, write_hosts
+from shoal.lab.names import (
+    check_name,
+    check_powers,
+    ip,
+    namespaces,
+    prefix_of,
+    remove,
+    remove_stale,
+    tc,
+    write_hosts,
+)
 from shoal.plan.text import show_bytes
 
 INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
@@ -104,11 +113,7 @@ class Host:
         self._neighbour("replace", to, nic, "lladdr", _NOBODY, "nud", "permanent")
 
     def heal(self, to: Host, nic: int = 0) -> None:
-        """Undo `cut` for all following packets.
-
-        Raises:
-            UsageError: this direction is not cut.
-        """
+        """Undo `cut` for all following packets; UsageError if this direction is not cut."""
         if _NOBODY not in self._neighbour("show", to, nic):
             raise UsageError(
                 f"host {self.index} reaches host {to.index} by {interface_of(nic)}: "

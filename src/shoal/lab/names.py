@@ -1,4 +1,4 @@
-"""The names of a lab's namespaces, which identify their owner, and the removal of stale ones.
+"""The namespaces of labs: their names, the removal of stale ones, and the tools of iproute2.
 
 A name holds the lab's own name, the id of the process that made it and the start time of that
 process, so no later process with the same id is mistaken for it. The lab's files in /etc/netns have
@@ -11,13 +11,13 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from shoal.errors import Unsupported, UsageError
-from shoal.lab.iproute import ip
 
 _FOLDER: Final = Path("/run/netns")  # `ip netns` keeps the names here
 _FILES: Final = Path("/etc/netns")  # `ip netns exec` binds these files over /etc (ip-netns(8))
@@ -109,3 +109,37 @@ def _start_of(pid: int) -> int | None:
     except OSError:
         return None
     return None if state in "ZX" else int(fields[18])
+
+
+def check_powers() -> None:
+    """Raise UsageError with a remedy if not root, or without iproute2."""
+    if os.geteuid() != 0:
+        raise UsageError(
+            "a lab of network namespaces needs root: run it with sudo, or in a container started "
+            "with --privileged"
+        )
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise UsageError(f"{' and '.join(missing)} not found: install iproute2")
+
+
+def ip(*arguments: str) -> str:
+    """Run `ip` and return its output; Unsupported, with the command, if it fails."""
+    return _call("ip", *arguments)
+
+
+def tc(*arguments: str) -> str:
+    """Run `tc` like `ip`."""
+    return _call("tc", *arguments)
+
+
+def _call(*argv: str) -> str:
+    # In a session of its own, so that an interrupt at the terminal does NOT end it half way.
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, start_new_session=True)
+    if done.returncode != 0:
+        why = done.stderr.strip().rstrip(".")
+        raise Unsupported(
+            f"`{' '.join(argv)}` failed: {why}. A lab needs a kernel with network namespaces, "
+            "veth, bridge and tbf, and a container that may use them"
+        )
+    return done.stdout

@@ -50,11 +50,7 @@ class Output:
         self._pending += f"shoal lab: {text}\n".encode()
 
     def write(self) -> None:
-        """Write as much as the reader takes now.
-
-        Raises:
-            BrokenPipeError: the reader is gone.
-        """
+        """Write as much as the reader takes now; BrokenPipeError if the reader is gone."""
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)
         # Polled before each piece: others share this descriptor, so it must stay blocking.

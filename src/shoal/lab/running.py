@@ -9,8 +9,7 @@ from pathlib import Path
 
 from shoal.errors import UsageError
 from shoal.lab.cluster import Host, address_of
-from shoal.lab.iproute import check_powers, ip
-from shoal.lab.names import Namespace, namespaces
+from shoal.lab.names import Namespace, check_powers, ip, namespaces
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,7 @@ class RunningLab:
     namespaces: tuple[str, ...]
 
     def host(self, index: int) -> Host:
-        """Return one of its hosts.
-
-        Raises:
-            UsageError: no host has this number.
-        """
+        """Return one of its hosts; UsageError if no host has this number."""
         if not 0 <= index < len(self.namespaces):
             raise UsageError(
                 f"lab {self.name} has no host {index}: they are 0 to {len(self.namespaces) - 1}"
@@ -64,11 +59,7 @@ def running_labs() -> list[RunningLab]:
 
 
 def find_lab(name: str) -> RunningLab:
-    """Return the lab of this name.
-
-    Raises:
-        UsageError: not root, or no such lab runs; the message lists the running ones.
-    """
+    """Return the lab of this name; UsageError lists the running labs if there is none."""
     check_powers()
     labs = running_labs()
     found = [lab for lab in labs if lab.name == name]

@@ -35,11 +35,7 @@ class Channels(NamedTuple):
 
 
 def channels_from(environ: Mapping[str, str]) -> int:
-    """Return `SHOAL_CHANNELS`; 0: the planner chooses.
-
-    Raises:
-        UsageError: it is not a number of channels.
-    """
+    """Return `SHOAL_CHANNELS`, 0 if it is not set; UsageError if it is not a number of channels."""
     text = environ.get("SHOAL_CHANNELS", "")
     if not text:
         return 0

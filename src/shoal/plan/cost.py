@@ -85,11 +85,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Cost:
-    """Return the cost of an algorithm on a cluster; `n_bytes` as `choose.choose` counts them.
-
-    Raises:
-        UsageError: there is no such algorithm.
-    """
+    """Return the cost of an algorithm on a cluster; `n_bytes` as `choose.choose` counts them."""
     row, algorithm = COLLECTIVES[collective], find(collective, name).fitted(n_bytes, cluster.size)
     counts = count(algorithm, cluster.hosts)
     chunk = n_bytes / counts.n_chunks if row.in_place else n_bytes

@@ -28,11 +28,7 @@ _NUMBER: Final = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
 
 
 def bytes_of(text: str) -> int:
-    """Return the bytes of "100MiB", "100MB", "4B" or "4".
-
-    Raises:
-        UsageError: the text is not a number of bytes.
-    """
+    """Return the bytes of "100MiB", "100MB", "4B" or "4"; UsageError for other text."""
     found = re.fullmatch(_NUMBER + r"(?:(Ki|Mi|Gi|Ti|[kKMGT]?)B)?\s*", text)
     n_bytes = float(found[1]) * _SCALES[found[2] or ""] if found else math.inf
     if math.isinf(n_bytes):  # also of several hundred digits
@@ -82,11 +78,7 @@ def bytes_per_us(text: str) -> float:
 
 
 def microseconds(text: str) -> float:
-    """Return the microseconds of "20us", "1.5ms", "500ns" or "2s".
-
-    Raises:
-        UsageError: the text is not a time with a unit.
-    """
+    """Return the microseconds of "20us", "1.5ms" or "2s"; UsageError for other text."""
     found = re.fullmatch(_NUMBER + r"(ns|us|ms|s)\s*", text)
     if not found:
         raise UsageError(f"cannot read the time {text!r}: write 20us, 1.5ms, 500ns or 2s")

@@ -105,11 +105,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read the environment, and the tuning file that it names.
-
-        Raises:
-            UsageError: a variable or the file cannot be read.
-        """
+        """Read the environment and the tuning file that it names; UsageError if that fails."""
         _log_if_asked(environ)
         path = environ.get("SHOAL_TUNING", "")
         return cls(

@@ -42,11 +42,7 @@ class Shares(NamedTuple):
     us_per_byte: float
 
     def weights(self) -> Weights:
-        """Return the shares in whole numbers.
-
-        Raises:
-            UsageError: their name is too long, see `Weights.name`.
-        """
+        """Return the shares in whole numbers; UsageError if these have no `Weights.name`."""
         shares = (*self.workers, *self.servers)
         largest = max(shares)
         kinds = {share / largest for share in shares}

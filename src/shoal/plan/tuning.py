@@ -74,11 +74,7 @@ class Tuning(NamedTuple):
         return ""
 
     def write(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            UsageError: the file cannot be written.
-        """
+        """Write the file; UsageError if that fails."""
         head = {"shoal_tuning": _VERSION, "hosts": self.hosts, "n_cores": self.n_cores}
         if self.link is not None:
             head["link"] = link_text(self.link)
@@ -95,11 +91,7 @@ class Tuning(NamedTuple):
 
 
 def read_tuning(path: Path) -> Tuning:
-    """Read a file that `Tuning.write` wrote.
-
-    Raises:
-        UsageError: the file cannot be read; names the wrong line.
-    """
+    """Read a file that `Tuning.write` wrote; UsageError names a wrong line."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -111,11 +111,7 @@ def link_text(link: LinkCost) -> str:
 
 
 def link_from(environ: Mapping[str, str]) -> LinkCost | None:
-    """Read `SHOAL_LINK`; None if it is not set.
-
-    Raises:
-        UsageError: the variable cannot be read.
-    """
+    """Read `SHOAL_LINK`, None if it is not set; UsageError if it cannot be read."""
     text = environ.get("SHOAL_LINK", "").strip()
     try:
         return link_of(text) if text else None

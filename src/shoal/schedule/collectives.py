@@ -182,11 +182,7 @@ MESSAGE: Final = "send_recv"
 
 
 def row_of(collective: str) -> Collective:
-    """Return the definition of a collective.
-
-    Raises:
-        UsageError: there is no such collective; the message lists all.
-    """
+    """Return the definition of a collective; UsageError lists all if there is none."""
     if collective not in COLLECTIVES:
         raise UsageError(f"no collective {collective!r}: there are {', '.join(COLLECTIVES)}")
     return COLLECTIVES[collective]

@@ -20,8 +20,10 @@ MOST_NAME_BYTES: Final = 4096
 PARTS: Final = ("servers", "workers")
 """The parts of two calls that share a buffer: the chunks that servers or workers reduce."""
 
-_NAME: Final = re.compile(r"sharded\[([\d*,]+)\|([\d*,]*)\](?:\.(servers|workers))?", re.ASCII)
-_RUN: Final = re.compile(r"(?:([1-9]\d{0,3})\*)?(\d{1,7})", re.ASCII)
+_RUN: Final = r"(?:[1-9]\d{0,3}\*)?\d{1,7}"
+_NAME: Final = re.compile(
+    rf"sharded\[({_RUN}(?:,{_RUN})*)\|((?:{_RUN}(?:,{_RUN})*)?)\](?:\.(servers|workers))?", re.ASCII
+)
 
 
 class Weights(NamedTuple):
@@ -126,19 +128,11 @@ def is_weighted(name: str) -> bool:
 
 
 def _read(what: str, role: str, text: str) -> tuple[int, ...]:
-    runs = []
-    for run in text.split(",") if text else ():
-        match = _RUN.fullmatch(run)
-        if not match:
-            raise UsageError(
-                f"{what}: cannot read {run!r} among the {role}; write 3 for one weight, or 4*3 for "
-                "four of them"
-            )
-        runs.append((int(match[1] or 1), int(match[2])))
-    n = sum(count for count, _ in runs)
+    runs = [run.rpartition("*") for run in text.split(",") if run]
+    n = sum(int(count or 1) for count, _, _ in runs)
     if n > MOST_REDUCERS:
         raise UsageError(f"{what}: {n} {role}, at most {MOST_REDUCERS} will do")
-    return tuple(itertools.chain.from_iterable([weight] * count for count, weight in runs))
+    return tuple(int(weight) for count, _, weight in runs for _ in range(int(count or 1)))
 
 
 def _runs(weights: Sequence[int]) -> str:

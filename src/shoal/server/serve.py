@@ -17,8 +17,7 @@ from shoal.group.pool.announce import N_BYTES, TAG, unpack
 from shoal.group.pool.probe import answer
 from shoal.group.pool.view_mesh import enter, read_roster
 from shoal.rendezvous import job_key
-from shoal.state.document import of_all_channels
-from shoal.state.waits import WORDS, waits_of
+from shoal.state.document import WORDS, of_all_channels, waits_of
 
 if TYPE_CHECKING:
     from shoal.group.pool.protocol import Meet

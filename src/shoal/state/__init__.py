@@ -76,11 +76,7 @@ def _dump(why: str, pattern: str | None, taken: Mapping[Any, dict[str, Any]] | N
 
 
 def heed_signal() -> None:
-    """Make the signal that `SHOAL_DUMP_SIGNAL` names, if any, write this process's state.
-
-    Raises:
-        UsageError: the variable names no signal that can be used.
-    """
+    """Make the signal in `SHOAL_DUMP_SIGNAL` write the state; UsageError for an unusable signal."""
     if not os.environ.get("SHOAL_DUMP_SIGNAL"):
         return
     from shoal.state.watch import call_at, signal_of

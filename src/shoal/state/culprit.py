@@ -10,17 +10,12 @@ from typing import Any, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.limits import FIRST_NAMED_KEY, LAST_FINISHED
-from shoal.state.document import VERSION
+from shoal.state.document import VERSION, WORDS
 from shoal.state.text import named, ranks_of
-from shoal.state.waits import WORDS
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Read the states in these files.
-
-    Raises:
-        UsageError: a file cannot be read, or is no state.
-    """
+    """Read the states in these files; UsageError names a file that is not a state."""
     states = []
     for path in paths:
         try:

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 
 from shoal import engine
 from shoal.state import SOURCES
-from shoal.state.waits import waits_of
 
 VERSION: Final = 1
 """The version of the document; raised when a reader of the last one would misunderstand it."""
@@ -28,6 +27,22 @@ _PATIENCE_S: Final = 5.0
 _LOADED: Final = ("shoal", "torch")  # modules whose version is shown if they are loaded
 _OWN: Final = str(Path(__file__).parents[1])
 _MOST_FRAMES: Final = 12  # of each thread's stack, the innermost
+
+WORDS: Final = {
+    "data": "no data has come from it",
+    "grant": "it has not granted the next segment",
+    "credit": "it has not returned room for small messages",
+    "slot": "it holds all slots of shared memory that it may hold",
+    "consumed": "it has not read the segments in shared memory",
+    "link": "its link does not take what is queued",
+    "earlier calls": "it is far behind, in calls before this one",
+    "lost peer": "it is gone",
+}
+"""The reasons for which a step waits for its peer, by the native core's word.
+
+Three more words blame no peer: "turn" (another step of the call comes first), "scratch" (other
+calls hold the memory) and "nothing" (the step is about to move).
+"""
 
 
 def describe(why: str, taken: Mapping[Any, dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -123,6 +138,32 @@ def all_of(items: Iterable[_Item]) -> list[_Item]:
         with contextlib.suppress(RuntimeError):  # it changed while it was read
             return list(items)
     return []
+
+
+def waits_of(call: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the peers that a call waits for, those to blame first, then the longest wait.
+
+    To blame are the peers that owe data; if none does, all peers that hold up a send. If some of
+    these have not made the call, only they are to blame: the others may wait for the same ranks.
+    """
+    in_call = {peer["rank"]: peer["in_call"] for peer in call["peers"]}
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for step in call["steps"]:
+        if step["awaits"] not in WORDS:
+            continue
+        entry = found.setdefault(
+            (step["peer"], step["awaits"]),
+            {"rank": step["peer"], "why": step["awaits"], "since_s": 0.0, "n_steps": 0},
+        )
+        entry["since_s"] = max(entry["since_s"], step["since_s"])
+        entry["n_steps"] += 1
+        entry["in_call"] = in_call.get(step["peer"], False)
+    waits = list(found.values())
+    blamed = [wait for wait in waits if wait["why"] == "data"] or waits
+    blamed = [wait for wait in blamed if not wait["in_call"]] or blamed
+    for wait in waits:
+        wait["is_blamed"] = wait in blamed
+    return sorted(waits, key=lambda wait: (not wait["is_blamed"], -wait["since_s"], wait["rank"]))
 
 
 def _threads() -> list[dict[str, Any]]:

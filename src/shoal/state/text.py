@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from shoal.plan.text import show_bytes
-from shoal.state.waits import WORDS
+from shoal.plan.text import counted, show_bytes
+from shoal.state.document import WORDS
 
 _MOST_STEPS: Final = 24  # of a call; the JSON file has more
 _MOST_NAMED: Final = 8
@@ -84,17 +84,18 @@ def _group(group: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[s
         yield f"  {name}: not made here yet, but others have made calls on it"
     else:
         members = _some([str(rank) for rank in group["members"]])
-        n_now = len(group["in_flight"])
-        yield f"  {name} of ranks {members}: {_calls(group['n_calls'])} made, {n_now} in flight"
+        n_made, n_now = counted(group["n_calls"], "call"), len(group["in_flight"])
+        yield f"  {name} of ranks {members}: {n_made} made, {n_now} in flight"
     if group["ended"]:
         yield f"    has ended: {group['ended']}"
     for call in group["in_flight"]:
         yield from _call(call, ranks)
     if group["n_in_flight_left_out"]:
-        yield f"    {_calls(group['n_in_flight_left_out'])} more in flight"
+        yield f"    {counted(group['n_in_flight_left_out'], 'call')} more in flight"
     if group["made_by_others"]:
         by = sorted({rank for call in group["made_by_others"] for rank in call["by"]})
-        yield f"    {_calls(len(group['made_by_others']))} made by {ranks_of(by)} and not here"
+        n_made = counted(len(group["made_by_others"]), "call")
+        yield f"    {n_made} made by {ranks_of(by)} and not here"
     if group["finished"]:
         yield f"    the last call that ended: {group['finished'][-1]['what']}"
 
@@ -169,10 +170,6 @@ def _path(number: int, path: dict[str, Any]) -> str:
         case "lost":
             return f"path {number} lost{since}, reconnecting (it {path['why_lost']}){times}"
     return f"path {number}{times} (it {path['why_lost']})" if times else ""
-
-
-def _calls(n: int) -> str:
-    return "1 call" if n == 1 else f"{n} calls"
 
 
 def _some(words: Sequence[str]) -> str:

@@ -27,11 +27,7 @@ _watched = 0  # the process that has the thread: a forked child has none
 
 
 def signal_of(environ: Mapping[str, str]) -> signal.Signals | None:
-    """Return the signal that the variable names, or None.
-
-    Raises:
-        UsageError: the name is unknown, or the signal is taken.
-    """
+    """Return the signal in `SHOAL_DUMP_SIGNAL`, or None; UsageError for an unusable signal."""
     wanted = environ.get("SHOAL_DUMP_SIGNAL", "")
     if not wanted:
         return None

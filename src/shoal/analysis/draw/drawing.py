@@ -28,11 +28,7 @@ _COLOUR: Final = {False: COLOURS[0], True: COLOURS[2]}
 
 
 def draw(trace: Trace) -> str:
-    """Return an SVG of a schedule. The title of each link is the part of the buffer it carries.
-
-    Raises:
-        UsageError: as `require_drawable`.
-    """
+    """Return an SVG of a schedule that `require_drawable` allows, with a title for each link."""
     require_drawable(trace.size)
     picture, trees = Picture(trace), trees_of(trace)
     few_rounds = len(trace.rounds) - 1 <= 2

@@ -88,11 +88,7 @@ class EventSimulation:
         self._events: list[tuple[float, int, int]] = []
 
     def run(self) -> float:
-        """Play all steps from time 0, and return the time of the last one in microseconds.
-
-        Raises:
-            ProofError: some steps wait for ever.
-        """
+        """Play all steps; return the last one's time in us. ProofError if some wait for ever."""
         for step in range(len(self._flow.steps)):
             self._announce(step)
         if self._windows:

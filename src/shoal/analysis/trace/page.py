@@ -56,11 +56,7 @@ def json_of(trace: Trace) -> str:
 
 
 def page_of(trace: Trace) -> str:
-    """Return one HTML page that plays the trace and loads nothing else.
-
-    Raises:
-        UsageError: as `require_playable`.
-    """
+    """Return one HTML page that plays the trace and loads nothing else; see `require_playable`."""
     require_playable(trace.size)
     # "</script>" would end the data; within JSON, "<" can only be inside of a string.
     parts = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from shoal.analysis.description import describe
+from shoal.plan.text import counted
 from shoal.schedule import Buffer, Place
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _SHORTEST: Final = 8
 def text_of(trace: Trace, width: int) -> Iterator[str]:
     """Yield the lines of a trace, cut to `width` columns; the last line counts the cuts."""
     n_rounds = len(trace.rounds) - 1
-    counts = f"{_count(trace.size, 'rank')}, {_count(n_rounds, 'round')}"
+    counts = f"{counted(trace.size, 'rank')}, {counted(n_rounds, 'round')}"
     yield f"{trace.collective} {trace.name}: {counts}"
     yield from _wrapped(describe(trace.algorithm).summary.split(" "), width)
     table = _Table(trace, width)
@@ -63,7 +64,7 @@ class _Table:
         n_shown = min(len(self._places), max(1, room // (self._width + 2)))
         self._shown = self._places[:n_shown]
         n_hidden = len(self._places) - n_shown
-        said = [f"{_count(n_hidden, 'place')} of each rank not shown"] if n_hidden else []
+        said = [f"{counted(n_hidden, 'place')} of each rank not shown"] if n_hidden else []
         if longest > self._width:
             said.append("longer values end in …")
         self.cut = ", ".join(said)
@@ -90,7 +91,7 @@ def _verbs(one: Round) -> str:
     folds = {message.fold for message in one.messages}
     verbs = {True: "folded into what is held", False: "stored"}
     said = " or ".join(verbs[fold] for fold in sorted(folds, reverse=True))
-    return f"{_count(len(one.messages), 'message')}, {said}"
+    return f"{counted(len(one.messages), 'message')}, {said}"
 
 
 def _arrow(message: Message) -> str:
@@ -107,7 +108,3 @@ def _wrapped(words: list[str], width: int, indent: str = "", gap: str = " ") -> 
         line += (gap if len(line) > len(indent) else "") + word
     if line.strip():
         yield line
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
