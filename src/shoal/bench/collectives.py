@@ -3,7 +3,7 @@
 A call works on two tensors of one size, `data` and `other`. Where a collective cuts a tensor in one
 block per rank, that is the larger of the two it takes, and the smaller one is this rank's block of
 the other tensor: where both are the same tensor, the call works in place. torch_calls.py,
-group_calls.py and mpi_calls.py say how each library is called.
+mpi_calls.py and libraries.py make the calls of each library.
 """
 
 from __future__ import annotations

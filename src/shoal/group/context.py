@@ -341,7 +341,7 @@ def _check_isa() -> None:
     wanted, here = os.environ.get("SHOAL_ISA"), engine.fold_isa()
     if wanted not in (None, here):
         raise UsageError(
-            f"SHOAL_ISA={wanted!r} cannot run on this processor, which runs {here}; known are "
+            f"SHOAL_ISA={wanted!r} cannot run here: this processor runs {here}; known are "
             "baseline, avx2 and avx512"
         )
 

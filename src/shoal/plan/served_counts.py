@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.limits import SEGMENT_BYTES
-from shoal.schedule import Copy, Finish, Recv, Send, find
+from shoal.schedule import Copy, Finish, Send, find
 from shoal.schedule.counts import Counts, StepCounts
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def _work(
     algorithm: Algorithm, rank: int, size: int, lengths: Sequence[float], mean: float
 ) -> tuple[StepCounts, int]:
     """Return the work of a rank, and the number of others that it exchanges with."""
-    n_copied = n_contributed = n_taken = n_results = n_sent_results = n_messages = 0.0
+    n_copied = n_messages = 0.0
+    sent, received = [0.0, 0.0], [0.0, 0.0]  # chunks that others fold, and chunks folded here
     to, source = set[int](), set[int]()
     like = algorithm.scratch(rank, size)
     steps = list(algorithm.steps(rank, size))
@@ -74,26 +75,20 @@ def _work(
     for step in steps:
         if isinstance(step, Finish):
             continue
-        chunk = like[step.chunk] if step.buffer and like else step.chunk
-        n = lengths[chunk]
+        n = lengths[like[step.chunk] if step.buffer and like else step.chunk]
         if isinstance(step, Copy):
             n_copied += n
             continue
         n_messages += -(-n * mean // SEGMENT_BYTES) / each
-        if isinstance(step, Send):
-            to.add(step.peer)
-            n_sent_results += n * (step.chunk in own)
-            n_contributed += n * (step.chunk not in own)
-        elif isinstance(step, Recv):
-            source.add(step.peer)
-            n_taken += n * (step.chunk in own)
-            n_results += n * (step.chunk not in own)
+        chunks, peers = (sent, to) if isinstance(step, Send) else (received, source)
+        chunks[step.chunk in own] += n
+        peers.add(step.peer)
     work = StepCounts(
         inter=n_messages,
-        moved=n_copied + n_contributed + n_taken + n_results + n_sent_results,
-        sent=n_contributed + n_sent_results,
-        received=n_taken + n_results,
-        before=n_taken,
-        passed_on=n_sent_results,
+        moved=n_copied + sent[False] + received[True] + received[False] + sent[True],
+        sent=sum(sent),
+        received=sum(reversed(received)),
+        before=received[True],
+        passed_on=sent[True],
     )
     return work, min(len(to), len(source))

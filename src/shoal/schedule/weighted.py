@@ -10,12 +10,12 @@ from typing import NamedTuple
 from shoal.errors import UsageError
 from shoal.schedule.algorithm import Algorithm
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.schedule.stripes import LINE_BYTES, Stripe, first_of, n_stripes_of
+from shoal.schedule.stripes import LINE_BYTES, first_of, n_stripes_of
 from shoal.schedule.symmetry import itself, turned
 from shoal.schedule.weights import Weights, parse
 
 
-def weighted_all_reduce(rank: int, n_workers: int, chunks: Sequence[Stripe]) -> Iterator[Step]:
+def weighted_all_reduce(rank: int, n_workers: int, chunks: Sequence[Piece]) -> Iterator[Step]:
     """Send every chunk to its reducer, which folds it in the order of its stripe and sends it back.
 
     A stripe is cut into chunks of different reducers, which all fold it in the stripe's order
@@ -26,7 +26,7 @@ def weighted_all_reduce(rank: int, n_workers: int, chunks: Sequence[Stripe]) -> 
 
     Args:
         n_workers: ranks from here on are servers, which bring no tensor.
-        chunks: with the first worker of the stripe that each is a part of, and its reducer.
+        chunks: the parts of stripes, with their reducers.
 
     Cost:   2 rounds. Of a buffer of which worker i reduces s_i, it sends and receives
             1 + (n-2) s_i; a server that reduces v sends and receives n v.
@@ -53,7 +53,7 @@ def weighted_all_reduce(rank: int, n_workers: int, chunks: Sequence[Stripe]) -> 
         yield Recv(chunk.reducer, chunk.chunk)
 
 
-def _in_turn(chunks: Sequence[Stripe], distance: Callable[[Stripe], int]) -> list[Stripe]:
+def _in_turn(chunks: Sequence[Piece], distance: Callable[[Piece], int]) -> list[Piece]:
     """The first chunk of each reducer, then the second ones; the nearest reducer first."""
     nearest: dict[int, int] = {}
     turns: Counter[int] = Counter()
@@ -67,9 +67,7 @@ def _in_turn(chunks: Sequence[Stripe], distance: Callable[[Stripe], int]) -> lis
     return [chunk for _, chunk in keyed]
 
 
-def _fold(
-    rank: int, n_workers: int, own: Stripe, buffer: Buffer, saved: int = -1
-) -> Iterator[Step]:
+def _fold(rank: int, n_workers: int, own: Piece, buffer: Buffer, saved: int = -1) -> Iterator[Step]:
     """Fold one chunk, with the own part in its turn, and send it to all workers.
 
     Args:
@@ -89,18 +87,22 @@ def _fold(
             yield Send(worker, own.chunk, buffer)
 
 
-class _Piece(NamedTuple):
-    """A reducer's part of a stripe: from `begin` to `end` of the total weight."""
+class Piece(NamedTuple):
+    """A reducer's part of a stripe, which is a chunk of the buffer."""
 
+    chunk: int
+    first: int
+    """The first worker in the order of its stripe."""
+    reducer: int
     stripe: int
     begin: int
     end: int
-    reducer: int
+    """From `begin` to `end` of the total weight."""
 
 
 @functools.lru_cache(maxsize=64)
-def _pieces(weights: Weights, n_stripes: int) -> tuple[_Piece, ...]:
-    """Return all chunks in the order of their places.
+def _pieces(weights: Weights, part: str, n_stripes: int) -> tuple[Piece, ...]:
+    """Return all chunks of a part, or of both if it is empty, in the order of their places.
 
     A worker has the end of the stripe that begins with it, so its own part need not wait. The rest
     of the stripes goes to the servers, one range each, then to workers that weigh more than a
@@ -120,13 +122,14 @@ def _pieces(weights: Weights, n_stripes: int) -> tuple[_Piece, ...]:
         while at < end:
             reducer, has = takers.pop()
             upto = min(end, at + has)
-            pieces.append(_Piece(stripe, at, upto, reducer))
+            pieces.append((reducer, stripe, at, upto))
             if has > upto - at:
                 takers.append((reducer, has - (upto - at)))
             at = upto
         if own:
-            pieces.append(_Piece(stripe, end, total, firsts[stripe]))
-    return tuple(pieces)
+            pieces.append((firsts[stripe], stripe, end, total))
+    pieces = [piece for piece in pieces if not part or (piece[0] >= n) == (part == "servers")]
+    return tuple(Piece(chunk, firsts[piece[1]], *piece) for chunk, piece in enumerate(pieces))
 
 
 def weighted(name: str) -> Algorithm:
@@ -162,27 +165,23 @@ class _Weighted(NamedTuple):
         servers, workers = sum(self.weights.servers), self.weights.workers
         return not servers and not self.n_servers and not self.n_stripes and len(set(workers)) == 1
 
-    def pieces(self, size: int) -> tuple[_Piece, ...]:
+    def pieces(self, size: int) -> tuple[Piece, ...]:
         if size != self.n_workers + self.n_servers:
             servers = f" and {self.n_servers} servers" if self.n_servers else ""
             raise UsageError(
                 f"{self.weights.name(self.part)} is for {self.n_workers} workers{servers}, not for "
                 f"a group of {size} ranks"
             )
-        return _of_part(self.weights, self.part, self.n_stripes or self.n_workers)
-
-    def stripes(self, size: int) -> tuple[Stripe, ...]:
-        self.pieces(size)
-        return _chunks(self.weights, self.part, self.n_stripes or self.n_workers)
+        return _pieces(self.weights, self.part, self.n_stripes or self.n_workers)
 
     def chunks(self, size: int) -> int:
         return len(self.pieces(size))
 
     def steps(self, rank: int, size: int) -> Iterator[Step]:
-        return weighted_all_reduce(rank, self.n_workers, self.stripes(size))
+        return weighted_all_reduce(rank, self.n_workers, self.pieces(size))
 
     def scratch(self, rank: int, size: int) -> tuple[int, ...]:
-        own = (chunk for chunk in self.stripes(size) if chunk.reducer == rank != chunk.first)
+        own = (chunk for chunk in self.pieces(size) if chunk.reducer == rank != chunk.first)
         return tuple(chunk.chunk for chunk in own)
 
     def owner(self, chunk: int, size: int) -> int:
@@ -212,22 +211,6 @@ class _Weighted(NamedTuple):
         reducer = self.pieces(size)[0].reducer
         others = [worker for worker in range(self.n_workers) if worker != reducer]
         return [(others[0], reducer), (reducer, others[0])] if others else []
-
-
-@functools.lru_cache(maxsize=64)
-def _of_part(weights: Weights, part: str, n_stripes: int) -> tuple[_Piece, ...]:
-    n = len(weights.workers)
-    pieces = _pieces(weights, n_stripes)
-    return tuple(p for p in pieces if not part or (p.reducer >= n) == (part == "servers"))
-
-
-@functools.lru_cache(maxsize=64)
-def _chunks(weights: Weights, part: str, n_stripes: int) -> tuple[Stripe, ...]:
-    n = len(weights.workers)
-    return tuple(
-        Stripe(chunk, first_of(piece.stripe, n, n_stripes), piece.reducer)
-        for chunk, piece in enumerate(_of_part(weights, part, n_stripes))
-    )
 
 
 # One object per name: programs are cached by their algorithm.

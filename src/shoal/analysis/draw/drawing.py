@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from shoal.analysis.draw.picture import THINNEST, Picture, always
-from shoal.analysis.draw.shape import TreeShape, depths_of, is_ring, links_of, path_of, trees_of
-from shoal.analysis.draw.svg import COLOURS, NODE, Point
+from shoal.analysis.draw.shape import (
+    Link,
+    TreeShape,
+    depths_of,
+    is_ring,
+    links_of,
+    path_of,
+    trees_of,
+)
+from shoal.analysis.draw.svg import COLOURS, NODE, Drawing, Point
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,12 +33,20 @@ _APART: Final = 56.0
 """Pixels between neighbours."""
 _COLOUR: Final = {False: COLOURS[0], True: COLOURS[2]}
 """The colour of a message, by whether its value is completely folded."""
+_THINNEST: Final = 1.2
+"""Pixels of a line."""
+
+
+_MANY: Final = 24
+"""Lines from which on they are drawn thinner."""
+
+_Value = TypeVar("_Value")
 
 
 def draw(trace: Trace) -> str:
     """Return an SVG of a schedule that `require_drawable` allows, with a title for each link."""
     require_drawable(trace.size)
-    picture, trees = Picture(trace), trees_of(trace)
+    picture, trees = _Picture(trace), trees_of(trace)
     few_rounds = len(trace.rounds) - 1 <= 2
     if max(trace.hosts) > 0:
         _draw_hosts(picture, trace)
@@ -58,7 +74,7 @@ def _folds(trace: Trace) -> bool:
     return any(value.finished for one in trace.rounds for value in one.writes.values())
 
 
-def _draw_line(picture: Picture, tree: TreeShape) -> None:
+def _draw_line(picture: _Picture, tree: TreeShape) -> None:
     at = {rank: Point(1.5 * _APART * place, 0) for place, rank in enumerate(path_of(tree))}
     picture.connect(at, tree.links)
     picture.ranks(at)
@@ -72,15 +88,15 @@ def _circle(size: int, wider: float = 1.0) -> dict[int, Point]:
     return {r: Point(radius * math.sin(a), -radius * math.cos(a)) for r, a in enumerate(angles)}
 
 
-def _draw_ring(picture: Picture, trace: Trace) -> None:
+def _draw_ring(picture: _Picture, trace: Trace) -> None:
     at, links = _circle(trace.size), links_of(trace)
     outward = -math.tan(math.pi / trace.size / 2)
-    picture.connect(at, links, bend=always(outward))
+    picture.connect(at, links, bend=_always(outward))
     picture.ranks(at)
     picture.tell_most(links, Point(0, max(y for _, y in at.values()) + 44), middle=True)
 
 
-def _draw_stars(picture: Picture, trace: Trace, trees: Sequence[TreeShape]) -> None:
+def _draw_stars(picture: _Picture, trace: Trace, trees: Sequence[TreeShape]) -> None:
     """All ranks around a circle; the tree of the first chunk in colour."""
     at, links = _circle(trace.size, wider=1.5), links_of(trace)
     star = {frozenset(link) for link in trees[0].links} if trees else set()
@@ -93,14 +109,14 @@ def _draw_stars(picture: Picture, trace: Trace, trees: Sequence[TreeShape]) -> N
         picture.drawing.words(Point(0, low + 19), words, anchor="middle", soft=True)
 
 
-def _draw_trees(picture: Picture, trees: Sequence[TreeShape]) -> None:
+def _draw_trees(picture: _Picture, trees: Sequence[TreeShape]) -> None:
     """One tree, or two: the second below the first, and every rank below itself."""
     top = 0.0
     for tree, colour in zip(trees, COLOURS if len(trees) > 1 else ("",), strict=False):
         depth = depths_of(tree)
         column = {rank: float(rank) for rank in depth} if len(trees) > 1 else _columns(tree)
         at = {r: Point(0.8 * _APART * column[r], top + 1.15 * _APART * depth[r]) for r in depth}
-        picture.connect(at, tree.links, colour=always(colour))
+        picture.connect(at, tree.links, colour=_always(colour))
         picture.ranks(at, dict.fromkeys(tree.children, colour))
         top = max(y for _, y in at.values()) + 1.5 * _APART
     picture.tell_most(Counter(trees[0].links), Point(-NODE, top - 0.75 * _APART))
@@ -124,7 +140,7 @@ def _columns(tree: TreeShape) -> dict[int, float]:
     return column
 
 
-def _draw_hosts(picture: Picture, trace: Trace) -> None:
+def _draw_hosts(picture: _Picture, trace: Trace) -> None:
     """A box for each host, its ranks below each other. Links of equal local ranks are rails."""
     hosts = trace.hosts
     local = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
@@ -154,7 +170,7 @@ def _draw_hosts(picture: Picture, trace: Trace) -> None:
         low += 19 if some else 0
 
 
-def _draw_rounds(picture: Picture, trace: Trace) -> None:
+def _draw_rounds(picture: _Picture, trace: Trace) -> None:
     """Ranks beside each other, rounds below each other: a butterfly, if it is one."""
     down, n_rounds = 1.3 * _APART, len(trace.rounds) - 1
     for rank in range(trace.size):
@@ -170,7 +186,7 @@ def _draw_rounds(picture: Picture, trace: Trace) -> None:
         _tell_colours(picture, n_rounds * down + 36, finished)
 
 
-def _tell_colours(picture: Picture, y: float, finished: Collection[bool]) -> None:
+def _tell_colours(picture: _Picture, y: float, finished: Collection[bool]) -> None:
     for number, (is_result, words) in enumerate(((False, "partial"), (True, "finished"))):
         if is_result in finished:
             x, colour = 110.0 * number, _COLOUR[is_result]
@@ -178,7 +194,7 @@ def _tell_colours(picture: Picture, y: float, finished: Collection[bool]) -> Non
             picture.drawing.words(Point(x + 38, y), words, soft=True)
 
 
-def _draw_round(picture: Picture, one: Round, number: int, down: float) -> None:
+def _draw_round(picture: _Picture, one: Round, number: int, down: float) -> None:
     links = Counter(
         (message.sender, message.receiver, message.value.finished) for message in one.messages
     )
@@ -186,8 +202,73 @@ def _draw_round(picture: Picture, one: Round, number: int, down: float) -> None:
         picture.drawing.arrow(
             Point(_APART * a, down * (number - 1) + (NODE if number == 1 else 0)),
             Point(_APART * b, down * number),
-            width=THINNEST + 1.8 * float(picture.part(n)),
+            width=_THINNEST + 1.8 * float(picture.part(n)),
             colour=_COLOUR[finished],
             gap=5,
             title=f"round {number}, {a} to {b}: {picture.share(n)}",
         )
+
+
+def _always(value: _Value) -> Callable[[int, int], _Value]:
+    """The same bend or colour for every link."""
+    return lambda a, b: value
+
+
+class _Picture:
+    """A drawing of one schedule."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.drawing = Drawing()
+        self._n_chunks = trace.algorithm.n_chunks(trace.size, trace.hosts)
+
+    def ranks(self, at: Mapping[int, Point], colours: Mapping[int, str] | None = None) -> None:
+        """Draw every rank at its place; some with a coloured rim."""
+        for rank, point in at.items():
+            self.drawing.rank(point, rank, (colours or {}).get(rank, ""))
+
+    def connect(
+        self,
+        at: Mapping[int, Point],
+        links: Mapping[Link, int],
+        *,
+        bend: Callable[[int, int], float] | None = None,
+        colour: Callable[[int, int], str] | None = None,
+    ) -> None:
+        """Draw a line for each link, thicker for more chunks; one line for both directions."""
+        bend, colour = bend or _always(0.0), colour or _always("")
+        most, thick = max(links.values(), default=1), 1.8 if len(links) < _MANY else 0.4
+        for (a, b), n in sorted(links.items()):
+            back = links.get((b, a))
+            if back is not None and a > b:
+                continue
+            title = f"{a} to {b}: {self.share(n)}"
+            if back is not None:
+                title += f"; {b} to {a}: {self.share(back)}"
+            self.drawing.arrow(
+                at[a],
+                at[b],
+                width=_THINNEST + thick * max(n, back or 0) / most,
+                bend=bend(a, b),
+                both=back is not None,
+                colour=colour(a, b),
+                title=title,
+            )
+
+    def tell_most(
+        self, links: Mapping[Link, int], at: Point, *, where: str = "", middle: bool = False
+    ) -> None:
+        """Write the part of the buffer that the thickest line stands for."""
+        if links:
+            least, most = min(links.values()), max(links.values())
+            each = "each line" if least == most else "the thickest line"
+            words = f"{each}{where and ' ' + where}: {self.share(most)}"
+            self.drawing.words(at, words, anchor="middle" if middle else "start", soft=True)
+
+    def part(self, n_chunks: int) -> Fraction:
+        """Return a number of chunks as a part of the collective's longest buffer."""
+        return Fraction(n_chunks, self._n_chunks)
+
+    def share(self, n_chunks: int) -> str:
+        """Return `part` in words."""
+        part = self.part(n_chunks)
+        return "the buffer" if part == 1 else f"{part} of the buffer"
