@@ -176,20 +176,15 @@ def test_a_choice_is_held_against_the_best_algorithm_that_was_not_chosen() -> No
     ]
 
 
-@pytest.mark.parametrize(
-    ("times", "is_open", "cell"),
-    [
+def test_a_doubtful_choice_gets_more_rounds() -> None:
+    for times, is_open, cell in (
         ({"planner": [1.0, 1.0, 1.0], "tree": [2.0, 1.0, 1.5]}, False, "x0.67"),
         ({"planner": [1.0, 1.2, 1.3], "tree": [1.0, 1.0, 1.0]}, True, "x1.20"),
         ({"planner": [1.0]}, False, "-"),  # without a rival it is no point
-    ],
-)
-def test_a_doubtful_choice_gets_more_rounds(
-    times: dict[str, list[float]], is_open: bool, cell: str
-) -> None:
-    row = Result(HERE, times, note="ring")
-    assert is_choice_open(row) == is_open
-    assert choice_lines([row])[1].split()[-1] == cell
+    ):
+        row = Result(HERE, times, note="ring")
+        assert is_choice_open(row) == is_open
+        assert choice_lines([row])[1].split()[-1] == cell
 
 
 def test_iperfs_rate_is_half_of_what_both_directions_carry() -> None:
