@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import random
@@ -18,12 +19,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from process.ranks import Outcome, free_port, start_ranks
+from process.ranks import Outcome, Ranks, free_port, start_ranks
 from process.stage import Stage
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ServerProcess:
         argv = [sys.executable, "-m", "shoal", "server", "--listen", f"127.0.0.1:{port}", *more]
         for key in keys:
             argv += ["--key-file", str(key)]
+        self.keys = keys
         self._process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=env)
         self.log: list[str] = []
         self._is_serving = threading.Event()
@@ -98,6 +100,18 @@ class ServerProcess:
             if found := _SERVING.search(line):
                 self.port = int(found[2])
                 self._is_serving.set()
+
+
+class Lines(logging.Handler):
+    """The lines that this process logs from here on."""
+
+    def __init__(self, level: int = logging.INFO) -> None:
+        super().__init__(level)
+        self.told: list[str] = []
+        logging.getLogger("shoal").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
 
 
 def link_env() -> dict[str, str]:
@@ -142,6 +156,13 @@ def wanted(number: int = 0, n_workers: int = N_WORKERS, n_elems: int = N_ELEMS) 
     return in_order([noise(rank, number, n_elems) for rank in range(n_workers)])
 
 
+def are_right(works: Sequence[Any], data: Sequence[Array], first: int = 0) -> list[bool]:
+    """Wait for calls with numbers from `first`; return of each whether it has the right bits."""
+    for work in works:
+        work.wait()
+    return [is_right(each, number) for number, each in enumerate(data, first)]
+
+
 def in_order(x: Sequence[Array]) -> Array:
     """The sum of what workers have, in the order of stripes."""
     n_workers = len(x)
@@ -181,6 +202,17 @@ def status_text(key: Path, *arguments: str) -> str:
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
 
 
+@contextlib.contextmanager
+def job_with_a_server(
+    folder: Path, task: Callable[..., Any], *given: Any, n_ranks: int = N_WORKERS
+) -> Iterator[tuple[Stage, ServerProcess, Ranks]]:
+    """Start a server, and the ranks of a job that use it."""
+    with Stage() as stage, ServerProcess(new_key(folder)) as server:
+        env = job_env(server.keys[0], server.address) | dict(stage.env)
+        with start_ranks(task, n_ranks, *given, env=env) as ranks:
+            yield stage, server, ranks
+
+
 def run_and_kill_the_server(
     task: Callable[[], Any], n_ranks: int, key: Path, *, comes_back: bool = False
 ) -> list[Outcome]:
@@ -189,14 +221,13 @@ def run_and_kill_the_server(
     with Stage() as stage, ServerProcess(key, port=free_port()) as server:
         env = job_env(key, server.address) | dict(stage.env)
         with start_ranks(task, n_ranks, env=env) as ranks:
-            stage.await_cue("rank 0 has called")
+            stage.await_cue("rank 0: has called")
             server.send(signal.SIGKILL)
             server.wait()
             stage.cue("the server is dead")
             if not comes_back:
                 return ranks.wait()
-            for rank in range(n_ranks):
-                stage.await_cue(f"rank {rank} goes on without")
+            stage.await_all(n_ranks, "goes on without")
             with ServerProcess(key, port=server.port):
                 return ranks.wait()
 

@@ -56,8 +56,12 @@ class Stage:
     def meet(self, rank: int, size: int, where: str) -> None:
         """Return when all ranks have come here: what each did before has ended on each of them."""
         self.cue(f"rank {rank}: {where}")
-        for other in range(size):
-            self.await_cue(f"rank {other}: {where}")
+        self.await_all(size, where)
+
+    def await_all(self, size: int, where: str) -> None:
+        """Return when all ranks have come here, for a process that is none of them."""
+        for rank in range(size):
+            self.await_cue(f"rank {rank}: {where}")
 
     def close(self) -> None:
         self.store.close()

@@ -4,14 +4,11 @@ import random
 from pathlib import Path
 
 import numpy as np
-from process.ranks import start_ranks
 from process.serving import (
     N_ELEMS,
     N_WORKERS,
-    ServerProcess,
     await_servers,
-    job_env,
-    new_key,
+    job_with_a_server,
     noise,
     status_of,
 )
@@ -40,22 +37,18 @@ def average_with_a_server() -> list[bool]:
             for i, name in enumerate(names):
                 total = sum(noise(rank, i + step) for rank in range(N_WORKERS))
                 right.append(bool(np.allclose(arrays[name], total / N_WORKERS, atol=1e-6)))
-        stage.cue(f"rank {group.rank} is done")
+        stage.cue(f"rank {group.rank}: is done")
         stage.await_cue("the status was read")
     assert len(averager.layout.buffers) == N_ARRAYS
     return right
 
 
 def test_buffers_in_orders_of_their_own_are_served(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(average_with_a_server, N_WORKERS, env=env) as ranks:
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} is done")
-            (view,) = status_of(key, server.address)["views"]
-            stage.cue("the status was read")
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, average_with_a_server) as (stage, server, ranks):
+        stage.await_all(N_WORKERS, "is done")
+        (view,) = status_of(server.keys[0], server.address)["views"]
+        stage.cue("the status was read")
+        outcomes = ranks.wait()
     assert [outcome.value for outcome in outcomes] == [[True] * 2 * N_ARRAYS] * N_WORKERS, outcomes
     assert view["n_kinds"] > 0
     assert view["algorithm"]

@@ -26,6 +26,7 @@ from shoal.group.pool.protocol import (
     hello_of,
     server_key,
 )
+from shoal.group.pool.view_mesh import Place
 
 N_FLOODERS = 100
 N_MEETS = 20
@@ -111,6 +112,8 @@ def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Pat
 def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     reserve = Reserve(shoal.__version__, "job", 3)
+    silent = [Place(rank, "127.0.0.1", {}) for rank in range(4)]
+    roster = b"".join(place.entry.encode(rank) for rank, place in enumerate(silent))
     with ServerProcess(*keys, more=["--max-jobs", "1", "--no-http"]) as server:
         with connect(server.port, keys[0]) as one, connect(server.port, keys[1]) as two:
             (refused,) = say(one, reserve._replace(version="0.0.1"))
@@ -123,14 +126,16 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             assert again.server == taken.server
             (refused,) = say(two, reserve)
             assert refused.refused == "it serves 1 job, the most that --max-jobs allows"
-            # A child that cannot read its roster ends by itself, and harms nothing.
-            (met,) = say(one, Meet(1, 3, 3, 4, b"no roster"))
+            # A child whose workers do not answer ends by itself, and harms nothing.
+            (met,) = say(one, Meet(1, 3, 3, 4, roster))
             assert met.refused == ""
             (status,) = say(one, Ask())
             assert '"n_jobs": 1' in status.text
         with connect(server.port) as stranger:  # --no-http
             stranger.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" + bytes(99))
             assert is_closed(stranger)
+    for place in silent:
+        place.close()
 
 
 def test_a_key_in_a_loop_gets_processes_at_a_pace_and_harms_no_other(tmp_path: Path) -> None:

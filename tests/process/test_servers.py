@@ -13,10 +13,12 @@ from process.serving import (
     N_ELEMS,
     N_WORKERS,
     ServerProcess,
+    are_right,
     await_servers,
     await_that,
     is_right,
     job_env,
+    job_with_a_server,
     n_servers,
     new_key,
     noise,
@@ -55,11 +57,8 @@ def share_with_a_server(n_channels: int) -> list[str]:
             for number in range(3):
                 arrays.append(noise(group.rank, number))
                 works.append(group.all_reduce(arrays[-1], async_op=True))
-            for number, work in enumerate(works):
-                assert work is not None
-                work.wait()
-                if not is_right(arrays[number], number):
-                    wrong.append(f"{stage}: call {number}")
+            if not all(are_right(works, arrays)):
+                wrong.append(stage)
         data = noise(group.rank, 7)
         group.all_reduce(data, "avg")
         if not np.allclose(data, sum(noise(r, 7) for r in range(N_WORKERS)) / N_WORKERS, atol=1e-6):
@@ -98,14 +97,11 @@ def lose_a_server_in_mid_call() -> list[bool]:
             stage.await_cue("the server is dead")
         works = [group.all_reduce(each, async_op=True) for each in data]
         if group.rank == 0:
-            stage.cue("rank 0 has called")
-        for number, work in enumerate(works):
-            assert work is not None
-            work.wait()
-            right.append(is_right(data[number], number))
+            stage.cue("rank 0: has called")
+        right += are_right(works, data)
         await_that(lambda: n_servers(group) == 0, "no server")
         group.all_reduce(data[0])
-        stage.cue(f"rank {group.rank} goes on without")
+        stage.cue(f"rank {group.rank}: goes on without")
         await_servers(group, 1)
         again = noise(group.rank, 9)
         group.all_reduce(again)
@@ -133,10 +129,7 @@ def kill_while_calls_run(n_calls: int) -> list[bool]:
             works = [group.all_reduce(each, async_op=True) for each in data]
             if group.rank == 0:
                 stage.cue(f"turn {turn}")
-            for k, work in enumerate(works):
-                assert work is not None
-                work.wait()
-                right.append(is_right(data[k], 10 * turn + k))
+            right += are_right(works, data, 10 * turn)
     return right
 
 
@@ -174,7 +167,7 @@ def call_while_a_server_drains() -> list[bool]:
             stage.await_cue("the server drains")
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
-            stage.cue("rank 0 has called")
+            stage.cue("rank 0: has called")
         assert work is not None
         work.wait()
         right.append(is_right(data))
@@ -187,19 +180,16 @@ def call_while_a_server_drains() -> list[bool]:
 
 
 def test_a_server_that_drains_ends_its_calls_and_then_itself(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(call_while_a_server_drains, N_WORKERS, env=env) as ranks:
-            stage.await_cue("rank 0 has called")
-            (view,) = status_of(key, server.address)["views"]
-            os.kill(view["pid"], signal.SIGTERM)  # as who ends all processes of a service does
-            server.send(signal.SIGTERM)
-            await_that(lambda: any("draining" in line for line in server.log), "draining")
-            stage.cue("the server drains")
-            assert server.wait(10.0) == 0
-            stage.cue("the server has ended")
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, call_while_a_server_drains) as (stage, server, ranks):
+        stage.await_cue("rank 0: has called")
+        (view,) = status_of(server.keys[0], server.address)["views"]
+        os.kill(view["pid"], signal.SIGTERM)  # as who ends all processes of a service does
+        server.send(signal.SIGTERM)
+        await_that(lambda: any("draining" in line for line in server.log), "draining")
+        stage.cue("the server drains")
+        assert server.wait(10.0) == 0
+        stage.cue("the server has ended")
+        outcomes = ranks.wait()
         assert not [line for line in server.log if "lost" in line or "killed" in line]
     assert [outcome.value for outcome in outcomes] == [[True] * 2] * N_WORKERS, outcomes
 
@@ -209,29 +199,23 @@ def call_while_a_server_stands_still() -> list[Any]:
     stage = Stage.from_environment()
     with shoal.init(timeout_s=30.0) as group:
         await_servers(group, 1)
-        stage.cue(f"rank {group.rank} has a server")
+        stage.cue(f"rank {group.rank}: has a server")
         stage.await_cue("the server is stopped")
         data = noise(group.rank)
         group.all_reduce(data)
         found = [is_right(data), n_servers(group), group.pool.trouble()]  # type: ignore[attr-defined]
-        stage.cue(f"rank {group.rank} has looked")
-        for rank in range(N_WORKERS):  # who leaves ends what others know of servers
-            stage.await_cue(f"rank {rank} has looked")
+        stage.meet(group.rank, N_WORKERS, "has looked")
         return found
 
 
 def test_a_server_that_is_stopped_is_given_up_and_costs_no_call(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(call_while_a_server_stands_still, N_WORKERS, env=env) as ranks:
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} has a server")
-            (view,) = status_of(key, server.address)["views"]
-            server.send(signal.SIGSTOP)
-            os.kill(view["pid"], signal.SIGSTOP)
-            stage.cue("the server is stopped")
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, call_while_a_server_stands_still) as (stage, server, ranks):
+        stage.await_all(N_WORKERS, "has a server")
+        (view,) = status_of(server.keys[0], server.address)["views"]
+        server.send(signal.SIGSTOP)
+        os.kill(view["pid"], signal.SIGSTOP)
+        stage.cue("the server is stopped")
+        outcomes = ranks.wait()
     (right, left, why), *others = (outcome.value for outcome in outcomes)
     assert (right, left) == (True, 0), outcomes
     # Its parent process does not answer, and that of the view is silent: whichever shows first.
@@ -247,7 +231,7 @@ def call_while_its_view_stands_still() -> tuple[bool, float]:
     stage = Stage.from_environment()
     with shoal.init(timeout_s=30.0) as group:
         await_servers(group, 1)
-        stage.cue(f"rank {group.rank} has a server")
+        stage.cue(f"rank {group.rank}: has a server")
         stage.await_cue("the view is stopped")
         data, begun = noise(group.rank), time.monotonic()
         group.all_reduce(data)
@@ -259,16 +243,12 @@ def call_while_its_view_stands_still() -> tuple[bool, float]:
 def test_a_view_whose_process_is_stopped_is_left_soon_and_another_one_formed(
     tmp_path: Path,
 ) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(call_while_its_view_stands_still, N_WORKERS, env=env) as ranks:
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} has a server")
-            (view,) = status_of(key, server.address)["views"]
-            os.kill(view["pid"], signal.SIGSTOP)
-            stage.cue("the view is stopped")
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, call_while_its_view_stands_still) as (stage, server, ranks):
+        stage.await_all(N_WORKERS, "has a server")
+        (view,) = status_of(server.keys[0], server.address)["views"]
+        os.kill(view["pid"], signal.SIGSTOP)
+        stage.cue("the view is stopped")
+        outcomes = ranks.wait()
     assert [one.value is not None and one.value[0] for one in outcomes] == [True] * N_WORKERS
     # 1.2 s of silence; it was 5 s, and as long again where one asked another.
     assert max(one.value[1] for one in outcomes) < 4.5, outcomes
@@ -329,21 +309,6 @@ def test_one_server_serves_two_jobs_with_two_keys_and_tells_each_of_its_own(tmp_
     assert not pids[0] & pids[1]
 
 
-def sum_once() -> bool:
-    pretend_hosts(1)
-    with shoal.init(timeout_s=2.0) as group:
-        data = noise(group.rank)
-        group.all_reduce(data)
-        return is_right(data) and n_servers(group) == 0
-
-
-def test_servers_that_cannot_be_used_are_named_and_the_job_goes_on(tmp_path: Path) -> None:
-    key, other = new_key(tmp_path), new_key(tmp_path, "other")
-    with ServerProcess(other) as server:
-        servers = [server.address, "127.0.0.1:1", "no-such-name.invalid"]
-        assert run_ranks(sum_once, N_WORKERS, env=job_env(key, *servers)) == [True] * N_WORKERS
-
-
 def fail_to_begin() -> str:
     pretend_hosts(1)
     error = error_of(shoal.init, timeout_s=2.0)
@@ -392,10 +357,10 @@ def shrink_and_go_on() -> bool:
             stage.await_cue("all others have called")
             os.kill(os.getpid(), signal.SIGKILL)
         work = group.all_reduce(data, async_op=True)
-        stage.cue(f"rank {group.rank} has called")
+        stage.cue(f"rank {group.rank}: has called")
         if group.rank == 0:
             for rank in range(1, N_WORKERS):
-                stage.await_cue(f"rank {rank} has called")
+                stage.await_cue(f"rank {rank}: has called")
             stage.cue("all others have called")
         assert work is not None
         assert isinstance(error_of(work.wait), PeerLost)
@@ -407,11 +372,12 @@ def shrink_and_go_on() -> bool:
 
 
 def test_the_survivors_of_a_worker_go_on_with_the_server(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(shrink_and_go_on, N_WORKERS + 1, env=env) as ranks:
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, shrink_and_go_on, n_ranks=N_WORKERS + 1) as (
+        _stage,
+        _server,
+        ranks,
+    ):
+        outcomes = ranks.wait()
     assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS + [None], outcomes
 
 
@@ -425,9 +391,7 @@ def time_out() -> list[str]:
         if group.rank < N_WORKERS - 1:
             data = noise(group.rank)
             told = [repr(error_of(group.all_reduce, data, timeout_s=0.5)) for _ in range(2)]
-        stage.cue(f"rank {group.rank} has done")
-        for rank in range(N_WORKERS):
-            stage.await_cue(f"rank {rank} has done")
+        stage.meet(group.rank, N_WORKERS, "has done")
     return told
 
 
@@ -455,9 +419,7 @@ def fork_and_drop() -> list[bool]:
     data = noise(group.rank)
     group.all_reduce(data)
     right = [status == 0, is_right(data), n_servers(group) == 1, "pool view" in str(shoal.dump())]
-    stage.cue(f"rank {group.rank} has called")
-    for rank in range(N_WORKERS):
-        stage.await_cue(f"rank {rank} has called")
+    stage.meet(group.rank, N_WORKERS, "has called")
     del group
     stage.await_cue("the servers were left")
     return right
@@ -466,13 +428,9 @@ def fork_and_drop() -> list[bool]:
 def test_a_group_that_is_dropped_leaves_its_servers_and_a_forked_child_does_not(
     tmp_path: Path,
 ) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(fork_and_drop, N_WORKERS, env=env) as ranks:
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} has called")
-            await_that(lambda: not status_of(key, server.address)["views"], "no view")
-            stage.cue("the servers were left")
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, fork_and_drop) as (stage, server, ranks):
+        stage.await_all(N_WORKERS, "has called")
+        await_that(lambda: not status_of(server.keys[0], server.address)["views"], "no view")
+        stage.cue("the servers were left")
+        outcomes = ranks.wait()
     assert [outcome.value for outcome in outcomes] == [[True] * 4] * N_WORKERS, outcomes

@@ -1,6 +1,5 @@
 """What servers and workers are told wrong: a clear error where somebody can act, and no harm."""
 
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
+    Lines,
     ServerProcess,
     await_servers,
     await_that,
@@ -28,22 +28,10 @@ from shoal.rendezvous import job_key
 from shoal.shapes import Shape
 
 
-class Lines(logging.Handler):
-    """What a rank logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
-
-
 def ask_for_what_cannot_be_served() -> list[Any]:
     """Rank 0 announces a plan that nobody can make; then it comes to its senses."""
     pretend_hosts(1)
     lines, right_pack = Lines(), pool_view.pack
-    logging.getLogger("shoal").addHandler(lines)
 
     def pack(shape: Shape) -> bytes:
         return right_pack(shape._replace(algorithm="no such algorithm"))

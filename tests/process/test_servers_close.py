@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import socket
 import threading
 import time
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process.ranks import start_ranks
+from process.ranks import run_ranks, start_ranks
 from process.serving import (
     N_WORKERS,
+    Lines,
     await_servers,
     await_that,
     is_right,
@@ -34,22 +36,26 @@ AT_ONCE_S = 1.0  # a view has 3 s to form
 
 
 class Absent(Server):
-    """One that promises to come into a view, and does not."""
+    """A server that accepts a view and does not come, or closes its connection to rank 0 too."""
 
     stage: Stage
+    is_gone = False
 
     def _begin(self, job: JobConnection, meet: Meet) -> str:
         assert job.place is not None
         self.kept = job.place.take()  # it listens on, and answers nobody
         self.stage.cue("a view forms")
+        if self.is_gone:
+            self.stage.await_cue("all take part")
+            job.connection._sock.shutdown(socket.SHUT_RDWR)
         return ""
 
 
 @contextlib.contextmanager
-def absent_server(key: Path, stage: Stage) -> Iterator[str]:
-    """Where one listens, on a thread of its own."""
+def absent_server(key: Path, stage: Stage, *, is_gone: bool = False) -> Iterator[str]:
+    """Run an absent server on a thread of its own; yield its address."""
     server, is_over = Absent(listen("127.0.0.1", 0), keys_of([str(key)])), threading.Event()
-    server.stage = stage
+    server.stage, server.is_gone = stage, is_gone
 
     def serve() -> None:
         while not is_over.is_set():
@@ -103,6 +109,34 @@ def test_a_group_is_left_at_once_though_its_servers_do_not_come(tmp_path: Path, 
     assert all(outcome.value < AT_ONCE_S for outcome in outcomes), outcomes
 
 
+def give_a_view_up() -> float:
+    """Return how long this worker waits for a server that rank 0 has lost."""
+    pretend_hosts(1)
+    logging.getLogger("shoal").setLevel("INFO")
+    stage, lines = Stage.from_environment(), Lines()
+    with shoal.init(timeout_s=60.0) as group:
+        stage.await_cue("a view forms")
+        await_that(functools.partial(meets, group), "this worker to meet the others")
+        stage.meet(group.rank, N_WORKERS, "meets")
+        stage.cue("all take part")
+        began = time.monotonic()
+        if group.rank:  # rank 0 logs that the server is gone
+            await_that(lambda: any("did not form" in line for line in lines.told), "the end of it")
+        took_s = time.monotonic() - began
+        stage.meet(group.rank, N_WORKERS, "has given it up")
+        return took_s
+
+
+def test_a_view_is_given_up_on_all_workers_once_rank_0_has_lost_a_server_of_it(
+    tmp_path: Path,
+) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, absent_server(key, stage, is_gone=True) as address:
+        env = job_env(key, address) | dict(stage.env)
+        found = run_ranks(give_a_view_up, N_WORKERS, env=env)
+    assert max(found) < AT_ONCE_S, found
+
+
 def leave_when_mended() -> bool:
     """Rank 1 gets late what others hold, and waits a moment for who leaves before it has that."""
     pretend_hosts(1)
@@ -122,7 +156,7 @@ def leave_when_mended() -> bool:
             stage.await_cue("the server is dead")
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
-            stage.cue("rank 0 has called")
+            stage.cue("rank 0: has called")
         assert work is not None
         work.wait()
     stage.cue("one has left")

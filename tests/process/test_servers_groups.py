@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from process.ranks import run_ranks, start_ranks
+from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
     ServerProcess,
@@ -12,6 +12,7 @@ from process.serving import (
     await_that,
     is_right,
     job_env,
+    job_with_a_server,
     new_key,
     noise,
     status_of,
@@ -115,15 +116,12 @@ def leave_one_after_the_other() -> bool:
 
 
 def test_who_leaves_a_group_keeps_nobody_there_whose_server_dies(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(leave_one_after_the_other, N_WORKERS, env=env) as ranks:
-            stage.await_cue("one has left")
-            server.send(signal.SIGKILL)
-            server.wait()
-            stage.cue("its server is dead")
-            assert [outcome.value for outcome in ranks.wait()] == [True] * N_WORKERS
+    with job_with_a_server(tmp_path, leave_one_after_the_other) as (stage, server, ranks):
+        stage.await_cue("one has left")
+        server.send(signal.SIGKILL)
+        server.wait()
+        stage.cue("its server is dead")
+        assert [outcome.value for outcome in ranks.wait()] == [True] * N_WORKERS
 
 
 def shrink_in_vain() -> list[Any]:

@@ -1,7 +1,6 @@
 """Jobs that want more memory of a server than it has for them: each is held to its own."""
 
 import itertools
-import logging
 import resource
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,9 @@ from typing import Any
 from process.ranks import start_ranks
 from process.serving import (
     N_WORKERS,
+    Lines,
     ServerProcess,
+    are_right,
     await_servers,
     await_that,
     is_right,
@@ -60,18 +61,6 @@ def held_at_last(key: Path, server: ServerProcess) -> int:
     return int(told[-1]["staging_bytes"])
 
 
-class Lines(logging.Handler):
-    """What a rank logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[str] = []
-        logging.getLogger("shoal").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
-
-
 def be_modest() -> list[bool]:
     """A call before the other job is greedy, and one after; then whether its view is the same."""
     pretend_hosts(1)
@@ -105,10 +94,7 @@ def run_into_the_limit() -> list[Any]:
         stage.await_cue("there is no more memory")
         data = [noise(group.rank, number) for number in range(4)]
         works = [group.all_reduce(each, async_op=True) for each in data]
-        for number, work in enumerate(works):
-            assert work is not None
-            work.wait()
-            right.append(is_right(data[number], number))
+        right += are_right(works, data)
         await_that(lambda: pool.view not in (None, view), "the next view")
         again = noise(group.rank, 9)
         group.all_reduce(again)
@@ -130,13 +116,11 @@ def run_ahead() -> list[bool]:
             stage.await_cue("the server has what it can hold")
         works = [group.all_reduce(each, async_op=True) for each in data]
         stage.cue(f"greedy rank {group.rank} has called")
-        for work in works:
-            assert work is not None
-            work.wait()
+        right = are_right(works, data)
         stage.meet(group.rank, N_WORKERS, "has its sums")
         stage.await_cue("the memory was looked at")
         pool: Any = group.pool  # type: ignore[attr-defined]
-        return [pool.view.n_shared == N_AHEAD] + [is_right(x, at) for at, x in enumerate(data)]
+        return [pool.view.n_shared == N_AHEAD, *right]
 
 
 def test_calls_of_more_than_a_job_may_have_are_served_within_its_memory(tmp_path: Path) -> None:
@@ -154,8 +138,7 @@ def test_calls_of_more_than_a_job_may_have_are_served_within_its_memory(tmp_path
             held = held_at_last(key, server)
             pid = view_of(key, server)["pid"]
             stage.cue("the server has what it can hold")
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank}: has its sums")
+            stage.await_all(N_WORKERS, "has its sums")
             peak = in_proc(pid, "VmHWM")
             stage.cue("the memory was looked at")
             outcomes = ranks.wait()

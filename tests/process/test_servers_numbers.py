@@ -14,6 +14,7 @@ from process.serving import (
     await_that,
     is_right,
     job_env,
+    job_with_a_server,
     n_servers,
     new_key,
     noise,
@@ -46,7 +47,7 @@ def share_in_any_order() -> list[Any]:
             numbers[5]: group.all_reduce(data[numbers[5]], number=numbers[5], async_op=True),
         }
         first = pool.view
-        stage.cue(f"rank {rank} has used the last")
+        stage.cue(f"rank {rank}: has used the last")
         await_servers(group, 2)
         for number in turned(numbers[:3], rank):
             works[number] = group.all_reduce(data[number], number=number, async_op=True)
@@ -73,8 +74,7 @@ def test_calls_by_number_are_served_in_another_order_on_each_rank_while_views_sw
     with Stage() as stage, ServerProcess(key, host="a") as one:
         env = job_env(key, one.address, f"127.0.0.1:{port}") | dict(stage.env)
         with start_ranks(share_in_any_order, N_WORKERS, env=env) as ranks:
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} has used the last")
+            stage.await_all(N_WORKERS, "has used the last")
             with ServerProcess(key, port=port, host="b"):
                 outcomes = ranks.wait()
     # In the first view the call that came first and those that were reserved before it; the
@@ -103,7 +103,7 @@ def lose_a_server_between_numbers() -> list[bool]:
             number: group.all_reduce(data[number], number=number, async_op=True) for number in order
         }
         if group.rank == 0:
-            stage.cue("rank 0 has called")
+            stage.cue("rank 0: has called")
         for work in works.values():
             assert work is not None
             work.wait()
@@ -115,7 +115,7 @@ def lose_a_server_between_numbers() -> list[bool]:
         right = [is_right(data[number], number) for number in numbers if number != numbers[3]]
         group.all_reduce(again := noise(group.rank, 9))
         right.append(is_right(again, 9))
-        stage.cue(f"rank {group.rank} goes on without")
+        stage.cue(f"rank {group.rank}: goes on without")
         await_servers(group, 1)
         group.all_reduce(again := noise(group.rank, 10))
         right.append(is_right(again, 10))
@@ -142,7 +142,7 @@ def skip_what_others_use() -> str:
             stage.cue("the number is skipped")
         else:
             work = group.all_reduce(noise(group.rank), number=number, async_op=True)
-            stage.cue(f"rank {group.rank} has called")
+            stage.cue(f"rank {group.rank}: has called")
             assert work is not None
             error = error_of(work.wait)
         stage.await_cue("the server is dead")
@@ -154,17 +154,14 @@ def skip_what_others_use() -> str:
 def test_a_number_that_one_rank_skips_and_others_use_ends_the_group_when_a_server_dies(
     tmp_path: Path,
 ) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(skip_what_others_use, N_WORKERS, env=env) as ranks:
-            stage.await_cue("the number is skipped")
-            for rank in range(N_WORKERS - 1):
-                stage.await_cue(f"rank {rank} has called")
-            server.send(signal.SIGKILL)
-            server.wait()
-            stage.cue("the server is dead")
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, skip_what_others_use) as (stage, server, ranks):
+        stage.await_cue("the number is skipped")
+        for rank in range(N_WORKERS - 1):
+            stage.await_cue(f"rank {rank}: has called")
+        server.send(signal.SIGKILL)
+        server.wait()
+        stage.cue("the server is dead")
+        outcomes = ranks.wait()
     for outcome in outcomes:
         assert "called all_reduce #1, but rank 2 skipped #1" in str(outcome.value), outcome
 
@@ -216,11 +213,11 @@ def call_by_name_while_a_server_dies() -> list[Any]:
             for at in turned(range(3), group.rank)
         ]
         works.append(group.all_reduce(served, async_op=True))
-        stage.cue(f"rank {group.rank} has made its calls")
+        stage.cue(f"rank {group.rank}: has made its calls")
         if group.rank == 0:
             for rank in range(1, N_WORKERS - 1):  # who calls later finds no server any more
-                stage.await_cue(f"rank {rank} has made its calls")
-            stage.cue("rank 0 has called")
+                stage.await_cue(f"rank {rank}: has made its calls")
+            stage.cue("rank 0: has called")
         for work in works:
             assert work is not None
             work.wait()

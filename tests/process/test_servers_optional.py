@@ -61,7 +61,7 @@ def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
             stage.cue("the first view stands")
             assert warnings.has_no_view.wait(30.0)
         call(group, right)
-        stage.cue(f"rank {group.rank} goes on with one server")
+        stage.cue(f"rank {group.rank}: goes on with one server")
         await_servers(group, 2)
         if group.rank == 0:
             ctypes.PyDLL(None).usleep(1_500_000)  # keeps the interpreter
@@ -97,8 +97,7 @@ def test_neither_a_lack_of_ports_nor_an_interpreter_that_is_held_ends_a_job(tmp_
             with contextlib.ExitStack() as on_exit:
                 with taken(ports):
                     on_exit.enter_context(ServerProcess(key, host="b", port=second))
-                    for rank in range(N_WORKERS):
-                        stage.await_cue(f"rank {rank} goes on with one server")
+                    stage.await_all(N_WORKERS, "goes on with one server")
                 outcomes = ranks.wait()
     assert [outcome.error or outcome.value[0] for outcome in outcomes] == [[True] * 4] * N_WORKERS
     told = [line for line in outcomes[0].value[1] if "did not form" in line]

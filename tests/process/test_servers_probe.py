@@ -8,6 +8,7 @@ import pytest
 from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
+    Lines,
     ServerProcess,
     await_servers,
     await_that,
@@ -23,20 +24,10 @@ import shoal
 from shoal.group.pool import forming, probe
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
-
-
 def call_with_servers(how: str) -> list[Any]:
     """By which shares a call was made, whether it is right, and what was logged of rates."""
     pretend_hosts(1)
     lines, found = Lines(), [2, 0, 0]
-    logging.getLogger("shoal").addHandler(lines)
     logging.getLogger("shoal").setLevel("INFO")
     if how == "half":
         forming.measure = lambda *_: found  # type: ignore[assignment]
@@ -82,7 +73,6 @@ def answer_with_another_length() -> list[Any]:
     """Worker 1 sends rank 0 fewer bytes than it asks for, and the workers call without servers."""
     pretend_hosts(1)
     lines = Lines()
-    logging.getLogger("shoal").addHandler(lines)
 
     def answer(group: Any, _is_wanted: object) -> None:
         group.recv(bytearray(8), 0, probe._ASK)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from process.arrays import Array
-from process.ranks import run_ranks, start_ranks
+from process.ranks import run_ranks
 from process.serving import (
     ServerProcess,
     await_servers,
     await_that,
     in_order,
     job_env,
+    job_with_a_server,
     n_servers,
     new_key,
     noise,
@@ -94,7 +95,7 @@ def share_along_rails() -> list[Any]:
             stage.await_cue("the server is dead")
         works = [group.all_reduce(each, async_op=True) for each in data]
         if group.rank == 0:
-            stage.cue("rank 0 has called")
+            stage.cue("rank 0: has called")
         for number, work in enumerate(works, start=3):
             assert work is not None
             work.wait()
@@ -206,11 +207,8 @@ def lose_a_mate() -> str:
 def test_a_worker_that_dies_on_a_shared_host_is_lost_to_all_others_and_they_go_on(
     tmp_path: Path,
 ) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(lose_a_mate, N_RANKS, env=env) as ranks:
-            outcomes = ranks.wait()
+    with job_with_a_server(tmp_path, lose_a_mate, n_ranks=N_RANKS) as (_stage, _server, ranks):
+        outcomes = ranks.wait()
     # Two hosts have two workers and one has one: no servers for these.
     values = [outcome.value for outcome in outcomes]
     assert values == ["5 0 5 5"] * 3 + [None] + ["5 0 5 5"] * 2, "\n".join(map(str, outcomes))
@@ -225,9 +223,7 @@ def time_out() -> str:
         told = ""
         if group.rank < N_RANKS - 1:
             told = repr(error_of(group.all_reduce, noise(group.rank, 0, N_ELEMS), timeout_s=0.5))
-        stage.cue(f"rank {group.rank} has done")
-        for rank in range(N_RANKS):
-            stage.await_cue(f"rank {rank} has done")
+        stage.meet(group.rank, N_RANKS, "has done")
     return told
 
 

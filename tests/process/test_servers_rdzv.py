@@ -30,7 +30,7 @@ def sum_with_a_server_that_comes_late() -> bool:
     pretend_hosts(1)
     stage = Stage.from_environment()
     with shoal.init(timeout_s=30.0) as group:
-        stage.cue(f"rank {group.rank} is here")
+        stage.cue(f"rank {group.rank}: is here")
         await_servers(group, 1)
         data = noise(group.rank)
         group.all_reduce(data)
@@ -51,8 +51,7 @@ def test_a_server_that_registers_is_found_and_used_and_what_is_not_sealed_is_not
     with Stage() as stage:
         env = job_env(key, f"rdzv://{where}/job1", SHOAL_DEBUG="INFO") | dict(stage.env)
         with start_ranks(sum_with_a_server_that_comes_late, N_WORKERS, env=env) as ranks:
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} is here")
+            stage.await_all(N_WORKERS, "is here")
             more = ["--rdzv-endpoint", where, "--rdzv-id", "job1"]
             with ServerProcess(key, more=more) as server:
                 outcomes = ranks.wait()

@@ -43,7 +43,7 @@ def train_alone_and_with_a_server() -> tuple[str, str, bool]:
 
     group: Any = default_group()
     alone = weights_after_training(group.rank)
-    stage.cue(f"rank {group.rank} has trained alone")
+    stage.cue(f"rank {group.rank}: has trained alone")
     await_servers(group, 1)
     shared = weights_after_training(group.rank)
     was_shared = group.pool.view.n_shared > 0
@@ -56,8 +56,7 @@ def test_a_model_trained_with_a_server_is_that_trained_without_one(tmp_path: Pat
     with Stage() as stage:
         env = job_env(key, f"127.0.0.1:{port}") | dict(stage.env)
         with start_ranks(train_alone_and_with_a_server, N_WORKERS, env=env) as ranks:
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} has trained alone")
+            stage.await_all(N_WORKERS, "has trained alone")
             with ServerProcess(key, port=port):
                 outcomes = ranks.wait()
     alone, shared, was_shared = zip(*(outcome.value for outcome in outcomes), strict=True)

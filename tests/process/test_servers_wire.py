@@ -54,7 +54,7 @@ def share_narrowly() -> list[Any]:
             stage.await_cue("the server is dead")
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
-            stage.cue("rank 0 has called")
+            stage.cue("rank 0: has called")
         assert work is not None
         work.wait()
         right.append(is_right(data, 4))

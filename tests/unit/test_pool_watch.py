@@ -17,6 +17,7 @@ from shoal.group.pool.addresses import Address
 from shoal.group.pool.protocol import (
     Ask,
     Frames,
+    Meet,
     Message,
     Reserve,
     Reserved,
@@ -36,7 +37,9 @@ class Server:
     """Takes one connection after the other, and drops it when it is told to."""
 
     def __init__(self) -> None:
+        self.met: list[Meet] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.port: int = self._listener.getsockname()[1]
         self._sock: socket.socket | None = None
         self._thread = threading.Thread(target=self._run)
@@ -68,11 +71,12 @@ class Server:
             for message in frames.feed(data):
                 sock.sendall(encode(self._answer(message)))
 
-    @staticmethod
-    def _answer(message: Message) -> Message:
-        return (
-            Status("{}") if isinstance(message, Ask) else Reserved("", bytes(16), ENTRY.encode(0))
-        )
+    def _answer(self, message: Message) -> Message:
+        if isinstance(message, Ask):
+            return Status("{}")
+        if isinstance(message, Meet):
+            self.met.append(message)
+        return Reserved("", bytes(16), ENTRY.encode(0))
 
 
 class Changes:
@@ -136,6 +140,27 @@ def test_a_server_that_no_known_address_leads_to_is_looked_up_again(
         changes.await_that(lambda: moved in seen.ready())
     finally:
         seen.close()
+
+
+def test_a_roster_longer_than_a_socket_takes_at_once_arrives_whole(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_PING_S", 1e6)  # no ping moves it on
+    changes, where = Changes(), Address("127.0.0.1", server.port)
+    seen = Watch([where], KEY, Reserve("0", "a job", 3), changes)
+    meets = [Meet(view, 3, 3, 4, bytes([view]) * (500 << 10)) for view in (1, 2, 3)]
+    try:
+        changes.await_that(lambda: where in seen.places())
+        sock = seen._servers[0]._sock
+        assert sock is not None
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        seen.meet((where, meet) for meet in meets)
+        changes.await_that(lambda: len(server.met) == len(meets))
+        changes.await_that(lambda: where in seen.places())
+    finally:
+        seen.close()
+    assert server.met == meets
+    assert seen.places() == {where: ENTRY}
 
 
 def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up() -> None:

@@ -157,7 +157,7 @@ class JobConnection:
         self._waiting: deque[tuple[float, Message]] = deque()
         self._frames = Frames()
         self._on_message, self._on_end = on_message, on_end
-        self._peer = str(sock.getpeername()[0])
+        self._peer = str(sock.getpeername()[0]).removeprefix("::ffff:")  # of a socket for both
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.connection = Connection(selector, sock, self._take, self._ended)
