@@ -7,7 +7,6 @@ import logging
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from process.joining import what_is_open
 
-from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous import MemoryStore, Store, TorchStore
 from shoal.rendezvous.store import client as client_module
 from shoal.rendezvous.store.client import TcpStoreClient
@@ -336,15 +335,6 @@ def test_closing_a_client_ends_a_call_that_waits(monkeypatch: pytest.MonkeyPatch
         store.close()
         assert isinstance(waiting.exception(60), PeerLost)
         assert not store.is_open
-
-
-def test_a_client_that_is_not_wanted_any_more_waits_for_no_silent_server() -> None:
-    answers = itertools.chain([True, True], itertools.repeat(False))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        began = time.monotonic()
-        with pytest.raises(Closed, match="nobody waits for the store"):
-            TcpStoreClient(*silent.getsockname(), timeout_s=9, is_wanted=lambda: next(answers))
-        assert time.monotonic() - began < client_module._ATTEMPT_S / 2
 
 
 def test_a_client_without_a_descriptor_says_so_at_once_and_does_not_blame_rank_0(

@@ -76,7 +76,7 @@ class Pool:
     ) -> None:
         self.control = control
         self._leader: Leader | None = None
-        self._world, self._cluster = world, control.planner.cluster
+        self._world = world
         self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
         self.stages: Stages[View] = Stages()

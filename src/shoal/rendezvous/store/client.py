@@ -7,11 +7,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from shoal.engine import ClientHandshake, Progress
-from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.interface import is_loopback, resolve, within_host
 from shoal.rendezvous.key import HOW_TO_SET_KEY
@@ -30,7 +30,6 @@ from shoal.rendezvous.store.wire import (
 
 # Rank 0 needs a moment to start, and a refused connect costs microseconds.
 _CONNECT_RETRY_S: Final = 0.02
-_LOOK_S: Final = 0.1  # how often a server that is silent is asked for still
 _N_AT_ONCE: Final = 16  # requests on the way: their replies, 64 KiB at most, fit into a socket
 # For one attempt to connect: a server that has restarted meanwhile, or whose answer was lost, is
 # found by the next one.
@@ -48,12 +47,9 @@ class TcpStoreClient:
             has its own time, and five seconds more.
         key: the job key, or None; the same as the server's.
         warn_s: until it warns that nobody answers; again after twice, four times as long.
-        is_wanted: asked between attempts to connect, 50 times a second where they are refused, and
-            10 times where a server does not answer.
 
     Raises:
         TimedOut: no store answered at this address.
-        Closed: it was not wanted any more.
         UsageError: the store holds another key, or this process has no descriptor left.
     """
 
@@ -65,14 +61,13 @@ class TcpStoreClient:
         timeout_s: float,
         key: bytes | None = None,
         warn_s: float = 10.0,
-        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self.host: str | None = host
         self._host = host
         self._port = port
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._sock = self._connect(store_key(key), warn_s, is_wanted)
+        self._sock = self._connect(store_key(key), warn_s)
 
     def set(self, key: str, value: bytes) -> None:
         """Write a value, over whatever is there."""
@@ -152,7 +147,7 @@ class TcpStoreClient:
             raise ConnectionError("it sent nonsense")
         return status, _receive(self._sock, n_bytes, until)
 
-    def _connect(self, key: bytes, warn_s: float, is_wanted: Callable[[], bool]) -> socket.socket:
+    def _connect(self, key: bytes, warn_s: float) -> socket.socket:
         started = time.monotonic()
         deadline = started + self._timeout_s
         pause = threading.Event()  # waited on only for its timeout
@@ -160,7 +155,7 @@ class TcpStoreClient:
         while True:
             until = min(deadline, time.monotonic() + _ATTEMPT_S)
             try:
-                return self._try_to_connect(key, until, trouble, is_wanted)
+                return self._try_to_connect(key, until, trouble)
             except OSError as error:
                 trouble = error
             if is_out_of_descriptors(trouble):
@@ -168,8 +163,6 @@ class TcpStoreClient:
                     f"this process has no file descriptor left to reach the store at "
                     f"{self._address}: raise `ulimit -n`"
                 ) from trouble
-            if not is_wanted():
-                raise Closed(f"nobody waits for the store at {self._address} any more")
             now = time.monotonic()
             if now + _CONNECT_RETRY_S >= deadline:
                 raise TimedOut(self._no_answer(self._timeout_s, trouble)) from trouble
@@ -199,9 +192,7 @@ class TcpStoreClient:
             "rank to an address of its host which the others can reach)"
         )
 
-    def _try_to_connect(
-        self, key: bytes, until: float, failure: OSError, is_wanted: Callable[[], bool]
-    ) -> socket.socket:
+    def _try_to_connect(self, key: bytes, until: float, failure: OSError) -> socket.socket:
         """Raises what the last address failed by; if there is no time for any, that `failure`."""
         found = resolve(self._host, self._port, socket.SOCK_STREAM)
         for at, (family, kind, protocol, _, target) in enumerate(found):
@@ -219,20 +210,17 @@ class TcpStoreClient:
                 continue
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._prove(sock, key, until, is_wanted)
+                self._prove(sock, key, until)
             except BaseException:
                 sock.close()
                 raise
             return sock
         raise failure
 
-    def _prove(
-        self, sock: socket.socket, key: bytes, until: float, is_wanted: Callable[[], bool]
-    ) -> None:
+    def _prove(self, sock: socket.socket, key: bytes, until: float) -> None:
         handshake = ClientHandshake(STORE_HELLO, key)
         sock.sendall(handshake.hello)
         while handshake.wants:
-            _await_data(sock, until, is_wanted)
             reply = handshake.feed(_receive(sock, handshake.wants, until))
             if reply:  # NOT an empty send: it fails if the server has closed after a refusal
                 sock.sendall(reply)
@@ -240,18 +228,6 @@ class TcpStoreClient:
             raise UsageError(f"the store at {self._address} holds another key. {HOW_TO_SET_KEY}")
         if handshake.progress is not Progress.DONE:
             raise ConnectionError("what answers there is no store of shoal")
-
-
-def _await_data(sock: socket.socket, until: float, is_wanted: Callable[[], bool]) -> None:
-    """Wait until something has come, or the end; raises TimeoutError if it is not wanted."""
-    while True:
-        sock.settimeout(min(_left_s(until), _LOOK_S))
-        try:
-            sock.recv(1, socket.MSG_PEEK)
-            return
-        except TimeoutError:
-            if not is_wanted():
-                raise
 
 
 def _receive(sock: socket.socket, n_bytes: int, until: float) -> bytes:
