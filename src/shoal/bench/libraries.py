@@ -115,8 +115,6 @@ def group_library(group: Any, wire: str | None = None) -> LibraryRank:
     from shoal.dtypes import parse_op
 
     def bind(what: CallSpec, data: Any, other: Any) -> Call:
-        if what.collective not in _GROUP_CALLS:
-            raise NotImplementedError(f"a Group has no {what.collective}")
         on = On(group, group.rank, group.size, parse_op(what.op), what.root)
         return _GROUP_CALLS[what.collective](on, data, other)
 
@@ -144,8 +142,6 @@ def join_mpi() -> LibraryRank:
     world = MPI.COMM_WORLD
 
     def bind(what: CallSpec, data: Any, other: Any) -> Call:
-        if what.collective not in MPI_CALLS:
-            raise NotImplementedError(f"MPI has no {what.collective}")
         if COLLECTIVES[what.collective].folds and what.op not in OPERATIONS:
             raise NotImplementedError(f"MPI has no {what.op}")
         on = On(world, world.rank, world.size, OPERATIONS.get(what.op), what.root)

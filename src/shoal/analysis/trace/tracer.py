@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from string import ascii_lowercase
 from typing import Final, NamedTuple, TypeAlias
 
@@ -124,13 +124,9 @@ def letter(chunk: int) -> str:
 
 
 def _check_length(algorithm: Algorithm, size: int, root: int, hosts: Sequence[int]) -> None:
-    n_steps = size  # every rank of a group does something
-    for rank in range(size if size <= _MAX_STEPS else 0):
-        steps = algorithm.steps(rank, size, root, hosts)
-        n_steps += sum(1 for _ in islice(steps, _MAX_STEPS))
-        if n_steps > _MAX_STEPS:
-            break
-    if n_steps > _MAX_STEPS:
+    every = (algorithm.steps(rank, size, root, hosts) for rank in range(size))
+    # Every rank of a group does something, so more ranks have too many steps.
+    if size > _MAX_STEPS or next(islice(chain.from_iterable(every), _MAX_STEPS, None), None):
         raise UsageError(
             f"{size} ranks are too many to trace: they do more than {_MAX_STEPS} steps in all"
         )
