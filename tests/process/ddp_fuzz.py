@@ -104,7 +104,10 @@ def draw(seed: int, size: int) -> Program:
         optimizer = source.choice(["SGD", "Trusting"])
     elif options.get("gradient_as_bucket_view") and optimizer == "Previous":
         optimizer = "SGD with momentum"
-    actions = tuple((name, at) for at, name in enumerate(_actions(source, options)))
+    names = list(_actions(source, options))
+    if optimizer.startswith("Adam"):  # which raises for conjugated gradients in torch itself
+        names = [name for name in names if name != "complex_gradients_are_conjugated"]
+    actions = tuple((name, at) for at, name in enumerate(names))
     return Program(seed, size, features, options, optimizer, actions)
 
 
@@ -252,8 +255,13 @@ class Run:
     def holds(self, gradient: torch.Tensor) -> bool:
         """Whether the program would lose something else with the storage of this gradient."""
         held = (*self.kept, *self.parts)
-        keeps = self.program.optimizer == "Previous"
-        return keeps or any(gradient.data_ptr() == one.data_ptr() for one in held)
+        if self.program.optimizer == "Previous" or any(
+            gradient.data_ptr() == one.data_ptr() for one in held
+        ):
+            return True
+        # torch itself dies of SIGSEGV when it reads a gradient whose storage was emptied.
+        others = (p.grad for p in self.dense() if p.grad is not None)
+        return sum(gradient.data_ptr() == one.data_ptr() for one in others) > 1
 
     def record(self) -> dict[str, torch.Tensor | None]:
         """All that a program could look at."""

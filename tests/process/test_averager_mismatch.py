@@ -87,6 +87,40 @@ def test_servers_compare_the_steps_of_averagers(
         check_named(outcome, ORDERS[name][2])
 
 
+def begin_in_two_orders(option: str) -> tuple[float, Exception | None]:
+    """Steps whose first calls are not those of buffers, of which the averagers have unlike numbers.
+
+    Ranks weigh arrays before a buffer leaves, and leave all arrays out where they may.
+    """
+    with shoal.init() as group:
+        averagers = {
+            model: Averager(
+                *(group, {f"{model}.{name}": ((n, 100), "float32") for name in ("first", "last")}),
+                fusion_bytes=2000,
+                **{option: True},
+            )
+            for model, n in {"G": 20, "D": 5}.items()
+        }
+        group.barrier()
+        started = time.monotonic()
+
+        def run(averager: Averager) -> None:
+            arrays = averager.begin(1.0 if option == "weighted" else None)
+            for name in arrays if option == "weighted" else ():
+                averager.ready(name)
+            averager.wait()
+
+        order = "DG" if group.rank == ODD else "GD"
+        error = next(filter(None, (error_of(run, averagers[model]) for model in order)), None)
+        return time.monotonic() - started, error
+
+
+@pytest.mark.parametrize("option", ["weighted", "find_unused"])
+def test_small_sums_of_averagers_in_another_order_are_named_on_every_rank(option: str) -> None:
+    for outcome in run_ranks(begin_in_two_orders, 3, option):
+        check_named(outcome, ["averager 1, step 1, buffer", "averager 2, step 1, buffer"])
+
+
 def sum_beside_a_step() -> tuple[float, Exception | None]:
     """One rank sums an array as long as the buffer in which the others average."""
     with shoal.init() as group:

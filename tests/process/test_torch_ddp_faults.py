@@ -222,6 +222,39 @@ def test_a_pass_that_raised_on_all_ranks_is_forgotten(options: dict[str, Any]) -
     assert run_ranks(raise_in_mid_backward, 2, options, (0, 1)) == ["", ""]
 
 
+class ViewOfTwo(Two):
+    def forward(self, data: torch.Tensor, uses_second: bool) -> torch.Tensor:
+        return super().forward(data, uses_second)[:, :2]
+
+
+def raise_behind_a_view() -> None:
+    """Raise when gradients have come and no buffer is full; the loss has changed the output."""
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("not this time")
+
+    start()
+    net = ViewOfTwo()
+    wrapped = wrap(net, bucket_cap_mb=1)
+    data, _ = inputs(0)
+    for hook in (fail, None):
+        failing = net.first.weight.register_hook(fail) if hook else contextlib.nullcontext()
+        with failing:
+            error = error_of(lambda: wrapped(mine(data), True).mul_(0.5).sum().backward())
+        assert str(error) == ("not this time" if hook else "None")
+        net.zero_grad() if hook else None
+    averaged = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    (net(data, True).mul_(0.5).sum() / dist.get_world_size()).backward()
+    for parameter, average in zip(net.parameters(), averaged, strict=True):
+        assert torch.allclose(parameter.grad, average)
+    dist.destroy_process_group()
+
+
+def test_a_pass_that_raised_behind_a_view_changed_in_place_is_forgotten() -> None:
+    run_ranks(raise_behind_a_view, 2)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_pass_that_raised_on_one_rank_alone_is_told_on_all(rank: int) -> None:
     for said in run_ranks(raise_in_mid_backward, 3, {}, (rank,)):

@@ -116,7 +116,9 @@ class Averager:
             self._preparation = Preparation(
                 group, self.name, weighted=weighted, check_finite=check_finite
             )
-        self._departures = Departures(group, wire, self._subject, fill, self._preparation)
+        self._departures = Departures(
+            *(group, wire, self._subject, fill, self._preparation), finds_unused=find_unused
+        )
         self._order = FirstOrder(group, f"{self.name}, order")
         self._next_layout: Layout | None = None
         self.countdown = Countdown(self._departures.send)
@@ -217,31 +219,12 @@ class Averager:
         """
         with self._departures.explaining():
             self._departures.reserve()
-            if self._preparation is not None and self._weighted:
-                self._preparation.send_weight()
 
     def _check_weight(self, weight: float | None) -> None:
         if self._weighted != (weight is not None):
             raise UsageError(f"{self}: begin takes a weight if, and only if, weighted=True")
         if weight is not None and not 0 <= weight < math.inf:
             raise UsageError(f"{self}: weight must be a finite number >= 0, got {weight}")
-
-    def cancel(self) -> None:
-        """Forget a step that has begun and in which nothing was ready; on every rank.
-
-        Only some thousands of other calls of the group may come between `begin` and the step's
-        buffers. Cancel a step that is to wait longer.
-
-        Raises:
-            UsageError: something was ready. Nothing has changed.
-        """
-        if not self._is_open:
-            return
-        if self.countdown.n_counted:
-            raise UsageError(f"{self}: arrays of this step are on their way; wait() for it")
-        self.countdown.paused = True
-        self._is_open = False
-        self._departures.cancel()
 
     def ready(self, array: str | int) -> None:
         """Let an array, which holds this rank's values, be averaged; do not touch it until `wait`.
@@ -283,6 +266,7 @@ class Averager:
             return
         self.countdown.paused = self._is_sent = True
         self.log.note_sent()
+        self.reserve()
         if self._find_unused:
             with self._departures.explaining():
                 self._send_used()
@@ -438,7 +422,7 @@ class Averager:
         used = bytearray(b"\1" * len(self.entries))
         for index in missing:
             used[index] = 0
-        self.group.all_reduce(used, Op.BOR, name=f"{self.name}, used")
+        self._departures.all_reduce_used(used)
         if not missing:
             return
         self.unused = tuple(index for index, is_used in enumerate(used) if not is_used)

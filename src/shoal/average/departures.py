@@ -31,6 +31,7 @@ class Departures:
         fill: called with arrays before a buffer that holds them leaves; None: they hold their
             values already.
         preparation: what a buffer goes through before it leaves, after `fill`; None: nothing.
+        finds_unused: every step calls `all_reduce_used`.
 
     Attributes:
         open: the numbers of this step's calls that have not been made.
@@ -43,12 +44,16 @@ class Departures:
         subject: Subject,
         fill: Callable[[Sequence[int]], None] | None,
         preparation: Preparation | None,
+        *,
+        finds_unused: bool,
     ) -> None:
         self._group = group
         self._wire = wire
         self._subject = subject
         self._fill = fill
         self._preparation = preparation
+        self._has_weights = preparation is not None and preparation.is_weighted
+        self._n_ahead = self._has_weights + finds_unused
         self._numbers = range(0)
         self.open: set[int] = set()
 
@@ -68,20 +73,36 @@ class Departures:
         self._waits = [_NO_WAIT] * n_buffers
 
     def reserve(self) -> range:
-        """The numbers of this step's calls, taken by the first call in the step.
+        """Return the numbers of the buffers' calls, reserved by the first call in the step.
 
-        Every rank makes that first call at the same place among its own calls.
+        Every rank makes that first call at the same place among its own calls. The calls that no
+        buffer makes have the first numbers: where ranks are in steps of different averagers, these
+        meet, and are found to be unlike, though the steps have different numbers of buffers.
         """
         if not self._numbers:
-            self._numbers = self._group.reserve(len(self._layout.buffers))
+            n_buffers = len(self._layout.buffers)
+            self._numbers = self._group.reserve(self._n_ahead + n_buffers)
             self.open.update(self._numbers)
             self._subject.step += 1
-        return self._numbers
+            if self._preparation is not None and self._has_weights:
+                self._preparation.send_weight(*self._ahead(0))
+        return self._numbers[self._n_ahead :]
 
-    def cancel(self) -> None:
-        """Give up, on every rank, what has not left in this step."""
-        while self.open:
-            self._group.skip(self.open.pop())
+    def all_reduce_used(self, used: bytearray) -> None:
+        """Return when `used` has a 1 for every array that was ready on any rank.
+
+        Raises:
+            ShoalError: as `Group.all_reduce`.
+        """
+        self.reserve()
+        number, subject = self._ahead(self._n_ahead - 1)
+        self._group.all_reduce(used, Op.BOR, number=number, subject=subject)
+
+    def _ahead(self, at: int) -> tuple[int, int]:
+        """Return the number and the subject of a call of this step that no buffer makes."""
+        number = self._numbers[at]
+        self.open.discard(number)
+        return number, self._subject.of(len(self._layout.buffers) + at)
 
     def is_sent(self, buffer: int) -> bool:
         """True if a buffer has left in this step."""
@@ -99,10 +120,10 @@ class Departures:
         if self._fill is not None:
             self._fill(self._layout.buffers[buffer].entries if arrays is None else arrays)
         with self.explaining():
+            number, span = self.reserve()[buffer], self._spans[buffer]
             if self._preparation is not None:
                 self._preparation.prepare(buffer)
             self._posted_ns[buffer] = time.monotonic_ns()
-            number, span = self.reserve()[buffer], self._spans[buffer]
             self.open.discard(number)
             self._works[buffer] = self._group.all_reduce(
                 span,

@@ -45,14 +45,14 @@ class Preparation:
     """Prepares the buffers of one rank, a step at a time.
 
     Args:
-        name: of the averager, for the names of calls.
+        name: of the averager, for the name of a call.
     """
 
     def __init__(self, group: Group, name: str, *, weighted: bool, check_finite: bool) -> None:
         numpy()
         self._group = group
         self._name = name
-        self._weighted = weighted
+        self.is_weighted = weighted
         self._check_finite = check_finite
         self._total: array[float] | None = None  # of all weights, once this step's is sent
         self._summing: Work | None = None
@@ -79,25 +79,19 @@ class Preparation:
         """True if this step's weight has been sent to the other ranks."""
         return self._total is not None
 
-    def send_weight(self) -> array[float]:
-        """Have the weights of all ranks summed up, once in a step; every rank calls it.
-
-        Returns:
-            Where their sum will be.
-        """
-        if self._total is None:
-            self._total = array("d", [self._weight])
-            self._summing = self._group.all_reduce(
-                self._total, Op.SUM, name=f"{self._name}, weights", async_op=True
-            )
-        return self._total
+    def send_weight(self, number: int, subject: int) -> None:
+        """Sum the weights of all ranks by this call; every rank does so once in a step."""
+        self._total = array("d", [self._weight])
+        self._summing = self._group.all_reduce(
+            self._total, Op.SUM, number=number, subject=subject, async_op=True
+        )
 
     def prepare(self, buffer: int) -> None:
         """Prepare a buffer that is about to leave."""
         if self._check_finite and self._worst[0] < 0:
             self._look(buffer)
         dtype = self._layout.buffers[buffer].dtype
-        factor = self._factor_of_rank() if self._weighted else 1.0
+        factor = self._factor_of_rank() if self.is_weighted else 1.0
         scale(
             self._flats[buffer],
             dtype,
@@ -113,7 +107,7 @@ class Preparation:
         """
         if self._check_finite:
             self._raise_not_finite()
-        if self._weighted and self._total_weight() <= 0:
+        if self.is_weighted and self._total_weight() <= 0:
             raise UsageError(f"{self._group}: the weights of all ranks are 0: there is no average")
 
     def _look(self, buffer: int) -> None:
@@ -140,11 +134,11 @@ class Preparation:
                 raise NotFinite(self._layout.entries[index].name, rank, element)
 
     def _total_weight(self) -> float:
-        total = self.send_weight()
         if self._summing is not None:
             self._summing.wait()
             self._summing = None
-        return total[0]
+        assert self._total is not None  # sent when the step took its place among the calls
+        return self._total[0]
 
     def _factor_of_rank(self) -> float:
         """How many times an equal share this rank's values count."""

@@ -114,7 +114,9 @@ class GradientKeeper:
         Raises:
             RuntimeError: gradients of the backward pass before have not come; names them.
         """
-        hooked = [output for output in outputs if output.grad_fn is not None]
+        # The base too: a loss that changes a view in place goes past the view's own node.
+        found = {id(one): one for output in outputs for one in (output, output._base)}
+        hooked = [one for one in found.values() if one is not None and one.grad_fn is not None]
         if not hooked and not self._is_unseen:
             self._is_unseen = True
             self._attach()
