@@ -107,7 +107,6 @@ class FakeDevice:
         self.blocks: list[weakref.ref[_Block]] = []
         self.wire: FakeWire | None = None
         self.fails = False
-        self.cannot_copy = False
         self.n_copies = 0
         self.used: set[tuple[int, str]] = set()  # storages of the device, and on which streams
         self.kept: set[tuple[int, str]] = set()
@@ -145,14 +144,9 @@ class FakeDevice:
         finally:
             self.on_thread.stream = before
 
-    def copy_here(self, tensor: torch.Tensor) -> torch.Tensor:
-        copy = on_device(plain(tensor).clone())
-        self.give(self.current, lambda: plain(copy).copy_(plain(tensor)), [extent(tensor)])
-        return copy
-
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         stream = self._current()
-        if self.fails or self.cannot_copy:
+        if self.fails:
             raise RuntimeError("the device has failed")
         if self.wire is not None:
             self.wire.check_nobody_touches([extent(to), extent(source)])
@@ -397,40 +391,8 @@ class FakeWire:
 
         return self._post("all_gather", [data], blocks, effect, how)
 
-    def gather(self, outputs: Any, data: BufferView, root: int, **how: Any) -> Any:
-        if root != self.rank:
-            return self._post("gather", [data], [], lambda: None, how)
-        return self.all_gather(outputs, data, **how)
-
-    def reduce_scatter(self, output: BufferView, inputs: Any, op: object, **how: Any) -> Any:
-        blocks = _blocks(inputs)
-        effect = lambda: _sum(output, blocks[self.rank])  # noqa: E731
-        return self._post("reduce_scatter", blocks, [output], effect, how)
-
-    def scatter(self, output: BufferView, inputs: Any, root: int, **how: Any) -> Any:
-        if root != self.rank:
-            return self._post("scatter", [], [output], lambda: _fill(output, 42), how)
-        blocks = _blocks(inputs)
-        effect = lambda: numbers(output).copy_(numbers(blocks[self.rank]))  # noqa: E731
-        return self._post("scatter", blocks, [output], effect, how)
-
-    def all_to_all(self, outputs: Any, inputs: Any, **how: Any) -> Any:
-        writes, reads = _blocks(outputs), _blocks(inputs)
-
-        def effect() -> None:
-            numbers(writes[1]).copy_(numbers(reads[1]))
-            _fill(writes[0], 42)
-
-        return self._post("all_to_all", reads, writes, effect, how)
-
-    def barrier(self, **how: Any) -> Any:
-        return self._post("barrier", [], [], lambda: None, how)
-
     def send(self, data: BufferView, to: int, tag: int, **how: Any) -> Any:
         return self._post("send", [data], [], lambda: None, how)
-
-    def recv(self, data: BufferView, source: int | None, tag: int, **how: Any) -> Any:
-        return self._post("recv", [], [data], lambda: _fill(data, 42), how)
 
 
 def _blocks(given: Any) -> list[BufferView]:

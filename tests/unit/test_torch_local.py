@@ -18,9 +18,17 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
-from unit.fake_device import FakeDevice, FakeWire, OnOtherDevice, on_device, plain
+from unit.fake_device import FakeDevice, FakeWire, on_device
 from unit.fake_host import ELSEWHERE, SIZE, FakeCollectives, HostOrder, NoThread
-from unit.test_torch_staging import LINE, LOST, ByHand, all_orders, in_background, seeded
+from unit.test_torch_staging import (
+    LINE,
+    LOST,
+    ByHand,
+    Player,
+    Reduced,
+    all_orders,
+    in_background,
+)
 
 from shoal.errors import Closed, PeerLost, TimedOut
 from shoal.frontend.torch.gpu import device as devices
@@ -31,8 +39,8 @@ from shoal.frontend.torch.gpu.local_order import Turn
 from shoal.frontend.torch.operations import Operations
 
 
-class Host:
-    """A rank whose device, mates, wire and threads do one turn at a time, as is chosen."""
+class Host(Player):
+    """A rank with its device, mates, wire and threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device = FakeDevice()
@@ -92,48 +100,17 @@ class Host:
             may.append(self.lose)
         return may
 
-    def play(self, choose: Callable[[int], int], meanwhile: Callable[[], None]) -> None:
-        while actions := self.actions():
-            actions[choose(len(actions))]()
-            meanwhile()
 
-
-class Reduced:
-    """An all-reduce: made by a kernel, read by one, then overwritten by one."""
-
-    def __init__(self, host: Host, n: int, first: float, op: Any = dist.ReduceOp.SUM) -> None:
-        self.host, self.first, self.n = host, first, n
-        self.divisor = SIZE if op == dist.ReduceOp.AVG else 1  # the group of this rank has two
-        self.tensor = on_device(torch.full((n,), -1.0))
-        self.seen: list[list[float]] = []
-        self.raised: list[BaseException] = []
-        host.device.kernel(lambda: plain(self.tensor).copy_(self.made()))
-        options: Any = in_background(dist.AllreduceOptions())
-        options.reduceOp = op
-        self.work: Any = host.operations.allreduce([self.tensor], options)
-        self.waited = False
-
-    def made(self) -> torch.Tensor:
-        return self.first + torch.arange(float(self.n))
-
-    def expected(self) -> list[float]:
-        expected = ((self.made() * 2 + 3) * 2 + 3) / self.divisor
-        for begin, end in part_of(self.n, 0, SIZE):
+def reduced(host: Host, n: int, first: float, op: Any = dist.ReduceOp.SUM) -> Reduced:
+    def expect(given: torch.Tensor) -> torch.Tensor:
+        summed = given * 2 + 3  # among the GPUs, and then over the wire
+        expected = summed if host.rail.size == 1 else summed * 2 + 3
+        expected /= SIZE if op == dist.ReduceOp.AVG else 1
+        for begin, end in part_of(n, 0, SIZE):
             expected[begin:end] = ELSEWHERE
-        return expected.tolist()
+        return expected
 
-    def look(self) -> None:
-        """As soon as wait would not block: wait, read the result, and use the memory anew."""
-        if self.waited or not self.work.works[0].done():
-            return
-        self.waited = True
-        try:
-            self.work.wait()
-        except (PeerLost, Closed, RuntimeError) as error:
-            self.raised.append(error)
-        memory = plain(self.tensor)
-        self.host.device.kernel(lambda: self.seen.append(memory.tolist()))
-        self.host.device.kernel(memory.zero_)
+    return Reduced(host, n, first, op, expect)
 
 
 def check_nothing_is_left(host: Host) -> None:
@@ -150,7 +127,7 @@ def check_nothing_is_left(host: Host) -> None:
 def test_one_is_right_in_every_order(n: int, op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def game(choose: Callable[[int], int]) -> None:
         host = Host(monkeypatch)
-        call = Reduced(host, n, 5.0, op)
+        call = reduced(host, n, 5.0, op)
         host.play(choose, call.look)
         assert call.seen == [call.expected()]
         assert host.order.begun == [Turn(0, 0), Turn(0, 1)]
@@ -161,7 +138,7 @@ def test_one_is_right_in_every_order(n: int, op: Any, monkeypatch: pytest.Monkey
 
 def test_only_this_ranks_part_goes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch)
-    call = Reduced(host, 100, 1.0)
+    call = reduced(host, 100, 1.0)
     host.play(lambda n: 0, call.look)
     assert sum(len(each.read_at_first[0]) for each in host.rail.calls) == 50 * 4
     assert len(host.rail.calls) == 4  # pieces, which overlap
@@ -182,35 +159,11 @@ def test_parts_cover_all_elements_once(place: int) -> None:
         assert (begin, end) == (place * (n // 3), (place + 1) * (n // 3))  # as NCCL has it
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_many_calls_in_a_random_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch)
-    choose = seeded(seed)
-    host.may_lose = seed % 3 == 0
-    calls = [Reduced(host, 2 + choose(6 * LINE), float(k)) for k in range(4)]
-
-    def look() -> None:
-        for call in calls:
-            call.look()
-
-    host.play(choose, look)
-    for call in calls:
-        assert call.waited
-        assert call.raised == [LOST] if call.raised else call.seen == [call.expected()]
-        assert not call.tensor.any()  # nothing came after the wait
-    firsts = [turn.call for turn in host.order.begun if not turn.half]
-    assert firsts == sorted(firsts)
-    if host.group.lost is None:
-        check_nothing_is_left(host)
-    else:
-        assert host.collectives.aborted == (1 if any(call.raised for call in calls) else 0)
-
-
 def test_a_reduce_scatter_goes_before_an_all_gather_that_waits_for_its_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = Host(monkeypatch)
-    calls = [Reduced(host, 6, float(k)) for k in range(2)]
+    calls = [reduced(host, 6, float(k)) for k in range(2)]
 
     def until_idle() -> None:
         while host.has_something_to_do() or host.device.ready() or host.line.can_post():
@@ -234,55 +187,8 @@ def test_a_reduce_scatter_goes_before_an_all_gather_that_waits_for_its_data(
     calls[1].look()
     assert calls[1].waited
     assert not calls[0].work.is_completed()
-    host.play(lambda n: 0, lambda: [call.look() for call in calls] and None)
+    host.play(lambda n: 0, lambda: [call.look() for call in calls])
     assert [call.seen for call in calls] == [[call.expected()] for call in calls]
-
-
-def test_waiting_includes_the_all_gather_which_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch)
-    call = Reduced(host, 6, 1.0)
-    while host.order.begun != [Turn(0, 0), Turn(0, 1)]:
-        host.actions()[0]()
-    assert host.device.pending()
-    assert not call.work.is_completed()
-    with pytest.raises(TimedOut, match="this wait was too short; the call goes on"):
-        call.work.wait(timedelta(microseconds=1))
-    host.lose()
-    host.local.step()
-    with pytest.raises(PeerLost):
-        call.work.wait()
-    assert host.collectives.aborted == 1
-    assert host.group.aborted == []  # which would say Closed to those who have not heard yet
-
-
-def test_a_strided_tensor_is_written_back_behind_the_all_gather(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    host = Host(monkeypatch)
-    rows = torch.arange(12.0).reshape(3, 4)
-    tensor = on_device(rows.clone().t())
-    work: Any = host.operations.allreduce([tensor])
-    host.play(lambda n: 0, lambda: None)
-    work.wait()
-    expected = (rows.t().reshape(-1) * 2 + 3) * 2 + 3
-    expected[:6] = ELSEWHERE
-    assert plain(tensor).reshape(-1).tolist() == expected.tolist()
-
-
-def test_a_tensor_on_another_gpu_comes_to_the_one_of_the_first_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    host = Host(monkeypatch)
-    other = FakeDevice(1)
-    monkeypatch.setattr(devices, "device_at", lambda place: other)
-    host.device.streams.append(other.current)  # one clock
-    tensor = on_device(torch.arange(6.0), OnOtherDevice)
-    work: Any = host.operations.allreduce([tensor])
-    host.device.run_dry()
-    other.settle()
-    host.play(lambda n: 0, other.settle)
-    work.wait()
-    assert plain(tensor).tolist() == [*[ELSEWHERE] * 3, *[(x * 2 + 3) * 2 + 3 for x in (3, 4, 5)]]
 
 
 # ---- what fails ----
@@ -307,24 +213,11 @@ def test_a_device_that_does_not_get_there_ends_the_group(monkeypatch: pytest.Mon
         host.operations.allreduce([on_device(torch.ones(6))], options)
 
 
-def test_gpus_that_do_not_end_an_all_gather_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch)
-    call = Reduced(host, 6, 1.0)
-    while host.order.begun != [Turn(0, 0), Turn(0, 1)]:
-        host.actions()[0]()
-    host.local._calls[0].deadline = 0.0
-    host.local.step()
-    with pytest.raises(TimedOut, match="had not all-gathered the parts of it"):
-        call.work.wait()
-    assert host.collectives.aborted == 1
-    assert len(host.group.aborted) == 1
-
-
 def test_a_local_collective_that_raises_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch)
-    calls = [Reduced(host, 6, 1.0), Reduced(host, 6, 2.0)]
+    calls = [reduced(host, 6, 1.0), Reduced(host, 6, 2.0)]
     host.collectives.fails = True
-    host.play(lambda n: 0, lambda: [call.look() for call in calls] and None)
+    host.play(lambda n: 0, lambda: [call.look() for call in calls])
     for call in calls:
         assert [str(error) for error in call.raised] == ["NCCL has failed"]
     assert host.group.aborted == ["NCCL has failed"]
@@ -334,7 +227,7 @@ def test_a_local_collective_that_raises_ends_the_group(monkeypatch: pytest.Monke
 def test_closing_fails_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch)
     host.line.close = lambda: None  # type: ignore[attr-defined]
-    call = Reduced(host, 6, 1.0)
+    call = reduced(host, 6, 1.0)
     host.operations.shutdown()
     host.local.step()  # the thread, which is there while calls are
     with pytest.raises(Closed, match="the group was closed or aborted"):
@@ -349,7 +242,7 @@ def test_a_lost_peer_has_its_number_in_the_group_not_that_in_the_rail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = Host(monkeypatch)
-    call = Reduced(host, 6, 1.0)
+    call = reduced(host, 6, 1.0)
     while not host.rail.under_way():
         host.actions()[0]()
     host.rail.lose(PeerLost(1, "spruce", doing="recv 8 B"))
@@ -369,7 +262,7 @@ def test_a_piece_that_came_back_does_not_overtake_who_waited_for_the_call_that_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = Host(monkeypatch)
-    call = Reduced(host, 4 * LINE, 1.0)  # a part of two pieces
+    call = reduced(host, 4 * LINE, 1.0)  # a part of two pieces
     while len(host.rail.calls) < 2:
         host.actions()[0]()
     host.rail.calls[0].finish()
@@ -388,23 +281,8 @@ def test_a_piece_that_came_back_does_not_overtake_who_waited_for_the_call_that_f
 def test_in_a_single_host_nothing_goes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch)
     host.rail.size = 1  # type: ignore[misc]
-    call = Reduced(host, 7, 1.0)
+    call = reduced(host, 7, 1.0)
     host.play(lambda n: 0, call.look)
-    expected = call.made() * 2 + 3
-    for begin, end in part_of(7, 0, SIZE):
-        expected[begin:end] = ELSEWHERE
-    assert call.seen == [expected.tolist()]
+    assert call.seen == [call.expected()]
     assert not host.rail.calls
     check_nothing_is_left(host)
-
-
-def test_futures_have_the_device_and_complete_behind_the_all_gather(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    host = Host(monkeypatch)
-    call = Reduced(host, 6, 1.0)
-    future = call.work.get_future()
-    assert host.device.futures_of == [[host.device]]
-    host.play(lambda n: 0, lambda: None)
-    assert future.wait() == [call.tensor]
-    assert plain(call.tensor).tolist() == call.expected()
