@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shoal.average.values import not_finite, scale
+from shoal.average.preparing import not_finite, scale
 from shoal.dtypes import DType
 
 FACTORS = [0.0, 0.25, 1 / 3, 1.0, 1.1, 3.0]

@@ -1,11 +1,13 @@
-"""All ranks average the same arrays in the same way, or raise how they differ."""
+"""What the averagers of a group agree on: their names, what they average, and its order."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import weakref
 from array import array
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +15,9 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.average.layout import ArraySpec
+    from shoal.engine import Countdown
     from shoal.group.group import Group
+    from shoal.group.work import Work
 
 _N_DIGEST_BYTES: Final = 32
 _MOST_RANKS: Final = 8  # that an error lists
@@ -84,3 +88,72 @@ def difference(given: Sequence[Mapping[str, str]]) -> str:
 def _named(ranks: Sequence[int]) -> str:
     named = ", ".join(map(str, ranks[:_MOST_RANKS])) + ", ..." * (len(ranks) > _MOST_RANKS)
     return f"rank{'s' * (len(ranks) > 1)} {named}"
+
+
+class Shared:
+    """Names for the averagers of a group, and the calls that dropped ones have not made.
+
+    Attributes:
+        names: numbers for names; all ranks make averagers in one order.
+        dropped: the numbers of calls in steps in which an averager was dropped, to be skipped.
+    """
+
+    def __init__(self) -> None:
+        self.names = itertools.count()
+        self.dropped: deque[set[int]] = deque()
+
+    def drop(self, numbers: set[int], countdown: Countdown) -> None:
+        """Note that an averager is gone: its hooks count nothing any more.
+
+        NOT skipped there and then: the garbage collector may run under the lock that this takes.
+        """
+        countdown.paused = True
+        self.dropped.append(numbers)
+
+
+_SHARED: Final[weakref.WeakKeyDictionary[Group, Shared]] = weakref.WeakKeyDictionary()
+
+
+def shared_by(group: Group) -> Shared:
+    """What the averagers of this group share; does not keep the group alive."""
+    return _SHARED.setdefault(group, Shared())
+
+
+class FirstOrder:
+    """Broadcasts the order of the first step; every rank calls it at the same places of a step.
+
+    Args:
+        name: of the broadcast.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._group = group
+        self._name = name
+        self._is_sent = False
+        self._coming: tuple[Work | None, bytearray] | None = None
+
+    def end_step(self, came: Sequence[int], last: Sequence[int]) -> None:
+        """Send the order of arrays after the first step, which is over; then do nothing.
+
+        Args:
+            came: the arrays in the order in which they came.
+            last: all arrays; those that did not come follow in this order.
+        """
+        if self._is_sent:
+            return
+        self._is_sent = True
+        missing = set(last).difference(came)
+        order = bytearray(array("I", [*came, *(one for one in last if one in missing)]).tobytes())
+        self._coming = self._group.broadcast(order, 0, name=self._name, async_op=True), order
+
+    def take(self) -> tuple[int, ...] | None:
+        """Return the order once, after the step that sent it; waits until it has come."""
+        if self._coming is None:
+            return None
+        work, data = self._coming
+        if work is not None:
+            work.wait()
+        self._coming = None
+        order = array("I")
+        order.frombytes(data)
+        return tuple(order)

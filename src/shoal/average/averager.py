@@ -10,18 +10,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.average.agreeing import agree
+from shoal.average.agreeing import FirstOrder, agree, shared_by
 from shoal.average.departures import Departures, words_for
 from shoal.average.layout import FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
-from shoal.average.order import FirstOrder
-from shoal.average.preparing import Preparation
+from shoal.average.preparing import Preparation, numpy_arrays
 from shoal.average.report import AveragingReport, report_on
 from shoal.average.same import SameCheck
-from shoal.average.shared import shared_by
 from shoal.average.sizes import fusion_bytes_for
 from shoal.average.step_times import StepLog, StepTimes
-from shoal.average.values import numpy_arrays
 from shoal.codec import parse_wire
 from shoal.dtypes import DType, Op
 from shoal.engine import Countdown, can_fold

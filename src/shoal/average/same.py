@@ -8,8 +8,7 @@ import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shoal.average.agreeing import difference_among
-from shoal.average.shared import shared_by
+from shoal.average.agreeing import difference_among, shared_by
 from shoal.errors import UsageError
 from shoal.group.buffers import span_of
 

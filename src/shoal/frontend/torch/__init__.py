@@ -16,9 +16,9 @@ import torch.distributed as dist
 from shoal.errors import UsageError, without_internals
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
-from shoal.frontend.torch.store import TorchStore
-from shoal.frontend.torch.work_holder import patch_work_holders
+from shoal.frontend.torch.work import patch_work_holders
 from shoal.group.form import form
+from shoal.rendezvous import TorchStore
 from shoal.settings import local_nccl
 
 if TYPE_CHECKING:

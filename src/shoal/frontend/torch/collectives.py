@@ -1,13 +1,16 @@
-"""What a row of the table of torch's operations says of the collective that it calls."""
+"""The collectives and the reductions behind torch's operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BarrierOptions
 
+from shoal.dtypes import Op
+from shoal.errors import Unsupported
 from shoal.schedule.collectives import Blocks, Root, row_of
 
 Access = tuple[bool, bool]  # whether a rank's buffer is read, and whether it is written
@@ -77,3 +80,31 @@ GATHER: Final = _collective("gather", dist.GatherOptions)
 ALL_GATHER: Final = _collective("all_gather", AllgatherOptions)
 ALL_TO_ALL: Final = _collective("all_to_all", AllToAllOptions)
 BARRIER: Final = _collective("barrier", BarrierOptions)
+
+
+# ---- reductions ----
+
+# What PREMUL_SUM multiplies a rank's own contribution by; None for every other operation.
+Factor = float | torch.Tensor | None
+
+_PREMUL_SUM: Final = hash(dist.ReduceOp.PREMUL_SUM)
+
+# By the hash, which in torch is the operation's number: the quickest way to it, 0.3 us.
+_FOLDS: Final = {hash(getattr(dist.ReduceOp, op.name)): op for op in Op}
+
+
+def fold_of(reduce_op: dist.ReduceOp) -> tuple[Op, Factor]:
+    """The fold that `reduce_op` asks for, and what to multiply the own contribution by before.
+
+    Raises:
+        Unsupported: no such operation.
+    """
+    number = hash(reduce_op)
+    op = _FOLDS.get(number)
+    if op is not None:
+        return op, None
+    if number == _PREMUL_SUM:
+        # Pickling's way to the factor: torch 2.11 has no other, ReduceOp.factor is of 2.13.
+        state: tuple[object, float | torch.Tensor] = reduce_op.__getstate__()  # type: ignore[assignment]
+        return Op.SUM, state[1]
+    raise Unsupported(f"ReduceOp number {number} is not supported")

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 from shoal.errors import Closed, ShoalError, TimedOut
-from shoal.frontend.torch.unsupported import describe
+from shoal.frontend.torch.tensor_buffers import describe
 
 if TYPE_CHECKING:
     from shoal.group.group import Group

@@ -13,7 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -26,16 +26,14 @@ from torch._C._distributed_c10d import (
 )
 
 from shoal.frontend.torch import collectives, layouts
-from shoal.frontend.torch.checks import Tensors, check_root, only
-from shoal.frontend.torch.collectives import TableRow, TorchCollective
-from shoal.frontend.torch.reduce_ops import fold_of
-from shoal.frontend.torch.subjects import current_subject
-from shoal.frontend.torch.tensor_buffers import TensorBuffers
-from shoal.frontend.torch.unsupported import refusing
+from shoal.frontend.torch.collectives import TableRow, TorchCollective, fold_of
+from shoal.frontend.torch.layouts import Tensors, check_root, only
+from shoal.frontend.torch.tensor_buffers import TensorBuffers, describe, unsupported
 from shoal.frontend.torch.work import (
     NO_TIMEOUT,
     FinishedWork,
     PendingWork,
+    current_subject,
     in_background,
     profiling,
     recorded,
@@ -48,6 +46,15 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.gpu.calls import DeviceCalls
     from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
     from shoal.group.group import Group
+
+
+def _refusing(operation: str, instead: str) -> Callable[..., NoReturn]:
+    """The method that raises `Unsupported`, for an operation by the name that users know."""
+
+    def refuse(self: Operations, *_args: Any, **_options: Any) -> NoReturn:
+        raise unsupported(describe(self.group, operation), instead)
+
+    return refuse
 
 
 def _in_place(name: str, lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
@@ -395,14 +402,14 @@ class Operations:
 
     # ---- what shoal cannot do, under the names that torch looks for, of all versions ----
 
-    merge_remote_group = mergeRemoteGroup = merge = refusing(  # noqa: N815 - C++ looks for this
+    merge_remote_group = mergeRemoteGroup = merge = _refusing(  # noqa: N815 - C++ looks for this
         "merge_group", "start a new default group"
     )
-    shrink = refusing("shrink_group", "use shoal.torch.shrink_group")
-    reconfigure = get_reconfigure_handle = refusing(
+    shrink = _refusing("shrink_group", "use shoal.torch.shrink_group")
+    reconfigure = get_reconfigure_handle = _refusing(
         "reconfigure", "destroy the group and make a new one"
     )
-    new_window = refusing("new_window", "use send and recv")
+    new_window = _refusing("new_window", "use send and recv")
 
     # ---- what torch asks a group about itself ----
 

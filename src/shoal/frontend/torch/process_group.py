@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Backend, DebugLevel, Store, get_debug_lev
 from shoal.errors import UsageError
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
-from shoal.frontend.torch.unsupported import describe
+from shoal.frontend.torch.tensor_buffers import describe
 
 if TYPE_CHECKING:
     from shoal.group.group import Group

@@ -9,7 +9,7 @@ import torch
 
 from shoal.errors import UsageError
 from shoal.frontend.torch.gpu import device as devices
-from shoal.frontend.torch.unsupported import describe, unsupported
+from shoal.frontend.torch.tensor_buffers import describe, unsupported
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.gpu.device import Device

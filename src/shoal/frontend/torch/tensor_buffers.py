@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from shoal.dtypes import DType
-from shoal.errors import UsageError
-from shoal.frontend.torch.unsupported import describe, unsupported
+from shoal.errors import Unsupported, UsageError
 from shoal.group.buffers import LOWEST_ADDRESS, BufferView, clash, lacks_memory
 
 if TYPE_CHECKING:
+    from shoal.frontend.torch.collectives import Factor
     from shoal.frontend.torch.gpu.device import Device
-    from shoal.frontend.torch.reduce_ops import Factor
     from shoal.group.group import Group
 
 DTYPES: Final[Mapping[torch.dtype, DType]] = {getattr(torch, str(each)): each for each in DType}
@@ -28,6 +27,16 @@ DTYPES: Final[Mapping[torch.dtype, DType]] = {getattr(torch, str(each)): each fo
 # On the way of every call: looked up once, and 0.18 us where BufferView(...) takes 0.30.
 _STRIDED: Final = torch.strided
 _new_view: Final = functools.partial(tuple.__new__, BufferView)
+
+
+def describe(group: Group, operation: str) -> str:
+    """The operation, in which group and by whom, as messages begin."""
+    return f"{operation} in group {group.name!r} (rank {group.rank} of {group.size})"
+
+
+def unsupported(what: str, instead: str) -> Unsupported:
+    """The error that shoal cannot do something, with what to do instead."""
+    return Unsupported(f"{what} is not supported; {instead}")
 
 
 class TensorBuffers:

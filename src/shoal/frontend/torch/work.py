@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from shoal.errors import Closed, ShoalError, TimedOut
 from shoal.frontend.torch.compiler import not_compiled
-from shoal.frontend.torch.work_holder import future_for_lookup
 from shoal.threads import Threads
 
 if TYPE_CHECKING:
@@ -189,8 +188,8 @@ class PendingWork(FinishedWork):
                 return self._completion.future
             completion = _Completion(len(self.works), self._results, self.devices)
             self._completion = completion
-        if _held.works is not None:
-            _held.works.append(self)
+        if _hook.works is not None:
+            _hook.works.append(self)
             return completion.future
         if _callbacks.is_last_thread:
             with contextlib.suppress(ShoalError):  # the future says it
@@ -333,31 +332,44 @@ class _Completion:
                 self.future.wait()
 
 
-class _Held(threading.local):
-    """The works whose futures this thread holds back; None while it holds none."""
+class _Hook(threading.local):
+    """What the calls of this thread are given while a communication hook makes them.
+
+    Attributes:
+        works: those whose futures are held back; None outside a hook.
+        subject: what the calls are for; 0: nothing that has a name.
+    """
 
     works: list[PendingWork] | None = None
+    subject = 0
 
 
-_held: Final = _Held()
+_hook: Final = _Hook()
 
 
 @contextlib.contextmanager
-def holding_futures() -> Iterator[list[PendingWork]]:
-    """Meanwhile a future that this thread asks for completes when its Work is waited for.
+def calls_of_hook(subject: int) -> Iterator[list[PendingWork]]:
+    """Have ranks compare this subject with the calls of this thread, and hold back their futures.
 
-    Its callbacks then run on the thread that waits, and the calls that they make come in an order
-    that is the same on all ranks.
+    A future that this thread asks for meanwhile completes when its Work is waited for. Its
+    callbacks then run on the thread that waits, and the calls that they make come in an order that
+    is the same on all ranks.
 
     Returns:
         The works, each to be waited for.
     """
-    held: list[PendingWork] = []
-    before, _held.works = _held.works, held
+    works: list[PendingWork] = []
+    before = _hook.works, _hook.subject
+    _hook.works, _hook.subject = works, subject
     try:
-        yield held
+        yield works
     finally:
-        _held.works = before
+        _hook.works, _hook.subject = before
+
+
+def current_subject() -> int:
+    """What the calls of this thread are for (`shoal.group.subjects`); 0: nothing with a name."""
+    return _hook.subject
 
 
 class _Callbacks(threading.local):
@@ -446,3 +458,71 @@ def in_background(go: Callable[[], None]) -> _InBackground:
 
     _threads_of(os.getpid()).submit(run)
     return _InBackground(future)
+
+
+# ---- what torch 2.14 and later hand out in place of a Work written in Python ----
+
+# Their C++ puts such a Work into a PyWorkHolder, which forwards `wait` and `get_future` alone. All
+# else it answers as an object that knows nothing: never complete, successful whatever happened, and
+# without a source, which `recv` asks for when it has taken the message. In Python it is a plain
+# `torch.distributed.Work`, and nothing can be derived from it. So the methods of that class are
+# replaced: they ask the Work inside if it is one of shoal's, and are torch's own otherwise.
+
+_NOT_FORWARDED: Final = (
+    *("is_completed", "is_success", "exception", "result", "synchronize"),
+    *("source_rank", "_source_rank"),
+)
+
+# Of the works of torch's own backends every one says what kind it is; a holder does not.
+_UNKNOWN: Final = 100
+
+_NO_FUTURE: Final[torch.futures.Future[Any]] = torch.futures.Future()
+
+
+class _Lookup(threading.local):
+    """Collects the Work that this thread looks for in a holder; None while it looks for none."""
+
+    found: list[FinishedWork] | None = None
+
+
+_lookup: Final = _Lookup()
+
+
+def future_for_lookup(work: FinishedWork) -> torch.futures.Future[Any] | None:
+    """What `get_future` of a Work returns while it is looked for in a holder; else None."""
+    if _lookup.found is None:
+        return None
+    _lookup.found.append(work)
+    return _NO_FUTURE
+
+
+def _held(holder: Any) -> FinishedWork | None:
+    """The Work of shoal in a holder; None for every other Work."""
+    if holder._get_op_type() != _UNKNOWN:
+        return None
+    found: list[FinishedWork] = []
+    _lookup.found = found
+    try:
+        holder.get_future()  # forwarded, so the Work inside notices
+    except RuntimeError:  # another backend's, without futures
+        return None
+    finally:
+        _lookup.found = None
+    return found[0] if found else None
+
+
+def _forwarding(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any) -> Any:
+        work = _held(self)
+        return own(self, *args) if work is None else getattr(work, name)(*args)
+
+    return forward
+
+
+@functools.cache
+def patch_work_holders() -> None:
+    """From now on, have holders of shoal's works forward everything, in this process."""
+    work: Any = dist.Work
+    for name in _NOT_FORWARDED:
+        setattr(work, name, _forwarding(name, getattr(work, name)))

@@ -12,7 +12,7 @@ from shoal.average.lacking import StepWatch, announce, announce_or_raise
 from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.buckets import twice
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
-from shoal.frontend.torch.ddp.held import not_held
+from shoal.frontend.torch.ddp.parameter_hooks import not_held
 
 if TYPE_CHECKING:
     from shoal.group.group import Group

@@ -20,8 +20,7 @@ from shoal.average import NotFinite
 from shoal.average.lacking import GO_ON
 from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_inlined
-from shoal.frontend.torch.ddp.held import not_held
-from shoal.frontend.torch.ddp.parameter_hooks import ParameterHooks
+from shoal.frontend.torch.ddp.parameter_hooks import ParameterHooks, not_held
 from shoal.frontend.torch.ddp.passes import BackwardPass, is_nested
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
 from shoal.frontend.torch.ddp.unfinished import Missing

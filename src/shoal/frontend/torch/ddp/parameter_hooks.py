@@ -1,4 +1,4 @@
-"""Hooks on parameters, called when their gradients are accumulated."""
+"""What a wrapper puts on a program's model, and notices in it, without keeping it alive."""
 
 from __future__ import annotations
 
@@ -67,3 +67,45 @@ def _remove(handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
+
+
+def not_held(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a method of what may be gone; then the call does nothing.
+
+    For what is kept by something that lives longer, as hooks by parameters, or by what the method's
+    object keeps itself: so a dropped wrapper frees its memory without the collector of cycles,
+    which does not see through native parts.
+    """
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        found = held()
+        return found(*args) if found is not None else None
+
+    return call
+
+
+class Registrations:
+    """Compares the parameters and modules of all parts of a model with those at `watch`.
+
+    Looks into the dicts of each module, 50 ns for an entry: programs, and torch's own conversions,
+    write past the functions that register.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.watch(model)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Compare with what is registered now."""
+        self._known: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for part in model.modules():
+            self._known += [(held, dict(held)) for held in (part._parameters, part._modules)]
+
+    @property
+    def changed(self) -> bool:
+        """True if something was registered, replaced or removed."""
+        return any(
+            len(held) != len(known)
+            or any(name not in held or held[name] is not one for name, one in known.items())
+            for held, known in self._known
+        )

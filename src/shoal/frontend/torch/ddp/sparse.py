@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from shoal.frontend.torch.ddp.bucket import Bucket, call_hook, result_of
+from shoal.frontend.torch.ddp.buckets import Bucket, call_hook, result_of
 
 
 class SparseGradients:

@@ -25,10 +25,9 @@ from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
 from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
-from shoal.frontend.torch.ddp.held import not_held
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
-from shoal.frontend.torch.ddp.registrations import Registrations
+from shoal.frontend.torch.ddp.parameter_hooks import Registrations, not_held
 from shoal.frontend.torch.ddp.same_model import check_same_model, values_of
 from shoal.frontend.torch.ddp.sparse import SparseGradients
 

@@ -11,7 +11,7 @@ from shoal.frontend.torch.gpu import local_gpus
 from shoal.frontend.torch.gpu.local_calls import LocalCall
 from shoal.frontend.torch.gpu.pieces import cut, owners
 from shoal.frontend.torch.gpu.staging import StagedCall, Staging
-from shoal.frontend.torch.unsupported import describe
+from shoal.frontend.torch.tensor_buffers import describe
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
-from shoal.frontend.torch.unsupported import unsupported
+from shoal.frontend.torch.tensor_buffers import unsupported
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
