@@ -207,7 +207,7 @@ dist.destroy_process_group()
     backend, early, *after = literal_eval(run_python(code, SHOAL_SERVERS=""))
     assert (backend, early) == ((1, ["cpu"]), [])
     loaded, collecting, is_enabled = after
-    assert len(collecting) > 10
+    assert len(collecting) > 5
     assert not any(collecting)
     assert is_enabled
     ours = [name for name in loaded if name.split(".")[0] == "shoal"]
