@@ -21,6 +21,13 @@ from shoal.schedule import (
 )
 
 
+def test_steps_say_what_they_do() -> None:
+    assert str(Send(2, 1)) == "send DATA[1] to 2"
+    assert str(Recv(2, 1, fold=True, buffer=Buffer.OUTPUT)) == "fold OUTPUT[1] from 2"
+    assert str(Copy(0, into=1)) == "copy DATA[0] into SCRATCH[1]"
+    assert str(Copy(0, 0, Buffer.INPUT, Buffer.OUTPUT, fold=True)) == "fold INPUT[0] into OUTPUT[0]"
+
+
 def test_steps_refuse_negative_numbers_and_a_copy_of_a_chunk_onto_itself() -> None:
     Copy(1, into=1)
     for make, why in (
