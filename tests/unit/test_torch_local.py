@@ -18,7 +18,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
-from unit.fake_device import FakeDevice, FakeWire, on_device
+from unit.fake_device import FakeDevice, FakeWire, OnOtherDevice, on_device, plain
 from unit.fake_host import ELSEWHERE, SIZE, FakeCollectives, HostOrder, NoThread
 from unit.test_torch_staging import (
     LINE,
@@ -191,6 +191,22 @@ def test_a_reduce_scatter_goes_before_an_all_gather_that_waits_for_its_data(
     assert [call.seen for call in calls] == [[call.expected()] for call in calls]
 
 
+def test_a_tensor_on_another_gpu_comes_to_the_one_of_the_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    other = FakeDevice(1)
+    monkeypatch.setattr(devices, "device_at", lambda place: other)
+    host.device.streams.append(other.current)  # one clock
+    tensor = on_device(torch.arange(6.0), OnOtherDevice)
+    work: Any = host.operations.allreduce([tensor])
+    host.device.run_dry()
+    other.settle()
+    host.play(lambda n: 0, other.settle)
+    work.wait()
+    assert plain(tensor).tolist() == [*[ELSEWHERE] * 3, *[(x * 2 + 3) * 2 + 3 for x in (3, 4, 5)]]
+
+
 # ---- what fails ----
 
 
@@ -211,6 +227,19 @@ def test_a_device_that_does_not_get_there_ends_the_group(monkeypatch: pytest.Mon
     assert host.group.aborted == [str(work.exception())]
     with pytest.raises(TimedOut):
         host.operations.allreduce([on_device(torch.ones(6))], options)
+
+
+def test_gpus_that_do_not_end_an_all_gather_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    call = reduced(host, 6, 1.0)
+    while host.order.begun != [Turn(0, 0), Turn(0, 1)]:
+        host.actions()[0]()
+    host.local._calls[0].deadline = 0.0
+    host.local.step()
+    with pytest.raises(TimedOut, match="had not all-gathered the parts of it"):
+        call.work.wait()
+    assert host.collectives.aborted == 1
+    assert len(host.group.aborted) == 1
 
 
 def test_a_local_collective_that_raises_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
