@@ -1,22 +1,18 @@
 """`shoal bench` on the hosts of a lab: what crosses the NICs, the line, and MPIs beside shoal."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from lab.labs import needs_root
 
 from shoal.bench.job import JobSpec
 from shoal.bench.mpi_launch import MPIS, mpi_command
 from shoal.lab import Lab
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
-)
+pytestmark = needs_root
 PROJECT = Path(__file__).parents[2]
 DEADLINE_S = 100
 SIZE = 1 << 20

@@ -2,13 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.labs import needs_root
 
 from shoal.errors import UsageError
 from shoal.lab import Flow, Lab, measure_streams, ring_of
@@ -17,11 +17,6 @@ from shoal.lab.names import prefix_of, remove_stale
 from shoal.plan.wire import link_of
 
 NAMESPACES = Path("/run/netns")
-
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
-)
 
 
 def namespaces_of(pid: int) -> list[str]:
@@ -35,9 +30,9 @@ def cluster() -> Iterator[Lab]:
 
 
 @needs_root
-def test_a_host_reaches_another_and_itself(cluster: Lab) -> None:
+def test_a_host_reaches_another_by_address_and_name_and_itself(cluster: Lab) -> None:
     connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=5)"
-    for address in (cluster.hosts[1].address, "127.0.0.1"):
+    for address in (cluster.hosts[1].address, "host1", "127.0.0.1"):
         argv = [sys.executable, "-c", connect, address]
         done = subprocess.run(cluster.command(0, argv), capture_output=True, text=True, check=False)
         # Nobody listens at port 9: a refusal is the answer of a host that is there.
@@ -91,13 +86,9 @@ def test_a_nic_has_the_burst_and_the_queue_of_the_lab_each_way() -> None:
 
 
 @needs_root
-def test_a_stream_keeps_the_rate_of_the_nic(cluster: Lab) -> None:
+def test_a_stream_keeps_the_rate_of_the_nic_and_two_share_it(cluster: Lab) -> None:
     (rate,) = measure_streams(cluster, [Flow(0, 1)], n_bytes=10_000_000)
     assert 0.5 * 200e6 < 8 * rate < 1.2 * 200e6
-
-
-@needs_root
-def test_two_streams_into_one_host_share_its_nic(cluster: Lab) -> None:
     rates = measure_streams(cluster, [Flow(0, 1), Flow(0, 1)], n_bytes=5_000_000)
     assert 8 * min(rates) < 0.8 * 200e6  # each alone would reach 191
 
@@ -225,22 +216,11 @@ def test_a_host_apart_has_rates_of_its_own_both_ways() -> None:
 
 
 @needs_root
-def test_hosts_know_each_other_by_name(cluster: Lab) -> None:
-    ask = "import socket; print(socket.gethostbyname('host1'))"
-    said = cluster.run(0, [sys.executable, "-c", ask], capture_output=True).stdout
-    assert said.strip() == cluster.hosts[1].address
-
-
-@needs_root
-def test_what_was_not_cut_cannot_be_healed(cluster: Lab) -> None:
-    with pytest.raises(UsageError, match="host 1 reaches host 0 by eth0: nothing is cut"):
-        cluster.heal(1, 0)
-
-
-@needs_root
 def test_what_is_cut_is_silent_until_it_is_healed(cluster: Lab) -> None:
     connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=0.5)"
     argv = cluster.command(0, [sys.executable, "-c", connect, cluster.hosts[1].address])
+    with pytest.raises(UsageError, match="host 1 reaches host 0 by eth0: nothing is cut"):
+        cluster.heal(1, 0)
     ends = []
     for change in (cluster.cut, cluster.heal):
         change(0, 1)

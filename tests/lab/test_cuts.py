@@ -7,30 +7,23 @@ lost. `SHOAL_SOAK=1` adds the cuts that take long, as `make test-soak` does.
 
 import contextlib
 import os
-import secrets
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from lab.test_hosts import enter
+from lab.labs import enter, env_of, needs_root
 from process.ranks import Outcome, Ranks, start_ranks
 from process.stage import Stage
 
 import shoal
 from shoal.errors import PeerLost, ShoalError
 from shoal.lab import Lab
-from shoal.lab.cluster import INTERFACE
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
-)
+pytestmark = needs_root
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_ELEMS = 300_007
-N_MESSAGES = 200  # of 1 KiB
 WAYS = {"one way": [(0, 1)], "both ways": [(0, 1), (1, 0)]}
 # Whoever is silent for five seconds is dead: a cut that is shorter is harmless, one that is longer
 # costs the group, and one of five seconds may do either.
@@ -65,39 +58,12 @@ def reduce_through_a_cut(namespaces: list[str]) -> tuple[int, Exception | None]:
     return n_calls, None
 
 
-def send_and_close(namespaces: list[str]) -> int:
-    """Rank 0 sends while the network is cut, and closes; how many messages rank 1 has got."""
-    rank = int(os.environ["RANK"])
-    stage = Stage.from_environment()
-    stage.cue(f"rank {rank} is here")
-    enter(namespaces[rank])
-    n_right = 0
-    with shoal.init() as group:
-        group.barrier()
-        stage.cue(f"rank {rank} is busy")
-        stage.await_cue("the network is cut")
-        for number in range(N_MESSAGES):
-            message = np.full(256, number if rank == 0 else -1, np.float32)
-            if rank == 0:
-                group.send(message, 1)
-                continue
-            group.recv(message, 0)
-            n_right += bool((message == number).all())
-        stage.cue(f"rank {rank} is through")
-    return n_right
-
-
 @contextlib.contextmanager
 def on_two_hosts(function: Callable[..., object]) -> Iterator[tuple[Lab, Stage, Ranks]]:
     """Run it on a rank of each host, and go on when both are busy."""
     with Lab(2) as cluster, Stage() as stage:
-        env = {
-            "MASTER_ADDR": cluster.hosts[0].address,
-            "SHOAL_SOCKET_IFNAME": INTERFACE,
-            "SHOAL_KEY": secrets.token_hex(32),
-            **stage.env,
-        }
         namespaces = [host.namespace for host in cluster.hosts]
+        env = {**env_of(cluster), **stage.env}
         with start_ranks(function, 2, namespaces, env=env) as ranks:
             for rank in range(2):
                 stage.await_cue(f"rank {rank} is busy")
@@ -131,16 +97,3 @@ def test_a_network_that_is_silent_for_a_while_is_harmless_and_for_long_names_the
             assert error.rank == 1 - outcome.rank, outcome
         assert meaning == EITHER or (error is None) == (meaning == HARMLESS), outcome
     assert len({outcome.value[1] is None for outcome in outcomes}) == 1
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_was_sent_while_the_network_was_cut_arrives_though_the_sender_closes(way: str) -> None:
-    with on_two_hosts(send_and_close) as (cluster, stage, ranks):
-        for source, to in WAYS[way]:
-            cluster.cut(source, to)
-        stage.cue("the network is cut")
-        stage.await_cue("rank 0 is through")
-        threading.Event().wait(2)
-        for source, to in WAYS[way]:
-            cluster.heal(source, to)
-        assert [outcome.value for outcome in ranks.wait(30)] == [0, N_MESSAGES]

@@ -7,24 +7,17 @@ other work keeps busy. The interfaces report the same.
 import contextlib
 import hashlib
 import os
-import secrets
-import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
-from lab.test_hosts import enter
+from lab.labs import enter, env_of, needs_root
 from process.ranks import run_ranks
 
 from shoal.lab import Lab
-from shoal.lab.cluster import INTERFACE
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
-)
+pytestmark = needs_root
 
 N_HOSTS = 4
 # Where the algorithms of neighbouring choices fold in another order.
@@ -61,34 +54,15 @@ def run_on(rate_mbit: float, n_busy: int, extra: Mapping[str, str]) -> list[Any]
             stack.callback(busy.wait)
             stack.callback(busy.kill)
         namespaces = [host.namespace for host in cluster.hosts]
-        env = {
-            "MASTER_ADDR": cluster.hosts[0].address,
-            "SHOAL_SOCKET_IFNAME": INTERFACE,
-            "SHOAL_KEY": secrets.token_hex(32),
-            **extra,
-        }
+        env = {**env_of(cluster), **extra}
         return run_ranks(choose_and_sum, N_HOSTS, namespaces, env=env)
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> list[Any]:
-    """Of every rank, of a quiet run and then of a loaded one."""
-    return [*run_on(1000, 0, {}), *run_on(100, 3, {})]
+def test_two_runs_of_a_job_choose_alike_and_sum_to_the_same_bits_whatever_the_load() -> None:
+    outcomes = [*run_on(1000, 0, {}), *run_on(100, 3, {})]
+    assert outcomes == [outcomes[0]] * len(outcomes)
 
 
-def test_two_runs_of_a_job_choose_alike_whatever_the_load(outcomes: list[Any]) -> None:
-    choices, _ = outcomes[0]
-    assert [one[0] for one in outcomes] == [choices] * len(outcomes)
-
-
-@pytest.mark.parametrize("kib", SIZES_KIB)
-def test_two_runs_of_a_job_sum_to_the_same_bits_whatever_the_load(
-    outcomes: list[Any], kib: int
-) -> None:
-    digests = {one[1][kib] for one in outcomes}
-    assert len(digests) == 1
-
-
-def test_other_orders_of_folds_give_other_bits_so_that_equal_ones_say_something() -> None:
+def test_other_orders_of_folds_give_other_bits_so_that_equal_ones_prove_something() -> None:
     ring, doubling = (run_on(1000, 0, {"SHOAL_ALGO": name})[0][1] for name in ("ring", "doubling"))
     assert all(ring[kib] != doubling[kib] for kib in SIZES_KIB)

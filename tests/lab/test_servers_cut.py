@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -10,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from lab.test_hosts import enter
+from lab.labs import enter, needs_root
 from process.ranks import start_ranks
 from process.serving import N_WORKERS, is_right, link_env, new_key, noise
 from process.stage import Stage
@@ -20,10 +18,7 @@ import shoal
 from shoal.lab import Lab
 from shoal.lab.cluster import INTERFACE
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
-)
+pytestmark = needs_root
 
 SERVERS = (N_WORKERS, N_WORKERS + 1)  # hosts
 # A call waits 1.2 s for a server that is silent, and as long again while others are asked; it was

