@@ -14,8 +14,10 @@ The clock is the machine's: a test and its ranks may subtract each other's times
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -86,6 +88,29 @@ def stop(pid: int) -> None:
     threads = Path(f"/proc/{pid}/task")
     while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
         os.sched_yield()
+
+
+def descriptors() -> dict[int, str]:
+    """The kernel's name of each file that this process holds open."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return found
+
+
+def connections() -> list[socket.socket]:
+    """The TCP connections of this process, each by a descriptor of its own."""
+    found = []
+    for number, target in descriptors().items():
+        if target.startswith("socket:"):
+            sock = socket.socket(fileno=os.dup(number))
+            is_listener = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if sock.family == socket.AF_INET and not is_listener:
+                found.append(sock)
+            else:
+                sock.close()
+    return found
 
 
 def error_of(call: Callable[..., Any], *args: Any, **how: Any) -> Exception | None:

@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from process.ranks import Outcome, start_ranks
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
-from shoal import engine
 from shoal.errors import PeerLost
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
@@ -153,42 +151,7 @@ def check_survivors(outcomes: list[Outcome], case: Case, kill: Kill, died_at: fl
         assert seen.total == case.size - 1
 
 
-# Deaths of other kinds.
-
-
-def lose_two(victims: tuple[int, int]) -> tuple[float, Exception, float] | None:
-    stage = Stage.from_environment()
-    group = shoal.init()
-    data = np.ones(N_ELEMS, np.float32)
-    error = None
-    try:
-        for turn in itertools.count():
-            if (turn, group.rank) == (1, victims[0]):
-                stage.cue("busy")
-            group.all_reduce(data, "max")
-    except PeerLost as lost:
-        at, error = time.monotonic(), lost
-    group.close()
-    survivors = [rank for rank in range(group.size) if rank not in victims]
-    with shoal.init(stage.store, survivors.index(group.rank), len(survivors)) as group:
-        data[:] = 1
-        group.all_reduce(data)
-        return at, error, float(data[-1])
-
-
-def test_survivors_of_two_deaths_at_once_name_one_and_can_go_on() -> None:
-    victims = 1, 2
-    with Stage() as stage, start_ranks(lose_two, 4, victims, env=stage.env) as ranks:
-        stage.await_cue("busy")
-        died_at = time.monotonic()
-        for victim in victims:
-            os.kill(ranks.pid(victim), signal.SIGKILL)
-        outcomes = ranks.wait(30)
-    for rank in (0, 3):
-        at, error, total = outcomes[rank].value
-        assert error.rank in victims, error
-        assert at - died_at < SOON_S
-        assert total == 2
+# Deaths of other kinds; test_views.py kills two at a time.
 
 
 def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None, Exception | None]:
@@ -236,60 +199,6 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
             assert bool(error.address) == (ranks_per_host == 1)  # none inside a host
             assert error.rank == 1
             assert "its process died" in str(error)
-
-
-def n_sockets() -> int:
-    """How many this process holds."""
-    with os.scandir("/proc/self/fd") as found:
-        names = [os.path.realpath(each.path) for each in found]
-    return sum("/socket:" in name for name in names)
-
-
-def sleep_until_a_host_mate_dies(victim: int, early: bool) -> tuple[float, Exception | None, int]:
-    """Everyone sleeps in a call that waits for the victim, which has no socket to anybody."""
-    stage = Stage.from_environment()
-    before = n_sockets()
-    if early and int(os.environ["RANK"]) == victim:
-        # It has met the others, and holds nothing yet but its part of the memory they share.
-        kill = types.SimpleNamespace(create=lambda **_: os.kill(os.getpid(), signal.SIGKILL))
-        engine.Mesh = kill  # type: ignore[assignment, misc]
-    group = shoal.init()
-    if not early:
-        group.barrier()
-        stage.cue(f"rank {group.rank} is there")
-    n_more = n_sockets() - before
-    if group.rank == victim:
-        stage.await_cue("never")
-    error = error_of(group.barrier)
-    at = time.monotonic()
-    group.close()
-    return at, error, n_more
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_a_killed_rank_is_known_to_all_of_its_host_without_a_socket_to_any(early: bool) -> None:
-    size, victim = 8, 3
-    with (
-        Stage() as stage,
-        start_ranks(sleep_until_a_host_mate_dies, size, victim, early, env=stage.env) as ranks,
-    ):
-        if early:
-            ranks.await_end(victim)
-        else:
-            for rank in range(size):
-                stage.await_cue(f"rank {rank} is there")
-            os.kill(ranks.pid(victim), signal.SIGKILL)
-        died_at = time.monotonic()
-        outcomes = ranks.wait(30)
-    assert outcomes.pop(victim).died == "was killed by SIGKILL"
-    for outcome in outcomes:
-        assert outcome.value is not None, outcome
-        at, error, n_more = outcome.value
-        assert isinstance(error, PeerLost), outcome
-        assert error.rank == victim
-        assert "its process died" in str(error)
-        assert at - died_at < SOON_S, outcome
-        assert n_more == 1  # what wakes this process, whoever does
 
 
 # Interrupts.

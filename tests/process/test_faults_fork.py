@@ -3,77 +3,29 @@
 import ctypes
 import multiprocessing
 import os
-import signal
-import stat
-import time
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks, start_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.ranks import run_ranks
+from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
-from shoal.errors import PeerLost
 
 SOON_S = 2.0
 
 
 def sockets() -> set[str]:
     """What this process holds open and others could notice: sockets, eventfds, epoll sets."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the listing's own
-            continue
-        if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode) or "anon_inode" in target:
-            found.add(target + name)
-    return found
+    kinds = ("socket:", "anon_inode:")
+    return {f"{fd} {name}" for fd, name in descriptors().items() if name.startswith(kinds)}
 
 
 def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python 3.12 warns of threads, rightly
         return os.fork()
-
-
-def leave_a_child_behind(ranks_per_host: int) -> float:
-    pretend_hosts(ranks_per_host)
-    stage = Stage.from_environment()
-    group = shoal.init()
-    group.barrier()
-    if group.rank == 1:
-        if fork() == 0:
-            own = Stage.from_environment()
-            own.cue("the child lives")
-            own.await_cue("end")
-            os._exit(0)
-        stage.await_cue("end")
-    lost = error_of(group.all_reduce, np.ones(1000))
-    at = time.monotonic()
-    assert isinstance(lost, PeerLost), lost
-    assert lost.rank == 1
-    stage.cue(f"rank {group.rank} was told")
-    return at
-
-
-@pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_a_dead_rank_is_noticed_though_its_forked_child_lives(ranks_per_host: int) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(leave_a_child_behind, 3, ranks_per_host, env=stage.env) as ranks,
-    ):
-        stage.await_cue("the child lives")
-        died_at = time.monotonic()
-        os.kill(ranks.pid(1), signal.SIGKILL)
-        for rank in (0, 2):
-            assert stage.await_cue(f"rank {rank} was told", 30) - died_at < SOON_S
-        stage.cue("end")
-        first, _, third = ranks.wait(30)
-    assert first.value is not None, first
-    assert third.value is not None, third
 
 
 def use_children(ranks_per_host: int) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a lost and closed group leaves behind: nothing, without any help of the cycle collector."""
 
-import contextlib
 import gc
 import os
 import signal
@@ -10,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from process.ranks import start_ranks
-from process.stage import Stage, pretend_hosts
+from process.stage import Stage, descriptors, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost
@@ -22,10 +21,7 @@ def held() -> set[str]:
     """The descriptors of this process, and its mappings of what ranks share."""
     with open("/proc/self/maps") as maps:
         found = {line for line in maps if "shoal" in line and "memfd" in line}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
-            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
-    return found
+    return found | {f"{fd} {name}" for fd, name in descriptors().items()}
 
 
 def reduce_until_lost(group: shoal.Group, buffers: list[Callable[[], object]]) -> PeerLost:

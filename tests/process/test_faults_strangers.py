@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from process.ranks import free_port, run_ranks, start_ranks
-from process.stage import Stage, pretend_hosts
+from process.stage import Stage, descriptors, pretend_hosts
 
 import shoal
 from shoal.rendezvous.store.client import TcpStoreClient
@@ -15,22 +15,10 @@ from shoal.rendezvous.store.client import TcpStoreClient
 LONG_S = 60.0
 
 
-def own_sockets() -> set[str]:
-    """The inodes of this process's sockets."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the listing's own
-            continue
-        if target.startswith("socket:"):
-            found.add(target[len("socket:[") : -1])
-    return found
-
-
 def listening() -> list[str]:
     """The lines of the kernel's tables that show a socket of ours accepting connections."""
-    mine, found = own_sockets(), []
+    mine = {target[len("socket:[") : -1] for target in descriptors().values()}
+    found = []
     for name, inode, column, state in (
         ("tcp", 9, 3, "0A"),
         ("tcp6", 9, 3, "0A"),
@@ -42,21 +30,6 @@ def listening() -> list[str]:
             rows = [line.split() for line in table][1:]
         found += [" ".join(row) for row in rows if row[inode] in mine and row[column] == state]
     return found
-
-
-def reduce_among_strangers() -> tuple[float, int, int]:
-    pretend_hosts(2)
-    stage = Stage.from_environment()
-    before = len(os.listdir("/proc/self/fd"))
-    with shoal.init() as group:
-        found = listening()
-        data = np.ones(100_000)
-        group.all_reduce(data)
-        stage.store.set(f"address/{group.rank}", found[0].split()[1].encode())
-        stage.await_cue("the strangers have looked")
-        group.all_reduce(data)
-        total = float(data[0]) / group.size
-    return total, len(found), len(os.listdir("/proc/self/fd")) - before
 
 
 def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
@@ -86,26 +59,6 @@ def is_closed(sock: socket.socket) -> bool:
         return sock.recv(1) == b""
     except ConnectionError:
         return True
-
-
-def test_strangers_at_the_door_are_closed_and_the_job_is_unharmed() -> None:
-    """The native core keeps the acceptor open for the life of the job, for lost connections."""
-    size = 4
-    with (
-        contextlib.ExitStack() as stack,
-        Stage() as stage,
-        start_ranks(reduce_among_strangers, size, env=stage.env) as ranks,
-    ):
-        address = stage.store.get("address/0", LONG_S).decode()
-        host, _, port = address.partition(":")
-        where = socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
-        held = [stack.enter_context(sock) for sock in strangers(where)]
-        assert len(held) > 100
-        assert all(is_closed(sock) for sock in held)
-        stage.cue("the strangers have looked")
-        outcomes = ranks.wait(30)
-    for outcome in outcomes:
-        assert outcome.value == (4.0, 1, 0), outcome
 
 
 def use_store_among_strangers() -> float:

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -149,23 +148,6 @@ def test_a_signal_makes_a_rank_write_whatever_its_main_thread_is_doing(tmp_path:
         is_right, text = outcome.value
         assert is_right
         assert "group 'world' of ranks 0, 1: 1 call made, 0 in flight" in text
-
-
-def dump_from_a_child() -> tuple[str, int]:
-    """The worlds of which a forked child tells, and how many the parent has."""
-    with shoal.init(), tempfile.TemporaryFile() as told:
-        child = os.fork()
-        if child == 0:
-            told.write(json.dumps(shoal.dump().state["worlds"]).encode())
-            told.flush()
-            os._exit(0)
-        assert os.waitpid(child, 0) == (child, 0)
-        told.seek(0)
-        return told.read().decode(), len(shoal.dump().state["worlds"])
-
-
-def test_a_forked_child_has_nothing_to_tell() -> None:
-    assert run_ranks(dump_from_a_child, 1) == [("[]", 1)]
 
 
 def reduce_with_one_that_is_late(how: str) -> list[str]:
