@@ -1,15 +1,12 @@
 """What `Algorithm.encodes_once` says, found out by carrying marks through all ranks' steps."""
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from shoal.plan import numbered
 from shoal.schedule import (
-    ALGORITHMS,
-    COLLECTIVES,
     Algorithm,
     Buffer,
     Copy,
@@ -120,13 +117,10 @@ def is_kept(collective: str, algorithm: Algorithm, hosts: tuple[int, ...]) -> bo
     return alike and all(value.n_encoded <= 1 for value in ends.values())
 
 
-def rows() -> Iterator[tuple[str, str]]:
-    for collective, names in NAMES.items():
-        for name in names:
-            yield collective, name
-
-
-@pytest.mark.parametrize(("collective", "name"), list(rows()))
+@pytest.mark.parametrize(
+    ("collective", "name"),
+    [(collective, name) for collective in NAMES for name in NAMES[collective]],
+)
 def test_an_algorithm_encodes_once_if_and_only_if_it_says_so(collective: str, name: str) -> None:
     algorithm = find(collective, name)
     layouts = [hosts for hosts in LAYOUTS if can_run(algorithm, hosts)]
@@ -140,9 +134,3 @@ def can_run(algorithm: Algorithm, hosts: tuple[int, ...]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def test_only_collectives_that_may_be_narrow_have_such_algorithms() -> None:
-    for collective, algorithms in ALGORITHMS.items():
-        some = any(algorithm.encodes_once for algorithm in algorithms.values())
-        assert some == (COLLECTIVES[collective].narrows)

@@ -104,12 +104,27 @@ def overlapping(group: shoal.Group) -> list[Refused]:
     ]
 
 
+def wrong_messages(group: shoal.Group) -> list[Refused]:
+    other, alone = 1 - group.rank, group.subgroup([group.rank], "alone")
+    return [
+        (lambda: group.recv(ones(1), 2), "source names rank 2; ranks are 0 to 1"),
+        (lambda: group.recv(ones(1), -1), "source names rank -1"),
+        (lambda: group.send(ones(1), -1), "to names rank -1"),
+        (lambda: group.send(ones(1), group.rank), "cannot send to or from itself"),
+        (lambda: group.recv(ones(1), group.rank), "cannot recv to or from itself"),
+        (lambda: group.send(ones(1), other, 1 << 63), f"tag {1 << 63} does not fit in 64 bits"),
+        (lambda: group.send(ones(1), other, name="mail"), "a message has a tag, not a name"),
+        (lambda: alone.recv(ones(1)), "cannot recv to or from itself"),
+    ]
+
+
 def refuse_bad_arguments() -> float:
     with shoal.init() as group:
-        for call, words in (*wrong_values(group), *wrong_blocks(group), *overlapping(group)):
-            error = error_of(call)
-            assert isinstance(error, (shoal.UsageError, TypeError)), (words, error)
-            assert words in str(error), (words, error)
+        for refused in (wrong_values, wrong_blocks, overlapping, wrong_messages):
+            for call, words in refused(group):
+                error = error_of(call)
+                assert isinstance(error, (shoal.UsageError, TypeError)), (words, error)
+                assert words in str(error), (words, error)
         # Nothing was called, as far as the group is concerned.
         data = ones(3)
         group.all_reduce(data)

@@ -1,4 +1,7 @@
-"""How calls on a group behave: in any order, in the background, in subgroups."""
+"""How calls on a group behave: in flight, in subgroups, at its end.
+
+unit/test_work.py covers callbacks, test_state.py deadlines, test_group_ahead.py any order of calls.
+"""
 
 import gc
 import threading
@@ -18,31 +21,6 @@ LONG_S = 60.0
 
 def ones(n_elems: int, value: float = 1.0) -> Any:
     return np.full(n_elems, value, np.float32)
-
-
-def finish_in_the_background() -> tuple[list[float], bool]:
-    finished: list[tuple[float, bool]] = []
-    came = threading.Semaphore(0)
-    with shoal.init() as group:
-
-        def note(work: shoal.Work) -> None:
-            index = works.index(work)
-            finished.append((index, work.error() is None and bool((data[index] == 10).all())))
-            came.release()
-
-        data = [ones(1 + 50_000 * index, group.rank + 1) for index in range(6)]
-        works = [group.all_reduce(each, async_op=True) for each in data]
-        for work in works:
-            work.on_done(note)
-        for _ in works:
-            assert came.acquire(timeout=LONG_S)
-        works[0].on_done(note)  # it is done already
-        assert came.acquire(timeout=LONG_S)
-        return sorted(index for index, _ in finished), all(right for _, right in finished)
-
-
-def test_callbacks_run_once_each_when_the_result_is_there_though_nobody_waits() -> None:
-    assert run_ranks(finish_in_the_background, 4) == [([0, 0, 1, 2, 3, 4, 5], True)] * 4
 
 
 def drop_what_is_in_flight() -> float:
@@ -116,29 +94,6 @@ def call_while_another_waits() -> bool:
 
 def test_a_call_that_waits_for_long_does_not_hold_the_buffers_of_later_ones() -> None:
     assert run_ranks(call_while_another_waits, 2) == [True, True]
-
-
-def call_from_threads() -> bool:
-    with shoal.init() as group:
-        wrong: list[object] = []
-
-        def loop(name: str) -> None:
-            for length in (1, 1000, 200_000) * 5:
-                data = ones(length)
-                group.all_reduce(data, name=name)
-                if (data != group.size).any():
-                    wrong.append(name)
-
-        threads = [threading.Thread(target=loop, args=[f"thread {i}"]) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LONG_S)
-        return not wrong and not any(thread.is_alive() for thread in threads)
-
-
-def test_several_threads_may_call_at_once() -> None:
-    assert run_ranks(call_from_threads, 2) == [True, True]
 
 
 def name_alike() -> list[float]:
@@ -253,30 +208,6 @@ def test_a_wait_that_was_too_short_leaves_the_call_alive() -> None:
     assert run_ranks(wait_too_briefly, 2) == [2.0, 2.0]
 
 
-def miss_a_deadline() -> list[Exception | None]:
-    with shoal.init() as group:
-        if group.rank == 2:
-            # Not waited for: it is here, and well, and calls something that nobody answers.
-            first = error_of(group.recv, bytearray(1), 0, 99)
-        elif group.rank == 1:
-            work = group.all_reduce(ones(10), async_op=True)
-            group.send(b"!", 0)
-            assert work is not None
-            first = error_of(work.wait)
-        else:
-            group.recv(bytearray(1), 1)  # what came before it has come too
-            first = error_of(group.all_reduce, ones(10), timeout_s=0.3)
-        return [first, error_of(group.barrier)]
-
-
-def test_a_deadline_names_who_was_waited_for_and_ends_the_group_everywhere() -> None:
-    for errors in run_ranks(miss_a_deadline, 3):
-        for error in errors:
-            assert isinstance(error, TimedOut), error
-            assert "waiting for rank 2" in str(error)
-            assert "all_reduce float32[10] sum" in str(error)
-
-
 def abort() -> tuple[Exception | None, float, list[Exception | None]]:
     with shoal.init() as world:
         group = world.subgroup([0, 1, 2], "part")
@@ -303,25 +234,6 @@ def test_an_abort_ends_its_group_on_every_rank_with_its_reason_and_no_other_grou
             assert isinstance(error, Closed), error
             assert "rank 1" in str(error)
             assert "the loss is not a number" in str(error)
-
-
-def leave_early() -> tuple[Exception | None, Exception | None]:
-    with shoal.init() as group:
-        if group.rank == 1:
-            for other in (0, 2):
-                group.recv(bytearray(1), other)
-            return None, None
-        group.send(b"!", 1)
-        return error_of(group.all_reduce, ones(100_000)), error_of(group.barrier)
-
-
-def test_a_rank_that_closed_its_group_is_named_to_those_who_still_need_it() -> None:
-    first, second, third = run_ranks(leave_early, 3)
-    assert second == (None, None)
-    for error in (*first, *third):
-        assert isinstance(error, PeerLost), error
-        assert error.rank == 1
-        assert "left the group" in str(error)
 
 
 def closed_calls() -> list[Exception | None]:

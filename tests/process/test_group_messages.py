@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks
-from process.stage import error_of, pretend_hosts
+from process.stage import pretend_hosts
 
 import shoal
-from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 
 
 def ones(n_elems: int, value: float = 1.0) -> Any:
@@ -21,9 +20,6 @@ def pass_messages(ranks_per_host: int) -> float:
         pass_round_the_ring(group)
         receive_by_tag(group)
         group.barrier()
-        for call in (group.send, group.recv):
-            assert "itself" in str(error_of(call, ones(1), group.rank))
-            assert "rank 9" in str(error_of(call, ones(1), 9))
         return group.size
 
 
@@ -59,7 +55,8 @@ def test_messages_arrive_by_source_and_tag(size: int, ranks_per_host: int) -> No
     assert run_ranks(pass_messages, size, ranks_per_host) == [size] * size
 
 
-# From any source. The native tests of messages check the order in which receives take them.
+# From any source. The native tests of messages check the order in which receives take them, and
+# how receives end.
 
 
 def take_from_anyone(ranks_per_host: int) -> list[list[int]]:
@@ -121,76 +118,3 @@ def go_on_in_the_background(ranks_per_host: int) -> float:
 @pytest.mark.parametrize("ranks_per_host", [2, 1])
 def test_a_receive_from_any_source_goes_on_in_the_background(ranks_per_host: int) -> None:
     assert run_ranks(go_on_in_the_background, 2, ranks_per_host) == [1.0, 1.0]
-
-
-def wait_for_nobody(ranks_per_host: int) -> dict[str, Exception | None]:
-    pretend_hosts(ranks_per_host)
-    errors: dict[str, Exception | None] = {}
-    with shoal.init() as world:
-        everyone = range(world.size)
-        late, ended, unfit = (world.subgroup(everyone, name) for name in ("late", "ended", "unfit"))
-        if world.rank == 0:
-            errors["late"] = error_of(late.recv, ones(3), timeout_s=0.2)
-            errors["unfit"] = error_of(unfit.recv, ones(3))
-            pending = ended.recv(ones(3), async_op=True)
-            world.barrier()
-            assert pending is not None
-            errors["ended"] = error_of(pending.wait)
-        else:
-            if world.rank == 1:
-                unfit.send(ones(4), 0)
-            world.barrier()
-            if world.rank == 1:
-                ended.abort("enough")
-        world.barrier()
-        if world.rank == 0:
-            errors["left"] = error_of(world.recv, ones(3))
-    return errors
-
-
-@pytest.mark.parametrize("ranks_per_host", [2, 1])
-def test_a_receive_from_any_source_ends_with_its_group(ranks_per_host: int) -> None:
-    errors, nothing = run_ranks(wait_for_nobody, 2, ranks_per_host)
-    assert nothing == {}
-    kinds = {"late": TimedOut, "unfit": UsageError, "ended": Closed, "left": PeerLost}
-    words = {
-        "late": "deadline of recv float32[3] from any rank",
-        "unfit": "called send float32[4] to rank 0",
-        "ended": "enough",
-        "left": "left the group",
-    }
-    for name, error in errors.items():
-        assert isinstance(error, kinds[name]), (name, error)
-        assert words[name] in str(error), (name, error)
-    assert errors.keys() == kinds.keys()
-
-
-def refuse_bad_messages() -> list[str]:
-    with shoal.init() as group:
-        errors = [
-            error_of(group.recv, ones(1), 2),
-            error_of(group.recv, ones(1), -1),
-            error_of(group.send, ones(1), -1),
-            error_of(group.recv, ones(1), group.rank),
-            error_of(group.send, ones(1), 1 - group.rank, 1 << 63),
-            error_of(group.send, ones(1), 1 - group.rank, name="mail"),
-            error_of(group.subgroup([group.rank], "alone").recv, ones(1)),
-        ]
-        group.barrier()
-        return [f"{type(error).__name__}: {error}" for error in errors]
-
-
-def test_messages_to_nobody_are_refused() -> None:
-    want = [
-        "source names rank 2; ranks are 0 to 1",
-        "source names rank -1",
-        "to names rank -1",
-        "cannot recv to or from itself",
-        f"tag {1 << 63} does not fit in 64 bits",
-        "a message has a tag, not a name",
-        "cannot recv to or from itself",
-    ]
-    for texts in run_ranks(refuse_bad_messages, 2):
-        for text, words in zip(texts, want, strict=True):
-            assert text.startswith("UsageError"), text
-            assert words in text, text

@@ -51,8 +51,8 @@ CALLS = (
     (150_001, "int16", Op.BXOR),
     (300_007, "float32", Op.AVG),
 )
-# Fills the slots between two ranks several times: a rank lends a peer six segments.
-LARGE = (500_009, "float32", Op.SUM)
+# 2.06 MiB, which is cut where there are channels, and fills the six slots of a peer several times.
+LARGE = (540_011, "float32", Op.SUM)
 
 
 def noise(n_elems: int, dtype: Any, *seed: int) -> Array:
@@ -231,12 +231,20 @@ def test_every_algorithm_gives_numpys_answer(
     assert run_ranks(exchange_everything, size, ranks_per_host, only_planned) == size * [want]
 
 
-@pytest.mark.skipif(
-    not os.path.exists("/proc/net/if_inet6"), reason="NOT TESTED: this machine has no IPv6"
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(
+            {"MASTER_ADDR": "::1"},
+            marks=pytest.mark.skipif(
+                not os.path.exists("/proc/net/if_inet6"), reason="NOT TESTED: no IPv6 here"
+            ),
+        ),
+        {"SHOAL_CHANNELS": "3"},
+    ],
 )
-def test_ranks_on_an_ipv6_master_agree_with_numpy() -> None:
+def test_ranks_agree_with_numpy_over_ipv6_and_over_several_channels(env: dict[str, str]) -> None:
     want = len(exchanges(2, True))
-    env = {"MASTER_ADDR": "::1"}
     assert run_ranks(exchange_everything, 2, 1, True, env=env) == [want, want]
 
 

@@ -5,14 +5,11 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 from process.ranks import run_ranks
 from process.stage import error_of, pretend_hosts
 
 import shoal
 from shoal.plan import default_cluster
-from shoal.plan.defaults import wire_of
-from shoal.plan.tuning import Tuning
 from shoal.plan.wire import link_of
 from shoal.tune.measure import COLLECTIVES
 
@@ -37,36 +34,15 @@ def test_hosts_whose_interfaces_say_nothing_are_taken_to_be_of_the_default_class
         assert cluster == default_cluster((0, 1, 2, 3), n_cores=n_cores)
 
 
-def named_link() -> tuple[object, bool]:
-    pretend_hosts(ranks_per_host=1)
-    with shoal.init() as group:
-        data = np.ones(100_000, np.float32)
-        group.all_reduce(data)
-        return group.planner.cluster.wire, bool((data == group.size).all())
-
-
-def test_the_links_are_what_shoal_link_names() -> None:
-    for wire, is_right in run_ranks(named_link, 2, env={"SHOAL_LINK": "1Gb,60us,16us"}):
-        assert wire == wire_of(1000, 60.0, 16.0)
-        assert is_right
-
-
-def differ(variable: str, values: list[str]) -> str:
+def differ() -> str:
     pretend_hosts(1)
-    os.environ[variable] = values[int(os.environ["RANK"])]
+    os.environ["SHOAL_CHANNELS"] = ["2", "2", "3"][int(os.environ["RANK"])]
     return str(error_of(shoal.init))
 
 
-@pytest.mark.parametrize(
-    ("variable", "values"),
-    [
-        ("SHOAL_ALGO", ["ring", "ring", "tree"]),
-        ("SHOAL_CHANNELS", ["2", "2", "3"]),
-    ],
-)
-def test_ranks_that_were_told_different_things_are_named(variable: str, values: list[str]) -> None:
-    for text in run_ranks(differ, 3, variable, values):
-        assert f"{variable} is not the same on all ranks: rank 2 differs from rank 0" in text
+def test_a_rank_whose_setting_differs_is_named() -> None:
+    for text in run_ranks(differ, 3):
+        assert "SHOAL_CHANNELS is not the same on all ranks: rank 2 differs from rank 0" in text
 
 
 def choose_by_file(path: str) -> tuple[str, str]:
@@ -77,42 +53,6 @@ def choose_by_file(path: str) -> tuple[str, str]:
         assert (data == sum(range(1, group.size + 1))).all()
         choice = group.planner.choose("all_reduce", 1024)
         return choice.name, choice.why
-
-
-def write_tuning(path: Path, n_ranks: int, n_cores: int | None = None) -> Tuning:
-    tuning = Tuning(
-        hosts=(0,) * n_ranks,
-        n_cores=n_cores or len(os.sched_getaffinity(0)),
-        times={"all_reduce": {1024: {"direct": 90.0, "tree": 12.5, "ring": 40.0}}},
-    )
-    tuning.write(path)
-    return tuning
-
-
-def refuse_file(paths: list[str], mismatch: str = "") -> str:
-    os.environ["SHOAL_TUNING"] = paths[int(os.environ["RANK"])]
-    if mismatch:
-        os.environ["SHOAL_TUNING_MISMATCH"] = mismatch
-    error = error_of(choose_by_file, os.environ["SHOAL_TUNING"])
-    return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def test_a_tuning_file_of_another_cluster_is_refused_or_ignored_as_asked(tmp_path: Path) -> None:
-    write_tuning(tmp_path / "other", 4)
-    paths = [str(tmp_path / "other")] * 2
-    for text in run_ranks(refuse_file, 2, paths):
-        assert text.startswith(f"UsageError: the tuning file {paths[0]} is of another cluster: ")
-        assert "it is of 4 ranks in one host, this group is 2 ranks in one host" in text
-        assert "shoal tune" in text
-    assert run_ranks(refuse_file, 2, paths, "ignore") == ["", ""]
-
-
-def test_ranks_with_different_tuning_files_are_named(tmp_path: Path) -> None:
-    paths = [str(tmp_path / name) for name in ("a", "b")]
-    write_tuning(Path(paths[0]), 2)
-    write_tuning(Path(paths[1]), 2, n_cores=97)
-    for text in run_ranks(refuse_file, 2, paths):
-        assert "the content of SHOAL_TUNING is not the same on all ranks: rank 1 differs" in text
 
 
 def tune(out: str) -> int:
