@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import signal
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from process.ranks import run_ranks, start_ranks
-from process.stage import Stage
+from process.stage import Stage, error_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -91,8 +90,6 @@ def left_running() -> str:
 
 
 def reduce_until_a_rank_dies() -> tuple[str, bool, str]:
-    from contract.torch_checks import raised
-
     import shoal.torch
 
     start("aabb", timeout_s=30)
@@ -102,7 +99,7 @@ def reduce_until_a_rank_dies() -> tuple[str, bool, str]:
     if dist.get_rank() == 3:
         dist.all_reduce(tensor, async_op=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    errors = [raised(functools.partial(reduce_and_wait, tensor)) for _ in range(3)]
+    errors = [error_of(reduce_and_wait, tensor) for _ in range(3)]
     assert errors[-1] is not None
     lost = shoal.torch.peer_lost()
     kinds = {type(error).__name__ for error in errors if error is not None}
