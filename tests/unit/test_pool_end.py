@@ -1,6 +1,7 @@
 """How a worker's pool ends: whatever others do meanwhile, nobody waits in vain."""
 
 from collections import deque
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,61 +15,66 @@ from shoal.group.pool.pool import Pool
 from shoal.group.pool.rails import rail_of
 
 
-def test_a_pool_ends_while_calls_are_made_and_tells_who_waits(
+class View:
+    """A view that has ended when it is looked at for the second time."""
+
+    def __init__(self, calls: Iterable[Any] = ()) -> None:
+        self.seen: list[str] = []
+        self.is_settling, self.calls = True, deque(calls)
+        close = lambda: self.seen.append("closed")  # noqa: E731
+        self.group = SimpleNamespace(close=close, ended=lambda: None)
+
+    @property
+    def has_ended(self) -> bool:
+        self.seen.append("looked")
+        return len(self.seen) > 1
+
+
+class Worker:
+    """The groups of a worker, and its pool with one view."""
+
+    def __init__(self, view: View) -> None:
+        self.ended: list[str] = []  # the groups, in order
+        self.why: Closed | None = None
+        self.control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1)
+        self.control.ended = lambda: self.why or (Closed("") if self.ended else None)
+        self.control.abort = lambda _why: self.ended.append("control")
+        self.control.notify, self.control.greet = lambda _bell: None, lambda: None
+        world: Any = SimpleNamespace(fail=lambda _fault, _why: self.ended.append("world"))
+        world.error = lambda: (Fault.CLOSED if "world" in self.ended else Fault.NONE, -1, "", "")
+        rail, numbers = rail_of((0, 1), 0), SimpleNamespace(lowest_open=lambda: 1)
+        assert rail is not None
+        self.pool = Pool(self.control, b"", world, numbers, rail)  # type: ignore[arg-type]
+        self.pool._views.append(view)  # type: ignore[arg-type]
+
+
+def test_a_pool_ends_while_calls_are_made_and_completes_those_that_are_whole_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def make(number: int) -> Any:
-        return SimpleNamespace(number=number, is_whole=False, is_mended=False)
-
-    calls = deque([make(1), make(2)])
+    calls = [SimpleNamespace(number=n, is_whole=False, is_mended=False) for n in (1, 2)]
+    view = View(calls)
 
     def look(_call: Any) -> bool:
-        calls.append(make(3))  # as another thread may, at any moment
-        return True
+        view.calls.append(SimpleNamespace(number=3, is_whole=False, is_mended=False))
+        return True  # as another thread may make a call, at any moment
 
     monkeypatch.setattr(pools, "is_whole_here", look)
-    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
-    nothing: Any = None
-    rail = rail_of((0, 1), 0)
-    assert rail is not None
-    pool = Pool(control, b"", nothing, nothing, rail)
-    view: Any = SimpleNamespace(calls=calls, group=SimpleNamespace(close=lambda: None))
-    pool._views.append(view)
-    pool._end()
-    assert pool.has_ended
-    assert [call.is_mended for call in list(calls)[:2]] == [True, True]
+    worker = Worker(view)
+    worker.pool._end()
+    assert worker.pool.has_ended
+    assert [call.is_mended for call in calls] == [True, True]
 
 
-def test_what_others_left_in_good_order_goes_on_until_its_view_ends_and_nothing_is_held_back() -> (
-    None
-):
-    """Of a group that its world outlives: the pool's threads talk in one of their own."""
-    seen: list[str] = []
-
-    class View:
-        is_settling, calls = True, deque[Any]()
-        group = SimpleNamespace(close=lambda: seen.append("closed"), ended=lambda: None)
-
-        @property
-        def has_ended(self) -> bool:
-            seen.append("looked")
-            return len(seen) > 1
-
-    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
-    control.ended = lambda: Closed("rank 1 aborted the group: it has left")
-    control.notify, control.greet = lambda _bell: None, lambda: None
-    world: Any = SimpleNamespace(error=lambda: (Fault.NONE, -1, "", ""))
-    nothing: Any = None
-    rail = rail_of((0, 1), 0)
-    assert rail is not None
-    pool, view = Pool(control, b"", world, nothing, rail), View()
-    pool._views.append(view)  # type: ignore[arg-type]
-    pool.stages.propose()
-    pool._run()
-    assert seen == ["looked", "looked", "closed"]
-    assert pool.has_ended
+def test_a_view_goes_on_until_it_ends_though_another_worker_has_left() -> None:
+    view = View()
+    worker = Worker(view)
+    worker.why = Closed("rank 1 aborted the group: it has left")
+    worker.pool.stages.propose()
+    worker.pool._run()
+    assert view.seen == ["looked", "looked", "closed"]
+    assert worker.pool.has_ended
     assert not view.is_settling
-    assert not pool.stages.holds(7)
+    assert not worker.pool.stages.holds(7)
 
 
 @pytest.mark.parametrize(
@@ -87,40 +93,18 @@ def test_what_others_left_in_good_order_goes_on_until_its_view_ends_and_nothing_
 def test_only_numbers_that_differ_end_the_job_and_all_else_the_search_for_servers(
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While a view serves, which goes on until its servers are lost."""
-    ended: list[str] = []
-    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1)
-    control.ended = lambda: Closed(ended[0]) if ended else None
-    control.abort = lambda _why: ended.append("control")
-    world: Any = SimpleNamespace(fail=lambda _fault, _why: ended.append("world"))
-    world.error = lambda: (Fault.CLOSED if "world" in ended else Fault.NONE, -1, "", "")
-    control.notify, control.greet = lambda _bell: None, lambda: None
+    view = View()
+    worker = Worker(view)
 
-    def fail(*_: object) -> None:
+    def fail() -> None:
         raise failure
 
-    control.next_command = fail
-    looks: list[None] = []
-
-    class View:
-        is_settling, calls = True, deque[Any]()
-        group = SimpleNamespace(close=lambda: None, ended=lambda: None)
-
-        @property
-        def has_ended(self) -> bool:
-            looks.append(None)
-            return len(looks) > 1
-
-    rail = rail_of((0, 1), 0)
-    assert rail is not None
-    numbers: Any = SimpleNamespace(lowest_open=lambda: 1)
-    pool = Pool(control, b"", world, numbers, rail)
-    pool._views.append(View())  # type: ignore[arg-type]
-    pool._run()
-    assert pool.has_ended
+    worker.control.next_command = fail
+    worker.pool._run()
+    assert worker.pool.has_ended
     if isinstance(failure, NumbersDiffer):
-        assert ended == ["world", "control"]
+        assert worker.ended == ["world", "control"]
     else:
-        assert ended == ["control"]
-        assert len(looks) == 2
+        assert worker.ended == ["control"]
+        assert view.seen == ["looked", "looked", "closed"]
         assert [record.levelname for record in caplog.records] == ["WARNING"]

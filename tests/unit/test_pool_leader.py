@@ -2,6 +2,7 @@
 
 import itertools
 import selectors
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,10 +60,14 @@ class Watch:
         self.is_closed = True
 
 
-def leader() -> Leader:
-    made: Any = Leader([SERVER], bytes(32), Bell())
-    made._watch, made._host = Watch(), "127.0.0.1"
-    return made
+@pytest.fixture
+def leader(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the leader of two workers, on hosts a and b."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(leaders, "Watch", lambda *_: Watch())
+    workers = [RankInfo(host.upper(), "", host) for host in "ab"]
+    control: Any = SimpleNamespace(ranks=workers, size=2, name="world", epoch=1, native_id=1)
+    return lambda *servers: Leader(control, servers, bytes(32), Bell())
 
 
 class View:
@@ -80,32 +85,29 @@ class View:
             return None
 
 
-def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost() -> None:
+def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost(leader: Any) -> None:
     stages, view = Stages[Any](), View()
-    lost = leader()
-    watch: Any = lost._watch
-    watch.is_closed = True  # they are gone, and it is not
-    assert lost.decide([view], stages, 1) == End(1, is_lost=True)  # type: ignore[list-item]
-    leaving = leader()
+    lost = leader(SERVER)
+    lost._watch.is_closed = True  # they are gone, and it is not
+    assert lost.decide([view], stages, 1) == End(1, is_lost=True)
+    leaving = leader(SERVER)
     leaving.close()
-    assert leaving.decide([view], stages, 1) is None  # type: ignore[list-item]
+    assert leaving.decide([view], stages, 1) is None
 
 
 @pytest.mark.parametrize(
     ("hosts", "who"), [(["a", "b", "a"], "worker A"), (["a", "b", "c", "c"], "server server1")]
 )
 def test_a_server_on_the_host_of_another_member_is_left_out_and_named_with_it(
-    hosts: list[str], who: str, monkeypatch: pytest.MonkeyPatch
+    hosts: list[str], who: str, leader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = itertools.count(1.0)  # so nothing else is waited for
     monkeypatch.setattr(leaders, "_now", lambda: next(now))
-    made, servers = leader(), [Address(f"server{at}", 7077) for at in range(1, len(hosts) - 1)]
-    made._workers = [RankInfo(host.upper(), "", host) for host in hosts[:2]]
-    watch: Any = made._watch
-    watch.servers = {
+    servers = [Address(f"server{at}", 7077) for at in range(1, len(hosts) - 1)]
+    made = leader(*servers)
+    made._watch.servers = {
         one: Entry(host, host, b"", ()) for one, host in zip(servers, hosts[2:], strict=True)
     }
-    made._servers = servers
     stages = Stages[Any]()
     assert [made.decide([], stages, 1) for _ in range(2)] == [None, None]
     assert f"{servers[-1]} is on {hosts[-1]}, the host of {who}" in made.trouble()

@@ -157,7 +157,7 @@ class JobConnection:
         self._waiting: deque[tuple[float, Message]] = deque()
         self._frames = Frames()
         self._on_message, self._on_end = on_message, on_end
-        self._peer = str(sock.getpeername()[0]).removeprefix("::ffff:")  # of a socket for both
+        self._sock = sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.connection = Connection(selector, sock, self._take, self._ended)
@@ -172,7 +172,8 @@ class JobConnection:
         self._close_place()
         environ = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
         try:
-            self.place = Place(None, self._peer, environ)
+            peer = str(self._sock.getpeername()[0]).removeprefix("::ffff:")  # IPv4 over IPv6
+            self.place = Place(None, peer, environ)
         except (ShoalError, OSError) as error:
             return str(error)
         return ""

@@ -22,7 +22,6 @@ from shoal.rendezvous.interface import choose_address
 from shoal.rendezvous.packing import number
 
 if TYPE_CHECKING:
-    from shoal.engine import RankInfo
     from shoal.group.pool.control import Bell, Control
     from shoal.group.pool.stages import Stages
     from shoal.group.pool.view import View
@@ -71,44 +70,37 @@ class Leader:
 
     def __init__(
         self,
+        control: Control,
         servers: Sequence[Address],
         key: bytes,
         bell: Bell,
         endpoint: JobEndpoint | None = None,
     ) -> None:
-        self._servers, self._key, self._endpoint = servers, key, endpoint
-        self._registry: Registry | None = None
-        self._bell = bell
-        self._watch: Watch | None = None
+        self._servers, self._bell = servers, bell
+        self._workers = control.ranks
         self._wanted: tuple[Address, ...] = ()  # the servers of the view that forms
-        self._host = ""
         self._n_views = self._n_failures = 0
         self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
         self._rest_s = _LEAST_PAUSE_S  # after a view that ended otherwise than by a loss
         self._seen: list[Address] = []
+        self._seen_at = 0.0
         self._misplaced: dict[Address, str] = {}
         self._left_out, self._notices = LeftOut(), Notices(_now())
-        self._workers: Sequence[RankInfo] = ()
         self._late = LateServers()
         self._invited: set[Address] = set()
-        self.has_lost_invited = False
-        self._seen_at = 0.0
-        self._is_closed = False
-
-    def begin(self, control: Control) -> None:
-        """Begin to watch the servers."""
-        self._workers = control.ranks
-        self._host = choose_address(os.environ.get("MASTER_ADDR")).address
-        reserve = Reserve(own_version(), job_name(control, self._host), control.size)
-        self._watch = Watch(self._servers, self._key, reserve, self._changed)
-        if self._endpoint is not None:
-            self._registry = Registry(self._endpoint, self._key, self._found)
-        if self._is_closed:
-            self.close()
+        self.has_lost_invited = self._is_closed = False
+        host = choose_address(os.environ.get("MASTER_ADDR")).address
+        reserve = Reserve(own_version(), job_name(control, host), control.size)
+        self._watch = Watch(servers, key, reserve, self._changed)
+        try:
+            self._registry = Registry(endpoint, key, self._found) if endpoint is not None else None
+        except BaseException:
+            self._watch.close()
+            raise
 
     def _found(self, address: Address) -> None:
         """Add a server that has registered. Called on the registry's thread."""
-        if address in self._servers or len(self._servers) >= MOST_SERVERS or self._watch is None:
+        if address in self._servers or len(self._servers) >= MOST_SERVERS:
             return
         self._servers = [*self._servers, address]
         self._watch.add(address)
@@ -131,7 +123,7 @@ class Leader:
         return command
 
     def _ending(self, views: Sequence[View], lowest_open: int) -> End | None:
-        gone = self._watch.gone() if self._watch is not None and views else set()
+        gone = self._watch.gone() if views else set()
         for view in views:
             if view.has_ended or not gone.isdisjoint(view.servers):
                 self._blame(view, gone)
@@ -145,7 +137,7 @@ class Leader:
         found = view.culprit()
         if found is None:
             self._rest(view)
-        if found is None or found[0] in gone or self._watch is None:
+        if found is None or found[0] in gone:
             return
         address, why = found
         identity = self._watch.ready().get(address)
@@ -161,7 +153,7 @@ class Leader:
         self._rest_s = min(2 * self._rest_s, _LONGEST_PAUSE_S)
 
     def _forming(self, stages: Stages[View]) -> Command | None:
-        if self._watch is None or _now() < self._not_before:
+        if _now() < self._not_before:
             return None
         last = stages.last
         may_serve = self._left_out.may_serve(self._watch.ready(), _now())
@@ -216,7 +208,6 @@ class Leader:
         Returns:
             The servers, and their part of the roster; empty if one of them is gone.
         """
-        assert self._watch is not None
         servers, places = self._wanted, self._watch.places()
         if any(one not in places for one in servers):
             return servers, b""
@@ -231,7 +222,7 @@ class Leader:
 
     def _changed(self) -> None:
         """Handle a server that has come or gone. Called on the watch's thread."""
-        if self._watch is not None and not self._invited.isdisjoint(self._watch.gone()):
+        if self._invited and not self._invited.isdisjoint(self._watch.gone()):
             self.has_lost_invited = True
         self._bell.ring()
 
@@ -273,7 +264,7 @@ class Leader:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _blame_unheard(self, unheard: Unheard) -> None:
-        ready = self._watch.ready() if self._watch is not None else {}
+        ready = self._watch.ready()
         for at, workers in unheard.items():
             address = self._wanted[at]
             who = ", ".join(
@@ -285,21 +276,18 @@ class Leader:
 
     def note(self, view: int, kind: str, how: str) -> None:
         """Send every server how a kind of call is made, for `shoal status`."""
-        if self._watch is not None:
-            self._watch.tell(Note(view, kind, how))
+        self._watch.tell(Note(view, kind, how))
 
     def trouble(self) -> str:
         """Return which servers do not serve, and why."""
         return "; ".join(f"{address} {why}" for address, why in self._trouble().items())
 
     def _trouble(self) -> dict[Address, str]:
-        watched = self._watch.trouble() if self._watch is not None else {}
-        return {**self._left_out.why(), **watched, **self._misplaced}
+        return {**self._left_out.why(), **self._watch.trouble(), **self._misplaced}
 
     def close(self) -> None:
         """Leave the servers; idempotent."""
         self._is_closed = True
         if self._registry is not None:
             self._registry.close()
-        if self._watch is not None:
-            self._watch.close()
+        self._watch.close()

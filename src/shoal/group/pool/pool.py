@@ -76,6 +76,7 @@ class Pool:
     ) -> None:
         self.control = control
         self._leader: Leader | None = None
+        self._named: tuple[Sequence[Address], JobEndpoint | None] = (), None
         self._world = world
         self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
@@ -90,17 +91,13 @@ class Pool:
         self.has_ended = False
         self._thread: threading.Thread | None = None
 
-    def lead(self, servers: Sequence[Address], endpoint: JobEndpoint | None) -> None:
-        """Become the lowest worker's end, which decides; call it before `start`.
+    def start(self, servers: Sequence[Address], endpoint: JobEndpoint | None) -> None:
+        """Begin to use servers; the lowest worker watches them.
 
         Args:
             endpoint: where further servers may leave their addresses.
         """
-        self._leader = Leader(servers, self._key, self._bell, endpoint)
-        self._forming.leader = self._leader
-
-    def start(self) -> None:
-        """Begin to use servers."""
+        self._named = servers, endpoint
         self._thread = start("shoal pool", self._run)
 
     @property
@@ -331,8 +328,10 @@ class Pool:
             self._bell.open()
             self.control.notify(self._bell)
             self.control.greet()
-            if self._leader is not None:
-                self._leader.begin(self.control)
+            if self.rank == 0:
+                servers, endpoint = self._named
+                self._leader = Leader(self.control, servers, self._key, self._bell, endpoint)
+                self._forming.leader = self._leader
             while not self._is_closing:
                 self.check_world()
                 command = self._next_command()

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shoal.engine import Call
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
-    from shoal.group.pool.addresses import Address, JobEndpoint
     from shoal.group.pool.rails import Rail
     from shoal.group.work import Work
     from shoal.plan import Planner
@@ -108,9 +107,9 @@ class ServedGroup(Group):
             return
         rail = rail_of(self.planner.cluster.hosts, self.rank)
         assert rail is not None  # else `_why_not` gives the reason
-        self._pool = pool = self._pool_of(rail, servers, endpoint_from(environ), key)
+        self._pool = pool = self._pool_of(rail, key)
         weakref.finalize(self, pool.close).atexit = False
-        pool.start()
+        pool.start(servers, endpoint_from(environ))
         if n_required:
             pool.await_servers(n_required, timeout_s)
 
@@ -154,18 +153,13 @@ class ServedGroup(Group):
             return f"SHOAL_ALGO={environ.get('SHOAL_ALGO')} chooses the algorithm"
         return ""
 
-    def _pool_of(
-        self, rail: Rail, servers: tuple[Address, ...], endpoint: JobEndpoint | None, key: bytes
-    ) -> Pool:
+    def _pool_of(self, rail: Rail, key: bytes) -> Pool:
         native = self._native
         if isinstance(native, ClosedGroup):
             raise Closed(native.why)
         # NOT the group itself, which would live as long as the thread.
         numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
-        pool = Pool(Control.of(self, rail), key, native, numbers, rail)
-        if rail.host == 0:
-            pool.lead(servers, endpoint)
-        return pool
+        return Pool(Control.of(self, rail), key, native, numbers, rail)
 
     def all_reduce(
         self,
