@@ -10,13 +10,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.average.agreeing import FirstOrder, agree, shared_by
+from shoal.average.agreeing import FirstOrder, SameCheck, agree, shared_by
 from shoal.average.departures import Departures, words_for
 from shoal.average.layout import FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
 from shoal.average.preparing import Preparation, numpy_arrays
 from shoal.average.report import AveragingReport, report_on
-from shoal.average.same import SameCheck
 from shoal.average.sizes import fusion_bytes_for
 from shoal.average.step_times import StepLog, StepTimes
 from shoal.codec import parse_wire

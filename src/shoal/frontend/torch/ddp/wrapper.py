@@ -18,8 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import distributed as torch_ddp
 
 import shoal.frontend.torch as frontend
+from shoal.average.agreeing import SameCheck, checked_interval
 from shoal.average.report import break_down
-from shoal.average.same import SameCheck, checked_interval
 from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
@@ -309,30 +309,34 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _pre_forward(self, *inputs: Any, **options: Any) -> Any:
         if torch.is_grad_enabled():
             self.reducer.forget_raised()  # NOT later: torch's own calls come next
-        if torch.is_grad_enabled() and self._registrations.changed:
-            self._look_at_registered()
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self._frozen.values()):
-            thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-            self.reducer.refuse(
-                f"parameter {', '.join(thawed)} requires a gradient now on rank "
-                f"{dist.get_rank(self.process_group)}, and did not when the model was wrapped, so "
-                "it would not be averaged: wrap `model.module` anew, on every rank"
-            )
+            if self._registrations.changed:
+                self._look_at_registered()
+            if thawed := [name for name, one in self._frozen.items() if one.requires_grad]:
+                self._refuse_unwatched(
+                    thawed, "requires a gradient now on {}, and did not when the model was wrapped"
+                )
         return super()._pre_forward(*inputs, **options)
 
     def _look_at_registered(self) -> None:
         known = set(map(id, self._trained()))
         named = self.module.named_parameters()
         new = [name for name, one in named if one.requires_grad and id(one) not in known]
-        new = [name for name in new if name not in self.parameters_to_ignore]
-        if new:
-            self.reducer.refuse(
-                f"parameter {', '.join(new)} was registered on rank "
-                f"{dist.get_rank(self.process_group)} after the model was wrapped, so it would not "
-                "be averaged: wrap `model.module` anew, on every rank"
-            )
+        if new := [name for name in new if name not in self.parameters_to_ignore]:
+            self._refuse_unwatched(new, "was registered on {} after the model was wrapped")
         self._frozen = self._not_trained()
         self._registrations.watch(self.module)
+
+    def _refuse_unwatched(self, names: Sequence[str], what: str) -> None:
+        """Refuse parameters whose gradients nobody counts.
+
+        Args:
+            what: happened to them, with a place for the rank.
+        """
+        rank = f"rank {dist.get_rank(self.process_group)}"
+        self.reducer.refuse(
+            f"parameter {', '.join(names)} {what.format(rank)}, so it would not be averaged: wrap "
+            "`model.module` anew, on every rank"
+        )
 
     def _post_forward(self, output: Any) -> Any:
         if self._delay_all_reduce_all_params:
