@@ -63,7 +63,7 @@ def on_two_hosts(function: Callable[..., object]) -> Iterator[tuple[Lab, Stage, 
     """Run it on a rank of each host, and go on when both are busy."""
     with Lab(2) as cluster, Stage() as stage:
         namespaces = [host.namespace for host in cluster.hosts]
-        env = {**env_of(cluster), **stage.env}
+        env = {**env_of(cluster), **stage.env, "SHOAL_RESUME_S": "3"}
         with start_ranks(function, 2, namespaces, env=env) as ranks:
             for rank in range(2):
                 stage.await_cue(f"rank {rank} is busy")
