@@ -16,9 +16,20 @@ __all__ = ["Codec", "parse_wire"]
 class Codec(enum.IntEnum):
     """The encoding of a call's elements between hosts. Append only, as for `DType`."""
 
-    IDENTITY = 0
+    share: float
+    """The bytes that travel for each byte in memory."""
+    error: float
+    """The largest error of one rounding, relative to the value."""
+
+    def __new__(cls, number: int, share: float, error: float) -> Codec:
+        """Make a member from a row of the table below."""
+        codec = int.__new__(cls, number)
+        codec._value_, codec.share, codec.error = number, share, error
+        return codec
+
+    IDENTITY = 0, 1.0, 0.0
     """Elements as they are in memory."""
-    BF16 = 1
+    BF16 = 1, 0.5, 2.0**-8
     """float32 as bfloat16, rounded to nearest, ties to even."""
 
     def __str__(self) -> str:
@@ -26,11 +37,6 @@ class Codec(enum.IntEnum):
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
-
-    @property
-    def share(self) -> float:
-        """The bytes that travel for each byte in memory."""
-        return 0.5 if self is Codec.BF16 else 1.0
 
 
 _CODECS: Final = {str(codec): codec for codec in Codec}
@@ -40,7 +46,7 @@ def parse_wire(value: object) -> Codec:
     """Return the Codec that `value` names.
 
     Args:
-        value: a Codec or its name: "identity" or "bf16".
+        value: a Codec or its name.
 
     Raises:
         UsageError: no such codec.

@@ -35,10 +35,7 @@ _LONGER: Final = 1 / 16
 _TAIL_BYTES: Final = ALIGN_BYTES
 
 FLOATS: Final = frozenset(
-    (
-        *(DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16),
-        *(DType.COMPLEX64, DType.COMPLEX128),
-    )
+    dtype for dtype in DType if dtype.name.startswith(("FLOAT", "BFLOAT", "COMPLEX"))
 )
 
 

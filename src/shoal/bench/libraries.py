@@ -18,12 +18,10 @@ import numpy as np
 from shoal.bench.collectives import COLLECTIVES, On, there_and_back
 from shoal.bench.elements import ELEMENTS
 from shoal.bench.values import FilledBuffer
+from shoal.codec import Codec, parse_wire
 
 if TYPE_CHECKING:
     from shoal.bench.collectives import Bind, Call, CallSpec
-
-# Each contribution is rounded once, and the result: half a unit in the last of 8 bits each.
-_BF16_ERROR: Final = (1 + 2.0**-8) ** 2 - 1
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,8 @@ def join_mpi() -> LibraryRank:
 
 
 def _wire_error(wire: str | None) -> float:
-    return _BF16_ERROR if wire == "bf16" else 0.0
+    """Return the relative error of a sum: each contribution is rounded once, and the result."""
+    return (1 + parse_wire(wire or Codec.IDENTITY).error) ** 2 - 1
 
 
 def _allocate_array(n_elems: int, dtype: str) -> FilledBuffer:

@@ -21,6 +21,7 @@ MOST_ELEMS: Final = 1 << 40
 _KIND: Final = b"shoal/pk"
 _VERSION: Final = 2
 _DTYPES: Final = tuple(DType)
+_CODECS: Final = tuple(Codec)
 
 
 def pack(shape: Shape) -> bytes:
@@ -55,7 +56,7 @@ def unpack(message: bytes, rank: int, size: int) -> Shape:
     unpacker = Unpacker(body)
     name = unpacker.take(unpacker.number(2, 1, N_BYTES)).decode("ascii")
     dtype, op = _DTYPES[unpacker.number(1, 0, len(_DTYPES) - 1)], Op(unpacker.number(1, 0, 255))
-    codec = Codec(unpacker.number(1, 0, 255))
+    codec = _CODECS[unpacker.number(1, 0, len(_CODECS) - 1)]
     n_elems = unpacker.number(8, 1, MOST_ELEMS)
     n_lanes = unpacker.number(1, 1, MOST_CONNECTIONS)
     unpacker.end()
