@@ -10,7 +10,8 @@ import signal
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks, start_ranks
+from process.ranks import start_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from process.ddp_training import inputs, mine, start, whole, wrap
 from process.stage import error_of
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 
 class Two(nn.Module):
@@ -36,22 +38,27 @@ class Two(nn.Module):
         return self.first(data) + (self.second(data) if both else 0)
 
 
+def assert_averaged(net: Two, data: torch.Tensor, both: bool = True) -> None:
+    """The gradients are those of one process that has the inputs of all ranks."""
+    alone = copy.deepcopy(net)
+    alone.zero_grad()
+    (alone(data, both).sum() / dist.get_world_size()).backward()
+    for ours, wanted in zip(net.parameters(), alone.parameters(), strict=True):
+        assert wanted.grad is None or torch.equal(ours.grad, wanted.grad)
+
+
 # ---- a gradient that never comes ----
 
 
 def lack_on_rank_1(options: dict[str, Any]) -> str:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    start()
     hooked = options.pop("hook", False)
     wrapped = wrap(Two(), **options)
     if hooked:
-        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+        wrapped.register_comm_hook(None, allreduce_hook)
     data, _ = inputs(0)
     wrapped(mine(data), True).sum().backward()
     if dist.get_rank() == 1:
         wrapped(mine(data), False).sum().backward()
-
     with pytest.raises(RuntimeError) as raised:
         wrapped(mine(data), True).sum().backward()
     return str(raised.value)
@@ -59,14 +66,12 @@ def lack_on_rank_1(options: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"static_graph": True},
-        {"hook": True, "wire": "identity"},
-    ],
+    [{}, {"static_graph": True}, {"hook": True, "wire": "identity"}],
 )
-def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(options: dict[str, Any]) -> None:
-    said = run_ranks(lack_on_rank_1, 3, options)
+def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(
+    options: dict[str, Any], three_ranks: SharedRanks
+) -> None:
+    said = three_ranks.run(lack_on_rank_1, options)
     assert "did not receive grad for rank 1: second.weight, second.bias" in said.pop(1)
     for message in said:
         assert "no gradient has come of parameter second.weight, second.bias on rank 1" in message
@@ -74,10 +79,9 @@ def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(options: dict[str
 
 
 def freeze_on_rank_1_and_go_on(thaws: bool) -> str:
-    """What a rank is told, after it has done that, or the opposite."""
+    """The error, after which a rank goes on as it says; `thaws` trains a frozen parameter."""
     import shoal.torch
 
-    start()
     net = Two()
     net.second.requires_grad_(not thaws)
     wrapped = wrap(net)
@@ -86,33 +90,29 @@ def freeze_on_rank_1_and_go_on(thaws: bool) -> str:
     net.second.requires_grad_(thaws == (dist.get_rank() == 1))
     if dist.get_rank() == 1 and not thaws:
         wrapped(mine(data), True).sum().backward()
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as raised:
         wrapped(mine(data), True).sum().backward()
     net.second.requires_grad_(False)
     shoal.torch.shrink_group()
     again = wrap(net)
     net.zero_grad()
     again(mine(data), True).sum().backward()
-    alone = copy.deepcopy(net)
-    alone.zero_grad()
-    (alone(data, True).sum() / dist.get_world_size()).backward()
-    for ours, wanted in zip(net.first.parameters(), alone.first.parameters(), strict=True):
-        assert torch.equal(ours.grad, wanted.grad)
-    dist.destroy_process_group()
-    return str(told.value)
+    assert_averaged(net, data)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("thaws", [False, True])
-def test_ranks_that_were_told_of_a_frozen_parameter_go_on_as_they_were_told(thaws: bool) -> None:
-    for message in run_ranks(freeze_on_rank_1_and_go_on, 2, thaws):
+def test_ranks_go_on_by_the_lines_that_an_error_about_a_frozen_parameter_gives(
+    thaws: bool, ranks: SharedRanks
+) -> None:
+    for message in ranks.run(freeze_on_rank_1_and_go_on, thaws):
         assert ("requires a gradient now on rank 1, and did not" in message) == thaws
         assert "wrap `model.module` anew, on every rank" in message
         assert "the group has ended: call shrink() of it on every rank" in message
         assert "shoal.torch.shrink_group()" in message
 
 
-def lack_on_all_ranks() -> None:
-    start()
+def case_a_gradient_that_all_ranks_lack_ends_no_group() -> None:
     wrapped = wrap(Two())
     data, _ = inputs(0)
     wrapped(mine(data), False).sum().backward()
@@ -121,36 +121,22 @@ def lack_on_all_ranks() -> None:
     dist.barrier()
     again = wrap(Two())
     again(mine(data), True).sum().backward()
-    dist.destroy_process_group()
 
 
-def test_a_gradient_that_all_ranks_lack_ends_no_group() -> None:
-    run_ranks(lack_on_all_ranks, 3)
-
-
-def come_twice() -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    start()
+def case_a_gradient_that_comes_twice_to_a_communication_hook_is_named() -> None:
     wrapped = wrap(Two())
-    wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    wrapped.register_comm_hook(None, allreduce_hook)
     data, _ = inputs(0)
     wrapped(mine(data), True)
     came = wrapped.reducer.averaging.hooks()[2]
     came()
     with pytest.raises(RuntimeError, match=r"the gradient of parameter second\.weight came twice"):
         came()
-    dist.destroy_process_group()
 
 
-def test_a_gradient_that_comes_twice_to_a_communication_hook_is_named() -> None:
-    run_ranks(come_twice, 1)
-
-
-def have_a_pass_for_each_head() -> None:
+def case_a_gradient_that_comes_twice_is_named_with_what_to_do() -> None:
     import shoal
 
-    start()
     wrapped = wrap(Two())
     data, _ = inputs(0)
     for _ in range(2):
@@ -162,27 +148,20 @@ def have_a_pass_for_each_head() -> None:
         )
         with pytest.raises(shoal.UsageError, match=r"first\.weight came twice .* add them up"):
             loss.sum().backward()
-    dist.destroy_process_group()
-
-
-def test_a_gradient_that_comes_twice_is_named_with_what_to_do() -> None:
-    run_ranks(have_a_pass_for_each_head, 2)
 
 
 def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> str:
-    """What a rank hears; empty: it went on."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    """The error after a pass that some ranks raised in; empty if training goes on."""
 
     def fail(_: torch.Tensor) -> None:
         raise ValueError("not this time")
 
-    start()
     hooked = options.pop("hook", False)
     net = Two()
     net.register_buffer("seen", torch.zeros(3))  # broadcast before each forward pass
     wrapped = wrap(net, **options)
     if hooked:
-        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+        wrapped.register_comm_hook(None, allreduce_hook)
     data, _ = inputs(0)
 
     def step() -> None:
@@ -205,7 +184,6 @@ def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> 
     if not said:
         for parameter, wanted in zip(net.parameters(), alone, strict=True):
             assert torch.equal(parameter.grad, wanted)
-    dist.destroy_process_group()
     return said
 
 
@@ -218,8 +196,10 @@ def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> 
         {"hook": True},
     ],
 )
-def test_a_pass_that_raised_on_all_ranks_is_forgotten(options: dict[str, Any]) -> None:
-    assert run_ranks(raise_in_mid_backward, 2, options, (0, 1)) == ["", ""]
+def test_a_pass_that_raised_on_all_ranks_is_forgotten(
+    options: dict[str, Any], ranks: SharedRanks
+) -> None:
+    assert ranks.run(raise_in_mid_backward, options, (0, 1)) == ["", ""]
 
 
 class ViewOfTwo(Two):
@@ -227,13 +207,12 @@ class ViewOfTwo(Two):
         return super().forward(data, uses_second)[:, :2]
 
 
-def raise_behind_a_view() -> None:
+def case_a_pass_that_raised_behind_a_view_changed_in_place_is_forgotten() -> None:
     """Raise when gradients have come and no buffer is full; the loss has changed the output."""
 
     def fail(_: torch.Tensor) -> None:
         raise ValueError("not this time")
 
-    start()
     net = ViewOfTwo()
     wrapped = wrap(net, bucket_cap_mb=1)
     data, _ = inputs(0)
@@ -248,16 +227,13 @@ def raise_behind_a_view() -> None:
     (net(data, True).mul_(0.5).sum() / dist.get_world_size()).backward()
     for parameter, average in zip(net.parameters(), averaged, strict=True):
         assert torch.allclose(parameter.grad, average)
-    dist.destroy_process_group()
-
-
-def test_a_pass_that_raised_behind_a_view_changed_in_place_is_forgotten() -> None:
-    run_ranks(raise_behind_a_view, 2)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_pass_that_raised_on_one_rank_alone_is_told_on_all(rank: int) -> None:
-    for said in run_ranks(raise_in_mid_backward, 3, {}, (rank,)):
+def test_a_pass_that_raised_on_one_rank_alone_is_an_error_on_all(
+    rank: int, three_ranks: SharedRanks
+) -> None:
+    for said in three_ranks.run(raise_in_mid_backward, {}, (rank,)):
         assert f"a backward pass raised on rank {rank} before its end" in said
         assert "shoal.torch.shrink_group()" in said
 
@@ -265,32 +241,30 @@ def test_a_pass_that_raised_on_one_rank_alone_is_told_on_all(rank: int) -> None:
 # ---- a step that fails, and a job that goes on ----
 
 
-def skip_a_step_that_is_not_finite(options: dict[str, Any]) -> None:
+def skip_a_step_that_is_not_finite(as_views: bool) -> None:
     from shoal.average import NotFinite
 
-    start()
     net = Two()
-    wrapped = wrap(net, find_unused_parameters=True, check_finite=True, **options)
+    wrapped = wrap(
+        net, find_unused_parameters=True, check_finite=True, gradient_as_bucket_view=as_views
+    )
     data, _ = inputs(0)
     for drops in (True, False):
         with pytest.raises(NotFinite):
             (wrapped(mine(data), True).sum() * float("inf")).backward()
         net.zero_grad(set_to_none=drops)
         wrapped(mine(data), False).sum().backward()
-        alone = copy.deepcopy(net)
-        alone.zero_grad()
-        (alone(data, False).sum() / dist.get_world_size()).backward()
-        for ours, wanted in zip(net.first.parameters(), alone.first.parameters(), strict=True):
-            assert torch.equal(ours.grad, wanted.grad)
+        assert_averaged(net, data, False)
         for unused in net.second.parameters():
             assert (unused.grad is None) == drops
             assert drops or not unused.grad.any()
-    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}])
-def test_nothing_of_a_step_that_was_not_finite_is_in_the_next(options: dict[str, Any]) -> None:
-    run_ranks(skip_a_step_that_is_not_finite, 2, options)
+@pytest.mark.parametrize("as_views", [False, True])
+def test_nothing_of_a_step_that_was_not_finite_is_in_the_next(
+    as_views: bool, ranks: SharedRanks
+) -> None:
+    ranks.run(skip_a_step_that_is_not_finite, as_views)
 
 
 # ---- a rank that leaves ----
@@ -320,11 +294,7 @@ def leave_in_mid_step(victim: int) -> list[torch.Tensor]:
     wrapped.zero_grad()
     data, _ = inputs(1)
     wrapped(mine(data), True).sum().backward()
-    alone = copy.deepcopy(net)
-    alone.zero_grad()
-    (alone(data, True).sum() / dist.get_world_size()).backward()
-    for ours, wanted in zip(net.parameters(), alone.parameters(), strict=True):
-        assert torch.equal(ours.grad, wanted.grad)
+    assert_averaged(net, data)
     dist.destroy_process_group()
     return [parameter.grad.tolist() for parameter in net.parameters()]
 
@@ -337,25 +307,6 @@ def test_when_a_rank_leaves_in_mid_step_the_others_go_on_by_the_documented_lines
     assert first.value == second.value, second
 
 
-def averages_nothing(state, bucket):  # torch looks at annotations, if there are any
-    """Return no future."""
-
-
-def return_no_future(is_sparse: bool) -> str:
-    import shoal
-
-    start()
-    net = nn.Embedding(2, 1, sparse=True) if is_sparse else nn.Linear(1, 1)
-    wrapped = wrap(net)
-    wrapped.register_comm_hook(None, averages_nothing)
-    with pytest.raises(shoal.UsageError) as raised:
-        wrapped(torch.tensor([1]) if is_sparse else torch.ones(1)).sum().backward()
-    dist.destroy_process_group()
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_a_communication_hook_that_returns_no_future_is_named(is_sparse: bool) -> None:
-    for said in run_ranks(return_no_future, 2, is_sparse):
-        assert "hook averages_nothing returned None for bucket 0" in said
-        assert "torch.futures.Future" in said
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_faults(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(case)
