@@ -19,6 +19,7 @@
 #include "base/signal_note.h"
 #include "base/stream_copy.h"
 #include "bind/countdown.h"
+#include "bind/endpoint.h"
 #include "bind/handshake.h"
 #include "bind/tables.h"
 #include "bind/value.h"
@@ -342,6 +343,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
 
   bind_handshake(m);
+  bind_endpoint(m);
   bind_tables(m);
   bind_countdown(m);
   nb::class_<Program>(m, "Program").def_prop_ro("waits_for", [](const Program& program) {

@@ -15,7 +15,7 @@ TEST("who cannot watch a listener now tries again") {
   const int watches = open("/dev/null", O_RDONLY | O_CLOEXEC);  // takes no watch
   Acceptor acceptor(
       watches, 0, {listener}, [](const Hello&) { return Progress::kRefused; },
-      [](const Authenticated&) {});
+      [](const Authenticated&) {}, {});
   CHECK(acceptor.expire(now_ns()) != Acceptor::kNever);
 
   const int real = epoll_create1(EPOLL_CLOEXEC);

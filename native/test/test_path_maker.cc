@@ -103,7 +103,7 @@ TEST("a rank that is lost over all its channels ends each cut call once, and gro
 
 TEST("a path whose local address is gone from this host is dialled from another") {
   const int listener = listen_on_loopback(), epoll = epoll_create1(EPOLL_CLOEXEC);
-  Connector connector(epoll, 0, [](const Hello&) { return Secret(); }, {});
+  Connector connector(epoll, 0, [](const Connector::Wish&) { return Secret(); }, {}, {});
   Connector::Wish wish;
   wish.to = address_of(listener);
   wish.from = Address::of("192.0.2.1", 0);  // of no host: RFC 5737

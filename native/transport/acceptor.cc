@@ -17,13 +17,6 @@
 namespace shoal {
 namespace {
 
-// The handshake takes two round trips, under a millisecond on a quiet network; this leaves room for
-// lost packets and a busy process.
-constexpr int64_t kPendingNs = 2 * kSecond;
-// At most so many in that time: a flood of strangers costs a few hundredths of a core. They wait in
-// the kernel, and with them whoever has come for good: a thousand for less than a second.
-constexpr int kBurst = 32;
-constexpr int64_t kBurstNs = 20 * kMillisecond;
 constexpr int64_t kPauseNs = 50 * kMillisecond;  // without even a spare descriptor
 
 int open_spare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
@@ -34,26 +27,42 @@ bool is_for_request(int error) {
 
 }  // namespace
 
-Acceptor::Acceptor(int epoll_fd, uint64_t first_tag, std::vector<int> listeners,
+Acceptor::Acceptor(int epoll_fd, uint64_t first_tag, const std::vector<int>& listeners,
                    ServerHandshake::Admit admit,
-                   std::function<void(Authenticated)> on_authenticated)
+                   std::function<void(Authenticated)> on_authenticated, Options options)
     : epoll_fd_(epoll_fd),
       first_tag_(first_tag),
-      listeners_(std::move(listeners)),
       admit_(std::move(admit)),
       on_authenticated_(std::move(on_authenticated)),
+      options_(std::move(options)),
       spare_fd_(open_spare()) {
-  for (const int fd : listeners_) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-  if (!listen(true)) pause(1);
+  for (const int fd : listeners) open(fd);
 }
 
 Acceptor::~Acceptor() { close(); }
 
 void Acceptor::close() {
   for (Pending& pending : pending_) drop(pending);
-  for (const int fd : listeners_) ::close(fd);
+  for (const Listener& listener : listeners_)
+    if (listener.fd >= 0) ::close(listener.fd);
   listeners_.clear();
   if (spare_fd_ >= 0) ::close(std::exchange(spare_fd_, -1));
+}
+
+void Acceptor::open(int listener) {
+  fcntl(listener, F_SETFL, fcntl(listener, F_GETFL) | O_NONBLOCK);
+  listeners_.push_back({listener, Address::family_of(listener) == AF_UNIX});
+  if (paused_until_ == 0 && !watch(listeners_.size() - 1, true)) pause(1);
+}
+
+std::vector<int> Acceptor::hand_over() {
+  std::vector<int> handed;
+  for (size_t at = 0; at < listeners_.size(); ++at) {
+    if (listeners_[at].is_local || listeners_[at].fd < 0) continue;
+    if (paused_until_ == 0) watch(at, false);
+    handed.push_back(std::exchange(listeners_[at].fd, -1));
+  }
+  return handed;
 }
 
 size_t Acceptor::n_pending() const {
@@ -83,10 +92,10 @@ int64_t Acceptor::expire(int64_t now) {
   int64_t next = paused_until_ != 0 ? paused_until_ : kNever;
   for (Pending& pending : pending_) {
     if (pending.fd < 0) continue;
-    if (now - pending.since_ns >= kPendingNs)
+    if (now - pending.since_ns >= options_.pending_ns)
       drop(pending);
     else
-      next = std::min(next, pending.since_ns + kPendingNs);
+      next = std::min(next, pending.since_ns + options_.pending_ns);
   }
   return next;
 }
@@ -94,14 +103,16 @@ int64_t Acceptor::expire(int64_t now) {
 // Whether the kernel does as asked: to watch takes memory of its own.
 bool Acceptor::listen(bool on) {
   bool is_done = true;
-  for (size_t at = 0; at < listeners_.size(); ++at) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = first_tag_ + kMostPending + at;
-    is_done &=
-        epoll_ctl(epoll_fd_, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, listeners_[at], &event) == 0;
-  }
+  for (size_t at = 0; at < listeners_.size(); ++at)
+    if (listeners_[at].fd >= 0) is_done &= watch(at, on);
   return is_done;
+}
+
+bool Acceptor::watch(size_t at, bool on) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = first_tag_ + kMostPending + at;
+  return epoll_ctl(epoll_fd_, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, listeners_[at].fd, &event) == 0;
 }
 
 void Acceptor::pause(int64_t until) {
@@ -109,18 +120,20 @@ void Acceptor::pause(int64_t until) {
   paused_until_ = std::max(until, int64_t{1});
 }
 
-void Acceptor::accept_some(int listener, int64_t now) {
-  if (now - burst_ns_ >= kBurstNs) {
+void Acceptor::accept_some(Listener listener, int64_t now) {
+  if (now - burst_ns_ >= options_.burst_ns) {
     burst_ns_ = now;
     n_in_burst_ = 0;
   }
   while (paused_until_ == 0) {
-    if (n_in_burst_++ >= kBurst) return pause(burst_ns_ + kBurstNs);
-    const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0)
+    if (n_in_burst_++ >= options_.burst) return pause(burst_ns_ + options_.burst_ns);
+    const int fd = accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0 && listener.is_local && !is_of_our_user(fd))
+      ::close(fd);
+    else if (fd >= 0)
       receive(fd, now);
     else if (errno == EAGAIN || errno == EWOULDBLOCK ||
-             (is_for_request(errno) && !turn_away(listener, now)))
+             (is_for_request(errno) && !turn_away(listener.fd, now)))
       return;
     // Else that caller's own failure: accept(2).
   }
@@ -133,11 +146,15 @@ bool Acceptor::turn_away(int listener, int64_t now) {
     return false;
   }
   ::close(std::exchange(spare_fd_, -1));
-  const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  Address caller;
+  caller.length = sizeof(caller.at);
+  const int fd = accept4(listener, reinterpret_cast<sockaddr*>(&caller.at), &caller.length,
+                         SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0 && is_for_request(errno)) pause(now + kPauseNs);
   if (fd >= 0) {
     ++n_turned_away_;
     ::close(fd);
+    if (options_.on_turned_away) options_.on_turned_away(caller);
   }
   spare_fd_ = open_spare();
   return fd >= 0;
@@ -176,6 +193,13 @@ Acceptor::Pending& Acceptor::place_for_one() {
 void Acceptor::read(Pending& pending) {
   std::array<std::byte, 128> room;
   try {
+    if (is_strange(pending)) {
+      epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, pending.fd, nullptr);
+      options_.on_stranger(pending.fd);
+      pending.fd = -1;
+      pending.handshake.reset();
+      return;
+    }
     while (const size_t wants = std::min(pending.handshake->wants(), room.size())) {
       const ssize_t n = recv(pending.fd, room.data(), wants, 0);
       if (n < 0 && errno == EINTR) continue;
@@ -194,8 +218,24 @@ void Acceptor::read(Pending& pending) {
   }
 }
 
+// Whether it begins as another protocol does. Nothing is taken from the socket.
+bool Acceptor::is_strange(const Pending& pending) const {
+  if (options_.beginnings.empty() || pending.handshake->hello()) return false;
+  Beginning first{};
+  const ssize_t n = recv(pending.fd, first.data(), first.size(), MSG_PEEK);
+  return n == static_cast<ssize_t>(first.size()) &&
+         std::ranges::find(options_.beginnings, first) != options_.beginnings.end();
+}
+
 void Acceptor::settle(Pending& pending) {
-  if (pending.handshake->progress() != Progress::kDone) return drop(pending);
+  const Progress progress = pending.handshake->progress();
+  if (progress != Progress::kDone) {
+    const std::optional<Hello> hello = pending.handshake->hello();
+    drop(pending);
+    if (progress == Progress::kKeyDiffers && options_.on_key_differs)
+      options_.on_key_differs(*hello);
+    return;
+  }
   epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, pending.fd, nullptr);
   on_authenticated_({*pending.handshake->hello(), pending.fd, pending.handshake->session()});
   pending.fd = -1;

@@ -3,7 +3,7 @@
 //
 // A stranger costs one descriptor for at most two seconds and 108 bytes read. Nothing here blocks,
 // and what cannot prove itself is closed without a word. Where descriptors are used up newcomers
-// are closed, or wait in the kernel.
+// are closed, or wait in the kernel. On a Unix socket another user's process is closed unread.
 #pragma once
 
 #include <array>
@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/clock.h"
+#include "transport/address.h"
 #include "transport/handshake.h"
 
 namespace shoal {
@@ -20,6 +22,7 @@ struct Authenticated {
   Hello hello;
   int fd = -1;
   Secret session;
+  uint64_t number = 0;  // of the Connector's wish
 };
 
 // Threads: one at a time.
@@ -29,10 +32,28 @@ class Acceptor {
   static constexpr size_t kMostPending = 64;
   static constexpr int64_t kNever = INT64_MAX;
 
+  using Beginning = std::array<char, 4>;
+  struct Options {
+    // The handshake takes two round trips, under a millisecond on a quiet network; this leaves room
+    // for lost packets and a busy process.
+    int64_t pending_ns = 2 * kSecond;
+    // At most so many in that time: a flood of strangers costs a few hundredths of a core. They
+    // wait in the kernel, and with them whoever has come for good: a thousand for less than a
+    // second.
+    int burst = 32;
+    int64_t burst_ns = 20 * kMillisecond;
+    // How other protocols begin, and who takes such a connection: nothing was read from it.
+    std::vector<Beginning> beginnings = {};
+    std::function<void(int fd)> on_stranger = nullptr;
+    std::function<void(const Hello&)> on_key_differs = nullptr;
+    std::function<void(const Address&)> on_turned_away = nullptr;  // see n_turned_away()
+  };
+
   // Owns `listeners`, and makes them non-blocking. Watches by `epoll_fd`, under tags from
   // `first_tag` on; hand events with these to on_event().
-  Acceptor(int epoll_fd, uint64_t first_tag, std::vector<int> listeners,
-           ServerHandshake::Admit admit, std::function<void(Authenticated)> on_authenticated);
+  Acceptor(int epoll_fd, uint64_t first_tag, const std::vector<int>& listeners,
+           ServerHandshake::Admit admit, std::function<void(Authenticated)> on_authenticated,
+           Options options);
   ~Acceptor();
   Acceptor(const Acceptor&) = delete;
 
@@ -40,7 +61,10 @@ class Acceptor {
   // Closes who was silent too long, and listens again where that had to wait. When to call it
   // again.
   int64_t expire(int64_t now);
-  void close();  // idempotent
+  void open(int listener);        // one more, under the same rules
+  void shut() { pause(kNever); }  // accepts nobody from here on: callers wait in the kernel
+  std::vector<int> hand_over();   // the listeners for other hosts; the caller owns them
+  void close();                   // idempotent
   size_t n_pending() const;
   // Callers who were closed because this process lacked a descriptor.
   uint64_t n_turned_away() const { return n_turned_away_; }
@@ -52,22 +76,30 @@ class Acceptor {
     std::optional<ServerHandshake> handshake;
   };
 
-  void accept_some(int listener, int64_t now);
+  struct Listener {
+    int fd = -1;  // -1: it was handed over
+    bool is_local = false;
+  };
+
+  void accept_some(Listener listener, int64_t now);
   void receive(int fd, int64_t now);
   Pending& place_for_one();
   void read(Pending& pending);
+  bool is_strange(const Pending& pending) const;
   void settle(Pending& pending);
   void drop(Pending& pending);
   bool turn_away(int listener, int64_t now);
   void pause(int64_t until);
   bool listen(bool on);
+  bool watch(size_t at, bool on);
   uint64_t tag_of(const Pending& pending) const;
 
   const int epoll_fd_;
   const uint64_t first_tag_;
-  std::vector<int> listeners_;
+  std::vector<Listener> listeners_;
   const ServerHandshake::Admit admit_;
   const std::function<void(Authenticated)> on_authenticated_;
+  const Options options_;
   std::array<Pending, kMostPending> pending_;
   int spare_fd_ = -1;
   uint64_t n_turned_away_ = 0;

@@ -1,6 +1,5 @@
 #include "transport/connector.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -8,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -17,12 +15,6 @@
 namespace shoal {
 namespace {
 
-// What a dial may take: a kernel that answers does so in a round trip. A SYN that the network lost
-// is better sent anew than waited for: the kernel's own pauses double.
-constexpr int64_t kDialNs = kSecond;
-constexpr int64_t kFirstPauseNs = 10 * kMillisecond;
-constexpr int64_t kLongestPauseNs = kSecond;
-
 void set(int fd, int level, int option) {
   const int on = 1;
   setsockopt(fd, level, option, &on, sizeof(on));
@@ -30,55 +22,13 @@ void set(int fd, int level, int option) {
 
 }  // namespace
 
-Address Address::of(const std::string& host, uint16_t port) {
-  Address address;
-  auto* v4 = reinterpret_cast<sockaddr_in*>(&address.at);
-  auto* v6 = reinterpret_cast<sockaddr_in6*>(&address.at);
-  if (inet_pton(AF_INET, host.c_str(), &v4->sin_addr) == 1) {
-    v4->sin_family = AF_INET;
-    v4->sin_port = htons(port);
-    address.length = sizeof(*v4);
-  } else if (inet_pton(AF_INET6, host.c_str(), &v6->sin6_addr) == 1) {
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(port);
-    address.length = sizeof(*v6);
-  }
-  return address;
-}
-
-Address Address::local_of(int fd) {
-  Address address;
-  address.length = sizeof(address.at);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address.at), &address.length) != 0) return {};
-  if (address.at.ss_family == AF_INET)
-    reinterpret_cast<sockaddr_in*>(&address.at)->sin_port = 0;
-  else if (address.at.ss_family == AF_INET6)
-    reinterpret_cast<sockaddr_in6*>(&address.at)->sin6_port = 0;
-  else
-    return {};
-  return address;
-}
-
-std::string Address::text() const {
-  std::array<char, INET6_ADDRSTRLEN> name{};
-  if (at.ss_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&at);
-    inet_ntop(AF_INET, &v4->sin_addr, name.data(), name.size());
-    std::string text(name.data());
-    return text.append(":").append(std::to_string(ntohs(v4->sin_port)));
-  }
-  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&at);
-  inet_ntop(AF_INET6, &v6->sin6_addr, name.data(), name.size());
-  std::string text(1, '[');
-  return text.append(name.data()).append("]:").append(std::to_string(ntohs(v6->sin6_port)));
-}
-
-Connector::Connector(int epoll_fd, uint64_t first_tag, std::function<Secret(const Hello&)> key,
-                     Outcome outcome)
+Connector::Connector(int epoll_fd, uint64_t first_tag, std::function<Secret(const Wish&)> key,
+                     Outcome outcome, const Pace& pace)
     : epoll_fd_(epoll_fd),
       first_tag_(first_tag),
       key_(std::move(key)),
-      outcome_(std::move(outcome)) {}
+      outcome_(std::move(outcome)),
+      pace_(pace) {}
 
 Connector::~Connector() { close(); }
 
@@ -88,11 +38,13 @@ void Connector::close() {
 }
 
 void Connector::want(Wish wish, int64_t now) {
-  const auto same = [&](const Dial& dial) { return dial.wish.hello == wish.hello; };
+  const auto same = [&](const Dial& dial) {
+    return dial.wish.hello == wish.hello && dial.wish.number == wish.number;
+  };
   if (wish.to.length == 0 || std::any_of(dials_.begin(), dials_.end(), same)) return;
   Dial& dial = dials_.emplace_back();
   dial.due_ns = now + wish.pause_ns;
-  dial.pause_ns = std::max(kFirstPauseNs, wish.pause_ns);
+  dial.pause_ns = std::max(pace_.first_pause_ns, wish.pause_ns);
   dial.tag = first_tag_ + n_ever_++;
   dial.wish = std::move(wish);
 }
@@ -101,13 +53,22 @@ void Connector::hasten(uint32_t peer, uint32_t path, int64_t now) {
   for (Dial& dial : dials_) {
     if (dial.wish.hello.to_rank != peer || dial.wish.hello.path != path || dial.fd >= 0) continue;
     dial.due_ns = now;
-    dial.pause_ns = kFirstPauseNs;
+    dial.pause_ns = pace_.first_pause_ns;
   }
 }
 
 void Connector::forget(uint32_t peer, uint32_t path) {
+  forget_if(
+      [&](const Wish& wish) { return wish.hello.to_rank == peer && wish.hello.path == path; });
+}
+
+void Connector::forget(uint64_t number) {
+  forget_if([&](const Wish& wish) { return wish.number == number; });
+}
+
+void Connector::forget_if(const std::function<bool(const Wish&)>& is_meant) {
   std::erase_if(dials_, [&](Dial& dial) {
-    if (dial.wish.hello.to_rank != peer || dial.wish.hello.path != path) return false;
+    if (!is_meant(dial.wish)) return false;
     hang_up(dial);
     return true;
   });
@@ -127,7 +88,7 @@ int64_t Connector::step(int64_t now) {
     if (now >= dial.due_ns) {
       const bool was_posted = dial.fd >= 0;
       if (was_posted) fail(dial, ETIMEDOUT, now);
-      if (!was_posted && n_open >= kMostDials) dial.due_ns = now + kFirstPauseNs;
+      if (!was_posted && n_open >= kMostDials) dial.due_ns = now + pace_.first_pause_ns;
       if (!was_posted && n_open < kMostDials) begin(dial, now);
       n_open += !was_posted && dial.fd >= 0;
     }
@@ -159,7 +120,7 @@ void Connector::begin(Dial& dial, int64_t now) {
   event.events = EPOLLOUT;
   event.data.u64 = dial.tag;
   if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, dial.fd, &event) != 0) return fail(dial, errno, now);
-  dial.due_ns = now + kDialNs;
+  dial.due_ns = now + pace_.dial_ns;
 }
 
 void Connector::on_event(uint64_t tag, int64_t now) {
@@ -182,8 +143,12 @@ bool Connector::greet(Dial& dial) {
     errno = error;
     return false;
   }
+  if (dial.wish.to.is_local() && !is_of_our_user(dial.fd)) {
+    errno = EPERM;
+    return false;
+  }
   dial.is_connected = true;
-  dial.handshake.emplace(dial.wish.hello, key_(dial.wish.hello));
+  dial.handshake.emplace(dial.wish.hello, key_(dial.wish));
   const auto hello = dial.handshake->hello();
   epoll_event event{};
   event.events = EPOLLIN;
@@ -219,17 +184,22 @@ bool Connector::go_on(Dial& dial, int64_t now) {
                                        " is another one by now, or has given this rank up");
   if (progress == Progress::kDone && !dial.wish.is_kept) {
     epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, dial.fd, nullptr);
-    outcome_.proven({dial.wish.hello, dial.fd, dial.handshake->session()});
+    outcome_.proven({dial.wish.hello, dial.fd, dial.handshake->session(), dial.wish.number});
     dial.fd = -1;
     return true;
   }
   retry(dial, now);
+  if (outcome_.failed && progress != Progress::kDone)
+    outcome_.failed({dial.wish.number, 0, progress, true});
   return false;
 }
 
 void Connector::fail(Dial& dial, int error, int64_t now) {
+  const bool was_connected = dial.is_connected;
   dial.error = error;
   retry(dial, now);  // first: to say so takes memory, and the next dial finds the same
+  if (outcome_.failed)
+    outcome_.failed({dial.wish.number, error, Progress::kWaiting, was_connected});
   if (error == ECONNREFUSED)
     outcome_.gone(dial.wish.hello, "nobody listens at " + dial.wish.to.text() + " any more");
 }
@@ -237,7 +207,7 @@ void Connector::fail(Dial& dial, int error, int64_t now) {
 void Connector::retry(Dial& dial, int64_t now) {
   hang_up(dial);
   dial.due_ns = now + dial.pause_ns;
-  dial.pause_ns = std::min(2 * dial.pause_ns, kLongestPauseNs);
+  dial.pause_ns = std::min(2 * dial.pause_ns, pace_.longest_pause_ns);
 }
 
 void Connector::hang_up(Dial& dial) {

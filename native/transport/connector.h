@@ -1,30 +1,18 @@
 // Dials peers: in turn, without blocking, with growing pauses, until it is told not to.
 #pragma once
 
-#include <sys/socket.h>
-
 #include <functional>
 #include <list>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "transport/acceptor.h"
+#include "transport/address.h"
 #include "transport/handshake.h"
 
 namespace shoal {
-
-// A socket address, as the kernel takes it.
-struct Address {
-  sockaddr_storage at{};
-  socklen_t length = 0;  // 0: none
-
-  // Of numbers, as "10.0.0.2" or "fd00::2"; none if it is no such.
-  static Address of(const std::string& host, uint16_t port);
-  // Of this end of a connection, with port 0; none if that cannot be told.
-  static Address local_of(int fd);
-  std::string text() const;
-};
 
 // Threads: one at a time.
 class Connector {
@@ -37,17 +25,34 @@ class Connector {
     Address to, from;      // `from`: where to dial from while this host has it; none: anywhere
     bool is_kept = false;  // also once it was proved: it is asked again and again
     int64_t pause_ns = 0;  // before the first dial
+    uint64_t number = 0;   // tells wishes with one HELLO apart
   };
-  // What came of a dial: proved; or the host answers, and the process is gone.
+  // Why one dial failed: an errno, or how the handshake ended.
+  struct Failure {
+    uint64_t number = 0;  // of the wish
+    int error = 0;
+    Progress progress = Progress::kWaiting;
+    bool was_connected = false;
+  };
+  // What came of a dial: proved; or the host answers, and the process is gone. `failed`, if it is
+  // set, is called for each dial that did not prove its peer.
   struct Outcome {
     std::function<void(Authenticated)> proven;
     std::function<void(const Hello&, const std::string& why)> gone;
+    std::function<void(const Failure&)> failed;
+  };
+  struct Pace {
+    // What a dial may take: a kernel that answers does so in a round trip. A SYN that the network
+    // lost is better sent anew than waited for: the kernel's own pauses double.
+    int64_t dial_ns = kSecond;
+    int64_t first_pause_ns = 10 * kMillisecond;  // the next ones double
+    int64_t longest_pause_ns = kSecond;
   };
 
   // Watches by `epoll_fd` under tags from `first_tag` on; hand events with these to on_event().
   // `key`: the one to prove to this peer.
-  Connector(int epoll_fd, uint64_t first_tag, std::function<Secret(const Hello&)> key,
-            Outcome outcome);
+  Connector(int epoll_fd, uint64_t first_tag, std::function<Secret(const Wish&)> key,
+            Outcome outcome, const Pace& pace);
   ~Connector();
   Connector(const Connector&) = delete;
 
@@ -55,6 +60,7 @@ class Connector {
   void want(Wish wish, int64_t now);
   void hasten(uint32_t peer, uint32_t path, int64_t now);  // its network works again
   void forget(uint32_t peer, uint32_t path);
+  void forget(uint64_t number);
   // Why the last dial of a path of this peer failed, as errno says it; 0: none has.
   int last_error(uint32_t peer) const;
 
@@ -75,6 +81,7 @@ class Connector {
     int error = 0;         // of the last one, once one has failed
   };
 
+  void forget_if(const std::function<bool(const Wish&)>& is_meant);
   void begin(Dial& dial, int64_t now);
   int posted_towards(const Wish& wish);
   bool go_on(Dial& dial, int64_t now);
@@ -85,8 +92,9 @@ class Connector {
 
   const int epoll_fd_;
   const uint64_t first_tag_;
-  const std::function<Secret(const Hello&)> key_;
+  const std::function<Secret(const Wish&)> key_;
   const Outcome outcome_;
+  const Pace pace_;
   std::list<Dial> dials_;
   uint64_t n_ever_ = 0;
 };

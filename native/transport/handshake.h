@@ -34,7 +34,7 @@
 namespace shoal {
 
 inline constexpr std::string_view kHandshakeMagic = "shoal/rv";
-inline constexpr uint16_t kHandshakeVersion = 9;
+inline constexpr uint16_t kHandshakeVersion = 10;
 using Nonce = std::array<std::byte, 16>;
 
 // How far one end has come; all but kWaiting are final.

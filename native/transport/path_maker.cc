@@ -65,14 +65,16 @@ PathMaker::PathMaker(Options options)
   acceptor_ = std::make_unique<Acceptor>(
       epoll_fd_, kAcceptorTags, std::move(options.listeners),
       [this](const Hello& hello) { return judge(hello); },
-      [this](Authenticated who) { proven(std::move(who), false); });
+      [this](Authenticated who) { proven(std::move(who), false); }, Acceptor::Options{});
   connector_ = std::make_unique<Connector>(
       epoll_fd_, kConnectorTags,
-      [this](const Hello& hello) {
-        return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
+      [this](const Connector::Wish& wish) {
+        return pair_key(job_key_.bytes(), epoch_, wish.hello.rank, wish.hello.to_rank, "path");
       },
       Connector::Outcome{[this](Authenticated who) { proven(std::move(who), true); },
-                         [this](const Hello& hello, const std::string& why) { gone(hello, why); }});
+                         [this](const Hello& hello, const std::string& why) { gone(hello, why); },
+                         nullptr},
+      Connector::Pace{});
 }
 
 PathMaker::~PathMaker() {

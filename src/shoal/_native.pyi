@@ -373,5 +373,106 @@ class ServerHandshake:
     def feed(self, data: bytes, /) -> bytes:
         """Take what was read and return what to send; raises what `admit` raises, nothing else."""
 
+class Peer:
+    """A connection that has proved a key: small sealed messages, in order. See peer.h."""
+
+    def expect(self, kind: int, most_bytes: int, takes_fd: bool = False) -> None:
+        """Take messages of this kind; any other ends the connection."""
+
+    def send(self, kind: int, body: bytes = b"", fd: int = -1) -> bool:
+        """Queue a message and send what the socket takes. `fd` is passed along, and borrowed.
+
+        False: the connection is lost, and `lost` is called by the next step; or it was closed.
+        """
+
+    def pause(self, is_paused: bool) -> None:
+        """Leave what comes in the kernel for now, or read it again."""
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Close the connection once what is queued has left, or after so long; idempotent."""
+
+    def detach(self) -> int:
+        """Return the non-blocking socket, which the caller owns from here on; -1: it was closed."""
+
+    def fileno(self) -> int: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a Unix socket."""
+
+    @property
+    def n_queued(self) -> int:
+        """Bytes that wait to be sent."""
+
+class Endpoint:
+    """Listens, connects, and exchanges messages with peers. Nothing but `wait` blocks.
+
+    Times are those of `time.monotonic`. Without a descriptor it raises OSError.
+
+    Args:
+        owner: its methods are called by `step` alone, which raises what they raise:
+            admit(hello) -> bytes | Progress: the key that a caller must prove, or STALE (which is
+                sent), or REFUSED (which is not)
+            welcome(peer, hello): a caller has proved it
+            key_differs(hello): a caller lacks it
+            turned_away(n_so_far, caller): no descriptor was left for a caller
+            take_stranger(fd): a caller's first bytes are one of `beginnings`; nothing was read
+            reached(peer, dial), not_reached(dial, errno, progress, was_connected): of `connect`,
+                which goes on until `hang_up`
+            received(peer, kind, body, fd): `fd` is the owner's, or -1
+            lost(peer, errno, why): a verb phrase; not called for a peer that was closed here
+        pending_s: for a caller's proof.
+        dial_s: for one attempt to connect.
+        most_queued: bytes that may wait to be sent to one peer; more end the connection.
+
+    A forked child has none of its descriptors, and cannot use it.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        *,
+        pending_s: float = 2.0,
+        dial_s: float = 5.0,
+        most_queued: int = 1048576,
+        beginnings: Sequence[bytes] = (),
+    ) -> None: ...
+    def fileno(self) -> int: ...
+    def step(self, now: float) -> None:
+        """Do what is due. Call it when `fileno` is readable, and at `deadline`."""
+
+    def wait(self, until: float) -> None:
+        """Wait until `step` has something to do, or until then, or for a signal."""
+
+    @property
+    def deadline(self) -> float: ...
+    def listen(self, fd: int) -> None:
+        """Accept callers at this socket, which the endpoint owns from here on."""
+
+    def shut(self) -> None:
+        """Accept nobody from here on: callers wait in the kernel."""
+
+    def hand_over(self) -> list[int]:
+        """Return the listening TCP sockets, which the caller owns from here on."""
+
+    def connect(self, address: str, port: int, hello: Hello, key: bytes) -> int:
+        """Dial until the peer is reached, with growing pauses; returns the number of the dial."""
+
+    def connect_local(self, name: str, hello: Hello, key: bytes) -> int:
+        """Dial a name in the abstract namespace of Unix sockets."""
+
+    def hang_up(self, dial: int) -> None:
+        """Dial no more; nothing, if the peer was reached."""
+
+    @property
+    def n_pending(self) -> int:
+        """The number of callers that have not proved themselves yet."""
+
+    @property
+    def n_turned_away(self) -> int: ...
+    def close(self) -> None:
+        """Close everything, and let go of the owner; idempotent."""
+
 def pair_key(key: bytes, epoch: int, a: int, b: int, role: str = "link") -> bytes:
     """The key of one pair of ranks in one epoch, for one use; the order of a and b is free."""

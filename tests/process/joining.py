@@ -16,12 +16,13 @@ from process.ranks import warm_up
 
 from shoal.errors import PeerLost
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, Store, join
-from shoal.rendezvous.acceptor import Limits
 from shoal.rendezvous.listener import unix_address
 from shoal.rendezvous.record import Record, decode
 
 if TYPE_CHECKING:
     import pytest
+
+    from shoal.rendezvous.links import TreeLink
 
 JOIN = importlib.import_module("shoal.rendezvous.join")  # `join` hides it
 LONG_S = 60.0  # a join that should succeed
@@ -216,7 +217,7 @@ def waiting_rank_0(
 
     Silence is allowed for as long as the test may take, so nothing here ends by waiting it out.
     """
-    patient = options(environ, limits=Limits(pending_s=LONG_S))
+    patient = options(environ, pending_s=LONG_S)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(join, store, 0, size, timeout_s=LONG_S, options=patient)
         assert store.published.wait(LONG_S)
@@ -230,6 +231,12 @@ def callers(address: bytes, n_callers: int) -> Iterator[list[socket.socket]]:
         for sock in made:
             sock.connect(address)
         yield made
+
+
+def shut(link: TreeLink) -> None:
+    """Break this link."""
+    with socket.socket(fileno=os.dup(link.peer.fileno())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def is_closed(sock: socket.socket) -> bool:

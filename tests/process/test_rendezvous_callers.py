@@ -26,7 +26,6 @@ from process.ranks import run_ranks, start_ranks
 from process.records import record_of
 
 from shoal.rendezvous import JoinOptions, join
-from shoal.rendezvous.acceptor import Limits
 from shoal.rendezvous.listener import unix_address
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
@@ -144,7 +143,7 @@ def test_another_user_of_the_host_is_turned_away() -> None:
 def test_a_silent_caller_is_closed_at_the_limit_while_the_join_goes_on() -> None:
     store = Noticing()
     with ThreadPoolExecutor() as pool:
-        quick = JoinOptions(environ=ONE_HOST, limits=Limits(pending_s=0.01))
+        quick = JoinOptions(environ=ONE_HOST, pending_s=0.01)
         waiting = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=quick)
         assert store.published.wait(LONG_S)
         with callers(unix_address(store.records[0].unix_name), 1) as (silent,):

@@ -1,6 +1,5 @@
 """A rank that fails while it joins tells the others, and can be started again."""
 
-import errno
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from process.joining import shut
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -17,7 +17,7 @@ import shoal
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, join
 from shoal.rendezvous.attempt import end_key
-from shoal.rendezvous.link import TreeLink
+from shoal.rendezvous.links import TreeLink
 
 LONG_S = 60.0
 
@@ -116,7 +116,7 @@ def test_a_rank_whose_report_breaks_its_link_does_not_sleep_over_it(
     def send_or_break(link: TreeLink, report: bytes) -> None:
         if link.rank == 0 and not broken:
             broken.append(link.rank)
-            raise ConnectionResetError(errno.ECONNRESET, "reset")
+            shut(link)
         send(link, report)
 
     monkeypatch.setattr(TreeLink, "send_report", send_or_break)

@@ -1,7 +1,6 @@
 """Ranks that meet as real processes, and those that die on the way and are started again."""
 
 import contextlib
-import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from process.joining import (
     joined,
     no_descriptor_is_left,
     options,
+    shut,
 )
 from process.ranks import run_ranks, start_ranks
 
@@ -27,8 +27,7 @@ from shoal.errors import PeerLost, TimedOut
 from shoal.rendezvous import Membership, MemoryStore, TorchStore, join
 from shoal.rendezvous.attempt import record_key
 from shoal.rendezvous.environment import find_place
-from shoal.rendezvous.link import TreeLink
-from shoal.rendezvous.links import TreeLinks
+from shoal.rendezvous.links import TreeLink, TreeLinks
 from shoal.rendezvous.roster import Entry
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import TcpStoreServer
@@ -215,17 +214,14 @@ class _Ending(MemoryStore):
 def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flush = TreeLink.flush
+    send_report = TreeLink.send_report
 
-    def flush_all_but_the_word_to_rank_1(self: TreeLink) -> None:
-        if self.rank != 1:
-            flush(self)
-        elif self.report == b"":  # the socket took nothing the first time
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-        else:
-            self.report = b""
+    def send_to_all_but_rank_1(self: TreeLink, report: bytes) -> None:
+        if self.rank == 1:
+            shut(self)
+        send_report(self, report)
 
-    monkeypatch.setattr(TreeLink, "flush", flush_all_but_the_word_to_rank_1)
+    monkeypatch.setattr(TreeLink, "send_report", send_to_all_but_rank_1)
     store = _Ending()
     with ThreadPoolExecutor(3) as pool:
         first, lost, third = (pool.submit(join, store, r, 3, timeout_s=LONG_S) for r in range(3))

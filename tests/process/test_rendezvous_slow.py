@@ -25,7 +25,7 @@ from process.stage import stop
 import shoal
 from shoal.errors import PeerLost, TimedOut
 from shoal.rendezvous import JoinOptions, MemoryStore, Store, TorchStore, join
-from shoal.rendezvous.link import TreeLink
+from shoal.rendezvous.links import TreeLink
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.store.client import TcpStoreClient
 

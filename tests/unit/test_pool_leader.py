@@ -1,5 +1,6 @@
 """The lowest worker leaves its servers: nobody takes that for their death."""
 
+import contextlib
 import itertools
 import selectors
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engine import Endpoint as NativeEndpoint
 from shoal.engine import RankInfo
 from shoal.group.pool import leader as leaders
 from shoal.group.pool.addresses import Address
@@ -24,9 +26,14 @@ IDENTITY = bytes(range(16))
 
 def test_a_server_whose_connection_is_closed_at_the_end_has_not_gone() -> None:
     changes: list[bytes | None] = []
-    with selectors.DefaultSelector() as selector:
-        reserve = Reserve("0.1.0", "a job", 3)
-        server = _Server(SERVER, bytes(32), reserve, selector, lambda: changes.append(None), int)
+    with (
+        selectors.DefaultSelector() as selector,
+        contextlib.closing(NativeEndpoint(object())) as endpoint,
+    ):
+        server = _Server(
+            *(SERVER, bytes(32), Reserve("0.1.0", "a job", 3), selector, endpoint),
+            *(lambda: changes.append(None), int),
+        )
         entry = Entry("s", "s", b"", (Endpoint("127.0.0.1", 1, "lo"),))
         server._take(Reserved("", IDENTITY, entry.encode(0)))
         server.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engine import Endpoint as NativeEndpoint
 from shoal.engine import ServerHandshake
 from shoal.group.pool import lookup, watch
 from shoal.group.pool.addresses import Address
@@ -166,9 +167,10 @@ def test_a_roster_longer_than_a_socket_takes_at_once_arrives_whole(
 def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up() -> None:
     changes: list[None] = []
     with selectors.DefaultSelector() as selector:
-        reserve = Reserve("0", "a job", 3)
+        reserve, endpoint = Reserve("0", "a job", 3), NativeEndpoint(object())
         server = watch._Server(
-            Address("server", 1), KEY, reserve, selector, lambda: changes.append(None), int
+            *(Address("server", 1), KEY, reserve, selector, endpoint),
+            *(lambda: changes.append(None), int),
         )
         server._take(Reserved("", bytes(16), ENTRY.encode(0)))
         server._sock, own = socket.socketpair()  # type: ignore[assignment]
@@ -180,3 +182,4 @@ def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up()
         server.step(read_at=server._until)
         assert server.identity is None
         own.close()
+        endpoint.close()

@@ -19,7 +19,7 @@ from shoal.engine import (
 
 HELLO = Hello(epoch=0x1122334455667788, rank=3, to_rank=1, path=5)
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
-HEAD = b"shoal/rv\x09\x00"  # how every message begins
+HEAD = b"shoal/rv\x0a\x00"  # how every message begins
 CLIENT_NONCE, SERVER_NONCE = bytes(range(16)), bytes(range(16, 32))
 
 

@@ -1,112 +1,216 @@
-"""The lowest rank of a host passes the memory once all are here, also if sockets take no more."""
+"""What links take of authenticated peers, and when the lowest rank of a host passes the memory."""
 
-import errno
-import selectors
-import socket
-from collections.abc import Iterator
-from itertools import count
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from shoal.rendezvous.link import TreeLink
-from shoal.rendezvous.links import TreeLinks
+from shoal.engine import Endpoint, Hello, Peer, Progress
+from shoal.rendezvous.links import TreeLink, TreeLinks
+from shoal.rendezvous.listener import listen_unix
+from shoal.rendezvous.packing import number
+from shoal.rendezvous.roster import MAX_ENTRY_BYTES, Entry
 from shoal.rendezvous.tree import Tree
+
+KEY = b"k" * 32
+REPORT, INTRODUCTION, WAITING = 8, 9, 10
+LONG_S = 60.0
+
+
+class Rank:
+    """A rank of one host with its endpoint and links; notes what becomes of them."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.entered: list[tuple[bool, int, int]] = []
+        self.losses: list[tuple[int, str]] = []
+        self.peers: dict[int, Peer] = {}
+        memory_fd = 0
+        self.links = TreeLinks(
+            Tree(size * (0,), rank),
+            rank,
+            memory_fd,
+            lambda other, error: self.losses.append((other, error.strerror or "")),
+            self._enter,
+        )
+        self.endpoint = Endpoint(self)
+        listener, self.name = listen_unix()
+        self.endpoint.listen(listener.detach())
+
+    def _enter(self, fd: int, n_local: int, local: int) -> None:
+        self.entered.append((os.path.sameopenfile(fd, 0), n_local, local))
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+
+    def admit(self, _hello: Hello) -> bytes | Progress:
+        return KEY
+
+    def welcome(self, peer: Peer, hello: Hello) -> None:
+        self.peers[hello.rank] = peer
+        self.links.add(hello.rank, peer)
+
+    def reached(self, peer: Peer, _dial: int) -> None:
+        self.peers[0] = peer
+        self.links.add(0, peer)
+
+    def received(self, peer: Peer, kind: int, body: bytes, fd: int) -> None:
+        self.links.receive(peer, kind, body, fd)
+
+    def lost(self, peer: Peer, error: int, why: str) -> None:
+        self.links.lose(peer, OSError(error, why))
 
 
 class Host:
-    """The links of rank 0 to so many ranks of its host; notes what each was passed."""
+    """The ranks of a host, whose lowest is rank 0; none is linked at first."""
 
-    def __init__(self, n: int) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.lost: list[int] = []
-        self.links = TreeLinks(
-            self.selector,
-            Tree((1 + n) * (0,), 0),
-            0,
-            lambda _rank, _use: b"key" * 11,
-            42,
-            lambda rank, _error: self.lost.append(rank),
-            lambda *_: None,
-        )
-        self._far: list[socket.socket] = []
+    def __init__(self, size: int) -> None:
+        self.ranks = [Rank(rank, size) for rank in range(size)]
 
-    def add(self, rank: int) -> None:
-        near, far = socket.socketpair()
-        self._far.append(far)
-        self.selector.register(near, selectors.EVENT_READ)
-        self.links.add(rank, near)
+    @property
+    def leader(self) -> Rank:
+        return self.ranks[0]
+
+    def link(self, rank: int) -> None:
+        """Link this rank to the lowest."""
+        one = self.ranks[rank]
+        one.endpoint.connect_local(self.leader.name, Hello(0, rank, 0), KEY)
+        self.run_until(lambda: 0 in one.peers and rank in self.leader.peers)
+
+    def run_until(self, is_so: Callable[[], object]) -> None:
+        until = time.monotonic() + LONG_S
+        while not is_so():
+            assert time.monotonic() < until
+            for rank in self.ranks:
+                rank.endpoint.step(time.monotonic())
 
     def close(self) -> None:
-        self.links.close()
-        self.selector.close()
-        for sock in self._far:
-            sock.close()
+        for rank in self.ranks:
+            rank.endpoint.close()
 
 
-@pytest.fixture
-def passed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """What each rank was passed."""
-    found: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(TreeLink, "introduce", lambda link, fd, n: found.append((link.rank, fd, n)))
-    return found
+@contextlib.contextmanager
+def host(size: int, n_linked: int) -> Iterator[Host]:
+    with contextlib.closing(Host(size)) as made:
+        for rank in range(1, 1 + n_linked):
+            made.link(rank)
+        yield made
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, turns: Iterator[int], number: int) -> None:
-    """Let every third introduction fail."""
-    introduce = TreeLink.introduce
-
-    def introduce_or_refuse(link: TreeLink, fd: int, n_local: int) -> None:
-        if next(turns) % 3 == 0:
-            raise OSError(number, "full")
-        introduce(link, fd, n_local)
-
-    monkeypatch.setattr(TreeLink, "introduce", introduce_or_refuse)
+def n_open() -> int:
+    gc.collect()  # what an earlier test has left to it must not go meanwhile
+    return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 7, 23])
-def test_each_is_introduced_once_when_all_are_here(
-    n: int, passed: list[tuple[int, int, int]]
+@pytest.mark.parametrize("n", [1, 2, 7, 23])
+def test_each_rank_is_introduced_once_when_all_are_here(n: int) -> None:
+    with host(1 + n, n - 1) as made:
+        made.ranks[n].endpoint.step(time.monotonic())
+        assert not any(rank.entered for rank in made.ranks)
+        assert not any(made.leader.links.needs(rank) for rank in range(1, 1 + n))
+        made.link(n)
+        made.run_until(lambda: all(rank.entered for rank in made.ranks[1:]))
+        for local, rank in enumerate(made.ranks[1:], 1):
+            assert rank.entered == [(True, 1 + n, local)]
+        assert all(made.leader.links.needs(rank) for rank in range(1, 1 + n))
+
+
+def test_a_rank_that_is_lost_is_needed_only_once_the_memory_was_passed() -> None:
+    with host(3, 1) as made:
+        made.ranks[1].endpoint.close()
+        made.run_until(lambda: made.leader.losses)
+        assert made.leader.losses == [(1, "it closed the connection")]
+        assert not made.leader.links.needs(1)
+        assert made.leader.links.lacking() == [1, 2]
+
+
+def test_reports_go_up_and_the_roster_comes_down_and_who_is_above_may_leave_then() -> None:
+    entries = [Entry(f"id {rank}", f"node-{rank}", b"digest") for rank in range(3)]
+    with host(3, 2) as made:
+        made.run_until(lambda: all(rank.links.is_ready for rank in made.ranks[1:]))
+        for rank in (1, 2):
+            made.ranks[rank].links.send_report(entries[rank])
+        made.run_until(lambda: made.leader.links.is_ready)
+        roster = made.leader.links.conclude(entries[0])
+        assert made.leader.links.is_passed_on
+        made.leader.endpoint.close()
+        made.run_until(lambda: all(rank.links.roster for rank in made.ranks[1:]))
+        for rank in (1, 2):
+            links = made.ranks[rank].links
+            assert links.conclude(entries[rank]) == roster == dict(enumerate(entries))
+            assert made.ranks[rank].losses == []
+
+
+def test_the_end_of_a_rank_below_is_noticed_after_its_report() -> None:
+    with host(2, 1) as made:
+        made.run_until(lambda: made.ranks[1].links.is_ready)
+        made.ranks[1].links.send_report(Entry("id", "node", b""))
+        made.ranks[1].endpoint.close()
+        made.run_until(lambda: made.leader.losses)
+        assert made.leader.losses == [(1, "it closed the connection")]
+
+
+# What ends a link: who receives it, of which kind, with which body, and the words.
+TURN = "it spoke out of turn"
+WRONG = {
+    "an introduction of fewer": (1, INTRODUCTION, number(1, 4), "it introduced 1 ranks of this"),
+    "an introduction of more": (1, INTRODUCTION, number(4_000_000_000, 4), "and there are 2"),
+    "an introduction to the lowest": (0, INTRODUCTION, number(2, 4), TURN),
+    "a rank that is none of the group": (0, WAITING, number(2, 4), TURN),
+    "a report before the memory": (1, REPORT, Entry("", "", b"").encode(0), TURN),
+    "a report of another rank": (0, REPORT, Entry("", "", b"").encode(0), "makes no sense"),
+    "a report of two ranks": (0, REPORT, 2 * Entry("", "", b"").encode(1), "makes no sense"),
+    "a report that is too long": (0, REPORT, bytes(MAX_ENTRY_BYTES + 1), "it announced a message"),
+    "a kind that is none": (0, 77, b"", TURN),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_not_due_or_makes_no_sense_ends_the_link(
+    what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host(n)
-    for rank in range(1, n):
-        host.add(rank)
-        assert not host.links.introduce()
-        assert not passed
-    if n:
-        host.add(n)
-    assert not host.links.introduce()
-    assert not host.links.introduce()
-    assert sorted(passed) == [(rank, 42, 1 + n) for rank in range(1, 1 + n)]
-    host.close()
+    to, kind, body, words = WRONG[what]
+    monkeypatch.setattr(TreeLink, "introduce", lambda *_: None)
+    before = n_open()
+    with host(2, 1) as made:
+        fd = 0 if kind == INTRODUCTION and to == 1 else -1
+        made.ranks[1 - to].peers[to].send(kind, body, fd)
+        made.run_until(lambda: made.ranks[to].losses)
+        [(rank, why)] = made.ranks[to].losses
+        assert rank == 1 - to
+        assert words in why
+        assert made.ranks[to].entered == []
+    assert n_open() == before
 
 
-@pytest.mark.parametrize("full", [errno.EAGAIN, errno.ETOOMANYREFS])
-def test_what_a_socket_does_not_take_is_sent_later(
-    full: int, passed: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse(monkeypatch, count(), full)
-    host = Host(20)
-    for rank in range(1, 21):
-        host.add(rank)
-    n_steps = 1
-    while host.links.introduce():
-        n_steps += 1
-    assert n_steps > 9
-    assert sorted(passed) == [(rank, 42, 21) for rank in range(1, 21)]
-    assert not host.lost
-    host.close()
+@pytest.mark.parametrize("kind", [REPORT, INTRODUCTION])
+def test_nothing_may_come_twice(kind: int) -> None:
+    with host(2, 1) as made:
+        made.run_until(lambda: made.ranks[1].links.is_ready)
+        if kind == INTRODUCTION:
+            made.leader.peers[1].send(kind, number(2, 4), 0)
+        for _ in range(2 if kind == REPORT else 0):
+            made.ranks[1].links.send_report(Entry("id", "node", b""))
+        hit = made.leader if kind == REPORT else made.ranks[1]
+        made.run_until(lambda: hit.losses)
+        assert hit.losses == [(1 if kind == REPORT else 0, TURN)]
 
 
-def test_a_rank_that_is_lost_is_needed_once_the_memory_is_passed(
-    passed: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse(monkeypatch, count(), errno.EPIPE)
-    host = Host(3)
-    for rank in range(1, 4):
-        host.add(rank)
-        assert not host.links.needs(rank)
-    host.links.introduce()
-    assert host.lost == [1]
-    assert all(host.links.needs(rank) for rank in range(1, 4))
-    assert passed == []
-    host.close()
+def test_a_rank_that_is_waited_for_is_named_until_the_report_comes() -> None:
+    with host(2, 1) as made:
+        link = made.leader.links
+        made.ranks[1].peers[0].send(WAITING, number(0, 4))
+        made.run_until(lambda: link.kept_waiting_by == 0)
+        made.ranks[1].links.send_report(Entry("id", "node", b""))
+        made.run_until(lambda: link.is_ready)
+        assert link.kept_waiting_by is None
+
+
+def test_a_rank_that_connects_again_has_lost_its_first_link() -> None:
+    with host(3, 1) as made:
+        first = made.leader.peers.pop(1)
+        made.link(1)
+        assert made.leader.losses == [(1, "it connected again")]
+        assert not first.is_open
+        assert made.leader.links.lacking() == [2]

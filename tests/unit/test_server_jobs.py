@@ -23,7 +23,7 @@ from shoal.group.pool.protocol import (
     own_version,
 )
 from shoal.group.pool.view_mesh import MEETING_S
-from shoal.rendezvous.acceptor import run_ready
+from shoal.rendezvous.listener import run_ready
 from shoal.server import child
 from shoal.server.client import JobConnection
 from shoal.server.options import JobKey

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from shoal.rendezvous.acceptor import run_ready
+from shoal.rendezvous.listener import run_ready
 from shoal.server.views import SILENT_S, Views
 
 

@@ -14,8 +14,8 @@ from shoal.group.group import Group
 from shoal.lazy import load
 from shoal.plan import Settings, reported_mbit
 from shoal.rendezvous import reporting_failure
-from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.listener import is_out_of_descriptors
 from shoal.settings import warn_of_unknown
 
 if TYPE_CHECKING:

@@ -1,27 +1,42 @@
-"""The connections of one rank in one attempt: its acceptor, its way up, its links."""
+"""The connections of one rank in one attempt: its endpoint, its way up, its links."""
 
 from __future__ import annotations
 
-import selectors
-import socket
-from typing import TYPE_CHECKING
+import errno
+import os
+from typing import TYPE_CHECKING, Final
 
-from shoal.engine import Hello, Progress
-from shoal.rendezvous.acceptor import Acceptor, is_out_of_descriptors
-from shoal.rendezvous.connector import MEETING_PATH, Connector, Way
+from shoal.engine import Endpoint, Hello, Progress
+from shoal.errors import UsageError
 from shoal.rendezvous.explain import explain
 from shoal.rendezvous.key import HOW_TO_SET_KEY, pair_key
 from shoal.rendezvous.links import TreeLinks
-from shoal.rendezvous.listener import listen_for_hosts, port_range
+from shoal.rendezvous.listener import (
+    is_out_of_descriptors,
+    listen_for_hosts,
+    note_turned_away,
+    port_range,
+)
+from shoal.rendezvous.roster import MAX_ENTRY_BYTES
 from shoal.rendezvous.tree import Tree
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
+    from shoal.engine import Peer
     from shoal.rendezvous.meeting import Meeting
     from shoal.rendezvous.options import HostMemory, JoinOptions
-    from shoal.rendezvous.record import Endpoint
+    from shoal.rendezvous.record import Endpoint as Place
     from shoal.rendezvous.roll import Roll
+
+MEETING_PATH: Final = 2**32 - 1
+"""What HELLO says in the place of a path: a connection for the meeting, none of the native core's,
+which listens at the same port later."""
+
+# From one look for the place of the rank above to the next; doubles.
+_FIRST_LOOK_S: Final = 0.001
+_LONGEST_LOOK_S: Final = 0.2
 
 
 class LinkLostError(Exception):
@@ -38,7 +53,7 @@ class LinkLostError(Exception):
 
 
 class Connections:
-    """All of them; the owner of its own acceptor.
+    """All of them; the owner of its own endpoint.
 
     Args:
         listener: where the ranks of our host connect.
@@ -47,7 +62,6 @@ class Connections:
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
         meeting: Meeting,
         memory: HostMemory,
         options: JoinOptions,
@@ -55,68 +69,62 @@ class Connections:
         on_doubt: Callable[[], None],
     ) -> None:
         self.links: TreeLinks | None = None  # once there is a roll
-        self.listens_at: tuple[Endpoint, ...] = ()  # for other hosts, by path
-        self.acceptor = Acceptor(selector, self, options.limits)
-        self.acceptor.open(listener)
-        self._selector, self._meeting = selector, meeting
-        self._memory, self._options = memory, options
+        self.listens_at: tuple[Place, ...] = ()  # for other hosts, by path
+        self.endpoint = Endpoint(
+            self,
+            pending_s=options.pending_s,
+            dial_s=options.dial_s,
+            most_queued=(1 + meeting.size) * MAX_ENTRY_BYTES,
+        )
+        self.endpoint.listen(listener.detach())
+        self._meeting, self._memory, self._options = meeting, memory, options
         self._on_doubt = on_doubt
         self._trouble: dict[int, str] = {}  # what went wrong with a rank last
-        self._connector: Connector | None = None
+        self._above_at: Place | str | None = None  # where the rank above is, once that is known
+        self._look_at, self._look_s = 0.0, _FIRST_LOOK_S
 
     def begin(self, roll: Roll) -> TreeLinks:
         """Connect along the tree of this roll."""
-        rank, epoch, key = self._meeting.rank, roll.epoch, self._meeting.job_key
-        tree = Tree(roll.hosts, rank)
+        tree = Tree(roll.hosts, self._meeting.rank)
         makes = tree.is_leader and self._meeting.size > 1
         memory_fd = self._memory.make(len(tree.host)) if makes else -1
-
-        def secret(other: int, role: str) -> bytes:
-            return pair_key(key, epoch, rank, other, role)
-
-        links = TreeLinks(
-            self._selector, tree, rank, secret, memory_fd, self._lost, self._memory.enter
-        )
-        self.links = links
+        self.links = TreeLinks(tree, self._meeting.rank, memory_fd, self._lost, self._memory.enter)
         if tree.n_hosts > 1:
             self._listen_for_hosts(tree)
-        if tree.parent is not None:
-            self._connector = self._connector_to(tree.parent, roll, tree.is_local(tree.parent))
-        return links
+        return self.links
 
-    def dial(self, now: float) -> float:
-        """Connect to the rank above, if we are not; returns when to go on with it."""
-        if self._connector is None or self.links is None or not self.links.lacks_above:
+    def dial(self, roll: Roll, now: float) -> float:
+        """Connect to the rank above once its place is known; returns when to call this again."""
+        above = None if self.links is None else self.links.tree.parent
+        if self.links is None or above is None or self._above_at is not None:
             return float("inf")
-        return self._connector.step(now)
+        if now < self._look_at:
+            return self._look_at
+        is_local, meeting = self.links.tree.is_local(above), self._meeting
+        at = roll.leader_names[roll.hosts[above]] if is_local else meeting.endpoint(above)
+        self._look_at, self._look_s = now + self._look_s, min(2 * self._look_s, _LONGEST_LOOK_S)
+        if at is None:
+            return self._look_at
+        self._above_at = at
+        hello = Hello(roll.epoch, meeting.rank, above, MEETING_PATH)
+        key = pair_key(meeting.job_key, roll.epoch, meeting.rank, above)
+        if isinstance(at, str):
+            self.endpoint.connect_local(at, hello, key)
+        else:
+            self.endpoint.connect(at.address, at.port, hello, key)
+        return float("inf")
 
     def explain(self, verdict: str, silence: str) -> str:
         """What is lacking, in words; see explain.py."""
-        at = None if self._connector is None else self._connector.at
+        at = None if isinstance(self._above_at, str) else self._above_at
         text = explain(self._meeting, self.links, self._trouble, at, verdict, silence)
-        n = self.acceptor.n_turned_away
+        n = self.endpoint.n_turned_away
         lack = f"; this process turned away {n} callers for want of a file descriptor (`ulimit -n`)"
         return text + (lack if n else "")
 
     def close(self) -> None:
         """Close everything that has not been handed out; idempotent."""
-        self.acceptor.close()
-        if self._connector is not None:
-            self._connector.close()
-        if self.links is not None:
-            self.links.close()
-
-    def _connector_to(self, above: int, roll: Roll, is_local: bool) -> Connector:
-        meeting = self._meeting
-
-        def target() -> Endpoint | str | None:
-            return roll.leader_names[roll.hosts[above]] if is_local else meeting.endpoint(above)
-
-        hello = Hello(roll.epoch, meeting.rank, above, MEETING_PATH)
-        key = pair_key(meeting.job_key, roll.epoch, meeting.rank, above)
-        way = Way(hello, key, target, f"rank {above} on {meeting.label(above)}")
-        dial_s = self._options.dial_s
-        return Connector(self._selector, dial_s, way, self._reached, self._not_reached)
+        self.endpoint.close()
 
     def _listen_for_hosts(self, tree: Tree) -> None:
         meeting, environ = self._meeting, self._options.environ
@@ -124,7 +132,7 @@ class Connections:
         ports = port_range(environ)
         listeners, paths = listen_for_hosts(meeting.rank, master, ports, environ)
         for listener in listeners:
-            self.acceptor.open(listener)
+            self.endpoint.listen(listener.detach())
         self.listens_at = tuple(paths)
         if meeting.rank == 0 and not meeting.own.has_own_key:
             self._options.log.warning(
@@ -134,24 +142,84 @@ class Connections:
         if tree.has_hosts_below:
             meeting.publish(meeting.own._replace(endpoint=self.listens_at[0]))
 
+    # The endpoint's owner's part: who calls.
+
+    def admit(self, hello: Hello) -> bytes | Progress:
+        """The pair's key for a rank that is below ours in our epoch."""
+        rank, roll = self._meeting.rank, self._meeting.roll
+        is_ours = hello.to_rank == rank < hello.rank < self._meeting.size
+        if not is_ours or hello.path != MEETING_PATH:
+            return Progress.REFUSED
+        if self.links is None or roll is None or hello.epoch != roll.epoch:
+            return Progress.STALE  # often it has simply seen the roll before we did
+        if not self.links.expects(hello.rank):
+            return Progress.REFUSED
+        return pair_key(self._meeting.job_key, hello.epoch, rank, hello.rank)
+
+    def welcome(self, peer: Peer, hello: Hello) -> None:
+        """Link a rank below that has proved itself; if it was linked, it has lost that link."""
+        links = self.links
+        is_expected = links is not None and links.expects(hello.rank)
+        if links is None or not is_expected or peer.is_local is not links.tree.is_local(hello.rank):
+            peer.close()
+            return
+        links.add(hello.rank, peer)
+        self._trouble.pop(hello.rank, None)
+
+    def key_differs(self, hello: Hello) -> None:
+        """Remember it for the deadline, and look soon whether it has left."""
+        self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
+        self._on_doubt()
+
+    def turned_away(self, n_so_far: int, caller: str) -> None:
+        """Log a caller for whom there was no descriptor."""
+        note_turned_away(n_so_far, caller)
+
     # The way up.
 
-    def _reached(self, sock: socket.socket) -> None:
+    def reached(self, peer: Peer, _dial: int) -> None:
+        """The rank above has proved itself."""
         if self.links is not None and self.links.tree.parent is not None:
-            self.links.add(self.links.tree.parent, sock)
+            self.links.add(self.links.tree.parent, peer)
 
-    def _not_reached(self, why: OSError | Progress) -> None:
+    def not_reached(self, _dial: int, error: int, progress: Progress, _was_connected: bool) -> None:
+        """Remember why, while the endpoint dials again."""
         above = None if self.links is None else self.links.tree.parent
         if above is None:
             return
-        if isinstance(why, OSError) and is_out_of_descriptors(why):
+        why = OSError(error, os.strerror(error))
+        if is_out_of_descriptors(why):
             raise why  # no network is to blame
-        if why is Progress.STALE:
+        if progress is Progress.KEY_DIFFERS:
+            raise UsageError(
+                f"rank {self._meeting.rank} may not join: rank {above} on "
+                f"{self._meeting.label(above)} holds another job key. {HOW_TO_SET_KEY}"
+            )
+        if progress is Progress.STALE:
             self._trouble[above] = "it is in another epoch, perhaps still in an earlier group"
-        elif isinstance(why, Progress):
+        elif progress is Progress.REFUSED:
             self._trouble[above] = "what answered there did not prove to be that rank"
+        elif error == errno.ETIMEDOUT:
+            self._trouble[above] = f"no answer within {self._options.dial_s:g} s"
         else:
-            self._trouble[above] = (why.strerror or str(why)).lower()
+            self._trouble[above] = os.strerror(error).lower()
+
+    # The links.
+
+    def received(self, peer: Peer, kind: int, body: bytes, fd: int) -> None:
+        """Pass a message on to the links."""
+        if self.links is not None:
+            self.links.receive(peer, kind, body, fd)
+
+    def lost(self, peer: Peer, error: int, why: str) -> None:
+        """Pass the loss on to the links."""
+        if error == errno.EMFILE:
+            raise UsageError(
+                f"no file descriptor left for what a rank passes to rank {self._meeting.rank}: "
+                "raise `ulimit -n`"
+            )
+        if self.links is not None:
+            self.links.lose(peer, OSError(error, why))
 
     def _lost(self, rank: int, error: OSError) -> None:
         """A link broke."""
@@ -162,39 +230,4 @@ class Connections:
         if links.needs(rank):
             lacked = "" if links.lacked is None else f", which still lacked rank {links.lacked}"
             raise LinkLostError(f"lost its link to rank {rank}{lacked}: {why}", links.has_reported)
-        self._on_doubt()
-
-    # The acceptor's owner's part.
-
-    def admit(self, hello: Hello) -> bytes | Progress:
-        """The pair's key for a rank that is below ours in our epoch."""
-        rank = self._meeting.rank
-        is_ours = hello.to_rank == rank < hello.rank < self._meeting.size
-        if not is_ours or hello.path != MEETING_PATH:
-            return Progress.REFUSED
-        if self.links is None or not self._is_of_our_epoch(hello):
-            return Progress.STALE  # often it has simply seen the roll before we did
-        if not self.links.expects(hello.rank):
-            return Progress.REFUSED
-        return pair_key(self._meeting.job_key, hello.epoch, rank, hello.rank)
-
-    def _is_of_our_epoch(self, hello: Hello) -> bool:
-        return self._meeting.roll is not None and hello.epoch == self._meeting.roll.epoch
-
-    def welcome(self, sock: socket.socket, hello: Hello) -> None:
-        """A rank below has proved itself. One that connects again has lost its first link."""
-        links, is_local = self.links, sock.family == socket.AF_UNIX
-        is_expected = links is not None and links.expects(hello.rank)
-        if links is None or not is_expected or is_local is not links.tree.is_local(hello.rank):
-            sock.close()
-            return
-        if not is_local:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._selector.register(sock, selectors.EVENT_READ)
-        links.add(hello.rank, sock)
-        self._trouble.pop(hello.rank, None)
-
-    def key_differs(self, hello: Hello) -> None:
-        """Remember it for the deadline, and look soon whether it has left."""
-        self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
         self._on_doubt()

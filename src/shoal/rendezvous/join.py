@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from shoal.engine import N_NONCE_BYTES
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
-from shoal.rendezvous.acceptor import is_out_of_descriptors, run_ready
 from shoal.rendezvous.attempt import (
     LAST_WORDS_S,
     Attempt,
@@ -35,7 +33,7 @@ from shoal.rendezvous.attempt import (
 )
 from shoal.rendezvous.connections import Connections, LinkLostError
 from shoal.rendezvous.key import job_key
-from shoal.rendezvous.listener import listen_unix, n_paths, port_range
+from shoal.rendezvous.listener import is_out_of_descriptors, listen_unix, n_paths, port_range
 from shoal.rendezvous.meeting import MemberMeeting, RootMeeting
 from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import HostMemory, JoinOptions
@@ -51,8 +49,7 @@ if TYPE_CHECKING:
     from shoal.rendezvous.roll import Roll
     from shoal.rendezvous.store import Store
 
-_INTRODUCE_AGAIN_S: Final = 0.001  # when sockets took no more: nothing says when they do again
-# How long we do not look at our acceptor, while we wait in the store.
+# How long we do not look at our callers, while we wait in the store.
 _LONGEST_WAIT_S: Final = 0.2
 # When nothing moves, a rank looks in the store whether its attempt has ended. At first after the
 # time that most joins take altogether, then less and less often.
@@ -157,8 +154,6 @@ class _Join:
         self._attempt: int | None = None  # that we are in
         self._meeting: Meeting | None = None
         self._connections: Connections | None = None
-        self._on_exit = contextlib.ExitStack()  # of this attempt
-        self._selector: selectors.BaseSelector
         self._look_around_at = 0.0
         self._look_s = _FIRST_LOOK_S
         self._warnings = _Warnings(options)
@@ -171,7 +166,8 @@ class _Join:
 
     def close(self) -> None:
         """Close everything that `run` has not handed out."""
-        self._on_exit.close()
+        if self._connections is not None:
+            self._connections.close()
 
     def run(self, timeout_s: float) -> Membership:
         """Go on until the group is formed."""
@@ -231,7 +227,6 @@ class _Join:
                 meet_again(self._store, attempt.number, self._rank, self._options.label, why)
 
     def _meet(self, attempt: Attempt, host_id: str, given_key: bytes | None) -> Membership:
-        self._selector = self._on_exit.enter_context(selectors.DefaultSelector())
         listener, unix_name = listen_unix()
         nonce, label = os.urandom(N_NONCE_BYTES), self._options.label
         own = Record(self._size, nonce, host_id, label, unix_name, given_key is not None)
@@ -241,11 +236,11 @@ class _Join:
             else RootMeeting(self._store, attempt, own, given_key)
         )
         self._meeting = meeting
-        connections = Connections(
-            self._selector, meeting, self._memory, self._options, listener, self._look_around_soon
-        )
+        with contextlib.closing(listener):  # unless the endpoint owns it
+            connections = Connections(
+                meeting, self._memory, self._options, listener, self._look_around_soon
+            )
         self._connections = connections
-        self._on_exit.callback(connections.close)
         if self._size > 1:
             meeting.publish(own)
         self._look_s = _FIRST_LOOK_S
@@ -254,7 +249,7 @@ class _Join:
         links = self._link(meeting, connections, roll)
         # NOT accepting those who come now: they may have formed the group already, and mean the
         # native core, which takes over the listeners.
-        connections.acceptor.shut()
+        connections.endpoint.shut()
         entry = Entry(host_id, label, self._digest, connections.listens_at)
         if links.tree.parent is not None:
             links.send_report(entry)
@@ -265,7 +260,7 @@ class _Join:
         while not links.is_passed_on:
             self._turn(float("inf"))
         check_addresses(roster)
-        listeners = tuple(each.detach() for each in connections.acceptor.hand_over())
+        listeners = tuple(connections.endpoint.hand_over())
         return self._log(Membership(roll, roster, self._rank, meeting.job_key, listeners))
 
     def _gather(self, meeting: Meeting, connections: Connections) -> Roll:
@@ -274,8 +269,8 @@ class _Join:
             self._look_around_if_due(meeting)
             now = time.monotonic()
             if now >= meeting.look_at:
-                # NOT waiting in the store while somebody waits at the acceptor.
-                is_alone = connections.acceptor.next_deadline() is None
+                # NOT waiting in the store while a caller proves itself.
+                is_alone = not connections.endpoint.n_pending
                 until = min(self._look_around_at, self._warn_if_due(""), now + _LONGEST_WAIT_S)
                 meeting.look(min(until, self._store.deadline) if is_alone else now)
             if meeting.roll is None:
@@ -290,8 +285,7 @@ class _Join:
         while not links.is_ready:
             self._look_around_if_due(meeting)
             now = time.monotonic()
-            wake_at = min(connections.dial(now), self._look_around_at)
-            self._turn(min(wake_at, now + _INTRODUCE_AGAIN_S) if links.introduce() else wake_at)
+            self._turn(min(connections.dial(roll, now), self._look_around_at))
         return links
 
     def _turn(self, wake_at: float) -> None:
@@ -301,9 +295,9 @@ class _Join:
             raise TimedOut("time is up")
         wake_at = min(wake_at, deadline, self._warn_if_due(""))
         if self._connections is not None:
-            self._connections.acceptor.expire(now)
-            wake_at = min(wake_at, self._connections.acceptor.next_deadline() or wake_at)
-        run_ready(self._selector, max(0.0, wake_at - time.monotonic()))
+            endpoint = self._connections.endpoint
+            endpoint.wait(wake_at)
+            endpoint.step(time.monotonic())
 
     # The store.
 

@@ -8,22 +8,61 @@ so nothing rests on less proof.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
-import selectors
-import socket
-from collections.abc import Callable
+import os
 from typing import TYPE_CHECKING, Final
 
-from shoal.rendezvous.link import Ends, TreeLink
-from shoal.rendezvous.roster import Entry, decode
+from shoal.rendezvous.packing import number
+from shoal.rendezvous.roster import MAX_ENTRY_BYTES, Entry, decode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.engine import Peer
     from shoal.rendezvous.tree import Tree
 
-_LATER: Final = (errno.EAGAIN, errno.ETOOMANYREFS)
-"""The receiver has not read what came before, or too many descriptors are on their way."""
+# The kinds of messages: after those of the handshake.
+_REPORT, _INTRODUCTION, _WAITING = range(8, 11)
+_N_NUMBER: Final = 4  # bytes
+
+
+class TreeLink:
+    """An authenticated connection, until both ends have sent their report.
+
+    The report of the lower end stands for it and all below it: they lack nothing, and it holds
+    what all others must know of them (roster.py). The report of the upper end stands for all ranks.
+    Before them, inside a host, the upper end passes the memory that its ranks share.
+
+    Attributes:
+        is_open: whether a report is due: the memory was entered, or there is none to wait for.
+        report: the one that has come.
+        waits_for: the rank that the other end waits for, see `send_waiting`.
+        has_reported: whether our report was sent; nothing else is sent after it.
+    """
+
+    def __init__(self, rank: int, peer: Peer, n_report_bytes: int, awaits_memory: bool) -> None:
+        self.rank, self.peer = rank, peer
+        self.is_open = not awaits_memory
+        self.report: bytes | None = None
+        self.waits_for: int | None = None
+        self.has_reported = False
+        peer.expect(_REPORT, n_report_bytes)
+        peer.expect(_WAITING, _N_NUMBER)
+        if awaits_memory:
+            peer.expect(_INTRODUCTION, _N_NUMBER, takes_fd=True)
+
+    def introduce(self, memory_fd: int, n_local: int) -> None:
+        """Pass the peer the memory that the ranks of its host share; -1: there is none."""
+        self.peer.send(_INTRODUCTION, number(n_local, _N_NUMBER), memory_fd)
+
+    def send_waiting(self, rank: int) -> None:
+        """Name a rank that is not linked to the one above it, so that all must wait."""
+        self.peer.send(_WAITING, number(rank, _N_NUMBER))
+
+    def send_report(self, report: bytes) -> None:
+        """Send our report."""
+        self.has_reported = True
+        self.peer.send(_REPORT, report)
 
 
 class TreeLinks:
@@ -31,18 +70,15 @@ class TreeLinks:
 
     Args:
         tree: says with whom.
-        pair_key: by rank and use, what we share with that rank alone.
         memory_fd: to pass to the other ranks of our host if we are its lowest, borrowed.
-        on_lost: called when a link broke, by rank, before it is closed.
+        on_lost: called when a link broke, by rank.
         enter: see `HostMemory`.
     """
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
         tree: Tree,
         rank: int,
-        pair_key: Callable[[int, str], bytes],
         memory_fd: int,
         on_lost: Callable[[int, OSError], None],
         enter: Callable[[int, int, int], None],
@@ -54,49 +90,43 @@ class TreeLinks:
         self.lacked: int | None = None  # the rank that a link which broke was waiting for
         self.has_reported = False  # other ranks count on us, and on all below us
         self.is_concluded = False  # we know all, and need no other rank any more
-        self._selector = selector
-        self._pair_key = pair_key
         self._memory_fd = memory_fd
         self._on_lost = on_lost
         self._enter = enter
+        self._by_peer: dict[Peer, TreeLink] = {}
         self._below: dict[int, TreeLink] = {}
         self._entries: dict[int, dict[int, Entry]] = {}  # by rank below, from its report
-        self._left: list[TreeLink] | None = None  # to introduce; None before that begins
-        self._last_report = b""  # for all below, once we are concluded
+        self._has_introduced = not tree.members
 
     @property
     def _size(self) -> int:
         return len(self.tree.hosts)
 
-    def add(self, rank: int, sock: socket.socket) -> None:
-        """Keep an authenticated socket, which the selector knows, in the place of any before it."""
+    def add(self, rank: int, peer: Peer) -> None:
+        """Keep an authenticated connection, in the place of any before it."""
         before = self._below.get(rank)
         if before is not None:
             self._lose(before, ConnectionResetError(errno.ECONNRESET, "it connected again"))
-        link = TreeLink(sock, self._ends(rank))
-        if rank == self.tree.parent:
+        is_above = rank == self.tree.parent
+        n_reported = self._size if is_above else len(self.tree.below[rank])
+        awaits_memory = is_above and not self.tree.is_leader
+        link = TreeLink(rank, peer, n_reported * MAX_ENTRY_BYTES, awaits_memory)
+        self._by_peer[peer] = link
+        if is_above:
             self.above = link
         else:
             self._below[rank] = link
-        self._watch(link, selectors.EVENT_READ)
+            self._introduce()
 
-    def _ends(self, rank: int) -> Ends:
-        up, down = self._pair_key(rank, "report up"), self._pair_key(rank, "report down")
-        if rank != self.tree.parent:
-            n_reported = len(self.tree.below[rank])
-            return Ends(rank, down, up, False, n_reported, 0, self._size)
-        n_local = 0 if self.tree.is_leader else len(self.tree.host)
-        return Ends(rank, up, down, True, self._size, n_local, self._size)
+    def _introduce(self) -> None:
+        """Pass the memory to the other ranks of our host once all of them are here."""
+        if self._has_introduced or not all(rank in self._below for rank in self.tree.members):
+            return
+        self._has_introduced = True
+        for rank in self.tree.members:
+            self._below[rank].introduce(self._memory_fd, len(self.tree.host))
 
-    def close(self) -> None:
-        """Close every link, the selector being done with; idempotent."""
-        for link in self._all():
-            link.close()
-
-    def _all(self) -> list[TreeLink]:
-        return [*self._below.values(), *([] if self.above is None else [self.above])]
-
-    # What there is and what is lacking.
+    # Who is here, and who is lacking.
 
     def expects(self, rank: int) -> bool:
         """Whether this rank is to connect to us."""
@@ -108,7 +138,7 @@ class TreeLinks:
         It does not before a rank below has our memory, or the rank above our report.
         """
         is_below = rank != self.tree.parent
-        is_early = is_below and (self._left is None or rank not in self.tree.members)
+        is_early = is_below and (not self._has_introduced or rank not in self.tree.members)
         return self.has_reported or not is_early
 
     @property
@@ -133,45 +163,25 @@ class TreeLinks:
     @property
     def kept_waiting_by(self) -> int | None:
         """A rank that is not linked to the one above it, as far as we know."""
-        known = [link.waits_for for link in self._all() if link.waits_for is not None]
+        known = [link.waits_for for link in self._by_peer.values() if link.waits_for is not None]
         if self.lacks_above:
             return self.rank
         return min([*self.lacking(), *known], default=None)
 
     # What is sent.
 
-    def introduce(self) -> bool:
-        """Pass the memory to the other ranks of our host once all are here; True: call it again.
-
-        What a socket does not take is left for then.
-        """
-        if self._left is None:
-            if not all(rank in self._below for rank in self.tree.members):
-                return False
-            self._left = [self._below[rank] for rank in self.tree.members[::-1]]
-        while self._left:
-            try:
-                self._left[-1].introduce(self._memory_fd, 1 + len(self.tree.members))
-            except OSError as error:
-                if error.errno not in _LATER:
-                    self._lose(self._left[-1], error)
-                return True
-            self._left.pop()
-        return False
-
     def send_who_keeps_us_waiting(self) -> None:
         """Send it over all links; it serves the text of an error, nothing else."""
         rank = self.kept_waiting_by
-        for link in self._all() if rank is not None else ():
+        for link in self._by_peer.values() if rank is not None else ():
             if link.waits_for is None and not link.has_reported and rank is not None:
-                with contextlib.suppress(OSError):
-                    link.send_waiting(rank)
+                link.send_waiting(rank)
 
     def send_report(self, own: Entry) -> None:
         """Send our report to the rank above. We are ready, so that one is there."""
         self.has_reported = True
         if self.above is not None:
-            self._send(self.above, self._report(own))
+            self.above.send_report(self._report(own))
 
     def _report(self, own: Entry) -> bytes:
         reports = [self._below[rank].report or b"" for rank in sorted(self._below)]
@@ -184,73 +194,79 @@ class TreeLinks:
         """
         self.has_reported = self.is_concluded = True
         if self.above is None:
-            self._last_report, roster = self._report(own), {self.rank: own}
+            report, roster = self._report(own), {self.rank: own}
             for entries in self._entries.values():
                 roster |= entries
         else:
-            self._last_report, roster = self.above.report or b"", self.roster or {}
+            report, roster = self.above.report or b"", self.roster or {}
             self._drop(self.above)
-        for link in list(self._below.values()):
-            self._send(link, self._last_report)
+        for link in self._below.values():
+            link.send_report(report)
         return roster
 
     @property
     def is_passed_on(self) -> bool:
-        """Whether nothing of what we sent is on its way out."""
-        return not any(link.has_more_to_send for link in self._all())
+        """Whether nothing of what we sent waits to leave."""
+        return not any(peer.n_queued for peer in self._by_peer)
 
-    def _send(self, link: TreeLink, report: bytes) -> None:
+    # What comes.
+
+    def receive(self, peer: Peer, kind: int, body: bytes, fd: int) -> None:
+        """Act on a message."""
+        link = self._by_peer[peer]
         try:
-            link.send_report(report)
-            self._watch(link, selectors.EVENT_READ)
-        except OSError as error:
+            if kind == _REPORT:
+                self._take_report(link, body)
+            elif kind == _INTRODUCTION:
+                self._take_introduction(link, body, fd)
+            else:
+                self._take_waiting(link, body)
+        except ConnectionError as error:
             self._lose(link, error)
 
-    # What happens to them.
+    def _take_introduction(self, link: TreeLink, body: bytes, fd: int) -> None:
+        host, n_local = self.tree.host, int.from_bytes(body, "little")
+        why = "it spoke out of turn" if link.is_open else ""
+        if n_local != len(host):
+            why = f"it introduced {n_local} ranks of this host, and there are {len(host)}"
+        if why:
+            if fd >= 0:
+                os.close(fd)
+            raise ConnectionResetError(errno.EPROTO, why)
+        link.is_open = True
+        self._enter(fd, n_local, host.index(self.rank))
 
-    def _watch(self, link: TreeLink, events: int) -> None:
-        events |= selectors.EVENT_WRITE if link.has_more_to_send else 0
-        self._selector.modify(link.sock, events, functools.partial(self._on_ready, link))
+    def _take_waiting(self, link: TreeLink, body: bytes) -> None:
+        rank = int.from_bytes(body, "little")
+        if link.report is not None or rank >= self._size:
+            raise ConnectionResetError(errno.EPROTO, "it spoke out of turn")
+        link.waits_for = rank
 
-    def _on_ready(self, link: TreeLink) -> None:
-        if link not in (self.above, self._below.get(link.rank)):
-            return  # dropped earlier in this wake-up
+    def _take_report(self, link: TreeLink, body: bytes) -> None:
+        if link.report is not None or not link.is_open:
+            raise ConnectionResetError(errno.EPROTO, "it spoke out of turn")
+        link.report, link.waits_for = body, None
+        is_above, least_paths = link is self.above, 1 if self.tree.n_hosts > 1 else 0
+        ranks = frozenset(range(self._size)) if is_above else self.tree.below[link.rank]
         try:
-            if link.has_more_to_send:
-                link.flush()
-                self._watch(link, selectors.EVENT_READ)
-            waited_for = link.waits_for
-            link.step()
-            if link.waits_for not in (None, waited_for):
-                self.send_who_keeps_us_waiting()
-            self._heed(link)
-        except OSError as error:
-            self._lose(link, error)
-
-    def _heed(self, link: TreeLink) -> None:
-        """Act on what has come over this link."""
-        memory_fd = link.take_memory()
-        if memory_fd is not None:
-            host = self.tree.host
-            self._enter(memory_fd, len(host), host.index(self.rank))
-        if link.report is None:
-            return
-        least_paths = 1 if self.tree.n_hosts > 1 else 0
-        try:
-            if link is not self.above:
-                if link.rank not in self._entries:
-                    ranks = self.tree.below[link.rank]
-                    self._entries[link.rank] = decode(link.report, ranks, least_paths)
-            elif self.roster is None:
-                self.roster = decode(link.report, frozenset(range(self._size)), least_paths)
+            entries = decode(body, ranks, least_paths)
         except ValueError as error:
             why = f"its report makes no sense: {error}"
             raise ConnectionResetError(errno.ECONNRESET, why) from error
+        if is_above:
+            self.roster = entries
+            link.peer.close()  # it may leave from here on, which is no loss
+        else:
+            self._entries[link.rank] = entries
+
+    def lose(self, peer: Peer, error: OSError) -> None:
+        """Act on a connection that is lost."""
+        self._lose(self._by_peer[peer], error)
 
     def _lose(self, link: TreeLink, error: OSError) -> None:
         self.lacked = link.waits_for
-        self._on_lost(link.rank, error)
         self._drop(link)
+        self._on_lost(link.rank, error)
 
     def _drop(self, link: TreeLink) -> None:
         if link is self.above:
@@ -258,5 +274,5 @@ class TreeLinks:
         else:
             self._below.pop(link.rank, None)
             self._entries.pop(link.rank, None)
-        self._selector.unregister(link.sock)
-        link.close()
+        del self._by_peer[link.peer]
+        link.peer.close()

@@ -1,20 +1,22 @@
-"""The sockets that ranks listen on while a group forms."""
+"""Sockets to listen on and to wait for, and what there is to report of their callers."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
+import selectors
 import socket
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shoal.errors import UsageError
 from shoal.limits import MOST_CONNECTIONS
-from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.interface import Advertised, choose_addresses
 from shoal.rendezvous.record import Endpoint
 
+_LOG: Final = logging.getLogger("shoal")
 # Every other rank may connect at once; the kernel caps this at net.core.somaxconn (4096 today).
 _BACKLOG: Final = 1024
 
@@ -131,3 +133,25 @@ def port_range(environ: Mapping[str, str]) -> Iterable[int]:
             "65535, such as 29600-29699"
         )
     return range(low, high + 1)
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    """Whether the process (EMFILE) or the machine (ENFILE) has no descriptor left."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def note_turned_away(n_so_far: int, caller: str) -> None:
+    """Log a caller who found no descriptor: the first, the second, the fourth and so on."""
+    if n_so_far.bit_count() == 1:
+        _LOG.warning(
+            "process %d has no file descriptor left to take a connection, and turned away %d so "
+            "far, the last from %s: if they are ranks of this job, they cannot join; raise "
+            "`ulimit -n`",
+            *(os.getpid(), n_so_far, caller),
+        )
+
+
+def run_ready(selector: selectors.BaseSelector, timeout_s: float) -> None:
+    """Wait for something to happen, at most so long, and call what is registered for it."""
+    for key, _ in selector.select(None if timeout_s == float("inf") else max(0.0, timeout_s)):
+        key.data()

@@ -8,8 +8,6 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from shoal.rendezvous.acceptor import Limits
-
 
 class HostMemory(NamedTuple):
     """The memory that the ranks of a host share, made by one of them and entered by all.
@@ -34,7 +32,9 @@ class JoinOptions(NamedTuple):
         host_label: this host's name in messages; None takes the host name.
         master_addr: decides the interface; None takes `MASTER_ADDR`, else the store's host.
         environ: read instead of `os.environ` for every `SHOAL_` variable and `MASTER_ADDR`.
-        limits: what strangers may cost.
+        pending_s: seconds for a caller's proof. The handshake takes two round trips, under a
+            millisecond on a quiet network; two seconds leave room for lost packets and a busy
+            process.
         dial_s: seconds for one connection attempt, until the next one.
         warn_s: seconds until a join that has not ended warns of what it lacks; again after twice,
             four times, eight times as long. Sooner than most clusters start all their ranks would
@@ -47,7 +47,7 @@ class JoinOptions(NamedTuple):
     host_label: str | None = None
     master_addr: str | None = None
     environ: Mapping[str, str] = os.environ
-    limits: Limits = Limits()
+    pending_s: float = 2.0
     dial_s: float = 5.0
     warn_s: float = 10.0
     gone_s: float = 1.0

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from shoal.engine import Hello, Progress
+from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.group.pool.protocol import (
     Ask,
     Leaving,
@@ -31,8 +31,8 @@ from shoal.group.pool.protocol import (
     own_version,
 )
 from shoal.plan.text import counted
-from shoal.rendezvous.acceptor import Acceptor, run_ready
 from shoal.rendezvous.key import random_key
+from shoal.rendezvous.listener import note_turned_away, run_ready
 from shoal.server.child import start
 from shoal.server.client import Connection, HttpConnection, JobConnection
 from shoal.server.http import BEGINNINGS, Health
@@ -99,11 +99,11 @@ class Server:
         self._asking: set[HttpConnection] = set()
         self._drains_until: float | None = None
         self._ends = False
-        strangers = self if self._options.http else None
-        self._acceptor = Acceptor(self._selector, self, strangers=strangers)
+        self._endpoint = Endpoint(self, beginnings=BEGINNINGS if self._options.http else ())
+        self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
         self.addresses = [listener.getsockname()[:2] for listener in listeners]
         for listener in listeners:
-            self._acceptor.open(listener)
+            self._endpoint.listen(listener.detach())
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, and then until no view is left or time is up.
@@ -143,7 +143,7 @@ class Server:
         for job in list(self._jobs):
             job.connection.send(encode(Leaving()))
 
-    # The acceptor's owner.
+    # The endpoint's owner.
 
     def admit(self, hello: Hello) -> bytes | Progress:
         """The key that it says it has; one that nobody has, if we do not know it."""
@@ -152,11 +152,12 @@ class Server:
         key = self._keys.get(hello.epoch)
         return random_key() if key is None else key.proof
 
-    def welcome(self, sock: socket.socket, hello: Hello) -> None:
+    def welcome(self, peer: Peer, hello: Hello) -> None:
         """Take requests from it."""
         if len(self._jobs) >= _MOST_CONNECTIONS:
-            sock.close()
+            peer.close()
             return
+        sock = _socket_of(peer.detach())
         key = self._keys[hello.epoch]
         pace = self._paces[key.number]
         self._jobs.add(
@@ -166,13 +167,13 @@ class Server:
     def key_differs(self, hello: Hello) -> None:
         """It is told, and whoever started it can act; here anyone can cause this."""
 
-    @property
-    def beginnings(self) -> Sequence[bytes]:
-        """Of HTTP requests that are answered."""
-        return BEGINNINGS
+    def turned_away(self, n_so_far: int, caller: str) -> None:
+        """Log a caller for whom there was no descriptor."""
+        note_turned_away(n_so_far, caller)
 
-    def take(self, sock: socket.socket) -> None:
+    def take_stranger(self, fd: int) -> None:
         """Answer an HTTP request."""
+        sock = _socket_of(fd)
         if len(self._asking) >= _MOST_HTTP:
             sock.close()
             return
@@ -260,7 +261,7 @@ class Server:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._acceptor.expire(now)
+        self._endpoint.step(now)
         self._views.expire(now)
         for job in [one for one in self._jobs if one.rests_until is not None]:
             job.go_on(now)
@@ -271,14 +272,13 @@ class Server:
         if self._drains_until is not None and (not self._views.n or now >= self._drains_until):
             self._ends = True
             return
-        run_ready(self._selector, self._wait_s(now))
+        run_ready(self._selector, self._wake_at() - now)
 
-    def _wait_s(self, now: float) -> float | None:
+    def _wake_at(self) -> float:
         times = [held.deadline for held in self._held()]
         times += [one.rests_until for one in self._jobs]
-        times += [self._acceptor.next_deadline(), self._views.next_deadline(), self._drains_until]
-        due = [at for at in times if at is not None]
-        return max(0.0, min(due) - now) if due else None
+        times += [self._endpoint.deadline, self._views.next_deadline(), self._drains_until]
+        return min(at for at in times if at is not None)
 
     def _held(self) -> list[Connection]:
         return [*(one.connection for one in self._jobs), *(one.connection for one in self._asking)]
@@ -290,7 +290,7 @@ class Server:
     def _close(self) -> None:
         for held in self._held():
             held.close()
-        self._acceptor.close()
+        self._endpoint.close()
         self._views.kill_all()
         self._end_registrar()
         self._selector.close()
@@ -304,3 +304,9 @@ class Server:
             if time.monotonic() >= until:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(_PAUSE_S)
+
+
+def _socket_of(fd: int) -> socket.socket:
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)
+    return sock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import selectors
 import socket
 import threading
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from shoal.engine import ClientHandshake, Progress
+from shoal.engine import Endpoint, Peer, Progress
 from shoal.group.pool.lookup import Lookup
 from shoal.group.pool.protocol import (
     Ask,
@@ -25,13 +26,12 @@ from shoal.group.pool.protocol import (
     hello_of,
     server_key,
 )
-from shoal.rendezvous.connector import ConnectAttempt
 from shoal.rendezvous.roster import decode as decode_entries
 from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
-    from shoal.rendezvous.record import Endpoint
+    from shoal.rendezvous.record import Endpoint as Place
     from shoal.rendezvous.roster import Entry
 
 # A refused connect costs microseconds; a server that was started again is found this soon.
@@ -69,11 +69,14 @@ class Watch:
         self._woken = woken
         self._is_closing = False
         self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
+        self._endpoint = Endpoint(self, dial_s=_CONNECT_S)
+        self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
         self._make = functools.partial(
             _Server,
             job_key=job_key,
             reserve=reserve,
             selector=self._selector,
+            endpoint=self._endpoint,
             on_change=self._changed,
             wake=self._wake,
         )
@@ -157,16 +160,19 @@ class Watch:
         try:
             read_at = time.monotonic()
             while not self._is_closing:
+                with self._lock:
+                    self._endpoint.step(time.monotonic())
                 wake_at = float("inf")
                 for server in self._servers:
                     with self._lock:
-                        wake_at = min(wake_at, server.step(read_at))
+                        wake_at = min(wake_at, server.step(read_at), self._endpoint.deadline)
                 read_at = time.monotonic()  # NOT later: what comes by now is read before the next
                 self._wait(max(0.001, min(wake_at - time.monotonic(), 1.0)))
         finally:
             with self._lock:
                 for server in self._servers:
                     server.close()
+                self._endpoint.close()
             self._selector.close()
             self._waker.close()
             self._woken.close()
@@ -178,6 +184,19 @@ class Watch:
 
     def _changed(self) -> None:
         self._on_change()
+
+    # The endpoint's owner.
+
+    def reached(self, peer: Peer, dial: int) -> None:
+        """A server has proved the key."""
+        self._server_of(dial).reached(peer)
+
+    def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
+        """A dial has failed."""
+        self._server_of(dial).not_reached(error, progress, was_connected)
+
+    def _server_of(self, dial: int) -> _Server:
+        return next(server for server in self._servers if server.dial == dial)
 
 
 class _Server:
@@ -195,6 +214,7 @@ class _Server:
         job_key: bytes,
         reserve: Reserve,
         selector: selectors.BaseSelector,
+        endpoint: Endpoint,
         on_change: Callable[[], None],
         wake: Callable[[], None],
     ) -> None:
@@ -204,9 +224,9 @@ class _Server:
         self.entry: Entry | None = None
         self._outbox = b""
         self._key, self._reserve = job_key, reserve
-        self._selector, self._on_change = selector, on_change
-        self._targets: list[Endpoint] = []
-        self._attempt: ConnectAttempt | None = None
+        self._selector, self._endpoint, self._on_change = selector, endpoint, on_change
+        self._targets: list[Place] = []
+        self.dial: int | None = None  # of the endpoint
         self._sock: socket.socket | None = None
         self._frames = Frames()
         self._not_before = 0.0
@@ -231,7 +251,7 @@ class _Server:
             self._ping_at = now + _PING_S
             self._until = min(self._until, now + _PONG_S)
             self.say(Ask())
-        if self._sock is None and self._attempt is None:
+        if self._sock is None and self.dial is None:
             if now < self._not_before:
                 return self._not_before
             self._targets = self._targets or self._lookup.endpoints()
@@ -262,54 +282,42 @@ class _Server:
 
     def close(self) -> None:
         """Close what is open. The selector is done with."""
-        for sock in (self._sock, self._attempt.sock if self._attempt else None):
-            if sock is not None:
-                sock.close()
-        self._sock = self._attempt = None
+        if self._sock is not None:
+            self._sock.close()
+        self._sock = None
 
     def _connect(self, now: float) -> None:
         self._target = target = self._targets.pop(0)
-        handshake = ClientHandshake(hello_of(self._key), server_key(self._key))
-        try:
-            attempt = ConnectAttempt(target, handshake)
-            self._attempt, self._until = attempt, now + _CONNECT_S
-            self._selector.register(attempt.sock, selectors.EVENT_WRITE, self._on_connecting)
-            attempt.start()
-        except OSError as error:
-            self._fail(f"cannot be reached: {error.strerror}", _RETRY_S)
+        hello, key = hello_of(self._key), server_key(self._key)
+        self.dial = self._endpoint.connect(target.address, target.port, hello, key)
+        self._until = now + _CONNECT_S
 
-    def _on_connecting(self) -> None:
-        attempt = self._attempt
-        if attempt is None:
-            return
-        was_connected = attempt.is_connected
-        try:
-            progress = attempt.step()
-        except OSError as error:
-            if attempt.is_connected:  # who speaks another protocol is closed without a word
-                why = "closes the connection: it is no shoal server, or of another version"
-            else:
-                why = f"cannot be reached: {error.strerror or error}"
-            self._fail(why, _RETRY_S)
-            return
-        if progress is Progress.WAITING:
-            if not was_connected:
-                self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_connecting)
-        elif progress is Progress.DONE:
-            self._attempt, self._sock, self._frames = None, attempt.sock, Frames()
-            self._outbox = b""
-            self._targets = []
-            self._lookup.prefer(self._target)
-            self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_data)
-            self.say(self._reserve)
-        elif progress is Progress.KEY_DIFFERS:
+    def reached(self, peer: Peer) -> None:
+        """It has proved the key."""
+        self.dial, self._sock, self._frames = None, socket.socket(fileno=peer.detach()), Frames()
+        self._sock.setblocking(False)
+        self._outbox = b""
+        self._targets = []
+        self._lookup.prefer(self._target)
+        self._selector.register(self._sock, selectors.EVENT_READ, self._on_data)
+        self.say(self._reserve)
+
+    def not_reached(self, error: int, progress: Progress, was_connected: bool) -> None:
+        """It cannot be reached now, or does not prove the key."""
+        if progress is Progress.KEY_DIFFERS:
             self._fail(
                 "holds no job key like ours: start it with --key-file and the file that "
                 "SHOAL_KEY_FILE names",
                 _RETRY_REFUSED_S,
             )
-        else:
+        elif progress is not Progress.WAITING:
             self._fail("speaks another protocol: install the same shoal on all", _RETRY_REFUSED_S)
+        elif was_connected:  # who speaks another protocol is closed without a word
+            self._fail(
+                "closes the connection: it is no shoal server, or of another version", _RETRY_S
+            )
+        else:
+            self._fail(f"cannot be reached: {os.strerror(error)}", _RETRY_S)
 
     def _on_data(self) -> None:
         sock = self._sock
@@ -353,12 +361,12 @@ class _Server:
 
     def _fail(self, why: str, retry_s: float) -> None:
         was_tried = self._sock is None
-        sock = self._sock if self._attempt is None else self._attempt.sock
-        self._sock = self._attempt = None
-        if sock is not None:
-            with contextlib.suppress(KeyError, ValueError):  # it was not registered yet
-                self._selector.unregister(sock)
-            sock.close()
+        if self.dial is not None:
+            self._endpoint.hang_up(self.dial)
+        if self._sock is not None:
+            self._selector.unregister(self._sock)
+            self._sock.close()
+        self._sock = self.dial = None
         self._until = self._ping_at = float("inf")
         now = time.monotonic()
         self._not_before = now + (0.0 if self._targets else retry_s)

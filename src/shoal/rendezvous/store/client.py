@@ -12,9 +12,9 @@ from typing import Final
 
 from shoal.engine import ClientHandshake, Progress
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
-from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.interface import is_loopback, resolve, within_host
 from shoal.rendezvous.key import HOW_TO_SET_KEY
+from shoal.rendezvous.listener import is_out_of_descriptors
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from shoal.rendezvous.store.wire import (
     FULL,

@@ -13,12 +13,11 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
-from shoal.engine import Hello, Progress
+from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.errors import ShoalError, UsageError
-from shoal.rendezvous.acceptor import Acceptor, Limits, run_ready
 from shoal.rendezvous.interface import is_loopback, names_loopback, resolve, routed_address
 from shoal.rendezvous.key import HOW_TO_SET_KEY
-from shoal.rendezvous.listener import listen_tcp
+from shoal.rendezvous.listener import listen_tcp, note_turned_away, run_ready
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from shoal.rendezvous.store.wire import (
     FULL,
@@ -44,13 +43,11 @@ class StoreLimits(NamedTuple):
         n_clients: connections, one per rank as a rule.
         n_values: with 4 KiB each, 64 MiB at most.
         request_s: seconds for a request that has begun to arrive.
-        unauthenticated: the same as at every other acceptor.
     """
 
     n_clients: int = 4096
     n_values: int = 16384
     request_s: float = 2.0
-    unauthenticated: Limits = Limits()
 
 
 class TcpStoreServer:
@@ -117,9 +114,10 @@ class _Serving:
         self._is_closing = False
         self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
         self.written: deque[tuple[str, bytes]] = deque()  # by other threads of this process
-        self._acceptor = Acceptor(self._selector, self, limits.unauthenticated)
+        self._endpoint = Endpoint(self)
+        self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
         for listener in listeners:
-            self._acceptor.open(listener)
+            self._endpoint.listen(listener.detach())
         self._values: dict[str, bytes] = {}
         self._clients: set[_Client] = set()
         self._until: dict[_Client, float] = {}  # the end of a half-read request, or of a wait
@@ -133,12 +131,10 @@ class _Serving:
         try:
             while not self._is_closing:
                 now = time.monotonic()
-                self._acceptor.expire(now)
                 self._expire(now)
-                times = list(self._until.values())
-                expiry = self._acceptor.next_deadline()
-                times += [] if expiry is None else [expiry]
-                run_ready(self._selector, max(0.0, min(times) - now) if times else None)
+                self._endpoint.step(now)
+                until = min([self._endpoint.deadline, *self._until.values()])
+                run_ready(self._selector, until - now)
         finally:
             self.close()
 
@@ -146,7 +142,7 @@ class _Serving:
         """Close every socket."""
         for client in list(self._clients):
             self._drop(client)
-        self._acceptor.close()
+        self._endpoint.close()
         self._selector.close()
         self._woken.close()
 
@@ -154,12 +150,13 @@ class _Serving:
         """Anyone who proves the key."""
         return self._key if hello == STORE_HELLO else Progress.REFUSED
 
-    def welcome(self, sock: socket.socket, hello: Hello) -> None:
+    def welcome(self, peer: Peer, _hello: Hello) -> None:
         """Take requests from it."""
         if len(self._clients) >= self._limits.n_clients:
-            sock.close()
+            peer.close()
             return
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = socket.socket(fileno=peer.detach())
+        sock.setblocking(False)
         client = _Client(sock)
         self._clients.add(client)
         self.is_deserted.clear()
@@ -178,6 +175,10 @@ class _Serving:
                 "refused: if it is a rank of this job, this job waits for it in vain. %s",
                 HOW_TO_SET_KEY,
             )
+
+    def turned_away(self, n_so_far: int, caller: str) -> None:
+        """Log a caller for whom there was no descriptor."""
+        note_turned_away(n_so_far, caller)
 
     def _on_woken(self) -> None:
         self._is_closing = not self._woken.recv(4096)

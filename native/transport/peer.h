@@ -1,0 +1,116 @@
+// An authenticated connection of the control plane: small messages, in order, each sealed.
+//
+// A frame is {magic, version, kind, length}, the body, and a MAC of its number in this direction
+// and all of that, under a key of this connection and direction. So no frame can be changed, left
+// out, repeated, reflected or moved to another connection. A length is compared with the most that
+// its kind may have before memory is taken for it, and memory grows only with what has arrived.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/mac.h"
+
+namespace shoal {
+
+struct Frame {
+  uint16_t kind = 0;
+  std::vector<std::byte> body;
+  int fd = -1;  // passed with it; whoever takes the frame closes it
+};
+
+// Threads: one at a time.
+class Peer {
+ public:
+  static constexpr size_t kHeadBytes = 16;
+  static constexpr size_t kFrameBytes = kHeadBytes + sizeof(Digest);  // besides the body
+
+  // Owns `fd`, which is non-blocking, and watches it by `epoll_fd` under `tag`. `session`: what the
+  // handshake gave both ends. `is_caller`: this end connected. More than `most_queued` bytes that
+  // wait to be sent end the connection.
+  Peer(int epoll_fd, uint64_t tag, int fd, const Secret& session, bool is_caller,
+       size_t most_queued);
+  ~Peer();
+  Peer(const Peer&) = delete;
+
+  // From here on it takes frames of this kind; all others end the connection.
+  void expect(uint16_t kind, size_t most_bytes, bool takes_fd = false);
+  // Queues a frame and sends what the socket takes. `passed`: a descriptor to pass along, borrowed
+  // for the call; -1: none. False: the connection is lost, or was closed.
+  bool send(uint16_t kind, Bytes body, int passed = -1);
+  void pause(bool is_paused);  // reads no further for now; what comes stays in the kernel
+  // Closes the connection once what is queued has left, or at `until`. Nothing more is read.
+  void close(int64_t until);
+  void close();  // at once; idempotent
+  // The socket, which the caller owns from here on; -1: it was closed. What is queued is lost.
+  int detach();
+
+  int fd() const { return fd_; }  // -1: closed
+  bool is_open() const { return fd_ >= 0 && !is_closing() && !is_lost(); }
+  bool is_local() const { return is_local_; }
+  size_t n_queued() const { return n_queued_; }  // bytes that wait to be sent
+
+  // ---- for the endpoint
+
+  // Reads and sends as far as the socket lets it, at most one frame: the next one is read when that
+  // was dealt with. `has_ended`: epoll says that the connection has. Check is_lost() next.
+  std::optional<Frame> step(int64_t now, bool has_ended);
+  bool is_lost() const { return !why_.empty(); }
+  int error() const { return error_; }
+  const std::string& why() const { return why_; }
+  // When step() has something to do though no event came; INT64_MAX: never.
+  int64_t deadline() const { return std::min(held_until_, until_); }
+
+ private:
+  struct Bound {
+    size_t most_bytes = 0;
+    bool takes_fd = false;
+  };
+  struct Queued {
+    std::vector<std::byte> bytes;  // of the whole frame, after the number that its MAC covers
+    size_t at = 0;
+    int passed = -1;  // borrowed; owned once the frame had to wait
+    bool is_owned = false;
+  };
+
+  bool is_closing() const { return until_ != INT64_MAX; }
+  void flush();
+  bool keep_passed();
+  std::optional<Frame> read();
+  bool receive(size_t n_bytes);
+  bool take_passed(const msghdr& message);
+  bool take_head();
+  std::optional<Frame> take_frame();
+  void lose(int error, std::string why);
+  void watch();
+  void drop_all();
+
+  const int epoll_fd_;
+  const uint64_t tag_;
+  int fd_;
+  const bool is_local_;
+  const size_t most_queued_;
+  const Secret send_key_, receive_key_;
+  std::map<uint16_t, Bound> expected_;
+  std::deque<Queued> outbox_;
+  size_t n_queued_ = 0;
+  int64_t held_until_ = INT64_MAX;  // a passed descriptor has to wait: nothing says for what
+  uint64_t n_sent_ = 0, n_read_ = 0;
+  std::vector<std::byte> inbox_;  // the number of the frame, and what has come of it
+  size_t n_frame_ = 0;            // bytes that the frame in the inbox will have; 0: not known yet
+  int passed_ = -1;               // that has come with it
+  uint32_t events_ = UINT32_MAX;  // that are watched
+  bool is_paused_ = false;
+  int64_t until_ = INT64_MAX;
+  int error_ = 0;
+  std::string why_;  // a verb phrase; empty: the connection stands
+};
+
+}  // namespace shoal

@@ -1,0 +1,220 @@
+"""The native endpoint from Python: its wire format, its callbacks, and who keeps whom."""
+
+import contextlib
+import gc
+import hashlib
+import hmac
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.engine import HANDSHAKE_VERSION, ClientHandshake, Endpoint, Hello, Peer, Progress
+from shoal.rendezvous.listener import listen_tcp, listen_unix
+
+KEY = b"k" * 32
+HELLO = Hello(7, 3, 0, 5)
+WORD = 300
+LONG_S = 60.0
+
+
+class Owner:
+    """Keeps what the endpoint reports, in the order in which it came."""
+
+    def __init__(self, **limits: float) -> None:
+        self.verdict: bytes | Progress | Exception = KEY
+        self.seen: list[tuple[object, ...]] = []
+        self.peers: list[Peer] = []
+        self.raises: Exception | None = None
+        self.endpoint = Endpoint(self, **limits)  # type: ignore[arg-type]
+
+    def listen(self) -> tuple[str, int]:
+        listener = listen_tcp("127.0.0.1", (0,))
+        place: tuple[str, int] = listener.getsockname()
+        self.endpoint.listen(listener.detach())
+        return place
+
+    def run_until(self, is_so: Callable[[], object], *others: "Owner") -> None:
+        until = time.monotonic() + LONG_S
+        while not is_so():
+            assert time.monotonic() < until
+            for owner in (self, *others):
+                owner.endpoint.step(time.monotonic())
+
+    def admit(self, hello: Hello) -> bytes | Progress:
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return self.verdict if hello == HELLO else Progress.REFUSED
+
+    def welcome(self, peer: Peer, hello: Hello) -> None:
+        self._add("welcome", peer, hello.rank)
+
+    def reached(self, peer: Peer, dial: int) -> None:
+        self._add("reached", peer, dial)
+
+    def _add(self, what: str, peer: Peer, number: int) -> None:
+        peer.expect(WORD, 100)
+        self.peers.append(peer)
+        self.seen.append((what, number))
+
+    def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
+        self.seen.append(("not reached", dial, error, progress, was_connected))
+
+    def key_differs(self, hello: Hello) -> None:
+        self.seen.append(("key differs", hello.rank))
+
+    def received(self, peer: Peer, kind: int, body: bytes, fd: int) -> None:
+        if self.raises is not None:
+            raised, self.raises = self.raises, None
+            raise raised
+        self.seen.append(("received", self.peers.index(peer), kind, body, fd))
+
+    def lost(self, peer: Peer, error: int, why: str) -> None:
+        self.seen.append(("lost", self.peers.index(peer), error, why))
+
+
+@pytest.fixture
+def owner() -> Iterator[Owner]:
+    made = Owner()
+    yield made
+    made.endpoint.close()
+
+
+@contextlib.contextmanager
+def called_by_hand(owner: Owner) -> Iterator[tuple[socket.socket, bytes]]:
+    """A socket that has proved the key to the endpoint, and the session that both now share."""
+    with socket.create_connection(owner.listen()) as sock:
+        handshake = ClientHandshake(HELLO, KEY)
+        outbox, heard = handshake.hello, b""
+        while handshake.wants:
+            sock.sendall(outbox)
+            outbox = b""
+            while not outbox and handshake.wants:
+                owner.endpoint.step(time.monotonic())
+                with contextlib.suppress(BlockingIOError):
+                    data = sock.recv(handshake.wants, socket.MSG_DONTWAIT)
+                    heard += data
+                    outbox = handshake.feed(data)
+        owner.run_until(lambda: owner.peers)
+        challenge = heard[:28]
+        yield sock, hmac.digest(KEY, b"session" + handshake.hello + challenge, "sha256")
+
+
+def frame(session: bytes, use: bytes, number: int, kind: int, body: bytes) -> bytes:
+    """A frame as docs/wire.md describes it."""
+    key = hmac.digest(session, use, "sha256")
+    head = struct.pack("<8sHHI", b"shoal/rv", HANDSHAKE_VERSION, kind, len(body))
+    sealed = struct.pack("<Q", number) + head + body
+    return head + body + hmac.new(key, sealed, hashlib.sha256).digest()
+
+
+def test_the_frames_on_the_wire_are_these(owner: Owner) -> None:
+    with called_by_hand(owner) as (sock, session):
+        sock.sendall(frame(session, b"frames of the caller", 0, WORD, b"one"))
+        sock.sendall(frame(session, b"frames of the caller", 1, WORD, b""))
+        owner.run_until(lambda: len(owner.seen) == 3)
+        assert owner.seen == [
+            ("welcome", 3),
+            ("received", 0, WORD, b"one", -1),
+            ("received", 0, WORD, b"", -1),
+        ]
+        (peer,) = owner.peers
+        assert peer.send(WORD, b"a reply")
+        assert peer.send(WORD + 1)
+        expected = frame(session, b"frames of the called", 0, WORD, b"a reply")
+        expected += frame(session, b"frames of the called", 1, WORD + 1, b"")
+        assert sock.recv(len(expected), socket.MSG_WAITALL) == expected
+
+
+def test_a_peer_is_one_object_for_as_long_as_it_is_kept(owner: Owner) -> None:
+    with called_by_hand(owner) as (sock, _):
+        sock.close()
+        owner.run_until(lambda: len(owner.seen) == 2)
+        assert owner.seen[1][:2] == ("lost", 0)
+        assert not owner.peers[0].is_open
+        assert not owner.peers[0].send(WORD)
+
+
+def test_a_detached_socket_is_the_callers_and_nothing_was_read_from_it(owner: Owner) -> None:
+    with called_by_hand(owner) as (sock, _), socket.socket(fileno=owner.peers[0].detach()) as own:
+        sock.sendall(b"raw")
+        owner.endpoint.step(time.monotonic())
+        own.setblocking(True)
+        assert own.recv(3) == b"raw"
+        assert owner.peers[0].detach() == -1
+        assert owner.seen == [("welcome", 3)]
+
+
+def test_what_admit_raises_comes_out_of_step_and_the_caller_is_refused(owner: Owner) -> None:
+    owner.verdict = LookupError("no such rank")
+    with socket.create_connection(owner.listen()) as sock:
+        sock.sendall(ClientHandshake(HELLO, KEY).hello)
+        with pytest.raises(LookupError, match="no such rank"):
+            owner.run_until(lambda: False)
+        assert sock.recv(1) == b""
+    assert owner.endpoint.n_pending == 0
+
+
+def test_what_a_callback_raises_comes_out_of_step_and_the_rest_goes_on(owner: Owner) -> None:
+    with called_by_hand(owner) as (sock, session):
+        owner.raises = LookupError("of a callback")
+        for number in range(2):
+            sock.sendall(frame(session, b"frames of the caller", number, WORD, b"x"))
+        with pytest.raises(LookupError, match="of a callback"):
+            owner.run_until(lambda: False)
+        owner.run_until(lambda: len(owner.seen) == 2)
+        assert owner.seen[1] == ("received", 0, WORD, b"x", -1)
+
+
+def test_a_dial_goes_on_until_it_is_hung_up(owner: Owner) -> None:
+    other = Owner()
+    with contextlib.closing(other.endpoint):
+        other.verdict = Progress.STALE
+        dial = owner.endpoint.connect(*other.listen(), HELLO, KEY)
+        owner.run_until(lambda: len(owner.seen) > 1, other)
+        assert owner.seen[0] == ("not reached", dial, 0, Progress.STALE, True)
+        owner.endpoint.hang_up(dial)
+        del owner.seen[:]
+        other.verdict = KEY
+        listener, name = listen_unix()
+        other.endpoint.listen(listener.detach())
+        again = owner.endpoint.connect_local(name, HELLO, KEY)
+        owner.run_until(lambda: owner.peers and other.peers, other)
+        assert owner.seen == [("reached", again)]
+        assert owner.peers[0].is_local
+
+
+@pytest.mark.parametrize("address", ["localhost", "", "1.2.3"])
+def test_only_numeric_addresses_can_be_dialled(owner: Owner, address: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        owner.endpoint.connect(address, 1, HELLO, KEY)
+
+
+def test_a_wait_ends_when_there_is_something_to_do_and_at_the_deadline(owner: Owner) -> None:
+    with socket.create_connection(owner.listen()):
+        owner.endpoint.wait(float("inf"))
+        owner.endpoint.step(time.monotonic())
+        assert owner.endpoint.n_pending == 1
+        assert time.monotonic() < owner.endpoint.deadline <= time.monotonic() + 2
+    until = time.monotonic() + 0.001
+    owner.run_until(lambda: not owner.endpoint.n_pending)
+    owner.endpoint.wait(until)
+    assert time.monotonic() >= until
+
+
+def test_an_owner_that_holds_its_endpoint_is_collected_and_at_once_if_that_is_closed() -> None:
+    forgotten, closed = Owner(), Owner()
+    seen = weakref.ref(forgotten), weakref.ref(closed)
+    closed.endpoint.close()
+    gc.disable()
+    try:
+        del closed
+        assert seen[1]() is None
+    finally:
+        gc.enable()
+    del forgotten
+    gc.collect()
+    assert seen[0]() is None
