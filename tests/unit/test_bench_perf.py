@@ -74,8 +74,8 @@ def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests() -> None:
 
 
 def test_sizes_and_rates_are_read_as_nccl_tests_and_tc_read_them() -> None:
-    for text, n_bytes in (("8", 8), ("64K", 65536), ("128M", 128 << 20), ("25MiB", 25 << 20)):
-        assert size_of(text) == n_bytes
+    sizes = {"8": 8, "64K": 65536, "128M": 128 << 20, "1g": 1 << 30, "25MiB": 25 << 20}
+    assert {text: size_of(text) for text in sizes} == sizes
     for text, mbit in (("400mbit", 400), ("1gbit", 1000), ("25Gb", 25000), ("500kbit", 0.5)):
         assert mbit_of(text) == pytest.approx(mbit)
     assert mbit_of("none") is None
