@@ -109,6 +109,19 @@ def case_dtensor() -> Any:
     ]
 
 
+def case_dtensor_on_two_dimensions() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2))
+    table = given(6, 8)
+    both = distribute_tensor(table, mesh, [Shard(0), Shard(1)])
+    mixed = both.redistribute(mesh, [Replicate(), Shard(0)])
+    same = distribute_tensor(table, mesh, [Shard(0), Shard(0)])
+    assert Partial().is_partial()
+    return [both.to_local(), mixed.to_local(), same.to_local(), both.full_tensor()]
+
+
 def case_tensor_parallel() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
@@ -161,6 +174,14 @@ def case_fsdp2() -> Any:
             fully_shard(layer, mesh=mesh)
         results += train(module)
     return results
+
+
+def case_fsdp2_in_16_bits() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return train(fully_shard(net(), mesh=init_device_mesh("cpu", (SIZE,)), mp_policy=half))
 
 
 def case_fsdp2_beside_tensor_parallelism() -> Any:
@@ -284,6 +305,14 @@ def case_hooks() -> Any:
     return [*results, *train(module, optimizer, n_steps=5)]
 
 
+def case_a_hook_in_16_bits() -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    module = ddp()
+    module.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return train(module)
+
+
 # ---- checkpoints ----
 
 
@@ -346,10 +375,11 @@ def test_layers_give_over_shoal_what_they_give_over_gloo(
     both: list[SharedRanks], case: Case
 ) -> None:
     results = [ranks.run(in_rank, case.__name__) for ranks in both]
+    tolerance = 1e-3 if "16_bits" in case.__name__ else 1e-5
     for ours, theirs in zip(*results, strict=True):
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
             if isinstance(one, torch.Tensor):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
             else:
                 assert one == other
