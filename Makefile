@@ -6,8 +6,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_VERSION ?= 2.13.0
 JOBS ?= $(shell nproc)
-# How many pytests share the Python tests: most of these wait.
-WORKERS ?= 4
+# How many pytests share the Python tests: most of these wait. Each may take 1 GB.
+WORKERS ?= 6
 
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin

@@ -29,7 +29,8 @@ from process.ddp_actions import ACTIONS
 from process.ddp_fuzz import Finding, Program, draw, find, judged, shorter
 from process.ddp_models import MeanOfGradients
 
-N_QUICK = {2: 100, 4: 20}  # programs, by the number of ranks
+# Numbers of ranks and seeds; in parts, which several workers of pytest run at a time.
+QUICK = [*((2, range(at, at + 25)) for at in range(0, 100, 25)), (4, range(20))]
 SOAK_S = 1800  # for each placing of the ranks
 _N_CUTS = 20
 
@@ -88,20 +89,16 @@ def test_a_wrapper_that_averages_nothing_is_found(ranks: SharedRanks) -> None:
     assert judged(program, findings).startswith("rank 0: after a_pass_is_averaged, gradient of")
 
 
-def quick(size: int) -> list[Program]:
-    return [draw(seed, size) for seed in range(N_QUICK[size])]
-
-
 def test_every_action_is_in_a_program_of_the_suite() -> None:
-    drawn = {name for size in N_QUICK for one in quick(size) for name, _ in one.actions}
-    assert drawn == ACTIONS.keys()
+    programs = [draw(seed, size) for size, seeds in QUICK for seed in seeds]
+    assert {name for one in programs for name, _ in one.actions} == ACTIONS.keys()
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("size", N_QUICK)
-def test_random_programs_end_as_by_torchs_wrapper_or_with_an_error(size: int) -> None:
+@pytest.mark.parametrize(("size", "seeds"), QUICK, ids=str)
+def test_random_programs_end_as_by_torchs_wrapper_or_with_an_error(size: int, seeds: range) -> None:
     with SharedRanks(size) as ranks:
-        check(quick(size), ranks)
+        check((draw(seed, size) for seed in seeds), ranks)
 
 
 @pytest.mark.timeout(2 * SOAK_S)
