@@ -30,10 +30,6 @@ def test_calls_are_shared_whatever_servers_say_of_their_links(rates: tuple[float
     assert 0 < served.cost_us <= served.alone_us
 
 
-def test_a_rank_that_does_not_know_its_rate_is_not_taken_for_slow() -> None:
-    assert card_of(said(0.0)).rate == 0
-
-
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
 def test_what_is_no_rate_is_refused(rate: float) -> None:
     with pytest.raises(ShoalError, match="sent no server-pool record"):

@@ -15,13 +15,6 @@ def told(*calls: tuple[Standing, ...]) -> list[bytes]:
     return [bytes(own) for own in zip(*calls, strict=True)]
 
 
-def test_what_somebody_holds_whole_is_whole_and_what_is_open_is_mended() -> None:
-    calls = [(WHOLE, OPEN), (OPEN, OPEN), (OPEN, UNMADE), (UNMADE, UNMADE), (OTHER, UNMADE)]
-    settled = settle(7, told(*calls))
-    assert set(settled.whole) == {7}
-    assert settled.left == [8, 9]
-
-
 def test_calls_are_mended_in_any_order_in_which_all_workers_have_made_them() -> None:
     calls = [(OPEN, UNMADE), (OPEN, OPEN), (UNMADE, OPEN)]
     assert made_by_all([3, 8, 9], told(*calls)) == [8]

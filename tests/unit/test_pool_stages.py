@@ -95,8 +95,6 @@ def test_a_stage_that_was_to_begin_later_is_not_overtaken_by_the_next() -> None:
     assert stages.propose() == 0
     stages.begin(5, "first", 0)
     assert stages.propose() == 5
-    stages.begin(5, None, 0)
-    assert [stages.claim(number) for number in range(6)] == [None] * 6
 
 
 def test_a_call_that_is_held_back_cannot_be_made() -> None:
@@ -106,17 +104,6 @@ def test_a_call_that_is_held_back_cannot_be_made() -> None:
     assert stages.holds(2)
     with pytest.raises(ValueError, match="call 2 is held back"):
         stages.claim(2)
-
-
-def test_a_number_that_was_reserved_before_a_switch_belongs_to_the_view_before_it() -> None:
-    stages = Stages[str]()
-    stages.begin(stages.propose(), "first", 1)
-    assert stages.claim(9) == "first"
-    assert stages.propose() == 10
-    assert not stages.holds(4)
-    assert stages.claim(4) == "first"
-    stages.begin(10, "second", 1)
-    assert [stages.claim(number) for number in (10, 5)] == ["second", "first"]
 
 
 def test_stages_that_nobody_can_reach_any_more_are_forgotten() -> None:

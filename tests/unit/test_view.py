@@ -279,20 +279,6 @@ def test_ranks_that_were_given_up_are_out_whether_they_come_back_alone_or_togeth
             assert at in stopped or rank.view.ranks == rest
 
 
-def test_who_is_excluded_by_one_is_out_for_all_and_knows_it() -> None:
-    ranks = [Agreement(rank, 3) for rank in range(3)]
-    ranks[0].ask(2, out={2})
-    ranks[1].ask(2)
-    ranks[2].ask(2)
-    assert ranks[0].reachable == (1, 2)
-    for rank in (1, 2):
-        ranks[rank].receive(0, ranks[0].own)
-    ranks[0].receive(1, ranks[1].own)
-    assert [rank.is_settled for rank in ranks] == [True, True, False]
-    assert ranks[2].is_out
-    assert ranks[0].members == ranks[1].members == (0, 1)
-
-
 def test_who_has_not_asked_for_a_view_is_told_by_its_silence() -> None:
     mine = Agreement(0, 4)
     mine.ask(2)
@@ -302,17 +288,6 @@ def test_who_has_not_asked_for_a_view_is_told_by_its_silence() -> None:
     assert mine.silent == (2,)
     mine.receive(2, Report(3))  # it had been in view 2 already
     assert mine.silent == (1,)
-
-
-def test_two_that_have_parted_are_told_by_both_and_never_by_one_alone() -> None:
-    mine = Agreement(2, 4)
-    mine.ask(2)
-    mine.receive(1, Report(2, frozenset({0})))
-    mine.receive(0, Report(2))
-    assert mine.members == (0, 1, 2, 3)
-    assert mine.awaited == (0, 1, 3)  # 0 may be dead: it is listened to
-    mine.lose(0)
-    assert mine.members == (1, 2, 3)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1024])
