@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from process.ranks import warm_up
+from process.records import record_of, rewritten
 
 from shoal.errors import PeerLost
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, Store, join
 from shoal.rendezvous.listener import unix_address
-from shoal.rendezvous.record import Record, decode
+from shoal.rendezvous.record import Endpoint, Record, decode
 
 if TYPE_CHECKING:
     import pytest
@@ -209,17 +210,29 @@ class Noticing(MemoryStore):
             self.published.set()
 
 
+class Misleading(MemoryStore):
+    """Says that this rank listens at this port."""
+
+    def __init__(self, port: int, rank: int = 0) -> None:
+        super().__init__()
+        self._key = f"shoal/0/rank/{rank}"
+        self._endpoint = Endpoint("127.0.0.1", port, "eth7")
+
+    def set(self, key: str, value: bytes) -> None:
+        if key == self._key and record_of(value).endpoint is not None:
+            value = rewritten(value, endpoint=self._endpoint)
+        super().set(key, value)
+
+
 @contextlib.contextmanager
-def waiting_rank_0(
-    store: Noticing, size: int = 2, environ: Mapping[str, str] = ONE_HOST
-) -> Iterator[tuple[Callable[[], Membership], bytes]]:
-    """Rank 0, waiting for the others; gives its result and its Unix address.
+def waiting_rank_0(store: Noticing) -> Iterator[tuple[Callable[[], Membership], bytes]]:
+    """Rank 0 of 2, waiting for the other; gives its result and its Unix address.
 
     Silence is allowed for as long as the test may take, so nothing here ends by waiting it out.
     """
-    patient = options(environ, pending_s=LONG_S)
+    patient = options(ONE_HOST, pending_s=LONG_S)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(join, store, 0, size, timeout_s=LONG_S, options=patient)
+        waiting = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=patient)
         assert store.published.wait(LONG_S)
         yield waiting.result, unix_address(store.records[0].unix_name)
 
@@ -242,5 +255,5 @@ def shut(link: TreeLink) -> None:
 def is_closed(sock: socket.socket) -> bool:
     try:
         return sock.recv(1) == b""
-    except ConnectionResetError:
+    except ConnectionError:
         return True

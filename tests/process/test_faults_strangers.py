@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import numpy as np
+from process.joining import is_closed
 from process.ranks import free_port, run_ranks, start_ranks
 from process.stage import Stage, descriptors, pretend_hosts
 
@@ -52,13 +53,6 @@ def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
             sock.close()
         else:
             yield sock
-
-
-def is_closed(sock: socket.socket) -> bool:
-    try:
-        return sock.recv(1) == b""
-    except ConnectionError:
-        return True
 
 
 def use_store_among_strangers() -> float:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 from process.ranks import run_ranks
 from process.stage import Stage, error_of
 
@@ -104,24 +103,10 @@ def test_a_port_in_use_is_named() -> None:
 # Ranks that do not come.
 
 
-def init_as_rank_1_of_2() -> Exception | None:
-    os.environ.update(RANK="1", WORLD_SIZE="2")
-    return error_of(shoal.init, timeout_s=0.5)
-
-
-def test_a_missing_rank_0_is_named_at_the_deadline() -> None:
-    (error,) = run_ranks(init_as_rank_1_of_2, 1)
-    assert isinstance(error, TimedOut)
-    assert "is rank 0 running there" in str(error)
-
-
-def init_with_a_key(key: str, own_store: bool) -> Exception | None:
+def init_with_a_key(key: str) -> Exception | None:
     rank, stage = int(os.environ["RANK"]), Stage.from_environment()
     if rank == 1:
         os.environ["SHOAL_KEY"] = key
-    if not own_store:
-        return error_of(lambda: shoal.init(stage.store, rank, 2, timeout_s=LONG_S).close())
-    if rank == 1:
         error = error_of(lambda: shoal.init(timeout_s=LONG_S).close())
         stage.cue("refused")
         return error
@@ -131,18 +116,15 @@ def init_with_a_key(key: str, own_store: bool) -> Exception | None:
             return error
 
 
-@pytest.mark.parametrize("own_store", [True, False])
-def test_a_rank_with_another_job_key_gets_an_error_that_says_so(own_store: bool) -> None:
+def test_a_rank_with_another_job_key_gets_an_error_that_says_so() -> None:
     with Stage() as stage:
         env = {**stage.env, "SHOAL_KEY": "the key that all the others hold"}
-        args = "a key that nobody holds", own_store
-        first, second = run_ranks(init_with_a_key, 2, *args, env=env)
-    # Rank 0's own store refuses a rank with another key, so no such rank can leave a record there.
-    assert isinstance(first, TimedOut if own_store else UsageError)
+        first, second = run_ranks(init_with_a_key, 2, "a key that nobody holds", env=env)
+    # The store of rank 0 refuses a rank with another key, so no such rank leaves a record there.
+    assert isinstance(first, TimedOut)
     assert isinstance(second, UsageError)
-    for error in (second,) if own_store else (first, second):
-        assert "holds another" in str(error)
-        assert "SHOAL_KEY" in str(error)
+    assert "holds another" in str(second)
+    assert "SHOAL_KEY" in str(second)
 
 
 # Descriptors and memory.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from process.joining import shut
+from process.joining import LONG_S, hosts, shut
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -18,12 +18,6 @@ from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, join
 from shoal.rendezvous.attempt import end_key
 from shoal.rendezvous.links import TreeLink
-
-LONG_S = 60.0
-
-
-def hosts(*ids: str) -> list[Mapping[str, str]]:
-    return [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name} for name in ids]
 
 
 class Counting(MemoryStore):
@@ -161,30 +155,6 @@ def test_a_rank_waits_for_one_that_failed_before_it_came_and_meets_its_successor
 # Real processes.
 
 
-def join_until_interrupted() -> tuple[str, str]:
-    """As one of four, of whom one never comes."""
-    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
-    stage.cue(f"rank {rank} is about to join")
-    try:
-        join(stage.store, rank, 4, timeout_s=10 * LONG_S)
-    except (ShoalError, KeyboardInterrupt) as error:
-        return type(error).__name__, str(error)
-    return "", ""
-
-
-def test_the_others_hear_of_a_rank_that_is_interrupted_while_it_waits() -> None:
-    with Stage() as stage, start_ranks(join_until_interrupted, 3, env=stage.env) as ranks:
-        for rank in range(3):
-            stage.store.get(f"shoal/0/rank/{rank}", LONG_S)
-        os.kill(ranks.pid(2), signal.SIGINT)
-        first, second, interrupted = (outcome.value for outcome in ranks.wait())
-    assert interrupted == ("KeyboardInterrupt", "")
-    for kind, text in (first, second):
-        assert kind == "PeerLost"
-        assert "rank 2 on " in text
-        assert "has left the meeting: KeyboardInterrupt" in text
-
-
 def init_until_interrupted() -> str:
     """What a program prints as one of four, of whom one never comes."""
     rank = int(os.environ["RANK"])
@@ -195,7 +165,7 @@ def init_until_interrupted() -> str:
     return ""
 
 
-def test_a_join_that_ends_prints_a_line_of_what_happened_and_none_of_what_is_inside() -> None:
+def test_a_rank_that_is_interrupted_is_named_on_the_others_by_a_short_traceback() -> None:
     with Stage() as stage, start_ranks(init_until_interrupted, 3, env=stage.env) as ranks:
         for rank in range(3):
             stage.store.get(f"shoal/0/rank/{rank}", LONG_S)
@@ -205,6 +175,8 @@ def test_a_join_that_ends_prints_a_line_of_what_happened_and_none_of_what_is_ins
         assert text.count("Traceback") == 1
         assert text.splitlines()[-1].startswith((end, f"shoal.errors.{end}"))
         assert len(text.splitlines()) < 10
+    for text in texts[:2]:
+        assert "has left the meeting: KeyboardInterrupt" in text
 
 
 def init_where_one_is_wrong(culprit: int, name: str, value: str) -> Exception | None:
@@ -218,15 +190,15 @@ def init_where_one_is_wrong(culprit: int, name: str, value: str) -> Exception | 
     return error_of(lambda: shoal.init(stage.store, rank, 3, timeout_s=LONG_S).close())
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("culprit", "name", "value"),
     [
-        ("SHOAL_SOCKET_IFNAME", "nosuch0"),
-        ("SHOAL_PORT_RANGE", "5-4"),
-        ("SHOAL_KEY", "short"),
-        ("SHOAL_ALGO", "fastest"),
-        ("SHOAL_SPIN_US", "-1"),
+        (0, "SHOAL_SOCKET_IFNAME", "nosuch0"),
+        (1, "SHOAL_SOCKET_IFNAME", "nosuch0"),
+        (1, "SHOAL_PORT_RANGE", "5-4"),
+        (0, "SHOAL_KEY", "short"),
+        (1, "SHOAL_ALGO", "fastest"),
+        (0, "SHOAL_SPIN_US", "-1"),
     ],
 )
 def test_a_wrong_variable_on_one_rank_is_named_on_all(culprit: int, name: str, value: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from process.joining import (
     options,
     shut,
 )
-from process.ranks import run_ranks, start_ranks
+from process.ranks import start_ranks
 
 from shoal.errors import PeerLost, TimedOut
 from shoal.rendezvous import Membership, MemoryStore, TorchStore, join
@@ -35,60 +36,45 @@ from shoal.rendezvous.store.server import TcpStoreServer
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
 
-def rank_of_a_job(ranks_per_host: int) -> tuple[int, list[bool], list[int]]:
-    """Join through our own store and read who is in the memory of this host."""
-    place = find_place()
-    os.environ["SHOAL_HOST_ID"] = str(place.rank // ranks_per_host)
-    ground = Ground(place.rank)
-    with contextlib.ExitStack() as stack:
-        if place.rank == 0:
-            server = TcpStoreServer(place.master_addr, place.master_port)
-            stack.enter_context(contextlib.closing(server))
-        store = TcpStoreClient(place.master_addr, place.master_port, timeout_s=LONG_S)
-        stack.enter_context(contextlib.closing(store))
-        memory = ground.as_memory()
-        member = join(store, place.rank, place.size, timeout_s=LONG_S, memory=memory)
-        stack.enter_context(member)
-        check_who_is_there(member, ground)
-        return member.epoch, [peer.is_local for peer in member.peers], ground.ranks()
-
-
-@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
-def test_real_processes_meet_through_our_store(ranks_per_host: int) -> None:
-    results = run_ranks(rank_of_a_job, 4, ranks_per_host)
-    assert len({epoch for epoch, *_ in results}) == 1
-    for rank, (_, are_local, ranks) in enumerate(results):
-        here = [one for one in range(4) if one // ranks_per_host == rank // ranks_per_host]
-        assert are_local == [one in here for one in range(4) if one != rank]
-        assert ranks == here
-
-
-def publish_then_die_once() -> int:
-    """Rank 1 dies right after it has published; its successor, rank 2 of the test, takes over."""
+def join_and_die_once(when: str) -> int:
+    """Rank 1 dies when it has published or entered; its successor is rank 3 of the test."""
     place = find_place()
     store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
-    if place.rank == 1:
-        real_set = store.set
+    rank = 1 if place.rank == 3 else place.rank
+    ground = Ground(rank)
+    memory, real_set = ground.as_memory(), store.set
 
-        def last_set(key: str, value: bytes) -> None:
-            real_set(key, value)
-            real_set("died", b"")
-            os.kill(os.getpid(), 9)
+    def die() -> None:
+        real_set("died", b"")
+        os.kill(os.getpid(), signal.SIGKILL)
 
-        store.set = last_set  # type: ignore[method-assign]
-    if place.rank == 2:
+    def set_last(key: str, value: bytes) -> None:
+        real_set(key, value)
+        die()
+
+    def enter_last(fd: int, n_local: int, local: int) -> None:
+        ground.enter(fd, n_local, local)
+        die()
+
+    if place.rank == 1 and when == "published":
+        store.set = set_last  # type: ignore[method-assign]
+    if place.rank == 1 and when == "entered":
+        memory = memory._replace(enter=enter_last)
+    if place.rank == 3:
         store.get("died", LONG_S)
-    with join(store, min(place.rank, 1), 2, timeout_s=LONG_S) as member:
-        return member.epoch
+    with contextlib.closing(ground), join(store, rank, 3, timeout_s=LONG_S, memory=memory) as one:
+        check_who_is_there(one, ground)
+        return one.epoch
 
 
-def test_a_rank_that_dies_while_joining_can_be_started_again() -> None:
+@pytest.mark.parametrize("when", ["published", "entered"])
+def test_a_rank_that_dies_while_joining_can_be_started_again(when: str) -> None:
     with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
         port = {"STORE_PORT": str(server.port)}
-        with start_ranks(publish_then_die_once, 3, env=port) as ranks:
-            first, dead, successor = ranks.wait()
+        with start_ranks(join_and_die_once, 4, when, env=port) as ranks:
+            first, dead, third, successor = ranks.wait()
     assert dead.died == "was killed by SIGKILL"
-    assert first.value == successor.value is not None, (first, successor)
+    assert first.value == third.value == successor.value is not None, (first, third, successor)
 
 
 def test_a_file_that_an_earlier_job_left_serves_the_next(tmp_path: Path) -> None:
@@ -121,37 +107,6 @@ def test_a_rank_that_is_started_again_alone_learns_that_the_others_must_be_too()
     assert "rank 0 never published" in text
     assert "the attempt before this one ended: rank 1 was started again" in text
     assert "until it is started again" in text
-
-
-def enter_then_die_once() -> int:
-    """Rank 1 dies when it has entered the memory; its successor is rank 3 of the test."""
-    place = find_place()
-    store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
-    rank = 1 if place.rank == 3 else place.rank
-    ground = Ground(rank)
-    memory = ground.as_memory()
-    if place.rank == 1:
-
-        def enter_last(fd: int, n_local: int, local: int) -> None:
-            ground.enter(fd, n_local, local)
-            store.set("died", b"")
-            os.kill(os.getpid(), 9)
-
-        memory = memory._replace(enter=enter_last)
-    if place.rank == 3:
-        store.get("died", LONG_S)
-    with contextlib.closing(ground), join(store, rank, 3, timeout_s=LONG_S, memory=memory) as one:
-        check_who_is_there(one, ground)
-        return one.epoch
-
-
-def test_a_rank_that_dies_while_it_is_introduced_can_be_started_again() -> None:
-    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
-        port = {"STORE_PORT": str(server.port)}
-        with start_ranks(enter_then_die_once, 4, env=port) as ranks:
-            first, dead, third, successor = ranks.wait()
-    assert dead.died == "was killed by SIGKILL"
-    assert first.value == third.value == successor.value is not None, (first, third, successor)
 
 
 class _DiedError(Exception):

@@ -18,15 +18,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from process.joining import LONG_S, hosts, warnings_of
-from process.records import record_of, rewritten
+from process.joining import LONG_S, Misleading, hosts, warnings_of
 from process.stage import stop
 
 import shoal
 from shoal.errors import PeerLost, TimedOut
 from shoal.rendezvous import JoinOptions, MemoryStore, Store, TorchStore, join
 from shoal.rendezvous.links import TreeLink
-from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.store.client import TcpStoreClient
 
 HOSTS = hosts("a", "b")
@@ -127,20 +125,6 @@ def dropping() -> Iterator[int]:
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
         yield listener.getsockname()[1]
-
-
-class Misleading(MemoryStore):
-    """Says that this rank listens at this port."""
-
-    def __init__(self, port: int, rank: int = 0) -> None:
-        super().__init__()
-        self._key = f"shoal/0/rank/{rank}"
-        self._endpoint = Endpoint("127.0.0.1", port, "eth7")
-
-    def set(self, key: str, value: bytes) -> None:
-        if key == self._key and record_of(value).endpoint is not None:
-            value = rewritten(value, endpoint=self._endpoint)
-        super().set(key, value)
 
 
 def test_both_sides_warn_of_a_firewall_that_drops() -> None:

@@ -378,13 +378,12 @@ class FakeWire:
         return self._post("all_reduce", [data], [data], lambda: _sum(data, data), how)
 
     def broadcast(self, data: BufferView, root: int, **how: Any) -> Any:
-        if root == self.rank:
-            return self._post("broadcast", [data], [], lambda: None, how)
-        return self._post("broadcast", [], [data], lambda: _fill(data, 42), how)
+        reads, writes = ([data], []) if root == self.rank else ([], [data])
+        return self._post("broadcast", reads, writes, lambda: None, how)
 
     def reduce(self, data: BufferView, root: int, op: object, **how: Any) -> Any:
         writes = [data] if root == self.rank else []
-        return self._post("reduce", [data], writes, lambda: [_sum(w, w) for w in writes], how)
+        return self._post("reduce", [data], writes, lambda: None, how)
 
     def all_gather(self, outputs: Any, data: BufferView, **how: Any) -> Any:
         blocks = _blocks(outputs)
@@ -406,10 +405,6 @@ def _blocks(given: Any) -> list[BufferView]:
     n = given.n_elems // 2
     step = n * given.n_bytes // given.n_elems if given.n_elems else 0
     return [given._replace(address=given.address + r * step, n_elems=n) for r in range(2)]
-
-
-def _fill(view: BufferView, value: int) -> None:
-    numbers(view).fill_(value)
 
 
 def _sum(to: BufferView, source: BufferView) -> None:

@@ -67,19 +67,12 @@ def test_a_short_or_huge_key_is_refused_without_being_shown(tmp_path: Path) -> N
         job_key({"SHOAL_KEY_FILE": str(key_file(tmp_path, "x" * 5000))})
 
 
-def test_a_pair_has_one_key_and_every_other_pair_epoch_and_role_another() -> None:
+def test_a_job_key_is_fresh_and_a_pair_has_one_key_of_it() -> None:
     job = random_key()
+    assert job != random_key()
     context = b"shoal link v1" + (7).to_bytes(8, "little") + bytes([1, 0, 0, 0, 2, 0, 0, 0])
     assert pair_key(job, 7, 1, 2) == hmac.new(job, context + b"link", hashlib.sha256).digest()
     assert pair_key(job, 7, 2, 1) == pair_key(job, 7, 1, 2)
-    others = [
-        pair_key(job, 8, 1, 2),
-        pair_key(job, 7, 1, 3),
-        pair_key(job, 7, 0, 2),
-        pair_key(job, 7, 1, 2, "store"),
-        pair_key(random_key(), 7, 1, 2),
-    ]
-    assert len({pair_key(job, 7, 1, 2), *others}) == 6
 
 
 def test_a_libcrypto_without_its_algorithms_is_an_error_that_names_it(tmp_path: Path) -> None:

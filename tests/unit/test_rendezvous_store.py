@@ -212,13 +212,6 @@ def test_too_large_a_value_or_key_is_refused_before_it_is_sent() -> None:
         assert store.try_get("a") is None
 
 
-def test_a_taken_port_is_named_with_what_to_do() -> None:
-    with served() as server, pytest.raises(UsageError) as caught:
-        TcpStoreServer("127.0.0.1", server.port)
-    assert f"port {server.port} at 127.0.0.1 is taken" in str(caught.value)
-    assert "MASTER_PORT" in str(caught.value)
-
-
 def test_an_address_of_another_host_is_named() -> None:
     with pytest.raises(
         UsageError, match=r"MASTER_ADDR=198\.51\.100\.1, port 0: .*host that rank 0 runs"

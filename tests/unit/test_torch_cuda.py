@@ -27,8 +27,6 @@ from shoal.frontend.torch.gpu import pieces
 from shoal.frontend.torch.gpu.device import Device, device_at
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
-from shoal.frontend.torch.sparse import in_host_memory
-from shoal.frontend.torch.tensor_buffers import TensorBuffers
 
 Tensors = list[torch.Tensor]
 RANK = 1
@@ -189,32 +187,6 @@ def test_tensors_of_inference_mode_are_written_whichever_thread_does_it(
         work: Any = rank.operations.allreduce([tensor])
     rank.finish(work)
     assert plain(tensor).tolist() == (make() * 2 + 3).tolist()
-
-
-def test_sparse_tensors_go_through_host_memory(rank: Rank) -> None:
-    class Sparse:
-        """As far as they look at it: torch has no sparse tensors that say they are elsewhere."""
-
-        is_cpu, is_sparse, device = False, True, torch.device("cuda", 0)
-        host = torch.tensor([0.0, 2.0]).to_sparse()
-        copied: Any = None
-
-        def detach(self) -> Any:
-            return self
-
-        def cpu(self) -> torch.Tensor:
-            return self.host
-
-        def copy_(self, source: torch.Tensor) -> None:
-            self.copied = source
-
-    tensor: Any = Sparse()
-    host, copy_back, of = in_host_memory(tensor, TensorBuffers(rank.wire, "all_reduce"))  # type: ignore[arg-type]
-    assert host is tensor.host
-    assert of == (rank.device,)
-    assert copy_back is not None
-    copy_back()
-    assert tensor.copied is host
 
 
 def test_sparse_tensors_elsewhere_are_refused() -> None:

@@ -145,20 +145,6 @@ def test_only_this_ranks_part_goes_over_the_wire(monkeypatch: pytest.MonkeyPatch
     assert not host.group.calls
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_parts_cover_all_elements_once(place: int) -> None:
-    for n in (3, 4, 5, 6, 100, 101):
-        covered = [
-            at
-            for rank in range(3)
-            for begin, end in part_of(n, rank, 3)
-            for at in range(begin, end)
-        ]
-        assert sorted(covered) == list(range(n))
-        begin, end = part_of(n, place, 3)[0]
-        assert (begin, end) == (place * (n // 3), (place + 1) * (n // 3))  # as NCCL has it
-
-
 def test_a_reduce_scatter_goes_before_an_all_gather_that_waits_for_its_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
