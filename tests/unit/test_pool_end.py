@@ -38,7 +38,7 @@ class Worker:
         self.why: Closed | None = None
         self.control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1)
         self.control.ended = lambda: self.why or (Closed("") if self.ended else None)
-        self.control.abort = lambda _why: self.ended.append("control")
+        self.control.abort = lambda _why: self.ended.extend({"control"} - {*self.ended})
         self.control.notify, self.control.greet = lambda _bell: None, lambda: None
         world: Any = SimpleNamespace(fail=lambda _fault, _why: self.ended.append("world"))
         world.error = lambda: (Fault.CLOSED if "world" in self.ended else Fault.NONE, -1, "", "")
@@ -75,6 +75,14 @@ def test_a_view_goes_on_until_it_ends_though_another_worker_has_left() -> None:
     assert worker.pool.has_ended
     assert not view.is_settling
     assert not worker.pool.stages.holds(7)
+
+
+def test_a_thread_that_ends_with_the_workers_group_leaves_no_other_waiting_for_it() -> None:
+    worker = Worker(View())
+    worker.ended.append("world")
+    worker.pool._run()
+    assert worker.pool.has_ended
+    assert worker.ended == ["world", "control"]
 
 
 @pytest.mark.parametrize(

@@ -417,8 +417,7 @@ class Pool:
                 # A worker that had the whole result may have left.
                 if not call.is_whole and is_whole_here(call):
                     call.is_mended = True
-        if self._is_closing:  # else a change of servers would wait for this rank for ever
-            self.control.abort("it has left")
+        self.control.abort("it has left")  # else threads of other workers may wait for this one
         with self.changed:
             self.has_ended = True
         if self._leader is not None:
