@@ -12,7 +12,7 @@ from shoal.engine import Endpoint as NativeEndpoint
 from shoal.engine import RankInfo
 from shoal.group.pool import leader as leaders
 from shoal.group.pool.addresses import Address
-from shoal.group.pool.control import Bell, End
+from shoal.group.pool.control import Bell, End, Form
 from shoal.group.pool.leader import Leader
 from shoal.group.pool.protocol import Reserve, Reserved
 from shoal.group.pool.stages import Stages
@@ -87,6 +87,8 @@ class View:
         return None
 
     class group:  # noqa: N801
+        mesh = None
+
         @staticmethod
         def ended() -> None:
             return None
@@ -100,6 +102,39 @@ def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost(leader: Any) 
     leaving = leader(SERVER)
     leaving.close()
     assert leaving.decide([view], stages, 1) is None
+
+
+def test_a_server_without_a_place_in_the_next_view_holds_the_others_up_for_a_while_only(
+    leader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(leaders, "_now", lambda: now[0])
+    other, stages, view = Address("other", 7077), Stages[Any](), View()
+    made = leader(SERVER, other)
+    made._watch.meet = list
+    made._wanted = (SERVER,)
+    made.invite(1, [b"", b""])
+    stages.propose()
+    stages.begin(1, view, 1)  # type: ignore[arg-type]
+    made._watch.places = lambda: {other: Entry("o", "o", b"", ())}
+    ready = {SERVER: IDENTITY, other: IDENTITY}
+    made._watch.ready = lambda: ready
+    for now[0], command in [(100.5, None), (103.9, None), (104.1, Form(1))]:
+        assert made.decide([], stages, 1) == command
+    assert made._wanted == (other,)
+    view.servers = (other,)
+    assert made.decide([], stages, 1) is None  # it serves as far as can be
+    del ready[other]
+    assert made.decide([], stages, 1) is None
+
+
+def test_a_server_that_has_gone_just_before_it_is_invited_is_not_waited_for(leader: Any) -> None:
+    made = leader(SERVER)
+    made._wanted = (SERVER,)
+    made._watch.meet = list
+    made._watch.is_closed = True  # since `places` was asked
+    made.invite(1, [b"", b""])
+    assert made.has_lost_invited
 
 
 @pytest.mark.parametrize(

@@ -183,3 +183,20 @@ def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up()
         assert server.identity is None
         own.close()
         endpoint.close()
+
+
+def test_what_comes_with_a_refusal_is_not_taken() -> None:
+    with selectors.DefaultSelector() as selector:
+        where, endpoint = Address("server", 1), NativeEndpoint(object())
+        reserve = Reserve("0", "a job", 3)
+        server = watch._Server(where, KEY, reserve, selector, endpoint, int, int)
+        server._sock, other = socket.socketpair()  # type: ignore[assignment]
+        selector.register(server._sock, selectors.EVENT_READ)
+        for answer in (Reserved("no", bytes(16)), Reserved("", bytes(16), ENTRY.encode(0))):
+            other.sendall(encode(answer))
+        server._on_data()
+        other.close()
+        endpoint.close()
+        assert not server.is_connected
+        assert (server.identity, server.entry) == (None, None)
+        assert server.trouble == "refuses: no"

@@ -25,7 +25,7 @@ from shoal.group.pool.protocol import (
 from shoal.group.pool.view_mesh import MEETING_S
 from shoal.rendezvous.listener import run_ready
 from shoal.server import child
-from shoal.server.client import JobConnection
+from shoal.server.client import JobConnection, Missed
 from shoal.server.options import JobKey
 from shoal.server.pace import AT_ONCE_OF_KEY, Pace
 from shoal.server.registrar import address_for
@@ -47,7 +47,7 @@ class Job:
         for end in (self.sock, other):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             end.setblocking(False)
-        self.asked: list[Message] = []
+        self.asked: list[Message | Missed] = []
         self.has_ended = False
         self._reply = reply
         self.connection = JobConnection(
@@ -59,7 +59,7 @@ class Job:
         self.selector.close()
         self.sock.close()
 
-    def _answer(self, _job: JobConnection, message: Message) -> Message:
+    def _answer(self, _job: JobConnection, message: Message | Missed) -> Message:
         self.asked.append(message)
         return self._reply
 
@@ -178,8 +178,40 @@ def test_a_view_that_has_rested_longer_than_its_workers_wait_gets_no_process() -
     at = job.connection.rests_until
     assert at is not None
     job.connection.go_on(at + MEETING_S + 0.1)
-    assert job.asked == 16 * [MEET]
+    assert job.asked == [*(16 * [MEET]), Missed()]
     job.close()
+
+
+def test_a_job_whose_view_got_no_process_gets_the_entry_that_it_has_not_used() -> None:
+    server: Any = Server([], [KEY])
+    job: Any = SimpleNamespace(key=KEY, job="a job", entry=b"an entry")
+    answer = server._answer(job, Missed())
+    server._close()
+    assert answer == Reserved("", server._identity, b"an entry")
+
+
+def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_later() -> None:
+    server: Any = Server([], [KEY])
+    server._begin = lambda _job, _meet: ""
+    sent: list[bytes] = []
+    lacks = ["no port is free", "no port is free", ""]  # at the view, at one ping and at the next
+    job: Any = SimpleNamespace(key=KEY, job="a job", place=None, entry=b"", notes=())
+    job.connection = SimpleNamespace(send=sent.append)
+
+    def open_place() -> str:
+        why = lacks.pop(0)
+        if not why:
+            job.place, job.entry = "a place", b"an entry"
+        return why
+
+    job.open_place = open_place
+    served = server._answer(job, MEET)
+    for _ in range(3):
+        assert isinstance(server._answer(job, Ask()), Status)
+    server._close()
+    assert served == Reserved("", server._identity)
+    assert sent == [encode(Reserved("", server._identity, b"an entry"))]
+    assert not lacks
 
 
 def test_a_pace_that_was_not_used_is_no_more_than_so_many_at_once() -> None:

@@ -9,7 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import ShoalError
 from shoal.group.pool.protocol import Frames, Meet, Message, Note, encode
@@ -26,6 +26,10 @@ PATIENCE_S: Final = 2.0
 _READ_BYTES: Final = 4096
 _MOST_NOTES: Final = 8  # of the kinds of calls of a job
 _MOST_RESTING: Final = 1  # views that wait for their turn, beyond which nothing more is read
+
+
+class Missed(NamedTuple):
+    """A `Meet` that has waited for its turn for longer than its workers wait for the server."""
 
 
 class Connection:
@@ -144,7 +148,7 @@ class JobConnection:
         sock: socket.socket,
         key: JobKey,
         pace: Pace,
-        on_message: Callable[[JobConnection, Message], Message | None],
+        on_message: Callable[[JobConnection, Message | Missed], Message | None],
         on_end: Callable[[JobConnection], None],
     ) -> None:
         self.key = key
@@ -216,14 +220,13 @@ class JobConnection:
         """
         came, self._waiting = self._waiting, deque()
         for since, message in came:
-            if isinstance(message, Meet) and now > since + MEETING_S:
-                continue  # its workers have given it up, and ask for another
-            if isinstance(message, Meet) and not self._may_meet(now):
+            is_late = isinstance(message, Meet) and now > since + MEETING_S
+            if isinstance(message, Meet) and not is_late and not self._may_meet(now):
                 self._waiting.append((since, message))
                 continue
             if not self.connection.is_open:
                 return True
-            reply = self._on_message(self, message)
+            reply = self._on_message(self, Missed() if is_late else message)
             if reply is None:
                 return False
             self.connection.send(encode(reply))

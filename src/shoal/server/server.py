@@ -34,7 +34,7 @@ from shoal.plan.text import counted
 from shoal.rendezvous.key import random_key
 from shoal.rendezvous.listener import note_turned_away, run_ready
 from shoal.server.child import start
-from shoal.server.client import Connection, HttpConnection, JobConnection
+from shoal.server.client import Connection, HttpConnection, JobConnection, Missed
 from shoal.server.http import BEGINNINGS, Health
 from shoal.server.options import JobKey, ServerOptions
 from shoal.server.pace import AT_ONCE_OF_KEY, Pace
@@ -181,20 +181,31 @@ class Server:
 
     # What is asked.
 
-    def _answer(self, job: JobConnection, message: Message) -> Message | None:
+    def _answer(self, job: JobConnection, message: Message | Missed) -> Message | None:
         if isinstance(message, Ask):
+            self._offer(job)
             return Status(as_text(self._told(job.key)))
         if isinstance(message, Reserve):
             why = self._why_not(job, message) or job.open_place()
             job.job = job.job if why else message.job
             return Reserved(why, self._identity, job.entry)
         if isinstance(message, Meet):
-            why = self._begin(job, message) or job.open_place()
+            why = self._begin(job, message)
+            if not why and (lack := job.open_place()):  # NOT refused: this view is served
+                _LOG.warning("job %r: there is no place for its next view: %s", job.job, lack)
             return Reserved(why, self._identity, job.entry)
+        if isinstance(message, Missed):  # NOT silent: no view forms before this entry comes
+            return Reserved("", self._identity, job.entry)
         if isinstance(message, Note):
             job.note(message)
             return Reserved("", self._identity)
         return None
+
+    def _offer(self, job: JobConnection) -> None:
+        """Send a job the entry of a place for its next view, if there was none before."""
+        is_lacking = job.job is not None and job.place is None and self._drains_until is None
+        if is_lacking and not job.open_place():
+            job.connection.send(encode(Reserved("", self._identity, job.entry)))
 
     def _why_not(self, job: JobConnection, wanted: Reserve) -> str:
         """Why this job cannot come; empty if it can."""

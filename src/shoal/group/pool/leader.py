@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 
 _SETTLE_S: Final = 0.1
+# A server that has sent no entry for the next view so long after the last one has no place for it,
+# and other servers do not wait. A view may wait 3 s for its turn there (server/client.py).
+_ENTRY_S: Final = 4.0
 _LEAST_PAUSE_S: Final = 0.25  # after a view that did not form; doubles
 _LONGEST_PAUSE_S: Final = 8.0
 _MOST_NAMED: Final = 4  # workers, in a line
@@ -88,6 +91,7 @@ class Leader:
         self._left_out, self._notices = LeftOut(), Notices(_now())
         self._late = LateServers()
         self._invited: set[Address] = set()
+        self._invited_at = 0.0
         self.has_lost_invited = self._is_closed = False
         host = choose_address(os.environ.get("MASTER_ADDR")).address
         reserve = Reserve(own_version(), job_name(control, host), control.size)
@@ -156,17 +160,19 @@ class Leader:
         if _now() < self._not_before:
             return None
         last = stages.last
+        serving = list(last.servers) if last is not None else []
         may_serve = self._left_out.may_serve(self._watch.ready(), _now())
         wanted = [one for one in may_serve if one not in self._misplaced]
-        if self._is_unsettled(wanted):
-            return None
-        if wanted == (list(last.servers) if last is not None else []):
+        if self._is_unsettled(wanted) or wanted == serving:
             return None
         if not wanted and last is not None:
             return End(last.number, is_lost=False)
         places = self._watch.places()
-        if any(one not in places for one in wanted) or self._misplace(wanted, places):
-            return None  # their entries are on the way
+        if _now() >= self._invited_at + _ENTRY_S:
+            wanted = [one for one in wanted if one in places]
+        are_placed = all(one in places for one in wanted)  # else their entries are on the way
+        if wanted in ([], serving) or not are_placed or self._misplace(wanted, places):
+            return None
         if self._n_failures > 1 and len(wanted) > 1:
             # One of them may be unreachable: leave out each in turn.
             del wanted[self._n_failures % len(wanted)]
@@ -214,10 +220,11 @@ class Leader:
         n, size = len(workers), len(workers) + len(servers)
         own = b"".join(places[one].encode(n + at) for at, one in enumerate(servers))
         roster = b"".join([*workers, own])
-        self._invited, self.has_lost_invited = set(servers), False
+        self._invited, self._invited_at, self.has_lost_invited = set(servers), _now(), False
         self._watch.meet(
             (one, Meet(view, n, n + at, size, roster)) for at, one in enumerate(servers)
         )
+        self._changed()  # a server may have gone just before it was among the invited
         return servers, number(len(servers), 2) + own
 
     def _changed(self) -> None:

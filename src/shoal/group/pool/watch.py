@@ -335,7 +335,8 @@ class _Server:
             return
         try:
             for message in messages:
-                self._take(message)
+                if self._sock is sock:  # NOT after a refusal
+                    self._take(message)
         except ValueError as error:
             self._fail(f"was lost: {error}", _RETRY_S)
             return
