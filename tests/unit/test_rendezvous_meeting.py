@@ -9,7 +9,7 @@ from process.records import rewritten
 
 from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import UsageError
-from shoal.rendezvous.attempt import Attempt, part_key, record_key
+from shoal.rendezvous.attempt import Attempt, PlaceTakenError, part_key, record_key
 from shoal.rendezvous.meeting import Meeting, MemberMeeting, RootMeeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id
@@ -293,6 +293,15 @@ def test_another_version_is_refused_by_number() -> None:
     publish(store, 1, seal(b"shoal/rc", 1, b"whatever"))
     with pytest.raises(UsageError, match="rank 1 speaks version 1"):  # though rank 2 is missing
         look(host(store))
+
+
+def test_a_second_process_of_the_same_rank_is_noticed() -> None:
+    store = MemoryStore()
+    second = guest(store, 1)
+    second.look_around()
+    publish(store, 1, record(1, nonce=bytes(16)))
+    with pytest.raises(PlaceTakenError, match="another process joined as rank 1, on node-1"):
+        second.look_around()
 
 
 def test_what_is_not_there_any_more_of_our_own_record_is_published_again() -> None:
