@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from process.ranks import warm_up
 from process.records import record_of, rewritten
+from process.stage import descriptors
 
 from shoal.errors import PeerLost
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, Store, join
@@ -171,17 +172,9 @@ def warnings_of(
     return [ear.text for ear in ears]
 
 
-def n_open() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def what_is_open() -> set[tuple[str, str]]:
+def what_is_open() -> set[tuple[int, str]]:
     """Numbers of descriptors, and what they are of."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
+    return set(descriptors().items())
 
 
 def no_descriptor_is_left() -> Iterator[None]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from process.ranks import run_ranks
-from process.stage import Stage, error_of
+from process.stage import Stage, descriptors, error_of
 
 import shoal
 from shoal.errors import ShoalError, TimedOut, UsageError
@@ -140,10 +140,6 @@ def limited(kind: int, limit: int) -> Iterator[None]:
         resource.setrlimit(kind, before)
 
 
-def n_open() -> int:
-    return len(os.listdir("/proc/self/fd")) - 1  # the listing's own
-
-
 def form_two(timeout_s: float) -> list[shoal.Group | Exception]:
     """Two ranks as two threads of this process."""
     store = MemoryStore()
@@ -164,7 +160,7 @@ def form_with_ever_more_descriptors() -> tuple[list[str], int]:
     for group in form_two(LONG_S):  # loads everything that needs descriptors once
         assert isinstance(group, shoal.Group), group
         group.close()
-    at_rest = n_open()
+    at_rest = len(descriptors())
     for n_free in range(64):
         with limited(resource.RLIMIT_NOFILE, at_rest + n_free):
             groups = form_two(0.2)
@@ -175,7 +171,7 @@ def form_with_ever_more_descriptors() -> tuple[list[str], int]:
         for group in formed:
             group.close()
         # Also while somebody keeps the errors and the groups.
-        assert n_open() == at_rest, (n_free, os.listdir("/proc/self/fd"))
+        assert len(descriptors()) == at_rest, (n_free, os.listdir("/proc/self/fd"))
         if len(formed) == 2:
             return texts, n_free
     raise AssertionError("64 descriptors were not enough")
@@ -238,7 +234,7 @@ def ask_for_too_much_memory() -> dict[str, str]:
         texts["addresses"] = str(error_of(shoal.empty, 64 << 20, "uint8"))
     kept = shoal.empty(10)
     assert (kept == 0).all()
-    assert n_open() < 64
+    assert len(descriptors()) < 64
     return texts
 
 

@@ -17,13 +17,13 @@ from process.joining import (
     callers,
     hosts,
     is_closed,
-    n_open,
     no_descriptor_is_left,
     options,
     waiting_rank_0,
 )
 from process.ranks import run_ranks, start_ranks
 from process.records import record_of
+from process.stage import descriptors
 
 from shoal.rendezvous import JoinOptions, join
 from shoal.rendezvous.listener import unix_address
@@ -74,7 +74,7 @@ def join_without_descriptors() -> tuple[bool, bool, list[int]]:
     listener.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shoal").addHandler(listener)
     with waiting_rank_0(store) as (result, address):
-        limit = n_open() + 100
+        limit = len(descriptors()) + 100
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         with contextlib.ExitStack() as stack:
             silent: list[socket.socket] = []

@@ -98,17 +98,6 @@ def test_who_lacks_ranks_hears_whether_other_hosts_can_reach_the_store(host: str
     assert (said in str(heard.value)) == (host == "127.0.1.1")
 
 
-def test_a_join_that_succeeds_in_time_warns_of_nothing() -> None:
-    store, logs = MemoryStore(), [Log(), Log()]
-
-    def one(rank: int) -> None:
-        join(store, rank, 2, timeout_s=LONG_S, options=JoinOptions(log=logs[rank])).close()
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(one, range(2)))
-    assert logs[0].texts == logs[1].texts == []
-
-
 @contextlib.contextmanager
 def dropping() -> Iterator[int]:
     """A port whose connections are neither made nor refused, as behind a firewall that drops."""

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process.joining import is_closed
 from process.serving import ServerProcess, new_key, status_of
 
 import shoal
@@ -61,14 +62,6 @@ def http(port: int, request: bytes) -> bytes:
         while data := sock.recv(65536):
             answer += data
         return answer
-
-
-def is_closed(sock: socket.socket) -> bool:
-    """Whether the server closes it, without a word."""
-    try:
-        return sock.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Path) -> None:

@@ -37,17 +37,6 @@ def asking(store: MemoryStore, for_s: float = LONG_S) -> Iterator[Asking]:
         yield asked
 
 
-def test_calls_pass_through() -> None:
-    with asking(MemoryStore()) as asked:
-        asked.set("a", b"1")
-        assert asked.get("a", 0.0) == asked.try_get("a") == b"1"
-        assert asked.try_get("b") is None
-        assert asked.try_get_all(["a", "a"]) == [b"1", b"1"]
-        assert asked.silence == ""
-        with pytest.raises(TimedOut, match="nobody set 'b'"):
-            asked.get("b", 0.0)
-
-
 def test_a_call_that_does_not_return_is_left_behind_at_the_deadline_and_its_thread_ends() -> None:
     store = Stopped()
     with asking(store, 0.01) as asked:

@@ -5,7 +5,6 @@ import pytest
 from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous.attempt import (
     ATTEMPT_KEY,
-    Attempt,
     AttemptOverError,
     PlaceTakenError,
     decode_end,
@@ -46,15 +45,6 @@ def fail(
     report_failure(direct(store), rank, f"node-{rank}", error, attempt)
 
 
-def test_ranks_that_come_once_are_in_the_first_attempt() -> None:
-    store = MemoryStore()
-    meetings = [come(store, rank) for rank in range(3)]
-    assert [each.attempt for each in meetings] == [0, 0, 0]
-    for each in meetings:
-        each.look_around()
-        assert each.before is None
-
-
 @pytest.mark.parametrize("returning", [0, 1, 2])
 def test_a_rank_that_is_started_again_takes_all_to_the_next_attempt(returning: int) -> None:
     store = MemoryStore()
@@ -66,12 +56,6 @@ def test_a_rank_that_is_started_again_takes_all_to_the_next_attempt(returning: i
         again = come(store, rank, left=0)
         assert again.attempt == 1
         again.look_around()
-
-
-def test_a_job_that_follows_another_in_the_same_store_meets_in_an_attempt_of_its_own() -> None:
-    store = MemoryStore()
-    for job in range(5):
-        assert [come(store, rank).attempt for rank in (2, 0, 1)] == 3 * [job]
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -115,14 +99,6 @@ def test_the_number_never_goes_back() -> None:
     before = store.get(ATTEMPT_KEY, 0)
     meet_again(store, 0, 1, "node-1", "was slow")
     assert store.get(ATTEMPT_KEY, 0) == before
-
-
-def test_the_ranks_of_an_attempt_raise_why_another_cannot_join() -> None:
-    store = MemoryStore()
-    first, _ = come(store, 0), come(store, 1)
-    fail(store, attempt=0)
-    with pytest.raises(UsageError, match=r"rank 1 on node-1 cannot join.*holds another job key"):
-        first.look_around()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +185,3 @@ def test_a_damaged_end_makes_all_meet_again() -> None:
     come(store, 0)
     for other in (b"", b"1", b"[]", store.get(record_key(1, 0), 0)):
         assert not decode_end(other).is_failure
-
-
-def test_an_attempt_without_an_end_is_the_first() -> None:
-    assert find_attempt(MemoryStore(), 0, "node-0") == Attempt(0, None)

@@ -168,16 +168,6 @@ def test_a_roll_that_was_damaged_in_the_store_is_written_again() -> None:
     assert guests[0].roll == first.roll
 
 
-def test_an_endpoint_that_a_rank_adds_is_found() -> None:
-    store = MemoryStore()
-    first = host(store, record(0, size=2))
-    second = guest(store, 1, record(1, size=2, host_id="elsewhere"))
-    look(first, second)
-    assert second.endpoint(0) is None
-    first.publish(first.own._replace(endpoint=ENDPOINT))
-    assert second.endpoint(0) == ENDPOINT
-
-
 def test_a_roll_without_our_own_nonce_is_not_used() -> None:
     store = MemoryStore()
     first, second = host(store), guest(store, 1, record(1, nonce=bytes(16)))
