@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from process.ranks import Outcome, Ranks, free_port, start_ranks
-from process.stage import Stage
+from process.ranks import Outcome, Ranks, free_port, run_ranks, start_ranks
+from process.stage import Stage, pretend_hosts
+
+import shoal
 
 if TYPE_CHECKING:
     from process.arrays import Array
-
-    import shoal
 
 N_WORKERS = 3
 N_ELEMS = 4_000_003  # 15 MiB: what one server is worth to three workers, of odd length
@@ -145,6 +145,17 @@ def await_servers(group: shoal.Group, n: int) -> None:
     await_that(lambda: n_servers(group) == n, f"{n} servers for {group}")
 
 
+@contextlib.contextmanager
+def served_group(
+    n: int = 1, ranks_per_host: int = 1, timeout_s: float = 30.0
+) -> Iterator[shoal.Group]:
+    """Form the group of a job, and wait until servers take part."""
+    pretend_hosts(ranks_per_host)
+    with shoal.init(timeout_s=timeout_s) as group:
+        await_servers(group, n)
+        yield group
+
+
 def noise(rank: int, number: int = 0, n_elems: int = N_ELEMS) -> Array:
     """Sums of it depend on their order."""
     drawn = np.random.default_rng((rank, number)).normal(size=9973).astype(np.float32)
@@ -161,6 +172,13 @@ def are_right(works: Sequence[Any], data: Sequence[Array], first: int = 0) -> li
     for work in works:
         work.wait()
     return [is_right(each, number) for number, each in enumerate(data, first)]
+
+
+def sums(group: shoal.Group, number: int = 0, n_elems: int = N_ELEMS, **how: Any) -> bool:
+    """Whether a call gives the right bits."""
+    data = noise(group.rank, number, n_elems)
+    group.all_reduce(data, **how)
+    return is_right(data, number)
 
 
 def in_order(x: Sequence[Array]) -> Array:
@@ -211,6 +229,15 @@ def job_with_a_server(
         env = job_env(server.keys[0], server.address) | dict(stage.env)
         with start_ranks(task, n_ranks, *given, env=env) as ranks:
             yield stage, server, ranks
+
+
+def run_with_a_server(
+    folder: Path, task: Callable[..., Any], *given: Any, n_ranks: int = N_WORKERS, **env: str
+) -> list[Any]:
+    """What the ranks of a job that has a server return."""
+    with Stage() as stage, ServerProcess(new_key(folder)) as server:
+        all_env = job_env(server.keys[0], server.address, **env) | dict(stage.env)
+        return run_ranks(task, n_ranks, *given, env=all_env)
 
 
 def run_and_kill_the_server(

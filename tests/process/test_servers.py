@@ -22,16 +22,16 @@ from process.serving import (
     n_servers,
     new_key,
     noise,
-    run_and_kill_the_server,
     run_while_servers_die,
+    served_group,
     status_of,
     status_text,
+    sums,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, ShoalError, TimedOut
-from shoal.group.pool import pool as pools
 
 N_CORES = len(os.sched_getaffinity(0))
 
@@ -87,45 +87,10 @@ def test_sums_that_servers_share_in_have_the_bits_that_bits_md_says(
         assert server.wait() == 0
 
 
-def lose_a_server_in_mid_call() -> list[bool]:
-    """The last rank calls only when the server is dead."""
-    pretend_hosts(1)
-    pools._DEADLINES_S = 1000.0  # type: ignore[misc]  # commands wake the thread, and no timer
-    stage, right = Stage.from_environment(), []
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
-        data = [noise(group.rank, number) for number in range(4)]
-        if group.rank == N_WORKERS - 1:
-            stage.await_cue("the server is dead")
-        works = [group.all_reduce(each, async_op=True) for each in data]
-        if group.rank == 0:
-            stage.cue("rank 0: has called")
-        right += are_right(works, data)
-        await_that(lambda: n_servers(group) == 0, "no server")
-        group.all_reduce(data[0])
-        stage.cue(f"rank {group.rank}: goes on without")
-        await_servers(group, 1)
-        again = noise(group.rank, 9)
-        group.all_reduce(again)
-        right.append(is_right(again, 9))
-    return right
-
-
-def test_a_server_that_is_killed_in_mid_call_costs_no_call_and_is_used_when_it_is_back(
-    tmp_path: Path,
-) -> None:
-    outcomes = run_and_kill_the_server(
-        lose_a_server_in_mid_call, N_WORKERS, new_key(tmp_path), comes_back=True
-    )
-    assert [outcome.value for outcome in outcomes] == [[True] * 5] * N_WORKERS, outcomes
-
-
 def kill_while_calls_run(n_calls: int) -> list[bool]:
     """Calls one after another and at once, while servers die."""
-    pretend_hosts(1)
     stage, right = Stage.from_environment(), []
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 2)
+    with served_group(2) as group:
         for turn in range(n_calls):
             data = [noise(group.rank, 10 * turn + k) for k in range(2)]
             works = [group.all_reduce(each, async_op=True) for each in data]
@@ -160,10 +125,8 @@ def test_servers_that_die_and_come_back_for_a_while_cost_no_call(tmp_path: Path,
 
 
 def call_while_a_server_drains() -> list[bool]:
-    pretend_hosts(1)
     stage, right = Stage.from_environment(), []
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group() as group:
         data = noise(group.rank)
         if group.rank == N_WORKERS - 1:
             stage.await_cue("the server drains")
@@ -175,9 +138,7 @@ def call_while_a_server_drains() -> list[bool]:
         right.append(is_right(data))
         await_servers(group, 0)
         stage.await_cue("the server has ended")
-        data = noise(group.rank, 1)
-        group.all_reduce(data)
-        right.append(is_right(data, 1))
+        right.append(sums(group, 1))
     return right
 
 
@@ -196,71 +157,46 @@ def test_a_server_that_drains_ends_its_calls_and_then_itself(tmp_path: Path) -> 
     assert [outcome.value for outcome in outcomes] == [[True] * 2] * N_WORKERS, outcomes
 
 
-def call_while_a_server_stands_still() -> list[Any]:
-    pretend_hosts(1)
+def call_while_it_stands_still(comes_back: bool) -> list[Any]:
     stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group() as group:
         stage.cue(f"rank {group.rank}: has a server")
-        stage.await_cue("the server is stopped")
-        data = noise(group.rank)
-        group.all_reduce(data)
-        found = [is_right(data), n_servers(group), group.pool.trouble()]  # type: ignore[attr-defined]
+        stage.await_cue("it is stopped")
+        begun = time.monotonic()
+        is_right, took_s = sums(group), time.monotonic() - begun
+        await_servers(group, 1 if comes_back else 0)  # by another process of it
+        trouble = group.pool.trouble()  # type: ignore[attr-defined]
         stage.meet(group.rank, N_WORKERS, "has looked")
-        return found
+        return [is_right, took_s, trouble]
 
 
-def test_a_server_that_is_stopped_is_given_up_and_costs_no_call(tmp_path: Path) -> None:
-    with job_with_a_server(tmp_path, call_while_a_server_stands_still) as (stage, server, ranks):
-        stage.await_all(N_WORKERS, "has a server")
-        (view,) = status_of(server.keys[0], server.address)["views"]
-        server.send(signal.SIGSTOP)
-        os.kill(view["pid"], signal.SIGSTOP)
-        stage.cue("the server is stopped")
-        outcomes = ranks.wait()
-    (right, left, why), *others = (outcome.value for outcome in outcomes)
-    assert (right, left) == (True, 0), outcomes
-    # Its parent process does not answer, and that of the view is silent: whichever shows first.
-    assert why in {
-        f"{server.address} does not answer",
-        f"{server.address} was silent for 1.2 s",
-    }, outcomes
-    assert others == [[True, 0, ""]] * (N_WORKERS - 1), outcomes
-
-
-def call_while_its_view_stands_still() -> tuple[bool, float]:
-    pretend_hosts(1)
-    stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
-        stage.cue(f"rank {group.rank}: has a server")
-        stage.await_cue("the view is stopped")
-        data, begun = noise(group.rank), time.monotonic()
-        group.all_reduce(data)
-        took_s = time.monotonic() - begun
-        await_servers(group, 1)  # again, by another process of it
-        return is_right(data), took_s
-
-
-def test_a_view_whose_process_is_stopped_is_left_soon_and_another_one_formed(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_all", [True, False])
+def test_a_server_that_is_stopped_is_left_soon_and_costs_no_call(
+    tmp_path: Path, is_all: bool
 ) -> None:
-    with job_with_a_server(tmp_path, call_while_its_view_stands_still) as (stage, server, ranks):
+    """All of it, or only the process of the view, in whose place comes another."""
+    with job_with_a_server(tmp_path, call_while_it_stands_still, not is_all) as job:
+        stage, server, ranks = job
         stage.await_all(N_WORKERS, "has a server")
         (view,) = status_of(server.keys[0], server.address)["views"]
+        if is_all:
+            server.send(signal.SIGSTOP)
         os.kill(view["pid"], signal.SIGSTOP)
-        stage.cue("the view is stopped")
+        stage.cue("it is stopped")
         outcomes = ranks.wait()
-    assert [one.value is not None and one.value[0] for one in outcomes] == [True] * N_WORKERS
+    right, took_s, (why, *others) = zip(*(outcome.value for outcome in outcomes), strict=True)
+    assert right == (True,) * N_WORKERS
     # 1.2 s of silence; it was 5 s, and as long again where one asked another.
-    assert max(one.value[1] for one in outcomes) < 4.5, outcomes
+    assert max(took_s) < 4.5, outcomes
+    assert others == [""] * (N_WORKERS - 1)
+    # Its parent process does not answer, and that of the view is silent: whichever shows first.
+    told = {f"{server.address} does not answer", f"{server.address} was silent for 1.2 s"}
+    assert not is_all or why in told
 
 
 def share_a_while() -> bool:
-    pretend_hosts(1)
     stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group() as group:
         data = noise(group.rank)
         group.all_reduce(data)
         stage.cue(f"{shoal_key()} rank {group.rank}")
@@ -331,29 +267,9 @@ def test_a_job_that_requires_servers_says_of_each_why_it_does_not_serve(tmp_path
     assert "no-such-name.invalid:7077 has a name that does not resolve" in told[0]
 
 
-def begin_with_one_that_is_misplaced() -> bool:
-    """The other server is on the host of rank 0, or so they say."""
-    pretend_hosts(1)
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
-        data = noise(group.rank)
-        group.all_reduce(data)
-        return is_right(data)
-
-
-def test_a_server_on_the_host_of_a_worker_is_left_out(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with ServerProcess(key, host="0") as bad, ServerProcess(key) as good:
-        env = job_env(key, bad.address, good.address)
-        found = run_ranks(begin_with_one_that_is_misplaced, N_WORKERS, env=env)
-    assert found == [True] * N_WORKERS
-
-
 def shrink_and_go_on() -> bool:
-    pretend_hosts(1)
     stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group() as group:
         data = noise(group.rank)
         if group.rank == N_WORKERS:
             stage.await_cue("all others have called")
@@ -368,9 +284,7 @@ def shrink_and_go_on() -> bool:
         assert isinstance(error_of(work.wait), PeerLost)
         with group.shrink() as survivors:
             await_servers(survivors, 1)
-            again = noise(survivors.rank, 1)
-            survivors.all_reduce(again)
-            return is_right(again, 1)
+            return sums(survivors, 1)
 
 
 def test_the_survivors_of_a_worker_go_on_with_the_server(tmp_path: Path) -> None:
@@ -381,30 +295,6 @@ def test_the_survivors_of_a_worker_go_on_with_the_server(tmp_path: Path) -> None
     ):
         outcomes = ranks.wait()
     assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS + [None], outcomes
-
-
-def time_out() -> list[str]:
-    """A call that one worker never makes, while a server is in it; and one made after it."""
-    pretend_hosts(1)
-    stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
-        told = []
-        if group.rank < N_WORKERS - 1:
-            data = noise(group.rank)
-            told = [repr(error_of(group.all_reduce, data, timeout_s=0.5)) for _ in range(2)]
-        stage.meet(group.rank, N_WORKERS, "has done")
-    return told
-
-
-def test_a_call_that_a_worker_never_makes_ends_at_its_deadline(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        *told, _ = run_ranks(time_out, N_WORKERS, env=env)
-    for first, second in told:
-        assert "TimedOut" in first
-        assert "TimedOut" in second or "Closed" in second
 
 
 def fork_and_drop() -> list[bool]:

@@ -9,15 +9,13 @@ from process.serving import (
     N_WORKERS,
     Lines,
     ServerProcess,
-    await_servers,
     await_that,
-    is_right,
     job_env,
     new_key,
-    noise,
+    served_group,
     status_of,
+    sums,
 )
-from process.stage import pretend_hosts
 
 import shoal
 from shoal.group.pool import view as pool_view
@@ -30,7 +28,6 @@ from shoal.shapes import Shape
 
 def ask_for_what_cannot_be_served() -> list[Any]:
     """Rank 0 announces a plan that nobody can make; then it comes to its senses."""
-    pretend_hosts(1)
     lines, right_pack = Lines(), pool_view.pack
 
     def pack(shape: Shape) -> bytes:
@@ -38,14 +35,11 @@ def ask_for_what_cannot_be_served() -> list[Any]:
 
     pool_view.pack = pack
     right = []
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group() as group:
         for number in range(2):
             pool: Any = group.pool  # type: ignore[attr-defined]
             view = pool.view
-            data = noise(group.rank, number, 1_000_003)
-            group.all_reduce(data)
-            right.append(is_right(data, number))
+            right.append(sums(group, number, 1_000_003))
             if number == 0:
                 pool_view.pack = right_pack
                 await_that(lambda: pool.view not in (None, view), "the next view")  # noqa: B023

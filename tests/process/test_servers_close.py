@@ -15,13 +15,13 @@ from process.ranks import run_ranks, start_ranks
 from process.serving import (
     N_WORKERS,
     Lines,
-    await_servers,
     await_that,
     is_right,
     job_env,
     new_key,
     noise,
     run_and_kill_the_server,
+    served_group,
 )
 from process.stage import Stage, pretend_hosts
 
@@ -139,10 +139,8 @@ def test_a_view_is_given_up_on_all_workers_once_rank_0_has_lost_a_server_of_it(
 
 def leave_when_mended() -> bool:
     """Rank 1 gets late what others hold, and waits a moment for who leaves before it has that."""
-    pretend_hosts(1)
     stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group() as group:
         data = noise(group.rank)
         if group.rank == 1:
             give = mend._give

@@ -15,7 +15,10 @@ from process.serving import (
     job_with_a_server,
     new_key,
     noise,
+    run_with_a_server,
+    served_group,
     status_of,
+    sums,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -26,10 +29,8 @@ N_ELEMS = 1_000_003
 
 def share_in_groups() -> list[Any]:
     """Of all ranks, by themselves and the other way round, and of two; what was wrong."""
-    pretend_hosts(1)
     wrong = []
-    with shoal.init(timeout_s=30.0) as world:
-        await_servers(world, 1)
+    with served_group() as world:
         alike = world.subgroup(range(N_WORKERS), "alike")
         turned = world.subgroup(range(N_WORKERS)[::-1], "turned")
         pools: list[Any] = [group.pool for group in (alike, turned)]  # type: ignore[attr-defined]
@@ -39,9 +40,7 @@ def share_in_groups() -> list[Any]:
             for stage in ("first", "with a server"):
                 if stage == "with a server":
                     await_servers(group, 1)
-                data = noise(group.rank, 1, N_ELEMS)
-                group.all_reduce(data)
-                if not is_right(data, 1):
+                if not sums(group, 1, N_ELEMS):
                     wrong.append(f"{group}: {stage}")
             pool: Any = group.pool  # type: ignore[attr-defined]
             if not pool.view.n_shared:
@@ -52,9 +51,7 @@ def share_in_groups() -> list[Any]:
             if pair.pool is not None:  # type: ignore[attr-defined]
                 wrong.append("two have nothing to gain")
         alike.close()
-        data = noise(turned.rank, 3, N_ELEMS)
-        turned.all_reduce(data)
-        if not is_right(data, 3):
+        if not sums(turned, 3, N_ELEMS):
             wrong.append("after another group was closed")
     return wrong
 
@@ -86,10 +83,7 @@ def share_in_groups_of_one_name() -> list[Any]:
 
 
 def test_groups_of_one_name_are_served_apart_whichever_is_used_first(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with ServerProcess(key) as server:
-        env = job_env(key, server.address)
-        assert run_ranks(share_in_groups_of_one_name, N_WORKERS, env=env) == [[]] * N_WORKERS
+    assert run_with_a_server(tmp_path, share_in_groups_of_one_name) == [[]] * N_WORKERS
 
 
 def leave_one_after_the_other() -> bool:
@@ -126,10 +120,8 @@ def test_who_leaves_a_group_keeps_nobody_there_whose_server_dies(tmp_path: Path)
 
 def shrink_in_vain() -> list[Any]:
     """Rank 0 alone, twice; then a call, and all of them; what was wrong."""
-    pretend_hosts(1)
     stage, wrong = Stage.from_environment(), []
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group() as group:
         if group.rank == 0:
             errors = [
                 error_of(group.shrink, timeout_s=0.05),
@@ -145,9 +137,7 @@ def shrink_in_vain() -> list[Any]:
             wrong.append("after it")
         with group.shrink() as rest:
             await_servers(rest, 1)
-            data = noise(rest.rank, 2, N_ELEMS)
-            rest.all_reduce(data)
-            if not is_right(data, 2):
+            if not sums(rest, 2, N_ELEMS):
                 wrong.append("with all of them")
         if pool._thread.is_alive():
             wrong.append("the servers were not left")
@@ -155,7 +145,4 @@ def shrink_in_vain() -> list[Any]:
 
 
 def test_a_group_that_nobody_else_shrinks_keeps_its_servers(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        assert run_ranks(shrink_in_vain, N_WORKERS, env=env) == [[]] * N_WORKERS
+    assert run_with_a_server(tmp_path, shrink_in_vain) == [[]] * N_WORKERS

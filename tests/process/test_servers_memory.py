@@ -11,17 +11,16 @@ from process.serving import (
     Lines,
     ServerProcess,
     are_right,
-    await_servers,
     await_that,
     is_right,
     job_env,
     new_key,
     noise,
+    served_group,
     status_of,
+    sums,
 )
-from process.stage import Stage, pretend_hosts
-
-import shoal
+from process.stage import Stage
 
 MEMORY = 64 << 20  # the least that --memory takes
 N_AHEAD = 8  # calls of 15 MiB of each worker: all that two of them send is 5 times the memory
@@ -63,16 +62,12 @@ def held_at_last(key: Path, server: ServerProcess) -> int:
 
 def be_modest() -> list[bool]:
     """A call before the other job is greedy, and one after; then whether its view is the same."""
-    pretend_hosts(1)
     stage, right = Stage.from_environment(), []
-    with shoal.init(timeout_s=60.0) as group:
-        await_servers(group, 1)
+    with served_group(timeout_s=60.0) as group:
         pool: Any = group.pool  # type: ignore[attr-defined]
         view = pool.view
         for number in range(2):
-            data = noise(group.rank, number)
-            group.all_reduce(data)
-            right.append(is_right(data, number))
+            right.append(sums(group, number))
             if number == 0:
                 stage.cue(f"modest rank {group.rank} has called")
                 stage.await_cue("the greedy have called")
@@ -82,10 +77,8 @@ def be_modest() -> list[bool]:
 
 def run_into_the_limit() -> list[Any]:
     """Calls whose server is refused memory in their midst, and one with its successor."""
-    pretend_hosts(1)
     stage, lines, right = Stage.from_environment(), Lines(), []
-    with shoal.init(timeout_s=60.0) as group:
-        await_servers(group, 2)
+    with served_group(2, timeout_s=60.0) as group:
         pool: Any = group.pool  # type: ignore[attr-defined]
         view = pool.view
         small = noise(group.rank, 0, 1_000_003)
@@ -107,10 +100,8 @@ def run_into_the_limit() -> list[Any]:
 
 def run_ahead() -> list[bool]:
     """The last makes its calls when the others' have come as far as they can."""
-    pretend_hosts(1)
     stage = Stage.from_environment()
-    with shoal.init(timeout_s=60.0) as group:
-        await_servers(group, 2)
+    with served_group(2, timeout_s=60.0) as group:
         data = [noise(group.rank, number) for number in range(N_AHEAD)]
         if group.rank == N_WORKERS - 1:
             stage.await_cue("the server has what it can hold")

@@ -10,23 +10,18 @@ from process.serving import (
     N_WORKERS,
     Lines,
     ServerProcess,
-    await_servers,
-    await_that,
     is_right,
     job_env,
-    n_servers,
     new_key,
     noise,
+    served_group,
 )
-from process.stage import pretend_hosts
 
-import shoal
 from shoal.group.pool import forming, probe
 
 
 def call_with_servers(how: str) -> list[Any]:
     """By which shares a call was made, whether it is right, and what was logged of rates."""
-    pretend_hosts(1)
     lines, found = Lines(), [2, 0, 0]
     logging.getLogger("shoal").setLevel("INFO")
     if how == "half":
@@ -34,8 +29,7 @@ def call_with_servers(how: str) -> list[Any]:
     if how == "silent":
         forming.answer = lambda *_: None
         probe._OF_ONE_S = 0.1  # type: ignore[misc]
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 3)
+    with served_group(3) as group:
         data = noise(group.rank, 0, 1_000_003)
         work: Any = group.all_reduce(data, async_op=True)
         work.wait()
@@ -67,34 +61,3 @@ def test_servers_of_unknown_rate_are_measured_and_used_whatever_becomes_of_the_p
     if how == "silent":
         assert used[0] == "sharded[3*0|3*1].servers"
         assert "could not be measured" in told[0][0]
-
-
-def answer_with_another_length() -> list[Any]:
-    """Worker 1 sends rank 0 fewer bytes than it asks for, and the workers call without servers."""
-    pretend_hosts(1)
-    lines = Lines()
-
-    def answer(group: Any, _is_wanted: object) -> None:
-        group.recv(bytearray(8), 0, probe._ASK)
-        group.send(bytearray(100), 0, probe._REPLY, async_op=True)
-
-    forming.answer = answer
-    with shoal.init(timeout_s=30.0) as group:
-        if group.rank == 0:
-            await_that(lambda: any("did not form" in one for one in lines.told), "a failed view")
-        data = noise(group.rank, 0, 1_000_003)
-        group.all_reduce(data)
-        return [is_right(data, 0), n_servers(group), [one for one in lines.told if "uint8" in one]]
-
-
-def test_a_reply_of_another_length_ends_the_view_and_not_the_job(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with ServerProcess(key, host="a", link="") as server:
-        outcomes = run_ranks(
-            answer_with_another_length, N_WORKERS, env=job_env(key, server.address)
-        )
-    right, served, told = zip(*outcomes, strict=True)
-    assert right == (True,) * N_WORKERS
-    assert served == (0,) * N_WORKERS
-    assert "rank 1" in told[0][0]
-    assert "uint8[100]" in told[0][0]

@@ -11,7 +11,6 @@ import pytest
 from process.arrays import Array
 from process.ranks import run_ranks
 from process.serving import (
-    ServerProcess,
     await_servers,
     await_that,
     in_order,
@@ -23,6 +22,8 @@ from process.serving import (
     rounded,
     run_and_kill_the_server,
     run_while_servers_die,
+    run_with_a_server,
+    served_group,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -112,9 +113,7 @@ def share_along_rails() -> list[Any]:
 
 def share_numbers_narrowly() -> list[Any]:
     """In another order on each rank."""
-    pretend_hosts(N_LOCAL)
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group(1, N_LOCAL) as group:
         pool: Any = group.pool  # type: ignore[attr-defined]
         right = []
         for op in ("sum", "avg"):
@@ -137,9 +136,7 @@ def share_numbers_narrowly() -> list[Any]:
 
 
 def test_narrow_calls_by_number_are_served_along_rails(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with ServerProcess(key) as server:
-        found = run_ranks(share_numbers_narrowly, N_RANKS, env=job_env(key, server.address))
+    found = run_with_a_server(tmp_path, share_numbers_narrowly, n_ranks=N_RANKS)
     assert found == [[True, 16]] * N_RANKS
 
 
@@ -156,10 +153,8 @@ def test_workers_that_share_hosts_are_served_along_rails_with_the_same_bits_what
 
 def call_while_servers_die(n_calls: int) -> list[int]:
     """Numbers of calls that were wrong, of two at a time in another order on each rank."""
-    pretend_hosts(N_LOCAL)
     stage, wrong = Stage.from_environment(), []
-    with shoal.init(timeout_s=60.0) as group:
-        await_servers(group, 2)
+    with served_group(2, N_LOCAL, timeout_s=60.0) as group:
         for turn in range(n_calls):
             numbers = group.reserve(2)
             order = numbers[:: 1 if (group.rank + turn) % 2 else -1]
@@ -188,10 +183,8 @@ def test_servers_that_die_and_come_back_cost_no_call_along_rails(tmp_path: Path,
 
 
 def lose_a_mate() -> str:
-    pretend_hosts(N_LOCAL)
     stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+    with served_group(1, N_LOCAL) as group:
         stage.meet(group.rank, N_RANKS, "served")
         if group.rank == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -214,25 +207,25 @@ def test_a_worker_that_dies_on_a_shared_host_is_lost_to_all_others_and_they_go_o
     assert values == ["5 0 5 5"] * 3 + [None] + ["5 0 5 5"] * 2, "\n".join(map(str, outcomes))
 
 
-def time_out() -> str:
-    """A call that one worker never makes."""
-    pretend_hosts(N_LOCAL)
-    stage = Stage.from_environment()
-    with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
-        told = ""
-        if group.rank < N_RANKS - 1:
-            told = repr(error_of(group.all_reduce, noise(group.rank, 0, N_ELEMS), timeout_s=0.5))
-        stage.meet(group.rank, N_RANKS, "has done")
+def time_out(n_local: int) -> list[str]:
+    """A call that one worker never makes, while a server is in it; and one made after it."""
+    stage, told = Stage.from_environment(), []
+    with served_group(1, n_local) as group:
+        if group.rank < group.size - 1:
+            data = noise(group.rank, 0, N_ELEMS)
+            told = [repr(error_of(group.all_reduce, data, timeout_s=0.5)) for _ in range(2)]
+        stage.meet(group.rank, group.size, "has done")
     return told
 
 
-def test_a_call_that_a_worker_never_makes_ends_at_its_deadline_on_all_hosts(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        *told, _ = run_ranks(time_out, N_RANKS, env=env)
-    assert all(text.startswith("TimedOut") for text in told), told
+@pytest.mark.parametrize("n_local", [1, N_LOCAL])
+def test_a_call_that_a_worker_never_makes_ends_at_its_deadline_on_all_hosts(
+    tmp_path: Path, n_local: int
+) -> None:
+    *told, _ = run_with_a_server(tmp_path, time_out, n_local, n_ranks=N_HOSTS * n_local)
+    for first, second in told:
+        assert first.startswith("TimedOut")
+        assert second.startswith(("TimedOut", "Closed"))
 
 
 def be_unlike() -> list[Any]:

@@ -11,10 +11,9 @@ from process.serving import (
     ServerProcess,
     await_servers,
     await_that,
-    is_right,
     job_env,
     new_key,
-    noise,
+    sums,
 )
 from process.stage import Stage, pretend_hosts
 
@@ -32,9 +31,7 @@ def sum_with_a_server_that_comes_late() -> bool:
     with shoal.init(timeout_s=30.0) as group:
         stage.cue(f"rank {group.rank}: is here")
         await_servers(group, 1)
-        data = noise(group.rank)
-        group.all_reduce(data)
-        return is_right(data)
+        return sums(group)
 
 
 def test_a_server_that_registers_is_found_and_used_and_what_is_not_sealed_is_not(

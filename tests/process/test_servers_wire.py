@@ -7,7 +7,6 @@ import numpy as np
 from process.arrays import Array
 from process.ranks import run_ranks
 from process.serving import (
-    N_ELEMS,
     N_WORKERS,
     await_servers,
     await_that,
@@ -101,10 +100,3 @@ def reduce_by_any_of_the_workers() -> list[bool]:
 
 def test_the_bits_do_not_tell_which_worker_folded() -> None:
     assert run_ranks(reduce_by_any_of_the_workers, N_WORKERS) == [[True] * 3] * N_WORKERS
-
-
-def test_the_rounding_of_this_test_is_that_of_bfloat16() -> None:
-    cases = {1.0: 1.0, 1 + 2**-8: 1.0, 1 + 3 * 2**-8: 1 + 2**-6, 1 + 2**-8 + 2**-20: 1 + 2**-7}
-    given = np.array(list(cases), np.float32)
-    assert rounded(given).tolist() == list(cases.values())
-    assert N_ELEMS % 2  # segments end within a line
