@@ -25,31 +25,6 @@ from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
 KEY = b"k" * 32
 
 
-class LikeTorch:
-    """The part of torch's Store that is used, with its exceptions."""
-
-    def __init__(self) -> None:
-        self._inner = MemoryStore()
-
-    def set(self, key: str, value: bytes) -> None:
-        self._inner.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        return self._inner.get(key, 300)
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(self._inner.try_get(key) is not None for key in keys)
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        try:
-            self._inner.get(keys[0], timeout.total_seconds())
-        except TimedOut as error:
-            raise RuntimeError("wait timeout") from error
-
-
 @pytest.fixture(params=["memory", "torch", "tcp", "tcp with a key"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Store]]:
     """Makes views of one store."""
@@ -57,8 +32,8 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Store]]:
         memory = MemoryStore()
         yield lambda: memory
     elif request.param == "torch":
-        torch_like = LikeTorch()
-        yield lambda: TorchStore(torch_like)
+        of_torch = pytest.importorskip("torch.distributed").HashStore()
+        yield lambda: TorchStore(of_torch)
     else:
         key = KEY if request.param == "tcp with a key" else None
         with contextlib.ExitStack() as stack:
@@ -110,11 +85,10 @@ def test_a_get_waits_for_the_set(connect: Callable[[], Store]) -> None:
     assert found == [b"here"]
 
 
-class Hasty(LikeTorch):
+class Hasty:
     """Waits by a clock of its own, a little shorter, as torch does in whole milliseconds."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.asked_ms: list[float] = []
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
@@ -143,12 +117,9 @@ def test_a_get_that_nobody_answers_times_out_and_harms_nothing(
 
 
 def test_the_torch_store_knows_its_host_through_prefixes() -> None:
-    inner = LikeTorch()
-    assert TorchStore(inner).host is None
-    inner.host = "10.0.0.1"  # type: ignore[attr-defined]
-    outer = LikeTorch()
-    outer.underlying_store = inner  # type: ignore[attr-defined]
-    assert TorchStore(outer).host == "10.0.0.1"
+    assert TorchStore(SimpleNamespace()).host is None
+    inner = SimpleNamespace(host="10.0.0.1")
+    assert TorchStore(SimpleNamespace(underlying_store=inner)).host == "10.0.0.1"
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(KEY, b"x" * 32), (None, KEY), (KEY, None)])
