@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -270,17 +271,7 @@ def test_a_rank_that_cannot_be_reached_is_named_with_its_address_and_the_remedy(
     assert "could not be reached: connection refused" in str(second)
     assert "SHOAL_SOCKET_IFNAME" in str(second)
     assert "rank 1 on " in str(first)
-    assert "it never connected to 127.0.0.1:" in str(first)
-
-
-def test_a_rank_that_published_but_never_connected_is_named() -> None:
-    store = MemoryStore()
-    with joined(store, hosts("a", "b")):
-        store.set("shoal/1/rank/1", store.get("shoal/0/rank/1", 0))
-    with pytest.raises(
-        TimedOut, match=r"rank 1 on .* it never connected to 127\.0\.0\.1:\d+ \(lo\)"
-    ):
-        join(store, 0, 2, timeout_s=SHORT_S, options=options(hosts("a", "b")[0]))
+    assert re.search(r"it never connected to 127\.0\.0\.1:\d+ \(lo\)", str(first))
 
 
 def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:
