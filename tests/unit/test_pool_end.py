@@ -85,6 +85,23 @@ def test_a_thread_that_ends_with_the_workers_group_leaves_no_other_waiting_for_i
     assert worker.ended == ["world", "control"]
 
 
+def test_a_worker_that_leaves_while_a_view_begins_waits_for_no_other_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, view = Worker(View()), View()
+    forming = worker.pool._forming
+    monkeypatch.setattr(forming, "_form", lambda _number: view)
+
+    def begin(_view: object) -> None:
+        forming.close()
+        worker.pool.check_world()
+
+    with pytest.raises(Closed):
+        forming.form(1, begin)
+    assert worker.ended == ["control"]
+    assert view.seen == ["closed"]
+
+
 @pytest.mark.parametrize(
     "failure",
     [

@@ -69,11 +69,14 @@ class Forming:
         started = time.monotonic()
         self._is_under_way = True
         view = self._form(number)
+        if view is not None:
+            try:
+                begin(view)
+            except BaseException:  # this worker leaves, or another one
+                view.group.close()
+                raise
         self._is_under_way = False
-        if view is None:
-            return
-        begin(view)
-        if self.leader is not None:
+        if view is not None and self.leader is not None:
             self.leader.formed(view)
             _LOG.info(
                 "%s: view %d: %s from call %d on (%.0f ms)",
