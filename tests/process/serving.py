@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,10 +167,14 @@ def wanted(number: int = 0, n_workers: int = N_WORKERS, n_elems: int = N_ELEMS) 
     return in_order([noise(rank, number, n_elems) for rank in range(n_workers)])
 
 
-def are_right(works: Sequence[Any], data: Sequence[Array], first: int = 0) -> list[bool]:
-    """Wait for calls with numbers from `first`; return of each whether it has the right bits."""
+def wait_for_all(works: Iterable[Any]) -> None:
     for work in works:
         work.wait()
+
+
+def are_right(works: Sequence[Any], data: Sequence[Array], first: int = 0) -> list[bool]:
+    """Wait for calls with numbers from `first`; return of each whether it has the right bits."""
+    wait_for_all(works)
     return [is_right(each, number) for number, each in enumerate(data, first)]
 
 

@@ -105,8 +105,6 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
     roster = b"".join(place.entry.encode(rank) for rank, place in enumerate(silent))
     with ServerProcess(*keys, more=["--max-jobs", "1", "--no-http"]) as server:
         with connect(server.port, keys[0]) as one, connect(server.port, keys[1]) as two:
-            (refused,) = say(one, reserve._replace(version="0.0.1"))
-            assert f"it runs shoal {shoal.__version__}, and the workers 0.0.1" in refused.refused
             (refused,) = say(one, Meet(1, 3, 3, 4, b"no roster"))
             assert refused.refused == "nothing was reserved"
             (taken,) = say(one, reserve)

@@ -27,6 +27,7 @@ from process.serving import (
     status_of,
     status_text,
     sums,
+    wait_for_all,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -133,8 +134,7 @@ def call_while_a_server_drains() -> list[bool]:
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
             stage.cue("rank 0: has called")
-        assert work is not None
-        work.wait()
+        wait_for_all([work])
         right.append(is_right(data))
         await_servers(group, 0)
         stage.await_cue("the server has ended")

@@ -22,6 +22,7 @@ from process.serving import (
     noise,
     run_and_kill_the_server,
     served_group,
+    wait_for_all,
 )
 from process.stage import Stage, pretend_hosts
 
@@ -155,8 +156,7 @@ def leave_when_mended() -> bool:
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
             stage.cue("rank 0: has called")
-        assert work is not None
-        work.wait()
+        wait_for_all([work])
     stage.cue("one has left")
     return is_right(data)
 

@@ -19,6 +19,7 @@ from process.serving import (
     served_group,
     status_of,
     sums,
+    wait_for_all,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -73,9 +74,7 @@ def share_in_groups_of_one_name() -> list[Any]:
         order = (0, 1) if world.rank == 0 else (1, 0)
         for stage in ("first", "with a server"):
             data = [noise(world.rank, at, N_ELEMS) for at in range(2)]
-            for work in [groups[at].all_reduce(data[at], async_op=True) for at in order]:
-                assert work is not None
-                work.wait()
+            wait_for_all([groups[at].all_reduce(data[at], async_op=True) for at in order])
             wrong += [f"{stage}: {at}" for at in range(2) if not is_right(data[at], at)]
             for group in groups:
                 await_servers(group, 1)
@@ -96,8 +95,7 @@ def leave_one_after_the_other() -> bool:
         await_servers(group, 1)
         data = noise(group.rank, 2, N_ELEMS)
         work, pool = group.all_reduce(data, async_op=True), group.pool  # type: ignore[attr-defined]
-        assert work is not None
-        work.wait()
+        wait_for_all([work])
         if group.rank == 1:
             group.close()
             stage.cue("one has left")

@@ -21,6 +21,7 @@ from process.serving import (
     run_and_kill_the_server,
     served_group,
     sums,
+    wait_for_all,
     wanted,
 )
 from process.stage import Stage, error_of, pretend_hosts
@@ -59,9 +60,7 @@ def share_in_any_order() -> list[Any]:
             for number in (numbers[3], numbers[0], numbers[5] + 1000)
         ]
         group.all_reduce(again := noise(rank, 9))
-        for work in works.values():
-            assert work is not None
-            work.wait()
+        wait_for_all(works.values())
         await_that(lambda: len(pool._views) == 1, "the first view to end")
         n_shared = [view.n_shared for view in (first, pool.view)]
         right = [is_right(data[number], number) for number in works] + [is_right(again, 9)]
@@ -104,9 +103,7 @@ def lose_a_server_between_numbers() -> list[bool]:
         }
         if group.rank == 0:
             stage.cue("rank 0: has called")
-        for work in works.values():
-            assert work is not None
-            work.wait()
+        wait_for_all(works.values())
         if is_last:
             group.skip(numbers[3])
         await_that(lambda: n_servers(group) == 0, "no server")
@@ -176,9 +173,7 @@ def reduce_by_number_in_any_order() -> list[bool]:
                 for number in turned(numbers, group.rank * 7 + turn)
             ]
             group.barrier()
-            for work in works:
-                assert work is not None
-                work.wait()
+            wait_for_all(works)
             for number in numbers:
                 total = sum(noise(rank, number, 3 + 977 * number) for rank in range(group.size))
                 right.append(bool(abs(data[number] - total).max() < 1e-4))
@@ -214,9 +209,7 @@ def call_by_name_while_a_server_dies() -> list[Any]:
             for rank in range(1, N_WORKERS - 1):  # who calls later finds no server any more
                 stage.await_cue(f"rank {rank}: has made its calls")
             stage.cue("rank 0: has called")
-        for work in works:
-            assert work is not None
-            work.wait()
+        wait_for_all(works)
         close = [
             np.allclose(data[name], wanted(at, n_elems=1_000_003), atol=1e-5)
             for at, name in enumerate(NAMES)

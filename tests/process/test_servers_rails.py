@@ -24,6 +24,7 @@ from process.serving import (
     run_while_servers_die,
     run_with_a_server,
     served_group,
+    wait_for_all,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -98,8 +99,7 @@ def share_along_rails() -> list[Any]:
         if group.rank == 0:
             stage.cue("rank 0: has called")
         for number, work in enumerate(works, start=3):
-            assert work is not None
-            work.wait()
+            wait_for_all([work])
             right.append(is_right(group, data[number - 3], number))
         await_that(lambda: n_servers(group) == 0, "no server")
         last = noise(group.rank, 5, N_ELEMS)
@@ -125,9 +125,7 @@ def share_numbers_narrowly() -> list[Any]:
                 group.all_reduce(data[number], op, number=number, wire="bf16", async_op=True)
                 for number in order
             ]
-            for work in works:
-                assert work is not None
-                work.wait()
+            wait_for_all(works)
             right += [
                 is_right(group, data[number], number, op, is_narrow=True)
                 for number in sorted(order)
@@ -164,9 +162,7 @@ def call_while_servers_die(n_calls: int) -> list[int]:
             ]
             if group.rank == 0:
                 stage.cue(f"turn {turn}")
-            for work in works:
-                assert work is not None
-                work.wait()
+            wait_for_all(works)
             wrong += [n for n in numbers if not is_right(group, data[n], turn % 3)]
     return wrong
 

@@ -16,6 +16,7 @@ from process.serving import (
     noise,
     rounded,
     run_and_kill_the_server,
+    wait_for_all,
 )
 from process.stage import Stage, pretend_hosts
 
@@ -54,8 +55,7 @@ def share_narrowly() -> list[Any]:
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
             stage.cue("rank 0: has called")
-        assert work is not None
-        work.wait()
+        wait_for_all([work])
         right.append(is_right(data, 4))
         await_that(lambda: n_servers(group) == 0, "no server")
         group.all_reduce(data := noise(group.rank, 5))
