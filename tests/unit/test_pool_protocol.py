@@ -13,6 +13,7 @@ from shoal.group.pool import announce, control
 from shoal.group.pool.announce import N_BYTES, pack, unpack
 from shoal.group.pool.protocol import (
     MAX_MESSAGE_BYTES,
+    MOST_RANKS,
     Ask,
     Frames,
     Leaving,
@@ -30,6 +31,8 @@ from shoal.group.pool.protocol import (
 )
 from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.packing import number, seal
+from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.roster import Entry
 from shoal.shapes import Shape
 
 MESSAGES: list[Message] = [
@@ -77,6 +80,17 @@ def test_a_frame_that_is_too_long_is_refused_before_it_has_come() -> None:
         Frames().feed(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
     with pytest.raises(ValueError, match="a message of"):
         encode(Status("x" * MAX_MESSAGE_BYTES))
+
+
+def test_the_roster_of_the_largest_view_fits_with_four_paths_over_ipv6() -> None:
+    paths = [
+        Endpoint(f"fd00:1234:5678:9abc:def0:1234:5678:{at:04x}", 65535, f"enp{at}s0f1np1")
+        for at in range(4)
+    ]
+    entry = Entry("f" * 36, "a-host-with-a-long-name-123456", bytes(64), tuple(paths))
+    roster = b"".join(entry.encode(rank) for rank in range(MOST_RANKS))
+    largest = Meet(1, MOST_RANKS - 1, MOST_RANKS - 1, MOST_RANKS, roster)
+    assert Frames().feed(encode(largest)) == [largest]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from shoal.rendezvous.packing import Unpacker, field, number, seal, text_field, 
 DEFAULT_PORT: Final = 7077
 VERSION: Final = 2
 MOST_RANKS: Final = 4096  # workers and servers of one view
-MAX_MESSAGE_BYTES: Final = 512 << 10  # of a roster of `MOST_RANKS`; all else is far shorter
+MAX_MESSAGE_BYTES: Final = 2 << 20  # a roster of `MOST_RANKS`, 512 bytes each; the rest is short
 _MOST_WORDS_BYTES: Final = 1000  # of a planner's reasons
 _KIND: Final = b"shoal/sv"
 _LENGTH: Final = struct.Struct("<I")
