@@ -8,8 +8,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "base/clock.h"
 #include "test/check.h"
@@ -72,6 +74,7 @@ struct Host final : Endpoint::Owner {
       : key_of(key_of), end(*this, std::move(options)) {}
 
   std::variant<Secret, Progress> judge(const Hello& hello) override {
+    if (on_judge) std::exchange(on_judge, nullptr)();
     if (hello.to_rank != 0) return Progress::kRefused;
     if (hello.epoch != 7) return Progress::kStale;
     return key(key_of);
@@ -90,7 +93,10 @@ struct Host final : Endpoint::Owner {
     dials.push_back(dial);
     add(peer);
   }
-  void not_reached(const Connector::Failure& failure) override { failures.push_back(failure); }
+  void not_reached(const Connector::Failure& failure) override {
+    failures.push_back(failure);
+    if (on_not_reached) std::exchange(on_not_reached, nullptr)();
+  }
   void received(const Endpoint::PeerPtr& peer, Frame frame) override {
     if (closes_on_frame) peer->close();
     frames.push_back(std::move(frame));
@@ -109,6 +115,7 @@ struct Host final : Endpoint::Owner {
 
   char key_of;
   bool closes_on_frame = false;
+  std::function<void()> on_judge, on_not_reached;  // called once
   std::vector<Hello> hellos, differing;
   std::vector<int> strangers, errors;
   std::vector<uint64_t> dials;
@@ -594,6 +601,66 @@ TEST("without a descriptor callers are turned away and counted, and the next one
   Host caller;
   caller.end.connect(Address::abstract(name), {7, 3, 0, 0}, key());
   CHECK(until({&called, &caller}, [&] { return !called.peers.empty(); }));
+}
+
+TEST("an endpoint can be closed, stepped, forked and lose its listeners while it judges a caller") {
+  const auto judging = [](auto act) {
+    Host called;
+    const int listener = listen_on_loopback();
+    const Address at = address_of(listener);
+    called.end.listen(listener);
+    std::vector<int> callers;
+    for (uint32_t rank = 1; rank <= 3; ++rank) {
+      callers.push_back(call(at));
+      const ClientHandshake hello({7, rank, 0, 0}, key());
+      CHECK_EQ(send(callers.back(), hello.hello().data(), hello.hello().size(), 0),
+               hello.hello().size());
+    }
+    called.on_judge = [&] { act(called); };
+    for (int n = 0; n < 3; ++n) called.end.step(now_ns());
+    for (const int fd : callers) close(fd);
+    return called.end.n_pending();
+  };
+  CHECK_EQ(judging([](Host& called) { called.end.close(); }), 0u);
+  CHECK_EQ(judging([](Host& called) { called.end.step(now_ns()); }), 3u);
+  CHECK_EQ(judging([](Host& called) { close(called.end.hand_over().at(0)); }), 1u);
+  pid_t child = -1;
+  const size_t n_pending = judging([&](Host&) { child = fork(); });
+  if (child == 0) _exit(n_pending == 0 ? 0 : 1);
+  CHECK_EQ(n_pending, 3u);
+  int status = 1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+}
+
+TEST("a dial that is begun as another one fails is due at once") {
+  Host caller;
+  const int listener = listen_on_loopback();
+  const Address nobody = Address::abstract("shoal-nobody-" + std::to_string(getpid()));
+  const uint64_t dial = caller.end.connect(nobody, {7, 1, 0, 0}, key());
+  caller.on_not_reached = [&] {
+    caller.end.hang_up(dial);
+    caller.end.connect(address_of(listener), {7, 1, 0, 0}, key());
+  };
+  const int64_t now = now_ns();
+  caller.end.step(now);
+  CHECK_EQ(caller.failures.size(), 1u);
+  CHECK(caller.end.deadline() <= now);
+  close(listener);
+}
+
+// epoll refuses files, as it refuses sockets when the kernel has no room for another one.
+TEST("a connection or a listener that cannot be watched is not forgotten") {
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  Peer peer(epoll, 1, open("/dev/null", O_RDWR | O_CLOEXEC), key('s'), false, 1 << 20);
+  CHECK(peer.is_lost());
+  CHECK(peer.deadline() <= now_ns());
+  close(epoll);
+  Host called;
+  called.end.step(now_ns());
+  CHECK_EQ(called.end.deadline(), Endpoint::kNever);
+  called.end.listen(open("/dev/null", O_RDWR | O_CLOEXEC));
+  CHECK(called.end.deadline() <= now_ns());
 }
 
 TEST("a shut endpoint lets callers wait in the kernel, for whoever takes the listeners over") {

@@ -79,7 +79,7 @@ void Acceptor::on_event(uint64_t tag, int64_t now) {
   if (at < kMostPending) {
     if (pending_[at].fd >= 0) read(pending_[at]);
   } else if (at - kMostPending < listeners_.size() && paused_until_ == 0) {
-    accept_some(listeners_[at - kMostPending], now);
+    accept_some(at - kMostPending, now);
   }
 }
 
@@ -120,12 +120,13 @@ void Acceptor::pause(int64_t until) {
   paused_until_ = std::max(until, int64_t{1});
 }
 
-void Acceptor::accept_some(Listener listener, int64_t now) {
+void Acceptor::accept_some(size_t at, int64_t now) {
   if (now - burst_ns_ >= options_.burst_ns) {
     burst_ns_ = now;
     n_in_burst_ = 0;
   }
-  while (paused_until_ == 0) {
+  while (paused_until_ == 0 && at < listeners_.size() && listeners_[at].fd >= 0) {
+    const Listener listener = listeners_[at];  // NOT for longer: a HELLO's judge may close us
     if (n_in_burst_++ >= options_.burst) return pause(burst_ns_ + options_.burst_ns);
     const int fd = accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0 && listener.is_local && !is_of_our_user(fd))
@@ -172,7 +173,7 @@ void Acceptor::receive(int fd, int64_t now) {
   place.fd = fd;
   place.since_ns = now;
   try {
-    place.handshake.emplace(admit_);
+    place.handshake = std::make_shared<ServerHandshake>(admit_);
   } catch (const std::bad_alloc&) {
     return drop(place);
   }
@@ -192,6 +193,7 @@ Acceptor::Pending& Acceptor::place_for_one() {
 
 void Acceptor::read(Pending& pending) {
   std::array<std::byte, 128> room;
+  const std::shared_ptr<ServerHandshake> handshake = pending.handshake;
   try {
     if (is_strange(pending)) {
       epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, pending.fd, nullptr);
@@ -200,13 +202,14 @@ void Acceptor::read(Pending& pending) {
       pending.handshake.reset();
       return;
     }
-    while (const size_t wants = std::min(pending.handshake->wants(), room.size())) {
+    while (const size_t wants = std::min(handshake->wants(), room.size())) {
       const ssize_t n = recv(pending.fd, room.data(), wants, 0);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
       if (n <= 0) return drop(pending);
       std::vector<std::byte> reply;
-      pending.handshake->feed({room.data(), static_cast<size_t>(n)}, reply);
+      handshake->feed({room.data(), static_cast<size_t>(n)}, reply);
+      if (pending.handshake != handshake) return;  // the HELLO's judge has closed it
       // A few bytes into an empty buffer: who has no room for them is no rank of ours.
       const auto n_reply = static_cast<ssize_t>(reply.size());
       if (n_reply > 0 && send(pending.fd, reply.data(), reply.size(), MSG_NOSIGNAL) != n_reply)

@@ -8,7 +8,7 @@
 
 #include <array>
 #include <functional>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "base/clock.h"
@@ -73,7 +73,7 @@ class Acceptor {
   struct Pending {
     int fd = -1;  // -1: nobody
     int64_t since_ns = 0;
-    std::optional<ServerHandshake> handshake;
+    std::shared_ptr<ServerHandshake> handshake;
   };
 
   struct Listener {
@@ -81,7 +81,7 @@ class Acceptor {
     bool is_local = false;
   };
 
-  void accept_some(Listener listener, int64_t now);
+  void accept_some(size_t at, int64_t now);
   void receive(int fd, int64_t now);
   Pending& place_for_one();
   void read(Pending& pending);

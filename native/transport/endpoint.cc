@@ -114,6 +114,11 @@ uint64_t Endpoint::connect(const Address& to, const Hello& hello, Secret key) {
   return n_dials_;
 }
 
+void Endpoint::listen(int fd) {
+  acceptor_.open(fd);
+  due_ns_ = 0;  // it may have to wait for the kernel to have room
+}
+
 void Endpoint::hang_up(uint64_t dial) {
   connector_.forget(dial);
   keys_.erase(dial);
@@ -142,9 +147,8 @@ void Endpoint::step(int64_t now) {
     if (now >= peer->deadline()) due.push_back(tag);
   for (const uint64_t tag : due) step_peer(tag, false, now);
   if (epoll_fd_ < 0) return;
-  const int64_t next = std::min(acceptor_.expire(now), connector_.step(now));
-  tell_owner();
-  due_ns_ = next;
+  due_ns_ = std::min(acceptor_.expire(now), connector_.step(now));
+  tell_owner();  // afterwards: it may connect
 }
 
 void Endpoint::handle(uint64_t tag, bool has_ended, int64_t now) {

@@ -54,7 +54,7 @@ class Endpoint {
   void step(int64_t now);
   int64_t deadline() const;
 
-  void listen(int fd) { acceptor_.open(fd); }  // owns it
+  void listen(int fd);  // owns it
   void shut() { acceptor_.shut(); }
   std::vector<int> hand_over() { return acceptor_.hand_over(); }
   size_t n_pending() const { return acceptor_.n_pending(); }

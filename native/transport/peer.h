@@ -65,8 +65,9 @@ class Peer {
   bool is_lost() const { return !why_.empty(); }
   int error() const { return error_; }
   const std::string& why() const { return why_; }
-  // When step() has something to do though no event came; INT64_MAX: never.
-  int64_t deadline() const { return std::min(held_until_, until_); }
+  // When step() has something to do though no event came; INT64_MAX: never. What could not be
+  // watched is lost, and has no events.
+  int64_t deadline() const { return is_lost() ? 0 : std::min(held_until_, until_); }
 
  private:
   struct Bound {
