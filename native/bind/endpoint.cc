@@ -1,10 +1,10 @@
-// The control plane's endpoint. All of it runs with the interpreter's lock, but for wait().
+// The control plane's endpoint. All of it runs with the interpreter's lock, and nothing waits: a
+// daemon thread that waited here as the interpreter ends would abort the process.
 #include "transport/endpoint.h"
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -56,16 +56,6 @@ class PythonEndpoint final : Endpoint::Owner {
     if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
   }
 
-  // Returns early for a signal: the interpreter then calls its handler.
-  void wait(double until) {
-    const double at = std::min(until, seconds_of(endpoint_.deadline()));
-    const int64_t ns = std::max<int64_t>(ns_of(at) - now_ns(), 0);
-    pollfd ready{endpoint_.fd(), POLLIN, 0};
-    const timespec most{static_cast<time_t>(ns / kSecond), static_cast<long>(ns % kSecond)};
-    nb::gil_scoped_release release;
-    ppoll(&ready, 1, at >= kLongestS ? nullptr : &most, nullptr);
-  }
-
   void close() {
     endpoint_.close();
     owner_.reset();  // NOT left to the collector: the owner may hold a lot
@@ -77,7 +67,7 @@ class PythonEndpoint final : Endpoint::Owner {
     return 0;
   }
   static int clear(PyObject* self) {
-    nb::inst_ptr<PythonEndpoint>(self)->close();
+    if (nb::inst_ready(self)) nb::inst_ptr<PythonEndpoint>(self)->close();
     return 0;
   }
 
@@ -96,7 +86,8 @@ class PythonEndpoint final : Endpoint::Owner {
   // Called inside the acceptor, which goes on whatever Python raises.
   std::variant<Secret, Progress> judge(const Hello& hello) override {
     try {
-      const nb::object verdict = owner_.attr("admit")(hello);
+      const nb::object owner = owner_;  // which may close the endpoint
+      const nb::object verdict = owner.attr("admit")(hello);
       if (nb::isinstance<nb::bytes>(verdict)) return Secret(bytes_of(nb::cast<nb::bytes>(verdict)));
       return nb::cast<Progress>(verdict);
     } catch (...) {
@@ -176,7 +167,6 @@ void bind_endpoint(nb::module_& m) {
            "beginnings"_a = std::vector<nb::bytes>())
       .def("fileno", [](PythonEndpoint& self) { return self.endpoint().fd(); })
       .def("step", &PythonEndpoint::step, "now"_a)
-      .def("wait", &PythonEndpoint::wait, "until"_a)
       .def_prop_ro("deadline",
                    [](PythonEndpoint& self) { return seconds_of(self.endpoint().deadline()); })
       .def(

@@ -406,7 +406,7 @@ class Peer:
         """Bytes that wait to be sent."""
 
 class Endpoint:
-    """Listens, connects, and exchanges messages with peers. Nothing but `wait` blocks.
+    """Listens, connects, and exchanges messages with peers. Nothing blocks.
 
     Times are those of `time.monotonic`. Without a descriptor it raises OSError.
 
@@ -441,9 +441,6 @@ class Endpoint:
     def fileno(self) -> int: ...
     def step(self, now: float) -> None:
         """Do what is due. Call it when `fileno` is readable, and at `deadline`."""
-
-    def wait(self, until: float) -> None:
-        """Wait until `step` has something to do, or until then, or for a signal."""
 
     @property
     def deadline(self) -> float: ...

@@ -6,6 +6,8 @@ import hashlib
 import hmac
 import socket
 import struct
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shoal.engine import HANDSHAKE_VERSION, ClientHandshake, Endpoint, Hello, Peer, Progress
-from shoal.rendezvous.listener import listen_tcp, listen_unix
+from shoal.rendezvous.listener import listen_tcp, listen_unix, wait_for
 
 KEY = b"k" * 32
 HELLO = Hello(7, 3, 0, 5)
@@ -195,14 +197,40 @@ def test_only_numeric_addresses_can_be_dialled(owner: Owner, address: str) -> No
 
 def test_a_wait_ends_when_there_is_something_to_do_and_at_the_deadline(owner: Owner) -> None:
     with socket.create_connection(owner.listen()):
-        owner.endpoint.wait(float("inf"))
+        wait_for(owner.endpoint, float("inf"))
         owner.endpoint.step(time.monotonic())
         assert owner.endpoint.n_pending == 1
         assert time.monotonic() < owner.endpoint.deadline <= time.monotonic() + 2
     until = time.monotonic() + 0.001
     owner.run_until(lambda: not owner.endpoint.n_pending)
-    owner.endpoint.wait(until)
+    wait_for(owner.endpoint, until)
     assert time.monotonic() >= until
+
+
+def test_a_daemon_thread_that_waits_does_not_abort_a_process_that_ends() -> None:
+    script = """
+import threading, time
+from shoal.engine import Endpoint
+from shoal.rendezvous.listener import wait_for
+
+endpoint, is_waiting = Endpoint(object()), threading.Event()
+
+def wait():
+    while True:
+        is_waiting.set()
+        wait_for(endpoint, time.monotonic() + 0.01)
+
+class Last:  # gives a finalizing interpreter's other threads their turn
+    def __del__(self, sleep=time.sleep):
+        sleep(0.2)
+
+last = Last()
+for _ in range(8):
+    threading.Thread(target=wait, daemon=True).start()
+is_waiting.wait()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_an_owner_that_holds_its_endpoint_is_collected_and_at_once_if_that_is_closed() -> None:
@@ -218,3 +246,10 @@ def test_an_owner_that_holds_its_endpoint_is_collected_and_at_once_if_that_is_cl
     del forgotten
     gc.collect()
     assert seen[0]() is None
+
+
+def test_an_endpoint_whose_constructor_was_never_called_is_collected() -> None:
+    cycle: list[object] = [Endpoint.__new__(Endpoint)]
+    cycle.append(cycle)
+    del cycle
+    assert gc.collect() > 0

@@ -33,7 +33,13 @@ from shoal.rendezvous.attempt import (
 )
 from shoal.rendezvous.connections import Connections, LinkLostError
 from shoal.rendezvous.key import job_key
-from shoal.rendezvous.listener import is_out_of_descriptors, listen_unix, n_paths, port_range
+from shoal.rendezvous.listener import (
+    is_out_of_descriptors,
+    listen_unix,
+    n_paths,
+    port_range,
+    wait_for,
+)
 from shoal.rendezvous.meeting import MemberMeeting, RootMeeting
 from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import HostMemory, JoinOptions
@@ -296,7 +302,7 @@ class _Join:
         wake_at = min(wake_at, deadline, self._warn_if_due(""))
         if self._connections is not None:
             endpoint = self._connections.endpoint
-            endpoint.wait(wake_at)
+            wait_for(endpoint, wake_at)
             endpoint.step(time.monotonic())
 
     # The store.

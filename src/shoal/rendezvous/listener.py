@@ -6,17 +6,23 @@ import errno
 import logging
 import os
 import re
+import select
 import selectors
 import socket
+import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
 from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.interface import Advertised, choose_addresses
 from shoal.rendezvous.record import Endpoint
 
+if TYPE_CHECKING:
+    from shoal import engine
+
 _LOG: Final = logging.getLogger("shoal")
+_LONGEST_WAIT_S: Final = 3600.0  # poll(2) counts milliseconds in 31 bits
 # Every other rank may connect at once; the kernel caps this at net.core.somaxconn (4096 today).
 _BACKLOG: Final = 1024
 
@@ -155,3 +161,11 @@ def run_ready(selector: selectors.BaseSelector, timeout_s: float) -> None:
     """Wait for something to happen, at most so long, and call what is registered for it."""
     for key, _ in selector.select(None if timeout_s == float("inf") else max(0.0, timeout_s)):
         key.data()
+
+
+def wait_for(endpoint: engine.Endpoint, until: float) -> None:
+    """Wait until the endpoint's `step` has something to do, or until then; may return early."""
+    wait_s = min(until, endpoint.deadline) - time.monotonic()
+    ready = select.poll()
+    ready.register(endpoint, select.POLLIN)
+    ready.poll(1000 * min(max(0.0, wait_s), _LONGEST_WAIT_S))
