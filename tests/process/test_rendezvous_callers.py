@@ -11,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from process.joining import (
+    JOIN,
     LONG_S,
     ONE_HOST,
+    SHORT_S,
     Noticing,
     callers,
     hosts,
     is_closed,
+    join_all,
     no_descriptor_is_left,
     options,
     waiting_rank_0,
@@ -25,8 +28,8 @@ from process.ranks import run_ranks, start_ranks
 from process.records import record_of
 from process.stage import descriptors
 
-from shoal.rendezvous import JoinOptions, join
-from shoal.rendezvous.listener import unix_address
+from shoal.rendezvous import JoinOptions, MemoryStore, join
+from shoal.rendezvous.listener import listen_unix, unix_address
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
@@ -118,6 +121,25 @@ def test_another_user_of_the_host_is_turned_away() -> None:
         assert outcome.value is True, outcome
         with join(store, 1, 2, timeout_s=LONG_S), result():
             pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_listener_of_another_user_is_not_trusted_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def listen_as_nobody() -> tuple[socket.socket, str]:
+        listener, name = listen_unix()
+        os.seteuid(65534)
+        try:
+            listener.listen()  # the kernel notes who does
+        finally:
+            os.seteuid(0)
+        return listener, name
+
+    monkeypatch.setattr(JOIN, "listen_unix", listen_as_nobody)
+    _, error = join_all(MemoryStore(), [ONE_HOST, ONE_HOST], SHORT_S)
+    for fact in ("rank 1", "rank 0 on", "another user"):
+        assert fact in str(error)
 
 
 def test_a_silent_caller_is_closed_at_the_limit_while_the_join_goes_on() -> None:

@@ -201,6 +201,8 @@ class Connections:
             self._trouble[above] = "what answered there did not prove to be that rank"
         elif error == errno.ETIMEDOUT:
             self._trouble[above] = f"no answer within {self._options.dial_s:g} s"
+        elif error == errno.EPERM and isinstance(self._above_at, str):
+            self._trouble[above] = "what listens there belongs to another user"
         else:
             self._trouble[above] = os.strerror(error).lower()
 
