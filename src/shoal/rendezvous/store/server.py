@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import logging
@@ -10,7 +9,6 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
 from typing import Final, NamedTuple
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
@@ -73,19 +71,12 @@ class TcpStoreServer:
         self._waker, woken = socket.socketpair()
         serving = _Serving(listeners, woken, key, limits or StoreLimits())
         self._is_deserted = serving.is_deserted
-        self._written = serving.written
         try:
             self._thread = start("shoal store", serving.run)
         except ShoalError:
             serving.close()
             self._waker.close()
             raise
-
-    def set(self, key: str, value: bytes) -> None:
-        """Write a value, as a client does, but over no connection that could be lost."""
-        self._written.append((key, value))
-        with contextlib.suppress(OSError):  # it is closed
-            self._waker.send(b"\0")
 
     def await_leavers(self, timeout_s: float) -> bool:
         """Wait until no client is connected any more; whether that is so."""
@@ -113,7 +104,6 @@ class _Serving:
         self._woken = woken
         self._is_closing = False
         self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
-        self.written: deque[tuple[str, bytes]] = deque()  # by other threads of this process
         self._endpoint = Endpoint(self)
         self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
         for listener in listeners:
@@ -182,10 +172,6 @@ class _Serving:
 
     def _on_woken(self) -> None:
         self._is_closing = not self._woken.recv(4096)
-        while self.written:
-            key, value = self.written.popleft()
-            if not self._set(key, value):
-                _LOG.warning("the store of rank 0 is full and did not take %r", key)
 
     def _expire(self, now: float) -> None:
         for client in [client for client, until in self._until.items() if now >= until]:
