@@ -20,7 +20,7 @@ class Trained:
 
     Args:
         n_steps: the steps of a round; None: the samples of the case.
-        n_times: the number of commands in a round, each with so many steps.
+        n_times: the number of commands in a round; each runs `n_steps` steps.
         how: arguments of a `Variant`; without a model the case's is trained.
     """
 

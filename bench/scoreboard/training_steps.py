@@ -67,7 +67,7 @@ class RankTrainings:
         self._groups: dict[str, list[Any]] = {"shoal": [dist.group.WORLD]}
 
     def train(self, variant: Variant, n_steps: int, n_warmup: int) -> TrainingSteps:
-        """Continue a training for some steps, the first of which do not count."""
+        """Continue a training for some steps; the first ones are not timed."""
         if variant not in self._trainings:
             self._trainings[variant] = Training(variant, self.group(variant.over))
         return self._trainings[variant].take(n_steps, n_warmup)

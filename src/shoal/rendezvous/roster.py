@@ -1,7 +1,7 @@
-"""What all ranks know of each other in the end, as it travels up and down the tree.
+"""The roster: an entry for each rank, which travels up and down the tree.
 
-A part of it is a report (link.py): a rank's own entry, then those of all ranks below it. The report
-of rank 0 is the whole, and goes down again as it is.
+A report (links.py) is a part of it: a rank's own entry, then the entries of all ranks below it. The
+report of rank 0 is the whole roster, and is passed down unchanged.
 """
 
 from __future__ import annotations
