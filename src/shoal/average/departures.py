@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from shoal.average.lacking import GO_ON, MARK, reason_of
+from shoal.average.lacking import GO_ON, end_group, reason_of
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, TimedOut, UsageError
 
@@ -174,7 +174,7 @@ class Departures:
         Raises:
             UsageError: always.
         """
-        self._group.abort(MARK + why)
+        end_group(self._group, why)
         raise UsageError(f"{self._group}: {why}{GO_ON}")
 
     @contextlib.contextmanager

@@ -17,8 +17,7 @@ from shoal.limits import FIRST_NAMED_KEY
 if TYPE_CHECKING:
     from shoal.group.group import Group
 
-MARK: Final = "no average: "
-"""Begins the reason with which a rank that cannot end its step ends the group."""
+_MARK: Final = "no average: "
 
 GO_ON: Final = (
     "; the group has ended: call shrink() of it on every rank (in torch "
@@ -39,10 +38,18 @@ _N_LOOKS: Final = 6
 _LOCK_S: Final = 5.0  # to wait for the links' lock
 
 
+def end_group(group: Group, why: str) -> None:
+    """End the group on every rank, since this one cannot end its step.
+
+    Calls that ranks have in flight raise the reason too, so it says what to do next.
+    """
+    group.abort(f"{_MARK}{why}{GO_ON}")
+
+
 def reason_of(group: Group, error: Closed) -> UsageError | None:
     """Return what to raise in place of this error where a rank that lacked arrays ended it."""
-    _, mark, why = str(error).partition(MARK)
-    return UsageError(f"{group}: {why}{GO_ON}") if mark else None
+    _, mark, why = str(error).partition(_MARK)
+    return UsageError(f"{group}: {why}") if mark else None
 
 
 def announce(group: Group, name: str, why: str, begun: Collection[int] | None = None) -> None:
@@ -65,7 +72,7 @@ def announce(group: Group, name: str, why: str, begun: Collection[int] | None = 
         assert lacking is not None  # it is in the background
         while not lacking.done():
             if time.monotonic() >= until or is_vain(group):
-                group.abort(MARK + why)
+                end_group(group, why)
                 return
             lacking.drive(_LOOK_EVERY_S)
         # NOT left out: a rank that goes on before all are here would look like one that waits.
@@ -157,5 +164,5 @@ def _watch(held: weakref.ref[StepWatch], over: threading.Event, every_s: float, 
                 return
             n_seen = n_seen + 1 if is_waited_for(watch.group, watch.numbers) else 0
             if n_seen == _N_LOOKS and not over.is_set():
-                watch.group.abort(MARK + why)
+                end_group(watch.group, why)
             del watch  # NOT kept while this waits
