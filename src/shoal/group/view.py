@@ -146,7 +146,7 @@ class Agreement:
     @property
     def is_settled(self) -> bool:
         """True if all members mean the view that this rank means."""
-        return not self.is_out and not self._doubtful() and self._all_agree()
+        return not self.is_out and self._all_agree()
 
     @property
     def awaited(self) -> tuple[int, ...]:
