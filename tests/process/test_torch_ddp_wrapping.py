@@ -288,7 +288,11 @@ def case_a_weight_of_a_pass_in_no_sync_is_refused() -> None:
     net = nn.Linear(1, 1, bias=False)
     wrapped = wrap(net, weighted=True)
     wrapped.weigh(10)
-    with wrapped.no_sync(), pytest.raises(UsageError, match=r"in no_sync\(\).*alone"):
+    with wrapped.no_sync():
+        with pytest.raises(UsageError, match=r"in no_sync\(\).*alone"):
+            wrapped(torch.ones(1, 1))
+        wrapped(torch.ones(1, 1))  # that weight is forgotten
+    with pytest.raises(UsageError, match=r"call model\.weigh\(n\) before it"):
         wrapped(torch.ones(1, 1))
     wrapped.weigh(10)  # the group and the wrapper go on
     wrapped(torch.full((1, 1), 4.0)).sum().backward()

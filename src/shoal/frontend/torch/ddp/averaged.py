@@ -11,7 +11,7 @@ from shoal.average import Averager
 from shoal.average.lacking import StepWatch, announce, announce_or_raise
 from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.buckets import twice
-from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
+from shoal.frontend.torch.ddp.gradients import Gradients, like_gradient, place_in
 from shoal.frontend.torch.ddp.parameter_hooks import not_held
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FusedGradients:
     ) -> None:
         self.gradients = gradients
         self._on_full = on_full
-        self._likes = list(map(_like_gradient, gradients.parameters))
+        self._likes = list(map(like_gradient, gradients.parameters))
         arrays = dict(zip(gradients.names, self._likes, strict=True))
         self.averager = Averager(group, arrays, fill=not_held(self._fill), **options)
         self._watch = StepWatch(group, self.averager.open_calls)
@@ -97,10 +97,6 @@ class FusedGradients:
             self._settle()
         self.gradients.begin()
         self.averager.countdown.paused = self._is_stopped = False
-
-    def match_weight(self) -> None:
-        """Weigh 0 in the next step, where steps have weights."""
-        self.weight = 0.0 if self.is_weighted else None
 
     def note_forward(self) -> None:
         """Note that a forward pass begins whose gradients will be averaged."""
@@ -196,9 +192,3 @@ class FusedGradients:
             return place_in(flat, 0, like)
 
         self.gradients.settle(list(map(place, range(len(likes)))), place)
-
-
-def _like_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """The shape, strides and type of a gradient, without memory; the parameter may change later."""
-    shape, strides = parameter.size(), parameter.stride()
-    return torch.empty_strided(shape, strides, dtype=dtype_of_gradient(parameter), device="meta")

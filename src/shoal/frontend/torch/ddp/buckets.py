@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
 import shoal.frontend.torch as frontend
 from shoal.average.departures import words_for
 from shoal.average.lacking import announce, announce_or_raise, reason_of
 from shoal.errors import Closed, UsageError
-from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
+from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, like_gradient, place_in
 from shoal.frontend.torch.ddp.parameter_hooks import not_held
 from shoal.frontend.torch.work import calls_of_hook
 
@@ -39,7 +40,7 @@ class HookedBuckets:
     """
 
     is_weighted = False
-    weight = None
+    weight: float | None = None
 
     def __init__(
         self,
@@ -59,7 +60,10 @@ class HookedBuckets:
             self._subject = self._group.subjects.add(words_for(gradients.names))
         self._hook = hook
         self._state = state
-        self._members = _assigned(gradients.parameters, n_bytes)
+        # In the order in which gradients come: from the last parameter on.
+        likes = [like_gradient(parameter) for parameter in reversed(gradients.parameters)]
+        assigned = _compute_bucket_assignment_by_size(likes, [n_bytes])[0] if likes else []
+        self._members = [[len(likes) - 1 - index for index in members] for members in assigned]
         self._bucket_of = {i: b for b, members in enumerate(self._members) for i in members}
         self._buffers, places = _laid_out(gradients.parameters, self._members)
         gradients.settle(places)
@@ -106,9 +110,6 @@ class HookedBuckets:
         self._futures = []
         self.gradients.begin()
         self.is_armed, self._is_stopped = True, False
-
-    def match_weight(self) -> None:
-        """Do nothing: steps have no weights."""
 
     def note_forward(self) -> None:
         """Do nothing: no times are kept."""
@@ -226,22 +227,6 @@ def twice(name: str) -> str:
         "add them up, and call backward once. Where reentrant checkpoints share a parameter, give "
         "them use_reentrant=False, or the wrapper static_graph=True"
     )
-
-
-def _assigned(parameters: Sequence[torch.nn.Parameter], n_bytes: int) -> list[list[int]]:
-    """The parameters of each bucket, in the order in which gradients come: from the last one on."""
-    buckets: list[list[int]] = []
-    filling: dict[tuple[torch.device, torch.dtype], tuple[list[int], int]] = {}
-    for index in reversed(range(len(parameters))):
-        parameter = parameters[index]
-        kind = parameter.device, dtype_of_gradient(parameter)
-        members, filled = filling.get(kind, ([], 0))
-        if not members:
-            buckets.append(members)
-        members.append(index)
-        filled += parameter.numel() * kind[1].itemsize
-        filling[kind] = ([], 0) if filled >= n_bytes else (members, filled)
-    return buckets
 
 
 def _laid_out(

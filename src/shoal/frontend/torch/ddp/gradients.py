@@ -33,6 +33,12 @@ def dtype_of_gradient(parameter: torch.Tensor) -> torch.dtype:
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
+def like_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """The shape, strides and type of a gradient, without memory; the parameter may change later."""
+    shape, strides = parameter.size(), parameter.stride()
+    return torch.empty_strided(shape, strides, dtype=dtype_of_gradient(parameter), device="meta")
+
+
 class Gradients:
     """The parameters, and for each the place in which its gradient is averaged.
 

@@ -48,7 +48,7 @@ class GradientKeeper:
     """
 
     averaging: Averaging
-    _sparse: SparseGradients
+    sparse: SparseGradients
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class GradientKeeper:
         """Note that a forward pass has ended whose gradients are not to be averaged."""
         self._check_turn(shows_pass=False)
         if self.averaging.weight is not None:
-            self.averaging.match_weight()
+            self.averaging.weight = None
             self.refuse(
                 "weigh() was called for a forward pass in no_sync(), whose gradients have the "
                 "weight of the pass that averages them: call weigh() before that pass alone"
@@ -192,7 +192,7 @@ class GradientKeeper:
             self._pass.forget()
         self._is_expecting = False
         self.averaging.stop()
-        self._sparse.begin()
+        self.sparse.begin()
 
     # How gradients are averaged.
 
@@ -205,14 +205,9 @@ class GradientKeeper:
             averaging, sparse: of the dense gradients, and of the sparse ones.
             hook, state: a communication hook for the sparse ones.
         """
-        self.averaging, self._sparse = averaging, sparse
+        self.averaging, self.sparse = averaging, sparse
         self._hook, self._state = hook, state
         self._attach()
-
-    @property
-    def sparse(self) -> SparseGradients:
-        """The sparse gradients."""
-        return self._sparse
 
     def queue_end(self) -> None:
         """Have the backward pass under way end: gradients come in it."""
@@ -230,7 +225,7 @@ class GradientKeeper:
     def match(self) -> None:
         """Take part in a backward pass of the others with zeros: this rank has no more inputs."""
         with self._zeros():
-            self.averaging.match_weight()
+            self.averaging.weight = 0.0 if self.averaging.is_weighted else None
             self._begin()
             self.averaging.reserve()
             if self._static is not None:
@@ -242,13 +237,13 @@ class GradientKeeper:
     @contextlib.contextmanager
     def _zeros(self, lost: Collection[int] = ()) -> Iterator[None]:
         """Contribute zeros meanwhile, outside a backward pass."""
-        hidden = self.averaging.gradients.hidden(lost), self._sparse.hidden()
+        hidden = self.averaging.gradients.hidden(lost), self.sparse.hidden()
         with self._pass.stood_in_for(), hidden[0], hidden[1]:
             yield
 
     def _count(self, indices: Sequence[int]) -> None:
         """Count these gradients as if they came now, in the order of a backward pass."""
-        hooks = [*self.averaging.hooks(), *self._sparse.hooks(lambda: None)]
+        hooks = [*self.averaging.hooks(), *self.sparse.hooks(lambda: None)]
         for index in reversed(indices):
             hooks[index]()
 
@@ -303,7 +298,7 @@ class GradientKeeper:
 
     def _attach(self) -> None:
         """Count the gradient of every parameter when it is there."""
-        hooks = [*self.averaging.hooks(), *self._sparse.hooks(not_held(self._end_if_armed))]
+        hooks = [*self.averaging.hooks(), *self.sparse.hooks(not_held(self._end_if_armed))]
         if self._static is not None:
             hooks = self._static.around(hooks, not_held(self.queue_end))
         if self._finds_unused or self._static is not None or self._is_unseen:
@@ -338,7 +333,7 @@ class GradientKeeper:
         self._begin_pass()
 
     def _parameters(self) -> list[torch.nn.Parameter]:
-        return [*self.averaging.gradients.parameters, *self._sparse.parameters]
+        return [*self.averaging.gradients.parameters, *self.sparse.parameters]
 
     def _check_attached(self, missing: Sequence[int]) -> None:
         """Refuse parameters whose gradients can not be counted any more: none would be missed."""
@@ -354,7 +349,7 @@ class GradientKeeper:
 
     def _begin(self, *, again: bool = False) -> None:
         self.averaging.begin(again=again)
-        self._sparse.begin()
+        self.sparse.begin()
         if self._static is not None:
             self._static.begin()
 
@@ -416,7 +411,7 @@ class GradientKeeper:
     def _average(self, unused: bool) -> None:
         factor = self._factor()
         self.averaging.end(unused, factor)
-        self._sparse.end(factor, self._hook, self._state, len(self.averaging.sizes))
+        self.sparse.end(factor, self._hook, self._state, len(self.averaging.sizes))
 
     def _factor(self) -> float:
         """What averages are multiplied by: ranks that have run out of inputs may not count."""
@@ -440,7 +435,7 @@ class GradientKeeper:
 
     def _missing(self) -> list[int]:
         n_dense = len(self.averaging.gradients.parameters)
-        absent = [n_dense + i for i, came in enumerate(self._sparse.came) if not came]
+        absent = [n_dense + i for i, came in enumerate(self.sparse.came) if not came]
         return self.averaging.missing() + absent
 
     def _check_finished(self) -> None:
