@@ -1,4 +1,4 @@
-"""Where a step's time went, out of times made up by hand, and who was the slowest."""
+"""The parts of a step, from times given by hand, and the slowest rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from unit.in_process import run_well
 
 from shoal.average.layout import ArraySpec, Layout
-from shoal.average.report.breakdown import StepBreakdown, break_down, common, merged
+from shoal.average.report.breakdown import StepBreakdown, break_down
 from shoal.average.report.compared import compare, gather
 from shoal.average.step_times import StepLog, StepTimes
 from shoal.dtypes import DType
@@ -69,11 +69,7 @@ def test_a_single_step_lasts_until_its_end() -> None:
     assert only.other == 5
 
 
-def test_no_steps_have_no_breakdown() -> None:
-    assert break_down([]) == []
-
-
-def test_where_nobody_tells_of_passes_the_first_array_parts_them() -> None:
+def test_without_noted_passes_the_first_ready_array_parts_a_step() -> None:
     times = step(
         0,
         begin=10,
@@ -90,46 +86,16 @@ def test_where_nobody_tells_of_passes_the_first_array_parts_them() -> None:
     assert found.hidden == 5
 
 
-def test_with_the_forward_pass_overlapped_waits_are_no_part_of_it() -> None:
-    # The averages of step 0 are waited for in the forward pass of step 1, for 10 and 20 us.
-    zero = step(
-        0,
-        forward=0,
-        begin=100,
-        backward=100,
-        first=120,
-        posted=(150, 200),
-        done=(220, 260),
-        waits=((210, 220), (240, 260)),
-        sent=200,
-        wait=290,
-        end=291,
-    )
-    one = step(1, forward=205, begin=300, backward=300, first=320, sent=400)
-    found = break_down([zero, one, step(2, forward=410)])
-    assert found[0].exposed == 0
-    assert found[0].hidden == (260 - 150) - 30
-    assert found[1].forward == 95 - 31
-    assert found[1].exposed == 31
-    assert found[1].backward == 100
-    assert found[1].other == 10
-
-
-def test_time_in_several_intervals_counts_once() -> None:
-    assert merged([(5, 7), (1, 3), (2, 4), (9, 9), (4, 5)]) == [(1, 7)]
-    assert common([(0, 10), (20, 30)], [(5, 25)]) == 10
-
-
-def told(number: int, own: float, exposed: float, **others: float) -> StepBreakdown:
+def brief(number: int, own: float, exposed: float, **others: float) -> StepBreakdown:
     plain = dict.fromkeys(("total", "forward", "backward", "other", "hidden"), 1.0)
     return StepBreakdown(number=number, own=own, exposed=exposed, **{**plain, **others})
 
 
-def test_the_slowest_rank_is_that_whose_last_buffer_left_last_after_the_last_average() -> None:
+def test_the_slowest_rank_sends_its_last_buffer_longest_after_the_last_average() -> None:
     by_rank = [
-        [told(0, -1, 1), told(1, 100, 60), told(2, 100, 60), told(3, 130, 7)],
-        [told(0, -1, 1), told(1, 150, 3), told(2, 140, 8), told(3, 120, 15)],
-        [told(1, 90, 20), told(2, 120, 25), told(3, 80, 51), told(4, 1, 1)],
+        [brief(0, -1, 1), brief(1, 100, 60), brief(2, 100, 60), brief(3, 130, 7)],
+        [brief(0, -1, 1), brief(1, 150, 3), brief(2, 140, 8), brief(3, 120, 15)],
+        [brief(1, 90, 20), brief(2, 120, 25), brief(3, 80, 51), brief(4, 1, 1)],
     ]
     ranks, n_compared = compare(dict(enumerate(by_rank)))
     assert n_compared == 3
@@ -141,25 +107,25 @@ def test_the_slowest_rank_is_that_whose_last_buffer_left_last_after_the_last_ave
 
 
 def test_ranks_that_know_no_common_step_are_not_compared() -> None:
-    assert compare({0: [told(0, 1, 1)], 1: [told(1, 1, 1)]}) == ([], 0)
+    assert compare({0: [brief(0, 1, 1)], 1: [brief(1, 1, 1)]}) == ([], 0)
 
 
 def test_a_single_rank_is_not_slower_than_any_other() -> None:
-    ranks, n_compared = compare({3: [told(0, 5, 1), told(1, 5, 1)]})
+    ranks, n_compared = compare({3: [brief(0, 5, 1), brief(1, 5, 1)]})
     assert n_compared == 0
     assert ranks[0].exposed == 1
     assert (ranks[0].rank, ranks[0].n_slowest) == (3, 0)
 
 
-def tell(group: Any) -> dict[int, list[StepBreakdown]]:
-    mine = [told(n, 10.5 * group.rank, n) for n in range(100 if group.rank else 3)]
-    return gather(group, "tell", mine)
+def exchange(group: Any) -> dict[int, list[StepBreakdown]]:
+    mine = [brief(n, 10.5 * group.rank, n) for n in range(100 if group.rank else 3)]
+    return gather(group, "steps", mine)
 
 
-def test_ranks_tell_each_other_of_their_last_steps() -> None:
-    for heard in run_well(tell, 3):
-        assert heard[0] == [told(n, 0, n) for n in range(3)]
-        assert heard[2] == [told(n, 21, n) for n in range(36, 100)]
+def test_ranks_exchange_their_last_steps() -> None:
+    for by_rank in run_well(exchange, 3):
+        assert by_rank[0] == [brief(n, 0, n) for n in range(3)]
+        assert by_rank[2] == [brief(n, 21, n) for n in range(36, 100)]
 
 
 @pytest.mark.parametrize(("n_buffers", "n_kept"), [(1, 128), (128, 128), (1024, 16), (10**6, 8)])

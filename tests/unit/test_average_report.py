@@ -66,6 +66,10 @@ def test_every_rank_reports_the_same_of_all_ranks_and_its_own_steps() -> None:
         for one, row in zip(report.ranks, rows, strict=False):
             assert row.split()[:2] == [str(one.rank), f"{one.total / 1e3:.3f}"]
         assert f"Rank {reports[0].slowest.rank} was the slowest in" in str(report)
+        written = json.loads(report.to_json())
+        assert written["steps"] == [step._asdict() for step in report.steps]
+        assert written["ranks"] == [one._asdict() for one in report.ranks]
+        assert written["slowest"] == reports[0].slowest.rank
 
 
 def report_before_any_step(group: shoal.Group) -> AveragingReport:
@@ -97,46 +101,11 @@ def test_a_report_in_mid_step_names_what_has_not_come() -> None:
         assert "Step 0 has not ended; not ready on this rank: 'a'" in str(report)
 
 
-def test_json_has_what_the_report_has() -> None:
-    report = one_report()
-    written = json.loads(report.to_json())
-    assert written["steps"][0] == report.steps[0]._asdict()
-    assert [one["rank"] for one in written["ranks"]] == [0]
-    assert written["slowest"] is None
-
-
 @needs("matplotlib")
 def test_a_report_is_drawn_as_a_png(tmp_path: Path) -> None:
     for number, report in enumerate([*run_well(take_and_report, 2, 3, False), one_report()]):
         report.plot(tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("flight", "pieces"),
-    [
-        ((0, 9), [((0, 9), False)]),
-        ((5, 15), [((5, 10), False), ((10, 15), True)]),
-        ((12, 18), [((12, 18), True)]),
-        (
-            (0, 50),
-            [
-                ((0, 10), False),
-                ((10, 20), True),
-                ((20, 30), False),
-                ((30, 40), True),
-                ((40, 50), False),
-            ],
-        ),
-        ((20, 30), [((20, 30), False)]),
-    ],
-)
-def test_of_a_buffers_way_that_is_drawn_as_exposed_for_which_the_rank_waited(
-    flight: tuple[int, int], pieces: list[Any]
-) -> None:
-    from shoal.average.report.plot import parted
-
-    assert parted(flight, [(10, 20), (30, 40)]) == pieces
 
 
 def rows_of(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:

@@ -1,12 +1,20 @@
 """How long fusion buffers are: for which models, in which clusters, and who overrides it."""
 
-import pytest
+from __future__ import annotations
 
-from shoal.average.sizes import fusion_bytes_for, fusion_bytes_from
+from typing import TYPE_CHECKING
+
+import pytest
+from unit.in_process import run_in_threads, run_well
+
+from shoal.average import Averager
 from shoal.errors import UsageError
 from shoal.plan import Planner, default_cluster
 from shoal.plan.defaults import wire_of
 from shoal.plan.fusion import LEAST_FUSION_BYTES, MOST_FUSION_BYTES, choose_fusion
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
 
 MIB = 1 << 20
 CLUSTERS = {
@@ -42,17 +50,19 @@ def test_slow_links_have_shorter_buffers_than_memory_and_the_reason_names_the_ne
     assert ", of 1 MiB " in slow.why
 
 
+def fusion_bytes_of(group: Group) -> int:
+    return Averager(group, {"a": ((256,), "float32")}).fusion_bytes
+
+
 def test_the_environment_overrides_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = Planner(CLUSTERS["one host"])
-    chosen = fusion_bytes_for(100 * MIB, planner, "here")
-    assert chosen == choose_fusion(100 * MIB, planner).n_bytes
-    monkeypatch.setenv("SHOAL_FUSION_BYTES", "12345")
-    assert fusion_bytes_for(100 * MIB, planner, "here") == 12345
+    assert run_well(fusion_bytes_of, 1) == [LEAST_FUSION_BYTES]
     for text, n_bytes in (("64", 64), ("512KiB", 524_288), ("1.5 MB", 1_500_000)):
-        assert fusion_bytes_from({"SHOAL_FUSION_BYTES": text}) == n_bytes
-    for text in ("-1", "25Mb", "a lot"):
-        with pytest.raises(UsageError, match="SHOAL_FUSION_BYTES: cannot read the bytes"):
-            fusion_bytes_from({"SHOAL_FUSION_BYTES": text})
-    for text in ("0", "63", "2TiB", "9" * 20):
-        with pytest.raises(UsageError, match="64 B to 1 TiB"):
-            fusion_bytes_from({"SHOAL_FUSION_BYTES": text})
+        monkeypatch.setenv("SHOAL_FUSION_BYTES", text)
+        assert run_well(fusion_bytes_of, 1) == [n_bytes]
+    unreadable = dict.fromkeys(("-1", "25Mb", "a lot"), "SHOAL_FUSION_BYTES: cannot read the bytes")
+    beyond = dict.fromkeys(("0", "63", "2TiB", "9" * 20), "64 B to 1 TiB")
+    for text, words in (unreadable | beyond).items():
+        monkeypatch.setenv("SHOAL_FUSION_BYTES", text)
+        (error,) = run_in_threads(fusion_bytes_of, 1)
+        assert isinstance(error, UsageError)
+        assert words in str(error)

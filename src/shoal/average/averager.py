@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
+import os
 import time
 import weakref
 from collections import deque
@@ -12,20 +14,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.agreeing import FirstOrder, SameCheck, agree, shared_by
 from shoal.average.departures import Departures, words_for
-from shoal.average.layout import FLOATS, ArraySpec, Layout
+from shoal.average.layout import ALIGN_BYTES, FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
 from shoal.average.preparing import Preparation, numpy_arrays
 from shoal.average.report import AveragingReport, report_on
-from shoal.average.sizes import fusion_bytes_for
 from shoal.average.step_times import StepLog, StepTimes
 from shoal.codec import parse_wire
 from shoal.dtypes import DType, Op
 from shoal.engine import Countdown, can_fold
 from shoal.errors import UsageError
+from shoal.plan.fusion import choose_fusion
+from shoal.plan.quantities import bytes_from
 
 if TYPE_CHECKING:
     from shoal.group.buffers import BufferView
     from shoal.group.group import Group
+
+_LOG: Final = logging.getLogger("shoal")
 
 # In a step; beyond it they are longer than asked for. Half as many as a group can have reserved.
 _MOST_BUFFERS: Final = 1024
@@ -129,9 +134,13 @@ class Averager:
     def _fusion_bytes(self, asked: int | None) -> int:
         """The longest that a buffer may be; the same on every rank."""
         total = sum(entry.n_bytes for entry in self.entries)
+        name, otherwise = "SHOAL_FUSION_BYTES", "the planner chooses"
         if asked is None:
-            served = getattr(self.group, "pool", None) is not None
-            asked = fusion_bytes_for(total, self.group.planner, str(self), has_servers=served)
+            asked = bytes_from(os.environ, name, ALIGN_BYTES, 1 << 40, otherwise)
+        if asked is None:
+            is_served = getattr(self.group, "pool", None) is not None
+            asked, why = choose_fusion(total, self.group.planner, has_servers=is_served)
+            _LOG.debug("%s: %s", self, why)
         return max(asked, total // _MOST_BUFFERS) if asked > 0 else asked
 
     def _check_types(self) -> None:
@@ -362,8 +371,7 @@ class Averager:
         """
         now = self._times() if self._is_open else None
         missing = [self.entries[i].name for i in self.not_ready()] if self._is_open else []
-        times = tuple(self.times)
-        return report_on(self.group, self.name, times, now, missing, alone=alone)
+        return report_on(self.group, self.name, [*self.times], now, missing, alone=alone)
 
     def index(self, array: str | int) -> int:
         """The index of an array, by its name.

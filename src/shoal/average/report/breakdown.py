@@ -26,7 +26,7 @@ class StepBreakdown(NamedTuple):
             first array was ready.
         backward: the backward pass until the last gradient came; where none was noted, the time
             from the first array that was ready to the last.
-        exposed: the rank waited for averages, also for those of the step before.
+        exposed: the rank waited for averages.
         other: the rest.
         hidden: communication of this step while the rank did not wait for it.
         own: from when the last buffer of the step before was averaged to when the last of this one
@@ -102,8 +102,7 @@ def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
 
 
 def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBreakdown:
-    own_waits = waits_of(times)
-    waits = merged([*own_waits, *(waits_of(before) if before is not None else ())])
+    waits = waits_of(times)
     flights = merged(zip(times.posted, times.done, strict=True))
     total = after - times.start
     forward, backward = (
@@ -118,7 +117,7 @@ def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBrea
         backward=backward / 1e3,
         exposed=exposed / 1e3,
         other=(total - forward - backward - exposed) / 1e3,
-        hidden=(length(flights) - common(flights, own_waits)) / 1e3,
+        hidden=(length(flights) - common(flights, waits)) / 1e3,
         own=_own(before, times),
     )
 

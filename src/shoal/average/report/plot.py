@@ -5,7 +5,6 @@ After the latency breakdown of Li et al., "PyTorch Distributed" (VLDB 2020), fig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.report.breakdown import backward_of, forward_of, waits_of
@@ -96,26 +95,11 @@ def _draw_buffers(axes: Any, step: StepTimes) -> None:
     for number in numbers:
         posted, done = step.posted[number], step.done[number]
         bar((step.full[number] or posted, posted), number, 0.3, "other")
-        for interval, is_exposed in parted((posted, done), waits):
-            bar(interval, number, 0.6, "exposed" if is_exposed else "hidden")
+        bar((posted, done), number, 0.6, "hidden")
+        for begin, end in waits:  # drawn over what was hidden
+            if max(begin, posted) < min(end, done):
+                bar((max(begin, posted), min(end, done)), number, 0.6, "exposed")
     axes.invert_yaxis()
     axes.set_ylabel("fusion buffer")
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(f"ms since step {step.number} began: each buffer, on its way")
-
-
-def parted(flight: Interval, waits: Sequence[Interval]) -> list[tuple[Interval, bool]]:
-    """Cut a buffer's way where waits begin and end; True for the pieces that were waited for.
-
-    Args:
-        waits: apart and in order.
-    """
-    begin, end = flight
-    pieces: list[tuple[Interval, bool]] = []
-    for wait in waits:
-        since, until = max(begin, wait[0]), min(end, wait[1])
-        if since >= until:
-            continue
-        pieces += [((begin, since), False), ((since, until), True)]
-        begin = until
-    return [piece for piece in (*pieces, ((begin, end), False)) if piece[0][1] > piece[0][0]]

@@ -149,25 +149,16 @@ def _remarks(report: AveragingReport) -> Iterator[str]:
 def report_on(
     group: Group,
     name: str,
-    times: tuple[StepTimes, ...],
+    times: Sequence[StepTimes],
     now: StepTimes | None,
     missing: Sequence[str],
     *,
     alone: bool,
 ) -> AveragingReport:
-    """Make a report.
-
-    Args:
-        name: of the averager.
-        times, now: of the steps that have ended, and of the one under way.
-        alone: ask no other rank.
-
-    Raises:
-        ShoalError: as `Group.all_gather`.
-    """
-    every = times if now is None else (*times, now)
+    """Make the report of an averager from the times of its steps, `now` of the one under way."""
     # A step under way shows how long the one before lasted.
-    steps = break_down(every if times else ())
+    every = (*times, now) if now is not None else tuple(times)
+    steps = break_down(every) if times else []
     given = {group.rank: steps} if alone else gather(group, f"{name}, report", steps)
     ranks, n_compared = compare(given)
     return AveragingReport(
