@@ -163,9 +163,16 @@ def run_ready(selector: selectors.BaseSelector, timeout_s: float) -> None:
         key.data()
 
 
-def wait_for(endpoint: engine.Endpoint, until: float) -> None:
-    """Wait until the endpoint's `step` has something to do, or until then; may return early."""
+def wait_for(endpoint: engine.Endpoint, until: float, waker: socket.socket | None = None) -> bool:
+    """Wait until the endpoint's `step` has something to do, or until then; may return early.
+
+    Returns:
+        True if `waker` can be read, which ends the wait too.
+    """
     wait_s = min(until, endpoint.deadline) - time.monotonic()
     ready = select.poll()
     ready.register(endpoint, select.POLLIN)
-    ready.poll(1000 * min(max(0.0, wait_s), _LONGEST_WAIT_S))
+    if waker is not None:
+        ready.register(waker, select.POLLIN)
+    found = ready.poll(1000 * min(max(0.0, wait_s), _LONGEST_WAIT_S))
+    return waker is not None and any(fd == waker.fileno() for fd, _ in found)

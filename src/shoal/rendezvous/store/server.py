@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
 import logging
-import selectors
 import socket
 import threading
 import time
@@ -15,44 +14,45 @@ from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.errors import ShoalError, UsageError
 from shoal.rendezvous.interface import is_loopback, names_loopback, resolve, routed_address
 from shoal.rendezvous.key import HOW_TO_SET_KEY
-from shoal.rendezvous.listener import listen_tcp, note_turned_away, run_ready
+from shoal.rendezvous.listener import listen_tcp, note_turned_away, wait_for
+from shoal.rendezvous.packing import Unpacker
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from shoal.rendezvous.store.wire import (
     FULL,
     GET,
     MISSING,
-    OK,
-    REPLY,
-    REQUEST,
+    N_LENGTH,
+    N_WAIT,
     SET,
     STORE_HELLO,
-    TRY_GET,
+    VALUE,
     store_key,
 )
 from shoal.threads import start
 
 _LOG: Final = logging.getLogger("shoal")
+_ENTRY_BYTES: Final = 256  # what a dictionary takes for an entry besides its key and value
+_MOST_QUEUED: Final = 4 * MAX_VALUE_BYTES  # replies that a client does not take
 
 
 class StoreLimits(NamedTuple):
     """What a store may cost its server.
 
     Args:
-        n_clients: connections, one per rank as a rule.
-        n_values: with 4 KiB each, 64 MiB at most.
-        request_s: seconds for a request that has begun to arrive.
+        n_clients: connections, usually one per rank.
+        n_bytes: of all keys and values. A meeting of 1,024 ranks takes half a MiB, so there is
+            room for a hundred restarts.
     """
 
     n_clients: int = 4096
-    n_values: int = 16384
-    request_s: float = 2.0
+    n_bytes: int = 64 << 20
 
 
 class TcpStoreServer:
     """Serves a store at the master's address and no other, until `close`.
 
     Args:
-        host: the master's name or address, as every rank is told it.
+        host: the master's name or address, as given to every rank.
         port: 0 takes any; see `port`.
         key: the job key; every client needs the same, or also None.
 
@@ -79,17 +79,19 @@ class TcpStoreServer:
             raise
 
     def await_leavers(self, timeout_s: float) -> bool:
-        """Wait until no client is connected any more; whether that is so."""
+        """Wait until no client is connected any more; return whether that is so."""
         return self._is_deserted.wait(timeout_s)
 
     def close(self) -> None:
         """Stop serving and close every connection; idempotent."""
-        self._waker.close()
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
         self._thread.join()
+        self._waker.close()
 
 
 class _Serving:
-    """The server's thread: one selector, no blocking call but its select."""
+    """The server's thread, and the owner of its endpoint."""
 
     def __init__(
         self,
@@ -100,63 +102,55 @@ class _Serving:
     ) -> None:
         self._key = store_key(key)
         self._limits = limits
-        self._selector = selectors.DefaultSelector()
         self._woken = woken
-        self._is_closing = False
-        self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
-        self._endpoint = Endpoint(self)
-        self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
+        self._endpoint = Endpoint(self, most_queued=_MOST_QUEUED)
         for listener in listeners:
             self._endpoint.listen(listener.detach())
         self._values: dict[str, bytes] = {}
-        self._clients: set[_Client] = set()
-        self._until: dict[_Client, float] = {}  # the end of a half-read request, or of a wait
-        self._waiting: dict[str, list[_Client]] = {}
+        self._n_bytes = 0
+        self._clients: dict[Peer, str | None] = {}  # the key that it waits for
+        self._waiting: dict[str, dict[Peer, float]] = {}  # by key: its clients, and until when
         self._has_warned = False
         self.is_deserted = threading.Event()  # set while no client is connected
         self.is_deserted.set()
 
     def run(self) -> None:
-        """Serve until the other end of `woken` is closed."""
+        """Serve until `woken` is readable."""
         try:
-            while not self._is_closing:
+            until = float("inf")
+            while not wait_for(self._endpoint, until, self._woken):
                 now = time.monotonic()
-                self._expire(now)
                 self._endpoint.step(now)
-                until = min([self._endpoint.deadline, *self._until.values()])
-                run_ready(self._selector, until - now)
+                until = self._expire(now)
         finally:
             self.close()
 
     def close(self) -> None:
         """Close every socket."""
-        for client in list(self._clients):
-            self._drop(client)
         self._endpoint.close()
-        self._selector.close()
         self._woken.close()
+        self.is_deserted.set()
+
+    # The endpoint's callbacks.
 
     def admit(self, hello: Hello) -> bytes | Progress:
-        """Anyone who proves the key."""
+        """Return the store's key for every client."""
         return self._key if hello == STORE_HELLO else Progress.REFUSED
 
     def welcome(self, peer: Peer, _hello: Hello) -> None:
-        """Take requests from it."""
+        """Take requests from a client that has proved the key."""
         if len(self._clients) >= self._limits.n_clients:
             peer.close()
             return
-        sock = socket.socket(fileno=peer.detach())
-        sock.setblocking(False)
-        client = _Client(sock)
-        self._clients.add(client)
+        peer.expect(SET, N_LENGTH + MAX_KEY_BYTES + MAX_VALUE_BYTES)
+        peer.expect(GET, N_WAIT + MAX_KEY_BYTES)
+        self._clients[peer] = None
         self.is_deserted.clear()
-        on_ready = functools.partial(self._read, client)
-        self._selector.register(sock, selectors.EVENT_READ, on_ready)
 
-    def key_differs(self, hello: Hello) -> None:
-        """Warn, once: the client is told, but whoever waits for it here would not know why.
+    def key_differs(self, _hello: Hello) -> None:
+        """Warn once: the client gets an error, but whoever waits for it here would not know why.
 
-        No more than that: anyone who reaches this port can do it.
+        Only once, because any process that reaches the port can cause it.
         """
         if not self._has_warned:
             self._has_warned = True
@@ -170,119 +164,69 @@ class _Serving:
         """Log a caller for whom there was no descriptor."""
         note_turned_away(n_so_far, caller)
 
-    def _on_woken(self) -> None:
-        self._is_closing = not self._woken.recv(4096)
-
-    def _expire(self, now: float) -> None:
-        for client in [client for client, until in self._until.items() if now >= until]:
-            if client.waits_for is None:
-                self._drop(client)
-            else:
-                self._stop_waiting(client)
-                self._reply(client, MISSING, b"")
-
-    def _read(self, client: _Client) -> None:
-        while client in self._clients and client.wants:
-            try:
-                # Who talks while it waits for a reply is dropped.
-                data = client.sock.recv(1 if client.waits_for is not None else client.wants)
-            except BlockingIOError:
-                if client.inbox:
-                    self._until.setdefault(client, time.monotonic() + self._limits.request_s)
-                return
-            except OSError:
-                data = b""
-            if not data or client.waits_for is not None or not client.take(data):
-                self._drop(client)
-        if client in self._clients:
-            self._until.pop(client, None)
-            self._answer(client)
-
-    def _answer(self, client: _Client) -> None:
-        op, key, value, wait_ms = client.take_request()
-        if op == SET:
-            self._reply(client, OK if self._set(key, value) else FULL, b"")
-        elif key in self._values:
-            self._reply(client, OK, self._values[key])
-        elif op == GET:
-            client.waits_for = key
-            self._until[client] = time.monotonic() + wait_ms / 1000
-            self._waiting.setdefault(key, []).append(client)
-        else:
-            self._reply(client, MISSING, b"")
-
-    def _set(self, key: str, value: bytes) -> bool:
-        """Write a value and send it to those who wait for it; False if there is no room."""
-        if key not in self._values and len(self._values) >= self._limits.n_values:
-            return False
-        self._values[key] = value
-        for waiter in self._waiting.pop(key, []):
-            waiter.waits_for = None
-            del self._until[waiter]
-            self._reply(waiter, OK, value)
-        return True
-
-    def _reply(self, client: _Client, status: int, value: bytes) -> None:
-        message = REPLY.pack(status, len(value)) + value
+    def received(self, peer: Peer, kind: int, body: bytes, _fd: int) -> None:
+        """Answer a request; drop a client that sends nonsense, or a request while it waits."""
         try:
-            # One reply fits into an empty buffer; who does not read its replies is dropped.
-            is_sent = client.sock.send(message) == len(message)
-        except OSError:
-            is_sent = False
-        if not is_sent:
-            self._drop(client)
+            if self._clients[peer] is not None:
+                raise ValueError("out of turn")
+            request = Unpacker(body)
+            if kind == SET:
+                key = request.take(request.number(N_LENGTH, 1, MAX_KEY_BYTES)).decode()
+                self._set(peer, key, request.rest())
+            else:
+                wait_ms = request.number(N_WAIT, 0, 2**32 - 1)
+                self._get(peer, request.rest().decode(), wait_ms)
+        except ValueError:
+            peer.close()
+            self.lost(peer)
 
-    def _stop_waiting(self, client: _Client) -> None:
-        if client.waits_for is not None:
-            waiters = self._waiting[client.waits_for]
-            waiters.remove(client)
-            if not waiters:
-                del self._waiting[client.waits_for]
-            client.waits_for = None
-            del self._until[client]
+    def lost(self, peer: Peer, _error: int = 0, _why: str = "") -> None:
+        """Forget a client."""
+        self._stop_waiting(peer)
+        del self._clients[peer]
+        if not self._clients:
+            self.is_deserted.set()
 
-    def _drop(self, client: _Client) -> None:
-        if client in self._clients:
-            self._stop_waiting(client)
-            self._clients.remove(client)
-            self._until.pop(client, None)
-            self._selector.unregister(client.sock)
-            client.sock.close()
-            if not self._clients:
-                self.is_deserted.set()
+    def _set(self, peer: Peer, key: str, value: bytes) -> None:
+        """Write a value and send it to the clients that wait for it, if there is room."""
+        before = self._values.get(key)
+        n_more = len(value) - (-len(key) - _ENTRY_BYTES if before is None else len(before))
+        if n_more > self._limits.n_bytes - self._n_bytes:
+            self._reply(peer, FULL)
+            return
+        self._n_bytes += n_more
+        self._values[key] = value
+        self._reply(peer, VALUE)
+        for waiter in list(self._waiting.get(key, ())):
+            self._reply(waiter, VALUE, value)
 
+    def _get(self, peer: Peer, key: str, wait_ms: int) -> None:
+        if key in self._values:
+            self._reply(peer, VALUE, self._values[key])
+        elif wait_ms:
+            self._clients[peer] = key
+            self._waiting.setdefault(key, {})[peer] = time.monotonic() + wait_ms / 1000
+        else:
+            self._reply(peer, MISSING)
 
-class _Client:
-    """An authenticated connection, and the request that is arriving on it."""
+    def _reply(self, peer: Peer, kind: int, value: bytes = b"") -> None:
+        self._stop_waiting(peer)
+        peer.send(kind, value)  # a client that does not take its replies is lost
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.inbox = b""
-        self.waits_for: str | None = None
-        self._n_request_bytes = REQUEST.size
+    def _stop_waiting(self, peer: Peer) -> None:
+        key, self._clients[peer] = self._clients[peer], None
+        if key is not None:
+            del self._waiting[key][peer]
+            if not self._waiting[key]:
+                del self._waiting[key]
 
-    @property
-    def wants(self) -> int:
-        """How many bytes this request still lacks, as far as is known."""
-        return self._n_request_bytes - len(self.inbox)
-
-    def take(self, data: bytes) -> bool:
-        """Add what was read; False if the request is not acceptable."""
-        self.inbox += data
-        if len(self.inbox) != REQUEST.size:
-            return True
-        op, n_key_bytes, n_value_bytes, _ = REQUEST.unpack(self.inbox)
-        self._n_request_bytes = REQUEST.size + n_key_bytes + n_value_bytes
-        is_value_fit = n_value_bytes <= (MAX_VALUE_BYTES if op == SET else 0)
-        return op in (SET, GET, TRY_GET) and 1 <= n_key_bytes <= MAX_KEY_BYTES and is_value_fit
-
-    def take_request(self) -> tuple[int, str, bytes, int]:
-        """The complete request; ready for the next one afterwards."""
-        op, n_key_bytes, _, wait_ms = REQUEST.unpack_from(self.inbox)
-        body = self.inbox[REQUEST.size :]
-        self.inbox, self._n_request_bytes = b"", REQUEST.size
-        key = body[:n_key_bytes].decode(errors="replace")
-        return op, key, body[n_key_bytes:], wait_ms
+    def _expire(self, now: float) -> float:
+        """Answer the clients that have waited long enough; return when the next one has."""
+        ends = [end for waiters in self._waiting.values() for end in waiters.items()]
+        for peer, until in ends:
+            if now >= until:
+                self._reply(peer, MISSING)
+        return min((until for _, until in ends if now < until), default=float("inf"))
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
