@@ -23,7 +23,7 @@ __all__ = ["document"]
 
 _PAGE: Final = "algorithms.md"
 _FIGURES: Final = "figures/algorithms"
-_MORE: Final = {"all_reduce": ("sharded(2)", "ring/tree")}
+_MORE: Final = {"all_reduce": ("ring/tree",)}
 """Examples of algorithms that `find` makes and the table lacks."""
 _SIZES: Final = (8, 16, 64)
 _RANKS_PER_HOST: Final = 4

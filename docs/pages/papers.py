@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.analysis.simulate.simulator import Simulation, simulate, simulate_steps
 from shoal.limits import SEGMENT_BYTES
@@ -17,11 +17,7 @@ from shoal.plan.cluster import Cluster, LinkCost, Nic, Nics
 from shoal.plan.shares import best_shares
 from shoal.schedule import Recv, Send, Step
 
-if TYPE_CHECKING:
-    from shoal.schedule.weights import Weights
-
 _NOTHING: Final = LinkCost(0.0, 0.0, 0.0)
-_MOST_STREAMS: Final = 4  # connections to a server: more get in each other's way
 _ONE_GBIT: Final = LinkCost(latency_us=30.0, us_per_byte=0.008, message_us=5.0)
 
 
@@ -145,37 +141,20 @@ class SharedTime(NamedTuple):
 
     best: float
     simulated: float
-    with_one_stream: float
     alone: float
 
 
-@functools.cache
-def streams_of(weights: Weights) -> int:
-    """Return the connections of a worker to each server, for one to each worker.
-
-    Connections get equal turns of a NIC. One to a worker carries parts and results, twice a
-    worker's share; one to a server carries a server's share.
-    """
-    of_workers, of_servers = (
-        sum(each) / (len(each) - each.count(0) or 1) for each in (weights.workers, weights.servers)
-    )
-    return min(_MOST_STREAMS, max(1, round(of_servers / (2 * of_workers)))) if of_workers else 1
-
-
 def shared_time(n_workers: int, n_servers: int, n_bytes: int) -> SharedTime:
-    """Simulate 1 Gbit/s, with one connection to each server or as many as its share needs."""
+    """Simulate 1 Gbit/s."""
     cluster = default_cluster(range(n_workers), wire=_ONE_GBIT)
     pool = Nics((Nic.of(_ONE_GBIT),) * n_servers)
     shares = best_shares([Nic.of(_ONE_GBIT)] * n_workers, pool.servers)
     weights = shares.weights()
     both = replace(cluster, hosts=tuple(range(n_workers + n_servers)))
     once = n_bytes * _ONE_GBIT.us_per_byte
-    simulated, slow = (
-        simulate("all_reduce", weights.name(), replace(both, streams=n), n_bytes).time_us / once
-        for n in (streams_of(weights), 1)
-    )
+    simulated = simulate("all_reduce", weights.name(), both, n_bytes).time_us / once
     alone = simulate("all_reduce", "ring", cluster, n_bytes).time_us / once
-    return SharedTime(shares.us_per_byte / _ONE_GBIT.us_per_byte, simulated, slow, alone)
+    return SharedTime(shares.us_per_byte / _ONE_GBIT.us_per_byte, simulated, alone)
 
 
 # ---- Jeaugey, "Massively Scale Your Deep Learning Training with NCCL 2.4" (2019), figure 3

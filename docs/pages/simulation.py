@@ -56,10 +56,9 @@ exclusive or) turns one rank's steps into another's, one block of ranks stands f
 checked on the steps themselves, for some ranks and for the counterpart of every message. So of
 24,576 ranks of a ring, six are simulated; all chunks then count as equally long.
 
-Two approximations are named in the output where they are used. The time of more than 600,000
-segments is extrapolated along a line through two shorter runs. The time of a group with more than a
-million steps and no two ranks alike (direct all-reduce, scatter and gather at thousands of ranks)
-is extrapolated from two smaller groups: within a fifth where that could be checked.
+The time of more than 600,000 segments is extrapolated along a line through two shorter runs. A
+group with more than a million steps and no two ranks alike is refused, such as a direct scatter at
+thousands of ranks.
 """
 
 
@@ -224,9 +223,8 @@ Jiang et al. (BytePS, OSDI 2020, 4.1): n workers and k servers with equal links 
 (n^2 + kn - 2k) times as long as a NIC needs to pass the tensor, and exactly that long with k = n
 or more. Simulated with 1 Gbit/s, in multiples of that time, including the loss of NICs at the
 beginning of several streams ([decision 23](decisions/0023-costs-are-counted.md)), which was not
-measured with servers. Connections get equal turns of a NIC. With one to each server, workers are
-done with each other while servers are still waiting. With up to four, for larger shares of the
-servers, they end together.
+measured with servers. Connections get equal turns of a NIC, one to each server, so workers are done
+with each other while servers are still waiting.
 
 """
 
@@ -236,9 +234,9 @@ def _shared() -> tuple[str, Mapping[str, Plot]]:
     for n_bytes in (25 << 20, 100 << 20):
         for n, k in papers.SHARED:
             time = papers.shared_time(n, k, n_bytes)
-            cells = (time.best, time.simulated, time.with_one_stream, time.alone)
+            cells = (time.best, time.simulated, time.alone)
             rows.append([f"{n_bytes >> 20} MiB", f"{n} + {k}", *(f"{one:.3f}" for one in cells)])
-    head = ["tensor", "workers + servers", "optimum", "simulated", "one connection", "ring alone"]
+    head = ["tensor", "workers + servers", "optimum", "simulated", "ring alone"]
     return _SHARED + _table(head, rows), {}
 
 

@@ -61,32 +61,7 @@ def test_keeps_its_promise_for_every_root(collective: str, name: str) -> None:
             prove(collective, name, size, root=root, n_segments=1, window=0)
 
 
-# Sharded among fewer reducers than there are ranks.
-
-
-@pytest.mark.parametrize("n_reducers", [1, 2, 3, 4, 8, 16])
-def test_any_number_of_reducers_keeps_the_promise(n_reducers: int) -> None:
-    algorithm = find("all_reduce", f"sharded({n_reducers})")
-    for size in [n for n in (*SMALL, 33, 64) if n >= n_reducers]:
-        proof = prove("all_reduce", algorithm, size, window=0)
-        assert proof.rounds == (2 if size > 1 else 0)
-
-
-def test_as_many_reducers_as_ranks_are_the_sharded_all_reduce() -> None:
-    for size in SMALL:
-        few, all_of_them = (find("all_reduce", name) for name in (f"sharded({size})", "sharded"))
-        for rank in range(size):
-            assert list(few.steps(rank, size)) == list(all_of_them.steps(rank, size))
-
-
-def test_more_reducers_than_ranks_are_refused_before_the_first_step() -> None:
-    algorithm = find("all_reduce", "sharded(9)")
-    for ask in (lambda: algorithm.steps(0, 4), lambda: algorithm.n_chunks(4)):
-        with pytest.raises(UsageError, match=r"9 reducers are too many for 4 ranks.*sharded\(4\)"):
-            ask()
-
-
-@pytest.mark.parametrize("name", ["ring", "sharded", "sharded(1)", "sharded(3)", "tree", "halving"])
+@pytest.mark.parametrize("name", ["ring", "sharded", "tree", "halving"])
 def test_the_owner_of_a_chunk_is_who_finishes_it(name: str) -> None:
     algorithm = find("all_reduce", name)
     assert algorithm.owner_rule

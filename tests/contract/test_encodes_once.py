@@ -19,8 +19,7 @@ from shoal.schedule import (
 NAMES = {
     "all_reduce": (
         *("direct", "sharded", "ring", "tree", "doubling", "halving", "ring_2d", "fairring"),
-        *("sharded(1)", "sharded(2)", "ring/sharded", "tree/sharded(2)", "sharded/ring"),
-        *("halving/tree", "sharded/doubling", "sharded/direct"),
+        *("ring/sharded", "sharded/ring", "halving/tree", "sharded/doubling", "sharded/direct"),
     ),
     "reduce_scatter": ("direct", "ring"),
 }

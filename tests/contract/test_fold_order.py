@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, order_of, own, stripes
 
-from shoal.analysis.prove.prover import Expression, Proof, prove
+from shoal.analysis.prove.prover import Expression, prove
 from shoal.dtypes import DType, Op
 from shoal.schedule import Buffer, Place, Send, find
 from shoal.schedule.sharded import sharded_all_reduce
@@ -67,27 +67,21 @@ def nested(order: Sequence[int]) -> Expression:
     return functools.reduce(lambda held, one: (held, one), order[1:], order[0])
 
 
-def assert_in_order(proof: Proof, size: int, n_stripes: int) -> None:
-    for rank in range(size):
-        for t in range(n_stripes):
-            want = nested(order_of(t, size, n_stripes))
-            assert proof.expressions[rank, Place(Buffer.DATA, t)] == want
-
-
 @pytest.mark.parametrize("size", [*SIZES, 16, 33])
 def test_each_stripe_is_folded_from_its_first_worker_down(size: int) -> None:
-    for n_stripes in {1, 2, size // 2, size} - {0}:
-        for k in {1, 3, size} if size <= 16 else {5}:
-            algorithm = find("all_reduce", f"sharded({min(k, size)})")
-            cut = algorithm.fitted(n_stripes * FLOOR_BYTES, size)
-            proof = prove("all_reduce", cut, size, n_segments=1, window=0)
-            assert_in_order(proof, size, min(n_stripes, size))
+    for n_stripes in {1, min(2, size), size // 2, size} - {0}:
+        cut = find("all_reduce", "sharded").fitted(n_stripes * FLOOR_BYTES, size)
+        proof = prove("all_reduce", cut, size, n_segments=1, window=0)
+        for rank in range(size):
+            for t in range(n_stripes):
+                want = nested(order_of(t, size, n_stripes))
+                assert proof.expressions[rank, Place(Buffer.DATA, t)] == want
 
 
 def test_where_all_workers_reduce_their_sends_go_to_different_ranks_at_any_time() -> None:
     for size in SIZES:
         peers = [
-            [step.peer for step in sharded_all_reduce(rank, size) if isinstance(step, Send)]
+            [step.peer for step in sharded_all_reduce(rank, size, size) if isinstance(step, Send)]
             for rank in range(size)
         ]
         for at_a_time in zip(*peers, strict=True):
@@ -102,17 +96,3 @@ def test_reduce_scatter_and_reduce_by_shards_fold_in_the_same_order(size: int) -
         want = nested(order_of(t, size, size))
         assert scattered[t, Place(Buffer.OUTPUT, 0)] == want
         assert reduced[size // 2, Place(Buffer.DATA, t)] == want
-
-
-@pytest.mark.parametrize("hosts", [(0, 0, 0, 1, 1, 1), (0, 0, 0, 0, 1, 1, 2, 2), (0, 1, 0, 1, 1)])
-def test_in_hierarchies_too_the_bits_do_not_tell_who_reduced(hosts: tuple[int, ...]) -> None:
-    size = len(hosts)
-    for all_of_them, few in (
-        ("sharded/ring", "sharded(2)/ring"),
-        ("sharded/ring", "sharded(1)/ring"),
-        ("ring/sharded", "ring/sharded(2)"),
-        ("sharded/sharded", "sharded(2)/sharded(1)"),
-        ("sharded/doubling", "sharded(2)/doubling"),
-    ):
-        one, other = (prove("all_reduce", name, size, hosts=hosts) for name in (all_of_them, few))
-        assert one.expressions == other.expressions

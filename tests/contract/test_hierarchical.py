@@ -67,12 +67,6 @@ def test_keeps_its_promise_in_any_order_of_hosts_with_segments_and_staging(pair:
         prove_on(pair, hosts_of(n_ranks), n_segments=3, window=2)
 
 
-def test_a_few_reducers_can_be_chosen_on_both_levels() -> None:
-    for name in ("sharded(2)/ring", "ring/sharded(2)", "sharded(2)/sharded(3)"):
-        for n_ranks in ((2, 2, 2), (4, 3, 2), (2, 3, 4, 4)):
-            prove_on(name, hosts_of(n_ranks))
-
-
 @every_pair
 def test_with_one_host_or_one_rank_per_host_it_is_one_of_the_two_alone(pair: str) -> None:
     whole, parts = find("all_reduce", pair), pair.split("/", 1)
@@ -134,8 +128,7 @@ def test_ranks_of_a_small_host_have_several_rails() -> None:
 def test_what_cannot_run_inside_or_between_hosts_is_refused_with_what_can(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         find("all_reduce", name)
-    for word in ("sharded, ring, ", "sharded(k)"):
-        assert word in str(refused.value)
+    assert "sharded, ring, " in str(refused.value)
 
 
 def test_only_all_reduces_that_are_finished_by_one_rank_can_be_cut_in_two() -> None:
@@ -143,11 +136,6 @@ def test_only_all_reduces_that_are_finished_by_one_rank_can_be_cut_in_two() -> N
     for local, across in (("direct", "ring"), ("ring_2d", "ring"), ("ring", "ring_2d")):
         with pytest.raises(UsageError, match="one rank alone must finish"):
             hierarchical(known[local], known[across])
-
-
-def test_a_host_with_fewer_ranks_than_reducers_is_refused_before_the_first_step() -> None:
-    with pytest.raises(UsageError, match=r"sharded\(3\): 3 reducers .* 2 ranks"):
-        find("all_reduce", "sharded(3)/ring").steps(0, 5, 0, (0, 0, 0, 1, 1))
 
 
 def test_a_rank_of_2048_takes_only_its_own_steps() -> None:

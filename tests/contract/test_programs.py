@@ -6,7 +6,7 @@ from shoal.analysis.dataflow import Dataflow
 from shoal.engine import lower
 from shoal.schedule import ALGORITHMS, Algorithm, find
 
-MORE = ("sharded(2)", "sharded/tree", "ring/doubling", "tree/sharded")
+MORE = ("sharded/tree", "ring/doubling", "tree/sharded")
 # Weights of workers and servers, each for one size of group.
 WEIGHTED = {
     "sharded[5*2|3*7]": 8,

@@ -50,8 +50,7 @@ def reduce_by_everyone(ranks_per_host: int) -> int:
     n_checked = 0
     with shoal.init() as group:
         size = group.size
-        names = [*by_any_set(size), "sharded", *(f"sharded({k})" for k in range(1, size + 1))]
-        names.append("direct")
+        names = [*by_any_set(size), "sharded", "direct"]
         planner = group.planner
         for name in names:
             group.plan_by(Planner(planner.cluster, Forced(name, name)))
@@ -59,7 +58,7 @@ def reduce_by_everyone(ranks_per_host: int) -> int:
             for n_elems in (1009, 3 * FLOOR_BYTES // 4 + 7, size * FLOOR_BYTES // 4 + 13):
                 check(group, name, n_elems, "float32", np.add)
                 n_checked += 1
-        for name in (names[1], f"sharded({size - 1})", "sharded"):
+        for name in (names[1], "sharded"):
             group.plan_by(Planner(planner.cluster, Forced(name, name)))
             assert group.planner.choose("all_reduce", 4096).name == name
             check(group, name, 300_007, "float32", np.add)
@@ -71,5 +70,5 @@ def reduce_by_everyone(ranks_per_host: int) -> int:
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(4, 4), (3, 1)])
 def test_real_processes_get_the_same_bits_whoever_reduces(size: int, ranks_per_host: int) -> None:
-    n_checked = 3 * (2**size + size + 1)
+    n_checked = 3 * (2**size + 1)
     assert run_ranks(reduce_by_everyone, size, ranks_per_host) == [n_checked] * size

@@ -37,7 +37,7 @@ SOAK = bool(os.environ.get("SHOAL_SOAK"))
 # Names that only `find` knows.
 BY_HOST = (
     *("sharded/ring", "ring/tree", "sharded/doubling", "halving/doubling", "tree/direct"),
-    *("sharded(1)/halving", "sharded(1)", "sharded(2)"),
+    "sharded/halving",
 )
 PLANNED = "planned"  # by what the planner chooses
 
@@ -169,17 +169,16 @@ class Exchange:
         self.group.barrier()
 
 
-def algorithms(size: int) -> Iterator[tuple[str, str]]:
+def algorithms() -> Iterator[tuple[str, str]]:
     for collective, names in ALGORITHMS.items():
         for name in (PLANNED, *names, *(BY_HOST if collective == "all_reduce" else ())):
-            if name != "sharded(2)" or size > 1:
-                yield collective, name
+            yield collective, name
 
 
 def exchanges(size: int, only_planned: bool) -> list[tuple[str, str, tuple[int, str, Op]]]:
     return [
         (collective, name, call)
-        for collective, name in algorithms(size)
+        for collective, name in algorithms()
         if name == PLANNED or not only_planned
         for call in (*CALLS, *((LARGE,) if name == PLANNED and size < 8 else ()))
     ]

@@ -8,15 +8,14 @@ from process.ranks import run_ranks
 import shoal
 from shoal import engine
 from shoal.dtypes import DType, Op
-from shoal.schedule.stripes import Stripe
-from shoal.schedule.weighted import weighted_all_reduce
+from shoal.schedule.weighted import Piece, weighted_all_reduce
 
 N_WORKERS = 2
 
 
 def plan_of(rank: int, n_elems: int) -> engine.Plan:
     """An all-reduce of float32 by workers 0 and 1 and one server, rank 2: a chunk for each."""
-    chunks = [Stripe(chunk=worker, first=worker, reducer=N_WORKERS) for worker in range(N_WORKERS)]
+    chunks = [Piece(chunk, chunk, N_WORKERS, chunk, 0, 1) for chunk in range(N_WORKERS)]
     halves = [0, 2 * n_elems], [2 * n_elems, 2 * n_elems]
     nothing: tuple[list[int], list[int]] = ([], [])
     data, scratch = (halves, nothing) if rank < N_WORKERS else (nothing, halves)

@@ -21,7 +21,7 @@ from shoal.plan.settings import Forced
 BF16_ERROR, FLOAT32_ERROR = 2.0**-8, 2.0**-24
 
 LENGTHS = (0, 1, 7, 1009, 150_001)  # a segment holds 32768
-ALGORITHMS = ("sharded", "sharded(1)", "sharded(2)", "fairring", "ring/sharded", "tree/sharded(2)")
+ALGORITHMS = ("sharded", "fairring", "ring/sharded", "tree/sharded")
 
 
 @functools.cache
@@ -57,8 +57,6 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
     with shoal.init() as group:
         spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
         for name in ALGORITHMS:
-            if name.endswith("(2)") and group.size < 2 * ranks_per_host:
-                continue
             group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
             for n_elems in LENGTHS:
                 every = [noise(rank, n_elems) for rank in ranks]

@@ -111,7 +111,6 @@ REFUSED = {
         ring --root 1 | --root 1: ring all_reduce has no root
         ring --width 10 | --width 10: at least 40
         ring --ranks 1000 | 1000 ranks are too many to trace
-        sharded(5) | 5 reducers are too many for 4 ranks
         ring/doubling/ring | no algorithm 'ring/doubling/ring' for all_reduce
         ring --html /nowhere/page.html | cannot write /nowhere/page.html
         ring --ranks 129 --html x | at most 128

@@ -61,7 +61,7 @@ def test_what_a_nic_takes_halves_and_the_reason_says_why() -> None:
         narrow = choose("all_reduce", n_bytes, ONE_HOST, codec=BF16)
         assert narrow == choose("all_reduce", n_bytes, ONE_HOST)
     # Times of a wide wire do not choose for a narrow one.
-    times = {"all_reduce": {1024: {"ring": 1.0, "sharded(1)": 2.0}}}
+    times = {"all_reduce": {1024: {"ring": 1.0, "sharded": 2.0}}}
     planner = Planner(FOUR_HOSTS, tuning=Tuning(FOUR_HOSTS.hosts, FOUR_HOSTS.n_cores, times))
     assert planner.choose("all_reduce", 1024).name == "ring"
     assert find("all_reduce", planner.choose("all_reduce", 1024, codec=BF16).name).encodes_once
@@ -75,7 +75,7 @@ def test_a_forced_algorithm_is_taken_unless_it_would_round_again_and_again() -> 
             planner.choose("all_reduce", 1024, codec=BF16)
         inside = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": text}))
         assert inside.choose("all_reduce", 1024, codec=BF16).why == "SHOAL_ALGO says so"
-    for name in ("sharded", "sharded(3)", "ring/sharded"):
+    for name in ("sharded", "sharded[4*1|]", "ring/sharded"):
         planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": f"all_reduce:{name}"}))
         assert planner.choose("all_reduce", 1024, codec=BF16).name == name
 

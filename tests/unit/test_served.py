@@ -105,26 +105,17 @@ def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take(
     assert f"another server would take {off}" in found.why
 
 
-@pytest.mark.parametrize(("k", "streams"), [(1, 1), (2, 1), (4, 2), (6, 4), (8, 1), (12, 1)])
-def test_shares_are_as_good_in_the_simulator_as_the_program_says(k: int, streams: int) -> None:
-    """With as many connections to a server as twice a worker's share goes into the server's."""
+@pytest.mark.parametrize(("k", "slower"), [(1, 1.1), (2, 1.1), (4, 1.25), (8, 1.1), (12, 1.1)])
+def test_shares_are_as_good_in_the_simulator_as_the_program_says(k: int, slower: float) -> None:
+    """Over one connection to each server, workers are done with each other before servers are."""
     weights = shared(8, k)
-    both = replace(flat(8 + k), streams=streams, contention=0.0)
+    both = replace(flat(8 + k), contention=0.0)
     played = simulate("all_reduce", weights.name(), both, 100 * MIB)
     best = best_shares([Nic(125, 125)] * 8, pool(k).servers).us_per_byte * 100 * MIB
-    assert best <= played.time_us < 1.1 * best
+    assert best <= played.time_us < slower * best
     planned = cost_with_servers(weights, 100 * MIB, flat(8), pool(k)).cost_us
     # The planner's costs are within a quarter, as those of other algorithms are.
     assert played.time_us == pytest.approx(planned, rel=0.25)
-
-
-def test_with_one_connection_to_each_server_workers_would_wait_for_them() -> None:
-    weights = Weights((2,) * 8, (7,) * 4)
-    one, two = (
-        simulate("all_reduce", weights.name(), replace(flat(12), streams=n), 100 * MIB).time_us
-        for n in (1, 2)
-    )
-    assert one > 1.1 * two
 
 
 def test_small_calls_are_left_to_the_workers() -> None:

@@ -69,7 +69,7 @@ def _print_one(
     collective: str, algorithm: str, cluster: Cluster, n_bytes: int, played: Simulation
 ) -> None:
     print(f"{collective} by {algorithm}, {show_bytes(n_bytes)}, {_size_of(cluster)}")
-    print(f"  time                 {_time_of(played)}")
+    print(f"  time                 {show_us(played.time_us)}")
     print(f"  algorithm bandwidth  {_rate(played.n_bytes, played.time_us)}")
     print(f"  rounds               {played.rounds}")
     share = played.busy_us / played.time_us if played.time_us else 0.0
@@ -93,11 +93,7 @@ def _by_bytes(played: Simulation) -> Counter[int]:
 
 def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
     notes = []
-    if played.extrapolated_from:
-        less, more = played.extrapolated_from
-        notes.append(f"time and rounds on a line with those of {less} and {more} ranks")
-        notes.append("links are those of the ranks of one host")
-    elif played.n_simulated < cluster.size:
+    if played.n_simulated < cluster.size:
         notes.append(f"{played.n_simulated} of {cluster.size} ranks stand for all: they are alike")
     if played.n_bytes not in (n_bytes, n_bytes * cluster.size):
         notes.append(f"counted as {show_bytes(played.n_bytes)}: chunks of one length")
@@ -110,17 +106,13 @@ def _print_all(cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) ->
     for name, one in sorted(played.items(), key=lambda item: item[1].time_us):
         share = one.busy_us / one.time_us if one.time_us else 0.0
         rate = _rate(one.n_bytes, one.time_us)
-        row = f"{name:>16}  {_time_of(one):>10}  {rate:>11}  {one.rounds:>6}"
+        row = f"{name:>16}  {show_us(one.time_us):>10}  {rate:>11}  {one.rounds:>6}"
         print(f"{row}  {one.busiest}, {share:.0%}")
 
 
 def _size_of(cluster: Cluster) -> str:
     ranks = f"{cluster.size} rank{'s' * (cluster.size > 1)}"
     return f"{ranks} on {cluster.n_hosts} host{'s' * (cluster.n_hosts > 1)}"
-
-
-def _time_of(played: Simulation) -> str:
-    return "about " * bool(played.extrapolated_from) + show_us(played.time_us)
 
 
 def _rate(n_bytes: int, time_us: float) -> str:

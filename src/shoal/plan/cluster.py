@@ -93,8 +93,6 @@ class Cluster:
             network stack, besides the pass over memory.
         contention: the part by which the first `CONTENDED_BYTES` of a message take longer if its
             sender sends to several hosts at a time and its receiver receives from several.
-        streams: connections of a worker to each server, for one to each worker, each with a turn of
-            the NIC. Only for the simulator: the engine has one (docs/decisions/0027).
     """
 
     hosts: tuple[int, ...]
@@ -106,7 +104,6 @@ class Cluster:
     fresh_us_per_byte: float = 0.0
     network_us_per_byte: float = 0.0
     contention: float = 0.0
-    streams: int = 1
 
     def __post_init__(self) -> None:
         first_seen = list(dict.fromkeys(self.hosts))

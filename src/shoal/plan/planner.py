@@ -125,7 +125,7 @@ class Planner:
 
         if may_encode(collective, name, self.cluster, codec):
             return
-        good = "sharded, sharded(k) or local/sharded" if collective == "all_reduce" else "direct"
+        good = "sharded or local/sharded" if collective == "all_reduce" else "direct"
         raise UsageError(
             f"{self._title}: SHOAL_ALGO asks for {collective} by {name}, which sends sums between "
             f"hosts before they are complete: {codec} would round them at every hop. Ask for "

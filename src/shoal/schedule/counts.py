@@ -90,12 +90,11 @@ def _of_levels(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[i
     assert algorithm.levels is not None
     local, across = algorithm.levels
     teams, size = teams_of(local, hosts), len(hosts)
-    n_rails = max(len(team.owned) for team in teams)
     known: dict[tuple[int, int, int], _Counted] = {}
     for host, team in enumerate(teams):
         n_ranks, far = len(team.ranks), across.stand_in(host, len(teams)).rank
         # If all chunks have equally many rails, ranks with the same steps own equally many.
-        is_even = n_rails % len(team.owned) == 0
+        is_even = team.n_rails % len(team.owned) == 0
         near = _places_alike(local, n_ranks) if is_even else range(n_ranks)
         for place, rank in zip(near, team.ranks, strict=True):
             key = n_ranks, place, far

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.errors import UsageError
@@ -26,7 +26,7 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
     sharded over sharded is Fairring's.
 
     Args:
-        local: an all-reduce with an `owner_rule`.
+        local: an all-reduce with an `owner_rule` and without scratch.
         across: any all-reduce; each rail takes the chunks and scratch that it needs.
 
     A sharded level has a stripe for each of its ranks, however short the buffer is.
@@ -42,7 +42,7 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
     Raises:
         UsageError: `local` has no owners.
     """
-    if local.owner_rule is None or local.by_host or across.by_host:
+    if local.owner_rule is None or not local.takes_uneven or local.by_host or across.by_host:
         raise UsageError("inside a host, one rank alone must finish each chunk")
     return Algorithm(
         functools.partial(_steps, local, across),
@@ -64,32 +64,16 @@ class HostRanks(NamedTuple):
     """The chunks of the local algorithm, by their owner."""
     owners: tuple[int, ...]
     """The ranks that own them."""
+    n_rails: int
+    """Of the whole group: as many as the largest host has owners."""
 
     def owner(self, rail: int) -> int:
         """The rank that runs a rail for this host."""
         return self.owners[rail % len(self.owners)]
 
-    def rails(self, chunk: int, n_rails: int) -> range:
-        """The rails that a chunk of the local algorithm stands for."""
-        return range(self.owned.index(chunk), n_rails, len(self.owned))
-
-
-class Cut(NamedTuple):
-    """The cut of the local algorithm's chunks into rails on one host."""
-
-    team: HostRanks
-    n_rails: int
-    n_across: int
-    """The chunks of each rail."""
-
     def rails(self, chunk: int) -> range:
         """The rails that a chunk of the local algorithm stands for."""
-        return self.team.rails(chunk, self.n_rails)
-
-    def chunks(self, chunk: int, first: int = 0) -> list[int]:
-        """The chunks that it stands for, on each rail in a ring from `first` on."""
-        turns = [(first + k) % self.n_across for k in range(self.n_across)]
-        return [rail * self.n_across + turn for rail in self.rails(chunk) for turn in turns]
+        return range(self.owned.index(chunk), self.n_rails, len(self.owned))
 
 
 # For one group at a time; the halves of a split group may alternate.
@@ -99,11 +83,13 @@ def teams_of(local: Algorithm, hosts: tuple[int, ...]) -> tuple[HostRanks, ...]:
     members: list[list[int]] = [[] for _ in range(max(hosts) + 1)]
     for rank, host in enumerate(hosts):
         members[host].append(rank)
+    n_rails = max(len(_owners(local, len(ranks))) for ranks in members)
     teams = []
     for ranks in members:
         owners = _owners(local, len(ranks))
         owned = tuple(sorted(range(len(owners)), key=owners.__getitem__))
-        teams.append(HostRanks(tuple(ranks), owned, tuple(ranks[owners[chunk]] for chunk in owned)))
+        of_chunks = tuple(ranks[owners[chunk]] for chunk in owned)
+        teams.append(HostRanks(tuple(ranks), owned, of_chunks, n_rails))
     return tuple(teams)
 
 
@@ -113,15 +99,6 @@ def _owners(local: Algorithm, size: int) -> tuple[int, ...]:
     owner_rule = local.owner_rule
     assert owner_rule is not None
     return tuple(owner_rule(chunk, size) for chunk in range(local.n_chunks(size)))
-
-
-def _cut_of(teams: Sequence[HostRanks], host: int, across: Algorithm) -> Cut:
-    """The cut of one host."""
-    return Cut(teams[host], _n_rails(teams), across.n_chunks(len(teams)))
-
-
-def _n_rails(teams: Sequence[HostRanks]) -> int:
-    return max(len(team.owned) for team in teams)
 
 
 def _only_level(
@@ -135,7 +112,7 @@ def _chunks(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> int:
     teams = teams_of(local, hosts)
     if only := _only_level(local, across, teams, len(hosts)):
         return only.n_chunks(len(hosts))
-    return _n_rails(teams) * across.n_chunks(len(teams))
+    return teams[0].n_rails * across.n_chunks(len(teams))
 
 
 def _chain(
@@ -155,20 +132,14 @@ def _chain(
 def _scratch(
     local: Algorithm, across: Algorithm, rank: int, hosts: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Scratch chunks of `local`, cut as its chunks are, and those of `across` for each own rail."""
+    """Scratch chunks of `across` for each own rail."""
     teams = teams_of(local, hosts)
     if only := _only_level(local, across, teams, len(hosts)):
         return only.scratch(rank, len(hosts))
-    cut, like = _cut_of(teams, hosts[rank], across), across.scratch(hosts[rank], len(teams))
-    rails = [rail for rail in range(cut.n_rails) if cut.team.owner(rail) == rank]
-    of_local = [chunk for _, chunk in _scratch_of_local(local, rank, cut)]
-    return (*of_local, *(rail * cut.n_across + chunk for rail in rails for chunk in like))
-
-
-def _scratch_of_local(local: Algorithm, rank: int, cut: Cut) -> list[tuple[int, int]]:
-    """The scratch chunks of `local`, each with one of the chunks that its chunk stands for."""
-    like = local.scratch(cut.team.ranks.index(rank), len(cut.team.ranks))
-    return [(place, piece) for place, chunk in enumerate(like) for piece in cut.chunks(chunk)]
+    like, n_across = across.scratch(hosts[rank], len(teams)), across.n_chunks(len(teams))
+    team = teams[hosts[rank]]
+    rails = [rail for rail in range(team.n_rails) if team.owner(rail) == rank]
+    return tuple(rail * n_across + chunk for rail in rails for chunk in like)
 
 
 def _steps(
@@ -184,43 +155,25 @@ def _both(
     local: Algorithm, across: Algorithm, rank: int, host: int, teams: Sequence[HostRanks]
 ) -> Iterator[Step]:
     """The local steps, each for all rails of its chunk; where they finish, the steps across."""
-    cut = _cut_of(teams, host, across)
-    scratch = _scratch_of_local(local, rank, cut)
-    places = {pair: place for place, pair in enumerate(scratch)}
-    n_scratch, n_used = len(across.scratch(host, len(teams))), len(scratch)
-    steps = local.steps(cut.team.ranks.index(rank), len(cut.team.ranks))
+    team, n_across = teams[host], across.n_chunks(len(teams))
+    n_scratch, n_used = len(across.scratch(host, len(teams))), 0
+    steps = local.steps(team.ranks.index(rank), len(team.ranks))
     for finishes, run in itertools.groupby(steps, lambda step: isinstance(step, Finish)):
         if not finishes:
-            yield from _inside(run, host, cut, places)
+            for step in run:
+                for rail in team.rails(step.chunk):
+                    # Hosts begin with different chunks, so that they do not all send to the same.
+                    for turn in range(host, host + n_across):
+                        there = rail * n_across + turn % n_across
+                        yield moved(step, team.ranks, {Buffer.DATA: there - step.chunk})
             continue
         # Two owners may have several rails in common, and must go through them in the same order.
-        for rail in sorted(rail for step in run for rail in cut.rails(step.chunk)):
+        for rail in sorted(rail for step in run for rail in team.rails(step.chunk)):
             owners = [other.owner(rail) for other in teams]
-            first = {Buffer.DATA: rail * cut.n_across, Buffer.SCRATCH: n_used}
+            first = {Buffer.DATA: rail * n_across, Buffer.SCRATCH: n_used}
             n_used += n_scratch
             for far in across.steps(host, len(teams)):
                 yield moved(far, owners, first)
-
-
-def _inside(
-    steps: Iterable[Step], host: int, cut: Cut, places: Mapping[tuple[int, int], int]
-) -> Iterator[Step]:
-    """Yield local steps, each for all pieces of its chunk."""
-    for step in steps:
-        own, saved = _data_and_scratch(step)
-        # Hosts begin with different chunks, so that they do not all send to the same one.
-        for chunk in cut.chunks(own, first=host):
-            there = places[saved, chunk] if saved >= 0 else 0
-            first = {Buffer.DATA: chunk - own, Buffer.SCRATCH: there - saved}
-            yield moved(step, cut.team.ranks, first)
-
-
-def _data_and_scratch(step: Step) -> tuple[int, int]:
-    """The chunks of data and scratch that a local step names; -1 for no scratch."""
-    if not isinstance(step, Copy):
-        return step.chunk, -1
-    data, scratch = step.chunk, step.into
-    return (scratch, data) if step.buffer is Buffer.SCRATCH else (data, scratch)
 
 
 def moved(step: Step, peers: Sequence[int], first: Mapping[Buffer, int]) -> Step:

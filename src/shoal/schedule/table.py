@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -34,7 +33,7 @@ _RING: Final = Algorithm(
     owner_rule=ring.ring_owner,
     alike_rule=turned,
 )
-_SHARDED: Final = sharded()
+_SHARDED: Final = sharded(0)
 
 ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
     {
@@ -174,7 +173,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
     }
 )
 """By collective and name. Read by engine, plan, analysis, docs and tests; a line here is the whole
-registration. `find` knows more all-reduces than can be listed: `sharded(k)` and `local/across`."""
+registration. `find` also knows `sharded[W|S]` and `local/across`, which cannot be listed."""
 
 _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
     **ALGORITHMS,
@@ -185,22 +184,18 @@ _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
 }
 
 MORE_ALL_REDUCES: Final = (
-    "sharded(k) with k reducers, sharded[8*1|4*3] with weights of workers and servers, "
-    "and local/across such as sharded/ring"
+    "sharded[8*1|4*3] with weights of workers and servers, and local/across such as sharded/ring"
 )
 """The names that `find` accepts besides the table, in words."""
-
-_SHARDED_NAME: Final = re.compile(r"sharded\((\d{1,6})\)")
 
 
 @functools.lru_cache(maxsize=1024)
 def find(collective: str, name: str) -> Algorithm:
     """Return the algorithm of that name.
 
-    For all_reduce, besides those in `ALGORITHMS`: "sharded(k)" with k reducers, "sharded[8*1|4*3]"
-    with weights of workers and servers (`weights.parse`), and "local/across" of two others, such as
-    "sharded/ring" or "ring/tree", which is `hierarchical`. The halves of a `MESSAGE` are "send" and
-    "recv".
+    For all_reduce, besides those in `ALGORITHMS`: "sharded[8*1|4*3]" with weights of workers and
+    servers (`weights.parse`), and "local/across" of two others, such as "sharded/ring" or
+    "ring/tree", which is `hierarchical`. The halves of a `MESSAGE` are "send" and "recv".
 
     Raises:
         UsageError: there is no such collective or algorithm; the message lists those there are.
@@ -214,8 +209,6 @@ def find(collective: str, name: str) -> Algorithm:
     local, slash, across = name.partition("/")
     if collective == "all_reduce" and slash:
         return hierarchical(_part(name, local, local=True), _part(name, across, local=False))
-    if collective == "all_reduce" and (match := _SHARDED_NAME.fullmatch(name)):
-        return sharded(int(match[1]))
     there_are = ", ".join(_TABLE[collective])
     if collective == "all_reduce":
         there_are += f", {MORE_ALL_REDUCES}"
@@ -224,8 +217,6 @@ def find(collective: str, name: str) -> Algorithm:
 
 def _part(whole: str, name: str, *, local: bool) -> Algorithm:
     """One level of a hierarchical all-reduce."""
-    if match := _SHARDED_NAME.fullmatch(name):
-        return sharded(int(match[1]))
     good = [
         known
         for known, algorithm in ALGORITHMS["all_reduce"].items()
@@ -235,6 +226,5 @@ def _part(whole: str, name: str, *, local: bool) -> Algorithm:
         return ALGORITHMS["all_reduce"][name]
     where = "inside a host" if local else "between hosts"
     raise UsageError(
-        f"no algorithm {whole!r} for all_reduce: {name!r} cannot run {where}; "
-        f"{', '.join(good)} and sharded(k) can"
+        f"no algorithm {whole!r} for all_reduce: {name!r} cannot run {where}; {', '.join(good)} can"
     )

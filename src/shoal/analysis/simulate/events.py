@@ -82,8 +82,6 @@ class EventSimulation:
         self._last_into = [-1] * cluster.n_hosts  # the host of the last segment into each
         self._turns: list[deque[tuple[int, int]]] = [deque() for _ in range(cluster.n_hosts)]
         self._queues: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-
-        self._n_in_turn: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._now = 0.0
         self._events: list[tuple[float, int, int]] = []
 
@@ -265,12 +263,8 @@ class EventSimulation:
             return
         link = self._turns[host].popleft()
         send = self._queues[link].popleft()
-        self._n_in_turn[link] = (self._n_in_turn[link] + 1) % self._n_streams(
-            self._flow.partner_of[send]
-        )
         if self._queues[link]:
-            turns = self._turns[host]
-            turns.appendleft(link) if self._n_in_turn[link] else turns.append(link)
+            self._turns[host].append(link)
         recv, wire = self._flow.partner_of[send], self._cluster.wire
         there = self._cluster.hosts[self._flow.rank_of[recv]]
         segment = self._done[send]
@@ -295,10 +289,6 @@ class EventSimulation:
         burst = self._cluster.burst_bytes * self._cluster.wire.us_per_byte
         free[host] = max(free[host], now - burst) + takes
         return max(now, free[host])
-
-    def _n_streams(self, recv: int) -> int:
-        """The segments that a link sends in its turn: one for each connection."""
-        return self._cluster.streams if self._is_windowed(recv) else 1
 
     def _sent(self, send: int) -> None:
         host = self._cluster.hosts[self._flow.rank_of[send]]

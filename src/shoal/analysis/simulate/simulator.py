@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Every rank of a schedule with fewer steps is simulated, whether ranks are alike or not.
 _FEW_STEPS: Final = 50_000
-# Longer schedules are extrapolated from smaller groups: they would take minutes and gigabytes.
+# Longer schedules would take minutes and gigabytes.
 _MAX_STEPS: Final = 1_000_000
 # Of longer schedules only the first segments of each chunk are simulated.
 _MAX_SEGMENTS: Final = 600_000
@@ -72,9 +72,6 @@ class Simulation:
     """The link or NIC that is busy for longest."""
     busy_us: float
     """For how long its bytes occupy it."""
-    extrapolated_from: tuple[int, ...] = ()
-    """Group sizes whose times and rounds lie on a straight line with these, where the group was
-    too large to be simulated; links and NICs are then those of the root's host."""
 
     def sent(self, rank: int) -> int:
         """Return the bytes that one of the simulated ranks sends."""
@@ -100,7 +97,8 @@ def simulate(
         segment: the bytes of a segment, where they are not the engine's.
 
     Raises:
-        UsageError: there is no such algorithm, or the numbers make no sense.
+        UsageError: there is no such algorithm, the numbers make no sense, or no two ranks of more
+            than a million steps are alike.
 
     Cost: 4 us for each segment of each step. Where ranks are alike, a few stand for all; from
         600,000 segments on, the first ones of each chunk give the time of the others.
@@ -129,23 +127,9 @@ def simulate(
     if few > _FEW_STEPS and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
         lengths.even_out(flow.blocks.n_classes)
         played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment, has_servers)
-    elif (schedule := _all_steps(steps_of, size)) is not None:
-        played = _play(Dataflow(schedule), cluster, lengths, 1, segment, has_servers)
     else:
-        smaller = [
-            simulate(
-                collective,
-                algorithm,
-                replace(cluster, hosts=hosts[:n]),
-                n_bytes,
-                root=root,
-                n_calls=n_calls,
-                segment=segment,
-            )
-            for n in _smaller(size, few, root)
-        ]
-        ranks = [rank for rank, host in enumerate(hosts) if host == hosts[root]]
-        played = _grow(smaller, cluster, {rank: steps_of(rank) for rank in ranks}, lengths)
+        flow_of_all = Dataflow(_all_steps(collective, steps_of, size))
+        played = _play(flow_of_all, cluster, lengths, 1, segment, has_servers)
     return replace(played, n_bytes=lengths.n_bytes)
 
 
@@ -219,14 +203,16 @@ def _calls(steps: Iterable[Step], n_calls: int) -> Iterator[Step]:
                 yield step.replace(chunk=first + step.chunk)
 
 
-def _all_steps(steps_of: StepsOf, size: int) -> list[Sequence[Step]] | None:
-    """The steps of every rank, or None if there are too many."""
+def _all_steps(collective: str, steps_of: StepsOf, size: int) -> list[Sequence[Step]]:
     schedule, n_steps = [], 0
     for rank in range(size):
         schedule.append(steps_of(rank))
         n_steps += len(schedule[-1])
         if n_steps > _MAX_STEPS:
-            return None
+            raise UsageError(
+                f"{size} ranks make more than {_MAX_STEPS} steps, and no two of them are alike in "
+                f"this {collective}: simulate fewer ranks, or another algorithm"
+            )
     return schedule
 
 
@@ -245,40 +231,6 @@ def _play(
     time_us, order = _clock(flow, lengths, cluster, busy_us, segment, has_servers)
     rounds = max(flow.rounds(order), default=0)
     return Simulation(time_us, rounds, 0, flow.size, links, nics, busiest, busy_us)
-
-
-def _smaller(size: int, n_steps: int, root: int) -> tuple[int, int]:
-    """Two sizes; the larger has an affordable number of steps, if that grows as the square."""
-    n = size
-    while n_steps * n * n > _MAX_STEPS / 4 * size * size and n // 4 > root:
-        n //= 2
-    return n // 2, n
-
-
-def _grow(
-    smaller: Sequence[Simulation],
-    cluster: Cluster,
-    steps_of: Mapping[int, Sequence[Step]],
-    length: Length,
-) -> Simulation:
-    """Extrapolate a large group from two smaller ones, and from the steps of some of its ranks."""
-    steps = [(rank, step) for rank, steps in steps_of.items() for step in steps]
-    lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
-    links, nics = _loads(steps, lengths, cluster, 1)
-    busiest, busy_us = _busiest(links, nics, cluster)
-    less, more = smaller
-    farther = (cluster.size - more.n_simulated) / (more.n_simulated - less.n_simulated)
-    return Simulation(
-        time_us=max(busy_us, more.time_us + farther * (more.time_us - less.time_us)),
-        rounds=round(more.rounds + farther * (more.rounds - less.rounds)),
-        n_bytes=0,
-        n_simulated=more.n_simulated,
-        links=links,
-        nics=nics,
-        busiest=busiest,
-        busy_us=busy_us,
-        extrapolated_from=(less.n_simulated, more.n_simulated),
-    )
 
 
 def _clock(
