@@ -12,7 +12,7 @@ from process.ranks import run_ranks, start_ranks
 from process.stage import error_of, pretend_hosts
 
 import shoal
-from shoal.errors import PeerLost, UsageError
+from shoal.errors import PeerLost
 from shoal.state.document import describe
 from shoal.state.text import text_of
 
@@ -94,20 +94,6 @@ def test_the_dump_tells_of_a_call_in_each_channel_that_it_is_cut_over() -> None:
     assert channels == [0, 1]
     assert "over 2 channels" in text
     assert "over channel 1: made" in text
-
-
-def joins_with_nine_connections() -> str:
-    pretend_hosts(1)
-    os.environ.update(SHOAL_CHANNELS="3", SHOAL_PATHS="3")
-    error = error_of(shoal.init)
-    assert isinstance(error, UsageError), error
-    return str(error)
-
-
-def test_more_connections_than_there_may_be_are_refused_with_the_numbers() -> None:
-    for text in run_ranks(joins_with_nine_connections, 2):
-        assert "SHOAL_PATHS=3 and SHOAL_CHANNELS=3 are 9 connections" in text
-        assert "at most 8" in text
 
 
 def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None:

@@ -6,43 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from process.ranks import run_ranks
-from process.stage import error_of, pretend_hosts
+from process.stage import pretend_hosts
 
 import shoal
 from shoal.plan import default_cluster
 from shoal.plan.wire import link_of
-from shoal.tune.measure import COLLECTIVES
-
-
-def choices() -> tuple[object, dict[str, object]]:
-    """The cluster, and what is chosen at every size, with the reasons."""
-    pretend_hosts(ranks_per_host=1)
-    with shoal.init() as group:
-        part = group.subgroup([r for r in range(4) if r % 2 == group.rank % 2], "odd or even")
-        assert part.planner.cluster.wire == group.planner.cluster.wire
-        table = {
-            f"{collective} {power}": group.planner.choose(collective, 1 << power)
-            for collective in COLLECTIVES
-            for power in range(2, 29)
-        }
-        return group.planner.cluster, {name: tuple(choice) for name, choice in table.items()}
-
-
-def test_hosts_whose_interfaces_say_nothing_are_taken_to_be_of_the_default_class() -> None:
-    n_cores = len(os.sched_getaffinity(0))
-    for cluster, _ in run_ranks(choices, 4):
-        assert cluster == default_cluster((0, 1, 2, 3), n_cores=n_cores)
-
-
-def differ() -> str:
-    pretend_hosts(1)
-    os.environ["SHOAL_CHANNELS"] = ["2", "2", "3"][int(os.environ["RANK"])]
-    return str(error_of(shoal.init))
-
-
-def test_a_rank_whose_setting_differs_is_named() -> None:
-    for text in run_ranks(differ, 3):
-        assert "SHOAL_CHANNELS is not the same on all ranks: rank 2 differs from rank 0" in text
 
 
 def choose_by_file(path: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import torch
 import shoal
 from shoal.dtypes import DType
 from shoal.errors import ShoalError, UsageError
-from shoal.group.buffers import BufferView, blocks_of, clash, span_of
+from shoal.group.buffers import blocks_of, clash, span_of
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,6 @@ def test_an_array_of_bfloat16_is_taken_as_bfloat16() -> None:
         span_of(data.T)
 
 
-def test_a_span_is_passed_on_as_it_is() -> None:
-    span = BufferView(4096, 1, DType.INT8, None)
-    assert span_of(span) is span
-
-
 def test_a_buffer_cannot_shrink_while_its_span_lives() -> None:
     data = bytearray(5)
     span = span_of(data)
@@ -175,37 +170,6 @@ def test_memory_from_empty_goes_with_the_last_view_of_it() -> None:
 
 
 # Blocks of all ranks.
-
-
-def test_one_buffer_is_cut_into_equal_blocks() -> None:
-    data = np.zeros(6, np.int16)
-    blocks = blocks_of(data, 3, writable=True)
-    assert blocks.lengths == (2, 2, 2)
-    assert blocks.even
-    begin = data.ctypes.data
-    assert blocks.ranges() == [(begin, begin + 4), (begin + 4, begin + 8), (begin + 8, begin + 12)]
-    assert blocks.block(2)[:2] == (begin + 8, 2)
-
-
-def test_a_list_has_a_block_of_its_own_length_for_each_rank() -> None:
-    data = [np.zeros(n, np.int16) for n in (2, 0, 5)]
-    blocks = blocks_of(data, 3, writable=True)
-    assert blocks.lengths == (2, 0, 5)
-    assert not blocks.even
-    assert blocks.block(2)[:2] == (data[2].ctypes.data, 5)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (np.zeros(7), r"float64\[7\] cannot be cut into one block for each of 3 ranks"),
-        ([np.zeros(1)] * 2, "2 buffers; one for each rank, 3, needed"),
-        ([np.zeros(1), np.zeros(1), np.zeros(1, np.int8)], r"int8\[1\] for rank 2 among buffers"),
-    ],
-)
-def test_blocks_that_are_not_one_for_each_rank_are_refused(given: object, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        blocks_of(given, 3, writable=True)
 
 
 @pytest.mark.parametrize(

@@ -21,23 +21,6 @@ def read(fd: int) -> bytes:
     return os.read(fd, 1 << 20)
 
 
-def test_a_line_leaves_when_it_is_complete(pipe: tuple[int, int]) -> None:
-    output = Output(pipe[1], colourful=False)
-    source, sink = os.pipe()
-    lines = Lines(os.fdopen(source, "rb"), output, "host0", 0)
-    os.write(sink, b"one\ntw")
-    lines.read()
-    output.write()
-    assert read(pipe[0]) == b"host0 | one\n"
-    os.write(sink, b"o\nthree")
-    os.close(sink)
-    lines.read()
-    lines.read()
-    assert not lines.is_open
-    output.write()
-    assert read(pipe[0]) == b"host0 | two\nhost0 | three\n"
-
-
 def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[int, int]) -> None:
     output = Output(pipe[1], colourful=False)
     source, sink = os.pipe()

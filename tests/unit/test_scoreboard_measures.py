@@ -4,41 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from bench.scoreboard import served_measures
-from bench.scoreboard.benchmark import Benchmark, Section, run_section
 from bench.scoreboard.case import Case
-from bench.scoreboard.job import is_same_place
 from bench.scoreboard.served_faults import Pauses
 from bench.scoreboard.served_measures import ServedCalls, incast_line, optimum
-from bench.scoreboard.steps import steady_steps
-from bench.scoreboard.suite import run_suite
-from bench.scoreboard.table import show_time
-from bench.scoreboard.training import TRAINING_SECTIONS
 from bench.scoreboard.training_measures import (
-    Asked,
-    Kept,
     Trained,
-    end_difference,
-    exposed,
     hidden_part,
-    loss_difference,
-    made_of,
 )
 from shoal.bench.job import Failure
-from shoal.bench.libraries import LibraryRank
-from shoal.bench.values import FilledBuffer
 from shoal.limits import STAGING_BYTES
 
 if TYPE_CHECKING:
     from bench.scoreboard.lab_servers import LabServers
-    from shoal.bench.collectives import Call
 
 MIB = 1 << 20
 CASE = Case(8, 25 * MIB, n_hosts=8, rate_mbit=400, n_servers=4)
@@ -49,7 +32,7 @@ class FakePools:
     answer a command with `answers`. Keeps the commands."""
 
     def __init__(self, *answers: Mapping[str, Any], taken: int = 0) -> None:
-        self.taken, self.n_cleared, self.received = taken, 0, 0
+        self.taken, self.received = taken, 0
         self.settings = SimpleNamespace(n_rounds=1)
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self._answers = answers
@@ -66,11 +49,6 @@ class FakePools:
     def ask(self, library: str, _case: Case, task: str, **what: Any) -> Any:
         self.asked.append((library, task, what))
         return self._answers
-
-    def clear(self) -> None:
-        self.n_cleared += 1
-
-    def forget(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -109,40 +87,6 @@ def test_calls_that_the_workers_make_alone_are_told_from_those_of_servers() -> N
         assert calls.is_used(pools, CASE) == is_used
     with pytest.raises(Failure, match="the workers do such calls alone"):
         ServedCalls("served bf16", must_be=True).time(FakePools(), CASE)
-
-
-def test_rows_with_other_hosts_get_processes_of_their_own_and_leave_none() -> None:
-    cases = (CASE, replace(CASE, n_bytes=MIB), replace(CASE, n_servers=8))
-    assert [is_same_place(CASE, case) for case in cases] == [True, True, False]
-    one = Benchmark("one", lambda _pools, _case: 1.0)
-    section = Section("s", "", (), (one,), cases, show_time, is_large=True)
-    pools = FakePools()
-    run_section(section, pools, lambda _text: None)
-    assert pools.n_cleared == 3  # before the first, before the last, and at the end
-
-
-def rank_with(call: Call, arrays: list[Any]) -> LibraryRank:
-    """One rank, which hands out arrays in the order of allocations."""
-
-    def allocate(n_elems: int, _dtype: str) -> FilledBuffer:
-        arrays.append(np.zeros(n_elems, np.float32))
-        return FilledBuffer(arrays[-1], arrays[-1])
-
-    def bind(what: Any, _data: Any, _other: Any) -> Call:
-        return call if what.n_bytes > 4 else lambda: None
-
-    return LibraryRank(0, allocate, lambda: None, bind, lambda: None, range(1))
-
-
-def test_every_step_is_looked_at() -> None:
-    arrays: list[Any] = []
-    assert steady_steps(rank_with(lambda: None, arrays), 4 * 1000, 0.0).n_wrong == 0
-
-    def spoil() -> None:
-        arrays[-2][999] += 1
-
-    spoiled = steady_steps(rank_with(spoil, arrays), 4 * 1000, 0.0)
-    assert (spoiled.n_wrong, len(spoiled.times_s)) == (1, 1)
 
 
 def pause_of(*steps: Mapping[str, Any], n_done: int = 1) -> float:
@@ -185,26 +129,6 @@ def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
     assert pools.asked[1][0] == "served torch"
 
 
-def test_the_first_step_of_a_training_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    from bench.scoreboard.training_steps import Training, Variant, dist
-
-    class Numbered(Training):
-        """Its steps take as many seconds as their number."""
-
-        def __init__(self) -> None:
-            self._variant, self._n_taken = Variant("paced", wrapper="torch"), 0
-
-        def step(self) -> tuple[float, float, float, float]:
-            self._n_taken += 1
-            return float(self._n_taken), 0.0, 0.0, 0.0
-
-    monkeypatch.setattr(dist, "barrier", lambda: None)
-    training = Numbered()
-    assert training.take(2, n_warmup=1).times_s == [3.0, 4.0]
-    assert training.take(2, n_warmup=1).times_s == [6.0, 7.0]
-
-
 @pytest.mark.parametrize(
     ("exposed_s", "window_s", "n_layers", "part"),
     [
@@ -225,72 +149,6 @@ def test_the_hidden_part_fits_the_window(
     assert hidden_part(1.0, exposed_s, window_s, n_layers) == pytest.approx(part)
     with pytest.raises(Failure, match="nothing could be hidden"):
         hidden_part(1.0, exposed_s, 0.0, n_layers)
-
-
-def test_losses_are_compared_step_by_step_or_at_the_end() -> None:
-    one, other = SimpleNamespace(losses=[9.0, 2.0, 2.2]), SimpleNamespace(losses=[9.0, 2.0, 2.0])
-    assert end_difference(one, other, 2)(FakePools(), TRAINING) == pytest.approx(0.05)
-    assert loss_difference(one, other)(FakePools(), TRAINING) == pytest.approx(0.1)
-    other.losses = []
-    for measure in (end_difference(one, other, 2), loss_difference(one, other)):
-        with pytest.raises(Failure, match="not trained"):
-            measure(FakePools(), TRAINING)
-
-
-def test_one_command_fills_several_columns_with_the_most_that_a_rank_has() -> None:
-    asked = Asked("order_costs", lambda case: {"n": case.n_ranks})
-    with pytest.raises(Failure, match="had no answer"):
-        asked.then("agree_s")(FakePools(), TRAINING)
-    pools = FakePools(
-        {"times_s": [1.0, 1.0, 3.0], "agree_s": 0.1}, {"times_s": [1.0, 2.0, 1.0], "agree_s": 0.3}
-    )
-    assert asked.first("times_s")(pools, TRAINING) == 2.0
-    assert asked.then("agree_s")(pools, TRAINING) == 0.3
-    assert asked.slowest(pools, TRAINING) == 1.5
-    assert pools.asked == [("shoal", "order_costs", {"n": 4})]
-    # A column made of others has no number where one of them has none.
-    step, alone = Kept(Trained().step), Kept(Trained().step)
-    column = made_of(exposed, step, alone)
-    step(FakePools(rank(0.5)), TRAINING)
-    with pytest.raises(Failure, match="a column that it is made of has no number"):
-        column(FakePools(), TRAINING)
-    alone(FakePools(rank(0.2)), TRAINING)
-    assert column(FakePools(), TRAINING) == pytest.approx(0.3)
-
-
-def test_a_broken_table_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def table(name: str, measure: Any) -> Section:
-        return Section(name, "", (), (Benchmark("a", measure),), (Case(2, 4),), show_time)
-
-    sections = (table("one", lambda *_: 1 / 0), table("two", lambda *_: 0.5))
-    monkeypatch.setattr("bench.scoreboard.suite.SECTIONS", sections)
-    names = ("only", "rounds", "collective", "case", "ranks", "hosts", "log", "json")
-    args: Any = SimpleNamespace(**dict.fromkeys(names), quick=True, without=[])
-    args.openmpi = args.mpich = Path("none")
-    drawn: list[str] = []
-    assert run_suite(args, [], lambda section, _text, _rows: drawn.append(section.name)) == 1
-    told = capsys.readouterr().out
-    assert "# no one: ZeroDivisionError" in told
-    assert "500 ms" in told
-    assert drawn == ["two"]
-
-
-def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from bench.scoreboard.pictures import draw_table
-
-    for section in TRAINING_SECTIONS:
-        measured = {one.label: [0.3, 0.2, 0.4] for one in section.benchmarks}
-        rows = [
-            {"row": "", "model": case.model, "n_ranks": 4, "n_servers": 0, "rounds": rounds}
-            for case, rounds in zip(section.cases, (measured, *[{}] * 9), strict=False)
-        ]
-        draw_table(tmp_path, section, section.name, rows)
-    drawn = {path.stem for path in tmp_path.glob("*.png")}
-    no_picture = {"training-copies", "training-losses", "training-memory", "training-order"}
-    assert drawn == {section.name for section in TRAINING_SECTIONS} - no_picture
 
 
 PARAMETERS = {"resnet": 2.8e6, "bert": 5.3e6, "linear": 10.6e6, "paced": 4.2e6, "wide": 58.7e6}
