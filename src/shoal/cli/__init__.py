@@ -1,7 +1,7 @@
 """The command `shoal`: parse, call, print. One module for each subcommand.
 
-A subcommand is a module with `add_to(subparsers)`, which adds its parser and sets its default
-`run`: a function of the parsed arguments that does the work and returns the exit code.
+A subcommand is a module whose docstring is its help, with `add_arguments(parser)`, which also sets
+the parser's default `run`: a function of the parsed arguments that returns the exit code.
 """
 
 from __future__ import annotations
@@ -56,5 +56,9 @@ def _parser(first: Sequence[str]) -> Parser:
     parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for name in [name for name in COMMANDS if name in first] or COMMANDS:
-        import_module(f"shoal.cli.{name}").add_to(subparsers)
+        module = import_module(f"shoal.cli.{name}")
+        summary, _, more = (module.__doc__ or "").partition("\n\n")
+        what = summary.partition(": ")[2].removesuffix(".")
+        description = more or f"{what[0].upper()}{what[1:]}."
+        module.add_arguments(subparsers.add_parser(name, help=what, description=description))
     return parser

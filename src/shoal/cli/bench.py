@@ -1,4 +1,10 @@
-"""`shoal bench`: measure shoal, alone or beside its peers, with the flags of nccl-tests."""
+"""`shoal bench`: measure collectives of shoal and of other libraries.
+
+Time collectives by size, check every result, and print a table like nccl-tests; --peers measures
+other libraries in the same run, in turn. Ranks are started here (--ranks N), on the hosts of a lab
+of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
+(torchrun, mpirun, srun). docs/bench.md explains the numbers.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +21,13 @@ from shoal.rendezvous.environment import find_place
 
 if TYPE_CHECKING:
     from shoal.bench.sweep import BenchPlace, Sweep
-    from shoal.cli.options import Subparsers
 
-_DESCRIPTION: Final = """
-Time collectives by size, check every result, and print a table like nccl-tests; --peers measures
-other libraries in the same run, in turn. Ranks are started here (--ranks N), on the hosts of a lab
-of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
-(torchrun, mpirun, srun). docs/bench.md explains the numbers.
-"""
 _LAUNCHED: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _DEFAULT_RATE: Final = "1gbit"
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal bench`."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure collectives of shoal and of other libraries",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal bench`."""
     _add_calls(parser)
     _add_numbers(parser)
     _add_ranks(parser)
@@ -60,29 +53,14 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     add("-n", "--iters", type=int, default=20, metavar="N", help="timed calls; default 20")
     add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="untimed calls; default 5")
     add("-c", "--check", type=int, default=1, metavar="N", help="checked calls; default 1")
-    add(
-        *("-z", "--blocking"),
-        type=int,
-        default=0,
-        choices=(0, 1),
-        help="1: a barrier before each call; default 0: calls in a row",
-    )
-    add(
-        *("-a", "--average"),
-        type=int,
-        default=3,
-        choices=(0, 1, 2, 3),
-        help="time of a call: 0: rank 0's, 1: mean, 2: minimum, 3 (default): maximum over ranks",
-    )
+    row = "1: a barrier before each call; default 0: calls in a row"
+    add("-z", "--blocking", type=int, default=0, choices=(0, 1), help=row)
+    ranks = "time of a call: 0: rank 0's, 1: mean, 2: minimum, 3 (default): maximum over ranks"
+    add("-a", "--average", type=int, default=3, choices=(0, 1, 2, 3), help=ranks)
     add("--rounds", type=int, default=5, metavar="N", help="turns of each library; default 5")
     add("-J", "--json", type=Path, metavar="FILE", help="write all results, for `shoal report`")
-    add(
-        "--timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="seconds for the calls of one turn; default 120",
-    )
+    turn = "seconds for the calls of one turn; default 120"
+    add("--timeout", type=float, default=120.0, metavar="SECONDS", help=turn)
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
@@ -91,10 +69,9 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=int, metavar="N", help="start ranks on N hosts of a lab (needs root)")
     add("--ranks-per-host", type=int, metavar="N", help="ranks on each host of the lab; default 1")
     add("--rate", metavar="RATE", help="the lab's NICs: 400mbit, 25Gb or none; default 1gbit")
-    through = "interface to shoal; default torch if it is installed"
-    add("--through", choices=("torch", "numpy"), help=through)
-    peers = "libraries to compare: gloo,openmpi,mpich"
-    add("--peers", default="", metavar="NAMES", help=peers)
+    interface = "interface to shoal; default torch if it is installed"
+    add("--through", choices=("torch", "numpy"), help=interface)
+    add("--peers", default="", metavar="NAMES", help="libraries beside it: gloo,openmpi,mpich")
     add_mpis(parser)
 
 

@@ -20,27 +20,18 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--hosts", default="1", metavar="N", help="number of hosts; or 2x4 or 4,4,2: their ranks")
     add("--ranks-per-host", type=int, metavar="N", help="if --hosts is a number; default 1")
     add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
-    add(
-        "--link",
-        default="10Gb",
-        metavar="RATE",
-        help="bandwidth of a NIC, each way; default 10Gb; or all three: 25Gb,20us,5us",
-    )
+    link = "bandwidth of a NIC, each way; default 10Gb; or all three: 25Gb,20us,5us"
+    add("--link", default="10Gb", metavar="RATE", help=link)
     add("--latency", metavar="TIME", help="one way, between hosts; default 30us")
     add("--message", metavar="TIME", help="CPU time per message, each end; default 5us")
     add("--burst", default="0", metavar="BYTES", help="bytes that an idle NIC passes at once")
     add("--local-latency", default="1us", metavar="TIME", help="one way, in a host; default 1us")
-    add(
-        "--local-message",
-        default="0.6us",
-        metavar="TIME",
-        help="CPU time per message; default 0.6us",
-    )
+    message = "CPU time per message; default 0.6us"
+    add("--local-message", default="0.6us", metavar="TIME", help=message)
     add("--memory", default="18GB", metavar="RATE", help="a core's folds and copies; default 18GB")
     add("--stack", default="5.5GB", metavar="RATE", help="a core's TCP, each end; default 5.5GB")
-    add(
-        "--fresh", default="2GB", metavar="RATE", help="a core's first touch of memory; default 2GB"
-    )
+    fresh = "a core's first touch of memory; default 2GB"
+    add("--fresh", default="2GB", metavar="RATE", help=fresh)
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:

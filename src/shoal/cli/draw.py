@@ -1,4 +1,4 @@
-"""`shoal draw`: draws the messages between ranks as SVG."""
+"""`shoal draw`: draw the messages between ranks as SVG."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import argparse
 from pathlib import Path
 
 from shoal.analysis.draw.drawing import draw, require_drawable
-from shoal.cli.options import Subparsers, write
+from shoal.cli.options import write
 from shoal.cli.trace import add_schedule, trace_of
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal draw`."""
-    parser = subparsers.add_parser(
-        "draw",
-        help="draw the messages between ranks as SVG",
-        description="Draw the messages between ranks as SVG.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal draw`."""
     add_schedule(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="default the standard output")
     parser.set_defaults(run=_run)

@@ -1,38 +1,30 @@
-"""`shoal dump`: names the ranks that hold up a job, from the states that its ranks wrote."""
+"""`shoal dump`: name the ranks that hold up a job that hangs.
 
-from __future__ import annotations
-
-import argparse
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-from shoal.errors import UsageError
-from shoal.state.culprit import read, verdict
-from shoal.state.text import text_of
-
-if TYPE_CHECKING:
-    from shoal.cli.options import Subparsers
-
-_DESCRIPTION: Final = """
 Read the JSON files that ranks wrote when a deadline passed, a signal came (SHOAL_DUMP_SIGNAL), or
 the program called shoal.dump(path). Give the files of as many ranks as possible; the .txt file
 beside each is skipped. The output names ranks that lack a call in which others wait, ranks that
 made a different call, and the ranks for which all wait.
 """
 
+from __future__ import annotations
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal dump`."""
-    what = "name the ranks that hold up a job that hangs"
-    parser = subparsers.add_parser("dump", help=what, description=_DESCRIPTION)
+import argparse
+import sys
+from pathlib import Path
+
+from shoal.errors import UsageError
+from shoal.state.culprit import read, verdict
+from shoal.state.text import text_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal dump`."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--text", action="store_true", help="print each file in words as well")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Read, judge, print."""
+def _run(args: argparse.Namespace) -> int:
     # `shoal dump folder/*` also names the readable text beside each JSON file.
     beside = {file.with_suffix(".txt") for file in args.files if file.suffix == ".json"}
     states = read([file for file in args.files if file not in beside])

@@ -1,4 +1,4 @@
-"""`shoal lab`: a cluster on one machine, whose hosts are network namespaces."""
+"""`shoal lab`: a cluster on this machine: hosts, NICs of given rates, links to cut; needs root."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from shoal.rendezvous import job_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shoal.cli.options import Subparsers
+    from shoal.cli.options import Parser, Subparsers
     from shoal.lab.cluster import Host
-
-_WHAT: Final = "a cluster on this machine: hosts, NICs of given rates, links to cut; needs root"
 
 _EXAMPLES: Final = """
 examples:
@@ -42,15 +40,9 @@ _GRACE_S: Final = 5.0
 _MOST_RANKS_PER_HOST: Final = 1000
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal lab`."""
-    parser = subparsers.add_parser(
-        "lab",
-        help=_WHAT,
-        description=f"Make {_WHAT}.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the commands of `shoal lab`."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     _add_run(commands)
     _add_links(commands)
@@ -75,47 +67,25 @@ def _add_run(commands: Subparsers) -> None:
     add = parser.add_argument
     add("--hosts", type=int, required=True, metavar="N", help="hosts that run the command")
     add("--servers", type=int, default=0, metavar="K", help="more hosts, with a reduction server")
-    rates = parser.add_mutually_exclusive_group()
-    rates.add_argument(
-        "--rate",
-        default="1gbit",
-        metavar="RATE[,RATE...]",
-        help="rate of each host's NIC, each way, such as 400mbit; hosts take several rates in "
-        "turn; none: not shaped; default 1gbit",
-    )
-    rates.add_argument(
-        "--nics", metavar="RATE,RATE", help="several NICs in each host, and the rate of each"
-    )
+    rates = parser.add_mutually_exclusive_group().add_argument
+    rate = "rate of each host's NIC, each way, such as 400mbit; hosts take several rates in turn; "
+    rate += "none: not shaped; default 1gbit"
+    rates("--rate", default="1gbit", metavar="RATE[,RATE...]", help=rate)
+    rates("--nics", metavar="RATE,RATE", help="several NICs in each host, and the rate of each")
     add("--server-rate", metavar="RATE[,RATE...]", help="of the servers' NICs; default --rate")
-    add(
-        "--congestion",
-        default=CONGESTION,
-        metavar="NAME",
-        help="congestion control of the hosts' TCP; default %(default)s, as in Linux",
-    )
-    add(
-        "--burst",
-        default=show_bytes(NIC_SHAPE.burst_bytes),
-        metavar="BYTES",
-        help="bytes that an idle NIC passes at once; default %(default)s",
-    )
-    add(
-        "--queue",
-        default=show_bytes(NIC_SHAPE.queue_bytes),
-        metavar="BYTES",
-        help="bytes that wait at a NIC, each way, before packets are lost; default %(default)s",
-    )
+    control = "congestion control of the hosts' TCP; default %(default)s, as in Linux"
+    add("--congestion", default=CONGESTION, metavar="NAME", help=control)
+    burst, queue = show_bytes(NIC_SHAPE.burst_bytes), show_bytes(NIC_SHAPE.queue_bytes)
+    at_once = "bytes that an idle NIC passes at once; default %(default)s"
+    add("--burst", default=burst, metavar="BYTES", help=at_once)
+    waiting = "bytes that wait at a NIC, each way, before packets are lost; default %(default)s"
+    add("--queue", default=queue, metavar="BYTES", help=waiting)
     add("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
     add("--key-file", metavar="FILE", help="the job's key; default a new one")
     add("--name", default="", help="name for cut, heal and exec; default lab and a number")
-    add(
-        "--grace",
-        type=float,
-        default=_GRACE_S,
-        metavar="SECONDS",
-        help=f"time between the first failure or an interrupt and killing the others; "
-        f"default {_GRACE_S:g}; a second interrupt kills at once",
-    )
+    grace = "time between the first failure or an interrupt and killing the others; default "
+    grace += f"{_GRACE_S:g}; a second interrupt kills at once"
+    add("--grace", type=float, default=_GRACE_S, metavar="SECONDS", help=grace)
     add("--keep-going", action="store_true", help="a failed process does not end the others")
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its arguments")
     parser.set_defaults(run=_run)

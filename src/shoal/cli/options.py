@@ -78,13 +78,7 @@ def add_team(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ranks", type=int, metavar="N", help="number of ranks; default 4")
     add("--hosts", metavar="2x4", help="2 hosts of 4 ranks each; or 4,4,2: the ranks of each host")
-    add(
-        "--root",
-        type=int,
-        default=0,
-        metavar="R",
-        help="root of the collective; default 0",
-    )
+    add("--root", type=int, default=0, metavar="R", help="root of the collective; default 0")
 
 
 def team_of(args: argparse.Namespace) -> RankLayout:

@@ -1,4 +1,8 @@
-"""`shoal plan`: shows a cluster's algorithms by size, with reasons, or the gain of servers."""
+"""`shoal plan`: show the algorithms of a described cluster by size, or the gain of servers.
+
+Show the algorithm of each collective on a described cluster, by size, and the reason; with
+--workers and --servers, the time of an all-reduce by the number of reduction servers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import argparse
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shoal.cli.described import add_cluster, cluster_of
 from shoal.cli.plan_servers import add_servers, asks_for_servers, plan_servers
@@ -19,25 +23,14 @@ from shoal.plan.settings import forced_from
 from shoal.plan.tuning import read_tuning
 from shoal.schedule import COLLECTIVES
 
-if TYPE_CHECKING:
-    from shoal.cli.options import Subparsers
-
 _SIZES: Final = tuple(1 << power for power in range(2, 29))
 _MOST_RANKS: Final = 1 << 16
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal plan`."""
-    what = "the algorithm of each collective on a described cluster, by size, and the reason"
-    parser = subparsers.add_parser("plan", help=what, description=f"Show {what}.")
-    add = parser.add_argument
-    add(
-        "--collective",
-        action="append",
-        choices=sorted(COLLECTIVES),
-        metavar="NAME",
-        help="only this",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal plan`."""
+    add, known = parser.add_argument, sorted(COLLECTIVES)
+    add("--collective", action="append", choices=known, metavar="NAME", help="only this")
     add("--tuning", type=Path, metavar="FILE", help="choose by what `shoal tune` measured")
     add("--wire", default="identity", metavar="CODEC", help="bf16: float32 sums between hosts")
     add_cluster(parser)

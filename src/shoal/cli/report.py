@@ -1,38 +1,25 @@
-"""`shoal report`: draws runs of `shoal bench` on one page and as pictures."""
+"""`shoal report`: draw the results of shoal bench.
+
+Draw the results of `shoal bench --json FILE`: time, bus bandwidth, and peers beside shoal, by size,
+with the network's limit. Several files, such as before and after, share the pictures.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 from shoal.cli.options import write
 from shoal.errors import UsageError
 
-if TYPE_CHECKING:
-    from shoal.cli.options import Subparsers
 
-_DESCRIPTION: Final = """
-Draw the results of `shoal bench --json FILE`: time, bus bandwidth, and peers beside shoal, by size,
-with the network's limit. Several files, such as before and after, share the pictures.
-"""
-
-
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal report`."""
-    parser = subparsers.add_parser(
-        "report", help="draw the results of shoal bench", description=_DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal report`."""
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a file of shoal bench --json")
-    add(
-        *("-o", "--out"),
-        type=Path,
-        default=Path("shoal-report.html"),
-        metavar="FILE",
-        help="the page, with pictures beside it; default shoal-report.html",
-    )
+    default, page = "shoal-report.html", "the page, with pictures beside it; default %(default)s"
+    add("-o", "--out", type=Path, default=Path(default), metavar="FILE", help=page)
     add("--no-png", action="store_true", help="write only the page")
     parser.set_defaults(run=_run)
 

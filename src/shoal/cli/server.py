@@ -1,61 +1,41 @@
-"""`shoal server`: reduces for the workers of jobs until a signal ends it."""
+"""`shoal server`: reduce for the workers of jobs.
+
+Serve the jobs whose keys are in the files. Workers that name this host in SHOAL_SERVERS send it a
+part of their large all-reduces and receive the sums, so each of their network interfaces carries
+less. Runs until SIGTERM, which lets calls in flight end; see docs/servers.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shoal.errors import UsageError
 from shoal.group.pool.protocol import DEFAULT_PORT
 
-if TYPE_CHECKING:
-    from shoal.cli.options import Subparsers
-
-_DESCRIPTION: Final = """
-Serve the jobs whose keys are in the files. Workers that name this host in SHOAL_SERVERS send it a
-part of their large all-reduces and receive the sums, so each of their network interfaces carries
-less. Runs until SIGTERM, which lets calls in flight end; see docs/servers.md.
-"""
 _UNITS: Final = {"M": 1 << 20, "G": 1 << 30}
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal server`."""
-    what = "reduce for the workers of jobs"
-    parser = subparsers.add_parser("server", help=what, description=_DESCRIPTION)
-    parser.add_argument(
-        "--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="address for workers"
-    )
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; default: %(default)s")
-    parser.add_argument(
-        *("--key-file",),
-        action="append",
-        required=True,
-        metavar="FILE",
-        help="the key of a job (SHOAL_KEY_FILE of its workers); once for each job",
-    )
-    parser.add_argument(
-        *("--rdzv-endpoint",),
-        metavar="HOST:PORT",
-        help="a torch store where workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID find this server",
-    )
-    parser.add_argument("--rdzv-id", metavar="ID", help="id of the job there; default: none")
-    parser.add_argument(
-        "--max-jobs", type=int, default=16, metavar="N", help="jobs at a time; default: 16"
-    )
-    parser.add_argument(
-        "--memory", default="1G", metavar="BYTES", help="memory of a view: 512M, 2G; default: 1G"
-    )
-    parser.add_argument(
-        "--no-http", action="store_true", help="do not answer /healthz, /readyz and /metrics"
-    )
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal server`."""
+    add = parser.add_argument
+    add("--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="address for workers")
+    add("--port", type=int, default=DEFAULT_PORT, help="port; default: %(default)s")
+    key = "the key of a job (SHOAL_KEY_FILE of its workers); once for each job"
+    add("--key-file", action="append", required=True, metavar="FILE", help=key)
+    store = "a torch store where workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID find this server"
+    add("--rdzv-endpoint", metavar="HOST:PORT", help=store)
+    add("--rdzv-id", metavar="ID", help="id of the job there; default: none")
+    add("--max-jobs", type=int, default=16, metavar="N", help="jobs at a time; default: 16")
+    memory = "memory of a view: 512M, 2G; default: 1G"
+    add("--memory", default="1G", metavar="BYTES", help=memory)
+    add("--no-http", action="store_true", help="do not answer /healthz, /readyz and /metrics")
+    parser.set_defaults(run=_run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Listen, and serve until a signal comes."""
+def _run(args: argparse.Namespace) -> int:
     # The native core loads here, not with `shoal --help`.
     from shoal.group.pool.addresses import DEFAULT_JOB, parse_endpoint
     from shoal.plan import Settings

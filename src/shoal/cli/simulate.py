@@ -1,4 +1,4 @@
-"""`shoal simulate`: estimates the time of a schedule on a described cluster."""
+"""`shoal simulate`: estimate the time of a schedule on a cluster that options describe."""
 
 from __future__ import annotations
 
@@ -14,28 +14,19 @@ from shoal.plan.quantities import bytes_of, show_bytes, show_us
 from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
-    from shoal.cli.options import Subparsers
     from shoal.plan.cluster import Cluster
 
 _MOST_RANKS = 32_768  # a ring of this size takes half a minute and two gigabytes
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal simulate`."""
-    what = "estimate the time of a schedule on a cluster that options describe"
-    parser = subparsers.add_parser(
-        "simulate", help=what, description=f"{what[0].upper()}{what[1:]}."
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal simulate`."""
     add = parser.add_argument
     add("algorithm", nargs="?", help="such as ring, tree or sharded/ring")
     add("--all", action="store_true", help="compare all algorithms that the planner considers")
     add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
-    add(
-        "--bytes",
-        default="100MiB",
-        metavar="N",
-        help="size of the tensor, or of one rank's block; default 100MiB",
-    )
+    size = "size of the tensor, or of one rank's block; default 100MiB"
+    add("--bytes", default="100MiB", metavar="N", help=size)
     add("--root", type=int, default=0, metavar="R", help="root of the collective; default 0")
     add_cluster(parser)
     parser.set_defaults(run=_run)
@@ -54,14 +45,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.collective not in COLLECTIVES:
         known = ", ".join(COLLECTIVES)
         raise UsageError(f"no collective {args.collective!r} to compare: there are {known}")
-    _print_all(
-        cluster,
-        n_bytes,
-        {
-            name: simulate(args.collective, name, cluster, n_bytes, root=args.root)
-            for name in candidates(args.collective, n_bytes, cluster)
-        },
-    )
+    names = candidates(args.collective, n_bytes, cluster)
+    every = [simulate(args.collective, name, cluster, n_bytes, root=args.root) for name in names]
+    _print_all(cluster, n_bytes, dict(zip(names, every, strict=True)))
     return 0
 
 

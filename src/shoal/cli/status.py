@@ -1,36 +1,29 @@
-"""`shoal status`: the work of a server for the job with this key."""
+"""`shoal status`: show the work of a server for a job.
 
-from __future__ import annotations
-
-import argparse
-import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
-
-from shoal.plan.text import counted, show_bytes
-
-if TYPE_CHECKING:
-    from shoal.cli.options import Subparsers
-
-_DESCRIPTION: Final = """
 Show the work of a server (HOST or HOST:PORT) for the job whose key is in SHOAL_KEY_FILE or
 SHOAL_KEY: its views, their traffic and the rate of its link, the calls in flight, the workers for
 which they wait, and the planner's words on each kind of call: its reducers, whether it is
 bandwidth-bound, its bottleneck, and the gain of another server. Other jobs are only counted.
 """
 
+from __future__ import annotations
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal status`."""
-    what = "show the work of a server for a job"
-    parser = subparsers.add_parser("status", help=what, description=_DESCRIPTION)
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from shoal.plan.text import counted, show_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal status`."""
     parser.add_argument("server", metavar="HOST[:PORT]")
     parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Ask the server, and print its answer."""
+def _run(args: argparse.Namespace) -> int:
     import json
 
     from shoal.group.pool.addresses import parse_address

@@ -1,4 +1,4 @@
-"""`shoal trace`: shows the contents of every rank's buffers, round by round."""
+"""`shoal trace`: show the contents of every rank's buffers, round by round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from shoal.analysis.trace.page import json_of, page_of, require_playable
 from shoal.analysis.trace.text import text_of
 from shoal.analysis.trace.tracer import Trace, trace
-from shoal.cli.options import Subparsers, add_team, team_of, write
+from shoal.cli.options import add_team, team_of, write
 from shoal.errors import UsageError
 from shoal.schedule import find
 
@@ -21,10 +21,8 @@ _NARROWEST: Final = 40
 """Columns that the shortest table needs."""
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal trace`."""
-    what = "the contents of every rank's buffers, round by round"
-    parser = subparsers.add_parser("trace", help=what, description=f"Show {what}.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal trace`."""
     add_schedule(parser)
     output = parser.add_mutually_exclusive_group().add_argument
     output("--html", type=Path, metavar="FILE", help="write one page that plays the trace")
@@ -36,10 +34,9 @@ def add_to(subparsers: Subparsers) -> None:
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that `trace_of` reads."""
-    parser.add_argument("algorithm", help="such as ring, tree or sharded/ring")
-    parser.add_argument(
-        "--collective", default="all_reduce", metavar="NAME", help="default all_reduce"
-    )
+    add = parser.add_argument
+    add("algorithm", help="such as ring, tree or sharded/ring")
+    add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
     add_team(parser)
 
 

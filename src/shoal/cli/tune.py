@@ -1,4 +1,11 @@
-"""`shoal tune`: measures the links and algorithms of this cluster, for SHOAL_TUNING to load."""
+"""`shoal tune`: measure the algorithms on this cluster.
+
+Measure the links between the hosts of this job, and the time of every promising algorithm, by
+collective and size. With SHOAL_TUNING=FILE later jobs choose algorithms by these times.
+
+Run it as the job will run: under torchrun, mpirun or srun, once per rank; or with --ranks N, which
+starts N ranks on this machine.
+"""
 
 from __future__ import annotations
 
@@ -22,44 +29,26 @@ from shoal.plan.wire import link_text
 from shoal.tune.measure import MEASURED, measure_group
 
 if TYPE_CHECKING:
-    from shoal.cli.options import Subparsers
     from shoal.plan.cluster import Cluster
     from shoal.plan.tuning import Tuning
-
-_DESCRIPTION: Final = """
-Measure the links between the hosts of this job, and the time of every promising algorithm, by
-collective and size. With SHOAL_TUNING=FILE later jobs choose algorithms by these times.
-
-Run it as the job will run: under torchrun, mpirun or srun, once per rank; or with --ranks N, which
-starts N ranks on this machine.
-"""
 
 _DEADLINE_S: Final = 3600.0  # the default sizes take minutes
 
 
-def add_to(subparsers: Subparsers) -> None:
-    """Add `shoal tune`."""
-    what = "measure the algorithms on this cluster"
-    parser = subparsers.add_parser("tune", help=what, description=_DESCRIPTION)
-    parser.add_argument("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
-    parser.add_argument("--ranks", type=int, help="number of ranks to start on this host")
-    parser.add_argument(
-        "--collective",
-        action="append",
-        choices=MEASURED,
-        help="measure only this collective; may be repeated",
-    )
-    parser.add_argument(
-        "--links", action="store_true", help="measure only the links; takes a second"
-    )
-    parser.add_argument("--from", dest="least", default="4B", help="smallest size (4B)")
-    parser.add_argument("--to", dest="most", default="64MiB", help="largest size (64MiB)")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each (5)")
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal tune`."""
+    add, only = parser.add_argument, "measure only this collective; may be repeated"
+    add("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
+    add("--ranks", type=int, help="number of ranks to start on this host")
+    add("--collective", action="append", choices=MEASURED, help=only)
+    add("--links", action="store_true", help="measure only the links; takes a second")
+    add("--from", dest="least", default="4B", help="smallest size (4B)")
+    add("--to", dest="most", default="64MiB", help="largest size (64MiB)")
+    add("--rounds", type=int, default=5, help="samples of each (5)")
+    parser.set_defaults(run=_run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure as one rank, or start the ranks that do."""
+def _run(args: argparse.Namespace) -> int:
     sizes = sizes_between(bytes_of(args.least), bytes_of(args.most))
     if args.rounds < 1:
         raise UsageError(f"--rounds must be at least 1, got {args.rounds}")
