@@ -29,10 +29,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-fuzz test-native test-clang test-native-sanitized test-asan
 .PHONY: test-tsan
-.PHONY: lint format docs bench gpu-check peers demo clean
+.PHONY: lint format docs bench gpu-check peers demo wheels test-aarch64 clean
 
 help:
-	@echo "make venv, test, test-soak, test-fuzz, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, gpu-check, peers, demo or clean"
+	@echo "make venv, test, test-soak, test-fuzz, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -127,6 +127,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src docs/pages bench/scoreboard
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/validate-pyproject pyproject.toml
+	rm -rf build/sdist
+	$(PY) -c 'from scikit_build_core.build import build_sdist; build_sdist("build/sdist")' >/dev/null
+	$(BIN)/twine check --strict build/sdist/*
 	@test "$$($(NATIVE_SUM))" = "$$(cat $(SANITIZED))" || { echo "native code or CMakeLists.txt is \
 	not what was last tested under sanitizers: make test-native-sanitized, and commit $(SANITIZED)"; exit 1; }
 
@@ -164,6 +168,31 @@ $(MPIS): .venv-%:
 
 demo: $(INSTALLED)
 	$(PY) examples/demo.py $(ARGS)
+
+# ---- releases: packaging/RELEASE.md ----
+
+# Python 3.10 to 3.12 by these names. Others: make wheels ARGS='--python ... --arch ...'
+wheels: .venv-release
+	rm -rf dist
+	.venv-release/bin/python packaging/wheels.py --out dist $(ARGS)
+	.venv-release/bin/python -m build --sdist --outdir dist
+	.venv-release/bin/twine check --strict dist/*.whl dist/*.tar.gz
+
+.venv-release: pyproject.toml
+	test -x $@/bin/python || $(PYTHON) -m venv $@
+	$@/bin/pip install --upgrade pip
+	$@/bin/pip install build --group release
+	touch $@
+
+# The native tests for arm64, under qemu-user: apt-get install g++-aarch64-linux-gnu qemu-user, and
+# apt's architecture arm64 for libssl-dev.
+test-aarch64: $(TOOLS) .venv-release
+	$(eval OPENSSL := $(shell .venv-release/bin/python packaging/wheels.py --openssl aarch64))
+	$(CMAKE) -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DOPENSSL_ROOT_DIR=$(OPENSSL) \
+	  -DSHOAL_STATIC_CRYPTO=ON '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu'
+	$(BIN)/cmake --build build/aarch64 --parallel $(JOBS)
+	$(CTEST) --test-dir build/aarch64
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache $(INSTALLED)
