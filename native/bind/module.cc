@@ -384,7 +384,6 @@ NB_MODULE(_native, m) {
                   nb::arg("rounds_own") = false)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; })
       .def_prop_ro("segment_bytes", [](const Plan& plan) { return plan.segment_bytes; })
-      .def_rw("priority", &Plan::priority)
       .def_rw("tensor_bytes", &Plan::tensor_bytes);
 
   nb::class_<Arena>(m, "Arena")

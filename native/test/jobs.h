@@ -50,7 +50,6 @@ struct Job {
   std::string_view hosts = "";  // as in Recipe; empty: the first layout there is
   bool is_uneven = false;       // blocks or chunks differ in length; the algorithm must take that
   uint32_t segment_bytes = 64;
-  int16_t priority = 0;
   Subject subject = 0;
   uint64_t seed = 0;  // of the data, and of uneven lengths
   Codec codec = Codec::kIdentity;
@@ -126,7 +125,6 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
   const size_t item = size_of(job.dtype);
   const std::vector<uint64_t> lengths = lengths_of(job, size);
   Plan plan;
-  plan.priority = job.priority;
   plan.narrow = narrow_for(job.codec, job.dtype, job.op);
   plan.program = recipe.program(rank, average || plan.narrow != nullptr);
   if (job.has_blocks()) {

@@ -52,7 +52,6 @@ class Plan:
     @property
     def descriptor(self) -> str: ...
 
-    priority: int
     """Of calls whose data waits to leave, those of the highest are first; set before the first."""
 
     tensor_bytes: int

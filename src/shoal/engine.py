@@ -90,7 +90,6 @@ def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
     """`plan_for` without the cache, for lengths that will hardly come again."""
     average = shape.op is Op.AVG
     kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_lanes=1)
-    kind = kind._replace(priority=0)
     program = _program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found)
     return _plan_of(shape, program, n_workers or shape.n_workers, n_workers=n_workers)
 
@@ -139,7 +138,6 @@ def _plan_of(
         rounds_own=shape.rounds_own,
     )
     plan.tensor_bytes = shape.n_elems * item_size(shape.dtype)
-    plan.priority = shape.priority
     return plan
 
 

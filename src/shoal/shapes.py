@@ -49,7 +49,6 @@ class Shape(NamedTuple):
         n_lanes: the number of channels that segments use, see `Plan::n_lanes`.
         rounds_own: a reducer rounds its own part like the parts that it receives, so the bits do
             not depend on the reducer. Only with a narrow codec and a host for each rank.
-        priority: see `Plan::priority`; ranks may differ in it.
     """
 
     collective: str
@@ -67,7 +66,6 @@ class Shape(NamedTuple):
     codec: Codec = Codec.IDENTITY
     n_lanes: int = 1
     rounds_own: bool = False
-    priority: int = 0
 
     @property
     def found(self) -> Algorithm:

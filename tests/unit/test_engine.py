@@ -52,13 +52,6 @@ def test_an_average_divides_by_the_workers(monkeypatch: pytest.MonkeyPatch) -> N
     assert [call.kwargs["divisor"] for call in make.call_args_list] == [4, 1, 3, 1]
 
 
-def test_calls_of_unlike_priority_have_plans_of_their_own_that_agree() -> None:
-    plans = [plan_for(SHAPE._replace(priority=priority)) for priority in (0, -7)]
-    assert [plan.priority for plan in plans] == [0, -7]
-    assert plans[0].descriptor == plans[1].descriptor
-    assert agreement(SHAPE) == agreement(SHAPE._replace(priority=-7))
-
-
 def test_finish_is_kept_only_where_it_divides_and_peers_are_in_the_group() -> None:
     steps = list(ALGORITHMS["all_reduce"]["ring"].steps(0, 4))
     assert len(lower(steps, 4).waits_for) == len(steps)

@@ -92,8 +92,7 @@ struct Call : std::enable_shared_from_this<Call> {
   uint64_t key = 0;
   Subject subject = 0;
   uint64_t serial = 0;  // the number of the call in its group, for errors
-  // The order among all calls: by priority, highest first, then by time.
-  uint64_t order = 0;
+  uint64_t order = 0;   // among all calls, by time
   int64_t deadline_ns = 0;
   int64_t posted_ns = 0;   // by the last tick's clock
   bool unmatched = false;  // a receive that waits for its message, see messages.h

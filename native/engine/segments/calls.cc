@@ -7,11 +7,6 @@
 #include "base/clock.h"
 
 namespace shoal {
-namespace {
-
-constexpr int kCountBits = 47;  // calls of four years, at a million in a second
-
-}  // namespace
 
 std::shared_ptr<Call> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
                                      const Memory& memory, int64_t deadline_ns, const Lane& lane) {
@@ -37,7 +32,7 @@ void Calls::refuse(Call& call, const Error& why) {
 
 void Calls::hold(Call& call, uint64_t key) {
   call.key = key;
-  call.order = static_cast<uint64_t>(INT16_MAX - call.plan->priority) << kCountBits | ++n_held_;
+  call.order = ++n_held_;
   call.posted_ns = now_;
   call.posts.heard_from.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();

@@ -82,8 +82,6 @@ struct Plan {
   // The number of channels that the call is cut over: segment k of lane c is segment k * n_lanes +
   // c of its chunk. Ranks that share memory have one channel to each other.
   uint32_t n_lanes = 1;
-  // Data of calls with a higher priority leaves for other hosts first.
-  int16_t priority = 0;
 
   std::string flaw() const;  // why no engine can run it; empty if one can
   void index();              // compute the fields derived from the program and the layout

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # than its bytes, and digits count in small sums: numbers of samples, losses, norms.
 WIRE_FLOOR_BYTES: Final = 64 << 10
 
-MOST_PRIORITY: Final = 1000
-
 
 class ClosedGroup:
     """Stands in for a native group that is gone, and refuses every call."""
@@ -164,13 +162,9 @@ class Calls:
         root: int = 0,
         *,
         wire: str | None = None,
-        priority: int = 0,
     ) -> engine.Plan:
         """Make a plan, and keep it under `key`, which begins with the collective's name."""
-        if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-            raise UsageError(f"{self}: priority={priority} is not within {MOST_PRIORITY} of 0")
         shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
-        shape = shape._replace(priority=priority)
         if len(self._plans) >= 1024:  # sizes that never come back
             self._plans.clear()
         plan = self._plans[key] = plan_for(shape)

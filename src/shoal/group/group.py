@@ -81,7 +81,6 @@ class Group(Members):
         op: Op | str = Op.SUM,
         *,
         wire: str | None = None,
-        priority: int = 0,
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """Fold `data` over all ranks, in place: the same bits on every rank.
@@ -90,13 +89,11 @@ class Group(Members):
             data: any number of elements, equally many of the same type on every rank.
             op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
             wire: "bf16", "identity" or None, see `Group`.
-            priority: from -1000 to 1000. Data of large calls leaves for other hosts by priority,
-                highest first, except to servers. A plan is kept for each priority: use a few.
         """
         span = span_of(data)
-        key = ("all_reduce", span.dtype, op, span.n_elems, wire, priority)
+        key = ("all_reduce", span.dtype, op, span.n_elems, wire)
         plan = self._plans.get(key) or self._plan(
-            key, span.dtype, span.n_elems, parse_op(op), wire=wire, priority=priority
+            key, span.dtype, span.n_elems, parse_op(op), wire=wire
         )
         return self._start_in_place(plan, span, how)
 

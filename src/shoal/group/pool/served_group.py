@@ -167,14 +167,13 @@ class ServedGroup(Group):
         op: Op | str = Op.SUM,
         *,
         wire: str | None = None,
-        priority: int = 0,
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """As `Group.all_reduce`."""
         # In this order: `_look_at_first_use` sets the pool first, and the flag then.
         may_share = self._looks_at_first_use or self._pool is not None
         if not may_share or how.get("name") is not None or isinstance(self._native, ClosedGroup):
-            return super().all_reduce(data, op, wire=wire, priority=priority, **how)
+            return super().all_reduce(data, op, wire=wire, **how)
         span = span_of(data)
         key = span.dtype, op, span.n_elems, wire
         kind = self._kinds[key] if key in self._kinds else self._kind(key, span, op, wire)
@@ -182,7 +181,7 @@ class ServedGroup(Group):
         if kind is not None and pool is None:
             pool = self._look_at_first_use()
         if kind is None or pool is None:
-            return super().all_reduce(span, op, wire=wire, priority=priority, **how)
+            return super().all_reduce(span, op, wire=wire, **how)
         until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
         call: Call | ServedCall | RailCall
         with (
