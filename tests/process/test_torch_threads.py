@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process.ranks import run_ranks
 from process.stage import error_of
-from process.test_faults_thread import refuse_threads
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -128,35 +127,6 @@ def abort_and_form_anew() -> None:
 
 def test_ranks_go_on_in_a_new_group_when_one_has_aborted_the_old() -> None:
     run_ranks(abort_and_form_anew, 1)
-
-
-def complete_a_future_without_threads() -> list[float]:
-    """Of a receive that nobody waits for through its Work; its callback makes another call."""
-    dist.init_process_group("shoal")
-    received, summed = torch.zeros(1), torch.ones(1)
-    if dist.get_rank() == 1:
-        dist.barrier()
-        dist.send(torch.full((1,), 7.0), 0)
-        dist.all_reduce(summed)
-        return [7.0, summed.item()]
-
-    def add_up(done: Any) -> float:
-        calling = dist.all_reduce(summed, async_op=True)
-        assert calling is not None
-        calling.get_future().wait()
-        return done.value()[0].item() + summed.item()
-
-    receiving = dist.irecv(received, 1)
-    assert receiving is not None
-    future = receiving.get_future().then(add_up)
-    refuse_threads()
-    dist.barrier()
-    return [future.wait() - 2.0, summed.item()]
-
-
-def test_a_future_is_completed_where_no_thread_can_be_had_for_its_callbacks() -> None:
-    results = run_ranks(complete_a_future_without_threads, 2)
-    assert results == [[7.0, 2.0]] * 2
 
 
 N_FUTURES = 3_000

@@ -144,11 +144,6 @@ class FakeDevice:
         finally:
             self.on_thread.stream = before
 
-    def copy_here(self, tensor: torch.Tensor) -> torch.Tensor:
-        copy = on_device(plain(tensor).clone())
-        self.give(self.current, lambda: plain(copy).copy_(plain(tensor)), [extent(tensor)])
-        return copy
-
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         stream = self._current()
         if self.fails:

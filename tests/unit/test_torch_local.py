@@ -18,7 +18,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
-from unit.fake_device import FakeDevice, FakeWire, OnOtherDevice, on_device, plain
+from unit.fake_device import FakeDevice, FakeWire, OnOtherDevice, on_device
 from unit.fake_host import ELSEWHERE, SIZE, FakeCollectives, HostOrder, NoThread
 from unit.test_torch_staging import (
     LINE,
@@ -30,7 +30,7 @@ from unit.test_torch_staging import (
     in_background,
 )
 
-from shoal.errors import Closed, PeerLost, TimedOut
+from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 from shoal.frontend.torch.gpu import device as devices
 from shoal.frontend.torch.gpu import local_gpus, pieces
 from shoal.frontend.torch.gpu.calls import DeviceCalls
@@ -177,20 +177,12 @@ def test_a_reduce_scatter_goes_before_an_all_gather_that_waits_for_its_data(
     assert [call.seen for call in calls] == [[call.expected()] for call in calls]
 
 
-def test_a_tensor_on_another_gpu_comes_to_the_one_of_the_first_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tensor_on_another_gpu_than_the_first_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch)
-    other = FakeDevice(1)
-    monkeypatch.setattr(devices, "device_at", lambda place: other)
-    host.device.streams.append(other.current)  # one clock
-    tensor = on_device(torch.arange(6.0), OnOtherDevice)
-    work: Any = host.operations.allreduce([tensor])
-    host.device.run_dry()
-    other.settle()
-    host.play(lambda n: 0, other.settle)
-    work.wait()
-    assert plain(tensor).tolist() == [*[ELSEWHERE] * 3, *[(x * 2 + 3) * 2 + 3 for x in (3, 4, 5)]]
+    monkeypatch.setattr(devices, "device_at", lambda place: FakeDevice(1))
+    with pytest.raises(UsageError, match="on cuda:1, but sums of this group run on cuda:0"):
+        host.operations.allreduce([on_device(torch.arange(6.0), OnOtherDevice)])
+    assert not host.local._calls
 
 
 # ---- what fails ----

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from shoal.dtypes import DType, Op
 from shoal.errors import ShoalError, UsageError
 from shoal.frontend.torch.operations import Operations
-from shoal.frontend.torch.work import PendingWork, in_background
+from shoal.frontend.torch.work import InBackground, PendingWork
 from shoal.group.buffers import span_of
 
 SIZE, RANK = 3, 1
@@ -86,15 +86,6 @@ def rooted(kind: Any, root: int) -> Any:
 ONE, THREE = torch.ones(2), ones(2, 2, 2)
 WHOLE = torch.ones(6)
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a root that is no rank": (
-        lambda to: to.reduce([ONE], rooted(dist.ReduceOptions, 3)),
-        "reduce in group 'fake' \\(rank 1 of 3\\) has root 3; ranks of this group are 0 to 2",
-    ),
-    "a negative root": (lambda to: to.gather([], [ONE], root=-1), "has root -1; ranks"),
-    "a root that is no rank of a scatter": (
-        lambda to: to.scatter([ONE], [], rooted(dist.ScatterOptions, 7)),
-        "has root 7; ranks",
-    ),
     "outputs where there is no root": (
         lambda to: to.gather([THREE], [ONE], rooted(dist.GatherOptions, 0)),
         "takes outputs on rank 0, the root, and none here",
@@ -168,11 +159,11 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "outputs on top of each other": (
         lambda to: to.allgather([[WHOLE[0:2], WHOLE[4:6], WHOLE[1:3]]], [ONE]),
-        "would write outputs\\[0\\] and outputs\\[2\\] into the same memory",
+        "would write outputs 0 and 2 into the same memory",
     ),
     "the same output twice": (
         lambda to: to.alltoall([ONE, ONE, THREE[0]], THREE),
-        "would write outputs\\[0\\] and outputs\\[1\\] into the same memory",
+        "would write outputs 0 and 1 into the same memory",
     ),
     "gathered on top of each other": (
         lambda to: to.gather([[ONE, ONE, ONE]], [ONE], rooted(dist.GatherOptions, RANK)),
@@ -342,15 +333,6 @@ def test_rows_of_a_type_that_shoal_does_not_know_travel_as_bytes(
         assert places[1].address - places[0].address == (n - 1) * item
 
 
-def test_an_exchange_in_place_reads_a_copy(operations: Operations, group: NotingGroup) -> None:
-    tensor = torch.arange(6.0)
-    operations.all_to_all_single(tensor, tensor)
-    place, source = group.calls[0][1]
-    assert place.address == tensor.data_ptr()
-    assert source.address != tensor.data_ptr()
-    assert source.owner.tolist() == tensor.tolist()
-
-
 def test_coalescing_makes_one_work_of_all_calls_in_between(
     operations: Operations, group: NotingGroup
 ) -> None:
@@ -381,14 +363,14 @@ def test_a_range_has_the_name_that_was_given(operations: Operations) -> None:
 
 def test_calls_on_another_thread_look_like_one() -> None:
     tensors = [torch.ones(2)]
-    work = PendingWork([in_background(lambda: None)], tensors)
+    work = PendingWork([InBackground(lambda: None)], tensors)
     assert work.wait()
     assert work.get_future().wait()[0] is tensors[0]
 
     def fail() -> None:
         raise UsageError("not these")
 
-    failing = PendingWork([in_background(fail)], tensors)
+    failing = PendingWork([InBackground(fail)], tensors)
     with pytest.raises(UsageError, match="not these"):
         failing.wait(timedelta(seconds=5))
     assert failing.is_completed()

@@ -17,7 +17,7 @@ import torch
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.frontend.torch import work as module
-from shoal.frontend.torch.work import PendingWork, in_background
+from shoal.frontend.torch.work import InBackground, PendingWork
 from shoal.threads import Threads
 
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
@@ -208,27 +208,19 @@ def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_threads")
-def test_a_future_without_a_thread_of_its_own_is_completed_by_the_thread_that_notices(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    started = [FakeWork(), FakeWork()]
-    tensor = torch.ones(1)
-    future = PendingWork(started, [tensor]).get_future()  # type: ignore[arg-type]
-    ran: list[threading.Thread] = []
-    chained = future.then(lambda _: ran.append(threading.current_thread()))
-    started[0].finish()
-    assert not future.done()
-    started[1].finish()
-    assert future.done()
-    assert future.value()[0] is tensor
-    assert chained.done()
-    assert ran == [threading.current_thread()]
-    assert "could not start the thread shoal-futures" in caplog.text
-    assert "ulimit -u" in caplog.text
+def test_a_future_that_no_thread_can_complete_has_the_error_and_its_work_the_result() -> None:
+    started = FakeWork()
+    work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
+    future = work.get_future()
+    started.finish()
+    with pytest.raises(RuntimeError, match="could not start the thread shoal-futures"):
+        future.wait()
+    assert work.wait()
+    assert work.is_success()
 
 
-def test_a_call_that_ends_with_the_program_completes_its_future_without_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_call_that_ends_with_the_program_completes_its_future(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads = Threads("shoal-futures")
     monkeypatch.setattr(module, "_threads_of", lambda _process_id: threads)
@@ -237,24 +229,12 @@ def test_a_call_that_ends_with_the_program_completes_its_future_without_a_warnin
     threads.finish()
     started.finish()
     assert future.done()
-    assert not caplog.records
-
-
-@pytest.mark.usefixtures("without_threads")
-def test_a_callback_on_the_last_thread_may_wait_for_the_future_of_a_call_that_it_makes() -> None:
-    started, made = FakeWork(), FakeWork()
-    future = PendingWork([started], []).get_future()  # type: ignore[list-item]
-    chained = future.then(
-        lambda _: PendingWork([made], [torch.ones(1)]).get_future().wait()[0].item()  # type: ignore[list-item]
-    )
-    started.finish()
-    assert chained.value() == 1.0
 
 
 @pytest.mark.usefixtures("without_threads")
 def test_calls_on_another_thread_say_that_there_is_none() -> None:
     with pytest.raises(ShoalError, match="could not start the thread shoal-futures"):
-        in_background(lambda: None)
+        InBackground(lambda: None)
 
 
 def test_a_future_of_calls_that_no_thread_can_wait_for_has_the_error_whoever_asks() -> None:

@@ -1,10 +1,10 @@
-"""How the tensors of torch's operations become the buffers of collectives, checked on the way.
+"""The tensors of torch's operations as the buffers of collectives, checked on the way.
 
 The checks raise UsageError for what this rank alone can see to be wrong, before any byte moves.
 
-Each public function takes what an operation writes and what it reads, as torch gives them, and
-returns the buffer arguments of each collective to call. Of these, `blocks` are for all ranks: a
-tensor for each, or one tensor of them all; None where only the root has them and this is another.
+Each public function takes the tensors that an operation writes and those that it reads, as torch
+gives them, and returns the buffer arguments of each collective to call. `Blocks` are for all ranks:
+a tensor for each, or one tensor of them all; None on ranks other than the root.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from shoal.errors import Unsupported
 from shoal.frontend.torch.tensor_buffers import describe
-from shoal.group.buffers import BufferView, Range, clash
+from shoal.group.buffers import BufferView, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
@@ -27,7 +27,7 @@ Tensors = list[torch.Tensor]
 OneOrList = torch.Tensor | Tensors
 Lists = Tensors | list[Tensors]
 Blocks = torch.Tensor | Tensors | None
-Rows = tuple[torch.Tensor, Sequence[int]]  # with how many each rank gets; none at all: evenly
+Rows = tuple[torch.Tensor, Sequence[int]]  # with the number of rows for each rank; none: evenly
 
 
 def no_tensors(_buffers: TensorBuffers, _outputs: None, _inputs: None) -> list[Arguments]:
@@ -46,7 +46,9 @@ def one_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> l
 def each_in_place(buffers: TensorBuffers, tensors: Tensors, _inputs: None) -> list[Arguments]:
     """Each tensor is read and written, by a collective of its own."""
     check_some(buffers, tensors)
-    return [(view,) for view in buffers.updated_apart(tensors)]
+    views = [buffers.updated(tensor) for tensor in tensors]
+    check_apart(buffers, views)
+    return [(view,) for view in views]
 
 
 def root_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> list[Arguments]:
@@ -91,7 +93,7 @@ def gathered_wholes(
 def gathered_whole_at_root(
     buffers: TensorBuffers, output: torch.Tensor | None, given: torch.Tensor
 ) -> list[Arguments]:
-    """One output for all ranks at the root, whatever the others give for it; and one input."""
+    """One output for all ranks at the root, where the others may pass anything; and one input."""
     if buffers.group.rank != buffers.root:
         return _gathered(buffers, [(None, given)])
     if output is None:
@@ -102,18 +104,17 @@ def gathered_whole_at_root(
 def _gathered(
     buffers: TensorBuffers, pairs: Iterable[tuple[Blocks, torch.Tensor]]
 ) -> list[Arguments]:
-    """The blocks are written. The input may lie in this rank's own block."""
-    calls = []
+    """The blocks are written; the input may be this rank's own block."""
     arguments: list[Arguments] = []
+    outputs: list[BufferView] = []
     for blocks, one in pairs:
         if blocks is None:
             return [(None, buffers.read(one))]
-        outputs, own = _views(buffers, "output", blocks, one, buffers.written)
-        check_apart(buffers, "outputs", outputs)
-        source = buffers.read_beside(one, outputs, own)
-        calls.append((outputs, source))
-        arguments.append((_argument(blocks, outputs), source))
-    check_calls_apart(buffers, calls)
+        check_blocks(buffers, "output", blocks, one)
+        written = _views(blocks, buffers.written)
+        outputs += written if isinstance(written, list) else [written]
+        arguments.append((written, buffers.read(one)))
+    check_apart(buffers, outputs)
     return arguments
 
 
@@ -129,47 +130,26 @@ def scattered_lists(buffers: TensorBuffers, outputs: OneOrList, inputs: Lists) -
 def scattered_wholes(
     buffers: TensorBuffers, outputs: OneOrList, inputs: OneOrList
 ) -> list[Arguments]:
-    """A collective for each output and its input, which is of all ranks."""
+    """A collective for each output and its input, which holds the blocks of all ranks."""
     return _scattered(buffers, pairs(buffers, outputs, inputs))
 
 
 def _scattered(
     buffers: TensorBuffers, pairs: Iterable[tuple[torch.Tensor, Blocks]]
 ) -> list[Arguments]:
-    """The blocks are read. The output may lie in this rank's own block."""
-    calls = []
+    """The blocks are read; the output may be this rank's own block."""
     arguments: list[Arguments] = []
     for one, blocks in pairs:
         if blocks is None:
             return [(buffers.written(one), None)]
-        inputs, own = _views(buffers, "input", blocks, one, buffers.read)
-        output = buffers.written_beside(one, inputs, own)
-        calls.append(([output], inputs[0]))
-        arguments.append((output, _argument(blocks, inputs)))
-    check_calls_apart(buffers, calls)
+        check_blocks(buffers, "input", blocks, one)
+        arguments.append((buffers.written(one), _views(blocks, buffers.read)))
+    check_apart(buffers, [output for output, _ in arguments])
     return arguments
 
 
-def _views(
-    buffers: TensorBuffers,
-    side: str,
-    blocks: OneOrList,
-    like: torch.Tensor,
-    view: Callable[[torch.Tensor], BufferView],
-) -> tuple[list[BufferView], int]:
-    """The blocks' memory, and where this rank's own block begins."""
-    rank = buffers.group.rank
-    if isinstance(blocks, torch.Tensor):
-        check_whole(buffers, side, blocks, like)
-        whole = view(blocks)
-        return [whole], whole.address + rank * like.nbytes
-    check_blocks(buffers, f"{side}s", blocks, like)
-    views = [view(block) for block in blocks]
-    return views, views[rank].address
-
-
-def _argument(blocks: Blocks, views: list[BufferView]) -> BufferView | list[BufferView]:
-    return views[0] if isinstance(blocks, torch.Tensor) else views
+def _views(blocks: OneOrList, view: Callable[[torch.Tensor], BufferView]) -> Any:
+    return view(blocks) if isinstance(blocks, torch.Tensor) else [view(block) for block in blocks]
 
 
 # ---- the r-th output comes from rank r, the r-th input goes there ----
@@ -182,26 +162,25 @@ def exchanged_lists(buffers: TensorBuffers, outputs: Tensors, inputs: Tensors) -
     check_count(buffers, "inputs", inputs)
     sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
     check_exchange(buffers, [*outputs, *inputs], sent, taken)
-    written = [buffers.written(output) for output in outputs]
-    check_apart(buffers, "outputs", written)
-    return [(written, buffers.read_all_beside(inputs, written))]
+    written = _views(outputs, buffers.written)
+    check_apart(buffers, written)
+    return [(written, _views(inputs, buffers.read))]
 
 
 def exchanged_rows(buffers: TensorBuffers, outputs: Rows, inputs: Rows) -> list[Arguments]:
-    """The rows of two tensors, which may be the same."""
+    """The rows of two tensors."""
     (output, output_splits), (given, input_splits) = outputs, inputs
     taken = split(buffers, "output", output, output_splits)
     sent = split(buffers, "input", given, input_splits)
     check_exchange(buffers, [output, given], sent, taken)
-    written = buffers.written(output)
-    read = buffers.read_beside(given, [written], -1)
+    written, read = buffers.written(output), buffers.read(given)
     if not output_splits and not input_splits:
         return [(written, read)]
     return [(_parts(written, output, taken), _parts(read, given, sent))]
 
 
 def _parts(view: BufferView, tensor: torch.Tensor, n_elems: Sequence[int]) -> list[BufferView]:
-    """The memory of a tensor, cut into pieces of so many of its elements."""
+    """Return the memory of a tensor, cut into pieces of these numbers of elements."""
     # Elements of a type that shoal does not know travel as bytes: several to one of the tensor's.
     scale = view.n_elems // tensor.numel() if tensor.numel() else 1
     ends = itertools.accumulate(n_elems, initial=0)
@@ -215,8 +194,8 @@ def _parts(view: BufferView, tensor: torch.Tensor, n_elems: Sequence[int]) -> li
 # ---- checks ----
 
 
-def only(buffers: TensorBuffers, tensors: Tensors | torch.Tensor) -> torch.Tensor:
-    """The one tensor of a call, which torch wraps in a list and some of its overloads do not."""
+def only(buffers: TensorBuffers, tensors: OneOrList) -> torch.Tensor:
+    """Return the one tensor of a call, which some of torch's callers wrap in a list."""
     if not isinstance(tensors, list):
         return tensors
     if len(tensors) != 1:
@@ -225,10 +204,10 @@ def only(buffers: TensorBuffers, tensors: Tensors | torch.Tensor) -> torch.Tenso
     return tensors[0]
 
 
-def own_blocks(buffers: TensorBuffers, side: str, lists: list[Tensors] | Tensors) -> Tensors | None:
-    """This rank's tensors for all ranks; None if only the root has such, and this is another.
+def own_blocks(buffers: TensorBuffers, side: str, lists: Lists) -> Tensors | None:
+    """Return this rank's tensors for all ranks; None on ranks other than the root.
 
-    Torch wraps the list in another, its overloads do not.
+    Some of torch's callers wrap the list in another.
     """
     blocks = cast("Tensors", lists)
     if lists and not isinstance(lists[0], torch.Tensor):
@@ -243,9 +222,9 @@ def own_blocks(buffers: TensorBuffers, side: str, lists: list[Tensors] | Tensors
 
 
 def pairs(
-    buffers: TensorBuffers, outputs: Tensors | torch.Tensor, inputs: Tensors | torch.Tensor
+    buffers: TensorBuffers, outputs: OneOrList, inputs: OneOrList
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each output with its input."""
+    """Return each output with its input."""
     if isinstance(outputs, torch.Tensor) or isinstance(inputs, torch.Tensor):
         return [(only(buffers, outputs), only(buffers, inputs))]
     if len(outputs) != len(inputs):
@@ -258,13 +237,12 @@ def pairs(
 def split(
     buffers: TensorBuffers, side: str, tensor: torch.Tensor, splits: Sequence[int]
 ) -> list[int]:
-    """How many elements of a tensor go to each rank, which gets so many rows of it.
+    """Return the number of elements of a tensor for each rank.
 
-    It must be contiguous, as for torch's own backends: rows of a strided tensor are not what lies
-    in memory.
+    The tensor must be contiguous, as for torch's own backends.
 
     Args:
-        splits: none at all share out the rows evenly.
+        splits: the number of rows for each rank; none: as many for each.
     """
     if not tensor.is_contiguous():
         raise buffers.error(f"takes an {side} that is contiguous; pass {side}.contiguous()")
@@ -285,60 +263,49 @@ def split(
 
 
 def check_some(buffers: TensorBuffers, tensors: Tensors) -> None:
-    """There is a tensor; if not, it is the error that torch's dispatcher raises over Gloo."""
+    """Raise the error that torch's dispatcher raises over Gloo if there is no tensor."""
     if not tensors:
         doing = describe(buffers.group, buffers.operation)
         raise Unsupported(f"{doing} takes one tensor at least, and the list is empty")
 
 
-def check_root(buffers: TensorBuffers, root: int) -> None:
-    """The root is a rank of the group."""
-    size = buffers.group.size
-    if not 0 <= root < size:
-        raise buffers.error(f"has root {root}; ranks of this group are 0 to {size - 1}")
-
-
 def check_count(buffers: TensorBuffers, side: str, blocks: Sequence[object]) -> None:
-    """There is one for each rank."""
+    """Raise UsageError unless there is one for each rank."""
     size = buffers.group.size
     if len(blocks) != size:
         raise buffers.error(f"takes {size} {side}, one for each rank, not {len(blocks)}")
 
 
-def check_blocks(buffers: TensorBuffers, side: str, blocks: Tensors, like: torch.Tensor) -> None:
-    """The list has a tensor for each rank, all like the one on the other side.
+def check_blocks(buffers: TensorBuffers, side: str, blocks: OneOrList, like: torch.Tensor) -> None:
+    """Raise UsageError unless the blocks of all ranks fit the tensor on the other side.
 
-    Without a root only this rank's block has to be as long: all ranks know the others' lengths.
+    Without a root, only this rank's block of a list must be as long.
     """
-    check_count(buffers, side, blocks)
+    size = buffers.group.size
+    if isinstance(blocks, torch.Tensor):
+        if blocks.dtype != like.dtype or blocks.numel() != like.numel() * size:
+            raise buffers.error(
+                f"cannot run: the {side} has {_extent(blocks)} but must have {size} times "
+                f"{_extent(like)}"
+            )
+        return
+    check_count(buffers, f"{side}s", blocks)
     for rank, block in enumerate(blocks):
         is_as_long = buffers.root is not None or rank == buffers.group.rank
         if block.dtype != like.dtype or (is_as_long and block.numel() != like.numel()):
             raise buffers.error(
-                f"cannot run: {side}[{rank}] has {_extent(block)} but must have {_extent(like)}, "
+                f"cannot run: {side}s[{rank}] has {_extent(block)} but must have {_extent(like)}, "
                 "as the other side has"
             )
-
-
-def check_whole(
-    buffers: TensorBuffers, side: str, whole: torch.Tensor, block: torch.Tensor
-) -> None:
-    """One tensor has the elements of all ranks, the other those of one."""
-    size = buffers.group.size
-    if whole.dtype != block.dtype or whole.numel() != block.numel() * size:
-        raise buffers.error(
-            f"cannot run: the {side} has {_extent(whole)} but must have {size} times "
-            f"{_extent(block)}"
-        )
 
 
 def check_exchange(
     buffers: TensorBuffers, tensors: Tensors, sent: Sequence[int], taken: Sequence[int]
 ) -> None:
-    """All tensors are of one dtype, and what this rank gives itself fits.
+    """Raise UsageError unless tensors have one dtype, and this rank's part for itself fits.
 
     Args:
-        sent: how many elements this rank gives to each; `taken`: has room for from each.
+        sent: the number of elements for each rank; `taken`: the room for those of each.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
@@ -349,45 +316,15 @@ def check_exchange(
         raise buffers.error(f"gives itself {given} elements and has room for {room}")
 
 
-def check_apart(buffers: TensorBuffers, side: str, views: Sequence[BufferView]) -> None:
-    """No two of what is written share memory."""
-    found = clash([view.extent for view in views], []) if len(views) > 1 else None
+def check_apart(buffers: TensorBuffers, outputs: Sequence[BufferView]) -> None:
+    """Raise UsageError if calls would write the same memory twice."""
+    found = clash([view.extent for view in outputs], []) if len(outputs) > 1 else None
     if found is not None:
         first, second = sorted(found[:2])
-        why = f"would write {side}[{first}] and {side}[{second}] into the same memory"
-        raise buffers.error(why)
-
-
-def check_calls_apart(
-    buffers: TensorBuffers, calls: Sequence[tuple[Sequence[BufferView], BufferView]]
-) -> None:
-    """None of several calls writes where another one writes or reads.
-
-    Args:
-        calls: what each writes, and what it reads; these two have been checked against each
-            other, and may share this rank's own block.
-    """
-    if len(calls) == 1:
-        return
-    n_outputs = len(calls[0][0])
-    own = buffers.group.rank if n_outputs > 1 else 0
-    written = [view.extent for outputs, _ in calls for view in outputs]
-    read = [
-        part for outputs, source in calls for part in _around(outputs[own].extent, source.extent)
-    ]
-    found = clash(written, read)
-    if found is None:
-        return
-    one, other, both_written = found
-    first, second = one // n_outputs, other // (n_outputs if both_written else 2)
-    what = "also writes" if both_written else "reads"
-    why = f"would write for tensor {first} where it {what} for tensor {second}"
-    raise buffers.error(f"{why}; give them memory of their own")
-
-
-def _around(own: Range, whole: Range) -> tuple[Range, Range]:
-    """What is left of `whole` before and after the `own` part."""
-    return (whole[0], min(whole[1], own[0])), (max(whole[0], own[1]), whole[1])
+        raise buffers.error(
+            f"would write outputs {first} and {second} into the same memory; give them memory of "
+            "their own"
+        )
 
 
 def _extent(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The barrier that says who did not come."""
+"""A barrier that names the ranks that did not come."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class MonitoredBarrier:
     """The monitored barriers of one group.
 
-    They send messages in a group of their own, so that one that fails ends no other; it is made
-    anew after that.
+    They send messages in a group of their own, so one that fails ends no other group; after a
+    failure that group is made anew.
     """
 
     def __init__(self, group: Group) -> None:
@@ -26,29 +26,25 @@ class MonitoredBarrier:
         self._n_failed = 0
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every rank has come here, and say on every rank which ones did not.
-
-        Nothing else of the group comes to harm: afterwards it can be used, and this called again.
+        """Wait until every rank has come; the parent group stays usable if some do not.
 
         Args:
-            timeout_s: for how long rank 0 waits, and the others a second more: only rank 0 can
-                name those that did not come.
+            timeout_s: how long rank 0 waits; the others wait a second more for its answer.
 
         Raises:
-            TimedOut: names the ranks that had not come when the first deadline passed.
-            PeerLost: a rank is gone: said at once.
+            TimedOut: some ranks, which the error names, had not come at the deadline.
+            PeerLost: a rank is gone; raised at once.
         """
         parent = self._parent
         if parent.size == 1:
             return
-        deadline = time.monotonic() + timeout_s
+        doing = describe(parent, "monitored_barrier")
         try:
             if self._group is None:
                 everyone, name = list(range(parent.size)), f"monitored_barrier/{self._n_failed}"
                 self._group = parent.subgroup(everyone, name)
-            doing = describe(parent, "monitored_barrier")
             if parent.rank == 0:
-                _let_all_go(self._group, doing, timeout_s, deadline)
+                _release_all(self._group, doing, timeout_s)
             else:
                 _report(self._group, doing, timeout_s)
         except ShoalError:
@@ -56,11 +52,12 @@ class MonitoredBarrier:
             raise
 
 
-def _let_all_go(group: Group, doing: str, timeout_s: float, deadline: float) -> None:
-    """Rank 0 receives a message from each rank, lets all go, and receives that they went.
+def _release_all(group: Group, doing: str, timeout_s: float) -> None:
+    """On rank 0: receive a message from each rank, send one to each, and receive another.
 
-    The last tells a rank that waits from one that came, gave up, and said so meanwhile.
+    The last one distinguishes a rank that still waits from one that gave up meanwhile.
     """
+    deadline = time.monotonic() + timeout_s
     arrivals: dict[int, Work] = {}
     try:
         for rank in range(1, group.size):
@@ -71,26 +68,22 @@ def _let_all_go(group: Group, doing: str, timeout_s: float, deadline: float) -> 
             group.send(bytearray(1), rank, timeout_s=timeout_s + _GRACE_S)
         for departure in [_receive(group, rank, timeout_s) for rank in arrivals]:
             departure.wait(_GRACE_S)
-    except (TimedOut, Closed) as error:
-        missing = [rank for rank, work in arrivals.items() if not work.done() or work.error()]
-        why = doing
-        if missing:
-            late = ", ".join(map(str, missing))
-            why = f"{why}: within {timeout_s:g} s these ranks had not come: {late}"
-        if isinstance(error, Closed):
-            why = f"{why}: another rank gave up: {error}"
+    except Closed as error:
+        raise TimedOut(f"{doing}: another rank gave up: {error}") from error
+    except TimedOut as error:
+        late = ", ".join(str(rank) for rank, work in arrivals.items() if not work.done())
+        why = f"{doing}: within {timeout_s:g} s these ranks had not come: {late or 'none'}"
         group.abort(why)
         raise TimedOut(f"{why}; look at what they are doing") from error
 
 
 def _report(group: Group, doing: str, timeout_s: float) -> None:
-    """Every other rank tells rank 0 that it is here, and waits to be let go."""
-    longer = timeout_s + _GRACE_S
+    """On every other rank: send rank 0 a message, wait for its answer, and confirm it."""
     try:
-        group.send(bytearray(1), 0, timeout_s=longer)
+        group.send(bytearray(1), 0, timeout_s=timeout_s + _GRACE_S)
         _receive(group, 0, timeout_s).wait(timeout_s + _MARGIN_S)
-        group.send(bytearray(1), 0, timeout_s=longer)
-    except Closed as error:  # rank 0 says who has not come
+        group.send(bytearray(1), 0, timeout_s=timeout_s + _GRACE_S)
+    except Closed as error:  # with rank 0's list of the missing
         raise TimedOut(f"{doing} failed: {error}") from error
     except TimedOut as error:
         why = f"{doing}: heard nothing from rank 0 for {timeout_s:g} s"
@@ -99,13 +92,10 @@ def _report(group: Group, doing: str, timeout_s: float) -> None:
 
 
 def _receive(group: Group, rank: int, timeout_s: float) -> Work:
-    # NOT with this call's deadline: it would end the group before the others are told why.
+    # NOT with this call's deadline: it would end the group before the others learn why.
     longer = timeout_s + _GRACE_S
     return cast("Work", group.recv(bytearray(1), rank, timeout_s=longer, async_op=True))
 
 
-# How much longer the others wait than rank 0, who alone can say which ones did not come.
-_MARGIN_S: Final = 1.0
-
-# By how much the messages' own deadlines are longer than the barrier's.
-_GRACE_S: Final = 5.0
+_MARGIN_S: Final = 1.0  # ranks wait this much longer than rank 0, which alone knows the missing
+_GRACE_S: Final = 5.0  # messages have this much more time than the barrier

@@ -1,10 +1,8 @@
-"""torch's operations as calls on a shoal group: a table, and the few that are more than a row.
+"""torch's operations as calls on a shoal group: a table, and a few longer methods.
 
-torch 2.11 to 2.13 reach them through a ProcessGroup, later ones through a Backend, under names that
-changed on the way; `process_group.py` has both classes.
-
-Imports inside functions are of what few programs use: every rank would pay for it while the group
-forms.
+torch 2.11 to 2.13 call them on a ProcessGroup, later versions on a Backend, under names that have
+changed; `process_group.py` has both classes. Imports inside functions are of modules that few
+programs use, so that groups form quickly.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from torch._C._distributed_c10d import (
 )
 
 from shoal.frontend.torch import collectives, layouts
-from shoal.frontend.torch.collectives import TableRow, TorchCollective, fold_of
-from shoal.frontend.torch.layouts import Tensors, check_root, only
+from shoal.frontend.torch.collectives import TorchCollective, fold_of
+from shoal.frontend.torch.layouts import Arguments, Tensors, only
 from shoal.frontend.torch.tensor_buffers import TensorBuffers, describe, unsupported
 from shoal.frontend.torch.work import (
     NO_TIMEOUT,
     FinishedWork,
+    InBackground,
     PendingWork,
     current_subject,
-    in_background,
     profiling,
     recorded,
 )
@@ -42,14 +40,17 @@ from shoal.frontend.torch.work import (
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from shoal.frontend.torch.collectives import Access, LayOut
+    from shoal.frontend.torch.collectives import Access
     from shoal.frontend.torch.gpu.calls import DeviceCalls
     from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
+    from shoal.group.buffers import BufferView
     from shoal.group.group import Group
+
+    LayOut = Callable[[TensorBuffers, Any, Any], list[Arguments]]
 
 
 def _refusing(operation: str, instead: str) -> Callable[..., NoReturn]:
-    """The method that raises `Unsupported`, for an operation by the name that users know."""
+    """Return the method that raises `Unsupported`, for an operation by the name that users know."""
 
     def refuse(self: Operations, *_args: Any, **_options: Any) -> NoReturn:
         raise unsupported(describe(self.group, operation), instead)
@@ -57,41 +58,36 @@ def _refusing(operation: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _in_place(name: str, lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
-    """The method for an operation on a list of tensors, or on one."""
-    row = TableRow(name, lay_out, collective)
+def _in_place(lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
+    """Return the method of an operation on a list of tensors, or on one."""
 
     def call(self: Operations, tensors: Any, *given: Any, **named: Any) -> dist.Work:
-        return self._run(row, tensors, None, given, named)
+        return self._run(collective, lay_out, tensors, None, given, named)
 
     return call
 
 
-def _between(name: str, lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
-    """The method for an operation that writes some tensors and reads others."""
-    row = TableRow(name, lay_out, collective)
+def _between(lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
+    """Return the method of an operation that writes some tensors and reads others."""
 
     def call(self: Operations, outputs: Any, inputs: Any, *given: Any, **named: Any) -> dist.Work:
-        return self._run(row, outputs, inputs, given, named)
+        return self._run(collective, lay_out, outputs, inputs, given, named)
 
     return call
-
-
-_ALL_REDUCE: Final = TableRow("all_reduce", layouts.one_in_place, collectives.ALL_REDUCE)
 
 
 class Operations:
     """The operations of one group.
 
-    Behind the tensors, a method takes torch's options or what torch's overloads take instead:
+    After the tensors, a method takes torch's options or what torch's overloads take instead:
     `root`, `op` and `timeout`.
 
     Threads: any, as long as every rank issues the same collectives in the same order.
 
     Args:
         group: owned: shutdown closes it.
-        timeout: of every call that does not bring its own.
-        store: torch's, for what else the ranks need to find each other; None: there is none.
+        timeout: of calls without a timeout of their own.
+        store: torch's, by which GPUs of one host find each other; None: they do not.
     """
 
     def __init__(self, group: Group, timeout: timedelta, store: Store | None = None) -> None:
@@ -102,7 +98,7 @@ class Operations:
         self._coalesced: list[PendingWork] | None = None
         self._devices: DeviceCalls | None = None  # made for the first call on tensors of a device
         self._making_devices = threading.Lock()
-        # What torch does itself for a Backend, and not for a ProcessGroup in Python.
+        # torch compares the calls of a Backend itself, and not those of a ProcessGroup in Python.
         self._compares = isinstance(self, ProcessGroup) and get_debug_level() == DebugLevel.DETAIL
         self._monitored_barrier: MonitoredBarrier | None = None
 
@@ -111,64 +107,70 @@ class Operations:
         """The shoal group underneath."""
         return self._group
 
-    # ---- the table: torch's name = (the user's name, how its buffers lie, the collective) ----
+    # ---- the table: torch's name = (how its buffers lie, the collective) ----
 
-    allreduce_coalesced = _in_place(
-        "all_reduce_coalesced", layouts.each_in_place, collectives.ALL_REDUCE
-    )
-    reduce = _in_place("reduce", layouts.root_in_place, collectives.REDUCE)
-    reduce_scatter = _between("reduce_scatter", layouts.scattered_lists, collectives.REDUCE_SCATTER)
+    allreduce_coalesced = _in_place(layouts.each_in_place, collectives.ALL_REDUCE)
+    reduce = _in_place(layouts.root_in_place, collectives.REDUCE)
+    reduce_scatter = _between(layouts.scattered_lists, collectives.REDUCE_SCATTER)
     reduce_scatter_single = reduce_scatter_single_coalesced = _between(
-        "reduce_scatter", layouts.scattered_wholes, collectives.REDUCE_SCATTER
+        layouts.scattered_wholes, collectives.REDUCE_SCATTER
     )
-    broadcast = _in_place("broadcast", layouts.one_in_place, collectives.BROADCAST)
-    scatter = _between("scatter", layouts.scattered_lists, collectives.SCATTER)
-    gather = _between("gather", layouts.gathered_lists, collectives.GATHER)
-    gather_single = _between("gather", layouts.gathered_whole_at_root, collectives.GATHER)
-    allgather = _between("all_gather", layouts.gathered_lists, collectives.ALL_GATHER)
-    allgather_coalesced = _between(
-        "all_gather_coalesced", layouts.gathered_by_rank, collectives.ALL_GATHER
-    )
+    broadcast = _in_place(layouts.one_in_place, collectives.BROADCAST)
+    scatter = _between(layouts.scattered_lists, collectives.SCATTER)
+    gather = _between(layouts.gathered_lists, collectives.GATHER)
+    gather_single = _between(layouts.gathered_whole_at_root, collectives.GATHER)
+    allgather = _between(layouts.gathered_lists, collectives.ALL_GATHER)
+    allgather_coalesced = _between(layouts.gathered_by_rank, collectives.ALL_GATHER)
     all_gather_single = all_gather_single_coalesced = _between(
-        "all_gather", layouts.gathered_wholes, collectives.ALL_GATHER
+        layouts.gathered_wholes, collectives.ALL_GATHER
     )
-    alltoall = _between("all_to_all", layouts.exchanged_lists, collectives.ALL_TO_ALL)
-    _alltoall_rows = _between("all_to_all_single", layouts.exchanged_rows, collectives.ALL_TO_ALL)
-    _barrier = _between("barrier", layouts.no_tensors, collectives.BARRIER)
+    alltoall = _between(layouts.exchanged_lists, collectives.ALL_TO_ALL)
+    _alltoall_rows = _between(layouts.exchanged_rows, collectives.ALL_TO_ALL)
+    _barrier = _between(layouts.no_tensors, collectives.BARRIER)
 
-    # ---- collectives that are more than a row ----
+    # ---- operations that are more than a row ----
 
     def allreduce(self, tensors: Any, *given: Any, **named: Any) -> dist.Work:
         """Fold one tensor over all ranks, in place."""
         first = tensors[0] if isinstance(tensors, list) and tensors else tensors
         if getattr(first, "is_sparse", False):
             return self.allreduce_sparse(tensors, *given, **named)
-        return self._run(_ALL_REDUCE, tensors, None, given, named)
+        one = layouts.one_in_place
+        return self._run(collectives.ALL_REDUCE, one, tensors, None, given, named)
 
     def allreduce_sparse(self, tensors: Any, *given: Any, **named: Any) -> dist.Work:
-        """Sum one COO tensor over all ranks, in place; every rank may have other indices."""
-        from shoal.frontend.torch.sparse import all_reduce_sparse, in_host_memory
+        """Sum one COO tensor over all ranks, in place; ranks may have different indices.
+
+        The host waits for the copy of a tensor on a device, whose number of entries it needs.
+        """
+        from shoal.frontend.torch.sparse import all_reduce_sparse
 
         opts = _options(dist.AllreduceOptions, given, named)
         buffers = TensorBuffers(self._group, "all_reduce", folds=True)
         tensor = only(buffers, tensors)
         if opts.reduceOp != dist.ReduceOp.SUM:
             raise buffers.error("of sparse tensors takes ReduceOp.SUM only")
-        host, copy_back, devices = in_host_memory(tensor, buffers)
+        host = tensor
+        copy_back: Callable[[], Any] | None = None
+        if not tensor.is_cpu:
+            buffers.note_device(tensor)
+            host = tensor.detach().cpu()
+            copy_back = torch.no_grad()(lambda: tensor.copy_(host))
         self._n_calls += 1
         timeout_s = self._seconds(opts.timeout)
         self._flush()
         if self._compares:
-            self._compare("all_reduce", [], ["of a sparse tensor"], None, timeout_s)
-        # Named, so that no other call of this group can come in between on some ranks only.
+            self._compare("all_reduce", [()], ["of a sparse tensor"], None, timeout_s)
+        # Named, so that other calls may come in between on some ranks only.
         name = f"all_reduce_sparse/{self._n_calls % 64}"
         add_up = functools.partial(
             all_reduce_sparse, self._group, host, buffers, name=name, timeout_s=timeout_s
         )
         with recorded("sparse_all_reduce"):
-            if opts.asyncOp or self._coalesced is not None or devices:
-                works = [in_background(add_up)]
-                return self._pending(PendingWork(works, [tensor], copy_back, devices=devices))
+            if opts.asyncOp or self._coalesced is not None or copy_back is not None:
+                devices = (buffers.device,) if buffers.device is not None else ()
+                works = [InBackground(add_up)]
+                return self._coalescing(PendingWork(works, [tensor], copy_back, -1, devices))
             add_up()
             return FinishedWork([tensor])
 
@@ -181,20 +183,20 @@ class Operations:
         *given: Any,
         **named: Any,
     ) -> dist.Work:
-        """Do `alltoall` with the rows of two tensors; no splits at all share them out evenly."""
+        """Do `alltoall` with the rows of two tensors; without splits, every rank gets as many."""
         taken, sent = (output, output_splits), (input, input_splits)
         return self._alltoall_rows(taken, sent, *given, **named)
 
     def barrier(self, *given: Any, **named: Any) -> dist.Work:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called it."""
         return self._barrier(None, None, *given, **named)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait until every rank has come here, and say on every rank which ones did not.
+        """Wait until every rank has called it; if some do not, name them on every rank.
 
         Args:
-            timeout: None takes the group's. Torch 2.14 and later give options.
-            wait_all_ranks: makes no difference: all ranks that did not come are named anyway.
+            timeout: None takes the group's. Torch 2.14 and later pass options.
+            wait_all_ranks: ignored: the error names all missing ranks in any case.
 
         Raises:
             ShoalError: as `MonitoredBarrier.wait`.
@@ -207,34 +209,34 @@ class Operations:
             self._monitored_barrier = MonitoredBarrier(self._group)
         self._monitored_barrier.wait(self._seconds(timeout or NO_TIMEOUT))
 
-    # ---- point to point: torch does not say whether its caller waits at once or at leisure ----
+    # ---- messages ----
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
-        """Send one tensor to a rank of this group; that rank receives it under the same tag."""
+        """Send one tensor to a rank of this group, which receives it under the same tag."""
         buffers = TensorBuffers(self._group, "send")
         view = buffers.read(only(buffers, tensors))
         buffers.results.extend(tensors)
-        return self._post(self._group.send, (view, dstRank, tag), buffers, collectives.READ, -1)
+        return self._post(self._group.send, view, (dstRank, tag), buffers, collectives.READ)
 
     def recv(self, tensors: Tensors, srcRank: int | None, tag: int = 0) -> dist.Work:  # noqa: N803
         """Receive one tensor from a rank of this group."""
         buffers = TensorBuffers(self._group, "recv")
         view = buffers.written(only(buffers, tensors))
-        call = (view, srcRank, tag)
-        return self._post(self._group.recv, call, buffers, collectives.WRITTEN, srcRank)
+        peer = (srcRank, tag)
+        return self._post(self._group.recv, view, peer, buffers, collectives.WRITTEN, srcRank)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        """Receive one tensor from whichever rank sends one of this tag; the Work says which."""
+        """Receive one tensor of this tag from any rank; the Work's `source_rank` names it."""
         return self.recv(tensors, None, tag)
 
-    # ---- coalescing: the works of what is called in between become one ----
+    # ---- coalescing ----
 
     def start_coalescing(self, _device: object = None) -> None:
-        """From now on start every call and leave the waiting to the work of `end_coalescing`."""
+        """Start calls from now on, for the Work of `end_coalescing` to wait for."""
         self._coalesced = []
 
     def end_coalescing(self, _device: object = None) -> dist.Work:
-        """The work of all that was called since `start_coalescing`."""
+        """Return the Work of all calls since `start_coalescing`."""
         parts, self._coalesced = self._coalesced or [], None
 
         def copy_back() -> None:
@@ -253,30 +255,29 @@ class Operations:
 
     def _run(
         self,
-        row: TableRow,
+        collective: TorchCollective,
+        lay_out: LayOut,
         outputs: Any,
         inputs: Any,
         given: Sequence[Any],
         named: Mapping[str, Any],
     ) -> dist.Work:
-        """Do what the row says: lay out the buffers, and start a collective for each.
+        """Check the tensors, lay out the buffers, and start a collective for each tuple of them.
 
         Args:
             given: torch's options, or what its overloads take instead; `named`: the same.
         """
-        collective, root, factor = row.collective, None, None
+        root, factor = None, None
         opts = _options(collective.options, given, named)
-        rest: layouts.Arguments = ()
+        rest: Arguments = ()
         if collective.has_root:
             root = opts.rootRank
             rest = (root,)
         if collective.folds:
             fold, factor = fold_of(opts.reduceOp)
             rest = (*rest, fold)
-        buffers = TensorBuffers(self._group, row.name, root, collective.folds, factor)
-        if root is not None:
-            check_root(buffers, root)
-        calls = row.lay_out(buffers, outputs, inputs)
+        buffers = TensorBuffers(self._group, collective.name, root, collective.folds, factor)
+        calls = lay_out(buffers, outputs, inputs)
         if profiling():
             with recorded(collective.name):
                 return self._start(collective, calls, rest, opts, buffers)
@@ -285,8 +286,8 @@ class Operations:
     def _start(
         self,
         collective: TorchCollective,
-        calls: list[layouts.Arguments],
-        rest: layouts.Arguments,
+        calls: list[Arguments],
+        rest: Arguments,
         opts: Any,
         buffers: TensorBuffers,
     ) -> dist.Work:
@@ -304,10 +305,10 @@ class Operations:
             work = self._on_devices().start(
                 collective, start, calls, rest, buffers, timeout_s, of_group
             )
-            return self._pending(PendingWork([work], buffers.results, devices=(buffers.device,)))
+            return self._pending([work], buffers)
         if opts.asyncOp or self._coalesced is not None:
             works = [start(*call, *rest, timeout_s=timeout_s, async_op=True) for call in calls]
-            return self._pending(PendingWork(works, buffers.results, buffers.copying_back()))
+            return self._pending(works, buffers)
         if len(calls) == 1:
             start(*calls[0], *rest, timeout_s=timeout_s)
         else:
@@ -320,30 +321,38 @@ class Operations:
     def _post(
         self,
         start: Callable[..., Any],
-        call: layouts.Arguments,
+        view: BufferView,
+        peer: tuple[int | None, int],
         buffers: TensorBuffers,
         access: Access,
-        source: int | None,
+        source: int | None = -1,
     ) -> dist.Work:
-        """Start one message: `call` is its buffer, the peer and the tag."""
+        """Start one message to or from `peer`, a rank and a tag. torch's caller may not wait."""
+        timeout_s = self._timeout_s
         with recorded(start.__name__):
             if buffers.device is not None:
-                view, *rest = call
-                staged = self._on_devices().stage(
-                    start, [(view,)], rest, (access,), buffers, self._timeout_s
-                )
-                devices = (buffers.device,)
-                return self._pending(
-                    PendingWork([staged], buffers.results, source=source, devices=devices)
-                )
-            self._flush()
-            work = start(*call, timeout_s=self._timeout_s, async_op=True)
-            return self._pending(
-                PendingWork([work], buffers.results, buffers.copying_back(), source)
-            )
+                stage = self._on_devices().stage
+                work: Any = stage(start, [(view,)], peer, (access,), buffers, timeout_s)
+            else:
+                self._flush()
+                work = start(view, *peer, timeout_s=timeout_s, async_op=True)
+            return self._pending([work], buffers, source)
+
+    def _pending(
+        self, works: Sequence[Any], buffers: TensorBuffers, source: int | None = -1
+    ) -> PendingWork:
+        """Return the Work of calls that were started; calls on devices copy back by themselves."""
+        devices = (buffers.device,) if buffers.device is not None else ()
+        copy_back = buffers.copy_back if buffers.copies and not devices else None
+        return self._coalescing(PendingWork(works, buffers.results, copy_back, source, devices))
+
+    def _coalescing(self, work: PendingWork) -> PendingWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def _on_devices(self) -> DeviceCalls:
-        """The calls of this group on tensors of devices."""
+        """Return the calls of this group on tensors of devices, made at the first one."""
         with self._making_devices:  # the import lets other threads run
             if self._devices is None:
                 from shoal.frontend.torch.gpu.calls import DeviceCalls
@@ -351,37 +360,25 @@ class Operations:
                 self._devices = DeviceCalls(self._group, self._store)
             return self._devices
 
-    def _compare(
-        self,
-        name: str,
-        calls: Sequence[layouts.Arguments],
-        rest: Sequence[object],
-        alike: int | None,
-        timeout_s: float,
-    ) -> None:
-        """Return when every rank has come to the same collective; arguments as for `in_words`."""
-        from shoal.frontend.torch.compare_calls import compare_calls, in_words
+    def _compare(self, *call: Any) -> None:
+        """Return when every rank has come to the same collective; arguments of `compare_calls`."""
+        from shoal.frontend.torch.compare_calls import compare_calls
 
-        compare_calls(self._group, in_words(name, calls or [()], rest, alike), timeout_s)
+        compare_calls(self._group, *call)
 
     def _flush(self) -> None:
-        """Let calls that are staged go first, so that ranks start all calls in the same order."""
+        """Let staged calls go first, so that ranks start all calls in the same order."""
         if self._devices is not None:
             self._devices.flush()
 
-    def _pending(self, work: PendingWork) -> PendingWork:
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
-
     def _seconds(self, timeout: timedelta) -> float:
-        """How long a call may take; torch's sign for "not given" is a negative time."""
+        """Return the seconds that a call may take; torch passes a negative time for none."""
         return timeout.total_seconds() if timeout > NO_TIMEOUT else self._timeout_s
 
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """From now on, give this much time to every call that does not bring its own."""
+        """Set the timeout of later calls without a timeout of their own."""
         self._timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -400,7 +397,7 @@ class Operations:
         if self._devices is not None:
             self._devices.close()
 
-    # ---- what shoal cannot do, under the names that torch looks for, of all versions ----
+    # ---- operations that shoal lacks, under the names of all versions of torch ----
 
     merge_remote_group = mergeRemoteGroup = merge = _refusing(  # noqa: N815 - C++ looks for this
         "merge_group", "start a new default group"
@@ -411,7 +408,7 @@ class Operations:
     )
     new_window = _refusing("new_window", "use send and recv")
 
-    # ---- what torch asks a group about itself ----
+    # ---- properties that torch reads ----
 
     def getBackendName(self) -> str:  # noqa: N802 - torch looks for this name
         """The name under which the backend was registered."""
@@ -426,12 +423,12 @@ class Operations:
     supports_window = False
 
     def supports_tensor_alloc(self, device: object) -> bool:
-        """Whether tensors for this backend can be had from it."""
+        """Return False: shoal allocates no tensors for torch."""
         return False
 
     @property
     def options(self) -> Any:
-        """The backend's options, as torch keeps them."""
+        """The backend's options in torch's form."""
         options: Any = Backend.Options("shoal", timedelta(seconds=self._timeout_s))
         options.group_name = self._group.name
         return options
@@ -440,12 +437,12 @@ class Operations:
         """Nothing to agree on: every rank counts from zero."""
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives were started."""
+        """Return the number of collectives started."""
         return self._n_calls
 
 
 def _options(kind: type, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """The options in `given`, or new ones out of what torch's overloads take instead."""
+    """Return the options in `given`, or new ones made of the arguments of torch's overloads."""
     if given and isinstance(given[0], kind):
         return given[0]
     if not named.keys() <= _NAMES:

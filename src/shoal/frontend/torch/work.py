@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,25 +26,21 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.gpu.staging import StagedCall
     from shoal.group.work import Work
 
-_LOG: Final = logging.getLogger("shoal")
-
 NO_TIMEOUT: Final = timedelta(0)
 
-# Whether torch's profiler records this thread: 0.03 us.
+# True while torch's profiler records this thread: 0.03 us.
 profiling: Final[Callable[[], bool]] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
-
-# Whether torch keeps a list of what is under way, for compiled programs to wait for: 0.06 us.
+# True while torch lists the works in flight, for compiled programs to wait for: 0.06 us.
 _registering: Final[Callable[[], bool]] = (
     torch._C._distributed_c10d._allow_inflight_collective_as_graph_input
 )
 
 
 def unregister(tensors: Sequence[torch.Tensor]) -> None:
-    """Take what has been waited for off torch's list, if it keeps one.
+    """Wait for the works on these tensors that torch has listed, which takes them off its list.
 
-    torch's own backends take off a Work, which only C++ can. This takes off all that was called on
-    the tensors, and waits for it.
+    Only C++ can take off a single Work, as torch's own backends do.
     """
     if _registering():
         for tensor in tensors:
@@ -53,10 +48,9 @@ def unregister(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def recorded(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A range in torch's profiler, if it records; what is left to wait for is another, shoal:wait.
+    """Return a range in torch's profiler for the start of a call; its wait is another, shoal:wait.
 
-    NOT one range that ends with the call, on whichever thread notices: the profiler may be stopped
-    and gone by then.
+    NOT one range until the call ends: by then the profiler may be gone.
     """
     if not profiling():
         return _NOT_RECORDED
@@ -65,7 +59,7 @@ def recorded(name: str) -> contextlib.AbstractContextManager[Any]:
 
 _NOT_RECORDED: Final = contextlib.nullcontext()
 
-# What dist.record_comm (torch >= 2.13) wants calls to be named; empty if nothing.
+# The name for calls inside dist.record_comm (torch >= 2.13); "" outside.
 _given_name: Final[Callable[[], str]] = getattr(
     torch._C._distributed_c10d, "_get_comm_profiling_name", lambda: ""
 )
@@ -73,7 +67,7 @@ _given_name: Final[Callable[[], str]] = getattr(
 
 @not_compiled
 class FinishedWork(dist.Work):
-    """A call that was over when it returned."""
+    """A call that had ended when it returned."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         dist.Work.__init__(self)
@@ -85,37 +79,36 @@ class FinishedWork(dist.Work):
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that is done."""
-        looked_for = future_for_lookup(self)
-        if looked_for is not None:
+        """Return a future that is done."""
+        if (looked_for := _future_for_lookup(self)) is not None:
             return looked_for
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(list(self.tensors))
         return future
 
     def is_completed(self) -> bool:
-        """Whether the call is over, well or badly."""
+        """Return True if the call has ended, also if it failed."""
         return True
 
     def is_success(self) -> bool:
-        """Whether the call is over and did what it should."""
-        return True
+        """Return True if the call has ended without an error."""
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> ShoalError | None:
-        """Why the call failed; None if it did not, or is not over yet."""
+        """Return the error of a failed call; None if it runs or succeeded."""
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that the call wrote, once it is over."""
+        """Wait, and return the tensors that the call wrote."""
         self.wait()
         return list(self.tensors)
 
     def synchronize(self) -> None:
-        """Wait: that orders the current stream after the call, where tensors have streams."""
+        """Wait; the current stream is then ordered behind the call."""
         self.wait()
 
     def source_rank(self) -> int:
-        """The group's rank that sent what was received; -1 for everything but a receive."""
+        """Return the group rank that a received message came from; -1 for other calls."""
         return -1
 
     def _source_rank(self) -> int:
@@ -124,25 +117,22 @@ class FinishedWork(dist.Work):
 
 @not_compiled
 class PendingWork(FinishedWork):
-    """A call that is under way, made of one collective or several.
-
-    Threads: any; the future completes, and its callbacks run, on a thread of their own, or on the
-    one that sees the last call end where none can be had.
+    """A call in flight, made of one collective or several. Threads: any.
 
     Args:
         works: the collectives. They keep the tensors alive while they run.
         tensors: the result, as the future gives it.
-        copy_back: brings the results from contiguous copies into the tensors; None if there are
-            none. It runs once, before a wait returns and before the future is done.
-        source: the rank that a receive names; -1 for everything else.
-        devices: whose streams the tensors are used on; none: they are in CPU memory.
+        copy_back: copies results from contiguous memory into the tensors, once, before a wait
+            returns and before the future is done; None: nothing to copy.
+        source: the rank that a receive names, None for any; -1 for other calls.
+        devices: the tensors' devices, without the CPU.
     """
 
     def __init__(
         self,
-        works: Sequence[Work | StagedCall | LocalCall | _InBackground],
+        works: Sequence[Work | StagedCall | LocalCall | InBackground],
         tensors: Sequence[torch.Tensor],
-        copy_back: Callable[[], None] | None = None,
+        copy_back: Callable[[], object] | None = None,
         source: int | None = -1,
         devices: Sequence[Device] = (),
     ) -> None:
@@ -157,8 +147,8 @@ class PendingWork(FinishedWork):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Drive the call to its end, complete its future and run the callbacks.
 
-        They run on this thread if they have not begun. If another runs them, it is waited for, but
-        not by a thread that runs callbacks itself: two that wait for each other's would never end.
+        Callbacks that run on another thread are waited for, except inside a callback: two threads
+        would wait for each other.
 
         Args:
             timeout: for the call, in this wait; zero or less takes the call's own.
@@ -175,26 +165,22 @@ class PendingWork(FinishedWork):
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """The future of the list of tensors, the same one every time.
+        """Return the future of the list of tensors, the same one every time.
 
-        If the call fails, or no thread can be had to wait for it, waiting for the future raises
-        torch's RuntimeError, which quotes the ShoalError.
+        If the call fails, or no thread can be started to complete the future, waiting for it
+        raises torch's RuntimeError, which quotes the ShoalError.
         """
-        looked_for = future_for_lookup(self)
-        if looked_for is not None:
+        if (looked_for := _future_for_lookup(self)) is not None:
             return looked_for
         with self._lock:
             if self._completion is not None:
                 return self._completion.future
             completion = _Completion(len(self.works), self._results, self.devices)
             self._completion = completion
-        if _hook.works is not None:
-            _hook.works.append(self)
+        if _this_thread.held_back is not None:
+            _this_thread.held_back.append(self)
             return completion.future
-        if _callbacks.is_last_thread:
-            with contextlib.suppress(ShoalError):  # the future says it
-                self._wait(NO_TIMEOUT)
-        # NOT looked at before the future stands: a wait that ended meanwhile would not complete it.
+        # NOT before the future is made: a wait that ended meanwhile would not complete it.
         if self._all_done():
             completion.finish()
             return completion.future
@@ -207,30 +193,24 @@ class PendingWork(FinishedWork):
         return completion.future
 
     def is_completed(self) -> bool:
-        """Whether the call is over, well or badly: the tensors may then be used as after `wait`."""
+        """Return True if the call has ended; the tensors may then be used as after `wait`."""
         if not self._all_done():
             return False
         if self.exception() is None:
             self._results()
         return True
 
-    def is_success(self) -> bool:
-        """Whether the call is over and did what it should."""
-        return self.is_completed() and self.exception() is None
-
     def exception(self) -> ShoalError | None:
-        """Why the call failed; None if it did not, or is not over yet."""
+        """Return the error of a failed call; None if it runs or succeeded."""
         return next(filter(None, (work.error() for work in self.works)), None)
 
     def source_rank(self) -> int:
-        """The group's rank that sent what was received; -1 for everything but a receive.
+        """Return the group rank that a received message came from; -1 for other calls.
 
         A receive from any source knows it once it is done.
         """
-        if self._source is None:
-            source: int | None = cast("Any", self.works[0]).source
-            return -1 if source is None else source
-        return self._source
+        source = cast("Any", self.works[0]).source if self._source is None else self._source
+        return -1 if source is None else source
 
     def _wait(self, timeout: timedelta) -> None:
         timeout_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
@@ -245,7 +225,7 @@ class PendingWork(FinishedWork):
                 completion.finish()
 
     def _results(self, why_not: ShoalError | None = None) -> list[torch.Tensor]:
-        """The tensors, once all calls have ended; or raises why not, or why one failed."""
+        """Return the tensors, once all calls have ended; raise `why_not`, or why a call failed."""
         if why_not is not None:
             raise why_not
         for work in self.works:
@@ -257,7 +237,7 @@ class PendingWork(FinishedWork):
         return all(work.done() for work in self.works)
 
     def copy_back(self) -> None:
-        """Copy the results to where they belong, once the collectives are done. Idempotent."""
+        """Copy the results into the tensors, after the collectives. Idempotent."""
         if self._copy_back is None:
             return
         with self._lock:  # a second thread waits here until the results are in place
@@ -267,14 +247,14 @@ class PendingWork(FinishedWork):
 
 
 class _Completion:
-    """A future, and its end: the first thread that comes completes it and runs the callbacks.
+    """A future that one thread completes, which then runs the callbacks.
 
     Args:
-        n_calls: how many calls must end before it does.
-        results: what the future is to give, or raises what it is to raise, given why the calls are
-            not waited for, if so. It runs on streams of its own, as the callbacks do, and orders
-            them behind the results.
-        devices: those of the results.
+        n_calls: the number of calls that must end before.
+        results: returns the future's result or raises its error; takes the reason why the calls
+            are not waited for, or None. It runs on streams of its own, as the callbacks do, and
+            orders them behind the results.
+        devices: of the results.
     """
 
     def __init__(
@@ -303,125 +283,109 @@ class _Completion:
                 return
         try:
             _threads_of(os.getpid()).submit(self.finish)
+        except Closed:  # the program ends
+            self.finish()
         except ShoalError as error:
-            if not isinstance(error, Closed):  # as at the end of every program
-                _warn_that_callbacks_take_turns(str(error))
-            _callbacks.is_last_thread = True
-            try:
-                self.finish()
-            finally:
-                _callbacks.is_last_thread = False
+            self.finish(error)
 
     def finish(self, why_not: ShoalError | None = None) -> None:
-        """Complete the future and run its callbacks, unless another thread does; then wait for it.
+        """Complete the future and run its callbacks, or wait for the thread that does.
 
-        The calls have ended, or are not waited for. In a callback, wait only until the future is
-        complete.
+        Inside a callback, wait only until the future is complete.
         """
         if self._first.acquire(blocking=False):
-            _callbacks.n_deep += 1
+            _this_thread.n_completions += 1
             try:
                 self._over.set_result(why_not)
             finally:
-                _callbacks.n_deep -= 1
+                _this_thread.n_completions -= 1
                 self._has_ended.set()
-        elif not _callbacks.n_deep:
+        elif not _this_thread.n_completions:
             self._has_ended.wait()
         elif not self.future.done():
             with contextlib.suppress(RuntimeError):  # why the call failed
                 self.future.wait()
 
 
-class _Hook(threading.local):
-    """What the calls of this thread are given while a communication hook makes them.
+class _ThisThread(threading.local):
+    """The state of one thread.
 
     Attributes:
-        works: those whose futures are held back; None outside a hook.
-        subject: what the calls are for; 0: nothing that has a name.
+        n_completions: the number of completions, one inside another, whose callbacks it runs.
+        held_back: inside a communication hook, the works whose futures are held back; else None.
+        subject: the purpose of its calls (`shoal.group.subjects`); 0: none.
+        lookup: while it looks for the Work inside a holder, a list for that; else None.
     """
 
-    works: list[PendingWork] | None = None
+    n_completions = 0
+    held_back: list[PendingWork] | None = None
     subject = 0
+    lookup: list[FinishedWork] | None = None
 
 
-_hook: Final = _Hook()
+_this_thread: Final = _ThisThread()
 
 
 @contextlib.contextmanager
 def calls_of_hook(subject: int) -> Iterator[list[PendingWork]]:
     """Have ranks compare this subject with the calls of this thread, and hold back their futures.
 
-    A future that this thread asks for meanwhile completes when its Work is waited for. Its
-    callbacks then run on the thread that waits, and the calls that they make come in an order that
-    is the same on all ranks.
+    A future that this thread asks for meanwhile completes when its Work is waited for, and its
+    callbacks run on the waiting thread: so their calls come in the same order on all ranks.
 
     Returns:
         The works, each to be waited for.
     """
     works: list[PendingWork] = []
-    before = _hook.works, _hook.subject
-    _hook.works, _hook.subject = works, subject
+    before = _this_thread.held_back, _this_thread.subject
+    _this_thread.held_back, _this_thread.subject = works, subject
     try:
         yield works
     finally:
-        _hook.works, _hook.subject = before
+        _this_thread.held_back, _this_thread.subject = before
 
 
 def current_subject() -> int:
-    """What the calls of this thread are for (`shoal.group.subjects`); 0: nothing with a name."""
-    return _hook.subject
-
-
-class _Callbacks(threading.local):
-    """What this thread does for futures.
-
-    Attributes:
-        n_deep: in how many completions, one inside another, it is.
-        is_last_thread: it completes futures itself, because no other thread can be had. So it also
-            waits for calls whose futures the callbacks ask for: nobody else would see their end.
-    """
-
-    n_deep = 0
-    is_last_thread = False
-
-
-_callbacks: Final = _Callbacks()
+    """Return the purpose of this thread's calls (`shoal.group.subjects`); 0: none."""
+    return _this_thread.subject
 
 
 @functools.cache
 def _threads_of(_process_id: int) -> Threads:
-    """The threads on which futures complete and run their callbacks: as many as are blocked.
+    """Return the threads that complete futures and run callbacks; a fork's child has its own.
 
     NOT one, and not shoal's completion thread: a callback of one future that waits for another, as
     DDP's PowerSGD hook does, would block the thread that is to complete the other.
-
-    Args:
-        _process_id: threads do not survive a fork, so a child has its own.
     """
     return Threads("shoal-futures", most=256)
 
 
-@functools.cache  # once for each reason
-def _warn_that_callbacks_take_turns(why: str) -> None:
-    _LOG.warning("callbacks of futures run on the thread that sees calls end: %s", why)
-
-
 @atexit.register
 def _finish() -> None:
-    """Let the callbacks that run end before the groups are closed."""
-    _threads_of(os.getpid()).finish(_LAST_WAIT_S)
+    """Let running callbacks end before the groups are closed."""
+    _threads_of(os.getpid()).finish(timeout_s=5.0)
 
 
-_LAST_WAIT_S: Final = 5.0
+class InBackground:
+    """Runs `go`, which makes named calls, on a thread of its own. Looks like a `shoal.Work`.
 
+    Raises:
+        ShoalError: no thread can be started.
+    """
 
-class _InBackground:
-    """Several calls, one after the other, on a thread of their own: looks like a shoal.Work."""
+    def __init__(self, go: Callable[[], None]) -> None:
+        self._go = go
+        self._future: Future[None] = Future()
+        _threads_of(os.getpid()).submit(self._run)
 
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._go())
+        except BaseException as error:  # noqa: BLE001 - wait() raises it
+            self._future.set_exception(error)
 
     def wait(self, timeout_s: float | None = None) -> None:
+        """Return when `go` has returned; raise its error."""
         try:
             self._future.result(timeout_s)
         except FutureTimeout as error:
@@ -430,84 +394,56 @@ class _InBackground:
             raise TimedOut(f"waited {timeout_s} s for calls on another thread") from error
 
     def done(self) -> bool:
+        """Return True if `go` has ended."""
         return self._future.done()
 
-    def error(self) -> ShoalError | None:
-        # Whatever it is: torch only asks for an exception.
-        return cast("ShoalError", self._future.exception()) if self._future.done() else None
+    def error(self) -> Any:
+        """Return the error that `go` raised, or None."""
+        return self._future.exception() if self._future.done() else None
 
     def on_done(self, callback: Callable[[Any], None]) -> None:
+        """Run `callback(self)` when `go` has ended."""
         self._future.add_done_callback(lambda _: callback(self))
-
-
-def in_background(go: Callable[[], None]) -> _InBackground:
-    """Run `go`, whose calls are named, on a thread of its own, and return at once.
-
-    Raises:
-        ShoalError: no thread can be had.
-    """
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            go()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    _threads_of(os.getpid()).submit(run)
-    return _InBackground(future)
 
 
 # ---- what torch 2.14 and later hand out in place of a Work written in Python ----
 
-# Their C++ puts such a Work into a PyWorkHolder, which forwards `wait` and `get_future` alone. All
-# else it answers as an object that knows nothing: never complete, successful whatever happened, and
-# without a source, which `recv` asks for when it has taken the message. In Python it is a plain
-# `torch.distributed.Work`, and nothing can be derived from it. So the methods of that class are
-# replaced: they ask the Work inside if it is one of shoal's, and are torch's own otherwise.
+# Their C++ puts such a Work into a PyWorkHolder, which forwards `wait` and `get_future` alone. To
+# all else it answers as an object that knows nothing: never complete, successful in any case, and
+# without a source, which `recv` asks for. In Python it is a plain `torch.distributed.Work`, from
+# which nothing can be derived. So the methods of that class are replaced: they ask the Work inside
+# if it is one of shoal's, and are torch's own otherwise.
 
 _NOT_FORWARDED: Final = (
     *("is_completed", "is_success", "exception", "result", "synchronize"),
     *("source_rank", "_source_rank"),
 )
 
-# Of the works of torch's own backends every one says what kind it is; a holder does not.
+# The type of operation that a holder reports; works of torch's own backends report their own.
 _UNKNOWN: Final = 100
 
 _NO_FUTURE: Final[torch.futures.Future[Any]] = torch.futures.Future()
 
 
-class _Lookup(threading.local):
-    """Collects the Work that this thread looks for in a holder; None while it looks for none."""
-
-    found: list[FinishedWork] | None = None
-
-
-_lookup: Final = _Lookup()
-
-
-def future_for_lookup(work: FinishedWork) -> torch.futures.Future[Any] | None:
-    """What `get_future` of a Work returns while it is looked for in a holder; else None."""
-    if _lookup.found is None:
+def _future_for_lookup(work: FinishedWork) -> torch.futures.Future[Any] | None:
+    """Return what `get_future` of a Work returns while a holder is searched for it; else None."""
+    if _this_thread.lookup is None:
         return None
-    _lookup.found.append(work)
+    _this_thread.lookup.append(work)
     return _NO_FUTURE
 
 
 def _held(holder: Any) -> FinishedWork | None:
-    """The Work of shoal in a holder; None for every other Work."""
+    """Return shoal's Work in a holder; None for every other Work."""
     if holder._get_op_type() != _UNKNOWN:
         return None
-    found: list[FinishedWork] = []
-    _lookup.found = found
+    found = _this_thread.lookup = []
     try:
-        holder.get_future()  # forwarded, so the Work inside notices
+        holder.get_future()  # forwarded to the Work inside
     except RuntimeError:  # another backend's, without futures
         return None
     finally:
-        _lookup.found = None
+        _this_thread.lookup = None
     return found[0] if found else None
 
 
@@ -522,7 +458,7 @@ def _forwarding(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def patch_work_holders() -> None:
-    """From now on, have holders of shoal's works forward everything, in this process."""
+    """Have holders forward everything to shoal's works from now on, in this process."""
     work: Any = dist.Work
     for name in _NOT_FORWARDED:
         setattr(work, name, _forwarding(name, getattr(work, name)))

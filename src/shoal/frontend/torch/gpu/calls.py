@@ -115,9 +115,12 @@ class DeviceCalls:
         """Start an all-reduce that the GPUs of this host have a part in."""
         device, doing = _device_of(buffers), describe(self._group, buffers.operation)
         device.check(doing)
-        (view,) = call
         if device.place != local.device.place:
-            view = buffers.moved(view, local.device)
+            raise buffers.error(
+                f"got a tensor on {device.place}, but sums of this group run on "
+                f"{local.device.place}, the GPU of its first one; use one GPU in each process"
+            )
+        (view,) = call
         divisor = self._group.size if op is Op.AVG else 1
         posted = LocalCall(device, view, divisor, buffers.copies, doing, timeout_s)
         local.post(posted)

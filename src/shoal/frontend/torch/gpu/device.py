@@ -87,13 +87,6 @@ class Device:
         """
         to.copy_(source, non_blocking=True)
 
-    def copy_here(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor of another GPU, behind what the current streams have been given.
-
-        On the current stream of the other; torch orders the stream of this one behind it.
-        """
-        return tensor.to(self.place, non_blocking=True)
-
     def divide(self, tensor: torch.Tensor, divisor: int) -> None:
         """Give the current stream the division of a tensor, in place and in its own type."""
         tensor.div_(divisor)

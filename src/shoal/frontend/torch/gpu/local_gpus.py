@@ -17,7 +17,6 @@ from torch._C._distributed_c10d import PrefixStore
 
 from shoal import threads
 from shoal.dtypes import DType, Op
-from shoal.frontend.torch.collectives import ALL_REDUCE
 from shoal.frontend.torch.gpu.local_calls import LocalCalls
 from shoal.frontend.torch.gpu.local_order import LocalOrder
 from shoal.group.group import Group
@@ -49,7 +48,7 @@ _NONCE_BYTES: Final = 8
 
 def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Arguments) -> bool:
     """Whether an operation is one for the GPUs: by what is alike on every rank."""
-    if collective is not ALL_REDUCE or len(calls) != 1:
+    if collective.name != "all_reduce" or len(calls) != 1:
         return False
     (view,), (op,) = calls[0], rest
     dtypes = _SUMS if op is Op.SUM else _FLOATS if op is Op.AVG else ()
