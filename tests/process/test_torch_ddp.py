@@ -182,34 +182,6 @@ def case_parameters_of_any_type_and_stride_are_averaged() -> None:
 # ---- what is not used ----
 
 
-def case_layers_that_all_ranks_drop_keep_their_gradients_and_send_no_bytes() -> None:
-    net = nn.Sequential(*(nn.Linear(16, 16, bias=False, dtype=torch.float64) for _ in range(4)))
-
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = net
-
-        def forward(self, data: torch.Tensor, used: list[int]) -> torch.Tensor:
-            for index in used:
-                data = self.layers[index](data)
-            return data
-
-    wrapped = wrap(Dropping(), find_unused_parameters=True, bucket_cap_mb=256 / (1 << 20))
-    data = whole((4, 16), 1)
-    wrapped(data, [0, 1, 2, 3]).sum().backward()
-    kept = net[2].weight.grad.clone()
-    wrapped.zero_grad()
-    net[2].weight.grad = kept  # as an optimizer might leave it
-    wrapped(data, [0, 3] if dist.get_rank() else [0, 1, 3]).sum().backward()
-    assert net[2].weight.grad is kept
-    assert net[1].weight.grad is not None  # used on one rank only
-    posted = wrapped.reducer.averaging.averager.times[-1].posted
-    sizes = wrapped.reducer.averaging.sizes
-    sent = sum(size for size, at in zip(sizes, posted, strict=True) if at)
-    assert sent <= sum(sizes) - 7 * 256, (posted, sizes)  # one of eight holds some of another
-
-
 class Tables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -328,12 +300,71 @@ def case_state_is_rank_0s_and_its_dict_is_torchs() -> None:
         everywhere = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(everywhere, tensor.detach())
         assert all(torch.equal(other, everywhere[0]) for other in everywhere)
-    wrapped(torch.randn(8, 4)).sum().backward()
-    wrapped(torch.randn(8, 4))
     theirs.load_state_dict(state)
     assert wrapped.module is net
-    assert wrapped.will_sync_module_buffers()
     assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
+
+
+# ---- where the time goes ----
+
+
+def case_a_report_covers_forward_and_backward_passes_and_all_ranks() -> None:
+    layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+    net = wrap(layers)
+    for step in range(6):
+        if step % 2:  # its gradients are added up, and not averaged
+            with net.no_sync():
+                net(torch.ones(4, 16)).sum().backward()
+        net(torch.ones(4, 16)).sum().backward()
+    report = net.report()
+    assert [step.number for step in report.steps] == [0, 1, 2, 3, 4]
+    for times in report.times:
+        assert 0 < times.forward < times.begin < times.backward < times.first < times.wait
+        assert times.wait <= times.sent < times.end
+    for step in report.steps:
+        assert step.forward > 0
+        assert step.backward > 0
+        assert step.total == pytest.approx(step.forward + step.backward + step.exposed + step.other)
+    assert len(report.ranks) == 2
+    logged = net._get_ddp_logging_data()
+    assert logged["forward_compute_time"] == pytest.approx(report.steps[-1].forward * 1e3, abs=1)
+    mean = sum(step.backward for step in report.steps) / len(report.steps)
+    assert logged["avg_backward_compute_time"] == pytest.approx(mean * 1e3, abs=1)
+    assert logged["backward_comm_time"] >= logged["backward_compute_comm_overlap_time"] > 0
+    if dist.get_rank() == 0:  # alone
+        assert [one.rank for one in net.report(alone=True).ranks] == [0]
+
+
+def case_a_report_of_a_communication_hook_is_refused() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    import shoal
+
+    net = wrap(nn.Linear(16, 8))
+    net.register_comm_hook(None, default_hooks.allreduce_hook)
+    net(torch.ones(4, 16)).sum().backward()
+    with pytest.raises(shoal.Unsupported, match=r"communication hooks.*torch\.profiler"):
+        net.report()
+    assert "backward_comm_time" not in net._get_ddp_logging_data()
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return self.used(data)
+
+
+def case_a_gradient_that_never_came_is_named_in_the_report() -> None:
+    net = wrap(Part())
+    net(torch.ones(4, 16)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"idle\.weight"):
+        net(torch.ones(4, 16))
+    report = net.report(alone=True)
+    assert report.missing == ("idle.weight", "idle.bias")
+    assert "not ready on this rank: 'idle.weight', 'idle.bias'" in str(report)
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

@@ -52,6 +52,10 @@ A, B = ((3,), "float32"), ((2, 2), "float64")
             {"find_unused": True},
             "find_unused is not the same on all ranks: False on ranks 0, 2, True on rank 1",
         ),
+        (
+            {"check_same": 3},
+            "check_same is not the same on all ranks: 0 on ranks 0, 2, 3 on rank 1",
+        ),
         ({"fusion_bytes": 4096}, "fusion_bytes is not the same on all ranks"),
         ({"wire": "bf16"}, "wire is not the same on all ranks: None on ranks 0, 2, bf16 on rank 1"),
     ],

@@ -16,7 +16,7 @@ from shoal.errors import Closed
 _LONG_S = 60.0
 
 
-class Told:
+class Group:
     """A group whose other ranks wait or do not, look by look; keeps why it was ended."""
 
     timeout_s = 0.0
@@ -55,7 +55,7 @@ class Told:
 def test_a_step_ends_when_others_have_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     n = lacking._N_LOOKS
     looks = [False] * 3 * n + [True] * (n - 1) + [False] + [True] * n
-    group = Told(monkeypatch, iter(looks))
+    group = Group(monkeypatch, iter(looks))
     watch = StepWatch(group, ())  # type: ignore[arg-type]
     watch.start("no bias here")
     assert group.aborted.wait(_LONG_S)
@@ -70,7 +70,7 @@ def test_a_step_that_goes_on_does_not_end(monkeypatch: pytest.MonkeyPatch) -> No
         watch.stop()
         yield True
 
-    group = Told(monkeypatch, looks())
+    group = Group(monkeypatch, looks())
     watch = StepWatch(group, ())  # type: ignore[arg-type]
     watch.start("it comes")
     group.join()
@@ -80,7 +80,7 @@ def test_a_step_that_goes_on_does_not_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("what", ["averager", "group", "links"])
 def test_a_watch_ends_with_what_it_watches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Told(monkeypatch, itertools.repeat(False))
+    group = Group(monkeypatch, itertools.repeat(False))
     held = [StepWatch(group, ())]  # type: ignore[arg-type]
     held[0].start("it comes")
     assert group.looked.wait(_LONG_S)
