@@ -7,6 +7,8 @@ too: the environment, descriptors, and the interpreter's lock.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -49,3 +51,18 @@ def run_well(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
         if isinstance(result, Exception):
             raise result
     return results
+
+
+def in_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a test of a function of a group and pytest's parameters, which each rank calls."""
+
+    def make(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def test(**parameters: Any) -> None:
+            run_well(functools.partial(function, **parameters), size)
+
+        _group, *others = inspect.signature(function).parameters.values()
+        test.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return test
+
+    return make

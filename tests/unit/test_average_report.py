@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from unit.averages import SHAPES, fill
-from unit.in_process import run_well
+from unit.in_process import in_ranks, run_well
 
 from shoal.average import ArraySpec, Averager, AveragingReport, Layout, StepTimes
 from shoal.average.report.breakdown import StepBreakdown, break_down
@@ -76,33 +76,26 @@ def test_every_rank_reports_the_same_of_all_ranks_and_its_own_steps() -> None:
         assert written["slowest"] == reports[0].slowest.rank
 
 
-def report_before_any_step(group: shoal.Group) -> AveragingReport:
-    return Averager(group, SHAPES).report()
+@in_ranks(2)
+def test_a_report_before_the_first_step_says_so(group: shoal.Group) -> None:
+    report = Averager(group, SHAPES).report()
+    assert "no step has ended yet" in str(report)
+    assert json.loads(report.to_json())["steps"] == []
+    with pytest.raises(UsageError, match="no step has ended"):
+        report.plot("never written.png")
 
 
-def test_a_report_before_the_first_step_says_so() -> None:
-    for report in run_well(report_before_any_step, 2):
-        assert "no step has ended yet" in str(report)
-        assert json.loads(report.to_json())["steps"] == []
-        with pytest.raises(UsageError, match="no step has ended"):
-            report.plot("never written.png")
-
-
-def report_in_mid_step(group: shoal.Group) -> AveragingReport:
+@in_ranks(2)
+def test_a_report_in_mid_step_names_what_has_not_come(group: shoal.Group) -> None:
     averager = Averager(group, {"a": ((8,), "float32"), "b": ((8,), "float32")}, fusion_bytes=64)
     averager.begin()
     averager.ready("b")
     report = averager.report(alone=True)
     averager.ready("a")
     averager.wait()
-    return report
-
-
-def test_a_report_in_mid_step_names_what_has_not_come() -> None:
-    for rank, report in enumerate(run_well(report_in_mid_step, 2)):
-        assert report.missing == ("a",)
-        assert report.rank == rank
-        assert "Step 0 has not ended; not ready on this rank: 'a'" in str(report)
+    assert report.missing == ("a",)
+    assert report.rank == group.rank
+    assert "Step 0 has not ended; not ready on this rank: 'a'" in str(report)
 
 
 @needs("matplotlib")
@@ -282,15 +275,12 @@ def test_a_single_rank_is_not_slower_than_any_other() -> None:
     assert (ranks[0].rank, ranks[0].n_slowest) == (3, 0)
 
 
-def exchange(group: Any) -> dict[int, list[StepBreakdown]]:
+@in_ranks(3)
+def test_ranks_exchange_their_last_steps(group: shoal.Group) -> None:
     mine = [brief(n, 10.5 * group.rank, n) for n in range(100 if group.rank else 3)]
-    return gather(group, "steps", mine)
-
-
-def test_ranks_exchange_their_last_steps() -> None:
-    for by_rank in run_well(exchange, 3):
-        assert by_rank[0] == [brief(n, 0, n) for n in range(3)]
-        assert by_rank[2] == [brief(n, 21, n) for n in range(36, 100)]
+    by_rank = gather(group, "steps", mine)
+    assert by_rank[0] == [brief(n, 0, n) for n in range(3)]
+    assert by_rank[2] == [brief(n, 21, n) for n in range(36, 100)]
 
 
 @pytest.mark.parametrize(("n_buffers", "n_kept"), [(1, 128), (128, 128), (1024, 16), (10**6, 8)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from process.stage import error_of
-from unit.in_process import run_in_threads, run_well
+from unit.in_process import in_ranks, run_well
 
 from shoal.average import Averager
 from shoal.errors import UsageError
@@ -78,22 +78,20 @@ def test_what_differs_is_named_on_every_rank_in_every_nth_step(name: str, words:
             assert name == "another order" or " on ranks 0, 2, " in str(error)
 
 
-def agree(group: shoal.Group, every: int) -> list[Exception | None]:
+@pytest.mark.parametrize("every", [0, 1, 2])
+@in_ranks(3)
+def test_equal_values_raise_nothing_and_without_a_number_nothing_is_compared(
+    group: shoal.Group, every: int
+) -> None:
     averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=every)
-    errors = []
     for number in range(3):
         step(averager)
-        values = held() | {"rate": 0.5**number} | ({"own": group.rank} if not every else {})
-        errors.append(error_of(averager.check_same, values))
-    return errors
-
-
-@pytest.mark.parametrize("every", [0, 1, 2])
-def test_equal_values_raise_nothing_and_without_a_number_nothing_is_compared(every: int) -> None:
-    assert run_well(agree, 3, every) == [[None] * 3] * 3
+        unlike = {"own": group.rank} if not every else {}
+        averager.check_same(held() | {"rate": 0.5**number} | unlike)
 
 
 @pytest.mark.parametrize("every", [-1, 1.5, "2"])
-def test_a_wrong_number_of_steps_is_refused(every: Any) -> None:
-    (error,) = run_in_threads(agree, 1, every)
-    assert "check_same must be a whole number of steps, or 0 for never" in str(error)
+@in_ranks(1)
+def test_a_wrong_number_of_steps_is_refused(group: shoal.Group, every: Any) -> None:
+    with pytest.raises(UsageError, match="check_same must be a whole number of steps, or 0"):
+        Averager(group, {"w": ((3,), "float32")}, check_same=every)

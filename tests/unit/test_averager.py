@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from unit.averages import SHAPES, check, fill, shuffled, values
-from unit.in_process import run_well
+from unit.in_process import in_ranks, run_well
 
 from shoal.average import Averager
 from shoal.errors import UsageError
@@ -36,7 +36,10 @@ def test_averages_are_numpys_though_arrays_come_in_another_order_on_each_rank(
     assert orders.count(orders[0]) == size
 
 
-def see_order(group: shoal.Group) -> list[tuple[int, ...]]:
+@in_ranks(3)
+def test_the_first_layout_is_in_reverse_and_the_second_as_arrays_came_on_rank_0(
+    group: shoal.Group,
+) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     names = list(SHAPES)
     seen = [averager.layout.order]
@@ -45,37 +48,29 @@ def see_order(group: shoal.Group) -> list[tuple[int, ...]]:
         fill(averager, step, names if group.rank == 0 else names[::-1])
         averager.wait()
         seen.append(averager.layout.order)
-    return seen
-
-
-def test_the_first_layout_is_in_reverse_and_the_second_as_arrays_came_on_rank_0() -> None:
     upward = tuple(range(len(SHAPES)))
-    for seen in run_well(see_order, 3):
-        assert seen == [upward[::-1], upward[::-1], upward, upward]
+    assert seen == [upward[::-1], upward[::-1], upward, upward]
 
 
 EIGHT = {f"{i}": ((256,), "float32") for i in range(8)}
 
 
-def write_to_old_array(group: shoal.Group) -> str:
+@in_ranks(2)
+def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES)
     old = averager.begin()["weight"]
     fill(averager, 0, list(SHAPES))
     averager.wait()
     averager.begin()
-    with pytest.raises(ValueError, match="read-only") as caught:
+    with pytest.raises(ValueError, match="read-only"):
         old[...] = 1
-    return str(caught.value)
-
-
-def test_an_array_from_before_a_new_layout_cannot_be_written_to() -> None:
-    assert all("read-only" in text for text in run_well(write_to_old_array, 2))
 
 
 # Hooks.
 
 
-def use_hooks(group: shoal.Group) -> None:
+@in_ranks(3)
+def test_hooks_count_as_ready_does_and_only_within_a_step(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     hooks = {name: averager.hook(name) for name in SHAPES}
     for name in SHAPES:
@@ -89,14 +84,13 @@ def use_hooks(group: shoal.Group) -> None:
         check(averager, step)
 
 
-def test_hooks_count_as_ready_does_and_only_within_a_step() -> None:
-    run_well(use_hooks, 3)
-
-
 # Unused arrays.
 
 
-def leave_some_out(group: shoal.Group) -> list[tuple[int, ...]]:
+@in_ranks(3)
+def test_arrays_that_no_rank_used_are_untouched_and_count_as_zero_where_one_did_not(
+    group: shoal.Group,
+) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
     names = list(SHAPES)
     unused = []
@@ -116,16 +110,12 @@ def leave_some_out(group: shoal.Group) -> list[tuple[int, ...]]:
             assert (arrays["last"] == 9).all()
         else:
             check(averager, step)
-    return unused
+    left_out = [names.index("bias"), names.index("last")]
+    assert [sorted(one) for one in unused] == [[], left_out, [], left_out]
 
 
-def test_arrays_that_no_rank_used_are_untouched_and_count_as_zero_where_one_did_not() -> None:
-    unused = (list(SHAPES).index("bias"), list(SHAPES).index("last"))
-    for found in run_well(leave_some_out, 3):
-        assert [tuple(sorted(one)) for one in found] == [(), unused, (), unused]
-
-
-def leave_most_out(group: shoal.Group) -> None:
+@in_ranks(2)
+def test_buffers_of_which_no_rank_used_an_array_are_not_sent(group: shoal.Group) -> None:
     averager = Averager(group, EIGHT, fusion_bytes=1024, find_unused=True)
     for used in [("1", "2", "6"), ("0",), (), tuple(EIGHT)]:
         averager.begin()
@@ -137,14 +127,11 @@ def leave_most_out(group: shoal.Group) -> None:
             assert (averager.times[-1].posted[number] > 0) == holds_some
 
 
-def test_buffers_of_which_no_rank_used_an_array_are_not_sent() -> None:
-    run_well(leave_most_out, 2)
-
-
 # Numbers.
 
 
-def take_more_buffers(group: shoal.Group) -> list[int]:
+@in_ranks(2)
+def test_another_layout_may_have_another_number_of_buffers(group: shoal.Group) -> None:
     # The type that comes last has 64 bytes more: of float64 there is nothing else to be sent.
     averager = Averager(group, {"a": ((256,), "float32"), "b": ((0,), "float64")}, fusion_bytes=512)
     counts = []
@@ -156,14 +143,11 @@ def take_more_buffers(group: shoal.Group) -> list[int]:
             averager.ready(name)
         averager.wait()
         assert all((array == 0.5 + step).all() for array in arrays.values())
-    return counts
+    assert counts == [2, 3, 3]
 
 
-def test_another_layout_may_have_another_number_of_buffers() -> None:
-    assert run_well(take_more_buffers, 2) == [[2, 3, 3]] * 2
-
-
-def call_between(group: shoal.Group) -> None:
+@in_ranks(3)
+def test_calls_by_order_between_those_of_a_step_meet_each_other(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     for step in range(3):
         averager.begin()
@@ -178,11 +162,10 @@ def call_between(group: shoal.Group) -> None:
         check(averager, step)
 
 
-def test_calls_by_order_between_those_of_a_step_meet_each_other() -> None:
-    run_well(call_between, 3)
-
-
-def drop_in_a_step(group: shoal.Group) -> None:
+@in_ranks(1)
+def test_a_step_that_is_cancelled_dropped_or_not_sent_holds_up_no_later_call(
+    group: shoal.Group,
+) -> None:
     one = np.ones(1)
     averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
     averager.begin()
@@ -197,7 +180,10 @@ def drop_in_a_step(group: shoal.Group) -> None:
     averager.wait()
 
 
-def keep_a_hook(group: shoal.Group) -> None:
+@in_ranks(2)
+def test_a_hook_of_an_averager_that_was_dropped_in_mid_step_does_nothing(
+    group: shoal.Group,
+) -> None:
     averager = Averager(group, {"one": ((3,), "float32")})
     averager.begin()
     hook = averager.hook("one")
@@ -209,32 +195,24 @@ def keep_a_hook(group: shoal.Group) -> None:
     assert (averager.arrays["other"] == 0.5).all()
 
 
-def test_a_hook_of_an_averager_that_was_dropped_in_mid_step_does_nothing() -> None:
-    run_well(keep_a_hook, 2)
-
-
-def test_a_step_that_is_cancelled_dropped_or_not_sent_holds_up_no_later_call() -> None:
-    run_well(drop_in_a_step, 1)
-
-
-def average_many_small(group: shoal.Group) -> int:
+@in_ranks(2)
+def test_there_are_no_more_buffers_than_numbers_can_be_reserved(group: shoal.Group) -> None:
     averager = Averager(group, {"a": ((1 << 18,), "float32")}, fusion_bytes=64)
     averager.begin()["a"][...] = group.rank
     averager.ready("a")
     averager.wait()
     assert (averager.arrays["a"] == 0.5).all()
-    return len(averager.layout.buffers)
-
-
-def test_there_are_no_more_buffers_than_numbers_can_be_reserved() -> None:
-    for n_buffers in run_well(average_many_small, 2):
-        assert 900 < n_buffers <= 1024
+    assert 900 < len(averager.layout.buffers) <= 1024
 
 
 # Weights.
 
 
-def weigh(group: shoal.Group, weights: list[list[float]]) -> None:
+@in_ranks(3)
+def test_weights_make_the_average_of_all_samples_and_0_leaves_a_rank_out(
+    group: shoal.Group,
+) -> None:
+    weights = [[1, 1, 1], [32, 32, 7], [0, 5, 3], [0.25, 0, 0]]
     averager = Averager(group, SHAPES, fusion_bytes=512, weighted=True)
     for step, row in enumerate(weights):
         averager.begin(row[group.rank])
@@ -253,11 +231,8 @@ def weigh(group: shoal.Group, weights: list[list[float]]) -> None:
             )
 
 
-def test_weights_make_the_average_of_all_samples_and_0_leaves_a_rank_out() -> None:
-    run_well(weigh, 3, [[1, 1, 1], [32, 32, 7], [0, 5, 3], [0.25, 0, 0]])
-
-
-def weigh_equally(group: shoal.Group) -> None:
+@in_ranks(3)
+def test_equal_weights_give_the_bits_of_none(group: shoal.Group) -> None:
     averagers = [Averager(group, SHAPES, weighted=weighted) for weighted in (False, True)]
     found = []
     for averager, weight in zip(averagers, (None, 37.0), strict=True):
@@ -272,32 +247,27 @@ def weigh_equally(group: shoal.Group) -> None:
         np.testing.assert_array_equal(found[0][name], found[1][name])
 
 
-def test_equal_weights_give_the_bits_of_none() -> None:
-    run_well(weigh_equally, 3)
-
-
-def weigh_nothing(group: shoal.Group) -> str:
+@in_ranks(2)
+def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_goes_well(
+    group: shoal.Group,
+) -> None:
     averager = Averager(group, {"a": ((3,), "float32")}, weighted=True)
     averager.begin(0.0)
     averager.ready("a")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="weights of all ranks are 0"):
         averager.wait()
     averager.begin(1.0)
     averager.arrays["a"][...] = 3
     averager.ready("a")
     averager.wait()
     assert (averager.arrays["a"] == 3).all()
-    return str(caught.value)
-
-
-def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_goes_well() -> None:
-    assert all("weights of all ranks are 0" in text for text in run_well(weigh_nothing, 2))
 
 
 # Waiting for one.
 
 
-def wait_for_some(group: shoal.Group) -> None:
+@in_ranks(3)
+def test_one_array_can_be_waited_for_before_the_others(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     for step in range(3):
         averager.begin()
@@ -308,7 +278,3 @@ def wait_for_some(group: shoal.Group) -> None:
             check(averager, step, [name])
         averager.wait()
         check(averager, step)
-
-
-def test_one_array_can_be_waited_for_before_the_others() -> None:
-    run_well(wait_for_some, 3)

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from process.stage import error_of
 from unit.averages import SHAPES, check, fill
-from unit.in_process import run_in_threads, run_well
+from unit.in_process import in_ranks, run_in_threads, run_well
 
 from shoal.average import Averager, NotFinite, lacking
 from shoal.errors import Closed, TimedOut, UsageError
 
 if TYPE_CHECKING:
     import shoal
-
-
-def differ(group: shoal.Group, by_rank: list[dict[str, Any]]) -> str:
-    options = dict(by_rank[group.rank])
-    arrays = options.pop("arrays", {"a": ((3,), "float32"), "b": ((2, 2), "float64")})
-    with pytest.raises(UsageError) as caught:
-        Averager(group, arrays, **options)
-    averager = Averager(group, {"good": ((3,), "float32")})  # the group goes on
-    averager.begin()["good"][...] = group.rank
-    averager.ready("good")
-    averager.wait()
-    assert averager.arrays["good"][0] == (group.size - 1) / 2
-    return str(caught.value)
 
 
 A, B = ((3,), "float32"), ((2, 2), "float64")
@@ -60,14 +48,22 @@ A, B = ((3,), "float32"), ((2, 2), "float64")
         ({"wire": "bf16"}, "wire is not the same on all ranks: None on ranks 0, 2, bf16 on rank 1"),
     ],
 )
+@in_ranks(3)
 def test_what_ranks_average_differently_is_named_on_every_rank(
-    odd: dict[str, Any], words: str
+    group: shoal.Group, odd: dict[str, Any], words: str
 ) -> None:
-    for text in run_well(differ, 3, [{}, odd, {}]):
-        assert words in text
+    options = {"arrays": {"a": A, "b": B}} | (odd if group.rank == 1 else {})
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Averager(group, options.pop("arrays"), **options)
+    averager = Averager(group, {"good": A})  # the group goes on
+    averager.begin()["good"][...] = group.rank
+    averager.ready("good")
+    averager.wait()
+    assert averager.arrays["good"][0] == 1
 
 
-def average_what_has_none(group: shoal.Group) -> None:
+@in_ranks(1)
+def test_types_and_wires_that_have_no_meaning_are_refused(group: shoal.Group) -> None:
     with pytest.raises(UsageError, match="nothing to average"):
         Averager(group, {})
     with pytest.raises(UsageError, match="there is no average of 'a' bool"):
@@ -78,10 +74,6 @@ def average_what_has_none(group: shoal.Group) -> None:
         Averager(group, {"a": 7})
     with pytest.raises(UsageError, match="bf8"):
         Averager(group, {"a": ((3,), "float32")}, wire="bf8")
-
-
-def test_types_and_wires_that_have_no_meaning_are_refused() -> None:
-    run_well(average_what_has_none, 1)
 
 
 def end_in_mid_step(group: shoal.Group) -> list[Exception | None]:
@@ -187,7 +179,8 @@ def test_what_is_not_finite_is_found_at_its_source_on_every_rank(dtype: str) -> 
         assert found == [None, ("b", 2, 617), None]
 
 
-def misuse(group: shoal.Group) -> None:
+@in_ranks(1)
+def test_misuse_is_refused(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES)
     with pytest.raises(UsageError, match="outside a step"):
         averager.ready("bias")
@@ -207,10 +200,6 @@ def misuse(group: shoal.Group) -> None:
     for weight in (None, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="weight"):
             weighted.begin(weight)
-
-
-def test_misuse_is_refused() -> None:
-    run_well(misuse, 1)
 
 
 def lack(group: shoal.Group) -> Exception | None:
