@@ -1,47 +1,20 @@
 """The lowest worker leaves its servers: nobody takes that for their death."""
 
-import contextlib
-import itertools
-import selectors
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shoal.engine import Endpoint as NativeEndpoint
 from shoal.engine import RankInfo
 from shoal.group.pool import leader as leaders
 from shoal.group.pool.addresses import Address
 from shoal.group.pool.control import Bell, End, Form
 from shoal.group.pool.leader import Leader
-from shoal.group.pool.protocol import Reserve, Reserved
 from shoal.group.pool.stages import Stages
-from shoal.group.pool.watch import _Server
-from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roster import Entry
 
 SERVER = Address("server", 7077)
 IDENTITY = bytes(range(16))
-
-
-def test_a_server_whose_connection_is_closed_at_the_end_has_not_gone() -> None:
-    changes: list[bytes | None] = []
-    with (
-        selectors.DefaultSelector() as selector,
-        contextlib.closing(NativeEndpoint(object())) as endpoint,
-    ):
-        server = _Server(
-            *(SERVER, bytes(32), Reserve("0.1.0", "a job", 3), selector, endpoint),
-            *(lambda: changes.append(None), int),
-        )
-        entry = Entry("s", "s", b"", (Endpoint("127.0.0.1", 1, "lo"),))
-        server._take(Reserved("", IDENTITY, entry.encode(0)))
-        server.close()
-        assert (server.identity, server.trouble, server.is_connected) == (IDENTITY, "", False)
-        assert len(changes) == 1  # that it came
-        server._lose("was lost")
-        assert server.identity is None
-        assert len(changes) == 2
 
 
 class Watch:
@@ -50,9 +23,10 @@ class Watch:
     def __init__(self) -> None:
         self.is_closed = False
         self.servers = {SERVER: Entry("s", "s", b"", ())}
+        self.identity = IDENTITY
 
     def ready(self) -> dict[Address, bytes]:
-        return dict.fromkeys(self.servers, IDENTITY)
+        return dict.fromkeys(self.servers, self.identity)
 
     def places(self) -> dict[Address, Entry]:
         return self.servers
@@ -137,23 +111,57 @@ def test_a_server_that_has_gone_just_before_it_is_invited_is_not_waited_for(lead
     assert made.has_lost_invited
 
 
+def test_a_server_that_leaves_at_each_invitation_is_invited_less_and_less_often(
+    leader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(leaders, "_now", lambda: now[0])
+    made, stages = leader(SERVER), Stages[Any]()
+    made._watch.meet = list
+    pauses: list[float] = []
+    for view in range(1, 8):
+        asked_at = now[0]
+        while (command := made.decide([], stages, 1)) is None:
+            now[0] += 0.125
+        assert command == Form(view)
+        pauses.append(now[0] - asked_at)
+        made.invite(view, [b"", b""])
+        made._watch.is_closed = True
+        made._changed()
+        made.failed(view, "", {})
+        made._watch.is_closed = False  # it is back at once
+    assert pauses == [0, 1, 2, 4, 8, 16, 32]
+    made._watch.identity = b"another process"
+    assert made.decide([], stages, 1) == Form(8)
+
+
 @pytest.mark.parametrize(
     ("hosts", "who"), [(["a", "b", "a"], "worker A"), (["a", "b", "c", "c"], "server server1")]
 )
 def test_a_server_on_the_host_of_another_member_is_left_out_and_named_with_it(
     hosts: list[str], who: str, leader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = itertools.count(1.0)  # so nothing else is waited for
-    monkeypatch.setattr(leaders, "_now", lambda: next(now))
+    now = [100.0]
+    monkeypatch.setattr(leaders, "_now", lambda: now[0])
     servers = [Address(f"server{at}", 7077) for at in range(1, len(hosts) - 1)]
     made = leader(*servers)
     made._watch.servers = {
         one: Entry(host, host, b"", ()) for one, host in zip(servers, hosts[2:], strict=True)
     }
     stages = Stages[Any]()
-    assert [made.decide([], stages, 1) for _ in range(2)] == [None, None]
+    assert made.decide([], stages, 1) is None
     assert f"{servers[-1]} is on {hosts[-1]}, the host of {who}" in made.trouble()
     assert "leave it out of SHOAL_SERVERS" in made.trouble()
-    forms = [made.decide([], stages, 1) for _ in range(2)]
+    forms = []
+    for _ in range(40):  # until it would be tried again, several times
+        now[0] += 0.25
+        forms.append(made.decide([], stages, 1))
     assert any(forms) == (len(servers) > 1)
     assert made._wanted == tuple(servers[:-1])
+    made._watch.identity = b"another process"  # on a host of its own
+    made._watch.servers[servers[-1]] = Entry("d", "d", b"", ())
+    now[0] += 0.25
+    made.decide([], stages, 1)
+    now[0] += 0.25
+    assert isinstance(made.decide([], stages, 1), Form)
+    assert made._wanted == tuple(servers)

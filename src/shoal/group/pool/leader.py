@@ -31,7 +31,7 @@ _LOG: Final = logging.getLogger("shoal")
 
 _SETTLE_S: Final = 0.1
 # A server that has sent no entry for the next view so long after the last one has no place for it,
-# and other servers do not wait. A view may wait 3 s for its turn there (server/client.py).
+# and other servers do not wait. A view may wait 3 s for its turn there (server/job.py).
 _ENTRY_S: Final = 4.0
 _LEAST_PAUSE_S: Final = 0.25  # after a view that did not form; doubles
 _LONGEST_PAUSE_S: Final = 8.0
@@ -65,9 +65,6 @@ class Leader:
         endpoint: where further servers may leave their addresses.
         bell: rung when a server comes or goes.
 
-    Attributes:
-        has_lost_invited: a server of the view that forms is gone: it will not come.
-
     Threads: `close` and `trouble` may be called from any, the rest from the pool's.
     """
 
@@ -87,12 +84,12 @@ class Leader:
         self._rest_s = _LEAST_PAUSE_S  # after a view that ended otherwise than by a loss
         self._seen: list[Address] = []
         self._seen_at = 0.0
-        self._misplaced: dict[Address, str] = {}
         self._left_out, self._notices = LeftOut(), Notices(_now())
         self._late = LateServers()
-        self._invited: set[Address] = set()
+        self._invited: dict[Address, bytes | None] = {}  # to the view that forms
+        self._lost: set[Address] = set()  # servers of it without a connection since then
         self._invited_at = 0.0
-        self.has_lost_invited = self._is_closed = False
+        self._is_closed = False
         host = choose_address(os.environ.get("MASTER_ADDR")).address
         reserve = Reserve(own_version(), job_name(control, host), control.size)
         self._watch = Watch(servers, key, reserve, self._changed)
@@ -161,8 +158,7 @@ class Leader:
             return None
         last = stages.last
         serving = list(last.servers) if last is not None else []
-        may_serve = self._left_out.may_serve(self._watch.ready(), _now())
-        wanted = [one for one in may_serve if one not in self._misplaced]
+        wanted = self._left_out.may_serve(self._watch.ready(), _now())
         if self._is_unsettled(wanted) or wanted == serving:
             return None
         if not wanted and last is not None:
@@ -181,22 +177,24 @@ class Leader:
         return Form(self._n_views)
 
     def _misplace(self, wanted: Sequence[Address], places: Mapping[Address, Entry]) -> bool:
-        """Leave out for good servers that share a host: shared memory and one NIC help nobody.
+        """Leave out servers that share a host: shared memory and one NIC help nobody.
 
         Returns:
-            True if there are more than before.
+            True if there are any.
         """
         hosts = {info.host_id: f"worker {info}" for info in self._workers}
-        n_before = len(self._misplaced)
+        ready, has_any = self._watch.ready(), False
         for one in wanted:
             entry = places[one]
             if entry.host_id in hosts:
-                self._misplaced[one] = (
+                has_any = True
+                why = (
                     f"is on {entry.host_label}, the host of {hosts[entry.host_id]}: leave it out "
                     "of SHOAL_SERVERS; a server helps only by a link of its own"
                 )
+                self._left_out.blame(one, ready.get(one), why, _now())
             hosts.setdefault(entry.host_id, f"server {one}")
-        return len(self._misplaced) > n_before
+        return has_any
 
     def _is_unsettled(self, wanted: list[Address]) -> bool:
         """Return whether more servers may be about to come, to form one view for all of them."""
@@ -220,7 +218,9 @@ class Leader:
         n, size = len(workers), len(workers) + len(servers)
         own = b"".join(places[one].encode(n + at) for at, one in enumerate(servers))
         roster = b"".join([*workers, own])
-        self._invited, self._invited_at, self.has_lost_invited = set(servers), _now(), False
+        ready = self._watch.ready()
+        self._lost, self._invited_at = set(), _now()
+        self._invited = {one: ready.get(one) for one in servers}
         self._watch.meet(
             (one, Meet(view, n, n + at, size, roster)) for at, one in enumerate(servers)
         )
@@ -229,9 +229,14 @@ class Leader:
 
     def _changed(self) -> None:
         """Handle a server that has come or gone. Called on the watch's thread."""
-        if self._invited and not self._invited.isdisjoint(self._watch.gone()):
-            self.has_lost_invited = True
+        if self._invited:
+            self._lost |= self._invited.keys() & self._watch.gone()
         self._bell.ring()
+
+    @property
+    def has_lost_invited(self) -> bool:
+        """True if a server of the view that forms is gone: it will not come."""
+        return bool(self._lost)
 
     def formed(self, view: View) -> None:
         """Record that a view stands; the next may form at once."""
@@ -239,7 +244,7 @@ class Leader:
         rates = view.group.rates[view.n_workers :]
         each = zip(view.servers, rates, view.nics.servers, view.steps, strict=True)
         self._notices.take({one: (nic.out, step) for one, rate, nic, step in each if not rate})
-        self._invited = set()
+        self._invited = {}
         if self._n_failures > 1:  # one may be left out: do not try it again at once
             self._not_before = _now() + _LONGEST_PAUSE_S
         self._n_failures, self._pause_s = 0, _LEAST_PAUSE_S
@@ -251,9 +256,11 @@ class Leader:
             why: empty if only other workers failed.
             unheard: the servers that some workers did not reach.
         """
-        self._invited = set()
-        if self.has_lost_invited:  # `Notices` logs it
-            self.has_lost_invited = False
+        invited, self._invited = self._invited, {}
+        lost, self._lost = self._lost, set()
+        if lost:  # `Notices` logs it
+            for one in lost & invited.keys():
+                self._left_out.blame(one, invited[one], "was lost as a view formed", _now())
         elif unheard:
             self._blame_unheard(unheard)
         else:
@@ -290,7 +297,7 @@ class Leader:
         return "; ".join(f"{address} {why}" for address, why in self._trouble().items())
 
     def _trouble(self) -> dict[Address, str]:
-        return {**self._left_out.why(), **self._watch.trouble(), **self._misplaced}
+        return {**self._left_out.why(), **self._watch.trouble()}
 
     def close(self) -> None:
         """Leave the servers; idempotent."""
