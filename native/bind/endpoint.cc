@@ -39,9 +39,9 @@ double seconds_of(int64_t ns) {
 class PythonEndpoint final : Endpoint::Owner {
  public:
   PythonEndpoint(nb::object owner, double pending_s, double dial_s, size_t most_queued,
-                 const std::vector<nb::bytes>& beginnings) try
+                 double patience_s, const std::vector<nb::bytes>& beginnings) try
       : owner_(std::move(owner)),
-        endpoint_(*this, options_of(pending_s, dial_s, most_queued, beginnings)) {
+        endpoint_(*this, options_of(pending_s, dial_s, most_queued, patience_s, beginnings)) {
   } catch (const std::system_error& error) {
     errno = error.code().value();
     PyErr_SetFromErrno(PyExc_OSError);
@@ -73,8 +73,8 @@ class PythonEndpoint final : Endpoint::Owner {
 
  private:
   static Endpoint::Options options_of(double pending_s, double dial_s, size_t most_queued,
-                                      const std::vector<nb::bytes>& beginnings) {
-    Endpoint::Options options{ns_of(pending_s), ns_of(dial_s), most_queued, {}};
+                                      double patience_s, const std::vector<nb::bytes>& beginnings) {
+    Endpoint::Options options{ns_of(pending_s), ns_of(dial_s), most_queued, ns_of(patience_s), {}};
     for (const nb::bytes& one : beginnings) {
       Acceptor::Beginning& beginning = options.beginnings.emplace_back();
       if (one.size() != beginning.size()) throw std::invalid_argument("a beginning has 4 bytes");
@@ -162,8 +162,9 @@ void bind_endpoint(nb::module_& m) {
       .def_prop_ro("is_local", &Peer::is_local)
       .def_prop_ro("n_queued", &Peer::n_queued);
   nb::class_<PythonEndpoint>(m, "Endpoint", nb::type_slots(slots))
-      .def(nb::init<nb::object, double, double, size_t, std::vector<nb::bytes>>(), "owner"_a,
-           nb::kw_only(), "pending_s"_a = 2.0, "dial_s"_a = 5.0, "most_queued"_a = 1 << 20,
+      .def(nb::init<nb::object, double, double, size_t, double, std::vector<nb::bytes>>(),
+           "owner"_a, nb::kw_only(), "pending_s"_a = 2.0, "dial_s"_a = 5.0,
+           "most_queued"_a = 1 << 20, "patience_s"_a = std::numeric_limits<double>::infinity(),
            "beginnings"_a = std::vector<nb::bytes>())
       .def("fileno", [](PythonEndpoint& self) { return self.endpoint().fd(); })
       .def("step", &PythonEndpoint::step, "now"_a)

@@ -1,12 +1,8 @@
-// The handshake, as rendezvous speaks it over sockets of its own.
+// The handshake, as clients of the store speak it over sockets of their own.
 #include "transport/handshake.h"
 
 #include <nanobind/operators.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-
-#include <algorithm>
-#include <stdexcept>
 
 #include "bind/handshake.h"
 
@@ -17,55 +13,6 @@ namespace shoal {
 namespace {
 
 nb::bytes python_bytes(Bytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }
-
-Nonce nonce_of(const std::optional<nb::bytes>& given) {
-  if (!given) return fresh_nonce();
-  Nonce nonce;
-  if (given->size() != nonce.size()) throw std::invalid_argument("a nonce has 16 bytes");
-  std::ranges::copy(bytes_of(*given), nonce.begin());
-  return nonce;
-}
-
-nb::bytes feed(Handshake& end, const nb::bytes& data) {
-  std::vector<std::byte> reply;
-  end.feed(bytes_of(data), reply);
-  return python_bytes(reply);
-}
-
-// Holds what may lead back to it: the door that asks keeps its callers.
-class Server {
- public:
-  Server(nb::object admit, const std::optional<nb::bytes>& nonce)
-      : admit_(std::move(admit)),
-        end_([this](const Hello& hello) { return judge(hello); }, nonce_of(nonce)) {}
-  Server(const Server&) = delete;
-
-  ServerHandshake& end() { return end_; }
-
-  static int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<Server>(self)->admit_.ptr());
-    return 0;
-  }
-  static int clear(PyObject* self) {
-    nb::inst_ptr<Server>(self)->admit_.reset();
-    return 0;
-  }
-
- private:
-  std::variant<Secret, Progress> judge(const Hello& hello) {
-    const nb::object verdict = admit_(hello);
-    if (nb::isinstance<nb::bytes>(verdict)) return Secret(bytes_of(nb::cast<nb::bytes>(verdict)));
-    return nb::cast<Progress>(verdict);
-  }
-
-  nb::object admit_;
-  ServerHandshake end_;
-};
-
-PyType_Slot server_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(Server::traverse)},
-                              {Py_tp_clear, reinterpret_cast<void*>(Server::clear)},
-                              {0, nullptr}};
 
 }  // namespace
 
@@ -90,21 +37,18 @@ void bind_handshake(nb::module_& m) {
   nb::class_<ClientHandshake>(m, "ClientHandshake")
       .def(
           "__init__",
-          [](ClientHandshake* self, const Hello& hello, const nb::bytes& key,
-             const std::optional<nb::bytes>& nonce) {
-            new (self) ClientHandshake(hello, Secret(bytes_of(key)), nonce_of(nonce));
+          [](ClientHandshake* self, const Hello& hello, const nb::bytes& key) {
+            new (self) ClientHandshake(hello, Secret(bytes_of(key)));
           },
-          "hello"_a, "key"_a, "nonce"_a = nb::none())
+          "hello"_a, "key"_a)
       .def_prop_ro("hello", [](ClientHandshake& end) { return python_bytes(end.hello()); })
       .def_prop_ro("wants", [](ClientHandshake& end) { return end.wants(); })
       .def_prop_ro("progress", [](ClientHandshake& end) { return end.progress(); })
-      .def("feed", [](ClientHandshake& end, const nb::bytes& data) { return feed(end, data); });
-  nb::class_<Server>(m, "ServerHandshake", nb::type_slots(server_slots))
-      .def(nb::init<nb::object, std::optional<nb::bytes>>(), "admit"_a, "nonce"_a = nb::none())
-      .def_prop_ro("hello", [](Server& server) { return server.end().hello(); })
-      .def_prop_ro("wants", [](Server& server) { return server.end().wants(); })
-      .def_prop_ro("progress", [](Server& server) { return server.end().progress(); })
-      .def("feed", [](Server& server, const nb::bytes& data) { return feed(server.end(), data); });
+      .def("feed", [](ClientHandshake& end, const nb::bytes& data) {
+        std::vector<std::byte> reply;
+        end.feed(bytes_of(data), reply);
+        return python_bytes(reply);
+      });
   m.def(
       "pair_key",
       [](const nb::bytes& key, uint64_t epoch, uint32_t a, uint32_t b, const std::string& role) {

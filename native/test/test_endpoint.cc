@@ -162,12 +162,12 @@ struct Pair {
 
 // The raw ends of a peer: an end that speaks frames, and what a liar writes.
 struct Raw {
-  explicit Raw(size_t most_queued = 1 << 20) {
+  explicit Raw(size_t most_queued = 1 << 20, int64_t patience_ns = Peer::kPatient) {
     epoll = epoll_create1(EPOLL_CLOEXEC);
     const auto fds = unix_sockets();
     for (const int fd : fds) fcntl(fd, F_SETFL, O_NONBLOCK);
     far = fds[1];
-    peer = std::make_unique<Peer>(epoll, 1, fds[0], key('s'), false, most_queued);
+    peer = std::make_unique<Peer>(epoll, 1, fds[0], key('s'), false, most_queued, patience_ns);
     peer->expect(kWord, kMostWord);
   }
   ~Raw() {
@@ -376,6 +376,46 @@ TEST("an outbox that is full ends the connection, and its owner learns of it by 
   CHECK(until({&pair.called}, [&] { return !pair.called.losses.empty(); }));
   CHECK_EQ(pair.called.errors[0], ENOBUFS);
   CHECK_EQ(pair.called.losses.size(), 1u);
+}
+
+TEST("a message that stops half way ends the connection, and one that goes on does not") {
+  const auto whole = Raw().written(true, kWord, "a word");
+  Raw raw(1 << 20, kSecond);
+  int64_t now = now_ns();
+  CHECK_EQ(raw.peer->deadline(), INT64_MAX);  // between messages it may be silent
+  for (const std::byte& one : Bytes(whole).first(whole.size() - 1)) {
+    raw.say(Bytes(&one, 1));
+    CHECK(!raw.peer->step(now, false));
+    CHECK_EQ(raw.peer->deadline(), now + kSecond);
+    now += kSecond - 1;
+  }
+  raw.peer->pause(true);  // it is not read, so it is not to blame
+  raw.peer->step(now + kSecond, false);
+  raw.peer->pause(false);
+  CHECK(!raw.peer->is_lost());
+  raw.say(Bytes(whole).last(1));
+  CHECK(raw.peer->step(now, false).has_value());
+  raw.peer->step(now, false);
+  CHECK_EQ(raw.peer->deadline(), INT64_MAX);
+  raw.say(Bytes(whole).first(1));
+  raw.peer->step(now, false);
+  raw.peer->step(now + kSecond - 1, false);
+  CHECK(!raw.peer->is_lost());
+  raw.peer->step(now + kSecond, false);
+  CHECK_EQ(raw.peer->why(), "stopped in the middle of a message");
+
+  Raw deaf(16 << 20, kSecond);
+  CHECK(deaf.peer->send(kLong, drawn(kMostLong)));
+  now = deaf.peer->deadline();
+  CHECK(now < now_ns() + 2 * kSecond);
+  deaf.peer->step(now - 1, false);
+  CHECK(!deaf.peer->is_lost());
+  std::vector<std::byte> room(1 << 20);
+  CHECK(recv(deaf.far, room.data(), room.size(), 0) > 0);
+  deaf.peer->step(now, false);
+  CHECK_EQ(deaf.peer->deadline(), now + kSecond);
+  deaf.peer->step(now + kSecond, false);
+  CHECK_EQ(deaf.peer->why(), "stopped in the middle of a message");
 }
 
 TEST("what is queued leaves before a connection closes, if it does in time") {

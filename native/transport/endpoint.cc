@@ -46,6 +46,7 @@ void Endpoint::watch_forks() {
 Endpoint::Endpoint(Owner& owner, Options options)
     : owner_(owner),
       most_queued_(options.most_queued),
+      patience_ns_(options.patience_ns),
       epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
       acceptor_(
           epoll_fd_, kAcceptorTags, {}, [this](const Hello& hello) { return owner_.judge(hello); },
@@ -210,7 +211,8 @@ Endpoint::PeerPtr Endpoint::add_peer(Authenticated who, bool is_caller) {
   const uint64_t tag = kPeerTags + n_peers_++;
   PeerPtr& peer = peers_[tag];
   try {
-    peer = std::make_shared<Peer>(epoll_fd_, tag, who.fd, who.session, is_caller, most_queued_);
+    peer = std::make_shared<Peer>(epoll_fd_, tag, who.fd, who.session, is_caller, most_queued_,
+                                  patience_ns_);
   } catch (...) {
     ::close(who.fd);
     peers_.erase(tag);

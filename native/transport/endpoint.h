@@ -42,6 +42,7 @@ class Endpoint {
     int64_t pending_ns = 2 * kSecond;
     int64_t dial_ns = 5 * kSecond;
     size_t most_queued = size_t{1} << 20;  // see Peer
+    int64_t patience_ns = Peer::kPatient;  // see Peer
     std::vector<Acceptor::Beginning> beginnings = {};
   };
 
@@ -87,6 +88,7 @@ class Endpoint {
 
   Owner& owner_;
   const size_t most_queued_;
+  const int64_t patience_ns_;
   int epoll_fd_;
   int64_t due_ns_ = 0;  // of the acceptor and the connector
   std::deque<Happened> happened_;

@@ -55,16 +55,20 @@ Secret key_of(const Secret& session, bool of_caller) {
 }  // namespace
 
 Peer::Peer(int epoll_fd, uint64_t tag, int fd, const Secret& session, bool is_caller,
-           size_t most_queued)
+           size_t most_queued, int64_t patience_ns)
     : epoll_fd_(epoll_fd),
       tag_(tag),
       fd_(fd),
       is_local_(Address::family_of(fd) == AF_UNIX),
       most_queued_(most_queued),
+      patience_ns_(patience_ns),
       send_key_(key_of(session, is_caller)),
       receive_key_(key_of(session, !is_caller)) {
   const int on = 1;
-  if (!is_local_) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  if (!is_local_) {
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));  // a machine may end without a word
+  }
   watch();
 }
 
@@ -75,7 +79,9 @@ void Peer::expect(uint16_t kind, size_t most_bytes, bool takes_fd) {
 }
 
 void Peer::pause(bool is_paused) {
+  if (is_paused == is_paused_) return;
   is_paused_ = is_paused;
+  if (!is_paused) stuck_until_ = now_ns() + patience_ns_;
   watch();
 }
 
@@ -102,8 +108,7 @@ void Peer::drop_all() {
     if (one.is_owned) ::close(one.passed);
   outbox_.clear();
   n_queued_ = 0;
-  held_until_ = INT64_MAX;
-  until_ = INT64_MAX;
+  held_until_ = stuck_until_ = until_ = INT64_MAX;
   if (passed_ >= 0) ::close(std::exchange(passed_, -1));
 }
 
@@ -130,6 +135,7 @@ void Peer::watch() {
 
 std::optional<Frame> Peer::step(int64_t now, bool has_ended) {
   if (fd_ < 0) return std::nullopt;
+  const size_t n_before = n_queued_ + inbox_.size();
   if (now >= held_until_ || has_ended) held_until_ = INT64_MAX;
   if (held_until_ == INT64_MAX) flush();
   if (is_closing()) {
@@ -137,7 +143,19 @@ std::optional<Frame> Peer::step(int64_t now, bool has_ended) {
     return std::nullopt;
   }
   if (is_paused_ && has_ended) lose(ECONNRESET, "it closed the connection");
-  return is_paused_ || is_lost() ? std::nullopt : read();
+  std::optional<Frame> frame = is_paused_ || is_lost() ? std::nullopt : read();
+  if (!is_lost()) lose_stuck(now, frame || n_queued_ + inbox_.size() != n_before);
+  return frame;
+}
+
+void Peer::lose_stuck(int64_t now, bool has_moved) {
+  const bool is_amid = n_queued_ > 0 || (!is_paused_ && inbox_.size() > kNumberBytes);
+  if (!is_amid)
+    stuck_until_ = INT64_MAX;
+  else if (has_moved || stuck_until_ == INT64_MAX)
+    stuck_until_ = now + patience_ns_;
+  else if (now >= stuck_until_)
+    lose(ETIMEDOUT, "stopped in the middle of a message");
 }
 
 // ---- sending
@@ -161,6 +179,7 @@ bool Peer::send(uint16_t kind, Bytes body, int passed) {
   outbox_.push_back(std::move(frame));
   ++n_sent_;
   if (outbox_.size() == 1) flush();
+  if (!outbox_.empty() && stuck_until_ == INT64_MAX) stuck_until_ = now_ns() + patience_ns_;
   return keep_passed() && !is_lost();
 }
 

@@ -31,12 +31,14 @@ class Peer {
  public:
   static constexpr size_t kHeadBytes = 16;
   static constexpr size_t kFrameBytes = kHeadBytes + sizeof(Digest);  // besides the body
+  static constexpr int64_t kPatient = INT64_MAX / 2;                  // for ever
 
   // Owns `fd`, which is non-blocking, and watches it by `epoll_fd` under `tag`. `session`: what the
   // handshake gave both ends. `is_caller`: this end connected. More than `most_queued` bytes that
-  // wait to be sent end the connection.
+  // wait to be sent end the connection, and so does a message that stops for `patience_ns` half
+  // way, in either direction.
   Peer(int epoll_fd, uint64_t tag, int fd, const Secret& session, bool is_caller,
-       size_t most_queued);
+       size_t most_queued, int64_t patience_ns = kPatient);
   ~Peer();
   Peer(const Peer&) = delete;
 
@@ -67,7 +69,7 @@ class Peer {
   const std::string& why() const { return why_; }
   // When step() has something to do though no event came; INT64_MAX: never. What could not be
   // watched is lost, and has no events.
-  int64_t deadline() const { return is_lost() ? 0 : std::min(held_until_, until_); }
+  int64_t deadline() const { return is_lost() ? 0 : std::min({held_until_, stuck_until_, until_}); }
 
  private:
   struct Bound {
@@ -90,6 +92,7 @@ class Peer {
   bool take_head();
   std::optional<Frame> take_frame();
   void lose(int error, std::string why);
+  void lose_stuck(int64_t now, bool has_moved);
   void watch();
   void drop_all();
 
@@ -98,11 +101,13 @@ class Peer {
   int fd_;
   const bool is_local_;
   const size_t most_queued_;
+  const int64_t patience_ns_;
   const Secret send_key_, receive_key_;
   std::map<uint16_t, Bound> expected_;
   std::deque<Queued> outbox_;
   size_t n_queued_ = 0;
-  int64_t held_until_ = INT64_MAX;  // a passed descriptor has to wait: nothing says for what
+  int64_t held_until_ = INT64_MAX;   // a passed descriptor has to wait: nothing says for what
+  int64_t stuck_until_ = INT64_MAX;  // unless a byte of a message moves before
   uint64_t n_sent_ = 0, n_read_ = 0;
   std::vector<std::byte> inbox_;  // the number of the frame, and what has come of it
   size_t n_frame_ = 0;            // bytes that the frame in the inbox will have; 0: not known yet

@@ -339,7 +339,7 @@ class Hello:
 class ClientHandshake:
     """The end that connects. Send `hello` first, then whatever `feed` returns."""
 
-    def __init__(self, hello: Hello, key: bytes, nonce: bytes | None = None) -> None: ...
+    def __init__(self, hello: Hello, key: bytes) -> None: ...
     @property
     def hello(self) -> bytes: ...
     @property
@@ -350,27 +350,6 @@ class ClientHandshake:
     def progress(self) -> Progress: ...
     def feed(self, data: bytes, /) -> bytes:
         """Take what was read and return what to send, often nothing. Bad bytes never raise."""
-
-class ServerHandshake:
-    """The end that was connected to. Says nothing to whoever does not speak the protocol."""
-
-    def __init__(
-        self, admit: Callable[[Hello], bytes | Progress], nonce: bytes | None = None
-    ) -> None:
-        """`admit` returns the key to prove, or STALE (which is told), or REFUSED (which is not)."""
-
-    @property
-    def hello(self) -> Hello | None:
-        """Set once admitted; believe it only when DONE."""
-
-    @property
-    def wants(self) -> int:
-        """How many bytes to read next, at most; 0 once `progress` is final."""
-
-    @property
-    def progress(self) -> Progress: ...
-    def feed(self, data: bytes, /) -> bytes:
-        """Take what was read and return what to send; raises what `admit` raises, nothing else."""
 
 class Peer:
     """A connection that has proved a key: small sealed messages, in order. See peer.h."""
@@ -424,6 +403,7 @@ class Endpoint:
         pending_s: for a caller's proof.
         dial_s: for one attempt to connect.
         most_queued: bytes that may wait to be sent to one peer; more end the connection.
+        patience_s: a connection is lost whose message stops half way, in either direction.
 
     A forked child has none of its descriptors, and cannot use it.
     """
@@ -435,6 +415,7 @@ class Endpoint:
         pending_s: float = 2.0,
         dial_s: float = 5.0,
         most_queued: int = 1048576,
+        patience_s: float = ...,
         beginnings: Sequence[bytes] = (),
     ) -> None: ...
     def fileno(self) -> int: ...

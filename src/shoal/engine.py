@@ -28,7 +28,6 @@ from shoal._native import (
     Program,
     ProgramBuilder,
     Progress,
-    ServerHandshake,
     address_of,
     allocate,
     can_encode,

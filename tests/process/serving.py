@@ -15,6 +15,7 @@ import random
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,18 @@ from process.ranks import Outcome, Ranks, free_port, run_ranks, start_ranks
 from process.stage import Stage, pretend_hosts
 
 import shoal
+from shoal.engine import Endpoint, Hello, Peer
+from shoal.group.pool.protocol import (
+    FROM_SERVERS,
+    FROM_WORKERS,
+    Message,
+    decode,
+    expect,
+    hello_of,
+    send,
+    server_key,
+)
+from shoal.rendezvous.listener import listen_tcp, wait_for
 
 if TYPE_CHECKING:
     from process.arrays import Array
@@ -100,6 +113,75 @@ class ServerProcess:
             if found := _SERVING.search(line):
                 self.port = int(found[2])
                 self._is_serving.set()
+
+
+class Talker:
+    """An end of the protocol of a server's port, stepped by hand: a job's, or a server's."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key, self.endpoint = key, Endpoint(self, most_queued=4 << 20)
+        self.peers: list[Peer] = []
+        self.came: list[Message] = []
+        self.n_lost = 0
+        self.step_others: Callable[[], object] = int
+
+    def listen(self, **options: int) -> int:
+        listener = listen_tcp("127.0.0.1", (0,))
+        for name, value in options.items():
+            listener.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        port: int = listener.getsockname()[1]
+        self.endpoint.listen(listener.detach())
+        return port
+
+    def connect(self, port: int) -> Peer:
+        self.endpoint.connect("127.0.0.1", port, hello_of(self.key), server_key(self.key))
+        n = len(self.peers)
+        self.run_until(lambda: len(self.peers) > n)
+        return self.peers[-1]
+
+    def ask(self, message: Message) -> Any:
+        """Send a message; return the one that comes for it, or None if the connection is lost."""
+        n, n_lost = len(self.came), self.n_lost
+        send(self.peers[-1], message)
+        self.run_until(lambda: len(self.came) > n or self.n_lost > n_lost)
+        return self.came[n] if len(self.came) > n else None
+
+    def run_until(self, is_so: Callable[[], object]) -> None:
+        until = time.monotonic() + _LONG_S
+        while not is_so():
+            assert time.monotonic() < until
+            wait_for(self.endpoint, time.monotonic() + 0.02)
+            self.step_others()
+            self.endpoint.step(time.monotonic())
+
+    def __enter__(self) -> Talker:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.endpoint.close()
+
+    def admit(self, _hello: Hello) -> bytes:
+        return server_key(self.key)
+
+    def welcome(self, peer: Peer, _hello: Hello) -> None:
+        expect(peer, FROM_WORKERS)
+        self.peers.append(peer)
+
+    def reached(self, peer: Peer, _dial: int) -> None:
+        expect(peer, FROM_SERVERS)
+        self.peers.append(peer)
+
+    def not_reached(self, *why: object) -> None:
+        raise AssertionError(why)
+
+    def key_differs(self, _hello: Hello) -> None:
+        pass
+
+    def received(self, _peer: Peer, kind: int, body: bytes, _fd: int) -> None:
+        self.came.append(decode(kind, body))
+
+    def lost(self, _peer: Peer, _error: int, _why: str) -> None:
+        self.n_lost += 1
 
 
 class Lines(logging.Handler):

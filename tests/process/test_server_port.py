@@ -3,54 +3,31 @@
 import os
 import signal
 import socket
+import struct
 import threading
 from pathlib import Path
 
 import pytest
 from process.joining import is_closed
-from process.serving import ServerProcess, new_key, status_of
+from process.serving import ServerProcess, Talker, new_key, status_of
 
 import shoal
-from shoal.engine import ClientHandshake
+from shoal.engine import HANDSHAKE_MAGIC, HANDSHAKE_VERSION
 from shoal.errors import ShoalError, UsageError
 from shoal.group.pool.addresses import Address
 from shoal.group.pool.ask import ask
-from shoal.group.pool.protocol import (
-    Ask,
-    Frames,
-    Meet,
-    Message,
-    Reserve,
-    Reserved,
-    encode,
-    hello_of,
-    server_key,
-)
+from shoal.group.pool.protocol import Ask, Meet, Reserve, Reserved, encode
 from shoal.group.pool.view_mesh import Place
 
 N_FLOODERS = 100
 
 
-def connect(port: int, key: Path | None = None) -> socket.socket:
-    """A connection; with a key, one that has proved it."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
-    if key is not None:
-        secret = key.read_bytes().strip()
-        handshake = ClientHandshake(hello_of(secret), server_key(secret))
-        sock.sendall(handshake.hello)
-        while handshake.wants:
-            sock.sendall(handshake.feed(sock.recv(handshake.wants)))
-    return sock
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
 
 
-def say(sock: socket.socket, message: Message) -> list[Message]:
-    """What the server answers; nothing if it closes the connection."""
-    frames = Frames()
-    sock.sendall(encode(message))
-    while data := sock.recv(65536):
-        if found := frames.feed(data):
-            return found
-    return []
+def talker(key: Path) -> Talker:
+    return Talker(key.read_bytes().strip())
 
 
 def http(port: int, request: bytes) -> bytes:
@@ -82,15 +59,26 @@ def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Pat
         assert all(map(is_closed, flood))
         for sock in flood:
             sock.close()
-        # Who holds the key and speaks nonsense is closed too.
+        # A holder of the key that sends nonsense is closed: at once, or when it stops half way.
+        kind, body = encode(Meet(1, 3, 3, 4, b"a roster"))
+        head = struct.pack("<8sHH", HANDSHAKE_MAGIC, HANDSHAKE_VERSION, kind)
         for nonsense in (
-            b"\xff\xff\xff\xff",
-            b"\x08\0\0\0" + bytes(8),
-            encode(Reserved("", bytes(16))),
+            bytes(16),
+            head + struct.pack("<I", (2 << 20) + 100),  # too long
+            head + struct.pack("<I", len(body)) + body + bytes(32),  # not sealed
+            head,
         ):
-            with connect(server.port, key) as sock:
+            with (
+                talker(key) as job,
+                socket.socket(fileno=job.connect(server.port).detach()) as sock,
+            ):
+                sock.settimeout(20)
                 sock.sendall(nonsense)
                 assert is_closed(sock)
+        for wrong in [encode(Reserved("", bytes(16))), (kind, b""), (99, b"")]:
+            with talker(key) as job:
+                job.connect(server.port).send(*wrong)
+                job.run_until(lambda: job.n_lost)
         assert status_of(key, server.address)["views"] == []
         server.send(signal.SIGTERM)
         assert server.wait() == 0
@@ -104,20 +92,18 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
     silent = [Place(rank, "127.0.0.1", {}) for rank in range(4)]
     roster = b"".join(place.entry.encode(rank) for rank, place in enumerate(silent))
     with ServerProcess(*keys, more=["--max-jobs", "1", "--no-http"]) as server:
-        with connect(server.port, keys[0]) as one, connect(server.port, keys[1]) as two:
-            (refused,) = say(one, Meet(1, 3, 3, 4, b"no roster"))
-            assert refused.refused == "nothing was reserved"
-            (taken,) = say(one, reserve)
+        with talker(keys[0]) as one, talker(keys[1]) as two:
+            for job in (one, two):
+                job.connect(server.port)
+            assert one.ask(Meet(1, 3, 3, 4, b"no roster")).refused == "nothing was reserved"
+            taken = one.ask(reserve)
             assert taken.refused == ""
-            (again,) = say(one, reserve)
-            assert again.server == taken.server
-            (refused,) = say(two, reserve)
-            assert refused.refused == "it serves 1 job, the most that --max-jobs allows"
+            assert one.ask(reserve).server == taken.server
+            refused = two.ask(reserve).refused
+            assert refused == "it serves 1 job, the most that --max-jobs allows"
             # A child whose workers do not answer ends by itself, and harms nothing.
-            (met,) = say(one, Meet(1, 3, 3, 4, roster))
-            assert met.refused == ""
-            (status,) = say(one, Ask())
-            assert '"n_jobs": 1' in status.text
+            assert one.ask(Meet(1, 3, 3, 4, roster)).refused == ""
+            assert '"n_jobs": 1' in one.ask(Ask()).text
         with connect(server.port) as stranger:  # --no-http
             stranger.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" + bytes(99))
             assert is_closed(stranger)
@@ -136,6 +122,6 @@ def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=close_one)
         thread.start()
-        with pytest.raises(ShoalError, match="it is no shoal server, or of another version"):
+        with pytest.raises(ShoalError, match="is no shoal server, or of another version"):
             ask(Address("127.0.0.1", listener.getsockname()[1]), environ)
         thread.join()

@@ -29,7 +29,7 @@ from process.stage import Stage, pretend_hosts
 import shoal
 from shoal.group.pool import mend
 from shoal.group.pool.protocol import Meet
-from shoal.server.client import JobConnection
+from shoal.server.job import Job
 from shoal.server.options import keys_of, listen
 from shoal.server.server import Server
 
@@ -42,13 +42,13 @@ class Absent(Server):
     stage: Stage
     is_gone = False
 
-    def _begin(self, job: JobConnection, meet: Meet) -> str:
+    def _serve(self, job: Job, meet: Meet) -> str:
         assert job.place is not None
         self.kept = job.place.take()  # it listens on, and answers nobody
         self.stage.cue("a view forms")
         if self.is_gone:
             self.stage.await_cue("all take part")
-            job.connection._sock.shutdown(socket.SHUT_RDWR)
+            self.lost(job.peer)
         return ""
 
 

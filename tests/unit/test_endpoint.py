@@ -105,6 +105,45 @@ def called_by_hand(owner: Owner) -> Iterator[tuple[socket.socket, bytes]]:
         yield sock, hmac.digest(KEY, b"session" + handshake.hello + challenge, "sha256")
 
 
+def test_the_handshake_on_the_wire_is_this(owner: Owner) -> None:
+    def exchange(sock: socket.socket, message: bytes, n_bytes: int) -> bytes:
+        came = b""
+
+        def has_come() -> bool:
+            nonlocal came
+            with contextlib.suppress(BlockingIOError):
+                came += sock.recv(1024, socket.MSG_DONTWAIT)
+            return len(came) >= n_bytes
+
+        sock.sendall(message)
+        owner.run_until(has_come)
+        return came
+
+    def mac(use: bytes, *said: bytes) -> bytes:
+        return hmac.digest(KEY, use + b"".join(said), "sha256")
+
+    head = b"shoal/rv\x0a\x00"  # how every message begins
+    client = ClientHandshake(HELLO, KEY)
+    body, nonce = bytes.fromhex("0700000000000000 03000000 00000000 05000000"), client.hello[32:48]
+    hello = head + b"\x01\x00" + body + nonce
+    hello += mac(b"hello", hello)[:16]
+    assert client.hello == hello
+    with socket.create_connection(owner.listen()) as sock:
+        challenge = exchange(sock, hello, 28)
+        assert challenge[:12] == head + b"\x02\x00"
+        proof = head + b"\x03\x00" + mac(b"client", hello, challenge)
+        assert client.feed(challenge) == proof
+        welcome = exchange(sock, proof, 44)
+        assert welcome == head + b"\x04\x00" + mac(b"server", hello, challenge)
+        assert (client.feed(welcome), client.progress) == (b"", Progress.DONE)
+    owner.verdict = bytes(32)
+    with socket.create_connection(owner.listen()) as sock:
+        digest = hashlib.sha256(b"differs" + hello).digest()[:16]
+        assert exchange(sock, hello, 28) == head + b"\x06\x00" + digest
+    assert owner.seen[-1] == ("key differs", 3)
+    assert KEY.decode() not in repr(client) + repr(vars(type(client)))
+
+
 def frame(session: bytes, use: bytes, number: int, kind: int, body: bytes) -> bytes:
     """A frame as docs/wire.md describes it."""
     key = hmac.digest(session, use, "sha256")

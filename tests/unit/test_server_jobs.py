@@ -2,15 +2,16 @@
 
 import json
 import os
-import selectors
 import signal
-import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from process.serving import Talker
 
+from shoal.engine import Hello
 from shoal.group.pool.protocol import (
     Ask,
     Meet,
@@ -19,199 +20,216 @@ from shoal.group.pool.protocol import (
     Reserve,
     Reserved,
     Status,
+    decode,
     encode,
+    key_id,
     own_version,
+    send,
+    server_key,
 )
 from shoal.group.pool.view_mesh import MEETING_S
-from shoal.rendezvous.listener import run_ready
 from shoal.server import child
-from shoal.server.client import JobConnection, Missed
-from shoal.server.options import JobKey
-from shoal.server.pace import AT_ONCE_OF_KEY, Pace
+from shoal.server.job import AT_ONCE_OF_KEY, Job, Pace
+from shoal.server.options import JobKey, listen
 from shoal.server.registrar import address_for
 from shoal.server.server import Server, as_text
 
-KEY = JobKey("", 7, bytes(32))
+SECRET = b"k" * 32
+KEY = JobKey("", key_id(SECRET), server_key(SECRET))
 MEET = Meet(1, 3, 3, 4, b"a roster")
+LATER = [MEET._replace(view=view) for view in (2, 3)]
+PLACE: Any = SimpleNamespace(entry=SimpleNamespace(encode=lambda _: b"an entry"), close=int)
+NOW = 1000.0
 
 
-class Job:
-    """One that is connected, and what it was asked."""
+class Peer:
+    """A connection that keeps what is sent."""
 
-    def __init__(self, reply: Message, pace: Pace | None = None) -> None:
-        self.selector = selectors.DefaultSelector()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            self.sock = socket.create_connection(listener.getsockname())
-            other, _ = listener.accept()
-        for end in (self.sock, other):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            end.setblocking(False)
-        self.asked: list[Message | Missed] = []
-        self.has_ended = False
-        self._reply = reply
-        self.connection = JobConnection(
-            self.selector, other, KEY, pace or Pace(), self._answer, self._end
-        )
+    is_open, is_paused = True, False
 
-    def close(self) -> None:
-        self.connection.connection.close()
-        self.selector.close()
-        self.sock.close()
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
 
-    def _answer(self, _job: JobConnection, message: Message | Missed) -> Message:
-        self.asked.append(message)
-        return self._reply
-
-    def _end(self, _job: JobConnection) -> None:
-        self.has_ended = True
-
-
-def ask_until_full(job: Job) -> None:
-    """Ask until no more goes into the socket."""
-    try:
-        while len(job.asked) < 20_000:
-            job.sock.send(encode(Ask()))
-            run_ready(job.selector, 0.0)
-    except BlockingIOError:
+    def expect(self, kind: int, most_bytes: int) -> None:
         pass
 
+    def send(self, kind: int, body: bytes) -> bool:
+        self.sent.append(decode(kind, body))
+        return True
 
-def test_who_takes_no_answers_is_read_no_further_and_given_up() -> None:
-    job = Job(Status("x" * 60_000))
-    ask_until_full(job)
-    assert len(job.asked) < 10_000
-    assert job.connection.connection.deadline is not None
-    job.close()
-    assert job.has_ended
+    def pause(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+
+    def close(self) -> None:
+        self.is_open = False
 
 
-def test_who_took_its_answers_late_is_not_given_up() -> None:
-    job = Job(Status("x" * 60_000))
-    while job.connection.connection.deadline is None:
-        job.sock.send(encode(Ask()))
-        run_ready(job.selector, 0.0)
-    while job.connection.connection.deadline is not None:
-        job.sock.recv(1 << 20)
-        run_ready(job.selector, 1.0)
-    n = len(job.asked)
-    job.sock.send(encode(Ask()))
-    run_ready(job.selector, 1.0)
-    assert len(job.asked) == n + 1
-    job.close()
+class OneJob:
+    """A job, and the views that it was given."""
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.began: list[Meet | None] = []
+        self.peer: Any = Peer()
+        self.job = Job(self.peer, KEY, pace or Pace(), lambda _, meet: self.began.append(meet))
+
+    def meet(self, *meets: Meet) -> None:
+        for meet in meets:
+            self.job.meet(meet, NOW)
+
+    def go_on(self, later_s: float = 0.0) -> None:
+        """Go on when it is time to, or so much later."""
+        assert self.job.rests_until is not None
+        self.job.go_on(self.job.rests_until + later_s)
 
 
 def test_views_rest_until_it_is_their_turn_and_then_come_in_their_order() -> None:
-    job = Job(Reserved("", bytes(16)))
-    later = [MEET._replace(view=view) for view in (2, 3)]
-    job.sock.send(16 * encode(MEET) + b"".join(map(encode, later)))
-    run_ready(job.selector, 1.0)
-    assert job.asked == 16 * [MEET]
-    for view in later:
-        at = job.connection.rests_until
-        assert at is not None
-        job.connection.go_on(at - 0.001)
-        assert view not in job.asked
-        job.connection.go_on(at)
-        assert job.asked[-1] == view
-    assert job.asked == [*(16 * [MEET]), *later]
-    assert job.connection.rests_until is None
-    job.close()
-
-
-def test_a_job_whose_view_rests_hears_that_the_server_lives() -> None:
-    job = Job(Reserved("", bytes(16)))
-    job.sock.send(17 * encode(MEET) + encode(Ask()))
-    run_ready(job.selector, 1.0)
-    assert job.asked == [*(16 * [MEET]), Ask()]
-    job.sock.send(encode(Ask()))
-    run_ready(job.selector, 1.0)
-    assert job.asked == [*(16 * [MEET]), Ask(), Ask()]
-    assert job.connection.rests_until is not None
-    job.close()
+    one = OneJob()
+    one.meet(*(16 * [MEET]), *LATER)
+    assert one.began == 16 * [MEET]
+    for n, view in enumerate(LATER):
+        one.go_on(-0.001)
+        assert len(one.began) == 16 + n
+        one.go_on()
+        assert one.began[-1] == view
+    assert one.began == [*(16 * [MEET]), *LATER]
+    assert one.job.rests_until is None
 
 
 def test_no_more_is_read_of_a_job_of_which_several_views_rest() -> None:
-    job = Job(Reserved("", bytes(16)))
-    job.sock.send(18 * encode(MEET))
-    run_ready(job.selector, 1.0)
-    job.sock.send(encode(Ask()))
-    run_ready(job.selector, 0.0)
-    assert job.asked == 16 * [MEET]
-    for _ in range(2):
-        at = job.connection.rests_until
-        assert at is not None
-        job.connection.go_on(at)
-    run_ready(job.selector, 1.0)
-    assert job.asked == [*(18 * [MEET]), Ask()]
-    job.close()
+    one = OneJob()
+    one.meet(*(17 * [MEET]))
+    assert not one.peer.is_paused  # its pings are answered
+    one.meet(MEET)
+    assert one.peer.is_paused
+    one.go_on()
+    assert not one.peer.is_paused
 
 
 def test_sixteen_rails_that_restart_twice_at_once_wait_for_nothing() -> None:
     paces = Pace(AT_ONCE_OF_KEY)
     for _ in range(3):  # the first start, and two more
-        rails = [Job(Reserved("", bytes(16)), paces) for _ in range(16)]
-        for job in rails:
-            job.sock.send(encode(MEET))
-            run_ready(job.selector, 1.0)
-            assert job.asked == [MEET]
-            job.close()
+        for rail in [OneJob(paces) for _ in range(16)]:
+            rail.meet(MEET)
+            assert rail.began == [MEET]
 
 
 def test_one_connection_cannot_take_what_all_rails_have() -> None:
     paces = Pace(AT_ONCE_OF_KEY)
-    one, other = (Job(Reserved("", bytes(16)), paces) for _ in range(2))
-    one.sock.send(17 * encode(MEET))
-    run_ready(one.selector, 1.0)
-    assert one.asked == 16 * [MEET]
-    other.sock.send(encode(MEET))
-    run_ready(other.selector, 1.0)
-    assert other.asked == [MEET]
-    one.close()
-    other.close()
+    one, other = OneJob(paces), OneJob(paces)
+    one.meet(*(17 * [MEET]))
+    assert one.began == 16 * [MEET]
+    other.meet(MEET)
+    assert other.began == [MEET]
 
 
 def test_a_view_that_has_rested_longer_than_its_workers_wait_gets_no_process() -> None:
-    job = Job(Reserved("", bytes(16)))
-    job.sock.send(16 * encode(MEET) + encode(MEET._replace(view=2)))
-    run_ready(job.selector, 1.0)
-    at = job.connection.rests_until
-    assert at is not None
-    job.connection.go_on(at + MEETING_S + 0.1)
-    assert job.asked == [*(16 * [MEET]), Missed()]
-    job.close()
+    one = OneJob()
+    one.meet(*(17 * [MEET]), LATER[0])
+    one.go_on(MEETING_S + 0.1)
+    assert one.began == [*(16 * [MEET]), None, None]
 
 
-def test_a_job_whose_view_got_no_process_gets_the_entry_that_it_has_not_used() -> None:
-    server: Any = Server([], [KEY])
-    job: Any = SimpleNamespace(key=KEY, job="a job", entry=b"an entry")
-    answer = server._answer(job, Missed())
-    server._close()
-    assert answer == Reserved("", server._identity, b"an entry")
+def test_the_views_of_a_job_that_has_left_get_no_process() -> None:
+    one = OneJob()
+    one.meet(*(17 * [MEET]))
+    one.job.close()
+    one.go_on()
+    assert one.began == 16 * [MEET]
 
 
-def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_later() -> None:
-    server: Any = Server([], [KEY])
-    server._begin = lambda _job, _meet: ""
-    sent: list[bytes] = []
-    lacks = ["no port is free", "no port is free", ""]  # at the view, at one ping and at the next
-    job: Any = SimpleNamespace(key=KEY, job="a job", place=None, entry=b"", notes=())
-    job.connection = SimpleNamespace(send=sent.append)
+@pytest.fixture
+def server() -> Iterator[Any]:
+    made: Any = Server([], [KEY])
+    made._serve = lambda _job, _meet: ""
+    yield made
+    made._close()
+
+
+def come(server: Any, open_place: Callable[[], str] = str) -> Any:
+    """A job that has proved the key of the server, and asked for a reservation."""
+    server.welcome(Peer(), Hello(KEY.number, 0, 0))
+    job = [*server._jobs.values()][-1]
+    job.open_place = open_place
+    tell(server, job, Reserve(own_version(), f"group {len(server._jobs)}", 3))
+    return job
+
+
+def tell(server: Any, job: Any, message: Message) -> list[Message]:
+    """What a server answers."""
+    n = len(job.peer.sent)
+    server.received(job.peer, *encode(message), -1)
+    return list(job.peer.sent[n:])
+
+
+def test_a_job_whose_view_rests_is_answered_and_gets_the_entry_that_it_has_not_used(
+    server: Any,
+) -> None:
+    job = come(server)
+    job.place = PLACE
+    for _ in range(17):
+        tell(server, job, MEET)
+    assert len(job.peer.sent) == 17
+    assert isinstance(*tell(server, job, Ask()), Status)
+    job.go_on(job.rests_until + MEETING_S + 0.1)
+    assert job.peer.sent[-1] == Reserved("", server._identity, b"an entry")
+
+
+def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_later(
+    server: Any,
+) -> None:
+    lacks = ["", "no port is free", "no port is free", ""]  # the last two at pings
 
     def open_place() -> str:
         why = lacks.pop(0)
-        if not why:
-            job.place, job.entry = "a place", b"an entry"
+        [*server._jobs.values()][-1].place = None if why else PLACE
         return why
 
-    job.open_place = open_place
-    served = server._answer(job, MEET)
-    for _ in range(3):
-        assert isinstance(server._answer(job, Ask()), Status)
-    server._close()
-    assert served == Reserved("", server._identity)
-    assert sent == [encode(Reserved("", server._identity, b"an entry"))]
+    job = come(server, open_place)
+    assert tell(server, job, MEET) == [Reserved("", server._identity)]
+    assert len(tell(server, job, Ask())) == 1
+    offer, status = tell(server, job, Ask())
+    assert offer == Reserved("", server._identity, b"an entry")
+    assert isinstance(status, Status)
+    assert len(tell(server, job, Ask())) == 1
     assert not lacks
+
+
+def test_a_job_that_sends_nonsense_or_is_lost_is_forgotten(server: Any) -> None:
+    jobs = [come(server) for _ in range(2)]
+    server.received(jobs[0].peer, encode(MEET)[0], b"x", -1)
+    server.lost(jobs[1].peer, 0, "it closed the connection")
+    assert not server._jobs
+    assert not any(job.peer.is_open for job in jobs)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_job_that_takes_no_answers_is_given_up_and_one_that_takes_them_late_is_not(
+    is_late: bool,
+) -> None:
+    (listener,) = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server: Any = Server([listener], [KEY])
+    server._told = lambda _key: {"views": [], "calls": [], "why": "x" * 59_000}
+    with Talker(SECRET) as job:
+        job.step_others = lambda: server._endpoint.step(time.monotonic())
+        peer = job.connect(port)
+        job.run_until(lambda: server._jobs)
+        (seen,) = server._jobs
+        peer.pause(True)
+        n_asked = 0
+        while server._jobs and not (is_late and seen.n_queued):
+            n_asked += send(peer, Ask()) is None
+            job.step_others()
+        assert n_asked < 1000  # of 59 KB each, most of them in the kernel
+        if is_late:
+            assert time.monotonic() < server._endpoint.deadline < time.monotonic() + 2.0
+            peer.pause(False)
+            job.run_until(lambda: len(job.came) == n_asked)
+            assert isinstance(job.ask(Ask()), Status)
+            assert server._endpoint.deadline == float("inf")
+        else:
+            assert not seen.is_open
+    server._close()
 
 
 def test_a_pace_that_was_not_used_is_no_more_than_so_many_at_once() -> None:
@@ -226,12 +244,11 @@ def test_a_pace_that_was_not_used_is_no_more_than_so_many_at_once() -> None:
 
 
 def test_of_each_kind_of_call_the_last_word_counts_and_few_are_kept() -> None:
-    job = Job(Reserved("", bytes(16)))
+    job = OneJob().job
     for number in range(20):
-        job.connection.note(Note(1, f"kind {number % 9}", f"{number}"))
-    told = [(note.kind, note.how) for note in job.connection.notes]
-    assert told == [(f"kind {number % 9}", f"{number}") for number in range(12, 20)]
-    job.close()
+        job.note(Note(1, f"kind {number % 9}", f"{number}"))
+    kept = [(note.kind, note.how) for note in job.notes]
+    assert kept == [(f"kind {number % 9}", f"{number}") for number in range(12, 20)]
 
 
 def test_an_answer_about_more_views_than_it_holds_is_whole_and_short() -> None:
@@ -278,23 +295,14 @@ def test_a_server_registers_where_the_store_would_reach_it(
     assert address_for(client, listening) == address
 
 
-def test_of_one_key_no_more_are_taken_than_have_room_for_two_views_each() -> None:
+def test_of_one_key_no_more_are_taken_than_have_room_for_two_views_each(server: Any) -> None:
     """Or each new view would end the oldest of another, which asks for it again."""
-    server: Any = Server([], [KEY])
-    jobs: list[Any] = [
-        SimpleNamespace(key=KEY, job=None, entry=b"", open_place=str) for _ in range(130)
-    ]
-    server._jobs = jobs
-    reserved = []
-    for number, job in enumerate(jobs):
-        answer: Any = server._answer(job, Reserve(own_version(), f"group {number}", 3))
-        reserved.append(not answer.refused)
-    again: Any = server._answer(jobs[0], Reserve(own_version(), "group 0", 3))
-    server._jobs = set()
-    server._close()
-    assert reserved == [True] * 128 + [False] * 2
-    assert "128 groups of jobs with this key" in answer.refused
-    assert not again.refused
+    jobs = [come(server) for _ in range(130)]
+    reserved: list[Any] = [job.peer.sent[0] for job in jobs]
+    assert [not answer.refused for answer in reserved] == [True] * 128 + [False] * 2
+    assert "128 groups of jobs with this key" in reserved[-1].refused
+    (again,) = tell(server, jobs[0], Reserve(own_version(), "group 0", 3))
+    assert again == reserved[0]
 
 
 @pytest.mark.parametrize(("bound", "most"), [(-1, 576 << 20), (1 << 40, 576 << 20), (99, 99)])

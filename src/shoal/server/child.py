@@ -76,7 +76,7 @@ def _be_child(
         os.environ["SHOAL_STAGING_BYTES"] = str(memory_bytes // 2)
         serve(meet, listeners, lambda told: _tell(pipe, told))
         code = 0
-    except (ShoalError, OSError) as error:
+    except (ShoalError, OSError, ValueError) as error:
         _LOG.warning("serving view %d as rank %d ended: %s", meet.view, meet.rank, error)
     except Exception:  # noqa: BLE001 - nothing of a child may reach the parent's frames
         _LOG.exception("serving view %d failed", meet.view)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import selectors
+import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 MOST_BYTES: Final = 4096  # of a request
 BEGINNINGS: Final = (b"GET ", b"HEAD")
+_PATIENCE_S: Final = 2.0  # for a request
 
 _REASONS: Final = {
     200: "OK",
@@ -27,6 +32,50 @@ class Health(NamedTuple):
     is_draining: bool
     n_jobs: int
     views: Iterable[dict[str, Any]]
+
+
+class HttpCaller:
+    """A caller that is sent one response. That is short: the buffer of a new socket takes it.
+
+    Args:
+        fd: its socket, non-blocking, owned from here on.
+
+    Attributes:
+        is_open: False once it is answered, or has left.
+        deadline: when to close it.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, fd: int, health: Callable[[], Health]
+    ) -> None:
+        self._selector, self._health = selector, health
+        self._sock, self._request = socket.socket(fileno=fd), b""
+        self._sock.setblocking(False)
+        self.is_open, self.deadline = True, time.monotonic() + _PATIENCE_S
+        selector.register(self._sock, selectors.EVENT_READ, self._read)
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        if self.is_open:
+            self.is_open = False
+            self._selector.unregister(self._sock)
+            self._sock.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._request += data[: MOST_BYTES - len(self._request)]
+        response = answer(self._request, self._health) if data else b""
+        if response is None:
+            return
+        with contextlib.suppress(OSError):
+            self._sock.send(response)
+            self._sock.shutdown(socket.SHUT_WR)
+        self.close()
 
 
 def answer(request: bytes, health: Callable[[], Health]) -> bytes | None:

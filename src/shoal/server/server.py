@@ -13,20 +13,20 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.group.pool.protocol import (
+    MOST_STATUS_BYTES,
     Ask,
     Leaving,
     Meet,
-    Message,
     Note,
     Reserve,
     Reserved,
     Status,
-    encode,
+    decode,
     is_for_server,
     own_version,
 )
@@ -34,10 +34,9 @@ from shoal.plan.text import counted
 from shoal.rendezvous.key import random_key
 from shoal.rendezvous.listener import note_turned_away, run_ready
 from shoal.server.child import start
-from shoal.server.client import Connection, HttpConnection, JobConnection, Missed
-from shoal.server.http import BEGINNINGS, Health
+from shoal.server.http import BEGINNINGS, Health, HttpCaller
+from shoal.server.job import AT_ONCE_OF_KEY, Job, Pace
 from shoal.server.options import JobKey, ServerOptions
-from shoal.server.pace import AT_ONCE_OF_KEY, Pace
 from shoal.server.registrar import LAST_S
 from shoal.server.views import Views
 
@@ -55,13 +54,16 @@ _MOST_VIEWS: Final = 4
 _MOST_VIEWS_OF_KEY: Final = 4 * 64
 _MOST_OF_KEY: Final = _MOST_VIEWS_OF_KEY // 2
 _MOST_NOTES: Final = 8  # that are told of a key's jobs
-_MOST_TOLD_BYTES: Final = 60_000  # in an answer
+# A message that stops half way for this long ends its connection. Answers wait for a job that takes
+# none up to this many bytes: several, so that a worker that was held catches up.
+_PATIENCE_S: Final = 2.0
+_MOST_QUEUED_BYTES: Final = 4 * MOST_STATUS_BYTES
 
 
 def as_text(told: dict[str, Any]) -> str:
     """JSON that an answer has room for: of views, and then of calls, the last may be left out."""
     lists = ("views", "calls")
-    room = _MOST_TOLD_BYTES - len(json.dumps({**told, **{name: [] for name in lists}}))
+    room = MOST_STATUS_BYTES - len(json.dumps({**told, **{name: [] for name in lists}}))
     fitting = dict(told)
     for name in lists:
         fitting[name] = []
@@ -95,11 +97,22 @@ class Server:
         self._identity = os.urandom(16)
         self._selector = selectors.DefaultSelector()
         self._views = Views(self._selector)
-        self._jobs: set[JobConnection] = set()
-        self._asking: set[HttpConnection] = set()
+        self._jobs: dict[Peer, Job] = {}
+        self._http: list[HttpCaller] = []
         self._drains_until: float | None = None
         self._ends = False
-        self._endpoint = Endpoint(self, beginnings=BEGINNINGS if self._options.http else ())
+        self._handlers: dict[type, Callable[[Job, Any], None]] = {
+            Ask: self._on_ask,
+            Reserve: self._on_reserve,
+            Meet: lambda job, meet: job.meet(meet, time.monotonic()),
+            Note: self._on_note,
+        }
+        self._endpoint = Endpoint(
+            self,
+            most_queued=_MOST_QUEUED_BYTES,
+            patience_s=_PATIENCE_S,
+            beginnings=BEGINNINGS if self._options.http else (),
+        )
         self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
         self.addresses = [listener.getsockname()[:2] for listener in listeners]
         for listener in listeners:
@@ -140,8 +153,8 @@ class Server:
             os.kill(self._registrar, signal.SIGTERM)
         n = self._views.n
         _LOG.info("draining: %s %s served", counted(n, "view"), "is" if n == 1 else "are")
-        for job in list(self._jobs):
-            job.connection.send(encode(Leaving()))
+        for job in self._jobs.values():
+            job.send(Leaving())
 
     # The endpoint's owner.
 
@@ -153,16 +166,26 @@ class Server:
         return random_key() if key is None else key.proof
 
     def welcome(self, peer: Peer, hello: Hello) -> None:
-        """Take requests from it."""
+        """Take requests from a job."""
         if len(self._jobs) >= _MOST_CONNECTIONS:
             peer.close()
             return
-        sock = _socket_of(peer.detach())
         key = self._keys[hello.epoch]
-        pace = self._paces[key.number]
-        self._jobs.add(
-            JobConnection(self._selector, sock, key, pace, self._answer, self._jobs.discard)
-        )
+        self._jobs[peer] = Job(peer, key, self._paces[key.number], self._begin)
+
+    def received(self, peer: Peer, kind: int, body: bytes, _fd: int) -> None:
+        """Handle a request."""
+        job = self._jobs[peer]
+        try:
+            message = decode(kind, body)
+        except ValueError:
+            self.lost(peer)
+            return
+        self._handlers[type(message)](job, message)
+
+    def lost(self, peer: Peer, _error: int = 0, _why: str = "") -> None:
+        """Forget a job."""
+        self._jobs.pop(peer).close()
 
     def key_differs(self, hello: Hello) -> None:
         """It is told, and whoever started it can act; here anyone can cause this."""
@@ -173,41 +196,36 @@ class Server:
 
     def take_stranger(self, fd: int) -> None:
         """Answer an HTTP request."""
-        sock = _socket_of(fd)
-        if len(self._asking) >= _MOST_HTTP:
-            sock.close()
+        if len(self._http) >= _MOST_HTTP:
+            os.close(fd)
             return
-        self._asking.add(HttpConnection(self._selector, sock, self._health, self._asking.discard))
+        self._http.append(HttpCaller(self._selector, fd, self._health))
 
-    # What is asked.
+    # Requests.
 
-    def _answer(self, job: JobConnection, message: Message | Missed) -> Message | None:
-        if isinstance(message, Ask):
-            self._offer(job)
-            return Status(as_text(self._told(job.key)))
-        if isinstance(message, Reserve):
-            why = self._why_not(job, message) or job.open_place()
-            job.job = job.job if why else message.job
-            return Reserved(why, self._identity, job.entry)
-        if isinstance(message, Meet):
-            why = self._begin(job, message)
-            if not why and (lack := job.open_place()):  # NOT refused: this view is served
-                _LOG.warning("job %r: there is no place for its next view: %s", job.job, lack)
-            return Reserved(why, self._identity, job.entry)
-        if isinstance(message, Missed):  # NOT silent: no view forms before this entry comes
-            return Reserved("", self._identity, job.entry)
-        if isinstance(message, Note):
-            job.note(message)
-            return Reserved("", self._identity)
-        return None
-
-    def _offer(self, job: JobConnection) -> None:
-        """Send a job the entry of a place for its next view, if there was none before."""
-        is_lacking = job.job is not None and job.place is None and self._drains_until is None
+    def _on_ask(self, job: Job, _message: Ask) -> None:
+        is_lacking = job.name is not None and job.place is None and self._drains_until is None
         if is_lacking and not job.open_place():
-            job.connection.send(encode(Reserved("", self._identity, job.entry)))
+            job.send(Reserved("", self._identity, job.entry))
+        job.send(Status(as_text(self._told(job.key))))
 
-    def _why_not(self, job: JobConnection, wanted: Reserve) -> str:
+    def _on_reserve(self, job: Job, wanted: Reserve) -> None:
+        why = self._why_not(job, wanted) or job.open_place()
+        job.name = job.name if why else wanted.job
+        job.send(Reserved(why, self._identity, job.entry))
+
+    def _begin(self, job: Job, meet: Meet | None) -> None:
+        """Begin a view; `None`: it has waited too long, but a job needs its entry for the next."""
+        why = "" if meet is None else self._serve(job, meet)
+        if meet is not None and not why and (lack := job.open_place()):  # NOT refused: it is served
+            _LOG.warning("job %r: there is no place for its next view: %s", job.name, lack)
+        job.send(Reserved(why, self._identity, job.entry))
+
+    def _on_note(self, job: Job, note: Note) -> None:
+        job.note(note)
+        job.send(Reserved("", self._identity))
+
+    def _why_not(self, job: Job, wanted: Reserve) -> str:
         """Why this job cannot come; empty if it can."""
         if wanted.version != own_version():
             return (
@@ -216,37 +234,40 @@ class Server:
             )
         if self._drains_until is not None:
             return "it is draining, and about to end"
-        held = {other.key.number for other in self._jobs if other.job is not None}
+        held = {other.key.number for other in self._jobs.values() if other.name is not None}
         held |= self._views.keys()
         if job.key.number not in held and len(held) >= self._options.most_jobs:
             return f"it serves {counted(len(held), 'job')}, the most that --max-jobs allows"
-        others = [one for one in self._jobs if one.key is job.key and one is not job]
-        n_others = sum(one.job is not None for one in others)
+        others = [one for one in self._jobs.values() if one.key is job.key and one is not job]
+        n_others = sum(one.name is not None for one in others)
         if n_others >= _MOST_OF_KEY:
             return f"it serves {n_others} groups of jobs with this key, and no more of one key"
         return ""
 
-    def _begin(self, job: JobConnection, meet: Meet) -> str:
-        if job.job is None or job.place is None:
+    def _serve(self, job: Job, meet: Meet) -> str:
+        """Start a process for a view; return why not, or an empty string."""
+        if job.name is None or job.place is None:
             return "nothing was reserved"
         if self._drains_until is not None:
             return "it is draining, and about to end"
-        self._views.make_room(job.key.number, job.job, _MOST_VIEWS)
+        self._views.make_room(job.key.number, job.name, _MOST_VIEWS)
         self._views.make_room(job.key.number, None, _MOST_VIEWS_OF_KEY)
         try:
             pid, pipe = start(meet, job.key.path, self._options.memory_bytes, job.place.take())
-            self._views.add(pid, pipe, job.key.number, job.job)
+            self._views.add(pid, pipe, job.key.number, job.name)
         except OSError as error:
             _LOG.warning("no child can be started for view %d: %s", meet.view, error)
             return f"it can start no process: {error.strerror}"
-        _LOG.info("job %r: view %d is served by process %d", job.job, meet.view, pid)
+        _LOG.info("job %r: view %d is served by process %d", job.name, meet.view, pid)
         return ""
 
     def _told(self, key: JobKey) -> dict[str, Any]:
         """For whoever holds this key; of other jobs only how many there are."""
         own = self._views.told_of(key.number)
-        jobs = [job for job in self._jobs if job.key is key]
-        calls = [{"job": job.job, **note._asdict()} for job in jobs for note in reversed(job.notes)]
+        jobs = [job for job in self._jobs.values() if job.key is key]
+        calls = [
+            {"job": job.name, **note._asdict()} for job in jobs for note in reversed(job.notes)
+        ]
         return {
             "version": own_version(),
             "is_draining": self._drains_until is not None,
@@ -274,33 +295,33 @@ class Server:
         now = time.monotonic()
         self._endpoint.step(now)
         self._views.expire(now)
-        for job in [one for one in self._jobs if one.rests_until is not None]:
-            job.go_on(now)
-        for held in self._held():
-            until = held.deadline
-            if until is not None and now >= until:
-                held.close()
+        for job in list(self._jobs.values()):
+            if job.rests_until is not None and now >= job.rests_until:
+                job.go_on(now)
+        for caller in self._http:
+            if now >= caller.deadline:
+                caller.close()
+        self._http = [one for one in self._http if one.is_open]
         if self._drains_until is not None and (not self._views.n or now >= self._drains_until):
             self._ends = True
             return
         run_ready(self._selector, self._wake_at() - now)
 
     def _wake_at(self) -> float:
-        times = [held.deadline for held in self._held()]
-        times += [one.rests_until for one in self._jobs]
+        times: list[float | None] = [one.deadline for one in self._http]
+        times += [one.rests_until for one in self._jobs.values()]
         times += [self._endpoint.deadline, self._views.next_deadline(), self._drains_until]
         return min(at for at in times if at is not None)
-
-    def _held(self) -> list[Connection]:
-        return [*(one.connection for one in self._jobs), *(one.connection for one in self._asking)]
 
     def _on_signal(self, woken: socket.socket) -> None:
         for _ in woken.recv(64):
             self.drain()
 
     def _close(self) -> None:
-        for held in self._held():
-            held.close()
+        for job in self._jobs.values():
+            job.close()
+        for caller in self._http:
+            caller.close()
         self._endpoint.close()
         self._views.kill_all()
         self._end_registrar()
@@ -315,9 +336,3 @@ class Server:
             if time.monotonic() >= until:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(_PAUSE_S)
-
-
-def _socket_of(fd: int) -> socket.socket:
-    sock = socket.socket(fileno=fd)
-    sock.setblocking(False)
-    return sock

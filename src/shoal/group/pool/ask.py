@@ -1,17 +1,21 @@
-"""Ask a server how it fares, and wait for the answer: `shoal status`."""
+"""Ask a server for its state, and wait for the answer: `shoal status`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.engine import ClientHandshake, Progress
+from shoal.engine import Endpoint, Peer, Progress
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
-from shoal.group.pool.protocol import Ask, Frames, Status, encode, hello_of, server_key
+from shoal.group.pool.protocol import Ask, Status, decode, expect, hello_of, send, server_key
+from shoal.rendezvous.interface import resolve
 from shoal.rendezvous.key import job_key
+from shoal.rendezvous.listener import wait_for
 
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
@@ -20,54 +24,75 @@ _TIMEOUT_S: Final = 5.0
 
 
 def ask(address: Address, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the server at this address tells whoever holds the job key of the environment.
+    """Return the state of the server at this address, for the job key of the environment.
 
     Raises:
         UsageError: there is no key, or the server does not know it.
         TimedOut, PeerLost: it does not answer.
-        ShoalError: it cannot be reached, or what it says makes no sense.
+        ShoalError: it cannot be reached, or its answer makes no sense.
     """
     key = job_key(environ)
     if key is None:
         raise UsageError("SHOAL_KEY_FILE is not set: a server answers who holds a job's key")
-    until = time.monotonic() + _TIMEOUT_S
     try:
-        with socket.create_connection(address, timeout=_TIMEOUT_S) as sock:
-            _prove(sock, address, key)
-            sock.sendall(encode(Ask()))
-            return _read(sock, address, until)
-    except TimeoutError:
-        raise TimedOut(f"server {address} did not answer within {_TIMEOUT_S:g} s") from None
-    except OSError as error:
+        found = resolve(*address, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
         raise ShoalError(f"server {address} cannot be reached: {error}") from error
+    targets = dict.fromkeys(str(target[0]) for *_, target in found)
+    asking = _Asking(address, len(targets))
+    until = time.monotonic() + _TIMEOUT_S
+    with contextlib.closing(Endpoint(asking, dial_s=2 * _TIMEOUT_S)) as endpoint:
+        for target in targets:
+            endpoint.connect(target, address.port, hello_of(key), server_key(key))
+        while asking.answer is None:
+            if time.monotonic() >= until:
+                raise TimedOut(f"server {address} did not answer within {_TIMEOUT_S:g} s")
+            wait_for(endpoint, until)
+            endpoint.step(time.monotonic())
+    return asking.answer
 
 
-def _prove(sock: socket.socket, address: Address, key: bytes) -> None:
-    handshake = ClientHandshake(hello_of(key), server_key(key))
-    sock.sendall(handshake.hello)
-    while handshake.wants:
-        data = sock.recv(handshake.wants)
-        if not data:
-            raise ShoalError(
-                f"{address} closed the connection: it is no shoal server, or of another version"
-            )
-        sock.sendall(handshake.feed(data))
-    if handshake.progress is Progress.KEY_DIFFERS:
-        raise UsageError(f"server {address} holds no job key like this one (SHOAL_KEY_FILE)")
-    if handshake.progress is not Progress.DONE:
-        raise ShoalError(f"{address} is no shoal server, or of another version")
+class _Asking:
+    """The endpoint's owner, which asks at the first of its dials that reaches the server."""
 
+    def __init__(self, address: Address, n_dials: int) -> None:
+        self._address, self._n_dials = address, n_dials
+        self._failures: dict[int, ShoalError] = {}  # by dial
+        self._peer: Peer | None = None
+        self.answer: dict[str, Any] | None = None
 
-def _read(sock: socket.socket, address: Address, until: float) -> dict[str, Any]:
-    frames = Frames()
-    while time.monotonic() < until:
-        data = sock.recv(65536)
-        if not data:
-            raise PeerLost(-1, str(address), reason="closed the connection")
+    def reached(self, peer: Peer, _dial: int) -> None:
+        """Ask, unless another dial was faster."""
+        if self._peer is not None:
+            peer.close()
+            return
+        self._peer = peer
+        expect(peer, (Status,))
+        send(peer, Ask())
+
+    def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
+        """Raise why, once no dial has reached the server."""
+        why = ShoalError(f"server {self._address} cannot be reached: {os.strerror(error)}")
+        if was_connected:
+            why = ShoalError(f"{self._address} is no shoal server, or of another version")
+        if progress is Progress.KEY_DIFFERS:
+            where = f"server {self._address}"
+            why = UsageError(f"{where} holds no job key like this one (SHOAL_KEY_FILE)")
+        self._failures[dial] = why
+        if self._peer is None and len(self._failures) == self._n_dials:
+            raise max(self._failures.values(), key=lambda one: isinstance(one, UsageError))
+
+    def received(self, _peer: Peer, kind: int, body: bytes, _fd: int) -> None:
+        """Take the answer."""
         try:
-            for message in frames.feed(data):
-                if isinstance(message, Status):
-                    return dict(json.loads(message.text))
+            message = decode(kind, body)
+            assert isinstance(message, Status)
+            self.answer = dict(json.loads(message.text))
         except (TypeError, ValueError) as error:
-            raise ShoalError(f"server {address} answers what makes no sense: {error}") from None
-    raise TimeoutError
+            raise ShoalError(
+                f"server {self._address} answers what makes no sense: {error}"
+            ) from None
+
+    def lost(self, _peer: Peer, _error: int, why: str) -> None:
+        """Raise that the server has not answered."""
+        raise PeerLost(-1, str(self._address), reason=why)

@@ -20,7 +20,7 @@ _WARN_AFTER_S: Final = 1.0  # of the job: a server may be about to start, as it 
 # The words for a server that is away differ from try to try; all of them are one reason.
 _AWAY: Final = (
     *("has not answered yet", "does not answer", "cannot be reached", "cannot reach", "was lost"),
-    *("has closed the connection", "is about to end", "is cut off", "was silent"),
+    *("is about to end", "is cut off", "was silent"),
 )
 _MOST_REASONS: Final = 4  # logged for one absence: some have numbers in them
 

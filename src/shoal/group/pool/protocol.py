@@ -1,11 +1,10 @@
-"""What the lowest worker of a job and a server say to each other at the server's one port.
+"""The messages between the lowest worker of a job and a server, at the server's one port.
 
 A connection opens with the handshake of every other connection of shoal, under a key derived from
-the job's, before which nothing is read but that. Then come frames: a length, and a message that is
-sealed with its kind and a checksum (rendezvous/packing.py). Whatever does not fit is a ValueError.
+the job's. Its messages are those of an `Endpoint`: sealed, in order, and bounded by their kind.
 
     Ask       what is there, for `shoal status`            -> Status
-    Reserve   may this job come, with so many workers      -> Reserved
+    Reserve   may this job come, with this many workers    -> Reserved
     Meet      serve this view, with this rank              -> Reserved
     Note      what the planner says of a kind of call      -> Reserved
               (from the server, at any time)                  Leaving
@@ -14,21 +13,25 @@ sealed with its kind and a checksum (rendezvous/packing.py). Whatever does not f
 from __future__ import annotations
 
 import hashlib
-import struct
 import sys
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.engine import Hello
 from shoal.rendezvous.key import pair_key
-from shoal.rendezvous.packing import Unpacker, field, number, seal, text_field, unseal
+from shoal.rendezvous.packing import MAX_FIELD_BYTES, Unpacker, number, text_field
+from shoal.rendezvous.roster import MAX_ENTRY_BYTES
+
+if TYPE_CHECKING:
+    from shoal.engine import Peer
 
 DEFAULT_PORT: Final = 7077
-VERSION: Final = 2
+VERSION: Final = 3
 MOST_RANKS: Final = 4096  # workers and servers of one view
-MAX_MESSAGE_BYTES: Final = 2 << 20  # a roster of `MOST_RANKS`, 512 bytes each; the rest is short
+MOST_STATUS_BYTES: Final = 60_000
+MOST_ROSTER_BYTES: Final = 2 << 20  # of `MOST_RANKS`, 512 bytes each
 _MOST_WORDS_BYTES: Final = 1000  # of a planner's reasons
-_KIND: Final = b"shoal/sv"
-_LENGTH: Final = struct.Struct("<I")
+_FIRST_KIND: Final = 16  # of the endpoint's messages
 _TO_SERVER: Final = 2**32 - 3
 """What HELLO says in the place of a path: neither a rank, nor a meeting, nor a store."""
 
@@ -103,131 +106,118 @@ class Leaving(NamedTuple):
     """The server is about to end: the next view must do without it."""
 
 
-Message = Ask | Status | Reserve | Reserved | Meet | Leaving | Note
-_TYPES: Final = (Ask, Status, Reserve, Reserved, Meet, Leaving, Note)
+Message = Ask | Status | Reserve | Reserved | Meet | Note | Leaving
+FROM_WORKERS: Final = (Ask, Reserve, Meet, Note)
+FROM_SERVERS: Final = (Status, Reserved, Leaving)
+
+
+class _Field(NamedTuple):
+    """How a field is written, how it is read and checked, and the most bytes that it can have."""
+
+    write: Callable[[Any], bytes]
+    read: Callable[[Unpacker], Any]
+    most_bytes: int
+
+
+def _number(n_bytes: int, low: int, high: int) -> _Field:
+    return _Field(
+        lambda value: number(value, n_bytes),
+        lambda unpacker: unpacker.number(n_bytes, low, high),
+        n_bytes,
+    )
+
+
+def _read_words(unpacker: Unpacker) -> str:
+    words = unpacker.rest().decode()
+    if not words.isprintable():  # they end up in a terminal
+        raise ValueError("not printable")
+    return words
+
+
+def _cut(text: str) -> bytes:
+    return text.encode()[:_MOST_WORDS_BYTES].decode(errors="ignore").encode()
+
+
+_LINE: Final = _Field(text_field, Unpacker.text, 1 + MAX_FIELD_BYTES)
+_VIEW: Final = _number(8, 0, 2**63)
+_IDENTITY: Final = _Field(bytes, lambda unpacker: unpacker.take(16), 16)
+# The last field of a message has no length of its own.
+_STATUS: Final = _Field(str.encode, lambda unpacker: unpacker.rest().decode(), MOST_STATUS_BYTES)
+_WORDS: Final = _Field(_cut, _read_words, _MOST_WORDS_BYTES)
+_ENTRY: Final = _Field(bytes, Unpacker.rest, MAX_ENTRY_BYTES)
+_ROSTER: Final = _Field(bytes, Unpacker.rest, MOST_ROSTER_BYTES)
+
+_FIELDS: Final[dict[type[Message], tuple[_Field, ...]]] = {
+    Ask: (),
+    Status: (_STATUS,),
+    Reserve: (_LINE, _LINE, _number(2, 1, MOST_RANKS)),
+    Reserved: (_LINE, _IDENTITY, _ENTRY),
+    Meet: (
+        *(_VIEW, _number(2, 1, MOST_RANKS - 1)),
+        *(_number(2, 1, MOST_RANKS - 1), _number(2, 2, MOST_RANKS), _ROSTER),
+    ),
+    Note: (_VIEW, _LINE, _WORDS),
+    Leaving: (),
+}
+_KINDS: Final = {each: kind for kind, each in enumerate(_FIELDS, _FIRST_KIND)}
+_TYPES: Final = {kind: each for each, kind in _KINDS.items()}
+
+
+def expect(peer: Peer, types: tuple[type[Message], ...]) -> None:
+    """Let a peer send messages of these types; any other, or a longer one, ends the connection."""
+    for each in types:
+        peer.expect(_KINDS[each], sum(field.most_bytes for field in _FIELDS[each]))
+
+
+def send(peer: Peer, message: Message) -> None:
+    """Queue a message; the endpoint's owner is called back if the connection is lost."""
+    peer.send(*encode(message))
+
+
+def encode(message: Message) -> tuple[int, bytes]:
+    """Return the kind and the body of a message."""
+    fields = zip(_FIELDS[type(message)], message, strict=True)
+    return _KINDS[type(message)], b"".join(field.write(value) for field, value in fields)
+
+
+def decode(kind: int, body: bytes) -> Message:
+    """Return the message with this kind and body.
+
+    Raises:
+        ValueError: there is none.
+    """
+    unpacker = Unpacker(body)
+    if kind not in _TYPES:
+        raise ValueError(f"a message of kind {kind}")
+    each: Any = _TYPES[kind]
+    message: Message = each(*[field.read(unpacker) for field in _FIELDS[each]])
+    unpacker.end()
+    if isinstance(message, Meet) and not message.n_workers <= message.rank < message.size:
+        raise ValueError(f"rank {message.rank} of {message.size}, {message.n_workers} workers")
+    return message
 
 
 def own_version() -> str:
-    """Of the shoal that runs here."""
+    """Return the version of the shoal that runs here."""
     return str(sys.modules["shoal"].__version__)
 
 
 def key_id(job_key: bytes) -> int:
-    """Names a key without telling anything of it: which of its keys a server has to ask for."""
+    """Return a name of a key that shows nothing of it, for the server to find the key by."""
     digest = hashlib.blake2b(pair_key(job_key, 0, 0, 0, "server id"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def hello_of(job_key: bytes) -> Hello:
-    """What whoever holds this key says first to a server."""
+    """Return what a holder of this key says first to a server."""
     return Hello(epoch=key_id(job_key), rank=VERSION, to_rank=0, path=_TO_SERVER)
 
 
 def is_for_server(hello: Hello) -> bool:
-    """Whether that is what it says, in this version."""
+    """Return whether a caller speaks to a server, in this version."""
     return (hello.rank, hello.to_rank, hello.path) == (VERSION, 0, _TO_SERVER)
 
 
 def server_key(job_key: bytes) -> bytes:
-    """What is proved to a server."""
+    """Return the key that is proved to a server."""
     return pair_key(job_key, 0, 0, 0, "server")
-
-
-def encode(message: Message) -> bytes:
-    """A frame that holds this message."""
-    body = number(_TYPES.index(type(message)), 1)
-    if isinstance(message, Status):
-        body += message.text.encode()
-    elif isinstance(message, Reserve):
-        body += text_field(message.version) + text_field(message.job)
-        body += number(message.n_workers, 2)
-    elif isinstance(message, Reserved):
-        body += text_field(message.refused) + field(message.server) + message.entry
-    elif isinstance(message, Meet):
-        body += number(message.view, 8) + number(message.n_workers, 2)
-        body += number(message.rank, 2) + number(message.size, 2)
-        body += message.roster
-    elif isinstance(message, Note):
-        body += number(message.view, 8) + text_field(message.kind)
-        body += message.how.encode()[:_MOST_WORDS_BYTES].decode(errors="ignore").encode()
-    sealed = seal(_KIND, VERSION, body)
-    if len(sealed) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {len(sealed)} bytes")
-    return _LENGTH.pack(len(sealed)) + sealed
-
-
-def decode(sealed: bytes) -> Message:
-    """The message of one frame, without its length.
-
-    Raises:
-        ValueError: it is none.
-    """
-    version, body = unseal(_KIND, sealed)
-    if version != VERSION:
-        raise ValueError(f"version {version}")
-    unpacker = Unpacker(body)
-    kind = _TYPES[unpacker.number(1, 0, len(_TYPES) - 1)]
-    message = _message(kind, unpacker)
-    unpacker.end()
-    return message
-
-
-def _message(kind: type[Message], unpacker: Unpacker) -> Message:
-    if kind is Status:
-        return Status(unpacker.rest().decode())
-    if kind is Reserve:
-        return Reserve(unpacker.text(), unpacker.text(), unpacker.number(2, 1, MOST_RANKS))
-    if kind is Reserved:
-        return Reserved(unpacker.text(), _server_of(unpacker.field()), unpacker.rest())
-    if kind is Meet:
-        view, n_workers = unpacker.number(8, 0, 2**63), unpacker.number(2, 1, MOST_RANKS - 1)
-        rank = unpacker.number(2, n_workers, MOST_RANKS - 1)
-        size = unpacker.number(2, rank + 1, MOST_RANKS)
-        return Meet(view, n_workers, rank, size, unpacker.rest())
-    if kind is Note:
-        return Note(unpacker.number(8, 0, 2**63), unpacker.text(), _words_of(unpacker.rest()))
-    return Ask() if kind is Ask else Leaving()
-
-
-def _server_of(data: bytes) -> bytes:
-    if len(data) != 16:
-        raise ValueError(f"{len(data)} bytes name a server")
-    return data
-
-
-def _words_of(data: bytes) -> str:
-    text = data.decode()
-    if len(data) > _MOST_WORDS_BYTES or not text.isprintable():
-        raise ValueError(f"{len(data)} bytes are no words")
-    return text
-
-
-class Frames:
-    """Cuts what arrives into messages. A frame that is too long is refused at its first bytes."""
-
-    def __init__(self) -> None:
-        self._inbox = bytearray()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no frame has begun to arrive."""
-        return not self._inbox
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete now.
-
-        Raises:
-            ValueError: what has arrived is no frame; nothing after it can be read.
-        """
-        self._inbox += data
-        messages: list[Message] = []
-        while len(self._inbox) >= _LENGTH.size:
-            (n_bytes,) = _LENGTH.unpack_from(self._inbox)
-            if n_bytes > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a frame of {n_bytes} bytes")
-            end = _LENGTH.size + n_bytes
-            if len(self._inbox) < end:
-                break
-            messages.append(decode(bytes(self._inbox[_LENGTH.size : end])))
-            del self._inbox[:end]
-        return messages

@@ -1,11 +1,10 @@
-"""The lowest worker's eye on the servers: who answers, who has left, who has come back."""
+"""The lowest worker's connections to the servers: which of them answer, leave and come back."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import selectors
+import select
 import socket
 import threading
 import time
@@ -13,25 +12,28 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Endpoint, Peer, Progress
-from shoal.group.pool.lookup import Lookup
+from shoal.errors import ShoalError
 from shoal.group.pool.protocol import (
+    FROM_SERVERS,
+    MOST_ROSTER_BYTES,
     Ask,
-    Frames,
     Leaving,
     Meet,
     Message,
     Reserve,
     Reserved,
-    encode,
+    decode,
+    expect,
     hello_of,
+    send,
     server_key,
 )
+from shoal.rendezvous.interface import resolve
 from shoal.rendezvous.roster import decode as decode_entries
 from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
-    from shoal.rendezvous.record import Endpoint as Place
     from shoal.rendezvous.roster import Entry
 
 # A refused connect costs microseconds; a server that was started again is found this soon.
@@ -42,15 +44,16 @@ _CONNECT_S: Final = 2.0
 # would take a busy machine for a dead one, which costs calls a repair; later, and they stand still.
 _PING_S: Final = 0.5
 _PONG_S: Final = 1.2
+_LOOKUP_S: Final = 2.0  # from one lookup of a name to the next
 _LAST_S: Final = 0.5  # for the thread to end
-_MOST_UNSENT_BYTES: Final = 2 << 20  # for a server that reads too slowly
+_N_AT_ONCE: Final = 64  # connections that the endpoint reads from in a step
 
 
 class Watch:
     """All servers that `SHOAL_SERVERS` names.
 
     Args:
-        on_change: called on this thread when a server has come or gone.
+        on_change: called when a server has come or gone, on this thread with the lock held.
 
     Threads: one, a daemon, until `close`; the methods may be called from any.
     """
@@ -62,38 +65,22 @@ class Watch:
         reserve: Reserve,
         on_change: Callable[[], None],
     ) -> None:
-        self._on_change = on_change
-        self._lock = threading.RLock()  # whoever is told of a change may ask what it was
-        self._selector = selectors.DefaultSelector()
-        self._waker, woken = socket.socketpair()
-        self._woken = woken
+        self.key, self.reserve, self.on_change = job_key, reserve, on_change
+        self._lock = threading.RLock()  # `on_change` may ask what has changed
+        self._waker, self._woken = socket.socketpair()
         self._is_closing = False
-        self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
-        self._endpoint = Endpoint(self, dial_s=_CONNECT_S)
-        self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
-        self._make = functools.partial(
-            _Server,
-            job_key=job_key,
-            reserve=reserve,
-            selector=self._selector,
-            endpoint=self._endpoint,
-            on_change=self._changed,
-            wake=self._wake,
-        )
-        self._servers = [self._make(address) for address in addresses]
+        self.endpoint = Endpoint(self, dial_s=_CONNECT_S, most_queued=2 * MOST_ROSTER_BYTES)
+        self._servers = [_Server(address, self) for address in addresses]
         self._thread = start("shoal servers", self._run)
 
     def add(self, address: Address) -> None:
-        """One more."""
+        """Watch one more server."""
         with self._lock:
-            self._servers = [
-                *self._servers,
-                self._make(address),
-            ]  # NOT in place: the thread goes through them
-        self._wake()
+            self._servers.append(_Server(address, self))
+        self.wake()
 
     def ready(self) -> dict[Address, bytes]:
-        """Those that would serve us now, in the order in which they were named: the identities."""
+        """Return the identities of the servers that would serve, in the order of their names."""
         with self._lock:
             found: dict[bytes, Address] = {}
             for server in self._servers:
@@ -107,270 +94,273 @@ class Watch:
             return {one.address: one.entry for one in self._servers if one.entry is not None}
 
     def gone(self) -> set[Address]:
-        """Those to which there is no connection any more."""
+        """Return the servers without a connection."""
         with self._lock:
-            return {server.address for server in self._servers if not server.is_connected}
+            return {server.address for server in self._servers if server.peer is None}
 
     def trouble(self) -> dict[Address, str]:
-        """Why the others would not."""
+        """Return why the other servers would not serve."""
         with self._lock:
             held: dict[bytes, Address] = {}
-            told: dict[Address, str] = {}
+            why: dict[Address, str] = {}
             for server in self._servers:
                 if server.identity is None:
-                    told[server.address] = server.trouble
+                    why[server.address] = server.trouble
                 elif server.identity in held:
                     other = held[server.identity]
-                    told[server.address] = f"is the same server as {other}: name it once"
+                    why[server.address] = f"is the same server as {other}: name it once"
                 else:
                     held[server.identity] = server.address
-            return told
+            return why
 
     def meet(self, meets: Iterable[tuple[Address, Meet]]) -> None:
-        """Ask servers into a view; who cannot be asked any more does not come."""
+        """Invite servers into a view; one without a connection does not come."""
         with self._lock:
             for address, meet in meets:
                 server = next(one for one in self._servers if one.address == address)
                 server.entry = None  # the answer brings the next one
-                server.say(meet)
-        self._wake()
+                server.send(meet)
+        self.wake()
 
     def tell(self, message: Message) -> None:
-        """Say this to all servers that would serve us."""
+        """Send a message to all servers that would serve."""
         with self._lock:
             for server in self._servers:
                 if server.identity is not None:
-                    server.say(message)
+                    server.send(message)
 
     def close(self) -> None:
         """Leave all servers; idempotent."""
         self._is_closing = True
-        self._wake()
+        self.wake()
         if self._thread is not threading.current_thread():
             self._thread.join(_LAST_S)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the thread look at its servers."""
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def _on_woken(self) -> None:
-        self._woken.recv(4096)
-
     def _run(self) -> None:
+        ready = select.poll()
+        for one in (self._woken, self.endpoint):
+            ready.register(one, select.POLLIN)
         try:
-            read_at = time.monotonic()
             while not self._is_closing:
                 with self._lock:
-                    self._endpoint.step(time.monotonic())
-                wake_at = float("inf")
-                for server in self._servers:
-                    with self._lock:
-                        wake_at = min(wake_at, server.step(read_at), self._endpoint.deadline)
-                read_at = time.monotonic()  # NOT later: what comes by now is read before the next
-                self._wait(max(0.001, min(wake_at - time.monotonic(), 1.0)))
+                    wake_at = self._step(time.monotonic())
+                wait_s = max(0.001, min(wake_at - time.monotonic(), 1.0))
+                if any(fd == self._woken.fileno() for fd, _ in ready.poll(1e3 * wait_s)):
+                    self._woken.recv(4096)
         finally:
             with self._lock:
                 for server in self._servers:
-                    server.close()
-                self._endpoint.close()
-            self._selector.close()
+                    server.peer = None  # NOT lost: this worker leaves
+                self.endpoint.close()
             self._waker.close()
             self._woken.close()
 
-    def _wait(self, timeout_s: float) -> None:
-        for key, _ in self._selector.select(timeout_s):
-            with self._lock:
-                key.data()
-
-    def _changed(self) -> None:
-        self._on_change()
+    def _step(self, now: float) -> float:
+        """Do what is due; return when to look again."""
+        for _ in range(1 + len(self._servers) // _N_AT_ONCE):  # a message of each server
+            self.endpoint.step(now)
+        # NOT a later time: a server is given up only once what it sent by then was read.
+        wake_at = min((server.step(now) for server in self._servers), default=float("inf"))
+        return min(wake_at, self.endpoint.deadline)  # NOT sooner: a server may have dialled
 
     # The endpoint's owner.
 
     def reached(self, peer: Peer, dial: int) -> None:
-        """A server has proved the key."""
-        self._server_of(dial).reached(peer)
+        """Reserve at a server that has proved the key."""
+        self._server(lambda one: one.dial == dial).reached(peer)
 
     def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
-        """A dial has failed."""
-        self._server_of(dial).not_reached(error, progress, was_connected)
+        """Note why a dial has failed."""
+        self._server(lambda one: one.dial == dial).not_reached(error, progress, was_connected)
 
-    def _server_of(self, dial: int) -> _Server:
-        return next(server for server in self._servers if server.dial == dial)
+    def received(self, peer: Peer, kind: int, body: bytes, _fd: int) -> None:
+        """Take a server's message."""
+        server = self._server(lambda one: one.peer is peer)
+        try:
+            server.take(decode(kind, body))
+        except ValueError as error:
+            server.fail(f"was lost: it sent nonsense ({error})", _RETRY_S)
+
+    def lost(self, peer: Peer, _error: int, why: str) -> None:
+        """Connect again soon."""
+        self._server(lambda one: one.peer is peer).fail(f"was lost: {why}", _RETRY_S)
+
+    def _server(self, is_it: Callable[[_Server], bool]) -> _Server:
+        return next(filter(is_it, self._servers))
 
 
 class _Server:
-    """One of them. Its connection is made anew whenever it is gone.
+    """One of the servers. Its connection is made anew whenever it is lost.
 
     Attributes:
-        identity: of its process, while it would serve us.
+        identity: of its process, while it would serve.
         entry: its part of the roster of the next view.
-        trouble: a verb phrase: why it would not.
+        trouble: a verb phrase: why it would not serve.
+        dial: the number of the endpoint's dial while it connects.
+        peer: the connection.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        job_key: bytes,
-        reserve: Reserve,
-        selector: selectors.BaseSelector,
-        endpoint: Endpoint,
-        on_change: Callable[[], None],
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, address: Address, watch: Watch) -> None:
         self.address, self.trouble = address, "has not answered yet"
-        self._lookup = Lookup(address, wake)
+        self._watch, self._lookup = watch, _Lookup(address, watch.wake)
         self.identity: bytes | None = None
         self.entry: Entry | None = None
-        self._outbox = b""
-        self._key, self._reserve = job_key, reserve
-        self._selector, self._endpoint, self._on_change = selector, endpoint, on_change
-        self._targets: list[Place] = []
-        self.dial: int | None = None  # of the endpoint
-        self._sock: socket.socket | None = None
-        self._frames = Frames()
+        self._targets: list[str] = []
+        self.dial: int | None = None
+        self.peer: Peer | None = None
         self._not_before = 0.0
-        self._until = float("inf")
-        self._ping_at = float("inf")
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it can be talked to."""
-        return self._sock is not None
+        self._until = self._ping_at = float("inf")
 
     def step(self, read_at: float) -> float:
-        """Connect if it is time to, or give up; returns when to look again.
+        """Connect, ping or give up if it is time to; return when to look again.
 
         Args:
             read_at: what had come by then was read, however late this thread is.
         """
         if read_at >= self._until:
-            self._fail("does not answer", _RETRY_S)
+            self.fail("does not answer", _RETRY_S)
         now = time.monotonic()
-        if now >= self._ping_at and self._sock is not None:
+        if now >= self._ping_at:
             self._ping_at = now + _PING_S
             self._until = min(self._until, now + _PONG_S)
-            self.say(Ask())
-        if self._sock is None and self.dial is None:
+            self.send(Ask())
+        if self.peer is None and self.dial is None:
             if now < self._not_before:
                 return self._not_before
-            self._targets = self._targets or self._lookup.endpoints()
+            self._targets = self._targets or self._lookup.found.copy()
             if not self._targets:
                 self.trouble = self._lookup.trouble or self.trouble
                 return self._lookup.begin(now)  # or when it has found some
             self._connect(now)
         return min(self._until, self._ping_at)
 
-    def say(self, message: Message) -> None:
-        """Send it, if there is a connection."""
-        if self._sock is None:
-            return
-        try:
-            self._outbox += encode(message)
-            if len(self._outbox) > _MOST_UNSENT_BYTES:
-                raise OSError("it takes no more")
-            self._flush(self._sock)
-        except OSError as error:
-            self._fail(f"was lost: {error}", _RETRY_S)
-
-    def _flush(self, sock: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._outbox = self._outbox[sock.send(self._outbox) :]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
-        if self._selector.get_key(sock).events != events:
-            self._selector.modify(sock, events, self._on_data)
-
-    def close(self) -> None:
-        """Close what is open. The selector is done with."""
-        if self._sock is not None:
-            self._sock.close()
-        self._sock = None
+    def send(self, message: Message) -> None:
+        """Send a message, if there is a connection."""
+        if self.peer is not None:
+            send(self.peer, message)
 
     def _connect(self, now: float) -> None:
-        self._target = target = self._targets.pop(0)
-        hello, key = hello_of(self._key), server_key(self._key)
-        self.dial = self._endpoint.connect(target.address, target.port, hello, key)
+        self._target = self._targets.pop(0)
+        hello, key = hello_of(self._watch.key), server_key(self._watch.key)
+        self.dial = self._watch.endpoint.connect(self._target, self.address.port, hello, key)
         self._until = now + _CONNECT_S
 
     def reached(self, peer: Peer) -> None:
-        """It has proved the key."""
-        self.dial, self._sock, self._frames = None, socket.socket(fileno=peer.detach()), Frames()
-        self._sock.setblocking(False)
-        self._outbox = b""
-        self._targets = []
+        """Reserve: it has proved the key."""
+        self.dial, self.peer, self._targets = None, peer, []
         self._lookup.prefer(self._target)
-        self._selector.register(self._sock, selectors.EVENT_READ, self._on_data)
-        self.say(self._reserve)
+        expect(peer, FROM_SERVERS)
+        self.send(self._watch.reserve)
 
     def not_reached(self, error: int, progress: Progress, was_connected: bool) -> None:
-        """It cannot be reached now, or does not prove the key."""
+        """Note why it cannot be reached now, or what it is."""
         if progress is Progress.KEY_DIFFERS:
-            self._fail(
+            self.fail(
                 "holds no job key like ours: start it with --key-file and the file that "
                 "SHOAL_KEY_FILE names",
                 _RETRY_REFUSED_S,
             )
         elif progress is not Progress.WAITING:
-            self._fail("speaks another protocol: install the same shoal on all", _RETRY_REFUSED_S)
-        elif was_connected:  # who speaks another protocol is closed without a word
-            self._fail(
+            self.fail("speaks another protocol: install the same shoal on all", _RETRY_REFUSED_S)
+        elif was_connected:  # a server that speaks another protocol closes without a word
+            self.fail(
                 "closes the connection: it is no shoal server, or of another version", _RETRY_S
             )
         else:
-            self._fail(f"cannot be reached: {os.strerror(error)}", _RETRY_S)
+            self.fail(f"cannot be reached: {os.strerror(error)}", _RETRY_S)
 
-    def _on_data(self) -> None:
-        sock = self._sock
-        if sock is None:
-            return
-        try:
-            if self._outbox:
-                self._flush(sock)
-            data = sock.recv(65536)
-            messages = self._frames.feed(data)
-        except BlockingIOError:
-            return
-        except (OSError, ValueError) as error:
-            self._fail(f"was lost: {error}", _RETRY_S)
-            return
-        try:
-            for message in messages:
-                if self._sock is sock:  # NOT after a refusal
-                    self._take(message)
-        except ValueError as error:
-            self._fail(f"was lost: {error}", _RETRY_S)
-            return
-        if not data:
-            self._fail("has closed the connection", _RETRY_S)
+    def take(self, message: Message) -> None:
+        """Handle a message.
 
-    def _take(self, message: Message) -> None:
+        Raises:
+            ValueError: its entry is none.
+        """
         self._until = float("inf")
         if isinstance(message, Leaving):
             self._lose("is about to end")
         elif isinstance(message, Reserved) and message.refused:
-            self._fail(f"refuses: {message.refused}", _RETRY_REFUSED_S)
+            self.fail(f"refuses: {message.refused}", _RETRY_REFUSED_S)
         elif isinstance(message, Reserved) and message.entry:
             self.entry = decode_entries(message.entry, {0}, 1)[0]
             if self.identity is None:
                 self.identity, self.trouble = message.server, ""
                 self._ping_at = time.monotonic() + _PING_S
-            self._on_change()
+            self._watch.on_change()
 
-    def _lose(self, why: str) -> None:
-        self.trouble, self.identity, self.entry = why, None, None
-        self._on_change()
-
-    def _fail(self, why: str, retry_s: float) -> None:
-        was_tried = self._sock is None
+    def fail(self, why: str, retry_s: float) -> None:
+        """Close the connection, or end the dial; connect again after a while."""
+        was_tried = self.peer is None
         if self.dial is not None:
-            self._endpoint.hang_up(self.dial)
-        if self._sock is not None:
-            self._selector.unregister(self._sock)
-            self._sock.close()
-        self._sock = self.dial = None
+            self._watch.endpoint.hang_up(self.dial)
+        if self.peer is not None:
+            self.peer.close()
+        self.peer = self.dial = None
         self._until = self._ping_at = float("inf")
         now = time.monotonic()
         self._not_before = now + (0.0 if self._targets else retry_s)
         if was_tried and not self._targets:  # no known address leads there
             self._lookup.begin(now)
         self._lose(why)
+
+    def _lose(self, why: str) -> None:
+        self.trouble, self.identity, self.entry = why, None, None
+        self._watch.on_change()
+
+
+class _Lookup:
+    """The addresses of a server. The last good ones stay until a lookup finds others.
+
+    Args:
+        on_found: called on a lookup's thread when it has ended.
+
+    Attributes:
+        found: the addresses, the best first.
+        trouble: a verb phrase: why no address is known.
+
+    Threads: all methods on one; a lookup has a daemon thread of its own, however long it takes.
+    """
+
+    def __init__(self, address: Address, on_found: Callable[[], None]) -> None:
+        self._address, self._on_found = address, on_found
+        self.trouble = ""
+        self.found: list[str] = []
+        self._is_running = False
+        self._not_before = float("-inf")
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, address.host)
+            self.found, self._not_before = [address.host], float("inf")
+
+    def prefer(self, address: str) -> None:
+        """Put the address at which the server was reached first."""
+        self.found = [address, *(one for one in self.found if one != address)]
+
+    def begin(self, now: float) -> float:
+        """Look the name up, unless a lookup runs or has just ended; return when to call again."""
+        if self._is_running:
+            return float("inf")  # it wakes the caller
+        if now >= self._not_before:
+            self._not_before = now + _LOOKUP_S
+            self._is_running = True
+            try:
+                start("shoal lookup", self._run)
+            except ShoalError as error:
+                self._is_running = False
+                self.trouble = f"has a name that cannot be looked up: {error}"
+        return self._not_before
+
+    def _run(self) -> None:
+        try:
+            targets = resolve(*self._address, socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self.trouble = f"has a name that does not resolve ({error})"
+        else:
+            self.found = list(dict.fromkeys(str(target[0]) for *_, target in targets))
+            self.trouble = ""
+        self._is_running = False
+        self._on_found()
