@@ -28,6 +28,7 @@ from process.stage import Stage, pretend_hosts
 
 import shoal
 from shoal.group.pool import mend
+from shoal.group.pool import pool as pools
 from shoal.group.pool.protocol import Meet
 from shoal.server.job import Job
 from shoal.server.options import keys_of, listen
@@ -136,6 +137,39 @@ def test_a_view_is_given_up_on_all_workers_once_rank_0_has_lost_a_server_of_it(
         env = job_env(key, address) | dict(stage.env)
         found = run_ranks(give_a_view_up, N_WORKERS, env=env)
     assert max(found) < AT_ONCE_S, found
+
+
+def leave_while_a_view_ends() -> float:
+    """Rank 1 is held before it takes part in the end; return how long rank 0 takes to leave."""
+    stage, in_thread, finish = Stage.from_environment(), Stage.from_environment(), pools.finish
+    with served_group() as group:
+
+        def finish_late(*how: Any) -> None:
+            if group.rank == 1:
+                in_thread.await_cue("one has left")
+            in_thread.cue(f"rank {group.rank} ends a view")
+            finish(*how)
+
+        pools.finish = finish_late
+        began = 0.0
+        if group.rank == 0:
+            stage.cue("rank 0: has called")
+            stage.await_cue("rank 0 ends a view")
+            began = time.monotonic()
+            group.close()
+            began -= time.monotonic()
+            stage.cue("one has left")
+        stage.await_cue("one has left")
+    return -began
+
+
+def test_a_group_is_left_at_once_though_another_worker_is_held_as_a_view_ends(
+    tmp_path: Path,
+) -> None:
+    outcomes = run_and_kill_the_server(leave_while_a_view_ends, N_WORKERS, new_key(tmp_path))
+    took_s = [outcome.value for outcome in outcomes]
+    assert None not in took_s, outcomes
+    assert max(took_s) < AT_ONCE_S
 
 
 def leave_when_mended() -> bool:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 
 _LOOK_S: Final = 0.05  # between two looks of a waiting thread whether the workers' group has ended
+_LEAVE_S: Final = 0.3  # for the thread to end by itself: a worker that it waits for may be held
 _DEADLINES_S: Final = 0.5  # between two looks at the deadlines of calls, where nothing else happens
 
 
@@ -150,8 +151,10 @@ class Pool:
         self._forming.close()
         self._bell.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_LEAVE_S)
+            self.control.abort("it has left")  # ends the thread if it waits for others there
             self._thread.join(2 * MEETING_S)
-        self.control.close()  # ends the thread if it still waits for others there
+        self.control.close()
 
     # Calls.
 
