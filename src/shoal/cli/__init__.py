@@ -19,7 +19,7 @@ from shoal.errors import ShoalError
 __all__ = ["main"]
 
 COMMANDS: Final = (
-    *("trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump", "lab"),
+    *("check", "trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump", "lab"),
     *("server", "status"),
 )
 """The subcommands, each a module of this package. A name here is the whole registration."""

@@ -1,0 +1,176 @@
+"""Measures one way from a host to another: does it connect, how late and how fast is it.
+
+A prober connects, sends the token of the answerer, then requests of a letter and a length:
+`p` is answered with the answerer's clock, `b` is followed by so many bytes, which are confirmed
+with one. All waits end after `PATIENCE_S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hmac
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.rendezvous.interface import Advertised, choose_addresses
+from shoal.rendezvous.listener import listen_tcp, n_paths, port_range
+from shoal.threads import Threads, start
+
+if TYPE_CHECKING:
+    from shoal.check.facts import Path
+
+PATIENCE_S: Final = 3.0
+_N_TOKEN: Final = 32
+_REQUEST: Final = struct.Struct("!cI")
+_CLOCK: Final = struct.Struct("!d")
+_N_PINGS: Final = 20
+_FIRST_BULK: Final = 64 << 10  # many packets: a smaller one may fit where full ones are lost
+_MOST_BULK: Final = 256 << 20
+_LONG_ENOUGH_S: Final = 0.25
+_CHUNK: Final = memoryview(bytes(1 << 20))
+
+
+class Probe(NamedTuple):
+    """What came of one probe. Times in seconds, rates in bytes per second."""
+
+    error: str = ""
+    latency_s: float = 0.0
+    rate: float = 0.0
+    ahead_s: float = 0.0
+    """How far the other host's clock is ahead."""
+
+
+class Answerer:
+    """Answers probes of all who know its token, until `close`."""
+
+    def __init__(self, master: str | None, environ: Mapping[str, str]) -> None:
+        self._token = os.urandom(_N_TOKEN)
+        self._workers = Threads("shoal check", 64)
+        self._listeners: list[socket.socket] = []
+        self.paths: list[tuple[Advertised, int]] = []
+        ports: Iterable[int] = port_range(environ)
+        for chosen in dict.fromkeys(choose_addresses(n_paths(environ), master, environ)):
+            listener = listen_tcp(chosen.address, ports)
+            self._listeners.append(listener)
+            self.paths.append((chosen, listener.getsockname()[1]))
+            start("shoal check", self._accept, listener)
+
+    @property
+    def token(self) -> str:
+        """What probers must send, in hexadecimal."""
+        return self._token.hex()
+
+    def close(self) -> None:
+        """Answer no new prober."""
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it was closed
+            while True:
+                caller, _ = listener.accept()
+                caller.settimeout(2 * PATIENCE_S)
+                self._workers.submit(functools.partial(self._answer, caller))
+
+    def _answer(self, caller: socket.socket) -> None:
+        with caller, contextlib.suppress(OSError):
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not hmac.compare_digest(_receive(caller, _N_TOKEN), self._token):
+                return
+            into = memoryview(bytearray(1 << 20))
+            while True:
+                kind, n_bytes = _REQUEST.unpack(_receive(caller, _REQUEST.size))
+                if kind == b"p":
+                    caller.sendall(_CLOCK.pack(time.time()))
+                else:
+                    while n_bytes > 0:
+                        n_bytes -= _some(caller, into[:n_bytes])
+                    caller.sendall(b"k")
+
+
+def probe(path: Path, token: str) -> Probe:
+    """Measure the way to this address from here; what fails is in the result, in words."""
+    try:
+        link = socket.create_connection((path.address, path.port), PATIENCE_S)
+    except TimeoutError:
+        return Probe(
+            f"nothing answers at {path.address} port {path.port}: a firewall (set "
+            "SHOAL_PORT_RANGE, and open these ports), or no route"
+        )
+    except OSError as error:
+        return Probe(f"{path.address} port {path.port}: {_why(error)}")
+    with link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            link.sendall(bytes.fromhex(token))
+            latency_s, ahead_s = _ping(link)
+        except OSError as error:
+            return Probe(f"{path.address} port {path.port} connects and does not answer: {error}")
+        try:
+            return Probe("", latency_s, _rate(link), ahead_s)
+        except OSError:
+            return Probe(
+                f"small messages pass and {_FIRST_BULK >> 10} KiB do not: full packets are lost, "
+                "as where the MTU of an interface is larger than that of a switch or a tunnel",
+                latency_s,
+            )
+
+
+def _ping(link: socket.socket) -> tuple[float, float]:
+    best, ahead_s = float("inf"), 0.0
+    for _ in range(_N_PINGS):
+        began, since = time.time(), time.perf_counter()
+        link.sendall(_REQUEST.pack(b"p", 0))
+        [theirs] = _CLOCK.unpack(_receive(link, _CLOCK.size))
+        took = time.perf_counter() - since
+        if took < best:
+            best, ahead_s = took, theirs - (began + took / 2)
+    return best / 2, ahead_s
+
+
+def _rate(link: socket.socket) -> float:
+    """Bytes per second of the better of two transfers that take long enough."""
+    n_bytes = _FIRST_BULK
+    while True:
+        took = min(_transfer(link, n_bytes), _transfer(link, n_bytes))
+        if took >= _LONG_ENOUGH_S or n_bytes >= _MOST_BULK:
+            return n_bytes / took
+        n_bytes = min(4 * n_bytes, _MOST_BULK)
+
+
+def _transfer(link: socket.socket, n_bytes: int) -> float:
+    since = time.perf_counter()
+    link.sendall(_REQUEST.pack(b"b", n_bytes))
+    for begin in range(0, n_bytes, len(_CHUNK)):
+        link.sendall(_CHUNK[: n_bytes - begin])
+    _receive(link, 1)
+    return time.perf_counter() - since
+
+
+def _receive(link: socket.socket, n_bytes: int) -> bytes:
+    data = bytearray(n_bytes)
+    at = 0
+    while at < n_bytes:
+        at += _some(link, memoryview(data)[at:])
+    return bytes(data)
+
+
+def _some(link: socket.socket, into: memoryview) -> int:
+    n_bytes = link.recv_into(into)
+    if not n_bytes:
+        raise ConnectionError("it closes the connection")
+    return n_bytes
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.ECONNREFUSED:
+        return "refused: a firewall that rejects, or another machine has this address"
+    return error.strerror or str(error)

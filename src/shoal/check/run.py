@@ -1,0 +1,125 @@
+"""One rank's part of a check: publish facts, probe the other hosts in turn, report on rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from shoal.check import facts
+from shoal.check.probe import PATIENCE_S, Answerer, Probe, probe
+from shoal.check.report import Findings
+from shoal.errors import ShoalError, TimedOut
+from shoal.rendezvous import Store, job_key
+from shoal.rendezvous.environment import LaunchInfo, find_place
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
+
+if TYPE_CHECKING:
+    from shoal.check.facts import Facts
+
+# A round of probes: a few waits for each path; a rank that takes longer has died.
+_ROUND_S: Final = 10 * PATIENCE_S
+_END: Final = "check/end"
+
+
+def check(timeout_s: float) -> Findings | None:
+    """Check this job's machines, on every rank at once.
+
+    Args:
+        timeout_s: how long to wait for ranks that have not started.
+
+    Returns:
+        What was found, on rank 0; None on the others.
+
+    Raises:
+        UsageError: a variable is wrong, the interface does not exist, or another key is needed.
+        TimedOut: rank 0 does not answer.
+    """
+    place = find_place()
+    with _store(place, timeout_s) as store:
+        answerer = Answerer(place.master_addr, os.environ)
+        try:
+            own = facts.gather(place.rank, answerer.paths, answerer.token)
+            store.set(f"check/facts/{place.rank}", own.encode())
+            present = _all_facts(store, place, timeout_s)
+            probes = _probe_hosts(store, own, _first_of_hosts(present))
+            if place.rank:
+                store.get(_END, _ROUND_S)
+                return None
+            store.set(_END, b"")
+            missing = [rank for rank in range(place.size) if rank not in present]
+            return Findings([present[rank] for rank in sorted(present)], missing, probes)
+        finally:
+            answerer.close()
+
+
+@contextlib.contextmanager
+def _store(place: LaunchInfo, timeout_s: float) -> Iterator[Store]:
+    """Connect to the store of the job; rank 0 serves it, and stays until the others have left."""
+    where = place.master_addr, place.master_port
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
+
+        yield agent_store(*where, timeout_s)
+        return
+    key = job_key(os.environ)
+    server = TcpStoreServer(*where, key=key) if place.rank == 0 else None
+    client = TcpStoreClient(*where, timeout_s=timeout_s, key=key)
+    try:
+        yield client
+    finally:
+        client.close()
+        if server is not None:
+            server.await_leavers(PATIENCE_S)
+            server.close()
+
+
+def _all_facts(store: Store, place: LaunchInfo, timeout_s: float) -> dict[int, Facts]:
+    """Collect what the ranks have published; rank 0 decides which are here."""
+    until = time.monotonic() + timeout_s
+    if place.rank:
+        here = json.loads(store.get("check/here", 2 * timeout_s))
+        return {rank: facts.decode(store.get(f"check/facts/{rank}", timeout_s)) for rank in here}
+    present = {}
+    for rank in range(place.size):
+        with contextlib.suppress(TimedOut):
+            left_s = max(0.001, until - time.monotonic())
+            present[rank] = facts.decode(store.get(f"check/facts/{rank}", left_s))
+    store.set("check/here", json.dumps(list(present)).encode())
+    return present
+
+
+def _first_of_hosts(present: dict[int, Facts]) -> list[Facts]:
+    """Choose the lowest rank of each host: the others share its interfaces."""
+    first: dict[str, Facts] = {}
+    for rank in sorted(present):
+        first.setdefault(present[rank].host_id, present[rank])
+    return list(first.values())
+
+
+def _probe_hosts(
+    store: Store, own: Facts, hosts: list[Facts]
+) -> dict[tuple[int, int], list[Probe]]:
+    """Probe every other host, in rounds in which each host sends to one and receives from one.
+
+    Returns:
+        By rank of the prober and of the answerer: one probe for each path. On rank 0 all of them,
+        less those of ranks that died; elsewhere a part.
+    """
+    found: dict[tuple[int, int], list[Probe]] = {}
+    ranks = [one.rank for one in hosts]
+    for shift in range(1, len(hosts)):
+        if own.rank in ranks:
+            to = hosts[(ranks.index(own.rank) + shift) % len(hosts)]
+            made = [probe(path, to.token) for path in to.paths]
+            store.set(f"check/round/{shift}/{own.rank}", json.dumps(made).encode())
+        for index, rank in enumerate(ranks):
+            to_rank = ranks[(index + shift) % len(hosts)]
+            with contextlib.suppress(ShoalError, RuntimeError):  # it died
+                value = store.get(f"check/round/{shift}/{rank}", _ROUND_S)
+                found[rank, to_rank] = [Probe(*one) for one in json.loads(value)]
+    return found

@@ -1,0 +1,81 @@
+"""`shoal check`: see whether the machines of a job reach each other, and how fast.
+
+Start it as the job itself, on every rank at once:
+
+  torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint host0:29500 --no-python shoal check
+  srun shoal check
+  shoal check --hosts host0,host1     # over ssh, one rank for each host
+
+Rank 0 prints who reaches whom, by which interface, how late and how fast, with the versions, MTUs,
+clocks, keys and limits of all hosts, and what to change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from typing import Final
+
+from shoal.errors import ShoalError, UsageError
+
+_PORT: Final = "29500"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal check`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--hosts", metavar="A,B", help="start it there, over ssh, in this folder with this Python")
+    ssh = "the command that runs another on a host; default %(default)s"
+    add("--ssh", default="ssh", metavar="COMMAND", help=ssh)
+    wait = "how long to wait for ranks that have not started; default %(default)g"
+    add("--timeout", type=float, default=30.0, metavar="SECONDS", help=wait)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if not args.timeout > 0:
+        raise UsageError(f"--timeout {args.timeout:g} is not a positive number of seconds")
+    if args.hosts:
+        return _over_ssh(args.hosts.split(","), args.ssh, args.timeout)
+    from shoal.check.run import check
+
+    findings = check(args.timeout)
+    if findings is None:
+        return 0
+    sys.stdout.write(findings.text())
+    return 1 if any(findings.problems()) else 0
+
+
+def _over_ssh(hosts: list[str], ssh: str, timeout_s: float) -> int:
+    """Start a rank on each host, and return the exit code of rank 0.
+
+    Shoal's variables go along, except a key itself: others could see it in the list of processes.
+    """
+    if not all(hosts):
+        raise UsageError(f"--hosts {','.join(hosts)}: a name is empty")
+    if os.environ.get("SHOAL_KEY"):
+        raise UsageError("--hosts cannot pass SHOAL_KEY on unseen: use SHOAL_KEY_FILE on each host")
+    passed = {name: value for name, value in os.environ.items() if name.startswith("SHOAL_")}
+    passed |= {
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", hosts[0]),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", _PORT),
+        "WORLD_SIZE": str(len(hosts)),
+    }
+    running = []
+    for rank, host in enumerate(hosts):
+        env = [f"{name}={value}" for name, value in (passed | {"RANK": str(rank)}).items()]
+        command = ["env", *env, sys.executable, "-m", "shoal", "check", "--timeout", str(timeout_s)]
+        there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
+        try:
+            # Nothing of the others is shown but errors: rank 0 has the report.
+            running.append(
+                subprocess.Popen([*shlex.split(ssh), host, there], stdin=subprocess.DEVNULL)
+            )
+        except OSError as error:
+            raise ShoalError(f"cannot run {ssh}: {error.strerror}") from None
+    codes = [one.wait() for one in running]
+    return codes[0]

@@ -1,0 +1,155 @@
+"""`shoal check` in namespaces: each fault of a network is named, with the hosts and the numbers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from lab.labs import enter, env_of, needs_root
+from process.ranks import run_ranks
+
+import shoal
+from shoal.check.report import Findings
+from shoal.check.run import check
+from shoal.errors import ShoalError
+from shoal.lab import Lab
+from shoal.lab.cluster import ip
+
+pytestmark = needs_root
+
+N_HOSTS = 3
+
+
+def check_in(
+    namespaces: list[str], special: dict[int, dict[str, str]], version: str = ""
+) -> Findings | str | None:
+    """What this rank finds, or its error.
+
+    Args:
+        special: variables of single ranks.
+        version: what the last rank takes itself for.
+    """
+    rank = int(os.environ["RANK"])
+    enter(namespaces[rank])
+    os.environ |= special.get(rank, {})
+    if version and rank == N_HOSTS - 1:
+        shoal.__version__ = version
+    try:
+        return check(3.0)
+    except ShoalError as error:
+        return str(error)
+
+
+def findings_in(
+    cluster: Lab,
+    special: dict[int, dict[str, str]] | None = None,
+    version: str = "",
+    **environ: str,
+) -> list[Findings | str | None]:
+    namespaces = [host.namespace for host in cluster.hosts]
+    env = env_of(cluster) | environ
+    return run_ranks(check_in, N_HOSTS, namespaces, special or {}, version, env=env)
+
+
+def of_rank_0(outcomes: list[Findings | str | None]) -> Findings:
+    assert isinstance(outcomes[0], Findings), outcomes
+    return outcomes[0]
+
+
+def problem_with(findings: Findings, *facts: str) -> str:
+    """The one problem that names all these facts."""
+    [problem] = [one for one in findings.problems() if all(fact in one for fact in facts)]
+    return problem
+
+
+def test_hosts_that_need_nothing_are_measured_each_way_within_their_line() -> None:
+    with Lab(N_HOSTS, rate_mbit=200) as cluster:
+        found = of_rank_0(findings_in(cluster))
+    assert not [one for one in found.problems() if "Mbit/s" not in one]  # a busy core slows a way
+    assert len(found.probes) == N_HOSTS * (N_HOSTS - 1)
+    for [probe] in found.probes.values():
+        assert 0 < 8e-6 * probe.rate / 200 < 1.3
+        assert abs(probe.ahead_s) < 1
+
+
+def test_a_firewall_between_two_hosts_is_named_with_both_and_fails_no_other_way() -> None:
+    with Lab(N_HOSTS, rate_mbit=None) as cluster:
+        cluster.cut(2, 1)
+        found = of_rank_0(findings_in(cluster))
+        address = cluster.hosts[2].address
+    failed = {way for way, [probe] in found.probes.items() if probe.error}
+    assert failed == {(1, 2), (2, 1)}
+    assert any("a firewall" in one for one in found.problems() if address in one)
+    assert found.text().count("FAILS") == 2
+
+
+def test_a_rank_with_another_key_hears_of_it_and_rank_0_names_who_did_not_come() -> None:
+    other = {1: {"SHOAL_KEY": "another key than theirs"}}
+    with Lab(N_HOSTS, rate_mbit=None) as cluster:
+        outcomes = findings_in(cluster, other)
+    assert "holds another key" in str(outcomes[1])
+    assert problem_with(of_rank_0(outcomes), "rank 1 did not come")
+
+
+def test_two_versions_are_named_with_their_hosts() -> None:
+    with Lab(N_HOSTS, rate_mbit=None) as cluster:
+        found = of_rank_0(findings_in(cluster, version="0.0.9"))
+    assert problem_with(found, "shoal differs", f"{shoal.__version__} on", "0.0.9 on", "(rank 2)")
+
+
+def test_a_switch_that_loses_full_packets_is_told_from_a_firewall() -> None:
+    with Lab(N_HOSTS, rate_mbit=100) as cluster:
+        for host in cluster.hosts:
+            ip("-n", host.namespace, "link", "set", "eth0", "gso_max_segs", "1")
+        ip("-n", cluster._switch, "link", "set", "port2-0", "mtu", "900")
+        found = of_rank_0(findings_in(cluster))
+    for way in ((0, 2), (1, 2)):
+        [probe] = found.probes[way]
+        assert probe.latency_s > 0
+        assert "MTU" in probe.error
+
+
+def test_an_mtu_and_a_setting_that_differ_are_named() -> None:
+    with Lab(N_HOSTS, rate_mbit=None) as cluster:
+        ip("-n", cluster.hosts[1].namespace, "link", "set", "eth0", "mtu", "1400")
+        found = of_rank_0(findings_in(cluster, {2: {"SHOAL_WIRE": "bf16"}}))
+    assert problem_with(found, "MTU differs", "1400 on", "1500 on")
+    assert problem_with(found, "SHOAL_WIRE differs", "bf16 on", "unset on")
+
+
+def test_ssh_starts_a_rank_on_each_host_and_gives_the_report_and_the_code_of_rank_0() -> None:
+    with Lab(2, rate_mbit=None) as cluster:
+        names = [host.namespace for host in cluster.hosts]
+        env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        env |= {"MASTER_ADDR": cluster.hosts[0].address, "SHOAL_SOCKET_IFNAME": "eth0"}
+        ssh = ["--ssh", "sh -c 'exec ip netns exec $0 sh -c \"$1\"'"]
+        command = [sys.executable, "-m", "shoal", "check", "--hosts", ",".join(names), *ssh]
+        ran = subprocess.run(
+            command, env=env, capture_output=True, text=True, check=False, timeout=60
+        )
+    assert "2 ranks on 2 hosts" in ran.stdout, ran.stderr
+    assert "there is no key" in ran.stdout
+    assert ran.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "fact"),
+    [
+        (["--timeout", "0"], {}, "--timeout 0"),
+        (["--hosts", "a,,b"], {}, "a name is empty"),
+        (["--hosts", "a,b"], {"SHOAL_KEY": "k" * 32}, "SHOAL_KEY_FILE"),
+    ],
+)
+def test_wrong_options_are_refused(
+    argv: list[str],
+    environ: dict[str, str],
+    fact: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from shoal.cli import main
+
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert main(["check", *argv]) == 2
+    assert fact in capsys.readouterr().err
