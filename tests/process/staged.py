@@ -8,6 +8,7 @@ the calling thread: what has to be ordered behind copies waits for them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import queue
@@ -19,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.frontend.torch.gpu import local_gpus, pieces
-from shoal.frontend.torch.gpu.local_calls import part_of
+from shoal.frontend.torch.gpu import local_gpus, nccl, pieces
+from shoal.frontend.torch.gpu.nccl import NcclCollectives
 from shoal.frontend.torch.tensor_buffers import TensorBuffers
 
 
@@ -44,6 +45,7 @@ class ThreadDevice:
     def __init__(self) -> None:
         self._streams = itertools.cycle([ThreadStream() for _ in range(4)])
         self.n_copies = 0
+        self.n_sums = 0  # that the devices of a host have begun
         self._on_thread = threading.local()
 
     def check(self, doing: str) -> None:
@@ -114,51 +116,46 @@ class ThreadDevice:
     def identity(self) -> str:
         return str(os.getpid())
 
-    def collectives(self, store: Any, rank: int, size: int, timeout_s: float) -> GlooCollectives:
-        return GlooCollectives(store, rank, size, timeout_s)
+    def collectives(self, store: Any, rank: int, size: int, timeout_s: float) -> NcclCollectives:
+        made = NcclCollectives(self, store, rank, size, timeout_s)  # type: ignore[arg-type]
+        self.n_sums = 0  # without the ones that try it out
+        return made
 
 
-class GlooCollectives:
-    """Gloo in the place of NCCL. What fails says nothing to the stream, as on a GPU."""
+class QueuedGloo:
+    """Gloo in the place of NCCL, which has the same methods: a stream makes the calls.
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
-        self.rank, self.size = rank, size
-        timeout = timedelta(seconds=timeout_s)
-        self._backend = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.n_calls = 0
+    A call that fails does not tell the stream, as on a GPU.
+    """
 
-    def reduce_scatter(self, stream: ThreadStream, flat: torch.Tensor) -> None:
-        def go() -> None:
-            total = flat.clone()
-            self._backend.allreduce([total]).wait()
-            for part in part_of(flat.numel(), self.rank, self.size):
-                flat[slice(*part)] = total[slice(*part)]
+    def __init__(
+        self, device: ThreadDevice, store: Any, rank: int, size: int, timeout_s: float
+    ) -> None:
+        self._device = device
+        self._backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
 
-        self._give(stream, go)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.endswith("_single"):
+            raise AttributeError(name)  # its name in a later torch
+        self._device.n_sums += name == "_reduce_scatter_base"
 
-    def all_gather(self, stream: ThreadStream, flat: torch.Tensor) -> None:
-        def go() -> None:
-            for rank in range(self.size):
-                for part in part_of(flat.numel(), rank, self.size):
-                    options = dist.BroadcastOptions()
-                    options.rootRank = rank
-                    self._backend.broadcast([flat[slice(*part)]], options).wait()
+        def give(*args: Any) -> QueuedGloo:
+            def go() -> None:
+                with contextlib.suppress(RuntimeError), torch.inference_mode():
+                    getattr(self._backend, name)(*args).wait()
 
-        self._give(stream, go)
+            self._device._give(go)
+            return self
 
-    def _give(self, stream: ThreadStream, go: Callable[[], None]) -> None:
-        self.n_calls += 1
+        return give
 
-        def run() -> None:
-            with contextlib.suppress(RuntimeError), torch.inference_mode():
-                go()
-
-        stream.queue.put(run)
+    def wait(self) -> None:
+        pass
 
     def abort(self) -> None:
         self._backend.abort()
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         pass
 
 
@@ -178,4 +175,5 @@ def stage_everything(piece_bytes: int = 4096, local_bytes: int = 1 << 60) -> Thr
     TensorBuffers._own_memory = on_device  # type: ignore[method-assign]
     pieces.PIECE_BYTES = piece_bytes  # type: ignore[misc]
     local_gpus.LEAST_BYTES = local_bytes  # type: ignore[misc]
+    nccl._backend = functools.partial(QueuedGloo, device)
     return device

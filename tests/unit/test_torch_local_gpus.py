@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.util
 import threading
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
+import torch
 import torch.distributed as dist
 from unit.in_process import run_well
 
 from shoal.dtypes import DType, Op
+from shoal.errors import TimedOut
 from shoal.frontend.torch import collectives
-from shoal.frontend.torch.gpu import local_gpus
+from shoal.frontend.torch.gpu import local_gpus, nccl
 from shoal.group.buffers import BufferView
 
 
@@ -132,6 +135,15 @@ def test_an_nccl_that_hangs_is_given_up_at_the_deadline_and_aborted_when_it_come
     gpu.hangs.set()
     thread.join()
     assert [made.aborted for made in gpu.made] == [1]
+
+
+def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, device = MagicMock(), MagicMock(place=torch.device("cpu"))
+    device.has_passed.return_value = False
+    monkeypatch.setattr(nccl, "_backend", lambda *_: backend)
+    with pytest.raises(TimedOut, match="first calls among the GPUs of this host"):
+        nccl.NcclCollectives(device, dist.HashStore(), 0, 1, 0.01)
+    backend.abort.assert_called_once()
 
 
 @pytest.mark.parametrize(

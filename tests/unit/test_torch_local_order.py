@@ -76,33 +76,6 @@ def test_all_ranks_begin_the_same_in_the_same_order_once_all_are_ready(seed: int
     assert said.too_early == []
 
 
-def two_are_ready(group: Any) -> list[Turn]:
-    order = LocalOrder(group.subgroup(range(SIZE), "host"))
-    for _ in range(2):
-        order.add(60.0)
-    begun = list[Turn]()
-
-    def begin(n: int) -> None:
-        while len(begun) < n:
-            if (turn := order.next()) is not None:
-                begun.append(turn)
-
-    order.ready(Turn(0, 0), "it", 60.0)
-    begin(1)
-    order.ready(Turn(0, 1), "it", 60.0)
-    order.ready(Turn(1, 0), "it", 60.0)
-    while group.rank == 0 and not all(each.work.done() for each in order._ready.values()):
-        pass
-    begin(3)
-    group.barrier()
-    return begun
-
-
-def test_of_a_first_and_a_second_half_that_are_ready_the_first_goes_first() -> None:
-    for begun in run_well(two_are_ready, SIZE):
-        assert begun == [Turn(0, 0), Turn(1, 0), Turn(0, 1)]
-
-
 def one_does_not_come(group: Any) -> ShoalError | None:
     order = LocalOrder(group.subgroup(range(SIZE), "host"))
     order.add(60.0)

@@ -1,8 +1,7 @@
-"""The two shapes in which torch takes a backend written in Python, and which one it takes here.
+"""The two classes by which torch takes a backend written in Python.
 
-torch 2.11 to 2.13 take a `ProcessGroup`, which stands in for the whole group; later ones take a
-`Backend`, which lives inside torch's own group like one written in C++. The operations are the
-same (`operations.py`); here is only what the two differ in.
+torch 2.11 to 2.13 take a `ProcessGroup`, which replaces the whole group; later versions take a
+`Backend` inside torch's own group. `operations.py` has the operations of both.
 """
 
 from __future__ import annotations
@@ -24,12 +23,8 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 
-def choose_base(torch_distributed: Any) -> Any:
-    """The class to derive a Backend from: public after torch 2.15, private before."""
-    return getattr(torch_distributed, "BackendBase", None) or Backend
-
-
-_BackendBase: Final[Any] = choose_base(dist)
+# The class to derive a Backend from: public after torch 2.15.
+_BackendBase: Final[Any] = getattr(dist, "BackendBase", Backend)
 _ProcessGroup: Final[Any] = dist.ProcessGroup
 
 
@@ -52,18 +47,16 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     supports_splitting = True
 
     def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend:
-        """The backend of some of this group's ranks, as C++ asks for it.
+        """Return the backend of some of this group's ranks, each of which calls it.
 
         Args:
-            store: torch's.
-            ranks: of this group; every one of them asks for the same.
-            opts: their name and timeout.
+            opts: its name and timeout.
 
         Raises:
-            UsageError: this rank is not one of them. The group of the others comes to no harm.
+            UsageError: this rank is not one of them. The others are not affected.
         """
         if self.rank() not in ranks:
-            # NOT None, which is what C++ wants of its own: of a Python backend it reads through it.
+            # NOT None, as C++ wants of its own backends: it dereferences that of one in Python.
             raise UsageError(
                 f"{describe(self._group, 'split_group')} got ranks {list(ranks)}, of which this is "
                 "none; let only those ranks call it, or use new_group, which every rank calls"
@@ -75,7 +68,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         """Nothing to do: the ranks are connected."""
 
     def perform_nocolor_split(self, device: object) -> None:
-        """Nothing to do where this rank is not in the new group: it is that of its members."""
+        """Nothing to do on ranks outside of the new group."""
 
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
@@ -88,8 +81,8 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         Operations.abort(self)
 
 
-# With TORCH_DISTRIBUTED_DEBUG=DETAIL torch (2.15) wraps the backend, and the wrapper does not keep
-# its Python half alive: what is left finds no methods. NOT without it: a dropped group must end.
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL the wrapper of torch 2.15 does not keep the Python half of a
+# backend alive, and then finds no methods. NOT without DETAIL: a dropped group must end.
 _WRAPPED: Final[set[ShoalBackend]] = set()
 
 
@@ -135,12 +128,9 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         group_desc: str | None = None,
         device_types: object = None,
     ) -> ShoalProcessGroup | None:
-        """The group of some of this group's ranks; None if this is not one of them.
+        """Return the group of some of this group's ranks; None if this is not one of them.
 
-        Args:
-            ranks: of this group; every one of them asks for the same.
-            opts: unused: there are none.
-            device_types: unused: every group serves them all.
+        `opts` and `device_types` are ignored.
         """
         if self.rank() not in ranks:
             return None
@@ -153,10 +143,8 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
 
     splitGroup = split_group  # noqa: N815 - C++ looks for this name
 
-    # torch keeps a group's name in its backends, and has none of them here.
-
     def setGroupName(self, name: str) -> None:  # noqa: N802 - C++ looks for this name
-        """Take the name under which functional collectives find the group."""
+        """Set the name under which functional collectives find the group."""
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802 - C++ looks for this name
@@ -164,7 +152,7 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802 - C++ looks for this name
-        """Take the description given to new_group."""
+        """Set the description given to new_group."""
         self._description = description
 
     def getGroupDesc(self) -> str:  # noqa: N802 - C++ looks for this name
@@ -172,9 +160,9 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         return self._description
 
     def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:
-        """The backend for a device: this object answers what torch asks one."""
+        """Return the backend for a device: this object."""
         if torch.device(device).type not in self._served:
-            # What torch's own group raises, and its callers expect.
+            # As torch's own group raises it, for its callers.
             served = " and ".join(self._served)
             raise RuntimeError(f"group {self._name!r} serves {served}, not {device}")
         return self
@@ -182,7 +170,7 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
 
 @functools.cache
 def takes_backends() -> bool:
-    """Whether this torch can call a Backend that is written in Python: found out by making one."""
+    """Return True if this torch can call a Backend written in Python."""
     try:
         _BackendBase(0, 1)
     except TypeError:  # torch <= 2.13: no constructor

@@ -1,4 +1,4 @@
-"""The calls of one group on tensors of devices: the caller does not wait for anything."""
+"""The calls of one group on tensors of devices, which do not block the caller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DeviceCalls:
-    """Starts calls by way of host memory, or among the GPUs of a host where all ranks can.
+    """Starts calls through host memory, or first among the GPUs of a host if all ranks can.
 
     Args:
         store: torch's, by which the GPUs of a host find each other; None: they do not.
@@ -37,7 +37,7 @@ class DeviceCalls:
         self._staging = Staging(group.abort)
         self._agreeing = threading.Lock()
         self._has_agreed = False
-        self._local: LocalCalls | None = None  # known once all ranks have agreed on it
+        self._local: LocalCalls | None = None
 
     def start(
         self,
@@ -54,7 +54,7 @@ class DeviceCalls:
         Args:
             start: the group's method; `calls` has its buffers for each tensor, `rest` the root and
                 the fold.
-            agree_s: how long ranks may take to agree whether their GPUs work among themselves.
+            agree_s: the time for ranks to agree whether their GPUs sum among themselves.
         """
         if local_gpus.takes(collective, calls, rest):
             local = self._agreed(_device_of(buffers), agree_s)
@@ -73,7 +73,7 @@ class DeviceCalls:
         buffers: TensorBuffers,
         timeout_s: float,
     ) -> StagedCall:
-        """Start calls by way of host memory; arguments as for `StagedCall`."""
+        """Start calls through host memory; arguments as for `StagedCall`."""
         device, doing = _device_of(buffers), describe(self._group, buffers.operation)
         _check_one_device(buffers, calls)
         device.check(doing)
@@ -86,19 +86,19 @@ class DeviceCalls:
         return call
 
     def flush(self) -> None:
-        """Let calls that are staged go first, so that ranks start all calls in the same order."""
+        """Let staged calls go first, so that ranks start all calls in the same order."""
         self._staging.flush()
 
     def close(self) -> None:
-        """Fail what is under way, and end the threads. The group has been closed. Idempotent."""
+        """Fail all calls in flight and end the threads, after the group was closed. Idempotent."""
         self._staging.close()
         if self._local is not None:
             self._local.close()
 
     def _agreed(self, device: Device, timeout_s: float) -> LocalCalls | None:
-        """The calls among the GPUs of a host; the first time all ranks wait for each other.
+        """Return the calls among the GPUs of a host; None, on all ranks, if there are none.
 
-        None where calls go by way of host memory alone: on every rank.
+        The first time all ranks wait for each other.
         """
         with self._agreeing:
             rail = None if self._has_agreed else local_gpus.rail_in(self._group)
@@ -112,7 +112,7 @@ class DeviceCalls:
     def _post_locally(
         self, local: LocalCalls, call: Arguments, op: Op, buffers: TensorBuffers, timeout_s: float
     ) -> LocalCall:
-        """Start an all-reduce that the GPUs of this host have a part in."""
+        """Start an all-reduce that begins among the GPUs of this host."""
         device, doing = _device_of(buffers), describe(self._group, buffers.operation)
         device.check(doing)
         if device.place != local.device.place:
@@ -128,12 +128,12 @@ class DeviceCalls:
 
 
 def _device_of(buffers: TensorBuffers) -> Device:
-    assert buffers.device is not None  # the caller has looked
+    assert buffers.device is not None
     return buffers.device
 
 
 def _check_one_device(buffers: TensorBuffers, calls: Sequence[Arguments]) -> None:
-    """All tensors of an operation are on one device."""
+    """Raise UsageError unless all tensors of an operation are on one device."""
     places = sorted({str(tensor.device) for tensor in owners(calls)})
     if len(places) > 1:
         raise buffers.error(f"takes tensors of one device, not of {', '.join(places)}")

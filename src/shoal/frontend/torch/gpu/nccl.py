@@ -1,7 +1,4 @@
-"""NCCL among the GPUs of a host, by way of torch's ProcessGroupNCCL. Not yet run with it.
-
-Only these lines know NCCL; what gives it work, and when, is in `local_calls.py`.
-"""
+"""NCCL among the GPUs of a host, through torch's ProcessGroupNCCL. Not yet run with it."""
 
 from __future__ import annotations
 
@@ -19,23 +16,23 @@ if TYPE_CHECKING:
 
     from shoal.frontend.torch.gpu.device import Device, Stream
 
-# torch's watchdog takes the process down when a call has been under way for so many times the
-# group's timeout. It is for what no deadline of shoal's can end: a thread that is held inside NCCL.
+# torch's watchdog ends the process when a call takes this many times the group's timeout: only a
+# thread that is held inside NCCL gets there, which no deadline of shoal's can end.
 _WATCHDOG_TIMEOUTS: Final = 4
 
 
 class NcclCollectives:
-    """One communicator of the GPUs of a host: a part of a tensor for each, `part_of`.
+    """One communicator of the GPUs of a host; each has a part of a tensor, `part_of`.
 
-    Blocks until all ranks have come and a first call of each kind is through: a communicator is
-    made by its first call, which may wait for all that the device does.
+    Blocks until all ranks have come and a first call of each kind is done, since the first call
+    makes the communicator and may wait for all work of the device.
 
     Args:
         store: of these ranks alone.
 
     Raises:
-        RuntimeError: NCCL cannot; nothing is left behind.
-        TimedOut: a first call was not through in time.
+        RuntimeError: NCCL failed; nothing is left behind.
+        TimedOut: a first call was not done in time.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class NcclCollectives:
             raise
 
     def reduce_scatter(self, stream: Stream, flat: torch.Tensor) -> None:
-        """Give a stream the sum over all of each rank's parts, in place. Blocks for nothing."""
+        """Queue the sum of every rank's part on a stream, in place. Does not block."""
         n_each = flat.numel() // self.size
         whole = flat[: n_each * self.size]
         own = whole[self.rank * n_each : (self.rank + 1) * n_each]
@@ -63,7 +60,7 @@ class NcclCollectives:
                 self._backend.reduce([flat[whole.numel() :]], dist.ReduceOptions()).wait()
 
     def all_gather(self, stream: Stream, flat: torch.Tensor) -> None:
-        """Give a stream the copies of all parts from those who have them. Blocks for nothing."""
+        """Queue the copies of all parts from their ranks on a stream. Does not block."""
         n_each = flat.numel() // self.size
         whole = flat[: n_each * self.size]
         own = whole[self.rank * n_each : (self.rank + 1) * n_each]
@@ -74,11 +71,11 @@ class NcclCollectives:
                 self._backend.broadcast([flat[whole.numel() :]], dist.BroadcastOptions()).wait()
 
     def abort(self) -> None:
-        """End what is under way by ncclCommAbort, on the device too. Idempotent; any thread."""
+        """End all calls in flight, on the device too (ncclCommAbort). Idempotent; any thread."""
         self._backend.abort()
 
     def close(self) -> None:
-        """Leave. Nothing is under way."""
+        """Leave; no call is in flight."""
         self._backend.shutdown()
 
     def _try_out(self, deadline: float) -> None:
@@ -98,7 +95,7 @@ class NcclCollectives:
 
 
 def _backend(store: Store, rank: int, size: int, timeout_s: float) -> Any:
-    """A process group that torch does not know of: other ranks need not make one."""
+    """Return a process group that torch has not registered, so other ranks need not make it."""
     kind: Any = dist.ProcessGroupNCCL  # not in every build of torch
     options = kind.Options()
     options.is_high_priority_stream = True
@@ -107,5 +104,5 @@ def _backend(store: Store, rank: int, size: int, timeout_s: float) -> Any:
 
 
 def _call(backend: Any, name: str, later: str) -> Any:
-    """A method under its name in the torch that is here."""
+    """Return a method by its name before or after torch 2.14."""
     return getattr(backend, name, None) or getattr(backend, later)

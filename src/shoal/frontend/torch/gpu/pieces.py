@@ -1,7 +1,6 @@
-"""Calls on device memory as calls on host memory: cut into pieces, which are copied one by one.
+"""Calls on device memory as calls on host memory, cut into pieces that are copied one by one.
 
-While one piece is on the wire the next is on its way from the device, and the one before on its
-way back.
+While one piece is on the wire, the next is copied out and the one before is copied back.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.layouts import Arguments
     from shoal.group.work import Work
 
-# The bytes of all blocks of a piece. Smaller ones cost more calls for the same bytes, larger ones
-# leave more of the first copy out and the last copy back in the open. Not yet measured on a GPU: at
-# 25 GB/s a copy of this size takes 0.2 ms, as does the all-reduce of two ranks of one host.
+# Of all blocks of a piece. Smaller pieces cost more calls; larger ones expose more of the first
+# copy out and the last copy back. Not yet measured on a GPU: at 25 GB/s a copy of this size takes
+# 0.2 ms, as does the all-reduce of two ranks of one host.
 PIECE_BYTES: Final = 4 << 20
 
-# Pieces begin at whole lines, also in the host memory that they share.
-_LINE_BYTES: Final = 64
+_LINE_BYTES: Final = 64  # pieces begin at whole lines, also in host memory
 
 
 def cut(call: Arguments, alike: int | None, size: int) -> list[Arguments]:
-    """One call as several on ranges of the elements, the same ranges on every rank.
+    """Return a call as several on ranges of the elements, the same ranges on every rank.
 
     Args:
-        call: its buffers: one that is worked on in place, or what is written and what is read.
-        alike: which of them is one block, as long on every rank unless those of the other one are
-            uneven; None if none is. Then, and where they are uneven, the call is not cut.
-        size: how many blocks the other one has.
+        call: its buffers: one in place, or the written and the read one.
+        alike: the buffer that is one block, of one length on every rank; None if none is. Then, and
+            if the blocks of the other one are uneven, the call is not cut.
+        size: the number of blocks of the other one.
     """
     if alike is None or uneven_lengths(call):
         return [call]
@@ -54,7 +52,7 @@ def cut(call: Arguments, alike: int | None, size: int) -> list[Arguments]:
 
 
 def uneven_lengths(call: Arguments) -> list[int]:
-    """The lengths of a call's blocks of all ranks, the same on each; empty if they are equal."""
+    """Return the lengths of a call's blocks, the same on all ranks; empty if they are equal."""
     for each in call:
         if isinstance(each, list):
             lengths = [view.n_elems for view in each]
@@ -63,7 +61,7 @@ def uneven_lengths(call: Arguments) -> list[int]:
 
 
 def _part(blocks: Any, n_elems: int, begin: int, end: int) -> Any:
-    """The range of each block, which has `n_elems`; one view may hold several blocks."""
+    """Return a range of each block of `n_elems`; one view may hold several blocks."""
     if blocks is None:
         return None
     if isinstance(blocks, list):
@@ -75,22 +73,22 @@ def _part(blocks: Any, n_elems: int, begin: int, end: int) -> Any:
 
 
 def range_of(view: BufferView, begin: int, end: int) -> BufferView:
-    """A range of the elements of a view."""
+    """Return a range of the elements of a view."""
     address = view.address + begin * item_size(view.dtype)
     return BufferView(address, end - begin, view.dtype, view.owner)
 
 
 class Piece:
-    """A call, or a part of one, with host memory in the place of the device's.
+    """A call, or a part of one, with host memory in place of the device's.
 
     Args:
-        call: its buffers, in device memory; `accesses` says what is done to each.
+        call: its buffers in device memory; `accesses` has the use of each.
 
     Attributes:
-        arguments: the buffers, in host memory.
-        copied: behind the copies of what is read.
+        arguments: the buffers in host memory.
+        copied: the event behind the copies out.
         work: the group's call; None before it is posted.
-        has_ended: whether that has ended and been looked at.
+        has_ended: True once the call has ended and `StagedCall` has noticed.
     """
 
     def __init__(self, device: Device, call: Arguments, accesses: Sequence[Access]) -> None:
@@ -120,31 +118,31 @@ class Piece:
         )
 
     def copy_out(self, device: Device, stream: Stream) -> None:
-        """Give the stream, which is the current one, the copies of what is read."""
+        """Queue the copies out on the stream, which is the current one."""
         for here, there in self._out:
             device.copy(here, there)
         self.copied = device.record(stream)
 
     def copy_back(self, device: Device) -> None:
-        """Give the current stream the copies of what was written; the call has ended well."""
+        """Queue the copies back on the current stream, after a call without an error."""
         for there, here in self._back:
             device.copy(there, here)
 
     def let_go(self) -> None:
-        """Keep no memory any longer. The copies that were given to streams need none of this."""
+        """Release the memory; queued copies do not need it."""
         self._out.clear()
         self._back.clear()
         self.arguments = ()
 
 
 def owners(calls: Sequence[Arguments]) -> list[torch.Tensor]:
-    """The tensors in whose memory the buffers of the calls lie, each once."""
+    """Return the tensors that own the memory of the calls' buffers, each once."""
     found = {id(view.owner): view.owner for call in calls for each in call for view in _views(each)}
     return list(found.values())  # type: ignore[arg-type]  # all are tensors here
 
 
 def bytes_of(view: BufferView) -> torch.Tensor:
-    """The memory of a view as the bytes of the contiguous tensor that it lies in."""
+    """Return the bytes of a view, as a part of its contiguous tensor."""
     owner: Any = view.owner
     begin = view.address - owner.data_ptr()
     flat: torch.Tensor = owner.detach().reshape(-1).view(torch.uint8)
