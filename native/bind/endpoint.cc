@@ -156,7 +156,6 @@ void bind_endpoint(nb::module_& m) {
             flush_s > 0 ? self.close(now_ns() + ns_of(flush_s)) : self.close();
           },
           "flush_s"_a = 0.0)
-      .def("detach", &Peer::detach)
       .def("fileno", &Peer::fd)
       .def_prop_ro("is_open", &Peer::is_open)
       .def_prop_ro("is_local", &Peer::is_local)

@@ -317,7 +317,7 @@ TEST("a frame that is repeated, left out, reflected, or of another connection en
   Pair pair;
   CHECK(pair.caller.peer().send(kWord, bytes("one")));
   std::vector<std::byte> other(4096);
-  const int fd = pair.called.peer().detach();
+  const int fd = dup(pair.called.peer().fd());
   const ssize_t n = recv(fd, other.data(), other.size(), 0);
   close(fd);
   other.resize(static_cast<size_t>(n));

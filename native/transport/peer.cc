@@ -96,13 +96,6 @@ void Peer::close(int64_t until) {
   watch();
 }
 
-int Peer::detach() {
-  if (fd_ >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd_, nullptr);
-  const int fd = std::exchange(fd_, -1);
-  drop_all();
-  return fd;
-}
-
 void Peer::drop_all() {
   for (const Queued& one : outbox_)
     if (one.is_owned) ::close(one.passed);

@@ -51,8 +51,6 @@ class Peer {
   // Closes the connection once what is queued has left, or at `until`. Nothing more is read.
   void close(int64_t until);
   void close();  // at once; idempotent
-  // The socket, which the caller owns from here on; -1: it was closed. What is queued is lost.
-  int detach();
 
   int fd() const { return fd_; }  // -1: closed
   bool is_open() const { return fd_ >= 0 && !is_closing() && !is_lost(); }

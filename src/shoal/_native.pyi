@@ -336,21 +336,6 @@ class Hello:
     @property
     def path(self) -> int: ...
 
-class ClientHandshake:
-    """The end that connects. Send `hello` first, then whatever `feed` returns."""
-
-    def __init__(self, hello: Hello, key: bytes) -> None: ...
-    @property
-    def hello(self) -> bytes: ...
-    @property
-    def wants(self) -> int:
-        """How many bytes to read next, at most; 0 once `progress` is final."""
-
-    @property
-    def progress(self) -> Progress: ...
-    def feed(self, data: bytes, /) -> bytes:
-        """Take what was read and return what to send, often nothing. Bad bytes never raise."""
-
 class Peer:
     """A connection that has proved a key: small sealed messages, in order. See peer.h."""
 
@@ -368,9 +353,6 @@ class Peer:
 
     def close(self, flush_s: float = 0.0) -> None:
         """Close the connection once what is queued has left, or after so long; idempotent."""
-
-    def detach(self) -> int:
-        """Return the non-blocking socket, which the caller owns from here on; -1: it was closed."""
 
     def fileno(self) -> int: ...
     @property

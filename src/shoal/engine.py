@@ -17,7 +17,6 @@ from shoal._native import (
     N_NONCE_BYTES,
     Arena,
     Call,
-    ClientHandshake,
     Countdown,
     Endpoint,
     Fault,

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from process.by_hand import prove
 from process.joining import is_closed
 from process.serving import ServerProcess, Talker, new_key, status_of
 
@@ -16,7 +17,15 @@ from shoal.engine import HANDSHAKE_MAGIC, HANDSHAKE_VERSION
 from shoal.errors import ShoalError, UsageError
 from shoal.group.pool.addresses import Address
 from shoal.group.pool.ask import ask
-from shoal.group.pool.protocol import Ask, Meet, Reserve, Reserved, encode
+from shoal.group.pool.protocol import (
+    Ask,
+    Meet,
+    Reserve,
+    Reserved,
+    encode,
+    hello_of,
+    server_key,
+)
 from shoal.group.pool.view_mesh import Place
 
 N_FLOODERS = 100
@@ -68,11 +77,14 @@ def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Pat
             head + struct.pack("<I", len(body)) + body + bytes(32),  # not sealed
             head,
         ):
-            with (
-                talker(key) as job,
-                socket.socket(fileno=job.connect(server.port).detach()) as sock,
-            ):
-                sock.settimeout(20)
+            with connect(server.port) as sock:
+
+                def exchange(message: bytes, n_bytes: int) -> bytes:
+                    sock.sendall(message)
+                    return sock.recv(n_bytes, socket.MSG_WAITALL)
+
+                secret = key.read_bytes().strip()
+                prove(hello_of(secret), server_key(secret), exchange)
                 sock.sendall(nonsense)
                 assert is_closed(sock)
         for wrong in [encode(Reserved("", bytes(16))), (kind, b""), (99, b"")]:

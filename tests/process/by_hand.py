@@ -1,0 +1,32 @@
+"""The handshake as docs/wire.md describes it, for tests that then write raw bytes."""
+
+import hmac
+import struct
+from collections.abc import Callable
+
+from shoal.engine import Hello
+
+HEAD = b"shoal/rv\x0a\x00"  # how every message begins
+NONCE = bytes(range(16))
+
+
+def first_message(hello: Hello, key: bytes, nonce: bytes = NONCE) -> bytes:
+    """HELLO."""
+    what = struct.pack("<QIII", hello.epoch, hello.rank, hello.to_rank, hello.path)
+    said = HEAD + b"\x01\x00" + what + nonce
+    return said + hmac.digest(key, b"hello" + said, "sha256")[:16]
+
+
+def prove(hello: Hello, key: bytes, exchange: Callable[[bytes, int], bytes]) -> bytes:
+    """Prove a key; return the key of the session.
+
+    Args:
+        exchange: sends these bytes, and returns so many that come for them.
+    """
+    said = first_message(hello, key)
+    challenge = exchange(said, 28)
+    assert challenge[:12] == HEAD + b"\x02\x00"
+    said += challenge
+    proof = HEAD + b"\x03\x00" + hmac.digest(key, b"client" + said, "sha256")
+    assert exchange(proof, 44) == HEAD + b"\x04\x00" + hmac.digest(key, b"server" + said, "sha256")
+    return hmac.digest(key, b"session" + said, "sha256")
