@@ -209,7 +209,7 @@ def test_a_job_that_takes_no_answers_is_given_up_and_one_that_takes_them_late_is
     (listener,) = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server: Any = Server([listener], [KEY])
-    server._told = lambda _key: {"views": [], "calls": [], "why": "x" * 59_000}
+    server._state = lambda _key: {"views": [], "calls": [], "why": "x" * 59_000}
     with Talker(SECRET) as job:
         job.step_others = lambda: server._endpoint.step(time.monotonic())
         peer = job.connect(port)

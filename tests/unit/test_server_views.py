@@ -43,10 +43,10 @@ def test_what_a_child_told_last_is_known_until_it_ends() -> None:
         )
         views.add(one.process.pid, one.pipe, 7, "job")
         views.add(other.process.pid, other.pipe, 8, "other job")
-        while views.told_of(7)[0].get("view") != 2:
+        while views.reports_of(7)[0].get("view") != 2:
             run_ready(selector, 10.0)
-        assert views.told_of(7) == [{"view": 2, "job": "job", "pid": one.process.pid}]
-        assert len(views.told_of(None)) == views.n == 2
+        assert views.reports_of(7) == [{"view": 2, "job": "job", "pid": one.process.pid}]
+        assert len(views.reports_of(None)) == views.n == 2
         assert views.keys() == {7, 8}
         one.end()
         while views.n == 2:
@@ -67,9 +67,9 @@ def test_the_oldest_view_of_a_job_makes_room_and_no_other_jobs() -> None:
             views.add(one.process.pid, one.pipe, key, job)
         pids = [one.process.pid for one in children]
         views.make_room(7, "rail 0", 2)  # of one rail
-        assert [view["pid"] for view in views.told_of(None)] == [pids[0], pids[1], pids[3]]
+        assert [view["pid"] for view in views.reports_of(None)] == [pids[0], pids[1], pids[3]]
         views.make_room(7, None, 2)  # of all that the key has
-        assert [view["pid"] for view in views.told_of(None)] == [pids[1], pids[3]]
+        assert [view["pid"] for view in views.reports_of(None)] == [pids[1], pids[3]]
         views.kill_all()
         for one in children:
             one.end()
@@ -106,8 +106,8 @@ def test_a_child_that_has_said_nothing_for_long_is_ended(caplog: pytest.LogCaptu
         views.expire(deadline - 0.001)
         assert views.n == 2
         views.expire(deadline)
-        assert [view["pid"] for view in views.told_of(7)] == [other.process.pid]
-        assert "has said nothing for 10 s" in caplog.text
+        assert [view["pid"] for view in views.reports_of(7)] == [other.process.pid]
+        assert "was silent for 10 s" in caplog.text
         views.kill_all()
         for one in (silent, other):
             one.end()

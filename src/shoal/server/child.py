@@ -1,4 +1,4 @@
-"""One job's view, served by a process of its own: what becomes of it harms no other job."""
+"""One job's view, served by a process of its own: its faults harm no other job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BESIDES_BYTES: Final = 512 << 20
 
 
 def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) -> tuple[int, int]:
-    """Fork a child that serves this view; return its process id, and the pipe that it reports to.
+    """Fork a child that serves this view; return its process id, and the pipe of its reports.
 
     Args:
         listeners: sockets for the child, closed here in any case.
@@ -45,7 +45,7 @@ def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) ->
 
 def _fork(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) -> tuple[int, int]:
     read, write = os.pipe2(os.O_CLOEXEC)
-    # NOT let in before the child has handlers of its own: by the parent's it would tell the parent.
+    # NOT let in before the child has handlers of its own: the parent's would make the parent drain.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
     try:
         parent, pid = os.getpid(), os.fork()
@@ -70,11 +70,11 @@ def _be_child(
     try:
         _leave_parent({pipe, *listeners}, parent)
         _limit(memory_bytes)
-        for name in ("SHOAL_KEY", "MASTER_ADDR"):  # of whoever started the server
+        for name in ("SHOAL_KEY", "MASTER_ADDR"):  # from the server's shell
             os.environ.pop(name, None)
         os.environ["SHOAL_KEY_FILE"] = key_path
         os.environ["SHOAL_STAGING_BYTES"] = str(memory_bytes // 2)
-        serve(meet, listeners, lambda told: _tell(pipe, told))
+        serve(meet, listeners, lambda report: _report(pipe, report))
         code = 0
     except (ShoalError, OSError, ValueError) as error:
         _LOG.warning("serving view %d as rank %d ended: %s", meet.view, meet.rank, error)
@@ -88,12 +88,12 @@ def _be_child(
 
 def _leave_parent(kept: set[int], parent: int) -> None:
     os.setsid()
-    # Whoever kills a server means its children too: what they hold is of no use without it.
+    # Killing a server kills its children: what they hold is of no use without it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)
-    # Whoever asks all processes of a server to end has the parent drain, and needs them for that.
+    # A signal to all processes of a server makes the parent drain, which needs its children.
     for number in _ASKING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKING)
@@ -104,16 +104,16 @@ def _leave_parent(kept: set[int], parent: int) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    _, bound = resource.getrlimit(resource.RLIMIT_DATA)  # of whoever started the server
+    _, bound = resource.getrlimit(resource.RLIMIT_DATA)  # of the server's shell
     most = memory_bytes + _BESIDES_BYTES
     if bound != resource.RLIM_INFINITY:
         most = min(most, bound)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _tell(pipe: int, told: dict[str, Any]) -> None:
-    """One line; where the parent reads too slowly, none: it is told again in a second."""
-    line = json.dumps({**told, "at_s": time.time()}).encode()[:4000] + b"\n"
+def _report(pipe: int, report: dict[str, Any]) -> None:
+    """Write one line, or none if the parent reads too slowly: the next report follows soon."""
+    line = json.dumps({**report, "at_s": time.time()}).encode()[:4000] + b"\n"
     os.set_blocking(pipe, False)
     with contextlib.suppress(BlockingIOError):
         os.write(pipe, line)

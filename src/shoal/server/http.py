@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics at the server's own port, for anyone: they tell no secrets."""
+"""/healthz, /readyz and /metrics at the server's port, for anyone: they hold no secrets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _REASONS: Final = {
 
 
 class Health(NamedTuple):
-    """What is told to anyone.
+    """The state of a server that anyone may see.
 
     Args:
-        views: of each view that is served, what its child told last. No names of jobs go out.
+        views: the last report of each view. The names of jobs in it are not sent.
     """
 
     is_draining: bool
@@ -79,7 +79,7 @@ class HttpCaller:
 
 
 def answer(request: bytes, health: Callable[[], Health]) -> bytes | None:
-    """The response to a request; None as long as it is not complete."""
+    """Return the response to a request; None if it is not complete yet."""
     if b"\r\n\r\n" not in request and b"\n\n" not in request:
         return _response(400, "the request is too long") if len(request) >= MOST_BYTES else None
     words = request.split(b"\n", 1)[0].split()

@@ -1,4 +1,4 @@
-"""What `shoal server` is told: where it listens, whom it serves, and what they may cost."""
+"""The options of `shoal server`: where it listens, whom it serves, and their limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_tcp
 
 MEMORY_BYTES: Final = 1 << 30
-"""Of one view, unless it is told otherwise: half of it for staging, half of that for windows."""
+"""The default for one view: half of it for staging, half of that for windows."""
 
 LEAST_MEMORY_BYTES: Final = 64 << 20
 

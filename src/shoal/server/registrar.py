@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _LOOK_S: Final = 2.0
 _RETRY_S: Final = 1.0
 LAST_S: Final = 2.0
-"""For it to take back what it has left, once it is told to end."""
+"""The time to remove its records after SIGTERM."""
 
 _TIMEOUT_S: Final = 5.0
 _ANYWHERE: Final = ("0.0.0.0", "::")
@@ -40,7 +40,7 @@ _ANYWHERE: Final = ("0.0.0.0", "::")
 def start_registrar(
     endpoint: JobEndpoint, keys: Sequence[JobKey], addresses: Sequence[tuple[str, int]]
 ) -> int:
-    """Fork it; its process id. SIGTERM ends it, and so does the end of this process."""
+    """Fork the registrar; return its process id. SIGTERM or the end of this process ends it."""
     parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
@@ -60,7 +60,7 @@ def start_registrar(
 
 
 def _end(*_: object) -> None:
-    """Once: what is done on the way out is done."""
+    """Exit; a second signal does not interrupt what is done on the way out."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit()
 
@@ -74,7 +74,7 @@ def _key_in(key: JobKey) -> bytes:
 def register_on(
     endpoint: JobEndpoint, keys: Sequence[bytes], addresses: Sequence[tuple[str, int]]
 ) -> None:
-    """For ever: there may be no store yet, and the next one has forgotten us."""
+    """Register for ever: there may be no store yet, or a new one without the records."""
     is_silent = False
     while True:
         try:
@@ -99,7 +99,7 @@ def register_on(
 
 @contextlib.contextmanager
 def _taken_back(endpoint: JobEndpoint) -> Iterator[list[str]]:
-    """Whatever is written at these places is removed when this process is told to end."""
+    """Remove what is written at these places when SIGTERM ends this process."""
     places: list[str] = []
     try:
         yield places
@@ -114,7 +114,7 @@ def _taken_back(endpoint: JobEndpoint) -> Iterator[list[str]]:
 
 
 def address_for(client: TorchStoreClient, addresses: Sequence[tuple[str, int]]) -> Address:
-    """Where it listens, as whoever reaches the store reaches it too, if there is a choice."""
+    """Return where the server listens, on the network of the store if it can."""
     local = client.local_host
     port = next((port for host, port in addresses if host in (local, *_ANYWHERE)), None)
     return Address(*addresses[0]) if port is None else Address(local, port)

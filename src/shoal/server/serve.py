@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from shoal.group.pool.protocol import Meet
     from shoal.group.pool.view_mesh import PoolGroup
 
-_TELL_S: Final = 0.5  # how often the parent hears how this view fares
-# When worker 0 has left: how long the others may take with what they are owed.
+_REPORT_S: Final = 0.5  # from one report to the parent to the next
+# The time for the other workers' calls after worker 0 has left.
 _LAST_S: Final = 2.0
 _OF_PEERS: Final = ("n_bytes_in", "n_bytes_out", "bytes_in_per_s", "bytes_out_per_s")
 _MOST_WAITS: Final = 8  # workers that are named
-# Of what one view may be told in its life: a model has a few dozen kinds of calls.
+# The kinds of calls that may be announced in a view: a model has a few dozen.
 _MOST_KINDS: Final = 65536
 
 
-def serve(meet: Meet, listeners: list[int], tell: Callable[[dict[str, Any]], None]) -> None:
+def serve(meet: Meet, listeners: list[int], report: Callable[[dict[str, Any]], None]) -> None:
     """Serve until the workers leave, or any rank of the view is lost.
 
     Raises:
@@ -47,28 +47,28 @@ def serve(meet: Meet, listeners: list[int], tell: Callable[[dict[str, Any]], Non
             answer(group, lambda: True)
         served = _Served(group, meet)
         with contextlib.suppress(PeerLost):
-            served.run(lambda: tell(served.told()))
+            served.run(lambda: report(served.state()))
         _linger(group)
 
 
 class _Served:
-    """What one view has been told of, and how it fares."""
+    """The kinds of calls of one view, and its state."""
 
     def __init__(self, group: PoolGroup, meet: Meet) -> None:
         self._group, self._meet = group, meet
         self._n_kinds, self._last_algorithm = 0, ""
         self._started = time.monotonic()
 
-    def run(self, tell: Callable[[], None]) -> None:
-        """Take announcements from worker 0 until the group ends, and say how it fares meanwhile."""
+    def run(self, report: Callable[[], None]) -> None:
+        """Take announcements from worker 0 until the group ends, and report twice a second."""
         message = bytearray(N_BYTES)
         while True:
             work = self._group.recv(message, 0, TAG, async_op=True)
             if work is None:
                 return
-            tell()
-            while not _is_within(work.wait, _TELL_S):
-                tell()
+            report()
+            while not _is_within(work.wait, _REPORT_S):
+                report()
             self._add(bytes(message))
 
     def _add(self, message: bytes) -> None:
@@ -82,14 +82,14 @@ class _Served:
             group.serve(make_plan(shape, self._meet.n_workers))
         except (ValueError, ShoalError) as error:
             why = f"server {group.rank} cannot serve what worker 0 announced: {error}"
-            group.abort(why)  # the workers hear why
+            group.abort(why)  # so the workers log why
             raise ShoalError(why) from error
 
-    def told(self) -> dict[str, Any]:
-        """For `shoal status`."""
+    def state(self) -> dict[str, Any]:
+        """Return the state of the view for `shoal status`."""
         meet, mesh = self._meet, self._group.mesh
-        state = mesh.state(0.05) if mesh is not None else None
-        told: dict[str, Any] = {
+        engine = mesh.state(0.05) if mesh is not None else None
+        state: dict[str, Any] = {
             "view": meet.view,
             "rank": meet.rank - meet.n_workers,
             "n_workers": meet.n_workers,
@@ -99,18 +99,18 @@ class _Served:
             "for_s": round(time.monotonic() - self._started, 1),
             "link_bytes_per_s": self._group.rates[self._group.rank] * 1e6,
         }
-        if state is not None:
-            told.update(self._fares(of_all_channels(state)))
-        return told
+        if engine is not None:
+            state.update(self._traffic(of_all_channels(engine)))
+        return state
 
-    def _fares(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What goes through it, and whom it waits for. Its own receives are no calls."""
+    def _traffic(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return what moves, and for whom it waits. The view's own receives are not counted."""
         groups, peers = state["groups"], state["peers"]
         calls = [call for group in groups for call in group["in_flight"]]
         served = [call for call in calls if call["is_served"]]
         # Of a call that is cut, each channel has a part.
         n_besides = len(calls) - len({call["key"] for call in served})
-        told: dict[str, Any] = {
+        traffic: dict[str, Any] = {
             "n_in_flight": state["n_in_flight"] - n_besides,
             "n_waiting_for_room": sum(group["n_waiting_for_room"] for group in groups),
             "staging_bytes": state["staging"][
@@ -119,8 +119,8 @@ class _Served:
             "waits_for": self._waits_for(served),
         }
         for name in (*_OF_PEERS, "queued_bytes"):
-            told[name] = sum(peer[name] for peer in peers)
-        return told
+            traffic[name] = sum(peer[name] for peer in peers)
+        return traffic
 
     def _waits_for(self, served: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The workers that calls wait for, those first that they have waited for longest."""
@@ -144,7 +144,7 @@ def _is_within(wait: Callable[[float], None], timeout_s: float) -> bool:
 
 
 def _linger(group: PoolGroup) -> None:
-    """Whoever is still there gets what it is owed before the goodbye, as far as time allows."""
+    """Let the calls in flight end before the goodbye, as far as time allows."""
     until, pause = time.monotonic() + _LAST_S, 0.01
     while group.ended() is None and time.monotonic() < until:
         state = group.mesh.state(0.1) if group.mesh is not None else None

@@ -1,7 +1,7 @@
 """The parent process: accepts, answers, and starts a child for each view of a job.
 
-It holds no tensors and no job's memory, waits in one selector, and ends by a signal alone: nothing
-that a peer sends, and nothing that a child does, ends it.
+It holds no tensors and no job's memory, waits in one selector, and ends by a signal alone: no
+message of a peer and no fault of a child ends it.
 """
 
 from __future__ import annotations
@@ -45,29 +45,28 @@ _LOG: Final = logging.getLogger("shoal")
 _MOST_CONNECTIONS: Final = 1024
 _MOST_HTTP: Final = 32
 _PAUSE_S: Final = 0.05  # after a turn that failed: it may fail again at once
-# Of one job, or rail: the one that serves, the next one, and two whose workers have left them
-# behind.
+# Of one job or rail: the view that serves, the next one, and two that their workers have left.
 _MOST_VIEWS: Final = 4
 # Where several workers share a host, each rail has views of its own, and so has each group of a
-# job's workers. More of them are refused than have room for a view and the next one: the oldest,
-# which is ended else, is one that serves, and comes back.
+# job's workers. Only as many are taken as have room for a view and the next one: otherwise each
+# new view would end one that serves and that its workers then ask for again.
 _MOST_VIEWS_OF_KEY: Final = 4 * 64
 _MOST_OF_KEY: Final = _MOST_VIEWS_OF_KEY // 2
-_MOST_NOTES: Final = 8  # that are told of a key's jobs
+_MOST_NOTES: Final = 8  # of a key's jobs, in an answer
 # A message that stops half way for this long ends its connection. Answers wait for a job that takes
 # none up to this many bytes: several, so that a worker that was held catches up.
 _PATIENCE_S: Final = 2.0
 _MOST_QUEUED_BYTES: Final = 4 * MOST_STATUS_BYTES
 
 
-def as_text(told: dict[str, Any]) -> str:
-    """JSON that an answer has room for: of views, and then of calls, the last may be left out."""
+def as_text(state: dict[str, Any]) -> str:
+    """Return JSON that fits an answer, without the last calls, and views, if it must."""
     lists = ("views", "calls")
-    room = MOST_STATUS_BYTES - len(json.dumps({**told, **{name: [] for name in lists}}))
-    fitting = dict(told)
+    room = MOST_STATUS_BYTES - len(json.dumps({**state, **{name: [] for name in lists}}))
+    fitting = dict(state)
     for name in lists:
         fitting[name] = []
-        for one in told[name]:
+        for one in state[name]:
             room -= len(json.dumps(one)) + 2  # ", "
             if room < 0:
                 break
@@ -76,11 +75,11 @@ def as_text(told: dict[str, Any]) -> str:
 
 
 class Server:
-    """Serves jobs until it is told to end.
+    """Serves jobs until a signal ends it.
 
     Args:
-        listeners: it owns them from here on.
-        registrar: the process that tells jobs of it, which ends with it.
+        listeners: owned from here on.
+        registrar: the process that registers it, which ends with it.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Server:
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, and then until no view is left or time is up.
 
-        A second signal ends it at once. Call it on the main thread.
+        A second signal ends it at once. Call this on the main thread.
         """
         noted, woken = socket.socketpair()
         noted.setblocking(False)
@@ -144,12 +143,12 @@ class Server:
             woken.close()
 
     def drain(self) -> None:
-        """Take no more jobs, tell those that are here, and end when they have left."""
+        """Take no more jobs, notify the connected ones, and end once no view is left."""
         if self._drains_until is not None:
             self._ends = True
             return
         self._drains_until = time.monotonic() + self._options.drain_s
-        if self._registrar is not None:  # nobody new is to find us
+        if self._registrar is not None:  # no new job is to find this server
             os.kill(self._registrar, signal.SIGTERM)
         n = self._views.n
         _LOG.info("draining: %s %s served", counted(n, "view"), "is" if n == 1 else "are")
@@ -159,7 +158,7 @@ class Server:
     # The endpoint's owner.
 
     def admit(self, hello: Hello) -> bytes | Progress:
-        """The key that it says it has; one that nobody has, if we do not know it."""
+        """Return the key that a caller names; a random one in place of an unknown key."""
         if not is_for_server(hello):
             return Progress.REFUSED
         key = self._keys.get(hello.epoch)
@@ -188,7 +187,7 @@ class Server:
         self._jobs.pop(peer).close()
 
     def key_differs(self, hello: Hello) -> None:
-        """It is told, and whoever started it can act; here anyone can cause this."""
+        """Do nothing: the caller logs it, and any stranger can cause it here."""
 
     def turned_away(self, n_so_far: int, caller: str) -> None:
         """Log a caller for whom there was no descriptor."""
@@ -207,7 +206,7 @@ class Server:
         is_lacking = job.name is not None and job.place is None and self._drains_until is None
         if is_lacking and not job.open_place():
             job.send(Reserved("", self._identity, job.entry))
-        job.send(Status(as_text(self._told(job.key))))
+        job.send(Status(as_text(self._state(job.key))))
 
     def _on_reserve(self, job: Job, wanted: Reserve) -> None:
         why = self._why_not(job, wanted) or job.open_place()
@@ -226,7 +225,7 @@ class Server:
         job.send(Reserved("", self._identity))
 
     def _why_not(self, job: Job, wanted: Reserve) -> str:
-        """Why this job cannot come; empty if it can."""
+        """Return why this job cannot come, or an empty string."""
         if wanted.version != own_version():
             return (
                 f"it runs shoal {own_version()}, and the workers {wanted.version}: install "
@@ -261,9 +260,9 @@ class Server:
         _LOG.info("job %r: view %d is served by process %d", job.name, meet.view, pid)
         return ""
 
-    def _told(self, key: JobKey) -> dict[str, Any]:
-        """For whoever holds this key; of other jobs only how many there are."""
-        own = self._views.told_of(key.number)
+    def _state(self, key: JobKey) -> dict[str, Any]:
+        """Return the state of the jobs with this key, and the number of all jobs."""
+        own = self._views.reports_of(key.number)
         jobs = [job for job in self._jobs.values() if job.key is key]
         calls = [
             {"job": job.name, **note._asdict()} for job in jobs for note in reversed(job.notes)
@@ -280,7 +279,7 @@ class Server:
 
     def _health(self) -> Health:
         n_jobs = len(self._views.keys())
-        return Health(self._drains_until is not None, n_jobs, self._views.told_of(None))
+        return Health(self._drains_until is not None, n_jobs, self._views.reports_of(None))
 
     # Turns.
 

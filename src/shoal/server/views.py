@@ -1,4 +1,4 @@
-"""The children of a server: a process for each view of a job, and what it told last."""
+"""The children of a server: a process for each view of a job, and its last report."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shoal.plan.text import counted
 
 _LOG: Final = logging.getLogger("shoal")
 
-# A child says twice a second how it fares, once its view has formed (3 s at most). Its workers have
-# given up a stopped one long before this.
+# A child reports twice a second once its view has formed (3 s at most). Its workers have given up
+# a stopped one long before this.
 SILENT_S: Final = 10.0
 _MOST_UNREAD: Final = 64 << 10  # of a pipe; a line is shorter than one page
 
@@ -28,7 +28,7 @@ class _View:
     """A child.
 
     Args:
-        pidfd: turns readable when it has ended.
+        pidfd: readable once it has ended.
         key: the number of its job's key.
     """
 
@@ -37,13 +37,13 @@ class _View:
     pipe: int
     key: int
     job: str
-    heard_at: float
+    reported_at: float
     unread: bytes = b""
-    told: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
 
 
 class Views:
-    """All of them, in the order in which they began."""
+    """The children, in the order in which they began."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -51,18 +51,18 @@ class Views:
 
     @property
     def n(self) -> int:
-        """How many are served."""
+        """The number of views that are served."""
         return len(self._views)
 
     def keys(self) -> set[int]:
-        """Whose they are."""
+        """Return the numbers of the keys whose jobs have views."""
         return {view.key for view in self._views}
 
     def add(self, pid: int, pipe: int, key: int, job: str) -> None:
-        """Watch over a child; owns it and its pipe.
+        """Watch a child, and own it and its pipe.
 
         Raises:
-            OSError: no descriptor can be had; the child is ended.
+            OSError: there is no descriptor left; the child is ended.
         """
         try:
             pidfd = os.pidfd_open(pid)
@@ -78,36 +78,36 @@ class Views:
             view.pidfd, selectors.EVENT_READ, functools.partial(self._ended, view)
         )
 
-    def told_of(self, key: int | None) -> list[dict[str, Any]]:
-        """What the views of one job, or of all, have told last."""
+    def reports_of(self, key: int | None) -> list[dict[str, Any]]:
+        """Return the last reports of the views of one key, or of all."""
         chosen = [view for view in self._views if key is None or view.key == key]
-        return [{**view.told, "job": view.job, "pid": view.pid} for view in chosen]
+        return [{**view.report, "job": view.job, "pid": view.pid} for view in chosen]
 
     def make_room(self, key: int, job: str | None, most: int) -> None:
-        """End the oldest views of a key's job that has as many as this; of all its jobs if None."""
+        """End the oldest views of a job, or of all jobs of the key, that has as many as this."""
         own = [view for view in self._views if view.key == key and job in (None, view.job)]
         for view in own[: max(0, len(own) - most + 1)]:
             _LOG.warning("job %r has %s: the oldest is ended", view.job, counted(len(own), "view"))
             self._kill(view)
 
     def expire(self, now: float) -> None:
-        """End those that have said nothing for long: stopped, or stuck, and of use to nobody."""
-        for view in [one for one in self._views if now >= one.heard_at + SILENT_S]:
+        """End children that have been silent for long: they are stopped or stuck."""
+        for view in [one for one in self._views if now >= one.reported_at + SILENT_S]:
             self._read(view)  # it may be this process that was stopped
-            if view.heard_at > now - SILENT_S:
+            if view.reported_at > now - SILENT_S:
                 continue
             _LOG.warning(
-                "job %r: process %d has said nothing for %g s: it is ended",
+                "job %r: process %d was silent for %g s: it is ended",
                 *(view.job, view.pid, SILENT_S),
             )
             self._kill(view)
 
     def next_deadline(self) -> float | None:
-        """When to look for those again."""
-        return min((view.heard_at + SILENT_S for view in self._views), default=None)
+        """Return when to look for silent ones again."""
+        return min((view.reported_at + SILENT_S for view in self._views), default=None)
 
     def kill_all(self) -> None:
-        """End all that are left."""
+        """End all children."""
         for view in list(self._views):
             self._kill(view)
 
@@ -123,14 +123,14 @@ class Views:
         if not data:
             self._forget_pipe(view)
             return
-        view.heard_at = time.monotonic()
+        view.reported_at = time.monotonic()
         *lines, view.unread = (view.unread + data).split(b"\n")
         if len(view.unread) > _MOST_UNREAD:
             view.unread = b""
         for line in lines:
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                view.told = told if isinstance(told, dict) else view.told
+                report = json.loads(line)
+                view.report = report if isinstance(report, dict) else view.report
 
     def _ended(self, view: _View) -> None:
         if view not in self._views:

@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Endpoint, Peer, Progress
@@ -82,11 +82,20 @@ class Watch:
     def ready(self) -> dict[Address, bytes]:
         """Return the identities of the servers that would serve, in the order of their names."""
         with self._lock:
-            found: dict[bytes, Address] = {}
-            for server in self._servers:
-                if server.identity is not None:
-                    found.setdefault(server.identity, server.address)
-            return {address: identity for identity, address in found.items()}
+            return {one.address: one.identity for one, why in self._judged() if not why}
+
+    def trouble(self) -> dict[Address, str]:
+        """Return why the other servers would not serve."""
+        with self._lock:
+            return {one.address: why for one, why in self._judged() if why}
+
+    def _judged(self) -> Iterator[tuple[_Server, str]]:
+        """Each server, and why it would not serve."""
+        names: dict[bytes, Address] = {}
+        for one in self._servers:
+            name = names.setdefault(one.identity, one.address) if one.identity else one.address
+            is_same = name != one.address
+            yield one, f"is the same server as {name}: name it once" if is_same else one.trouble
 
     def places(self) -> dict[Address, Entry]:
         """Return the entry in the next roster of each server that has sent one."""
@@ -97,21 +106,6 @@ class Watch:
         """Return the servers without a connection."""
         with self._lock:
             return {server.address for server in self._servers if server.peer is None}
-
-    def trouble(self) -> dict[Address, str]:
-        """Return why the other servers would not serve."""
-        with self._lock:
-            held: dict[bytes, Address] = {}
-            why: dict[Address, str] = {}
-            for server in self._servers:
-                if server.identity is None:
-                    why[server.address] = server.trouble
-                elif server.identity in held:
-                    other = held[server.identity]
-                    why[server.address] = f"is the same server as {other}: name it once"
-                else:
-                    held[server.identity] = server.address
-            return why
 
     def meet(self, meets: Iterable[tuple[Address, Meet]]) -> None:
         """Invite servers into a view; one without a connection does not come."""
@@ -126,7 +120,7 @@ class Watch:
         """Send a message to all servers that would serve."""
         with self._lock:
             for server in self._servers:
-                if server.identity is not None:
+                if server.identity:
                     server.send(message)
 
     def close(self) -> None:
@@ -198,7 +192,7 @@ class _Server:
     """One of the servers. Its connection is made anew whenever it is lost.
 
     Attributes:
-        identity: of its process, while it would serve.
+        identity: of its process, while it would serve; empty else.
         entry: its part of the roster of the next view.
         trouble: a verb phrase: why it would not serve.
         dial: the number of the endpoint's dial while it connects.
@@ -208,7 +202,7 @@ class _Server:
     def __init__(self, address: Address, watch: Watch) -> None:
         self.address, self.trouble = address, "has not answered yet"
         self._watch, self._lookup = watch, _Lookup(address, watch.wake)
-        self.identity: bytes | None = None
+        self.identity = b""
         self.entry: Entry | None = None
         self._targets: list[str] = []
         self.dial: int | None = None
@@ -287,7 +281,7 @@ class _Server:
             self.fail(f"refuses: {message.refused}", _RETRY_REFUSED_S)
         elif isinstance(message, Reserved) and message.entry:
             self.entry = decode_entries(message.entry, {0}, 1)[0]
-            if self.identity is None:
+            if not self.identity:
                 self.identity, self.trouble = message.server, ""
                 self._ping_at = time.monotonic() + _PING_S
             self._watch.on_change()
@@ -308,7 +302,7 @@ class _Server:
         self._lose(why)
 
     def _lose(self, why: str) -> None:
-        self.trouble, self.identity, self.entry = why, None, None
+        self.trouble, self.identity, self.entry = why, b"", None
         self._watch.on_change()
 
 
