@@ -67,8 +67,6 @@ class Registry:
         self._endpoint, self._key, self._on_found = endpoint, key, on_found
         self._folder = _folder(endpoint, key)
         self._closing = threading.Event()
-        self._n_known = 0
-        self._looks: dict[int, int] = {}  # by place: how often it was empty
         self._is_silent = False
         self._thread = start("shoal registry", self._run)
 
@@ -91,28 +89,24 @@ class Registry:
             self._closing.wait(_RETRY_S)
 
     def _look_on(self, client: TorchStoreClient) -> None:
-        self._n_known = 0  # a store that was started again counts from the beginning
-        self._looks.clear()
+        n_known, looks = 0, dict[int, int]()  # by place that was empty so far: how often it was
         while not self._closing.is_set():
             n = min(MOST_SERVERS, int(client.try_get(f"{self._folder}/n") or 0))
             if self._is_silent:
                 _LOG.info("servers are looked for at %s again", self._endpoint)
                 self._is_silent = False
-            self._looks.update(dict.fromkeys(range(self._n_known + 1, n + 1), 0))
-            self._n_known = max(self._n_known, n)
-            for place in list(self._looks):
-                self._look_at(client, place)
+            looks.update(dict.fromkeys(range(n_known + 1, n + 1), 0))
+            n_known = max(n_known, n)
+            for place in list(looks):
+                value = client.try_get(f"{self._folder}/{place}")
+                looks[place] += 1
+                if value is None and looks[place] < _MOST_LOOKS:
+                    continue
+                del looks[place]
+                address = self._read(value or b"")
+                if address is not None:
+                    self._on_found(address)
             self._closing.wait(_LOOK_S)
-
-    def _look_at(self, client: TorchStoreClient, place: int) -> None:
-        value = client.try_get(f"{self._folder}/{place}")
-        self._looks[place] += 1
-        if value is None and self._looks[place] < _MOST_LOOKS:
-            return
-        del self._looks[place]
-        address = self._read(value or b"")
-        if address is not None:
-            self._on_found(address)
 
     def _read(self, value: bytes) -> Address | None:
         seal, _, text = value.decode(errors="replace").partition(" ")
