@@ -1,8 +1,8 @@
-"""`Averager` over real processes, its page, and the example."""
+"""`Averager` over real processes and with a server, its page, and the example."""
 
 import os
+import random
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks, start_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.ranks import run_ranks
+from process.serving import (
+    N_ELEMS,
+    N_WORKERS,
+    await_servers,
+    job_with_a_server,
+    noise,
+    status_of,
+)
+from process.stage import Stage, pretend_hosts
 from unit.averages import SHAPES, check, fill, shuffled
 
 import shoal
 from shoal.average import Averager
-from shoal.errors import PeerLost
 
 PROJECT = Path(__file__).parents[2]
 
@@ -67,37 +74,6 @@ def test_processes_and_hosts_average_in_orders_of_their_own(n_per_host: int) -> 
     run_ranks(average_between, 3, n_per_host)
 
 
-def die_in_mid_step(averager: Averager) -> None:
-    averager.begin()
-    averager.ready("weight")
-    if averager.group.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    for name in SHAPES:
-        averager.hook(name)()
-    averager.wait()
-
-
-def lose_a_rank() -> None:
-    stage = Stage.from_environment()
-    with shoal.init(timeout_s=60) as group:
-        averager = Averager(group, SHAPES, fusion_bytes=2000)
-        train(averager, 0)
-        stage.meet(group.rank, 3, "trained")
-        # It may be dead before the others begin.
-        assert isinstance(error_of(die_in_mid_step, averager), PeerLost)
-        assert isinstance(error_of(averager.begin), PeerLost)
-        averager = Averager(group.shrink(), SHAPES, fusion_bytes=2000)
-        for step in range(1, 4):
-            train(averager, step)
-
-
-def test_the_others_go_on_when_a_rank_dies_in_mid_step() -> None:
-    with Stage() as stage, start_ranks(lose_a_rank, 3, env=stage.env) as ranks:
-        outcomes = ranks.wait()
-    assert "SIGKILL" in outcomes[1].died
-    assert [outcomes[rank].error for rank in (0, 2)] == [None] * 2, outcomes
-
-
 def run_page(source: str) -> float:
     names: dict[str, Any] = {}
     exec(source, names)
@@ -126,3 +102,42 @@ def test_the_example_learns_and_ends_with_the_same_bits_on_all_workers() -> None
     bits = re.findall(r"weights ([0-9a-f]{12})", run.stdout)
     assert len(bits) == 2
     assert len(set(bits)) == 1
+
+
+# ---- with a server, which takes buffers in whatever order ranks send them ----
+
+N_ARRAYS = 3  # and as many buffers
+
+
+def average_with_a_server() -> list[bool]:
+    pretend_hosts(1)
+    stage, right = Stage.from_environment(), []
+    names = [f"array {i}" for i in range(N_ARRAYS)]
+    with shoal.init(timeout_s=60.0) as group:
+        shapes = dict.fromkeys(names, ((N_ELEMS,), "float32"))
+        averager = Averager(group, shapes, fusion_bytes=16 << 20)
+        await_servers(group, 1)
+        for step in range(2):
+            arrays = averager.begin()
+            for name in random.Random(f"{group.rank} {step}").sample(names, N_ARRAYS):
+                arrays[name][...] = noise(group.rank, names.index(name) + step)
+                averager.ready(name)
+            averager.wait()
+            for i, name in enumerate(names):
+                total = sum(noise(rank, i + step) for rank in range(N_WORKERS))
+                right.append(bool(np.allclose(arrays[name], total / N_WORKERS, atol=1e-6)))
+        stage.cue(f"rank {group.rank}: is done")
+        stage.await_cue("the status was read")
+    assert len(averager.layout.buffers) == N_ARRAYS
+    return right
+
+
+def test_buffers_in_orders_of_their_own_are_served(tmp_path: Path) -> None:
+    with job_with_a_server(tmp_path, average_with_a_server) as (stage, server, ranks):
+        stage.await_all(N_WORKERS, "is done")
+        (view,) = status_of(server.keys[0], server.address)["views"]
+        stage.cue("the status was read")
+        outcomes = ranks.wait()
+    assert [outcome.value for outcome in outcomes] == [[True] * 2 * N_ARRAYS] * N_WORKERS, outcomes
+    assert view["n_kinds"] > 0
+    assert view["algorithm"]

@@ -25,14 +25,12 @@ _MIXED: Final = "mixed_precision is refused; autocast does on the CPU what it is
 _TIMES: Final = "asks for the times that torch's C++ logger takes"
 
 CANNOT_PASS: Final = {
-    "test_DistributedDataParallel_SyncBatchNorm": _SYNC_BN,
-    "test_DistributedDataParallel_SyncBatchNorm_2D_Input": _SYNC_BN,
-    "test_DistributedDataParallel_SyncBatchNorm_Channels_Last": _SYNC_BN,
-    "test_DistributedDataParallel_SyncBatchNorm_Diff_Input_Sizes_Running_Value": _SYNC_BN,
-    "test_DistributedDataParallel_SyncBatchNorm_Diff_Input_Sizes_gradient": _SYNC_BN,
-    "test_DistributedDataParallel_SyncBatchNorm_No_Affine": _SYNC_BN,
-    "test_DistributedDataParallel_SyncBatchNorm_Single_Input_Per_Process": _SYNC_BN,
-    "test_DistributedDataParallel_SyncBatchNorm_half": _SYNC_BN,
+    f"test_DistributedDataParallel_SyncBatchNorm{kind}": _SYNC_BN
+    for kind in (
+        *("", "_2D_Input", "_Channels_Last", "_Diff_Input_Sizes_Running_Value", "_half"),
+        *("_Diff_Input_Sizes_gradient", "_No_Affine", "_Single_Input_Per_Process"),
+    )
+} | {
     "test_ddp_inference": _SYNC_BN,
     "test_ddp_uneven_inputs_stop_iteration_sync_bn": _SYNC_BN,
     "test_sync_bn_logged": _SYNC_BN,
