@@ -10,7 +10,7 @@ import pytest
 import torch
 from process.stage import error_of
 from unit.averages import SHAPES, check, fill
-from unit.in_process import in_ranks, run_in_threads, run_well
+from unit.in_process import in_ranks
 
 from shoal.average import Averager, NotFinite, lacking
 from shoal.errors import Closed, TimedOut, UsageError
@@ -77,56 +77,47 @@ def test_types_and_wires_that_have_no_meaning_are_refused(group: shoal.Group) ->
         Averager(group, {"a": ((3,), "float32")}, wire="bf8")
 
 
-def end_in_mid_step(group: shoal.Group) -> list[Exception | None]:
+@in_ranks(2)
+def test_what_ended_the_group_is_not_taken_for_arrays_that_never_came(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     averager.ready("bias")
     group.barrier()
     group.abort("enough")
-    return [error_of(averager.wait), error_of(averager.begin)]
+    for act in (averager.wait, averager.begin):
+        with pytest.raises(Closed, match="enough"):
+            act()
 
 
-def test_what_ended_the_group_is_not_taken_for_arrays_that_never_came() -> None:
-    for errors in run_well(end_in_mid_step, 2):
-        for error in errors:
-            assert isinstance(error, Closed)
-            assert "enough" in str(error)
-
-
-def never_come(group: shoal.Group) -> None:
+@in_ranks(3)
+def test_arrays_that_never_come_are_named_with_their_rank_on_every_rank(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     left_out = ("weight", "bias") if group.rank == 2 else ()
     fill(averager, 0, [name for name in SHAPES if name not in left_out])
-    averager.wait()
+    missing = r"'weight', 'bias' never became ready on rank 2.*find_unused=True"
+    with pytest.raises(UsageError, match=missing):
+        averager.wait()
 
 
-def test_arrays_that_never_come_are_named_with_their_rank_on_every_rank() -> None:
-    for error in run_in_threads(never_come, 3):
-        assert isinstance(error, UsageError)
-        assert "'weight', 'bias' never became ready on rank 2" in str(error)
-        assert "find_unused=True" in str(error)
-
-
-def come_too_late(group: shoal.Group) -> None:
+@in_ranks(2)
+def test_a_deadline_names_the_buffer_that_did_not_come_and_its_arrays(group: shoal.Group) -> None:
     averager = Averager(group, {"a": ((100,), "float32"), "b": ((100,), "float32")})
     averager.begin()
     averager.ready("b")
     if group.rank != 1:
         group.timeout_s = 0.1
         averager.ready("a")
-        averager.wait()
+        with pytest.raises(TimedOut, match=r"fusion buffer 0 of 1 \('b' to 'a'\)"):
+            averager.wait()
     else:  # until the others have given up
-        group.barrier()
+        assert error_of(group.barrier)
 
 
-def test_a_deadline_names_the_buffer_that_did_not_come_and_its_arrays() -> None:
-    errors = run_in_threads(come_too_late, 2)
-    assert isinstance(errors[0], TimedOut)
-    assert "fusion buffer 0 of 1 ('b' to 'a')" in str(errors[0])
-
-
-def come_twice(group: shoal.Group) -> str:
+@in_ranks(2)
+def test_an_array_that_is_ready_twice_is_named_and_the_next_step_goes_well(
+    group: shoal.Group,
+) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     fill(averager, 0, list(SHAPES))
@@ -139,45 +130,33 @@ def come_twice(group: shoal.Group) -> str:
         averager.hook("bias")()
     for name in SHAPES:
         averager.hook(name)()
-    text = str(error_of(averager.wait))
+    twice = "'bias' float64[1000] was ready twice in one step" if group.rank else "None"
+    assert twice in str(error_of(averager.wait))
     averager.begin()
     fill(averager, 2, list(SHAPES))
     averager.wait()
     check(averager, 2)
-    return text
 
 
-def test_an_array_that_is_ready_twice_is_named_and_the_next_step_goes_well() -> None:
-    texts = run_well(come_twice, 2)
-    assert texts[0] == "None"
-    assert "'bias' float64[1000] was ready twice in one step" in texts[1]
-
-
-def give_a_nan(group: shoal.Group, dtype: str) -> list[tuple[str, int, int] | None]:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@in_ranks(3)
+def test_what_is_not_finite_is_found_at_its_source_on_every_rank(
+    group: shoal.Group, dtype: str
+) -> None:
     shapes = {"a": ((40,), dtype), "b": ((5, 200), dtype), "c": ((3,), "int32")}
     averager = Averager(group, shapes, fusion_bytes=512, check_finite=True)
-    found: list[tuple[str, int, int] | None] = []
     for step in range(3):
-        arrays = averager.begin()
-        for name, array in arrays.items():
+        for name, array in averager.begin().items():
             array[...] = 0x3F80 if dtype == "bfloat16" and name != "c" else 1
             if step == 1 and name == "b" and group.rank == 2:
                 array[3, 17] = 0x7F80 if dtype == "bfloat16" else np.inf
             averager.ready(name)
         error = error_of(averager.wait)
-        if error is None:
-            found.append(None)
-        else:
+        assert (error is None) == (step != 1)
+        if error is not None:
             assert isinstance(error, NotFinite)
             assert "element 617 of 'b' on rank 2" in str(error)
-            found.append((error.name, error.rank, error.element))
-    return found
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
-def test_what_is_not_finite_is_found_at_its_source_on_every_rank(dtype: str) -> None:
-    for found in run_well(give_a_nan, 3, dtype):
-        assert found == [None, ("b", 2, 617), None]
+            assert (error.name, error.rank, error.element) == ("b", 2, 617)
 
 
 @in_ranks(1)
@@ -203,27 +182,23 @@ def test_misuse_is_refused(group: shoal.Group) -> None:
             weighted.begin(weight)
 
 
-def lack(group: shoal.Group) -> Exception | None:
+@in_ranks(3)
+def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_that_lacks_it(
+    group: shoal.Group,
+) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     fill(averager, 0, [name for name in SHAPES if group.rank or name != "bias"])
     if group.rank == 0:
         while not lacking.is_waited_for(group, averager.open_calls):
             pass
+        group.timeout_s = 0.0  # of which three quarters pass before this rank ends the group
         watch = lacking.StepWatch(group, averager.open_calls)
         watch.start("no bias here")
         while group.ended() is None:
             pass
-    return error_of(averager.wait)
-
-
-def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_that_lacks_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lacking, "_PATIENCE", 0.0)
-    for error in run_in_threads(lack, 3):
-        assert isinstance(error, UsageError)
-        assert "no bias here" in str(error)
+    with pytest.raises(UsageError, match="no bias here"):
+        averager.wait()
 
 
 # ---- values that should be the same on all ranks ----
@@ -260,16 +235,6 @@ def step(averager: Averager) -> None:
     averager.wait()
 
 
-def compare(group: shoal.Group, name: str) -> list[Exception | None]:
-    averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=2)
-    errors = []
-    for number in range(1, 5):
-        step(averager)
-        values = spoilt(name) if group.rank == ODD and number > 1 else held()
-        errors.append(error_of(averager.check_same, values))
-    return errors
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -280,11 +245,18 @@ def compare(group: shoal.Group, name: str) -> list[Exception | None]:
         ("another order", "the order of these names is not the same"),
     ],
 )
-def test_what_differs_is_named_on_every_rank_in_every_nth_step(name: str, words: str) -> None:
-    for first, second, third, fourth in run_well(compare, 3, name):
-        assert first is third is None
-        for number, error in ((2, second), (4, fourth)):
-            assert isinstance(error, UsageError), error
+@in_ranks(3)
+def test_what_differs_is_named_on_every_rank_in_every_nth_step(
+    group: shoal.Group, name: str, words: str
+) -> None:
+    averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=2)
+    for number in range(1, 5):
+        step(averager)
+        values = spoilt(name) if group.rank == ODD and number > 1 else held()
+        error = error_of(averager.check_same, values)
+        assert (error is None) == bool(number % 2)
+        if error is not None:
+            assert isinstance(error, UsageError)
             assert words in str(error)
             assert f": in step {number} " in str(error)
             assert name == "another order" or " on ranks 0, 2, " in str(error)
