@@ -153,12 +153,12 @@ def case_a_gradient_that_comes_twice_is_named_with_what_to_do() -> None:
             loss.sum().backward()
 
 
+def fail(_: torch.Tensor) -> None:
+    raise ValueError("not this time")
+
+
 def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> str:
     """The error after a pass that some ranks raised in; empty if training goes on."""
-
-    def fail(_: torch.Tensor) -> None:
-        raise ValueError("not this time")
-
     hooked = options.pop("hook", False)
     net = Two()
     net.register_buffer("seen", torch.zeros(3))  # broadcast before each forward pass
@@ -205,6 +205,25 @@ def test_a_pass_that_raised_on_all_ranks_is_forgotten(
     assert ranks.run(raise_in_mid_backward, options, (0, 1)) == ["", ""]
 
 
+def case_what_was_sent_before_a_pass_raised_is_in_no_gradient() -> None:
+    """Rank 0 has zeroed its gradients in place when the averages of the pass that raised come."""
+    rank, gloo = dist.get_rank(), dist.new_group(backend="gloo")
+    net = Two()
+    wrapped = wrap(net, gradient_as_bucket_view=True)
+    data, _ = inputs(0)
+    wrapped(mine(data), True).sum().backward()
+    if rank == 1:
+        dist.barrier(gloo)
+    with net.first.weight.register_hook(fail):
+        error = error_of(wrapped(mine(data), True).sum().backward)
+    assert str(error) == "not this time"
+    net.zero_grad(set_to_none=False)
+    if rank == 0:
+        dist.barrier(gloo)
+    wrapped(mine(data), True).sum().backward()
+    assert_averaged(net, data)
+
+
 class ViewOfTwo(Two):
     def forward(self, data: torch.Tensor, uses_second: bool) -> torch.Tensor:
         return super().forward(data, uses_second)[:, :2]
@@ -212,9 +231,6 @@ class ViewOfTwo(Two):
 
 def case_a_pass_that_raised_behind_a_view_changed_in_place_is_forgotten() -> None:
     """Raise when gradients have come and no buffer is full; the loss has changed the output."""
-
-    def fail(_: torch.Tensor) -> None:
-        raise ValueError("not this time")
 
     net = ViewOfTwo()
     wrapped = wrap(net, bucket_cap_mb=1)
