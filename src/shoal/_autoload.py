@@ -58,7 +58,6 @@ _DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
 def _create_process_group(dist_backend_opts: Any, backend_options: Any) -> dist.ProcessGroup:
-    """Build the group; this loads the front end and the native library."""
     frontend = load("shoal.frontend.torch")
     made: dist.ProcessGroup = frontend.create_process_group(dist_backend_opts, backend_options)
     return made

@@ -12,8 +12,7 @@ import pytest
 
 from shoal.analysis.prove.prover import Proof, prove
 from shoal.errors import UsageError
-from shoal.schedule import ALGORITHMS, Send, find
-from shoal.schedule.hierarchical import hierarchical
+from shoal.schedule import find
 
 PAIRS = [
     "ring/ring",
@@ -129,17 +128,3 @@ def test_what_cannot_run_inside_or_between_hosts_is_refused_with_what_can(name: 
     with pytest.raises(UsageError) as refused:
         find("all_reduce", name)
     assert "sharded, ring, " in str(refused.value)
-
-
-def test_only_all_reduces_that_are_finished_by_one_rank_can_be_cut_in_two() -> None:
-    known = ALGORITHMS["all_reduce"]
-    for local, across in (("direct", "ring"), ("ring_2d", "ring"), ("ring", "ring_2d")):
-        with pytest.raises(UsageError, match="one rank alone must finish"):
-            hierarchical(known[local], known[across])
-
-
-def test_a_rank_of_2048_takes_only_its_own_steps() -> None:
-    hosts = hosts_of((8,) * 256)
-    steps = list(find("all_reduce", "ring_2d").steps(7, 2048, 0, hosts))
-    # The ring of 2,048 takes as many.
-    assert sum(isinstance(step, Send) for step in steps) == 2 * 2047

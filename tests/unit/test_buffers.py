@@ -12,7 +12,7 @@ import torch
 
 import shoal
 from shoal.dtypes import DType
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import UsageError
 from shoal.group.buffers import blocks_of, clash, span_of
 
 
@@ -74,14 +74,6 @@ def test_the_marks_of_native_order_are_known(form: str, name: str) -> None:
     span = span_of(data)
     assert (span.n_elems, str(span.dtype)) == (3, name)
     assert ctypes.string_at(span.address, span.n_bytes) == data.tobytes()
-
-
-@pytest.mark.parametrize("form", [">f", "!q"] if sys.byteorder == "little" else ["<f", "<q"])
-def test_the_other_byte_order_is_refused(form: str) -> None:
-    exporter = pytest.importorskip("_testbuffer", reason="this Python came without its own tests")
-    data = exporter.ndarray([1, 2, 3], shape=[3], format=form, flags=exporter.ND_WRITABLE)
-    with pytest.raises(UsageError, match="foreign byte orders"):
-        span_of(data)
 
 
 def test_an_array_of_bfloat16_is_taken_as_bfloat16() -> None:
@@ -150,8 +142,6 @@ def test_empty_says_what_is_wrong_with_a_request() -> None:
         shoal.empty((2, -1))
     with pytest.raises(UsageError, match=r"torch\.bfloat16"):
         shoal.empty(2, "bfloat16")
-    with pytest.raises(ShoalError, match=r"reservation of \d+ B of shared memory failed"):
-        shoal.empty(1 << 50)
 
 
 def test_memory_from_empty_goes_with_the_last_view_of_it() -> None:

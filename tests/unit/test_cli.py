@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from shoal.cli import main
-from shoal.cli.options import hosts_of, write
+from shoal.cli.options import hosts_of
 from shoal.errors import UsageError
 from shoal.lab.cluster import Lab
 from shoal.lab.job import Job, private_key, server_command, tasks_of
@@ -40,11 +40,6 @@ def test_hosts_are_read_or_refused() -> None:
     ):
         with pytest.raises(UsageError, match="2 hosts of 4 ranks"):
             hosts_of(text)
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot write .*nowhere.*: No such file or directory"):
-        write("text", tmp_path / "nowhere" / "file")
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:

@@ -8,27 +8,15 @@ from shoal.schedule.tree import Branch, binary_tree, double_binary_tree, tree_ow
 
 # The parent of every rank, by hand from the pattern of the paper's figure 1.
 FIRST = {
-    1: [None],
-    2: [None, 0],
-    3: [None, 2, 0],
-    4: [None, 2, 0, 2],
     5: [None, 2, 4, 2, 0],
-    6: [None, 2, 4, 2, 0, 4],
-    7: [None, 2, 4, 2, 0, 6, 4],
     8: [None, 2, 4, 2, 0, 6, 4, 6],
-    9: [None, 2, 4, 2, 8, 6, 4, 6, 0],
     10: [None, 2, 4, 2, 8, 6, 4, 6, 0, 8],
-    12: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 8, 10],
     13: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8],
     14: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8, 12],
 }
 # Figure 2 and the two pictures of the second tree in NCCL's own documentation of its trees: 12
 # ranks mirrored, 13 shifted. Smaller ones by hand.
 SECOND = {
-    1: [None],
-    2: [1, None],
-    3: [1, None, 0],
-    4: [1, 3, 1, None],
     5: [1, None, 3, 0, 3],
     6: [1, 5, 3, 1, 3, None],
     12: [1, 3, 1, 11, 5, 7, 5, 3, 9, 7, 9, None],

@@ -63,20 +63,6 @@ def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
             find(collective, other)
 
 
-def test_weights_that_have_no_name_say_why() -> None:
-    for weights, why in (
-        *(
-            (Weights((), (1,)), "there are no workers"),
-            (Weights((0, 0), (0,)), "all weights are 0"),
-        ),
-        (Weights((1, -1)), "a weight of -1 among the workers"),
-        (Weights((1 << 21, 3)), "a weight of 2097152"),
-        *((Weights((1,) * 4097), "4097 workers"), (Weights(tuple(range(1, 2000))), "a name of")),
-    ):
-        with pytest.raises(UsageError, match=why):
-            weights.name()
-
-
 def test_the_group_must_have_the_ranks_that_the_name_speaks_of() -> None:
     whole, servers, workers = (
         find("all_reduce", f"sharded[4*1|2*3]{part}") for part in ("", ".servers", ".workers")

@@ -115,7 +115,6 @@ def _joined_mpi(library: str) -> LibraryRank:
 
 
 def _exchange(library: LibraryRank, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Gather the answers of all ranks, by rank."""
     text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
     longest = library.allocate(1, "int64")
     longest.values[0] = len(text)

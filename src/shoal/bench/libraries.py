@@ -161,7 +161,6 @@ def _wire_error(wire: str | None) -> float:
 
 
 def _allocate_array(n_elems: int, dtype: str) -> FilledBuffer:
-    """Make a NumPy array, as the library takes it and as it is looked at."""
     element = ELEMENTS[dtype]
     if element.storage != element.name:
         raise NotImplementedError(f"NumPy has no {dtype}: measure it through torch")

@@ -214,7 +214,6 @@ class Column:
         )
 
     def _ranks_on_hosts(self, ask: Ask) -> Sequence[int]:
-        """Of each rank: how many ranks its host has."""
         if not self._n_on_host:
             hosts = [(who["host"], who["net"]) for who in ask(self.library, "who")]
             counts = Counter(hosts)

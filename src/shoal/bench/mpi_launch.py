@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class _Mpi(NamedTuple):
-    """The names of an MPI and of its launcher."""
-
     title: str
     launcher: str
 

@@ -113,7 +113,6 @@ def _config(sweep: Sweep, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _result(point: SizePoint) -> dict[str, Any]:
-    """Return shoal's numbers at one size, as nccl-tests writes them."""
     kind = point.kind
     entry: dict[str, Any] = {
         "size": point.n_bytes,
@@ -146,7 +145,6 @@ def _per_call(way: Figures) -> dict[str, Any]:
 
 
 def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
-    """Return one size with all libraries."""
     kind = point.kind
     return {
         "collective": kind.collective,
@@ -175,5 +173,4 @@ def _library(point: SizePoint, one: Figures) -> dict[str, Any]:
 
 
 def _truth(is_so: bool) -> str:
-    """Return a truth as nccl-tests writes it."""
     return "true" if is_so else "false"

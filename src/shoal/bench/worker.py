@@ -125,7 +125,6 @@ class Rank:
         return {}
 
     def _bind(self, what: CallSpec) -> tuple[Call, FilledBuffer, FilledBuffer]:
-        """The call, and the tensors of its input and its result."""
         data = self._buffer(what, "data")
         in_place = COLLECTIVES[what.collective].is_in_place(what.in_place)
         other = data if in_place else self._buffer(what, "other")

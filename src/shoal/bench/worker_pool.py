@@ -141,7 +141,6 @@ class WorkerPool:
         return answer
 
     def _fate(self) -> str:
-        """Return the signals by which processes have ended, in words."""
         for process in self._processes:  # who has died is seen at once, or in a moment
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_FATE_S / len(self._processes))
@@ -150,7 +149,6 @@ class WorkerPool:
         return f", ended by {' and '.join(names)}" if names else ""
 
     def _failure(self, what: str) -> Failure:
-        """Return `what` with the last line that the processes wrote."""
         self._has_failed = True
         errors = self._errors_path.read_text(errors="replace").strip()
         last = errors.splitlines()[-1] if errors else ""

@@ -21,7 +21,7 @@ from shoal.rendezvous import job_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shoal.cli.options import Parser, Subparsers
+    from shoal.cli.options import Parser
     from shoal.lab.cluster import Host
 
 _EXAMPLES: Final = """
@@ -36,6 +36,8 @@ examples:
 docs/lab.md lists the variables that the processes get, and the limits of such a lab.
 """
 
+_RUN_MORE: Final = ", and remove the lab when it ends, however it ends"
+_CLEAN_MORE: Final = ", and kill what still runs in them; the next lab that starts does so too"
 _GRACE_S: Final = 5.0
 _MOST_RANKS_PER_HOST: Final = 1000
 
@@ -44,26 +46,34 @@ def add_arguments(parser: Parser) -> None:
     """Add the commands of `shoal lab`."""
     parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    _add_run(commands)
-    _add_links(commands)
-    _add_exec(commands)
-    what = "the labs that run on this machine"
-    listing = commands.add_parser("list", help=what, description=f"List {what}.")
-    listing.set_defaults(run=_list)
-    what = "the labs of processes that were killed, and kill what still runs in them"
-    clean = commands.add_parser(
-        "clean",
-        help=f"remove {what}",
-        description=f"Remove {what}. The next lab that starts does so too.",
-    )
-    clean.set_defaults(run=_clean)
+    parsers = {}
+    for name, run, what, more in (
+        ("run", _run, "run a command on every host of a new lab, as torchrun would", _RUN_MORE),
+        ("cut", _change_links, "silently drop all packets between two hosts of a running lab", ""),
+        ("heal", _change_links, "undo a cut", ""),
+        ("exec", _exec, "run one more command in a host of a running lab", ""),
+        ("list", _list, "list the labs that run on this machine", ""),
+        ("clean", _clean, "remove the labs of processes that were killed", _CLEAN_MORE),
+    ):
+        told = f"{what[0].upper()}{what[1:]}{more}."
+        parsers[name] = commands.add_parser(name, help=what, description=told)
+        parsers[name].set_defaults(run=run, is_cut=name == "cut")
+    for name in ("cut", "heal", "exec"):
+        add = parsers[name].add_argument
+        add("lab", metavar="NAME", help="the name of the lab, as `shoal lab list` shows it")
+        add("host", type=int, metavar="HOST", help="the host's number, from 0; servers come last")
+    for name in ("cut", "heal"):
+        add = parsers[name].add_argument
+        add("to", type=int, nargs="?", metavar="HOST", help="the other host; default all others")
+        add("--nic", type=int, metavar="N", help="only by this NIC, from 0; default by all")
+        add("--one-way", action="store_true", help="only the direction from the first host")
+    _add_run(parsers["run"])
+    for name in ("run", "exec"):
+        add = parsers[name].add_argument
+        add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its arguments")
 
 
-def _add_run(commands: Subparsers) -> None:
-    what = "a command on every host of a new lab, as torchrun would, and remove the lab"
-    parser = commands.add_parser(
-        "run", help=f"run {what}", description=f"Run {what} when it ends, however it ends."
-    )
+def _add_run(parser: Parser) -> None:
     add = parser.add_argument
     add("--hosts", type=int, required=True, metavar="N", help="hosts that run the command")
     add("--servers", type=int, default=0, metavar="K", help="more hosts, with a reduction server")
@@ -87,39 +97,6 @@ def _add_run(commands: Subparsers) -> None:
     grace += f"{_GRACE_S:g}; a second interrupt kills at once"
     add("--grace", type=float, default=_GRACE_S, metavar="SECONDS", help=grace)
     add("--keep-going", action="store_true", help="a failed process does not end the others")
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its arguments")
-    parser.set_defaults(run=_run)
-
-
-def _add_links(commands: Subparsers) -> None:
-    for name, what in (
-        ("cut", "silently drop all packets between two hosts of a running lab"),
-        ("heal", "undo a cut"),
-    ):
-        parser = commands.add_parser(name, help=what, description=f"{what.capitalize()}.")
-        add = parser.add_argument
-        _add_host(parser)
-        add("to", type=int, nargs="?", metavar="HOST", help="the other host; default all others")
-        add("--nic", type=int, metavar="N", help="only by this NIC, from 0; default by all")
-        add("--one-way", action="store_true", help="only the direction from the first host")
-        parser.set_defaults(run=_change_links, is_cut=name == "cut")
-
-
-def _add_exec(commands: Subparsers) -> None:
-    what = "one more command in a host of a running lab"
-    parser = commands.add_parser("exec", help=f"run {what}", description=f"Run {what}.")
-    _add_host(parser)
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its arguments"
-    )
-    parser.set_defaults(run=_exec)
-
-
-def _add_host(parser: argparse.ArgumentParser) -> None:
-    what = "the name of the lab, as `shoal lab list` shows it"
-    parser.add_argument("lab", metavar="NAME", help=what)
-    what = "the number of the host, from 0; servers come last"
-    parser.add_argument("host", type=int, metavar="HOST", help=what)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -202,7 +179,6 @@ def _bytes(option: str, text: str) -> int:
 
 
 def _change_links(args: argparse.Namespace) -> int:
-    """Cut or heal the requested directions between hosts."""
     ways, failures = list(_ways(args)), []
     for source, to, nic in ways:
         try:
@@ -216,7 +192,6 @@ def _change_links(args: argparse.Namespace) -> int:
 
 
 def _ways(args: argparse.Namespace) -> Iterator[tuple[Host, Host, int]]:
-    """The requested directions: sender, receiver and NIC."""
     if args.to == args.host:
         raise UsageError(f"host {args.host} has no link to itself; name two hosts")
     lab = find_lab(args.lab)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from shoal.errors import UsageError
 
@@ -32,12 +32,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""
         raise UsageError(f"{message}; see {self.prog} --help")
-
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[Parser]
-else:
-    Subparsers = argparse._SubParsersAction
 
 
 _COUNT: Final = r"[1-9]\d{0,5}"

@@ -123,7 +123,6 @@ def _allocate(n_bytes: int) -> object:
 
 
 def _words(args: argparse.Namespace) -> list[str]:
-    """The arguments of one rank's command."""
     words = ["tune", "--out", str(args.out), "--from", args.least, "--to", args.most]
     words += ["--rounds", str(args.rounds)]
     words += ["--links"] * args.links
@@ -133,7 +132,6 @@ def _words(args: argparse.Namespace) -> list[str]:
 
 
 def _start(n_ranks: int, words: Sequence[str]) -> int:
-    """Run the same command in `n_ranks` processes of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

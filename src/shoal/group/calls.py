@@ -240,7 +240,6 @@ class Calls:
             raise UsageError(f"{self}: {what}: {error}") from None
 
     def _check_own(self, what: str, blocks: BlockBuffers, whose: str, own: BufferView) -> None:
-        """Raise UsageError unless this rank's block has the length and type of `own`."""
         dtype, n_elems = blocks.spans[0].dtype, blocks.lengths[self.rank]
         if (dtype, n_elems) != (own.dtype, own.n_elems):
             raise UsageError(

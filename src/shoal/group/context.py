@@ -191,8 +191,6 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _Tuning(NamedTuple):
-    """The environment's settings of the native core."""
-
     staging_bytes: int
     spin_us: int
     backstop_ms: int
@@ -325,7 +323,6 @@ def _places(membership: Membership) -> list[_PeerPlace]:
 
 
 def _rank_infos(membership: Membership) -> list[RankInfo]:
-    """Return the place of each rank."""
     rank_infos = {
         peer.rank: RankInfo(peer.host_label, "" if peer.is_local else peer.address, peer.host_id)
         for peer in membership.peers

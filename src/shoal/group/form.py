@@ -75,7 +75,6 @@ def form(
 
 
 def _kind_of_group(settings: Settings, name: str) -> type[Group]:
-    """Return the class of the group of all ranks. Raises UsageError if its servers are wrong."""
     if not settings.servers or name != "world":
         return Group
     from shoal.group.pool.served_group import ServedGroup  # slow to load, and few jobs have servers

@@ -302,7 +302,6 @@ class Lab:
 
 
 def _names_of(hosts: Sequence[Host]) -> str:
-    """Return the text of /etc/hosts in every host."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     for host in hosts:
         # torch looks up names of IPv4 peers by mapped IPv6 addresses, and warns if there is none.
@@ -313,7 +312,6 @@ def _names_of(hosts: Sequence[Host]) -> str:
 def _rates_of(
     n_hosts: int, alike: Sequence[float | None], apart: Mapping[int, Sequence[float | None]]
 ) -> tuple[tuple[float | None, ...], ...]:
-    """Check and return the rates of every host's NICs."""
     if not 1 <= n_hosts <= _MOST_HOSTS:
         raise UsageError(f"a lab of {n_hosts} hosts: expected 1 to {_MOST_HOSTS} hosts")
     for index in apart:

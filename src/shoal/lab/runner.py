@@ -90,8 +90,6 @@ class _Signals:
 
 
 class _Running:
-    """A running task."""
-
     def __init__(self, task: Task, process: subprocess.Popen[str], pipes: list[Lines]) -> None:
         self.task = task
         self.process = process
@@ -188,7 +186,6 @@ class _Run:
         self._running = []
 
     def _turn(self) -> None:
-        """Wait for events, and handle them."""
         poll, then = select.poll(), dict[int, Callable[[], None]]()
 
         def watch(fd: int, events: int, do: Callable[[], None]) -> None:

@@ -110,8 +110,6 @@ def _most_on_a_host(hosts: tuple[int, ...]) -> int:
 
 
 class _Prices:
-    """The costs of messages of one chunk on a cluster."""
-
     def __init__(
         self, cluster: Cluster, n_bytes: float, row: Collective, stream_bytes: float = 0.0
     ) -> None:

@@ -77,8 +77,6 @@ def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
 
 
 class _Counted(NamedTuple):
-    """The counts of one rank."""
-
     work: StepCounts
     n_scratch: int
     n_peers: int

@@ -95,7 +95,6 @@ def teams_of(local: Algorithm, hosts: tuple[int, ...]) -> tuple[HostRanks, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _owners(local: Algorithm, size: int) -> tuple[int, ...]:
-    """The owner of every chunk of the local algorithm."""
     owner_rule = local.owner_rule
     assert owner_rule is not None
     return tuple(owner_rule(chunk, size) for chunk in range(local.n_chunks(size)))

@@ -216,7 +216,6 @@ def find(collective: str, name: str) -> Algorithm:
 
 
 def _part(whole: str, name: str, *, local: bool) -> Algorithm:
-    """One level of a hierarchical all-reduce."""
     good = [
         known
         for known, algorithm in ALGORITHMS["all_reduce"].items()

@@ -37,30 +37,6 @@ class Weights(NamedTuple):
     workers: tuple[int, ...]
     servers: tuple[int, ...] = ()
 
-    def checked(self, what: str) -> Weights:
-        """Return itself.
-
-        Args:
-            what: the owner of these weights, for the message.
-
-        Raises:
-            UsageError: no worker, no weight above 0, or a bound is exceeded.
-        """
-        for role, weights in (("workers", self.workers), ("servers", self.servers)):
-            if len(weights) > MOST_REDUCERS:
-                raise UsageError(f"{what}: {len(weights)} {role}, at most {MOST_REDUCERS} will do")
-            wrong = [weight for weight in weights if not 0 <= weight <= MOST_WEIGHT]
-            if wrong:
-                raise UsageError(
-                    f"{what}: a weight of {wrong[0]} among the {role}; weights are whole numbers "
-                    f"from 0 to {MOST_WEIGHT}"
-                )
-        if not self.workers:
-            raise UsageError(f"{what}: there are no workers, so there is nothing to reduce")
-        if not self.total:
-            raise UsageError(f"{what}: all weights are 0; give at least one reducer a weight")
-        return self
-
     @property
     def total(self) -> int:
         """The sum of all weights."""
@@ -85,10 +61,9 @@ class Weights(NamedTuple):
             part: one of `PARTS`, or empty for both.
 
         Raises:
-            UsageError: see `checked`; or the part has nothing to fold, or the name gets longer than
-                `MOST_NAME_BYTES`.
+            UsageError: see `parse`.
         """
-        workers, servers = (_runs(weights) for weights in self.checked("these weights").reduced)
+        workers, servers = (_runs(weights) for weights in self.reduced)
         name = f"sharded[{workers}|{servers}]" + (f".{part}" if part else "")
         parse(name)
         return name
@@ -116,7 +91,8 @@ def parse(name: str) -> tuple[Weights, str]:
         )
     workers, servers, part = match.groups()
     weights = Weights(_read(what, "workers", workers), _read(what, "servers", servers))
-    weights.checked(what)
+    if not weights.total:
+        raise UsageError(f"{what}: all weights are 0; give at least one reducer a weight")
     if part and part not in weights.parts:
         raise UsageError(f"{what}: no weight is above 0 among the {part}: they have no part")
     return weights, part or ""
@@ -132,6 +108,10 @@ def _read(what: str, role: str, text: str) -> tuple[int, ...]:
     n = sum(int(count or 1) for count, _, _ in runs)
     if n > MOST_REDUCERS:
         raise UsageError(f"{what}: {n} {role}, at most {MOST_REDUCERS} will do")
+    if wrong := [weight for _, _, weight in runs if int(weight) > MOST_WEIGHT]:
+        raise UsageError(
+            f"{what}: a weight of {wrong[0]} among the {role}; at most {MOST_WEIGHT} will do"
+        )
     return tuple(int(weight) for count, _, weight in runs for _ in range(int(count or 1)))
 
 

@@ -129,7 +129,6 @@ def _compare(
 
 
 def _call(group: Group, collective: str, n_bytes: int, allocate: Allocate) -> Callable[[], object]:
-    """Return a call of the collective, with root 0."""
     row, call = COLLECTIVES[collective], getattr(group, collective)
     if row.in_place:
         return functools.partial(call, allocate(n_bytes))
@@ -195,7 +194,6 @@ def _exchange(
 
 
 def _slowest(group: Group, *times_us: float) -> list[float]:
-    """Return each of these times on the slowest rank; at least 1 us."""
     slowest = array.array("d", [max(1.0, us) for us in times_us])
     group.all_reduce(slowest, "max")
     return list(slowest)

@@ -210,13 +210,10 @@ def _draw_round(picture: _Picture, one: Round, number: int, down: float) -> None
 
 
 def _always(value: _Value) -> Callable[[int, int], _Value]:
-    """The same bend or colour for every link."""
     return lambda a, b: value
 
 
 class _Picture:
-    """A drawing of one schedule."""
-
     def __init__(self, trace: Trace) -> None:
         self.drawing = Drawing()
         self._n_chunks = trace.algorithm.n_chunks(trace.size, trace.hosts)

@@ -131,7 +131,6 @@ def _toward(a: Point, b: Point, by: float) -> Point:
 
 
 def _tip(at: Point, away: Point, long: float, colour: str) -> str:
-    """A triangle that ends at a point."""
     foot = _toward(at, away, long)
     across = Point((foot.y - at.y) * 0.36, (at.x - foot.x) * 0.36)
     corners = [

@@ -131,7 +131,6 @@ def prove_steps(
 def _check_places(
     flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
 ) -> None:
-    """Raise ProofError if a step names a chunk that does not exist, or writes INPUT."""
     n_chunks = [
         {**contract.n_chunks, Buffer.SCRATCH: len(like)}
         for contract, like in zip(contracts, scratch, strict=True)
@@ -175,7 +174,6 @@ def _fits(
 def _check_ends(
     flow: Dataflow, symbols: Symbols, contracts: Sequence[Contract], held: Mapping[int, int]
 ) -> None:
-    """Raise ProofError unless every rank keeps the postcondition."""
     first: dict[Value, tuple[int, int]] = {}
     for rank, contract in enumerate(contracts):
         for place, want in contract.postcondition.items():

@@ -99,7 +99,6 @@ def _arrow(message: Message) -> str:
 
 
 def _wrapped(words: list[str], width: int, indent: str = "", gap: str = " ") -> Iterator[str]:
-    """The words in lines as long as `width` allows."""
     line = indent
     for word in words:
         if len(line) > len(indent) and len(line) + len(gap) + len(word) > width:

@@ -199,7 +199,6 @@ class _Replay:
 
 
 def _in_order(expression: Expression) -> Iterator[int]:
-    """The ranks of an expression from left to right."""
     left = [expression]
     while left:
         first = left.pop()
