@@ -44,7 +44,7 @@ LOWER = {
     "torch": {"_autoload", "frontend", "lazy"},
 }
 # These are built out of everything, so they may import everything but the native library.
-TOP = {"__init__", "cli", "bench", "lab", "__main__"}
+TOP = {"__init__", "cli", "bench", "check", "lab", "__main__"}
 
 # Who may import a framework; bench measures them side by side.
 FRAMEWORKS = {"torch", "jax", "tensorflow", "mxnet"}
