@@ -1,7 +1,4 @@
-"""The torch.distributed backend: `init_process_group("shoal")` ends up here.
-
-Importing shoal is not needed: `import torch` registers the backend (shoal/_autoload.py).
-"""
+"""The torch.distributed backend, which `import torch` registers (shoal/_autoload.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ _replacements: Final[list[Group]] = []
 
 @contextlib.contextmanager
 def in_place_of_default(group: Group) -> Iterator[None]:
-    """Meanwhile torch gets this group for a default group, and no ranks connect."""
+    """Give torch this group for a default group within the context, without connecting ranks."""
     _replacements.append(group)
     try:
         yield
@@ -50,12 +47,12 @@ def in_place_of_default(group: Group) -> Iterator[None]:
 def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup:
     """Form a group; torch calls it in every process that will be a member.
 
-    A group made by new_group uses the default group's connections, if that is one of shoal's; else
-    the ranks connect by the store that torch gives.
+    A group of new_group uses the connections of the default group, if that is shoal's; else its
+    ranks connect through torch's store.
 
     Args:
         opts: torch's _DistributedBackendOptions.
-        options: what the user gave as pg_options: None, or the options of another shoal group.
+        options: the user's pg_options: None, or the options of another shoal group.
 
     Raises:
         UsageError: the options are those of another backend, or SHOAL_LOCAL_NCCL is wrong.
@@ -65,7 +62,7 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
         raise UsageError(
             f"shoal cannot use options of type {type(options).__name__}; leave out pg_options"
         )
-    local_nccl(os.environ)  # a wrong word is refused before anyone is kept waiting
+    local_nccl(os.environ)  # raises before ranks wait
     group = _form(opts)
     if not takes_backends():
         return ShoalProcessGroup(group, opts.store, opts.timeout)
@@ -87,12 +84,12 @@ def _form(opts: Any) -> Group:
 
 
 def default_group() -> Group | None:
-    """The shoal group inside torch's default group, if it is one."""
+    """Return the shoal group in torch's default group; None if it has none."""
     return group_in(dist.group.WORLD) if dist.is_initialized() else None
 
 
 def group_in(process_group: Any) -> Group | None:
-    """The shoal group inside a process group of torch, if it serves the CPU there."""
+    """Return the shoal group that serves the CPU in a process group of torch, or None."""
     backend = process_group
     if not isinstance(backend, Operations):
         try:

@@ -1,4 +1,4 @@
-"""`shoal.torch.shrink_group`: torch's default group goes on without the ranks it has lost."""
+"""`shoal.torch.shrink_group`: replace torch's default group by one of its living ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ __all__ = ["peer_lost", "shrink_group"]
 
 
 def peer_lost() -> PeerLost | None:
-    """Why torch's default group has ended, if it was the loss of a rank; else None.
+    """Return the loss of a rank that ended torch's default group; else None.
 
-    Layers such as DistributedDataParallel raise a RuntimeError that only quotes the error: this
-    tells whether `shrink_group` is the answer to it. `doing` is empty: a group ends, whatever call
-    was in flight.
+    Layers such as DistributedDataParallel raise a RuntimeError that only quotes the error; after a
+    lost rank `shrink_group` is the remedy.
     """
     group = frontend.default_group()
     error = None if group is None else group.ended()
@@ -36,20 +35,20 @@ def shrink_group(
     *,
     timeout: timedelta | None = None,
 ) -> dist.ProcessGroup:
-    """Replace torch's default group by one of the ranks that are left, and return it.
+    """Replace torch's default group by one of the surviving ranks, and return it.
 
     All survivors call it, like `shoal.Group.shrink`. Ranks are numbered anew, in their old order.
     All other process groups are destroyed, as with `torch.distributed.shrink_group`: make them
-    again, and whatever holds one, such as DistributedDataParallel.
+    again, and all objects that hold one, such as DistributedDataParallel.
 
     Args:
-        ranks_to_exclude: ranks to leave out though they live, the same on every rank. Unlike
-            torch's, this finds out by itself who is lost.
+        ranks_to_exclude: living ranks to leave out, the same on every rank. Unlike torch's, this
+            function finds lost ranks by itself.
         group: None, or the default group.
-        timeout: until all survivors must have called it; None takes that of the default group.
+        timeout: until all survivors must have called it; None takes the default group's.
 
     Raises:
-        Unsupported: the default group is not one of shoal's alone; or another group is given.
+        Unsupported: the default group is not one of shoal's alone, or another group is given.
         TimedOut, PeerLost, UsageError: as `shoal.Group.shrink`. Nothing has changed.
     """
     old = _default(group)
@@ -73,7 +72,7 @@ def shrink_group(
 
 
 def _default(group: dist.ProcessGroup | None) -> Group:
-    """The shoal group that is torch's default group."""
+    """Return the shoal group in torch's default group."""
     if not dist.is_initialized():
         raise UsageError("shrink_group: there is no default group; call init_process_group first")
     if group is not None and group is not dist.group.WORLD:

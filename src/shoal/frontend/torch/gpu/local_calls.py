@@ -1,10 +1,9 @@
-"""All-reduces of tensors on the GPUs of hosts that have several: GPUs first, then the wire.
+"""All-reduces on hosts with several GPUs: first among the GPUs, then over the wire.
 
-The GPUs of a host reduce-scatter the tensor among themselves; each then takes its part over the
-wire, by way of host memory, with those of the same place on the other hosts; and when the parts
-are back, the GPUs of the host all-gather them. All that the GPUs do among themselves has one
-stream and one order, `LocalOrder`; nothing enters it before it can go at once on every one of them,
-so no all-gather that waits for its data is ever before a reduce-scatter.
+The GPUs of a host reduce-scatter the tensor. Each sums its part over the wire, through host memory,
+with the GPUs of the same place on other hosts. Then the GPUs of the host all-gather the parts. All
+calls among the GPUs have one stream and one order, `LocalOrder`; a call enters it when all GPUs can
+begin it, so an all-gather that waits for its data never delays a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 
-# In which the group hears of a loss that its rail has heard of: both are told by the same link.
+# The group learns of a lost rank within this time of its rail: both from the same link.
 _NEWS_S: Final = 5.0
 
 
 def part_of(n_elems: int, rank: int, size: int) -> list[tuple[int, int]]:
-    """The elements of a rank: the r-th of equal parts; rank 0 has what is left over too."""
+    """Return the elements of a rank: the r-th of equal parts; rank 0 also has the remainder."""
     n_each = n_elems // size
     parts = [(rank * n_each, (rank + 1) * n_each)]
     return [*parts, (size * n_each, n_elems)] if rank == 0 and n_elems % size else parts
@@ -62,14 +61,12 @@ class _Stage(IntEnum):
 
 
 class LocalCall(DeviceCall):
-    """One all-reduce.
-
-    Threads: any for what a Work has; the rest is `LocalCalls`'s.
+    """One all-reduce. Threads: any for the methods of a Work; `LocalCalls` has the rest.
 
     Args:
-        view: the whole of a tensor in device memory.
-        divisor: what the sum is divided by.
-        copies: tensors that are to be overwritten by others on the device at the end.
+        view: a whole tensor in device memory.
+        divisor: of the sum.
+        copies: pairs of tensors on the device; at the end the second is copied to the first.
     """
 
     def __init__(
@@ -92,7 +89,7 @@ class LocalCall(DeviceCall):
         self.event: Event = device.record()  # behind what it waits for now
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over; keeps no memory any longer."""
+        """End the call and release its memory."""
         with self._changed:
             if error is None:
                 self.last = self.event
@@ -141,7 +138,7 @@ class LocalCalls:
         self._thread = Threads("shoal-local")
 
     def post(self, call: LocalCall) -> None:
-        """Carry a call on, behind those before it.
+        """Start a call behind the earlier ones.
 
         Raises:
             ShoalError, RuntimeError: an earlier call failed, or the group was closed.
@@ -156,7 +153,7 @@ class LocalCalls:
             self._calls.append(call)
 
     def close(self) -> None:
-        """Fail what is under way, and end the threads. The group has been closed. Idempotent."""
+        """Fail all calls in flight and end the threads, after the group was closed. Idempotent."""
         with self._lock:
             is_busy = bool(self._calls)
             self._error = self._error or Closed("the group was closed or aborted")
@@ -183,13 +180,13 @@ class LocalCalls:
             time.sleep(pause_s)
 
     def step(self) -> bool:
-        """Look once at everything, without waiting; whether any call came further."""
+        """Advance all calls that can go on now; return True if any did."""
         with self._lock:
             calls, moved = list(self._calls), False
         try:
             if self._error is None:
                 moved = self._go_on(calls)
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+        except Exception as error:  # noqa: BLE001 - wait() raises it
             self._fail(error)
         if self._error is not None:
             for call in calls:
@@ -214,7 +211,7 @@ class LocalCalls:
         return turn is not None or any(moved)
 
     def _look(self, call: LocalCall) -> bool:
-        """Whether a call came further by itself."""
+        """Advance a call that needs no other rank; return True if it went on."""
         if call.stage is _Stage.MADE and self._has_passed(call, "its tensor was not computed"):
             self._say_ready(call, _Stage.SCATTER)
         elif call.stage is _Stage.WIRE and self._is_back(call):
@@ -295,7 +292,7 @@ class LocalCalls:
     # ---- failing ----
 
     def _fail(self, error: BaseException) -> None:
-        """End the group, on every rank, unless it has ended; no later call goes well."""
+        """End the group on every rank; later calls raise the error."""
         ended = self._group.ended()
         until = time.monotonic() + _NEWS_S
         while ended is None and isinstance(error, PeerLost) and time.monotonic() < until:
@@ -313,7 +310,7 @@ class LocalCalls:
             self._collectives.abort()
 
     def _end_failed(self, call: LocalCall, error: BaseException) -> None:
-        """End a call once nothing of it is on the wire."""
+        """End a call that has nothing on the wire any more."""
         if call.staged is not None:
             call.staged.stop(error)
         if not call.done() and (call.staged is None or call.staged.done()):

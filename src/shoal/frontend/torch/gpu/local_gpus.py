@@ -1,7 +1,7 @@
-"""Whether the GPUs of this group's hosts work among themselves: all ranks agree on it, once.
+"""All ranks agree once whether the GPUs of a group's hosts sum among themselves.
 
-They do where every host has as many ranks, two at least, each on a GPU of its own, NCCL works among
-them, and nobody has set SHOAL_LOCAL_NCCL=no. Everything else goes by way of host memory alone.
+They do if every host has the same number of ranks, two at least, each on its own GPU, NCCL works
+among them, and no rank has SHOAL_LOCAL_NCCL=no. All other calls go through host memory alone.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# The bytes of a call, at least. Smaller ones take as long for the ranks of a host to agree on, and
-# are one piece on their way through host memory. Not yet measured on a GPU.
+# Smaller calls take as long for the ranks of a host to agree on, and are one piece on their way
+# through host memory. Not yet measured on a GPU.
 LEAST_BYTES: Final = 4 << 20
 
-# What NCCL sums; an average of integers is not what dividing their sum gives.
+# The types that NCCL sums; shoal's average of integers is not their divided sum.
 _FLOATS: Final = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _SUMS: Final = {*_FLOATS, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
 
@@ -47,7 +47,7 @@ _NONCE_BYTES: Final = 8
 
 
 def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Arguments) -> bool:
-    """Whether an operation is one for the GPUs: by what is alike on every rank."""
+    """Return True if an operation is for the GPUs; the answer is the same on every rank."""
     if collective.name != "all_reduce" or len(calls) != 1:
         return False
     (view,), (op,) = calls[0], rest
@@ -56,9 +56,9 @@ def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Argumen
 
 
 def rail_in(group: Group) -> Rail | None:
-    """This rank's, where hosts have several ranks and as many each; the same answer on all ranks.
+    """Return this rank's rail if all hosts have equally many ranks, and several; else None.
 
-    A group with servers has rails of its own, and all of its large sums go over them.
+    A group with servers has rails of its own, for all its large sums.
     """
     if type(group) is not Group:
         return None
@@ -69,9 +69,9 @@ def rail_in(group: Group) -> Rail | None:
 def agreed_calls(
     group: Group, rail: Rail, device: Device, store: Store, timeout_s: float
 ) -> LocalCalls | None:
-    """What carries on the calls of these GPUs; None where one of them cannot: on every rank.
+    """Return the calls among these GPUs; None, on every rank, if one of them cannot.
 
-    Every rank of the group calls it, and waits for all others.
+    Every rank of the group calls it, and waits for the others.
 
     Args:
         store: reached by all ranks; only needed until this returns.
@@ -89,7 +89,7 @@ def agreed_calls(
     if why:
         _LOG.debug("%s: GPUs of a host do not work among themselves: %s", group, why)
         return None
-    # What an earlier group has left in the store is NOT to be taken for this one's.
+    # The nonce distinguishes this group's keys from those of an earlier group.
     nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:]).hex()
     mates_store = PrefixStore(f"shoal/gpus/{rail.mates[0]}/{nonce}", store)
     connect = lambda: device.collectives(  # noqa: E731
@@ -97,8 +97,7 @@ def agreed_calls(
     )
     made = _attempt(connect, timeout_s)
     have_all = bytearray([made.collectives is not None])
-    # Those who could not say so after their own deadline.
-    try:
+    try:  # with time for ranks that report after deadlines of their own
         group.all_reduce(have_all, Op.MIN, name="GPUs connected", timeout_s=3 * timeout_s)
         if made.collectives is not None and have_all[0]:
             return _calls(group, rail, device, made.collectives)
@@ -115,10 +114,10 @@ def agreed_calls(
 
 
 def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
-    """Why the GPUs cannot work among themselves; "" if they can.
+    """Return why the GPUs cannot work among themselves; "" if they can.
 
     Args:
-        gpus: what tells that of a rank from others of its host, by rank; zeros where there is none.
+        gpus: the identity of each rank's GPU; zeros for none.
     """
     without = [rank for rank, gpu in enumerate(gpus) if not any(gpu)]
     if without:
@@ -133,7 +132,7 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(connect: Callable[[], NcclCollectives], timeout_s: float) -> _Attempt:
-    """What came of it before the deadline, whatever it is: NCCL's own waits have none."""
+    """Return the result or the failure by the deadline: NCCL's own waits have none."""
     outcome: Future[NcclCollectives] = Future()
 
     def run() -> None:

@@ -1,9 +1,8 @@
-"""In which order the ranks of a host begin what they can only begin together: the same on all.
+"""The order in which the ranks of a host begin calls among their GPUs: the same on all.
 
-NCCL's kernels wait on the device for those of the other ranks. So the ranks of a host must give
-them to their GPUs in one order, whichever communicators they belong to, and one that a rank gives
-long before another keeps a part of its GPU busy for nothing. Here a turn is begun when all ranks
-have said that they are ready for it, and rank 0 says which is next.
+NCCL's kernels wait on the device for the kernels of other ranks. So the ranks of a host must queue
+them in one order, and at about the same time, since a kernel that waits keeps a part of its GPU
+busy. A turn begins when all ranks have reported ready for it; rank 0 decides which is next.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.group.work import Work
 
-# The word that a turn is next comes after all that a call takes: this only ends what none of the
-# deadlines on the way there has.
+# A decision comes after all steps of a call: this only ends what no deadline on the way has.
 _DEADLINES: Final = 6
 
 _DIGEST_BYTES: Final = 8
@@ -29,13 +27,11 @@ class Turn(NamedTuple):
     """A half of a call."""
 
     call: int
-    """They count from 0."""
-    half: int
-    """0: the first halves are begun in the order of the calls. 1: whenever they are ready."""
+    half: int  # 0: first halves begin in the order of the calls; 1: in any order
 
 
 class _Ready(NamedTuple):
-    """What this rank has said."""
+    """A report of this rank."""
 
     work: Work
     word: bytearray
@@ -57,17 +53,13 @@ class LocalOrder:
         self._n_begun = 0  # halves of both kinds
         self._next_first = 0
         self._numbers: dict[Turn, int] = {}
-        self._slots: dict[int, int] = {}  # numbers of the calls that say what is next
+        self._slots: dict[int, int] = {}  # numbers of the calls that broadcast decisions
         self._ready: dict[Turn, _Ready] = {}
-        self._told: list[Work] = []  # rank 0's words that are under way
-        self._coming: tuple[bytearray, Work] | None = None  # the word that this rank waits for
+        self._told: list[Work] = []  # rank 0's decisions in flight
+        self._coming: tuple[bytearray, Work] | None = None  # the decision that this rank waits for
 
     def add(self, timeout_s: float) -> int:
-        """The number of another call. Every rank adds as many.
-
-        Args:
-            timeout_s: of the call.
-        """
+        """Return the number of another call. Every rank adds equally many."""
         first, second, *slots = self._group.reserve(4)
         self._timeout_s = max(self._timeout_s, timeout_s)
         call, self._n_calls = self._n_calls, self._n_calls + 1
@@ -76,11 +68,11 @@ class LocalOrder:
         return call
 
     def ready(self, turn: Turn, what: str, timeout_s: float) -> None:
-        """This rank can begin it.
+        """Report that this rank can begin a turn.
 
         Args:
-            what: in words, which must be the same on all ranks.
-            timeout_s: until all ranks must have said so: then the group is ended.
+            what: a description that must be the same on all ranks.
+            timeout_s: until all ranks must have reported, or the group ends.
         """
         number = self._numbers.pop(turn)
         digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -94,11 +86,11 @@ class LocalOrder:
         self._ready[turn] = _Ready(work, word, said, what)
 
     def next(self) -> Turn | None:
-        """What is to be begun now, at once; None: nothing yet.
+        """Return the turn to begin at once; None: none yet.
 
         Raises:
-            UsageError: a rank is ready for something else. Nothing has been begun of it.
-            ShoalError: the group has ended, or a rank did not come in time.
+            UsageError: another rank is ready for something else, which has not begun.
+            ShoalError: the group has ended, or a rank did not report in time.
         """
         turn = self._decided() if self._group.rank == 0 else self._heard()
         if turn is not None:
@@ -108,13 +100,13 @@ class LocalOrder:
         return turn
 
     def close(self) -> None:
-        """Leave; what is under way fails."""
+        """Leave; calls in flight fail."""
         self._group.close()
 
     def _decided(self) -> Turn | None:
         self._told = [work for work in self._told if not _is_over(work)]
         all_are = [turn for turn, each in self._ready.items() if self._all_are(each)]
-        # First halves first: what others wait for on the wire comes before what is only told here.
+        # First halves first: other hosts wait for them.
         first = Turn(self._next_first, 0)
         turn = first if first in all_are else min((t for t in all_are if t.half), default=None)
         if turn is not None:
@@ -157,7 +149,7 @@ class LocalOrder:
 
 
 def _is_over(work: Work) -> bool:
-    """Whether a call has ended well; raises why it did not."""
+    """Return True if a call has ended; raise its error if it failed."""
     if not work.done():
         return False
     error = work.error()

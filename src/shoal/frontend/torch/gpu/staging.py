@@ -1,12 +1,10 @@
 """Calls on tensors of a device: through host memory, on side streams, without blocking the caller.
 
-The caller's thread gives a side stream the copies out, piece by piece, and goes on. A piece is
-posted when its copy is done; when its call has ended, another stream is given the copy back. Who
-waits for the whole is blocked until the last copy back has been given to its stream, and has its
-current stream ordered behind that: never until the copies are done.
+The caller queues the copies out on a side stream, piece by piece, and returns. A piece is posted
+when its copy is done; when its call has ended, the copy back is queued on another stream. `wait`
+blocks until the last copy back is queued, and orders the current stream behind it.
 
-All that is posted is posted by one thread for each group, in the order of the calls, so every rank
-posts in the same order, however long its copies take.
+One thread of each group posts, in the order of the calls, so all ranks post in the same order.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class DeviceCall:
-    """A call on tensors of a device that ends once. Looks like a `shoal.Work`.
+    """A call on tensors of a device. Looks like a `shoal.Work`.
 
     Args:
-        doing: the operation, as messages begin.
+        doing: the beginning of its messages.
 
     Attributes:
-        last: behind all copies to the tensors, once the call is over; None: there were none.
+        last: the event behind all copies to the tensors, once the call has ended; None: no copies.
         finished_ns: when the call ended, by `time.monotonic_ns`; 0: not yet.
     """
 
@@ -54,12 +52,10 @@ class DeviceCall:
         self._error: BaseException | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when the call is over; the current stream of this thread is ordered behind it.
-
-        Also where the call failed: copies to the tensors may be under way.
+        """Return when the call has ended; the current stream is then ordered behind its copies.
 
         Args:
-            timeout_s: seconds for this wait; None waits for the call's own end.
+            timeout_s: seconds for this wait; None: no limit but the call's own.
 
         Raises:
             TimedOut: this wait was too short, and the call goes on.
@@ -77,11 +73,11 @@ class DeviceCall:
         return self.finished_ns != 0
 
     def error(self) -> Any:
-        """Why it failed; None while it runs and when it went well."""
+        """Return the error of a failed call; None if it runs or succeeded."""
         return self._error if self.done() else None
 
     def on_done(self, callback: Callable[[Any], None]) -> None:
-        """Run `callback(self)` once the call is over, on the thread that ends it, or here."""
+        """Run `callback(self)` when the call has ended, on the thread that ends it, or here."""
         with self._changed:
             if not self.done():
                 self._callbacks.append(callback)
@@ -90,7 +86,7 @@ class DeviceCall:
 
     @property
     def source(self) -> int | None:
-        """The rank of the group that a received message came from; None for every other call."""
+        """The group rank that a received message came from; None for other calls."""
         return None
 
     def _wait_until(self, reached: Callable[[], bool], deadline: float | None) -> None:
@@ -99,7 +95,7 @@ class DeviceCall:
                 raise TimedOut(f"{self.doing}: this wait was too short; the call goes on")
 
     def _is_over(self) -> list[Callable[[Any], None]]:
-        """Mark the call as over, under the lock; return the callbacks, to be run without it."""
+        """Mark the call as ended, under the lock; return the callbacks, to run without it."""
         self.finished_ns = time.monotonic_ns()
         self._changed.notify_all()
         callbacks, self._callbacks = self._callbacks, []
@@ -107,17 +103,14 @@ class DeviceCall:
 
 
 class StagedCall(DeviceCall):
-    """One operation by way of host memory.
-
-    Making it gives a side stream the copies out, ordered behind the current stream.
+    """One operation through host memory; the constructor queues the copies out.
 
     Threads: any; `post_copied` by one at a time.
 
     Args:
         start: the group's call: takes host memory, and returns a Work that runs in the background.
         calls: the buffers of each, in device memory; `accesses` as for `Piece`.
-        copies: tensors that are to be overwritten by others on the device at the end, in this
-            order.
+        copies: pairs of tensors on the device; at the end the second is copied to the first.
     """
 
     def __init__(
@@ -133,12 +126,11 @@ class StagedCall(DeviceCall):
         self._start = start
         self._n_begun = 0
         self._n_ended = 0
-        # Emptied at the end, as all that keeps memory.
         self._copies = list(copies)
         self._tensors = [*owners(calls), *(tensor for tensor, _ in copies)]
         self._pieces = [Piece(device, call, accesses) for call in calls]
-        # NOT one stream: copies back of one call would wait for those out of later pieces, and
-        # NOT one for all calls: each waits for what its own caller's stream had before it.
+        # NOT one stream: copies back would wait for copies out of later pieces. NOT one for all
+        # calls: each waits for the work of its own caller's stream.
         out, self._back = device.side_pair()
         for tensor in self._tensors:
             device.keep(tensor, out)
@@ -149,10 +141,9 @@ class StagedCall(DeviceCall):
     # ---- towards the wire ----
 
     def post_copied(self) -> bool:
-        """Post the pieces whose copies are done, in order; whether no more are to be posted.
+        """Post the pieces whose copies are done, in order; return True if none is left to post.
 
-        Raises:
-            RuntimeError: the device has failed.
+        Raises RuntimeError if the device has failed.
         """
         while True:
             with self._changed:
@@ -161,11 +152,11 @@ class StagedCall(DeviceCall):
                 piece = self._pieces[self._n_begun]
                 if not self._device.has_passed(piece.copied):
                     return False
-                # Counted first: from now on the end waits for it, whatever fails meanwhile.
+                # Counted first: the end waits for it, whatever fails meanwhile.
                 self._n_begun += 1
             try:
                 work = self._start(*piece.arguments)
-            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            except Exception as error:  # noqa: BLE001 - wait() raises it
                 with self._changed:
                     self._n_begun -= 1
                 self.stop(error.with_traceback(None))  # NOT with its frames: they hold the memory
@@ -177,13 +168,13 @@ class StagedCall(DeviceCall):
             follow(work, functools.partial(self._land, piece))
 
     def stop(self, error: BaseException) -> None:
-        """Post nothing more; the call fails with `error` once what is posted has ended."""
+        """Post nothing more; the call fails with `error` once all posted pieces have ended."""
         with self._changed:
             self._error = self._error or error
         self._end_if_all_have()
 
     def why_cut_short(self) -> BaseException | None:
-        """Why only some of the pieces were posted, if so; other ranks wait for the rest."""
+        """Return the error because of which only some pieces were posted, or None."""
         with self._changed:
             some = 0 < self._n_begun < len(self._pieces)
             return self._error if some and not isinstance(self._error, UsageError) else None
@@ -191,7 +182,7 @@ class StagedCall(DeviceCall):
     # ---- back from the wire ----
 
     def _land(self, piece: Piece, _work: object = None) -> None:
-        """Give the stream the copies back of a piece whose call has ended. Idempotent."""
+        """Queue the copies back of a piece whose call has ended. Idempotent."""
         with self._changed:
             if piece.has_ended or piece.work is None:
                 return
@@ -201,7 +192,7 @@ class StagedCall(DeviceCall):
                 try:
                     with any_tensor(), self._device.on(self._back):
                         piece.copy_back(self._device)
-                except Exception as failure:  # noqa: BLE001 - raised by whoever waits
+                except Exception as failure:  # noqa: BLE001 - wait() raises it
                     error = failure
             self._error = self._error or error
             piece.let_go()
@@ -215,7 +206,7 @@ class StagedCall(DeviceCall):
                 return
             try:
                 self._give_last_copies()
-            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            except Exception as error:  # noqa: BLE001 - wait() raises it
                 self._error = self._error or error
             self._let_go()
             callbacks = self._is_over()
@@ -241,7 +232,7 @@ class StagedCall(DeviceCall):
     # ---- what a Work has ----
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Drive the calls until all copies back have been given; see `DeviceCall.wait`."""
+        """Drive the calls until all copies back are queued; see `DeviceCall.wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for piece in self._pieces:
             self._wait_until(functools.partial(self._is_posted, piece), deadline)
@@ -257,7 +248,7 @@ class StagedCall(DeviceCall):
 
     @property
     def source(self) -> int | None:
-        """Of a receive that is done: the rank of the group that the message came from."""
+        """The group rank that a received message came from; None for other calls."""
         work = self._pieces[0].work
         return None if work is None else work.source
 
@@ -265,8 +256,7 @@ class StagedCall(DeviceCall):
         return piece.work is not None or self.done()
 
 
-# Tensors made in inference mode can be written in no other, and others in this one too; which mode
-# is on is each thread's own.
+# In inference mode, which each thread has for itself, tensors of both modes can be written.
 any_tensor: Final = torch.inference_mode
 
 
@@ -289,11 +279,11 @@ class Staging:
         self._thread = Threads("shoal-staging")
 
     def post(self, call: StagedCall, timeout_s: float) -> None:
-        """Have a call posted behind those before it.
+        """Post a call behind the earlier ones.
 
         Args:
-            timeout_s: from now until the copies out must be done: then the group is ended. Each
-                piece has as much again for its own call, from when it is posted.
+            timeout_s: from now until the copies out must be done, or the group ends. Each piece has
+                the same time again for its own call.
 
         Raises:
             Closed: the group was closed.
@@ -307,16 +297,13 @@ class Staging:
             self._n_waiting += 1
 
     def flush(self) -> None:
-        """Return when all calls so far are posted, or have failed: what is called now comes next.
-
-        Cost: waits for copies out, and for what the device does before them; at most their time.
-        """
+        """Return when all calls so far are posted or have failed: waits for copies out."""
         if self._n_waiting:
             with self._changed:
                 self._changed.wait_for(lambda: not self._n_waiting)
 
     def close(self) -> None:
-        """Fail what is not posted, and end the thread. The group has been closed. Idempotent."""
+        """Fail unposted calls and end the thread, after the group was closed. Idempotent."""
         with self._changed:
             self._is_closing = True
         self._thread.finish()
@@ -336,8 +323,8 @@ class Staging:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             if (why := call.why_cut_short()) is not None:
                 raise why
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
-            # NOT left to the deadline: the other ranks wait for what never comes.
+        except Exception as error:  # noqa: BLE001 - wait() raises it
+            # NOT left to the deadline: other ranks would wait until then.
             self._abort(str(error) if isinstance(error, ShoalError) else f"{call.doing}: {error}")
             call.stop(error)
         finally:
@@ -350,8 +337,7 @@ def _closed(call: StagedCall) -> Closed:
     return Closed(f"{call.doing}: the group was closed or aborted")
 
 
-# A thread asks whether copies are done: CUDA can wait for that, but not until a deadline. The
-# longest pause is what a call may lose at its start; half of it would cost 4 % of a core while
-# copies are waited for, in place of 2.5 % (without CUDA's part of the answer).
+# The thread polls for the end of copies: CUDA can wait for it, but without a deadline. A call may
+# lose the longest pause; half of it would cost 4 % of a core while copies run, in place of 2.5 %.
 SHORTEST_PAUSE_S: Final = 20e-6
 LONGEST_PAUSE_S: Final = 500e-6
