@@ -128,6 +128,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy --strict src docs/pages bench/scoreboard
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/validate-pyproject pyproject.toml
+	$(BIN)/kubernetes-validate --quiet --strict deploy/kubernetes.yaml
 	rm -rf build/sdist
 	$(PY) -c 'from scikit_build_core.build import build_sdist; build_sdist("build/sdist")' >/dev/null
 	$(BIN)/twine check --strict build/sdist/*
@@ -185,14 +186,16 @@ wheels: .venv-release
 	touch $@
 
 # The native tests for arm64, under qemu-user: apt-get install g++-aarch64-linux-gnu qemu-user, and
-# apt's architecture arm64 for libssl-dev.
+# apt's architecture arm64 for libssl-dev. Four are left out, which need what qemu-user does not pass
+# on: lists of robust futexes (test_death_mark), TCP_INFO and TCP_CONGESTION (the others).
+NOT_IN_QEMU := ^test_(death_mark|resume|state|tcp_link)$$
 test-aarch64: $(TOOLS) .venv-release
 	$(eval OPENSSL := $(shell .venv-release/bin/python packaging/wheels.py --openssl aarch64))
 	$(CMAKE) -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DOPENSSL_ROOT_DIR=$(OPENSSL) \
 	  -DSHOAL_STATIC_CRYPTO=ON '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu'
 	$(BIN)/cmake --build build/aarch64 --parallel $(JOBS)
-	$(CTEST) --test-dir build/aarch64
+	$(CTEST) --test-dir build/aarch64 --exclude-regex '$(NOT_IN_QEMU)'
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache $(INSTALLED)

@@ -2,7 +2,7 @@
 
 Start it as the job itself, on every rank at once:
 
-  torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint host0:29500 --no-python shoal check
+  torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host0:29500 --no-python shoal check
   srun shoal check
   shoal check --hosts host0,host1     # over ssh, one rank for each host
 
