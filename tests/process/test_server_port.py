@@ -111,6 +111,9 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             taken = one.ask(reserve)
             assert taken.refused == ""
             assert one.ask(reserve).server == taken.server
+            refused = two.ask(reserve._replace(version="0.0.1")).refused
+            version = shoal.__version__
+            assert f"it runs shoal {version}, and the workers 0.0.1: install the same" in refused
             refused = two.ask(reserve).refused
             assert refused == "it serves 1 job, the most that --max-jobs allows"
             # A child whose workers do not answer ends by itself, and harms nothing.

@@ -1,6 +1,5 @@
-"""What servers and workers are told wrong: a clear error where somebody can act, and no harm."""
+"""What workers announce wrong: a clear error where somebody can act, and no harm."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,7 @@ from process.serving import (
     sums,
 )
 
-import shoal
 from shoal.group.pool import view as pool_view
-from shoal.group.pool.addresses import Address
-from shoal.group.pool.protocol import Reserve
-from shoal.group.pool.watch import Watch
-from shoal.rendezvous import job_key
 from shoal.shapes import Shape
 
 
@@ -64,47 +58,3 @@ def test_a_server_that_is_asked_for_an_impossible_plan_says_so_to_the_workers(
     assert len(told) == 1
     assert "server 3 cannot serve what worker 0 announced: " in told[0]
     assert "no such algorithm" in told[0]
-
-
-def why_not(key: Path, *addresses: str, version: str = shoal.__version__) -> dict[str, str]:
-    """What a job's log would say of servers, once it has heard of all."""
-    named = [Address(*address.rsplit(":", 1)) for address in addresses]
-    named = [Address(host, int(port)) for host, port in named]
-    secret = job_key({"SHOAL_KEY_FILE": str(key)})
-    assert secret is not None
-    watch = Watch(named, secret, Reserve(version, "a job", N_WORKERS), lambda: None)
-    try:
-        until = time.monotonic() + 10.0
-        while time.monotonic() < until:
-            told = {str(address): why for address, why in watch.trouble().items()}
-            n_known = len(watch.ready()) + len(told)
-            if n_known == len(named) and "has not answered yet" not in told.values():
-                return told
-            time.sleep(0.01)
-        raise AssertionError(told)
-    finally:
-        watch.close()
-
-
-def test_whoever_a_server_will_not_serve_is_told_why_in_the_log_of_the_job(tmp_path: Path) -> None:
-    keys = [new_key(tmp_path, name) for name in ("one", "two")]
-    with ServerProcess(*keys, more=["--max-jobs", "1"]) as server:
-        own, port = server.address, server.port
-        assert why_not(keys[0], own, f"localhost:{port}") == {
-            f"localhost:{port}": f"is the same server as {own}: name it once"
-        }
-        assert why_not(keys[0], own, version="0.0.1") == {
-            own: f"refuses: it runs shoal {shoal.__version__}, and the workers 0.0.1: install the "
-            "same on all"
-        }
-        secret = job_key({"SHOAL_KEY_FILE": str(keys[0])})
-        assert secret is not None
-        where = [Address("127.0.0.1", port)]
-        holder = Watch(where, secret, Reserve(shoal.__version__, "one", 3), lambda: None)
-        try:
-            await_that(holder.ready, "the server to take the first job")
-            assert why_not(keys[1], own) == {
-                own: "refuses: it serves 1 job, the most that --max-jobs allows"
-            }
-        finally:
-            holder.close()
