@@ -30,6 +30,7 @@ def ask_for_what_cannot_be_served() -> list[Any]:
     pool_view.pack = pack
     right = []
     with served_group() as group:
+        group.barrier()  # the first call ends the view, which every rank is to have seen
         for number in range(2):
             pool: Any = group.pool  # type: ignore[attr-defined]
             view = pool.view
