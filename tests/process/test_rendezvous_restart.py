@@ -123,21 +123,44 @@ def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event
     monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_in_its_turn))
 
 
-@pytest.mark.parametrize("dying", [1, 3])
-def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
-    dying: int, monkeypatch: pytest.MonkeyPatch
+def make_rank_0_late(
+    monkeypatch: pytest.MonkeyPatch, are_linked: threading.Event, until: threading.Event
 ) -> None:
-    """The last host waits for that, so that nobody can have heard of all."""
-    died = threading.Event()
+    """Rank 0 reads no report before; `are_linked` is set once all below it are linked."""
+    is_ready = TreeLinks.is_ready
+
+    def is_ready_late(self: TreeLinks) -> bool:
+        if self.rank == 0 and not self.lacking():
+            are_linked.set()
+            assert until.wait(LONG_S)
+        return is_ready.fget(self)  # type: ignore[attr-defined,no-any-return]
+
+    monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_late))
+
+
+@pytest.mark.parametrize(("dying", "is_rank_0_late"), [(1, False), (3, False), (4, True)])
+def test_a_rank_that_dies_after_its_report_can_be_started_again(
+    dying: int, is_rank_0_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host reports after the death; a late rank 0 finds both reports at once."""
+    last = 1 if dying == 4 else 4
+    died, has_reported, are_linked = threading.Event(), threading.Event(), threading.Event()
     send_report = TreeLinks.send_report
 
     def report_and_die(self: TreeLinks, own: Entry) -> None:
+        if self.rank == dying:
+            assert are_linked.wait(LONG_S)
         send_report(self, own)
         if self.rank == dying and not died.is_set():
             raise _DiedError
+        if self.rank == last:
+            has_reported.set()
 
+    if not is_rank_0_late:
+        are_linked.set(), has_reported.set()
+    make_rank_0_late(monkeypatch, are_linked, has_reported)
     monkeypatch.setattr(TreeLinks, "send_report", report_and_die)
-    hold_back(monkeypatch, 4, died)
+    hold_back(monkeypatch, last, died)
     die_in_silence(monkeypatch)
     store, environs = MemoryStore(), hosts("a", "b", "b", "b", "c")
 
@@ -145,6 +168,7 @@ def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
         with contextlib.suppress(_DiedError):
             return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
         died.set()  # NOT before its connections are closed: it would be alive till then
+        assert has_reported.wait(LONG_S)
         return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
 
     with ThreadPoolExecutor(5) as pool:

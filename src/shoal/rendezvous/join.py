@@ -288,10 +288,15 @@ class _Join:
         links = connections.begin(roll)
         self._look_s = _FIRST_LOOK_S
         self._plan_to_look_around()
-        while not links.is_ready:
+        was_ready = False
+        while not (was_ready and links.is_ready):
+            # Once more when all have reported: one that has died since may not be noticed yet,
+            # because a step reads one message of each link.
+            was_ready = links.is_ready
             self._look_around_if_due(meeting)
             now = time.monotonic()
-            self._turn(min(connections.dial(roll, now), self._look_around_at))
+            look_at = min(connections.dial(roll, now), self._look_around_at)
+            self._turn(now if was_ready else look_at)
         return links
 
     def _turn(self, wake_at: float) -> None:
