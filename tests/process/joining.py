@@ -1,4 +1,4 @@
-"""What tests of joins share: joins in threads, pretended hosts, and callers who are no ranks."""
+"""What tests of joins share: joins in threads, and pretended hosts."""
 
 from __future__ import annotations
 
@@ -228,15 +228,6 @@ def waiting_rank_0(store: Noticing) -> Iterator[tuple[Callable[[], Membership], 
         waiting = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=patient)
         assert store.published.wait(LONG_S)
         yield waiting.result, unix_address(store.records[0].unix_name)
-
-
-@contextlib.contextmanager
-def callers(address: bytes, n_callers: int) -> Iterator[list[socket.socket]]:
-    with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(n_callers)]
-        for sock in made:
-            sock.connect(address)
-        yield made
 
 
 def shut(link: TreeLink) -> None:

@@ -16,7 +16,6 @@ from process.joining import (
     ONE_HOST,
     SHORT_S,
     Noticing,
-    callers,
     hosts,
     is_closed,
     join_all,
@@ -28,8 +27,8 @@ from process.ranks import run_ranks, start_ranks
 from process.records import record_of
 from process.stage import descriptors
 
-from shoal.rendezvous import JoinOptions, MemoryStore, join
-from shoal.rendezvous.listener import listen_unix, unix_address
+from shoal.rendezvous import MemoryStore, join
+from shoal.rendezvous.listener import listen_unix
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
@@ -140,15 +139,3 @@ def test_a_listener_of_another_user_is_not_trusted_and_named(
     _, error = join_all(MemoryStore(), [ONE_HOST, ONE_HOST], SHORT_S)
     for fact in ("rank 1", "rank 0 on", "another user"):
         assert fact in str(error)
-
-
-def test_a_silent_caller_is_closed_at_the_limit_while_the_join_goes_on() -> None:
-    store = Noticing()
-    with ThreadPoolExecutor() as pool:
-        quick = JoinOptions(environ=ONE_HOST, pending_s=0.01)
-        waiting = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=quick)
-        assert store.published.wait(LONG_S)
-        with callers(unix_address(store.records[0].unix_name), 1) as (silent,):
-            assert is_closed(silent)
-        with join(store, 1, 2, timeout_s=LONG_S), waiting.result():
-            pass

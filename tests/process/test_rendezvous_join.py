@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,9 +10,7 @@ from process.joining import (
     JOIN,
     LONG_S,
     ONE_HOST,
-    SHORT_S,
     Ground,
-    Misleading,
     Noticing,
     check_that_all_listen,
     check_who_is_there,
@@ -26,10 +23,10 @@ from process.joining import (
 )
 from process.records import record_of, rewritten
 
-from shoal.errors import Closed, TimedOut, UsageError
+from shoal.errors import Closed, UsageError
 from shoal.rendezvous import Membership, MemoryStore, join
 from shoal.rendezvous.attempt import part_key
-from shoal.rendezvous.listener import listen_tcp, listen_unix
+from shoal.rendezvous.listener import listen_unix
 from shoal.rendezvous.roll import decode as decode_roll
 from shoal.rendezvous.roll import decode_part
 
@@ -256,22 +253,6 @@ def test_only_a_job_across_hosts_without_a_key_is_warned_and_once(
         pass
     assert len(caplog.messages) == n_warnings
     assert all("SHOAL_KEY_FILE" in message for message in caplog.messages)
-
-
-def test_ranks_that_never_came_are_named() -> None:
-    with pytest.raises(TimedOut, match=r"rank 1 of 4 on .* within 0\.3 s: ranks 0, 2, 3 never"):
-        join(MemoryStore(), 1, 4, timeout_s=SHORT_S)
-
-
-def test_a_rank_that_cannot_be_reached_is_named_with_its_address_and_the_remedy() -> None:
-    with listen_tcp("127.0.0.1", (0,)) as closed:
-        port = closed.getsockname()[1]
-    first, second = join_all(Misleading(port), hosts("a", "b"), timeout_s=2 * SHORT_S)
-    assert f"rank 0 on {socket.gethostname()} at 127.0.0.1:{port} (eth7) could" in str(second)
-    assert "could not be reached: connection refused" in str(second)
-    assert "SHOAL_SOCKET_IFNAME" in str(second)
-    assert "rank 1 on " in str(first)
-    assert re.search(r"it never connected to 127\.0\.0\.1:\d+ \(lo\)", str(first))
 
 
 def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:

@@ -1,7 +1,6 @@
 """A store that does not answer keeps nobody: stores that block until the test lets them go."""
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -123,25 +122,3 @@ def test_an_error_of_ours_passes_as_it_is() -> None:
     store.error = UsageError("a key of 257 bytes")
     with asking(store) as asked, pytest.raises(UsageError, match="a key of 257 bytes"):
         asked.try_get("a")
-
-
-def test_an_interrupt_that_strikes_as_a_reply_is_taken_costs_the_next_call_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Interrupted:
-        """Takes one reply, and loses it."""
-
-        def __init__(self, replies: queue.SimpleQueue[object]) -> None:
-            self._replies = replies
-
-        def get(self, timeout: float) -> object:
-            self._replies.get(timeout=timeout)
-            raise KeyboardInterrupt
-
-    with asking(MemoryStore()) as asked:
-        asked.set("a", b"1")
-        with monkeypatch.context() as patched:
-            patched.setattr(asked, "_replies", Interrupted(asked._replies))
-            with pytest.raises(KeyboardInterrupt):
-                asked.set("a", b"2")
-        assert asked.try_get("a") == b"2"

@@ -6,7 +6,6 @@ from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous.attempt import (
     ATTEMPT_KEY,
     AttemptOverError,
-    PlaceTakenError,
     decode_end,
     end_key,
     find_attempt,
@@ -71,14 +70,6 @@ def test_leftovers_of_some_ranks_hold_up_no_later_job(first: int) -> None:
                 meetings[rank].look_around()
             meetings[rank] = come(store, rank, left=meetings[rank].attempt)
     assert {each.attempt for each in meetings.values()} == {1}
-
-
-def test_of_two_processes_of_one_rank_the_later_one_goes_on() -> None:
-    store = MemoryStore()
-    come(store, 1)
-    assert come(store, 1).attempt == 1
-    with pytest.raises(PlaceTakenError, match="another process joined as rank 1, on node-1"):
-        come(store, 1, left=0)
 
 
 @pytest.mark.parametrize("last", [None, b"damaged"])

@@ -125,32 +125,6 @@ def test_a_rank_that_is_lost_is_needed_only_once_the_memory_was_passed() -> None
         assert made.leader.links.lacking() == [1, 2]
 
 
-def test_reports_go_up_and_the_roster_comes_down_and_who_is_above_may_leave_then() -> None:
-    entries = [Entry(f"id {rank}", f"node-{rank}", b"digest") for rank in range(3)]
-    with host(3, 2) as made:
-        made.run_until(lambda: all(rank.links.is_ready for rank in made.ranks[1:]))
-        for rank in (1, 2):
-            made.ranks[rank].links.send_report(entries[rank])
-        made.run_until(lambda: made.leader.links.is_ready)
-        roster = made.leader.links.conclude(entries[0])
-        assert made.leader.links.is_passed_on
-        made.leader.endpoint.close()
-        made.run_until(lambda: all(rank.links.roster for rank in made.ranks[1:]))
-        for rank in (1, 2):
-            links = made.ranks[rank].links
-            assert links.conclude(entries[rank]) == roster == dict(enumerate(entries))
-            assert made.ranks[rank].losses == []
-
-
-def test_the_end_of_a_rank_below_is_noticed_after_its_report() -> None:
-    with host(2, 1) as made:
-        made.run_until(lambda: made.ranks[1].links.is_ready)
-        made.ranks[1].links.send_report(Entry("id", "node", b""))
-        made.ranks[1].endpoint.close()
-        made.run_until(lambda: made.leader.losses)
-        assert made.leader.losses == [(1, "it closed the connection")]
-
-
 # What ends a link: who receives it, of which kind, with which body, and the words.
 TURN = "it spoke out of turn"
 WRONG = {

@@ -152,33 +152,28 @@ def test_the_epoch_is_the_hash_of_all_nonces_in_rank_order() -> None:
     assert first.roll == second.roll
 
 
-def test_a_roll_that_was_damaged_in_the_store_is_written_again() -> None:
+def test_a_roll_that_is_damaged_or_lacks_us_is_not_used_and_rank_0_is_named() -> None:
     store, size = MemoryStore(), 300
     first = host(store, record(0, size))
-    guests = [guest(store, rank, record(rank, size)) for rank in range(1, size)]
+    second, third = guest(store, 1, record(1, size)), guest(store, 2, record(2, size))
+    for rank in range(3, size):
+        publish(store, rank, record(rank, size))
+    publish(store, 2, record(2, size, nonce=bytes(16)))
     look(first)
-    for part in range(2):
+    for part in (0, 1):
         whole = store.get(part_key(0, part), 0)
         store.set(part_key(0, part), b"damaged")
-        look(guests[0])
-        assert guests[0].roll is None
-        first.look_around()
-        assert store.get(part_key(0, part), 0) == whole
-    look(guests[0])
-    assert guests[0].roll == first.roll
+        look(second)
+        store.set(part_key(0, part), whole)
+        assert second.roll is None
+        assert "the roll that it wrote is damaged" in second.oddities[0]
+    look(second, third)
+    assert second.roll == first.roll
+    assert third.roll is None
+    assert "lacks rank 2" in third.oddities[0]
 
 
-def test_a_roll_without_our_own_nonce_is_not_used() -> None:
-    store = MemoryStore()
-    first, second = host(store), guest(store, 1, record(1, nonce=bytes(16)))
-    publish(store, 1)
-    publish(store, 2)
-    look(first, second)
-    assert first.roll is not None
-    assert second.roll is None
-
-
-def test_who_sees_a_damaged_roll_asks_the_store_less_and_less_often() -> None:
+def test_a_rank_that_sees_a_damaged_roll_asks_the_store_less_and_less_often() -> None:
     store = MemoryStore()
     second, waits = guest(store, 1), []
     store.set(part_key(0, 0), b"damaged")
@@ -292,14 +287,6 @@ def test_a_second_process_of_the_same_rank_is_noticed() -> None:
     publish(store, 1, record(1, nonce=bytes(16)))
     with pytest.raises(PlaceTakenError, match="another process joined as rank 1, on node-1"):
         second.look_around()
-
-
-def test_what_is_not_there_any_more_of_our_own_record_is_published_again() -> None:
-    store = MemoryStore()
-    first = host(store)
-    publish(store, 0, b"damaged")
-    first.look_around()
-    assert store.get(record_key(0, 0), 0) == first.own.encode()
 
 
 def test_a_host_is_itself_unless_told_otherwise() -> None:

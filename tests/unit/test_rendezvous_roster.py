@@ -12,28 +12,6 @@ SHAPES = [[0], [0, 0, 0], [0, 1], [0, 0, 1, 2, 1], [0, 1, 2, 0, 1, 2, 3], list(r
 
 
 @pytest.mark.parametrize("hosts", SHAPES)
-def test_every_rank_has_one_way_up_to_rank_0_and_is_expected_there(hosts: list[int]) -> None:
-    trees = [Tree(hosts, rank) for rank in range(len(hosts))]
-    for rank, tree in enumerate(trees):
-        above = tree.parent
-        assert (above is None) == (rank == 0)
-        if above is not None:
-            assert above < rank
-            assert rank in trees[above].below
-            assert tree.parent_of(rank) == above
-    assert sum(len(tree.below) for tree in trees) == len(hosts) - 1
-
-
-@pytest.mark.parametrize("hosts", SHAPES)
-def test_a_word_stands_for_the_rank_and_all_below_it(hosts: list[int]) -> None:
-    trees = [Tree(hosts, rank) for rank in range(len(hosts))]
-    for tree in trees:
-        for rank, ranks in tree.below.items():
-            assert ranks == {rank}.union(*trees[rank].below.values())
-    assert set(range(len(hosts))) == {0}.union(*trees[0].below.values())
-
-
-@pytest.mark.parametrize("hosts", SHAPES)
 def test_only_the_lowest_of_a_host_is_linked_to_others_and_to_three_at_most(
     hosts: list[int],
 ) -> None:

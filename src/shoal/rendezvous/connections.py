@@ -128,7 +128,7 @@ class Connections:
 
     def _listen_for_hosts(self, tree: Tree) -> None:
         meeting, environ = self._meeting, self._options.environ
-        master = self._options.master_addr or environ.get("MASTER_ADDR") or meeting.store_host
+        master = environ.get("MASTER_ADDR") or meeting.store_host
         ports = port_range(environ)
         listeners, paths = listen_for_hosts(meeting.rank, master, ports, environ)
         for listener in listeners:

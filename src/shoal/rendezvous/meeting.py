@@ -106,11 +106,9 @@ class Meeting:
             UsageError: another process published as this rank.
         """
         self.check_end()
-        value = self._store.try_get(record_key(self.attempt, self.rank))
-        found = None if value is None else decode(value)
-        if value is None or found is None:
-            self.publish(self.own)  # it was damaged on its way
-        elif found.nonce != self.own.nonce:
+        value = self._store.try_get(record_key(self.attempt, self.rank)) or b""
+        found = decode(value)
+        if found is not None and found.nonce != self.own.nonce:
             raise PlaceTakenError(self.rank, value)
         gone = self.before
         if gone is None or not gone.is_failure:
@@ -208,16 +206,6 @@ class RootMeeting(Meeting):
     ) -> None:
         super().__init__(store, attempt, 0, own, given_key)
         self._records = {0: own}
-        self._parts: list[bytes] = []  # of the roll, as they must lie in the store
-
-    def look_around(self) -> None:
-        """The same; and whether the roll lies there as we wrote it."""
-        super().look_around()
-        keys = [part_key(self.attempt, part) for part in range(len(self._parts))]
-        if any(
-            self._store.try_get(key) != part for key, part in zip(keys, self._parts, strict=True)
-        ):
-            self._write_roll()
 
     def _find(self, until: float) -> Roll | None:
         if self._missing():
@@ -226,8 +214,9 @@ class RootMeeting(Meeting):
             return None
         key = random_key() if self._given_key is None else None
         roll = Roll.of([self._records[rank] for rank in range(self.size)], key)
-        self._parts = roll.encode() if self.size > 1 else []
-        self._write_roll()
+        parts = roll.encode() if self.size > 1 else []
+        for part in reversed(range(len(parts))):  # the first part last: it names the others
+            self._store.set(part_key(self.attempt, part), parts[part])
         return roll
 
     def _read_missing(self, until: float) -> None:
@@ -248,10 +237,6 @@ class RootMeeting(Meeting):
         if record is not None:
             self._records[rank] = record
 
-    def _write_roll(self) -> None:
-        for part in reversed(range(len(self._parts))):  # the first part last: it names the others
-            self._store.set(part_key(self.attempt, part), self._parts[part])
-
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self._records]
 
@@ -262,8 +247,6 @@ class RootMeeting(Meeting):
 class MemberMeeting(Meeting):
     """Any other rank's view: it waits for the roll."""
 
-    _is_damaged = False  # what lies there is no roll with us on it: rank 0 writes it again
-
     def look_around(self) -> None:
         """The same; and whether rank 0 is one that we can meet."""
         super().look_around()
@@ -271,10 +254,13 @@ class MemberMeeting(Meeting):
             self._read(0)
 
     def _find(self, until: float) -> Roll | None:
-        first = self._await(part_key(self.attempt, 0), 0.0 if self._is_damaged else until)
-        found = None if first is None else self._decode(first)
-        self._is_damaged = first is not None and found is None
-        return found
+        first = self._await(part_key(self.attempt, 0), until)
+        if first is None:
+            return None
+        roll = self._decode(first)
+        if roll is None:
+            self.oddities[0] = f"the roll that it wrote is damaged, or lacks rank {self.rank}"
+        return roll
 
     def _decode(self, first: bytes) -> Roll | None:
         """The roll whose first part this is, if our nonce is in it."""

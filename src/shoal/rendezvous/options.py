@@ -29,8 +29,6 @@ class JoinOptions(NamedTuple):
     """How to join; the defaults are right for nearly everyone.
 
     Args:
-        host_label: this host's name in messages; None takes the host name.
-        master_addr: decides the interface; None takes `MASTER_ADDR`, else the store's host.
         environ: read instead of `os.environ` for every `SHOAL_` variable and `MASTER_ADDR`.
         pending_s: seconds for a caller's proof. The handshake takes two round trips, under a
             millisecond on a quiet network; two seconds leave room for lost packets and a busy
@@ -44,8 +42,6 @@ class JoinOptions(NamedTuple):
         log: takes the warnings, and a line of information per join.
     """
 
-    host_label: str | None = None
-    master_addr: str | None = None
     environ: Mapping[str, str] = os.environ
     pending_s: float = 2.0
     dial_s: float = 5.0
@@ -56,4 +52,4 @@ class JoinOptions(NamedTuple):
     @property
     def label(self) -> str:
         """This host's name in messages, not too long."""
-        return (self.host_label or socket.gethostname())[:255]
+        return socket.gethostname()[:255]

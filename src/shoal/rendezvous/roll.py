@@ -24,11 +24,6 @@ _N_RANK_BYTES: Final = N_NONCE_BYTES + 4
 _N_HOST_BYTES: Final = 512
 
 
-def epoch_of(nonces: Sequence[bytes]) -> int:
-    """The epoch of the group whose ranks drew these nonces: random, and nobody chose it."""
-    return int.from_bytes(hashlib.sha256(b"".join(nonces)).digest()[:8], "big")
-
-
 class Roll(NamedTuple):
     """Who meets in one epoch.
 
@@ -49,12 +44,12 @@ class Roll(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """See `epoch_of`."""
-        return epoch_of(self.nonces)
+        """64 random bits, a hash of all nonces, so that no rank chooses them."""
+        return int.from_bytes(hashlib.sha256(b"".join(self.nonces)).digest()[:8], "big")
 
     @classmethod
     def of(cls, records: Sequence[Record], key: bytes | None) -> Roll:
-        """That of these ranks."""
+        """Return the roll of the ranks with these records."""
         numbers: dict[str, int] = {}
         lowest = []
         for record in records:
