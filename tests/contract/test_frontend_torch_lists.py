@@ -176,6 +176,14 @@ def refused_outputs_of_two_gathers(group: Group) -> list[Tensor]:
     return [whole]
 
 
+def refused_input_of_one_gather_in_the_output_of_another(group: Group) -> list[Tensor]:
+    first, second = torch.zeros(2 * group.size()), torch.zeros(2 * group.size())
+    with dist._coalescing_manager(group):
+        dist.all_gather_into_tensor(first, torch.ones(2), group=group)
+        dist.all_gather_into_tensor(second, first[1:3], group=group)
+    return [first, second]
+
+
 def refused_outputs_of_gathered_lists(group: Group) -> list[Tensor]:
     outputs = [[torch.zeros(3), torch.zeros(3)] for _ in range(group.size())]
     outputs[0][1] = outputs[-1][0]
@@ -189,6 +197,15 @@ def refused_outputs_of_two_reduce_scatters(group: Group) -> list[Tensor]:
         for _ in range(2):
             dist.reduce_scatter_tensor(output, torch.ones(2 * group.size()), group=group)
     return [output]
+
+
+def refused_output_of_one_reduce_scatter_in_the_input_of_another(group: Group) -> list[Tensor]:
+    whole, output = torch.zeros(2 * group.size()), torch.zeros(2)
+    own = whole[2 * group.rank() : 2 * group.rank() + 2]
+    with dist._coalescing_manager(group):
+        dist.reduce_scatter_tensor(own, whole, group=group)  # in place: this alone is fine
+        dist.reduce_scatter_tensor(output, whole, group=group)
+    return [whole, output]
 
 
 def refused_tensors_of_one_all_reduce(group: Group) -> list[Tensor]:

@@ -10,14 +10,14 @@ a tensor for each, or one tensor of them all; None on ranks other than the root.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from shoal.errors import Unsupported
 from shoal.frontend.torch.tensor_buffers import describe
-from shoal.group.buffers import BufferView, clash
+from shoal.group.buffers import BufferView, Range, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
@@ -115,6 +115,7 @@ def _gathered(
         outputs += written if isinstance(written, list) else [written]
         arguments.append((written, buffers.read(one)))
     check_apart(buffers, outputs)
+    check_calls_apart(buffers, arguments)
     return arguments
 
 
@@ -145,6 +146,7 @@ def _scattered(
         check_blocks(buffers, "input", blocks, one)
         arguments.append((buffers.written(one), _views(blocks, buffers.read)))
     check_apart(buffers, [output for output, _ in arguments])
+    check_calls_apart(buffers, arguments)
     return arguments
 
 
@@ -325,6 +327,43 @@ def check_apart(buffers: TensorBuffers, outputs: Sequence[BufferView]) -> None:
             f"would write outputs {first} and {second} into the same memory; give them memory of "
             "their own"
         )
+
+
+def check_calls_apart(buffers: TensorBuffers, calls: Sequence[Arguments]) -> None:
+    """Raise UsageError if a call would write where another reads; each by itself is checked later.
+
+    Args:
+        calls: the outputs and the inputs of each.
+    """
+    if len(calls) == 1:
+        return
+    sides = [[one if isinstance(one, list) else [one] for one in call] for call in calls]
+    written = [[view.extent for view in outputs] for outputs, _ in sides]
+    read = [
+        (number, part)
+        for number, (_, inputs) in enumerate(sides)
+        for view in inputs
+        for part in _without(view.extent, written[number])
+    ]
+    numbered = [(number, extent) for number, extents in enumerate(written) for extent in extents]
+    found = clash([extent for _, extent in numbered], [part for _, part in read])
+    if found is not None:
+        first, second = numbered[found[0]][0], read[found[1]][0]
+        raise buffers.error(
+            f"would write output {first} where it reads input {second}; give them memory of their "
+            "own"
+        )
+
+
+def _without(extent: Range, holes: Sequence[Range]) -> Iterator[Range]:
+    """Yield what is left of a range of addresses outside of the holes."""
+    begin, end = extent
+    for hole_begin, hole_end in sorted(holes):
+        if begin < min(hole_begin, end):
+            yield begin, min(hole_begin, end)
+        begin = max(begin, hole_end)
+    if begin < end:
+        yield begin, end
 
 
 def _extent(tensor: torch.Tensor) -> str:
