@@ -18,12 +18,12 @@ class Bell {
   Bell(const Bell&) = delete;
   Bell& operator=(const Bell&) = delete;
 
-  // Takes a copy of the descriptor, once. False if the process has none left.
+  // Duplicates the descriptor, once. Returns false if the process has no descriptor left.
   bool hang(int fd) {
     if (fd_ < 0) fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     return fd_ >= 0;
   }
-  // Adds one to the eventfd. Whoever waits there may find nothing new.
+  // Adds one to the eventfd. The waiting thread may find nothing new.
   void ring() const {
     const uint64_t one = 1;
     if (fd_ < 0) return;

@@ -100,7 +100,7 @@ int64_t Acceptor::expire(int64_t now) {
   return next;
 }
 
-// Whether the kernel does as asked: to watch takes memory of its own.
+// False if the kernel has no memory to watch the listener.
 bool Acceptor::listen(bool on) {
   bool is_done = true;
   for (size_t at = 0; at < listeners_.size(); ++at)
@@ -126,7 +126,7 @@ void Acceptor::accept_some(size_t at, int64_t now) {
     n_in_burst_ = 0;
   }
   while (paused_until_ == 0 && at < listeners_.size() && listeners_[at].fd >= 0) {
-    const Listener listener = listeners_[at];  // NOT for longer: a HELLO's judge may close us
+    const Listener listener = listeners_[at];  // NOT a reference: `admit_` may close us
     if (n_in_burst_++ >= options_.burst) return pause(burst_ns_ + options_.burst_ns);
     const int fd = accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0 && listener.is_local && !is_of_our_user(fd))
@@ -140,7 +140,8 @@ void Acceptor::accept_some(size_t at, int64_t now) {
   }
 }
 
-// Uses the spare descriptor to close the newcomer, who would wait for ever. False: nobody waits.
+// Uses the spare descriptor to close a new caller, which would otherwise wait forever. Returns
+// false if no caller waits.
 bool Acceptor::turn_away(int listener, int64_t now) {
   if (spare_fd_ < 0) {
     pause(now + kPauseNs);
@@ -177,11 +178,12 @@ void Acceptor::receive(int fd, int64_t now) {
   } catch (const std::bad_alloc&) {
     return drop(place);
   }
-  read(place);  // who has come for good says HELLO as soon as it is connected
+  read(place);  // a rank sends HELLO as soon as it is connected
 }
 
-// One that is free; else that of the oldest caller who has not proved to hold the key: one that has
-// said no right HELLO if there is any. NOT always of these: whoever records a HELLO can repeat it.
+// Returns a free place, or evicts the oldest caller that has sent no valid HELLO, or if all have,
+// the oldest caller. A valid HELLO protects no caller for good, because a recorded one can be
+// replayed.
 Acceptor::Pending& Acceptor::place_for_one() {
   const auto rank_of = [](const Pending& one) {
     return std::tuple(one.fd >= 0, one.fd >= 0 && one.handshake->hello().has_value(), one.since_ns);
@@ -209,8 +211,8 @@ void Acceptor::read(Pending& pending) {
       if (n <= 0) return drop(pending);
       std::vector<std::byte> reply;
       handshake->feed({room.data(), static_cast<size_t>(n)}, reply);
-      if (pending.handshake != handshake) return;  // the HELLO's judge has closed it
-      // A few bytes into an empty buffer: who has no room for them is no rank of ours.
+      if (pending.handshake != handshake) return;  // the callback for its HELLO has closed it
+      // A few bytes go into an empty buffer. A caller without room for them is no rank of ours.
       const auto n_reply = static_cast<ssize_t>(reply.size());
       if (n_reply > 0 && send(pending.fd, reply.data(), reply.size(), MSG_NOSIGNAL) != n_reply)
         return drop(pending);
@@ -221,7 +223,7 @@ void Acceptor::read(Pending& pending) {
   }
 }
 
-// Whether it begins as another protocol does. Nothing is taken from the socket.
+// True if the connection begins as another protocol does. Takes nothing from the socket.
 bool Acceptor::is_strange(const Pending& pending) const {
   if (options_.beginnings.empty() || pending.handshake->hello()) return false;
   Beginning first{};

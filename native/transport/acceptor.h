@@ -1,9 +1,9 @@
-// Lets those in who prove the key, for the life of a job, and keeps what everybody else costs
-// small.
+// Accepts callers that prove the key, for the life of a job, and bounds the cost of all others.
 //
-// A stranger costs one descriptor for at most two seconds and 108 bytes read. Nothing here blocks,
-// and what cannot prove itself is closed without a word. Where descriptors are used up newcomers
-// are closed, or wait in the kernel. On a Unix socket another user's process is closed unread.
+// A stranger costs one descriptor for at most two seconds and 108 bytes read. Nothing here blocks.
+// A caller that does not prove the key is closed without a reply. When the process has no
+// descriptor left, new callers are closed or wait in the kernel. On a Unix socket a process of
+// another user is closed unread.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace shoal {
 
-// A connection whose other end has proved the key; who has it closes it.
+// A connection whose other end has proved the key. Its holder closes `fd`.
 struct Authenticated {
   Hello hello;
   int fd = -1;
@@ -28,7 +28,7 @@ struct Authenticated {
 // Threads: one at a time.
 class Acceptor {
  public:
-  // Fewer would turn away ranks of a large group that all come at once.
+  // A smaller number would turn away ranks of a large group, which all connect at once.
   static constexpr size_t kMostPending = 64;
   static constexpr int64_t kNever = INT64_MAX;
 
@@ -37,12 +37,12 @@ class Acceptor {
     // The handshake takes two round trips, under a millisecond on a quiet network; this leaves room
     // for lost packets and a busy process.
     int64_t pending_ns = 2 * kSecond;
-    // At most so many in that time: a flood of strangers costs a few hundredths of a core. They
-    // wait in the kernel, and with them whoever has come for good: a thousand for less than a
-    // second.
+    // Accepts at most `burst` callers in `burst_ns`, so a flood of strangers costs a few hundredths
+    // of a core. The others wait in the kernel, ranks among them: behind a thousand strangers for
+    // less than a second.
     int burst = 32;
     int64_t burst_ns = 20 * kMillisecond;
-    // How other protocols begin, and who takes such a connection: nothing was read from it.
+    // The first bytes of other protocols. `on_stranger` gets such a connection with nothing read.
     std::vector<Beginning> beginnings = {};
     std::function<void(int fd)> on_stranger = nullptr;
     std::function<void(const Hello&)> on_key_differs = nullptr;
@@ -58,15 +58,15 @@ class Acceptor {
   Acceptor(const Acceptor&) = delete;
 
   void on_event(uint64_t tag, int64_t now);
-  // Closes who was silent too long, and listens again where that had to wait. When to call it
-  // again.
+  // Closes callers that were silent too long, and listens again after a pause. Returns when to call
+  // it again.
   int64_t expire(int64_t now);
   void open(int listener);        // one more, under the same rules
-  void shut() { pause(kNever); }  // accepts nobody from here on: callers wait in the kernel
+  void shut() { pause(kNever); }  // accepts no more: callers wait in the kernel
   std::vector<int> hand_over();   // the listeners for other hosts; the caller owns them
   void close();                   // idempotent
   size_t n_pending() const;
-  // Callers who were closed because this process lacked a descriptor.
+  // The number of callers that were closed because this process had no descriptor left.
   uint64_t n_turned_away() const { return n_turned_away_; }
 
  private:

@@ -135,7 +135,7 @@ void Connector::on_event(uint64_t tag, int64_t now) {
   }
 }
 
-// Once it is connected: says who we are.
+// Sends HELLO on a connection that was just made.
 bool Connector::greet(Dial& dial) {
   int error = 0;
   socklen_t length = sizeof(error);
@@ -158,7 +158,7 @@ bool Connector::greet(Dial& dial) {
          static_cast<ssize_t>(hello.size());
 }
 
-// True if nothing is left to be done for this wish.
+// Returns true if the wish is fulfilled.
 bool Connector::go_on(Dial& dial, int64_t now) {
   if (!dial.is_connected && !greet(dial)) {
     fail(dial, errno, now);
@@ -197,7 +197,7 @@ bool Connector::go_on(Dial& dial, int64_t now) {
 void Connector::fail(Dial& dial, int error, int64_t now) {
   const bool was_connected = dial.is_connected;
   dial.error = error;
-  retry(dial, now);  // first: to say so takes memory, and the next dial finds the same
+  retry(dial, now);  // first, because reporting takes memory and may throw
   if (outcome_.failed)
     outcome_.failed({dial.wish.number, error, Progress::kWaiting, was_connected});
   if (error == ECONNREFUSED)

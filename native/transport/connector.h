@@ -1,4 +1,4 @@
-// Dials peers: in turn, without blocking, with growing pauses, until it is told not to.
+// Dials peers until each is reached or forgotten, with growing pauses. Never blocks.
 #pragma once
 
 #include <functional>
@@ -22,8 +22,8 @@ class Connector {
 
   struct Wish {
     Hello hello;
-    Address to, from;      // `from`: where to dial from while this host has it; none: anywhere
-    bool is_kept = false;  // also once it was proved: it is asked again and again
+    Address to, from;      // `from`: the local address, while this host has it; none: any
+    bool is_kept = false;  // goes on dialling after the peer has proved itself
     int64_t pause_ns = 0;  // before the first dial
     uint64_t number = 0;   // tells wishes with one HELLO apart
   };
@@ -34,16 +34,16 @@ class Connector {
     Progress progress = Progress::kWaiting;
     bool was_connected = false;
   };
-  // What came of a dial: proved; or the host answers, and the process is gone. `failed`, if it is
-  // set, is called for each dial that did not prove its peer.
+  // `proven` is called when the peer has proved the key, `gone` when the host answers but the
+  // process is gone, and `failed`, if set, for each dial that did not reach its peer.
   struct Outcome {
     std::function<void(Authenticated)> proven;
     std::function<void(const Hello&, const std::string& why)> gone;
     std::function<void(const Failure&)> failed;
   };
   struct Pace {
-    // What a dial may take: a kernel that answers does so in a round trip. A SYN that the network
-    // lost is better sent anew than waited for: the kernel's own pauses double.
+    // The time for one dial. A kernel that answers does so in a round trip. After a lost SYN a new
+    // dial is quicker than the kernel, whose pauses double.
     int64_t dial_ns = kSecond;
     int64_t first_pause_ns = 10 * kMillisecond;  // the next ones double
     int64_t longest_pause_ns = kSecond;
@@ -56,16 +56,17 @@ class Connector {
   ~Connector();
   Connector(const Connector&) = delete;
 
-  // Nothing, if there is such a wish.
+  // Begins to dial, unless there is such a wish already.
   void want(Wish wish, int64_t now);
-  void hasten(uint32_t peer, uint32_t path, int64_t now);  // its network works again
+  void hasten(uint32_t peer, uint32_t path, int64_t now);  // dials at once: the network works again
   void forget(uint32_t peer, uint32_t path);
   void forget(uint64_t number);
-  // Why the last dial of a path of this peer failed, as errno says it; 0: none has.
+  // The errno with which the last dial of a path to this peer failed; 0: none has failed.
   int last_error(uint32_t peer) const;
 
   void on_event(uint64_t tag, int64_t now);
-  // Begins the dials that are due, and gives up those that take too long. When to call it again.
+  // Begins the dials that are due, and gives up dials that take too long. Returns when to call it
+  // again.
   int64_t step(int64_t now);
   void close();  // idempotent
 

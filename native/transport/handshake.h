@@ -8,16 +8,16 @@
 //    PROOF {mac of "client"}              ->
 //                                         <-  WELCOME {mac of "server"}
 //
-// The mac in HELLO covers what stands before it there: whoever knows the epoch and lacks the key is
-// refused at its first message, and holds no place. A recorded HELLO can be replayed; the other two
+// The mac in HELLO covers all fields before it. A process that knows the epoch but not the key is
+// refused at its first message, and holds no place. A recorded HELLO can be replayed. The other two
 // macs cover HELLO and CHALLENGE, so a proof binds the epoch, the two ranks, the path and both
 // nonces, and cannot be replayed or reflected. KEY_DIFFERS ends a job, so it holds a digest of the
-// HELLO that the server saw: a client that sent another one was not refused for its key, but for a
-// bit that flipped on the way, and may try again.
+// HELLO that the server received. A client that sent a different HELLO was refused because of a
+// flipped bit, not because of its key, and may try again.
 //
 // Every message has a fixed size: no length is ever read from the wire, and an end reads exactly
-// wants() bytes, so what the peer sends after the handshake is never touched. Until it is proved
-// right, a peer gets at most 108 bytes read.
+// wants() bytes, so bytes that the peer sends after the handshake are never read here. At most 108
+// bytes are read of a peer that has not proved the key.
 //
 // Threads: one at a time. Throws what base/mac.h throws, and std::bad_alloc; bad bytes never throw.
 #pragma once
@@ -37,16 +37,16 @@ inline constexpr std::string_view kHandshakeMagic = "shoal/rv";
 inline constexpr uint16_t kHandshakeVersion = 10;
 using Nonce = std::array<std::byte, 16>;
 
-// How far one end has come; all but kWaiting are final.
+// The state of one end; all but kWaiting are final.
 enum class Progress : uint8_t {
   kWaiting,
   kDone,
   kStale,       // the ends are not in the same epoch: read the records again
   kKeyDiffers,  // the client could not prove the server's key
-  kRefused,     // not our protocol, or not who it should be: close without a word
+  kRefused,     // not our protocol, or not the expected rank: close without a reply
 };
 
-// What a client says it is, before it has proved anything.
+// The identity that a client claims, before it has proved anything.
 struct Hello {
   uint64_t epoch = 0;
   uint32_t rank = 0;
@@ -58,8 +58,8 @@ struct Hello {
 
 Nonce fresh_nonce();
 
-// The key of one pair of ranks in one epoch, for one use; the order of `a` and `b` is free. A proof
-// made with it is worthless for another pair, another epoch or another use.
+// Returns the key of one pair of ranks in one epoch, for one use; the order of `a` and `b` is free.
+// A proof made with it is worthless for another pair, epoch or use.
 Secret pair_key(Bytes job_key, uint64_t epoch, uint32_t a, uint32_t b, std::string_view role);
 
 // Collects one fixed-size message at a time.
@@ -67,14 +67,14 @@ class Handshake {
  public:
   virtual ~Handshake() = default;
 
-  // How many bytes to read next, at most; 0 once progress() is final.
+  // The most bytes to read next; 0 once progress() is final.
   size_t wants() const {
     return progress_ == Progress::kWaiting ? n_message_bytes_ - inbox_.size() : 0;
   }
   Progress progress() const { return progress_; }
-  // Takes what was read and adds what to send to `reply`, often nothing.
+  // Takes the bytes that were read, and appends the bytes to send to `reply`, often none.
   void feed(Bytes data, std::vector<std::byte>& reply);
-  // Once it is kDone: what both ends know, nobody else, and no other connection has had.
+  // A secret of this connection that only its two ends know. Call it once progress() is kDone.
   Secret session() const { return Secret(mac("session")); }
 
  protected:
@@ -87,7 +87,7 @@ class Handshake {
   Digest mac(std::string_view who) const;
 
   Secret key_;
-  std::vector<std::byte> said_;  // HELLO and CHALLENGE, as far as they were said
+  std::vector<std::byte> said_;  // HELLO and CHALLENGE, as far as they were sent
 
  private:
   std::vector<std::byte> inbox_;
@@ -95,7 +95,7 @@ class Handshake {
   Progress progress_ = Progress::kWaiting;
 };
 
-// The end that connects. Send hello() first, then whatever feed() replies.
+// The end that connects. Send hello() first, then each reply of feed().
 class ClientHandshake final : public Handshake {
  public:
   ClientHandshake(const Hello& hello, Secret key, const Nonce& nonce = fresh_nonce());
@@ -110,16 +110,16 @@ class ClientHandshake final : public Handshake {
   bool is_challenged_ = false;
 };
 
-// The end that was connected to. Says nothing to whoever does not speak the protocol.
+// The end that was connected to. Sends nothing to a peer that does not speak the protocol.
 class ServerHandshake final : public Handshake {
  public:
-  // Judges a well-formed HELLO: the key to prove, or why not (kStale, which is told to the client,
-  // or kRefused, which is not). What it throws, feed() throws.
+  // Judges a well-formed HELLO. Returns the key to prove, or kStale, which is sent to the client,
+  // or kRefused, which is not. feed() throws the exceptions of this callback.
   using Admit = std::function<std::variant<Secret, Progress>(const Hello&)>;
   explicit ServerHandshake(Admit admit, const Nonce& nonce = fresh_nonce());
 
-  // Set once admitted; believe it only when progress() is kDone. While it is kWaiting, somebody
-  // who holds the key has said it, perhaps to somebody else.
+  // Set once admitted. Trust it only when progress() is kDone: before, it may be a recorded HELLO
+  // of a process that holds the key.
   const std::optional<Hello>& hello() const { return hello_; }
 
  private:
