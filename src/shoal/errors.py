@@ -9,7 +9,7 @@ can catch it, and a RuntimeError, which code around torch's collectives expects 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
 __all__ = [
@@ -116,3 +116,11 @@ class ProofError(ShoalError):
 
 class InternalError(ShoalError):
     """Shoal broke one of its own rules: please report it. The group cannot be used any more."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ring?" for the known name nearest to a mistyped one, or ""."""
+    import difflib  # rarely needed
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

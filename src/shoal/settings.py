@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, did_you_mean
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,11 +61,8 @@ def warn_of_unknown(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in {*SETTINGS, *INTERNAL, *_warned}:
             _warned.add(name)
-            import difflib  # rarely needed
-
-            near = difflib.get_close_matches(name, SETTINGS, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"it reads {', '.join(SETTINGS)}"
-            _LOG.warning("%s is set, but shoal does not read it; %s", name, advice)
+            advice = did_you_mean(name, SETTINGS) or f"; it reads {', '.join(SETTINGS)}"
+            _LOG.warning("%s is set, but shoal does not read it%s", name, advice)
 
 
 def local_nccl(environ: Mapping[str, str]) -> bool:

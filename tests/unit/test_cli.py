@@ -15,6 +15,7 @@ from shoal.lab.cluster import Lab
 from shoal.lab.job import Job, private_key, server_command, tasks_of
 from shoal.lab.names import check_powers
 from shoal.rendezvous import job_key
+from shoal.schedule.table import ALGORITHMS
 
 
 def test_the_module_runs_the_command() -> None:
@@ -51,6 +52,65 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
         command.stdout.close()
         assert command.stderr.read() == b""
         assert command.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["plna"], "plan"),
+        (["trace", "rign"], "ring"),
+        (["plan", "--hosts", "2", "--collective", "allreduce"], "all_reduce"),
+        (["simulate", "--all", "--hosts", "2", "--collective", "brodcast"], "broadcast"),
+        (["bench", "al_reduce"], "all_reduce"),
+        (["plan", "--hots", "2"], "--hosts"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest_that_there_is(
+    argv: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["plan"], ["simulate", "--all"], ["simulate", "ring", "--ranks", "8"]]
+)
+def test_a_command_without_a_cluster_asks_for_one_once(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*argv, "8"] if argv[-1] == "--ranks" else argv) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "--hosts 8 --ranks-per-host 4" in said.err
+
+
+def test_an_interrupt_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.cli.list._run", interrupted)
+    assert main(["list"]) == 130
+    assert capsys.readouterr().err == "shoal: interrupted\n"
+
+
+def test_the_list_names_every_algorithm_of_every_collective(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["list"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines.keys() == ALGORITHMS.keys()
+    assert all(name in lines[kind] for kind, names in ALGORITHMS.items() for name in names)
+
+
+def test_a_command_says_which_file_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ring.svg"
+    assert main(["draw", "ring", "--ranks", "3", "--out", str(out)]) == 0
+    assert capsys.readouterr().err == f"wrote {out}\n"
+    assert out.exists()
 
 
 # `shoal lab`.

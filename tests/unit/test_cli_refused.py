@@ -60,13 +60,13 @@ REFUSED = {
     """,
     "plan": """
         --hosts 2 --link fast | cannot read the rate 'fast'
-        --cores 0 | --cores must be at least 1, got 0
+        --hosts 2 --cores 0 | --cores must be at least 1, got 0
         --hosts 1000 --ranks-per-host 1000 | at most 65536 ranks, not 1000000
         --hosts 100000000 --ranks-per-host 1000 | more than 1000000
-        --wire fp4 | unknown wire 'fp4'; give one of identity, bf16
-        --tuning /nowhere | cannot read the tuning file /nowhere
-        --link 25Gb,20us --latency 3us | already gives the latency; drop --latency 3us
-        --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
+        --hosts 2 --wire fp4 | unknown wire 'fp4'; give one of identity, bf16
+        --hosts 2 --tuning /nowhere | cannot read the tuning file /nowhere
+        --hosts 2 --link 25Gb,20us --latency 3us | already gives the latency; drop --latency 3us
+        --hosts 2 --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
         --workers 8 | add --servers K
         --servers 8 | add --workers N
         --server-link 1Gb | needs --workers N --servers K; add --workers N
@@ -93,7 +93,7 @@ REFUSED = {
         ring --all | name one algorithm, or ask for --all
         rign --hosts 4 | no algorithm 'rign'
         ring --collective broadcats --hosts 4 | no collective 'broadcats'
-        --all --collective send_recv | no collective 'send_recv' to compare
+        --all --hosts 4 --collective send_recv | no collective 'send_recv' to compare
         ring --hosts 0 | at least one of each
         ring --hosts 4,4,2 --ranks-per-host 4 | drop --ranks-per-host
         ring --hosts 100000 | at most

@@ -7,6 +7,7 @@ the parser's default `run`: a function of the parsed arguments that returns the 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -19,8 +20,8 @@ from shoal.errors import ShoalError
 __all__ = ["main"]
 
 COMMANDS: Final = (
-    *("check", "trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump", "lab"),
-    *("server", "status"),
+    *("check", "trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump"),
+    *("lab", "server", "status", "list"),
 )
 """The subcommands, each a module of this package. A name here is the whole registration."""
 
@@ -29,17 +30,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `shoal` with these arguments, or with the arguments of the process.
 
     Returns: the exit code. 0: done. 1: the reader of the output is gone. 2: a ShoalError, also
-        for wrong arguments; one line on stderr gives the reason.
+        for wrong arguments; one line on stderr gives the reason. 130: interrupted.
     """
     try:
         words = sys.argv[1:] if argv is None else argv
         args = _parser(words[:1]).parse_args(words)
-        args.words = list(words)
+        args.words = [*words]  # NOT list(): that is a module here
         code: int = args.run(args)
         sys.stdout.flush()
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("shoal: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         # Such as `shoal trace ring | head`. Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

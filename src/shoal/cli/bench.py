@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.cli.options import check_writable
-from shoal.errors import UsageError
+from shoal.errors import UsageError, did_you_mean
 from shoal.rendezvous.environment import find_place
 
 if TYPE_CHECKING:
@@ -151,7 +151,10 @@ def _collectives_of(names: Sequence[str]) -> Sequence[str]:
 
     for name in names:
         if name not in COLLECTIVES and name != "all":
-            raise UsageError(f"no collective {name!r}: there are {', '.join(COLLECTIVES)}, all")
+            near = did_you_mean(name, COLLECTIVES)
+            raise UsageError(
+                f"no collective {name!r}: there are {', '.join(COLLECTIVES)}, all{near}"
+            )
     return list(COLLECTIVES) if "all" in names else list(dict.fromkeys(names)) or ["all_reduce"]
 
 

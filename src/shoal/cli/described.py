@@ -17,7 +17,8 @@ from shoal.plan.wire import link_of
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that `cluster_of` reads."""
     add = parser.add_argument_group("the cluster").add_argument
-    add("--hosts", default="1", metavar="N", help="number of hosts; or 2x4 or 4,4,2: their ranks")
+    add("--hosts", metavar="N", help="number of hosts; or 2x4 or 4,4,2: their ranks")
+    add("--ranks", help=argparse.SUPPRESS)  # as other commands call it, and people type it
     add("--ranks-per-host", type=int, metavar="N", help="if --hosts is a number; default 1")
     add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
     link = "bandwidth of a NIC, each way; default 10Gb; or all three: 25Gb,20us,5us"
@@ -36,6 +37,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
     """Return the cluster that the options describe; UsageError if they make no sense."""
+    if args.ranks is not None or args.hosts is None:
+        raise UsageError(
+            "describe the cluster: --hosts 8 --ranks-per-host 4 --link 25Gb, or --hosts 1 "
+            "--ranks-per-host 8 for one host of 8 ranks"
+        )
     hosts = _hosts_of(args.hosts, args.ranks_per_host)
     n_cores = max(Counter(hosts).values()) if args.cores is None else args.cores
     if n_cores < 1:

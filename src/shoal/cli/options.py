@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,12 +26,15 @@ class Parser(argparse.ArgumentParser):
         """Report unknown arguments of a subcommand with a pointer to its own help."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            near = did_you_mean(unknown[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""
-        raise UsageError(f"{message}; see {self.prog} --help")
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        near = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        raise UsageError(f"{message}{near}; see {self.prog} --help")
 
 
 _COUNT: Final = r"[1-9]\d{0,5}"
@@ -103,5 +106,6 @@ def write(text: str, out: Path | None) -> None:
         return
     try:
         out.write_text(text, encoding="utf-8")
+        print(f"wrote {out}", file=sys.stderr)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None

@@ -62,8 +62,8 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
     if args.workers is None or args.servers is None:
         missing = "--workers N" if args.workers is None else "--servers K"
         raise UsageError(f"a plan with servers needs --workers N --servers K; add {missing}")
-    for name, default in (("hosts", "1"), ("ranks_per_host", None)):
-        if getattr(args, name) != default:
+    for name in ("hosts", "ranks_per_host"):
+        if getattr(args, name) is not None:
             raise UsageError(
                 f"--workers and --workers-per-host already give the hosts; drop {_option(name)}"
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shoal.analysis.simulate.simulator import Simulation, simulate
 from shoal.cli.described import add_cluster, cluster_of
-from shoal.errors import UsageError
+from shoal.errors import UsageError, did_you_mean
 from shoal.plan.choose import candidates
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
 from shoal.schedule import COLLECTIVES
@@ -33,18 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.all == bool(args.algorithm):
+        raise UsageError("name one algorithm, or ask for --all; see shoal simulate --help")
     cluster, n_bytes = cluster_of(args), bytes_of(args.bytes)
     if cluster.size > _MOST_RANKS:
         raise UsageError(f"{cluster.size} ranks: at most {_MOST_RANKS} are simulated")
-    if args.all == bool(args.algorithm):
-        raise UsageError("name one algorithm, or ask for --all; see shoal simulate --help")
     if not args.all:
         played = simulate(args.collective, args.algorithm, cluster, n_bytes, root=args.root)
         _print_one(args.collective, args.algorithm, cluster, n_bytes, played)
         return 0
     if args.collective not in COLLECTIVES:
         known = ", ".join(COLLECTIVES)
-        raise UsageError(f"no collective {args.collective!r} to compare: there are {known}")
+        near = did_you_mean(args.collective, COLLECTIVES)
+        raise UsageError(f"no collective {args.collective!r} to compare: there are {known}{near}")
     names = candidates(args.collective, n_bytes, cluster)
     every = [simulate(args.collective, name, cluster, n_bytes, root=args.root) for name in names]
     _print_all(cluster, n_bytes, dict(zip(names, every, strict=True)))

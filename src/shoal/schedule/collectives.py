@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, did_you_mean
 from shoal.schedule.steps import Buffer
 
 
@@ -184,7 +184,8 @@ MESSAGE: Final = "send_recv"
 def row_of(collective: str) -> Collective:
     """Return the definition of a collective; UsageError lists all if there is none."""
     if collective not in COLLECTIVES:
-        raise UsageError(f"no collective {collective!r}: there are {', '.join(COLLECTIVES)}")
+        near = did_you_mean(collective, COLLECTIVES)
+        raise UsageError(f"no collective {collective!r}: there are {', '.join(COLLECTIVES)}{near}")
     return COLLECTIVES[collective]
 
 

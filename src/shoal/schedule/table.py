@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, did_you_mean
 from shoal.schedule import binomial, bruck, chain, chains, direct, hypercube, ring, tree
 from shoal.schedule import scatter_gather as sg
 from shoal.schedule.algorithm import Algorithm, one, one_per_rank
@@ -201,7 +201,10 @@ def find(collective: str, name: str) -> Algorithm:
         UsageError: there is no such collective or algorithm; the message lists those there are.
     """
     if collective not in _TABLE:
-        raise UsageError(f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}")
+        raise UsageError(
+            f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}"
+            f"{did_you_mean(collective, ALGORITHMS)}"
+        )
     if name in _TABLE[collective]:
         return _TABLE[collective][name]
     if collective == "all_reduce" and is_weighted(name):
@@ -212,7 +215,8 @@ def find(collective: str, name: str) -> Algorithm:
     there_are = ", ".join(_TABLE[collective])
     if collective == "all_reduce":
         there_are += f", {MORE_ALL_REDUCES}"
-    raise UsageError(f"no algorithm {name!r} for {collective}: there are {there_are}")
+    near = did_you_mean(name, _TABLE[collective])
+    raise UsageError(f"no algorithm {name!r} for {collective}: there are {there_are}{near}")
 
 
 def _part(whole: str, name: str, *, local: bool) -> Algorithm:

@@ -28,7 +28,7 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
         if version != VERSION:
             what = "is not a state of shoal" if version is None else f"has version {version}"
             raise UsageError(f"{path} {what}; this shoal reads version {VERSION}")
-        states.append(state)
+        states.append({**state, "text_file": str(path.with_suffix(".txt"))})
     return states
 
 
@@ -37,7 +37,7 @@ def verdict(states: Sequence[dict[str, Any]]) -> str:
     worlds: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for state in sorted(states, key=lambda state: state["taken_at_s"]):
         for world in state["worlds"]:
-            found = {**world, "threads": state["threads"]}
+            found = {**world, "threads": state["threads"], "text_file": state.get("text_file")}
             before = worlds[world["epoch"]].get(world["rank"])
             # Of several states of a rank, the last one with calls in flight counts.
             if before is None or _in_flight(found) or not _in_flight(before):
@@ -78,7 +78,9 @@ class _Case:
         heading = f"{len(self._worlds)} of {size} ranks reported"
         yield f"{heading}; there is no report from {ranks_of(silent)}" if silent else heading
         if not any(_in_flight(world) for world in self._worlds.values()):
-            yield "none of them had a call in flight"
+            files = [world["text_file"] for world in self._worlds.values() if world["text_file"]]
+            look = f": look at the stacks in {', '.join(files[:4])}" if files else ""
+            yield f"none of them had a call in flight{look}"
             return
         yield from self._mismatches()
         lacks = list(self._lacks())
