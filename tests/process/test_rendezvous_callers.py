@@ -126,13 +126,16 @@ def test_another_user_of_the_host_is_turned_away() -> None:
 def test_a_listener_of_another_user_is_not_trusted_and_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    one_at_a_time = threading.Lock()  # the user is the process's, and both ranks are in it
+
     def listen_as_nobody() -> tuple[socket.socket, str]:
         listener, name = listen_unix()
-        os.seteuid(65534)
-        try:
-            listener.listen()  # the kernel notes who does
-        finally:
-            os.seteuid(0)
+        with one_at_a_time:
+            os.seteuid(65534)
+            try:
+                listener.listen()  # the kernel notes who does
+            finally:
+                os.seteuid(0)
         return listener, name
 
     monkeypatch.setattr(JOIN, "listen_unix", listen_as_nobody)

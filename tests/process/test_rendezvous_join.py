@@ -268,21 +268,39 @@ def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:
     assert "rank 0 on" not in second
 
 
-def test_two_processes_of_one_rank_do_not_both_wait() -> None:
+def test_two_processes_of_one_rank_are_an_error_on_all_ranks() -> None:
     store = Noticing()
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(join, store, 1, 2, timeout_s=LONG_S)
+        first = pool.submit(join, store, 1, 3, timeout_s=LONG_S)
         assert store.published.wait(LONG_S)
-        store.published.clear()
-        second = pool.submit(join, store, 1, 2, timeout_s=LONG_S)
-        assert store.published.wait(LONG_S)
-        with join(store, 0, 2, timeout_s=LONG_S):
-            outcomes = [future.exception() or future.result() for future in (first, second)]
-    lost, winner = outcomes
-    assert isinstance(lost, UsageError)
-    assert "another process joined as rank 1" in str(lost)
-    assert isinstance(winner, Membership)
-    winner.close()
+        others = [pool.submit(join, store, rank, 3, timeout_s=LONG_S) for rank in (1, 0)]
+        errors = [future.exception() for future in (first, *others)]
+    for error in errors:
+        assert isinstance(error, UsageError)
+        assert "another process joined as rank 1" in str(error)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (3, 3, 4)])
+def test_ranks_that_disagree_about_their_number_all_hear_of_it(sizes: tuple[int, ...]) -> None:
+    store = MemoryStore()
+    with ThreadPoolExecutor() as pool:
+        joining = [
+            pool.submit(join, store, rank, size, timeout_s=LONG_S)
+            for rank, size in enumerate(sizes)
+        ]
+        errors = [future.exception() for future in joining]
+    for error in errors:
+        assert isinstance(error, UsageError)
+        assert "WORLD_SIZE differs: rank 0 on" in str(error)
+        assert f"group of {sizes[0]}, rank {len(sizes) - 1} in one of {sizes[-1]}" in str(error)
+
+
+def test_a_record_that_an_earlier_larger_group_left_ends_nothing() -> None:
+    store = MemoryStore()
+    with joined(store, 3 * [ONE_HOST]):
+        pass
+    with joined(store, 2 * [ONE_HOST]) as members:
+        assert [member.size for member in members] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ def part_key(attempt: int, part: int) -> str:
     return f"shoal/{attempt}/roll/{part}"
 
 
+def differs_key(attempt: int, rank: int) -> str:
+    """The store key under which rank 0 tells a rank that it read a record of another size."""
+    return f"shoal/{attempt}/differs/{rank}"
+
+
 def end_key(attempt: int) -> str:
     """The store key under which a rank ends an attempt."""
     return f"shoal/{attempt}/end"
@@ -189,8 +194,9 @@ def report_failure(
             if attempt is not None and end.is_failure:
                 return  # the others know that they need not wait
             last += 1
-            if attempt is not None and asked.try_get(record_key(last, rank)) is not None:
-                return  # another process has taken our place
+            is_taken = attempt is not None and asked.try_get(record_key(last, rank)) is not None
+            if is_taken and not isinstance(error, PlaceTakenError):
+                return  # another process of this rank goes on
         end_attempt(asked, last, End.of(rank, label, kind, why))
 
 

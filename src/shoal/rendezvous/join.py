@@ -122,8 +122,9 @@ def join(
                 raise
             except BaseException as error:
                 why = _in_words(error, rank, size)
-                if not isinstance(error, PlaceTakenError):
-                    joining.report_failure(why)  # while the links stand: others see them close
+                is_taken = isinstance(error, PlaceTakenError)
+                # While the links stand: others see them close.
+                joining.report_failure(error if is_taken else why)
                 if why is not error:
                     raise why from error
                 del why  # else the error keeps this frame, and this frame the error

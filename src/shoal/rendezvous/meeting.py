@@ -19,6 +19,7 @@ from shoal.rendezvous.attempt import (
     Attempt,
     AttemptOverError,
     PlaceTakenError,
+    differs_key,
     find_end,
     part_key,
     record_key,
@@ -183,11 +184,12 @@ class Meeting:
                 f"{self.rank} version {HANDSHAKE_VERSION}: install the same shoal on all hosts"
             )
         if record.size != self.size:
-            # Not an error yet: a leftover of an earlier, larger group looks the same.
+            # No error yet: a leftover of an earlier, larger group looks the same.
             self.oddities[rank] = (
                 f"it published for a group of {record.size}, rank {self.rank} is in one of "
                 f"{self.size}: WORLD_SIZE differs?"
             )
+            self._size_differs(rank, record)
             return None
         if record.has_own_key is not (self._given_key is not None):
             without, with_key = (rank, self.rank) if self._given_key else (self.rank, rank)
@@ -196,6 +198,10 @@ class Meeting:
             )
         self.oddities.pop(rank, None)
         return record
+
+    def _size_differs(self, rank: int, record: Record) -> None:
+        """React to a record of another size; it may be a leftover."""
+        raise NotImplementedError
 
 
 class RootMeeting(Meeting):
@@ -232,6 +238,10 @@ class RootMeeting(Meeting):
                 break
             self._note(rank, found)
 
+    def _size_differs(self, rank: int, record: Record) -> None:
+        """Show that rank that rank 0 of this run has read its record."""
+        self._store.set(differs_key(self.attempt, rank), record.nonce)
+
     def _note(self, rank: int, value: bytes) -> None:
         record = self._judge(rank, value)
         if record is not None:
@@ -252,6 +262,15 @@ class MemberMeeting(Meeting):
         super().look_around()
         if self.roll is None:
             self._read(0)
+
+    def _size_differs(self, rank: int, record: Record) -> None:
+        """Raise UsageError if rank 0 has read our record, so that its own is no leftover."""
+        seen = self._store.try_get(differs_key(self.attempt, self.rank))
+        if seen == self.own.nonce:
+            raise UsageError(
+                f"WORLD_SIZE differs: rank {rank} on {record.host_label} is in a group of "
+                f"{record.size}, rank {self.rank} in one of {self.size}; set it alike on every rank"
+            )
 
     def _find(self, until: float) -> Roll | None:
         first = self._await(part_key(self.attempt, 0), until)
