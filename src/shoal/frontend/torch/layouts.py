@@ -10,14 +10,14 @@ a tensor for each, or one tensor of them all; None on ranks other than the root.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from shoal.errors import Unsupported
 from shoal.frontend.torch.tensor_buffers import describe
-from shoal.group.buffers import BufferView, Range, clash
+from shoal.group.buffers import BufferView, Range, blocks_of, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
@@ -115,7 +115,9 @@ def _gathered(
         outputs += written if isinstance(written, list) else [written]
         arguments.append((written, buffers.read(one)))
     check_apart(buffers, outputs)
-    check_calls_apart(buffers, arguments)
+    if len(arguments) > 1:
+        calls = [(_ranges(buffers, written), [read.extent]) for written, read in arguments]
+        check_calls_apart(buffers, calls)
     return arguments
 
 
@@ -146,7 +148,9 @@ def _scattered(
         check_blocks(buffers, "input", blocks, one)
         arguments.append((buffers.written(one), _views(blocks, buffers.read)))
     check_apart(buffers, [output for output, _ in arguments])
-    check_calls_apart(buffers, arguments)
+    if len(arguments) > 1:
+        calls = [([written.extent], _ranges(buffers, read)) for written, read in arguments]
+        check_calls_apart(buffers, calls)
     return arguments
 
 
@@ -329,41 +333,34 @@ def check_apart(buffers: TensorBuffers, outputs: Sequence[BufferView]) -> None:
         )
 
 
-def check_calls_apart(buffers: TensorBuffers, calls: Sequence[Arguments]) -> None:
-    """Raise UsageError if a call would write where another reads; each by itself is checked later.
+def check_calls_apart(
+    buffers: TensorBuffers, calls: Sequence[tuple[list[Range], list[Range]]]
+) -> None:
+    """Raise UsageError if one of several calls would write where it or another reads.
+
+    NOT left to the calls, which check themselves: the first has begun by then.
 
     Args:
-        calls: the outputs and the inputs of each.
+        calls: the addresses that each writes and reads; this rank's own block may be in both.
     """
-    if len(calls) == 1:
-        return
-    sides = [[one if isinstance(one, list) else [one] for one in call] for call in calls]
-    written = [[view.extent for view in outputs] for outputs, _ in sides]
-    read = [
-        (number, part)
-        for number, (_, inputs) in enumerate(sides)
-        for view in inputs
-        for part in _without(view.extent, written[number])
-    ]
-    numbered = [(number, extent) for number, extents in enumerate(written) for extent in extents]
-    found = clash([extent for _, extent in numbered], [part for _, part in read])
+    rank = buffers.group.rank
+    written = [(number, each) for number, (outputs, _) in enumerate(calls) for each in outputs]
+    read: list[tuple[int, Range]] = []
+    for number, (outputs, inputs) in enumerate(calls):
+        own = inputs[rank if len(inputs) > 1 else 0]
+        in_place = own == outputs[rank if len(outputs) > 1 else 0]
+        read += [(number, each) for each in inputs if each is not own or not in_place]
+    found = clash([each for _, each in written], [each for _, each in read])
     if found is not None:
-        first, second = numbered[found[0]][0], read[found[1]][0]
+        first, second = written[found[0]][0], read[found[1]][0]
         raise buffers.error(
             f"would write output {first} where it reads input {second}; give them memory of their "
             "own"
         )
 
 
-def _without(extent: Range, holes: Sequence[Range]) -> Iterator[Range]:
-    """Yield what is left of a range of addresses outside of the holes."""
-    begin, end = extent
-    for hole_begin, hole_end in sorted(holes):
-        if begin < min(hole_begin, end):
-            yield begin, min(hole_begin, end)
-        begin = max(begin, hole_end)
-    if begin < end:
-        yield begin, end
+def _ranges(buffers: TensorBuffers, blocks: BufferView | list[BufferView]) -> list[Range]:
+    return blocks_of(blocks, buffers.group.size, writable=False).ranges()
 
 
 def _extent(tensor: torch.Tensor) -> str:
