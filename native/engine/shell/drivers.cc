@@ -122,7 +122,11 @@ void Drivers::await(std::unique_lock<std::mutex>& lock, int64_t timeout_ns,
 
 bool Drivers::has_sleepers_for_all() {
   if (n_sleeping_ == 0) return false;
-  arena_->header().wake_at.store(arena_->header().doorbell.load());
+  ArenaHeader& own = arena_->header();
+  own.wake_at.store(own.doorbell.load());
+  // A peer counts its frame before it reads `wake_at`. One that counts before this line has a frame
+  // that is visible from here on; one that counts later reads the new `wake_at`.
+  own.doorbell.fetch_add(0);
   return true;
 }
 
@@ -146,9 +150,13 @@ bool Drivers::call_for_thread(int64_t now) {
 
 bool Drivers::may_thread_sleep() {
   if (n_callers_ > 0) return true;
-  arena_->header().watch.fetch_or(kThreadSleeps);
-  if (!rings_.has_inbound() && !engine_.has_work()) return true;
-  arena_->header().watch.fetch_and(~kThreadSleeps);
+  ArenaHeader& own = arena_->header();
+  const uint32_t seen = own.doorbell.load();
+  own.watch.fetch_or(kThreadSleeps);
+  // Frames counted in `seen` are visible; a later one has moved the doorbell, or sees the mark. The
+  // rings alone do not suffice: ARM may read them before the mark is visible.
+  if (own.doorbell.load() == seen && !rings_.has_inbound() && !engine_.has_work()) return true;
+  own.watch.fetch_and(~kThreadSleeps);
   return false;
 }
 
