@@ -16,17 +16,17 @@
 #include <thread>
 #include <utility>
 
+#include "base/page.h"
+
 namespace shoal {
 namespace {
 
 static_assert(DeathMark::kDied == FUTEX_OWNER_DIED);
 
-constexpr size_t kPage = 4096;  // from an entry of the list to its word, for all alike
-
 robust_list* entry_of(std::byte* pages) { return reinterpret_cast<robust_list*>(pages); }
 
 std::atomic<uint32_t>& word_of(std::byte* pages) {
-  return *reinterpret_cast<std::atomic<uint32_t>*>(pages + kPage);
+  return *reinterpret_cast<std::atomic<uint32_t>*>(pages + page_bytes());
 }
 
 // The kernel may read these at any moment.
@@ -77,7 +77,7 @@ class Keeper {
 
   void forget() {
     head_.list.next = &head_.list;
-    head_.futex_offset = static_cast<long>(kPage);
+    head_.futex_offset = static_cast<long>(page_bytes());
     head_.list_op_pending = nullptr;
     n_held_ = 0;
   }
@@ -142,16 +142,17 @@ Error DeathMark::set(int fd, size_t offset) {
                  std::string("mapping of a word that tells of a death failed: ") +
                      std::strerror(errno) + "; raise the limit of mappings (vm.max_map_count)"};
   };
-  void* at = mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const size_t page = page_bytes();
+  void* at = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return refused();
   auto* const pages = static_cast<std::byte*>(at);
   Error error;
-  if (mmap(pages + kPage, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+  if (mmap(pages + page, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
            static_cast<off_t>(offset)) == MAP_FAILED)
     error = refused();
   if (!error) error = Keeper::of_process().hold(pages, made_by_);
   if (error)
-    munmap(pages, 2 * kPage);
+    munmap(pages, 2 * page);
   else
     pages_ = pages;
   return error;
@@ -161,7 +162,8 @@ void DeathMark::prepare_for_forks() { Keeper::of_process(); }
 
 void DeathMark::clear() {
   std::byte* const pages = std::exchange(pages_, nullptr);
-  if (pages != nullptr && Keeper::of_process().let_go(pages, made_by_)) munmap(pages, 2 * kPage);
+  if (pages != nullptr && Keeper::of_process().let_go(pages, made_by_))
+    munmap(pages, 2 * page_bytes());
 }
 
 }  // namespace shoal

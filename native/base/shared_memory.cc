@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/memory_left.h"
+#include "base/page.h"
 
 namespace shoal {
 namespace {
@@ -27,10 +28,9 @@ Error refused(const char* doing, size_t n_bytes, int sys) {
               " B of shared memory failed: " + std::strerror(sys) + what_to_do};
 }
 
-constexpr size_t kPage = 4096;
-
 std::byte* page_of(const std::byte* at) {
-  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(at) / kPage * kPage);
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(at) / page_bytes() *
+                                      page_bytes());
 }
 
 }  // namespace
@@ -139,7 +139,7 @@ void detach(std::byte* first, std::byte* end, std::byte* lost_first, std::byte* 
       mmap(lost_first, static_cast<size_t>(lost_end - lost_first), PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
     lost_end = lost_first;  // one more mapping was too many: copying needs none
-  for (std::byte* page = first; page < end; page += kPage)
+  for (std::byte* page = first; page < end; page += page_bytes())
     if (page < lost_first || page >= lost_end) touch(page);
 }
 
@@ -172,7 +172,7 @@ void Regions::after_fork_in_child() {
 }
 
 Error Regions::allocate(size_t n_bytes, Region& out) {
-  const size_t size = (n_bytes + kPage - 1) / kPage * kPage + (n_bytes == 0 ? kPage : 0);
+  const size_t size = whole_pages(std::max<size_t>(n_bytes, 1));
   if (Error error = check_shared_memory_fits(size)) return error;
   int fd = -1;
   if (Error error = create_shared_memory("shoal-buffer", size, fd)) return error;
@@ -233,7 +233,7 @@ Regions::Region Regions::with_id(uint32_t id) {
 bool Regions::alone_on_pages(const Region& region, const std::byte* data, size_t n_bytes,
                              const std::byte* lo, const std::byte* hi) {
   const std::byte* first = page_of(data);
-  const std::byte* end = page_of(data + n_bytes + kPage - 1);
+  const std::byte* end = page_of(data + n_bytes + page_bytes() - 1);
   return first >= lo && (end <= hi || hi == region.data + region.used) && end <= region.shared_upto;
 }
 
@@ -242,7 +242,7 @@ Error Regions::fence(const std::byte* data, size_t n_bytes, Against against) {
   Owned* owned = around(data);
   if (owned == nullptr) return {};
   std::byte* const first = page_of(data);
-  std::byte* const end = page_of(data + n_bytes + kPage - 1);
+  std::byte* const end = page_of(data + n_bytes + page_bytes() - 1);
   // All memory for the list is taken first: from the first mapping on nothing may be forgotten.
   Fenced taken;
   (void)for_each_shared(owned->fenced, first, end, [&](std::byte* from, std::byte* upto) {
@@ -252,7 +252,7 @@ Error Regions::fence(const std::byte* data, size_t n_bytes, Against against) {
   for (const auto& [from, upto] : taken) {
     if (Error error = copy_on_write(owned->region, from, upto)) return error;
     if (against == Against::kWrites)
-      detach(from, upto, page_of(data + kPage - 1), page_of(data + n_bytes));
+      detach(from, upto, page_of(data + page_bytes() - 1), page_of(data + n_bytes));
   }
   owned->fenced.merge(taken);
   return {};

@@ -9,13 +9,14 @@
 #include <thread>
 
 #include "base/death_mark.h"
+#include "base/page.h"
 #include "base/shared_memory.h"
 #include "test/check.h"
 
 namespace shoal::test {
 namespace {
 
-constexpr size_t kPage = 4096;
+const size_t kPage = page_bytes();
 
 // Two pages that this process and its children share.
 struct Page {

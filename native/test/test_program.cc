@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/page.h"
 #include "engine/segments/call.h"
 #include "test/check.h"
 #include "test/truth.h"
@@ -207,7 +208,7 @@ TEST("chunks are found by an offset from one pointer, or by pointers of their ow
 }
 
 TEST("only segments whose pages are all the call's own are named by reference") {
-  constexpr size_t kPage = 4096;
+  const size_t kPage = page_bytes();
   const auto memory = std::make_unique<std::byte[]>(8 * kPage);
   const auto odd = reinterpret_cast<uintptr_t>(memory.get()) % kPage;
   Regions::Region region;
@@ -218,7 +219,7 @@ TEST("only segments whose pages are all the call's own are named by reference") 
   plan.layout[kData] = equal_layout(4 * kPage, 1);
   plan.program = point_to_point(0, 2, 0, 1);
   Call call;
-  call.plan = seal(plan, DType::kUint8, FoldOp::kSum, 1, 1024, "test");
+  call.plan = seal(plan, DType::kUint8, FoldOp::kSum, 1, static_cast<uint32_t>(kPage / 4), "test");
   const Step& step = call.plan->program->steps[0];
   const auto upto = [&](size_t offset, uint32_t from) {
     call.memory[kData] = {region.data + offset};

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "base/page.h"
 #include "base/shared_memory.h"
 #include "check.h"
 
@@ -14,7 +15,7 @@ using namespace shoal;
 
 namespace {
 
-constexpr size_t kPage = 4096;
+const size_t kPage = page_bytes();
 
 struct Shared {  // a region, and a peer's mapping of it
   explicit Shared(size_t n_bytes) {

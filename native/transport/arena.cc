@@ -96,7 +96,7 @@ Error Arena::enter(int memory_fd, int n_local, int local, Arena& out) {
 // Reserve all memory but that of slots, for which it only checks that there is enough.
 Error Arena::reserve() {
   if (Error error = check_shared_memory_fits(n_bytes())) return error;
-  return reserve_shared_memory(memory_fd_, offset(), slots_offset());
+  return reserve_shared_memory(memory_fd_, offset(), slots_offset_);
 }
 
 void Arena::begin() {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/death_mark.h"
+#include "base/page.h"
 #include "base/shared_memory.h"
 #include "transport/doorbell_socket.h"
 #include "transport/frame.h"
@@ -86,7 +87,11 @@ class ArenaView {
 
   ArenaView() = default;
   ArenaView(std::byte* base, int n_local)
-      : base_(base), n_local_(n_local), ring_bytes_(ring_bytes(n_local)) {}
+      : base_(base),
+        n_local_(n_local),
+        ring_bytes_(ring_bytes(n_local)),
+        rings_offset_(whole_pages(sizeof(ArenaHeader) + n_slots() * sizeof(uint64_t))),
+        slots_offset_(whole_pages(ring_offset(n_local))) {}
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
   RingHeader& ring(int local) const {
@@ -97,27 +102,25 @@ class ArenaView {
   std::atomic<uint64_t>* stamps() const {
     return reinterpret_cast<std::atomic<uint64_t>*>(base_ + sizeof(ArenaHeader));
   }
-  std::byte* slots() const { return base_ + slots_offset(); }
+  std::byte* slots() const { return base_ + slots_offset_; }
   uint32_t n_slots() const { return static_cast<uint32_t>(n_local_ - 1) * slot_quota(n_local_); }
   int n_local() const { return n_local_; }
-  size_t n_bytes() const { return slots_offset() + n_slots() * Slots::kSlotBytes; }
+  size_t n_bytes() const { return slots_offset_ + n_slots() * Slots::kSlotBytes; }
 
   // Ring the owner's doorbell for `n_frames` new frames; 0: there is room in a ring again.
   void ring_bell(const DoorbellSocket& by, uint32_t n_frames, Ring how) const;
   bool has_died() const { return (header().life.load() & DeathMark::kDied) != 0; }
 
  protected:
-  static constexpr size_t kPage = 4096;
-  static size_t whole_pages(size_t n_bytes) { return (n_bytes + kPage - 1) / kPage * kPage; }
   size_t ring_offset(int local) const {
-    return whole_pages(sizeof(ArenaHeader) + n_slots() * sizeof(uint64_t)) +
-           static_cast<size_t>(local) * (sizeof(RingHeader) + ring_bytes_);
+    return rings_offset_ + static_cast<size_t>(local) * (sizeof(RingHeader) + ring_bytes_);
   }
-  size_t slots_offset() const { return whole_pages(ring_offset(n_local_)); }
 
   std::byte* base_ = nullptr;
   int n_local_ = 1;
   size_t ring_bytes_ = 0;
+  size_t rings_offset_ = 0;
+  size_t slots_offset_ = 0;  // at a page: slots are reserved one by one
 };
 
 // This process's own arena, and the host's memory in which it lies.
@@ -148,7 +151,7 @@ class Arena : public ArenaView {
 
   // Allocate a slot's memory; required before its first use.
   Error reserve_slot(uint32_t slot) const {
-    return reserve_shared_memory(memory_fd_, offset() + slots_offset() + slot * Slots::kSlotBytes,
+    return reserve_shared_memory(memory_fd_, offset() + slots_offset_ + slot * Slots::kSlotBytes,
                                  Slots::kSlotBytes);
   }
 
