@@ -28,16 +28,20 @@ SHARDED = {
     for size in (1, 2, 64)
 }
 RING = page_of(trace("all_reduce", "ring", 4))
+GRID = page_of(trace("all_reduce", "ring_2d", 8, hosts=(0, 0, 0, 0, 1, 1, 1, 1)))
+WIDTHS = (400, 768, 1280, 1920)
 PAGES = {
     "ring": RING,
     "wrong": RING.replace("[3,2,1,0],true]", "[3,2,1,1],true]"),
     "gather": page_of(trace("all_gather", "ring", 3)),
+    "grid": f"{GRID}<script>window.drawn = () => [kept, cards];</script>",
     **{f"sharded{size}": page_of(traced) for size, traced in SHARDED.items()},
 }
 # Plays with the page in a frame, and returns what its reader sees.
 SCRIPTS = {
     "ring": "[text('round'), rows()]",
     **{f"{name}#autoplay&speed=max": "atTheEnd()" for name in PAGES},
+    **{f"grid#width={width}": "looks()" for width in WIDTHS},
     "gather#autoplay&speed=4": "atTheEnd()",
     "ring#arrows": "KEYS.map((key) => (press(key), round()))",
     "ring#space": "[1, 2].map(() => (press(' '), byId('play').getAttribute('aria-label')))",
@@ -51,6 +55,8 @@ async function play(where, script) {
   const frame = document.createElement('iframe');
   const loaded = new Promise((go) => { frame.onload = go; });
   frame.src = where.replace(/#|$/, '.html#');
+  frame.width = new URLSearchParams(where.split('#')[1]).get('width') ?? 300;
+  frame.height = 900;
   document.body.append(frame);
   await loaded;
   const page = frame.contentDocument;
@@ -68,6 +74,35 @@ async function play(where, script) {
   const atTheEnd = async () => {
     while (!page.body.dataset.end) await new Promise((go) => setTimeout(go));
     return [rows(), text('round'), text('caption')];
+  };
+  // Paint from 2 px to a tenth of a card's height outside of its border.
+  const paintBeside = (kept, {x, y, w, h}) => {
+    const far = Math.round(h / 10);
+    const [left, top] = [x - w / 2 - far, y - h / 2 - far].map(Math.round);
+    const [across, down] = [w, h].map((length) => Math.round(length) + 2 * far);
+    const {data} = kept.getContext('2d').getImageData(left, top, across, down);
+    const isBeside = (at, length) => at < far - 2 || at >= length - far + 2;
+    return data.some((alpha, i) => i % 4 === 3 && alpha && (
+        isBeside((i >> 2) % across, across) || isBeside(Math.floor((i >> 2) / across), down)));
+  };
+  const looks = () => {
+    const [kept, cards] = frame.contentWindow.drawn(), box = (one) => one.getBoundingClientRect();
+    const isWide = (one) => {
+      const [inner, outer] = [box(one), box(one.parentElement)];
+      return inner.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1
+          || one.clientWidth && one.scrollWidth > one.clientWidth + 1);
+    };
+    const shown = [...page.body.querySelectorAll('*:not(.wide, .wide *, #messages, svg *)')];
+    const screen = page.querySelector('.screen');
+    return {
+      cards: cards.length,
+      overflowing: [
+        ...cards.flatMap((card, rank) => (paintBeside(kept, card) ? [`rank ${rank}`] : [])),
+        ...shown.filter(isWide).map((one) => one.outerHTML),
+        ...(screen.scrollHeight > screen.clientHeight ? ['screen'] : []),
+      ],
+      scrub: box(byId('scrub')).width,
+    };
   };
   const told = await eval(script);
   frame.remove();
@@ -155,3 +190,14 @@ def test_the_bar_scrubs_both_ways(told: Any) -> None:
     # While messages fly, what was held before them is shown. They have landed at 0.9.
     rounds = [[3, "round 4 of 6"], [5, "round 5 of 6"], [1, "round 1 of 6"], [0, "round 1 of 6"]]
     assert told["ring#bar"] == rounds
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_overflows_its_card_or_the_page(told: Any, width: int) -> None:
+    looks = told[f"grid#width={width}"]
+    assert looks["cards"] == 8
+    assert looks["overflowing"] == []
+
+
+def test_the_bar_is_at_least_half_as_wide_as_a_phone(told: Any) -> None:
+    assert told["grid#width=400"]["scrub"] >= 200

@@ -92,7 +92,7 @@ function drawCard(context, rank) {
     context.fillStyle = theme.well;
     context.fillRect(first.x, first.y, last.x + last.w - first.x, first.h);
   }
-  places[rank].forEach(([, chunk], place) => drawPlace(context, rank, place, chunk, card));
+  places[rank].forEach(([, chunk], place) => drawPlace(context, rank, place, chunk));
   if (hasGroups && n) nameGroups(context, rank);
 }
 
@@ -116,11 +116,11 @@ function nameBeside(context, rank) {
   text(context, rank, x + dx / far * (w / 2 + 12), y + dy / far * (h / 2 + 11), 11, "center");
 }
 
-function drawPlace(context, rank, place, chunk, card) {
+function drawPlace(context, rank, place, chunk) {
   const at = bar(rank, place), value = held[rank][place];
   if (at.w > 4) {
     context.fillStyle = theme.card;
-    context.fillRect(at.x - 0.5, at.y - 1, at.w + 1, at.h + 1 + (card.h > 70 ? 16 : 1));
+    context.fillRect(at.x - 0.5, at.y - 1, at.w + 1, at.h + 1 + (at.isNamed ? 16 : 1));
     context.fillStyle = theme.well;
     rounded(context, at.x, at.y, at.w, at.h, 2.5);
     context.fill();
@@ -128,7 +128,7 @@ function drawPlace(context, rank, place, chunk, card) {
   // Thin bars share pixels: a little wider, they do not pale.
   if (value !== null) drawStack(context, value, at.w > 4 ? at : { ...at, w: at.w + 0.4 });
   const name = underName(rank, place, chunk, value);
-  if (at.w < 11 || at.w <= 8 * name.length || card.h <= 70) return;
+  if (!at.isNamed || at.w <= 8 * name.length) return;
   const done = isKept(rank, place), middle = at.x + at.w / 2;
   context.fillStyle = done ? theme.good : theme.soft;
   text(context, name, middle, at.y + at.h + 9, 11, "center", done ? 700 : 400);
@@ -147,7 +147,7 @@ function nameGroups(context, rank) {
   context.fillStyle = theme.soft;
   for (const buffer of ["input", "output", "scratch"]) {
     const of = places.flatMap(([name], place) => (name === buffer ? [bar(rank, place)] : []));
-    if (!of.length || one.w < 11 || cards[rank].h <= 70) continue;
+    if (!of.length || !one.isNamed) continue;
     const last = of[of.length - 1], middle = (of[0].x + last.x + last.w) / 2;
     text(context, buffer, middle, one.y + one.h + 23, 10.5, "center", 400);
   }
@@ -165,7 +165,7 @@ function drawKept() {
     }
     shared.forEach((rank) => drawCard(context, rank));
     for (const [rank, place] of apart) {
-      drawPlace(context, rank, place, trace.places[rank][place][1], cards[rank]);
+      drawPlace(context, rank, place, trace.places[rank][place][1]);
     }
   } else {
     context.clearRect(0, 0, size.width, size.height);

@@ -95,16 +95,16 @@ function hostLayout(width, height) {
   return [cards_, boxes_];
 }
 
-/** The bar of a place: where it stands on the canvas. */
+/** The bar of a place: where it stands on the canvas, and whether its name fits below it. */
 function bar(rank, place) {
   const card = cards[rank], pad = Math.max(1, card.h * 0.08), label = labelHeight(card);
   const pitch = (card.w - 2 * pad) / nColumns;
   const width = pitch * (pitch > 8 ? 0.84 : pitch > 3 ? 0.9 : 1);
-  const names = pitch >= 13 && card.h > 70 ? (hasGroups ? 28 : 14) : 0;
   const used = columns[rank].length ? columns[rank][columns[rank].length - 1] + 1 : 1;
   const x = card.x - (used * pitch) / 2 + columns[rank][place] * pitch + (pitch - width) / 2;
+  const names = width >= 11 && card.h > 70 ? (hasGroups ? 28 : 14) : 0;
   const y = card.y - card.h / 2 + label, h = card.h - label - pad - names;
-  return { x, y, w: width, h };
+  return { x, y, w: width, h, isNamed: names > 0 };
 }
 
 const labelHeight = (card) => (card.h >= 34 ? Math.min(24, Math.max(12, card.h * 0.24)) : 2);
