@@ -105,6 +105,27 @@ def test_a_report_is_drawn_as_a_png(tmp_path: Path) -> None:
         assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@needs("matplotlib")
+def test_the_legend_of_a_plot_names_every_kind_of_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.colors import to_rgba
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    run_well(take_and_report, 3, 6, False)[0].plot(tmp_path / "never written.png")
+    [figure], looks = drawn, lambda bar: (to_rgba(bar.get_facecolor()), bar.get_hatch())
+    legend = figure.legends[0]
+    named = {
+        looks(bar): text.get_text()
+        for bar, text in zip(legend.get_patches(), legend.get_texts(), strict=True)
+    }
+    bars = [bar for axes in figure.axes for bars in axes.containers for bar in bars]
+    assert {looks(bar) for bar in bars} <= named.keys()
+    assert [name for (_, hatch), name in named.items() if hatch] == ["waited for the slowest rank"]
+
+
 def rows_of(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
     rows: dict[int, list[dict[str, Any]]] = {}
     for event in trace["traceEvents"]:

@@ -26,6 +26,13 @@ _COLOURS: Final = {
     "other": "lightgray",
     "hidden": "tab:green",
 }
+# Without an outline, which would make a short wait a black bar.
+_WAITED: Final[Any] = {
+    "color": _COLOURS["exposed"],
+    "edgecolor": "black",
+    "hatch": "///",
+    "linewidth": 0,
+}
 
 
 def plot(report: AveragingReport, path: Path) -> None:
@@ -48,33 +55,34 @@ def plot(report: AveragingReport, path: Path) -> None:
     step = next(times for times in report.times if times.number == number)
     heights = [min(n, _MOST_ROWS) * 0.3 + 1.0 for n in (len(report.ranks), len(step.posted))]
     with mpl.rc_context({"text.parse_math": False}):  # a parameter's name may have dollars in it
-        figure = Figure(figsize=(8, sum(heights) + 1.5), layout="constrained", dpi=150)
+        figure = Figure(figsize=(8, sum(heights) + 1.7), layout="constrained", dpi=150)
         FigureCanvasAgg(figure)
         ranks, buffers = figure.subplots(2, height_ratios=heights)
         _draw_ranks(ranks, report)
         _draw_buffers(buffers, step)
-        figure.legend(*ranks.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+        figure.legend(*ranks.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.suptitle(f"{report.name}\nwhere the time of {len(report.steps)} steps went")
         figure.savefig(path, format="png")
 
 
 def _draw_ranks(axes: Any, report: AveragingReport) -> None:
     shown = report.ranks[:_MOST_ROWS]
+
+    def bar(place: float, us: float, left: float, height: float, label: str, **style: Any) -> None:
+        once = label if place < 1 else None
+        axes.barh(place, us / 1e3, height, left / 1e3, label=once, **style)
+
     for place, one in enumerate(shown):
         left = 0.0
         for part in ("forward", "backward", "exposed", "other"):
-            width = getattr(one, part) / 1e3
-            label = None if place else part
-            axes.barh(place, width, left=left, height=0.5, color=_COLOURS[part], label=label)
+            bar(place, getattr(one, part), left, 0.5, part, color=_COLOURS[part])
             if part == "exposed":
-                axes.barh(place, one.waited / 1e3, left=left, height=0.5, fill=False, hatch="///")
-            left += width
-        bar: dict[str, Any] = {"left": one.forward / 1e3, "height": 0.14}
-        label = None if place else "hidden"
-        axes.barh(place + 0.36, one.hidden / 1e3, color=_COLOURS["hidden"], label=label, **bar)
+                bar(place, one.waited, left, 0.5, "waited for the slowest rank", **_WAITED)
+            left += getattr(one, part)
+        bar(place + 0.36, one.hidden, one.forward, 0.14, "hidden", color=_COLOURS["hidden"])
     axes.set_yticks(range(len(shown)), [f"rank {one.rank}" for one in shown])
     axes.invert_yaxis()
-    axes.set_xlabel("ms in a mean step; hatched: waited for the slowest rank")
+    axes.set_xlabel("ms in a mean step")
     if (slowest := report.slowest) is not None:
         of_all = f"{slowest.n_slowest} of {report.n_compared} steps"
         axes.set_title(f"rank {slowest.rank} was the slowest in {of_all}", fontsize="medium")
