@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
+import time
 
 import pytest
 
@@ -30,7 +33,7 @@ def test_plan_prints_choices_with_reasons(capsys: pytest.CaptureFixture[str]) ->
     assert lines[0] == "all_reduce"
     assert len([line for line in lines[1:] if not line.startswith("      ")]) > 1
     assert "32 ranks on 8 hosts" in " ".join(lines)
-    out = said(capsys, "--ranks-per-host 4")
+    out = said(capsys, "--hosts 1 --ranks-per-host 4")
     assert all(f"\n{collective}\n" in f"\n{out}" for collective in COLLECTIVES)
     words = "--hosts 4 --link 1Gb --wire bf16 --collective all_reduce --collective broadcast"
     out = said(capsys, words)
@@ -146,3 +149,22 @@ def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixtu
     assert {line.split()[0] for line in lines} == {"direct", "binomial", "chain", "scatter_gather"}
     # Direct sends it over one NIC to 28 ranks elsewhere.
     assert lines[-1].split()[0] == "direct"
+
+
+@pytest.mark.parametrize(("pause_s", "is_tty"), [(1, True), (0, True), (1, False)])
+def test_a_terminal_shows_the_progress_of_a_long_comparison(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    pause_s: int,
+    is_tty: bool,
+) -> None:
+    clock = itertools.count(step=pause_s)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_tty)
+    argv = ["simulate", "--all", "--collective", "broadcast", *CLUSTER, "--bytes", "1MiB"]
+    assert main(argv) == 0
+    lines = capsys.readouterr().err.splitlines()
+    # The clock starts at 0 s; the third of four algorithms begins at 3 s.
+    late = [rf"shoal simulate: \w+, {number} of 4" for number in (3, 4)]
+    assert len(lines) == (len(late) if pause_s and is_tty else 0)
+    assert all(map(re.fullmatch, late, lines))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
 
 _MOST_RANKS = 32_768  # a ring of this size takes half a minute and two gigabytes
+_SILENT_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +50,13 @@ def _run(args: argparse.Namespace) -> int:
         near = did_you_mean(args.collective, COLLECTIVES)
         raise UsageError(f"no collective {args.collective!r} to compare: there are {known}{near}")
     names = candidates(args.collective, n_bytes, cluster)
-    every = [simulate(args.collective, name, cluster, n_bytes, root=args.root) for name in names]
-    _print_all(cluster, n_bytes, dict(zip(names, every, strict=True)))
+    every, begun = dict[str, Simulation](), time.monotonic()
+    for name in names:
+        if sys.stderr.isatty() and time.monotonic() - begun > _SILENT_S:
+            progress = f"{name}, {len(every) + 1} of {len(names)}"
+            print(f"shoal simulate: {progress}", file=sys.stderr)
+        every[name] = simulate(args.collective, name, cluster, n_bytes, root=args.root)
+    _print_all(cluster, n_bytes, every)
     return 0
 
 
