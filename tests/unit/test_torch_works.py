@@ -6,6 +6,7 @@ import importlib.util
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Final
 
 import pytest
 from unit.fakes import FakeWork, refuse_threads
@@ -199,6 +200,9 @@ def test_the_timeout_of_a_wait_is_that_waits_own() -> None:
         work.wait(timedelta(seconds=1))
 
 
+START: Final = threading.Thread.start
+
+
 @pytest.fixture
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a thread that can be started nor one that is idle, as at the program's end."""
@@ -217,6 +221,28 @@ def test_a_future_that_no_thread_can_complete_has_the_error_and_its_work_the_res
         future.wait()
     assert work.wait()
     assert work.is_success()
+
+
+@pytest.mark.usefixtures("without_threads")
+def test_a_callback_that_no_thread_can_run_may_wait_for_an_older_future_and_for_a_new_one() -> None:
+    works = [PendingWork([FakeWork()], [torch.ones(1)]) for _ in range(3)]  # type: ignore[list-item]
+    older, last = works[0].get_future(), works[1].get_future()
+    failed: list[str] = []
+
+    def wait_for_others(_last: object) -> None:
+        for future in (older, works[2].get_future()):
+            with pytest.raises(RuntimeError) as caught:
+                future.wait()
+            failed.append(str(caught.value))
+
+    last.then(wait_for_others)
+    for work in (1, 0):
+        waiting = threading.Thread(target=works[work].works[0].finish, daemon=True)  # type: ignore[union-attr]
+        START(waiting)
+        waiting.join(20)
+        assert not waiting.is_alive()
+    assert len(failed) == 2
+    assert all("could not start the thread shoal-futures" in each for each in failed)
 
 
 def test_a_call_that_ends_with_the_program_completes_its_future(

@@ -184,6 +184,10 @@ class PendingWork(FinishedWork):
         if self._all_done():
             completion.finish()
             return completion.future
+        if _this_thread.no_thread is not None:
+            completion.finish(_this_thread.no_thread)
+            return completion.future
+        _pending[completion] = None
         try:
             # NOT under the lock: a work that is done may call back at once.
             for work in self.works:
@@ -286,13 +290,14 @@ class _Completion:
         except Closed:  # the program ends
             self.finish()
         except ShoalError as error:
-            self.finish(error)
+            _fail_all(error)
 
     def finish(self, why_not: ShoalError | None = None) -> None:
         """Complete the future and run its callbacks, or wait for the thread that does.
 
         Inside a callback, wait only until the future is complete.
         """
+        _pending.pop(self, None)
         if self._first.acquire(blocking=False):
             _this_thread.n_completions += 1
             try:
@@ -307,6 +312,26 @@ class _Completion:
                 self.future.wait()
 
 
+# The futures that shoal-completions is to have completed, oldest first.
+_pending: Final[dict[_Completion, None]] = {}
+
+
+def _fail_all(why_not: ShoalError) -> None:
+    """Complete all futures with an error, for lack of a thread.
+
+    Their callbacks run on this thread, where no other could complete the futures that they wait
+    for: older ones, and those that they ask for themselves.
+    """
+    _this_thread.no_thread = why_not
+    _this_thread.n_completions += 1
+    try:
+        for completion in [*_pending]:
+            completion.finish(why_not)
+    finally:
+        _this_thread.n_completions -= 1
+        _this_thread.no_thread = None
+
+
 class _ThisThread(threading.local):
     """The state of one thread.
 
@@ -315,12 +340,14 @@ class _ThisThread(threading.local):
         held_back: inside a communication hook, the works whose futures are held back; else None.
         subject: the purpose of its calls (`shoal.group.subjects`); 0: none.
         lookup: while it looks for the Work inside a holder, a list for that; else None.
+        no_thread: why no other thread completes futures, while this one does so instead; else None.
     """
 
     n_completions = 0
     held_back: list[PendingWork] | None = None
     subject = 0
     lookup: list[FinishedWork] | None = None
+    no_thread: ShoalError | None = None
 
 
 _this_thread: Final = _ThisThread()
