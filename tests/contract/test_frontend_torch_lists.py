@@ -132,6 +132,22 @@ def case_all_gather_of_unequal_strided_and_coalesced_lists(group: Group) -> Any:
     return [block for row in found for block in row]
 
 
+def case_strided_outputs_that_later_ones_overlap(group: Group) -> Any:
+    rank, size = group.rank(), group.size()
+    one = torch.arange(4.0) + 10 * (rank + 1)
+    gathered, coalesced_, folded = torch.zeros(4 * size + 8), torch.zeros(20), torch.zeros(20)
+    blocks = [gathered[4 * r : 4 * r + 4] for r in range(size)]
+    blocks[0] = gathered[0:8:2]
+    dist.all_gather(blocks, one, group=group)
+    rows = [[coalesced_[0:8:2], coalesced_[9:13:2]], [coalesced_[5:9], coalesced_[10:12]]]
+    rows += [[torch.zeros(4), torch.zeros(2)] for _ in range(size - 2)]
+    rows[1][0] = coalesced_[6:10]
+    dist.all_gather_coalesced(rows[:size], [one, one[:2] + 5], group=group)
+    folded += rank
+    dist.all_reduce_coalesced([folded[0:8:2], folded[5:9]], group=group)
+    return [gathered, coalesced_, folded]
+
+
 # ---- no tensors at all ----
 
 

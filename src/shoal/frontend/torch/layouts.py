@@ -10,7 +10,7 @@ a tensor for each, or one tensor of them all; None on ranks other than the root.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -46,6 +46,7 @@ def one_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> l
 def each_in_place(buffers: TensorBuffers, tensors: Tensors, _inputs: None) -> list[Arguments]:
     """Each tensor is read and written, by a collective of its own."""
     check_some(buffers, tensors)
+    buffers.write_in_order(tensors)
     views = [buffers.updated(tensor) for tensor in tensors]
     check_apart(buffers, views)
     return [(view,) for view in views]
@@ -80,7 +81,11 @@ def gathered_by_rank(
             f"takes {size} lists of outputs, one for each rank, each as long as the list of "
             f"inputs, which has {len(inputs)}"
         )
-    return _gathered(buffers, [([row[i] for row in outputs], one) for i, one in enumerate(inputs)])
+    blocks = [([row[i] for row in outputs], one) for i, one in enumerate(inputs)]
+    calls = _gathered(buffers, blocks)
+    # As Gloo does: the outputs of one rank after the other, where all are copied back.
+    buffers.copies = [pair for rank in range(size) for pair in buffers.copies[rank::size]]
+    return calls
 
 
 def gathered_wholes(
@@ -102,11 +107,12 @@ def gathered_whole_at_root(
 
 
 def _gathered(
-    buffers: TensorBuffers, pairs: Iterable[tuple[Blocks, torch.Tensor]]
+    buffers: TensorBuffers, pairs: Sequence[tuple[Blocks, torch.Tensor]]
 ) -> list[Arguments]:
     """The blocks are written; the input may be this rank's own block."""
     arguments: list[Arguments] = []
     outputs: list[BufferView] = []
+    buffers.write_in_order([each for blocks, _ in pairs for each in _tensors(blocks)])
     for blocks, one in pairs:
         if blocks is None:
             return [(None, buffers.read(one))]
@@ -138,10 +144,11 @@ def scattered_wholes(
 
 
 def _scattered(
-    buffers: TensorBuffers, pairs: Iterable[tuple[torch.Tensor, Blocks]]
+    buffers: TensorBuffers, pairs: Sequence[tuple[torch.Tensor, Blocks]]
 ) -> list[Arguments]:
     """The blocks are read; the output may be this rank's own block."""
     arguments: list[Arguments] = []
+    buffers.write_in_order([one for one, _ in pairs])
     for one, blocks in pairs:
         if blocks is None:
             return [(buffers.written(one), None)]
@@ -152,6 +159,10 @@ def _scattered(
         calls = [([written.extent], _ranges(buffers, read)) for written, read in arguments]
         check_calls_apart(buffers, calls)
     return arguments
+
+
+def _tensors(blocks: Blocks) -> Tensors:
+    return [blocks] if isinstance(blocks, torch.Tensor) else blocks or []
 
 
 def _views(blocks: OneOrList, view: Callable[[torch.Tensor], BufferView]) -> Any:
@@ -168,6 +179,7 @@ def exchanged_lists(buffers: TensorBuffers, outputs: Tensors, inputs: Tensors) -
     check_count(buffers, "inputs", inputs)
     sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
     check_exchange(buffers, [*outputs, *inputs], sent, taken)
+    buffers.write_in_order(outputs)
     written = _views(outputs, buffers.written)
     check_apart(buffers, written)
     return [(written, _views(inputs, buffers.read))]

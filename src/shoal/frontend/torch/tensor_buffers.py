@@ -8,7 +8,7 @@ replaces views of a device's memory by the host's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -39,6 +39,10 @@ def unsupported(what: str, instead: str) -> Unsupported:
     return Unsupported(f"{what} is not supported; {instead}")
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
 class TensorBuffers:
     """The tensors of one call, as views of the memory that the group gets.
 
@@ -54,7 +58,10 @@ class TensorBuffers:
         device: of a tensor outside CPU memory; None: there is none.
     """
 
-    __slots__ = ("_factor", "_folds", "copies", "device", "group", "operation", "results", "root")
+    __slots__ = (
+        *("_factor", "_folds", "_in_order"),
+        *("copies", "device", "group", "operation", "results", "root"),
+    )
 
     def __init__(
         self,
@@ -69,6 +76,7 @@ class TensorBuffers:
         self.root = root
         self._folds = folds
         self._factor = factor
+        self._in_order = False
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.device: Device | None = None
         self.results: list[torch.Tensor] = []
@@ -82,21 +90,30 @@ class TensorBuffers:
         for tensor, copy in self.copies:
             tensor.detach().copy_(copy)  # detach: a leaf that requires grad is written too
 
+    def write_in_order(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Copy back all of these outputs, in their order, if some have to be and some have not.
+
+        Those written at once could lie in others, which are written later.
+        """
+        if len(outputs) > 1:
+            self._in_order = 0 < sum(map(_is_dense, outputs)) < len(outputs)
+
     # ---- views ----
 
     def updated(self, tensor: torch.Tensor) -> BufferView:
         """Return memory that the collective reads and writes."""
         self.results.append(tensor)
         view = self._own_memory(tensor)
-        if view is not None and self._factor is None:
+        if view is not None and self._factor is None and not self._in_order:
             return view
-        return self._copied_back(tensor, self._copy(tensor))
+        copy = self._copy(tensor)
+        return self._copied_back(tensor, copy.clone() if self._in_order else copy)
 
     def written(self, tensor: torch.Tensor) -> BufferView:
         """Return memory that the collective only writes."""
         self.results.append(tensor)
         view = self._own_memory(tensor)
-        if view is not None:
+        if view is not None and not self._in_order:
             return view
         copy = torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)
         return self._copied_back(tensor, copy)
@@ -125,9 +142,7 @@ class TensorBuffers:
             raise self._unsupported(tensor.layout, "pass tensor.to_dense()")
         if not tensor.is_cpu:
             self.note_device(tensor)
-        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-            return None
-        return self._view(tensor)
+        return self._view(tensor) if _is_dense(tensor) else None
 
     def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype, address, n_elems = DTYPES.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
