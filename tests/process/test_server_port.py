@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from process.by_hand import prove
@@ -16,12 +17,13 @@ import shoal
 from shoal.engine import HANDSHAKE_MAGIC, HANDSHAKE_VERSION
 from shoal.errors import ShoalError, UsageError
 from shoal.group.pool.addresses import Address
-from shoal.group.pool.ask import ask
+from shoal.group.pool.ask import _Asking, ask
 from shoal.group.pool.protocol import (
     Ask,
     Meet,
     Reserve,
     Reserved,
+    Status,
     encode,
     hello_of,
     server_key,
@@ -140,3 +142,10 @@ def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:
         with pytest.raises(ShoalError, match="is no shoal server, or of another version"):
             ask(Address("127.0.0.1", listener.getsockname()[1]), environ)
         thread.join()
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, "1" * 60_000, "no JSON"])
+def test_an_answer_that_cannot_be_read_is_an_error_with_the_servers_address(text: str) -> None:
+    asking = _Asking(Address("there", 7077), 1)
+    with pytest.raises(ShoalError, match="server there:7077 answers what makes no sense"):
+        asking.received(SimpleNamespace(), *encode(Status(text)), -1)

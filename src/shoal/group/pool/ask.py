@@ -88,7 +88,7 @@ class _Asking:
             message = decode(kind, body)
             assert isinstance(message, Status)
             self.answer = dict(json.loads(message.text))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ShoalError(
                 f"server {self._address} answers what makes no sense: {error}"
             ) from None
