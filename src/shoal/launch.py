@@ -113,7 +113,9 @@ def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Gr
 
 def _end_service(server: TcpStoreServer, kind: type[BaseException] | None, *_: object) -> None:
     """Close the store of rank 0; if its join failed, after the others have read the reason."""
-    if kind is not None and not issubclass(kind, TimedOut):
-        threading.Event().wait(_LEAST_SERVICE_S)
-        server.await_leavers(_LAST_SERVICE_S - _LEAST_SERVICE_S)
-    server.close()
+    try:
+        if kind is not None and not issubclass(kind, TimedOut):
+            threading.Event().wait(_LEAST_SERVICE_S)
+            server.await_leavers(_LAST_SERVICE_S - _LEAST_SERVICE_S)
+    finally:  # also when an interrupt ends the wait: the next join needs the port
+        server.close()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.launch import _end_service
 from shoal.rendezvous import MemoryStore, Store, TorchStore
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
@@ -109,6 +110,8 @@ def test_a_get_that_nobody_answers_times_out_and_harms_nothing(
     store = connect()
     with pytest.raises(TimedOut, match=r"'never'.* within 0.01 s"):
         store.get("never", 0.01)
+    with pytest.raises(TimedOut):
+        store.get("never", -60.0)  # the caller is late
     store.set("never", b"after all")
     assert store.try_get("never") == b"after all"
 
@@ -287,6 +290,42 @@ def test_closing_a_client_ends_a_call_that_waits() -> None:
         store.close()
         assert isinstance(waiting.exception(60), PeerLost)
         assert not store.is_open
+
+
+def test_a_forked_child_neither_uses_nor_ends_what_its_parent_has_opened() -> None:
+    with served() as server, client(server) as store:
+        store.set("a", b"1")
+        child = os.fork()
+        if child == 0:
+            is_refused = False
+            try:
+                store.try_get("a")
+            except PeerLost:
+                is_refused = True
+            finally:
+                store.close()
+                server.close()
+                os._exit(not is_refused)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        assert store.try_get("a") == b"1"
+        with client(server) as other:
+            assert other.try_get("a") == b"1"
+
+
+def test_an_interrupt_of_the_wait_for_the_last_readers_still_frees_the_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    server = TcpStoreServer("127.0.0.1", 0)
+    monkeypatch.setattr(server, "await_leavers", interrupt)
+    monkeypatch.setattr("shoal.launch._LEAST_SERVICE_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        _end_service(server, KeyboardInterrupt)
+    with contextlib.closing(TcpStoreServer("127.0.0.1", server.port)):
+        pass
 
 
 def test_a_client_without_a_descriptor_says_so_at_once_and_does_not_blame_rank_0() -> None:

@@ -99,8 +99,9 @@ class TcpStoreClient:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """The value, waiting until there is one; `TimedOut` if it does not come."""
-        body = number(min(int(timeout_s * 1000), 2**32 - 1), N_WAIT) + _encode(key)
-        ((kind, value),) = self._call(f"get of {key!r}", GET, [body], timeout_s + _GRACE_S)
+        wait_s = max(timeout_s, 0.0)
+        body = number(int(min(wait_s * 1000, 2**32 - 1)), N_WAIT) + _encode(key)
+        ((kind, value),) = self._call(f"get of {key!r}", GET, [body], wait_s + _GRACE_S)
         if kind == MISSING:
             raise TimedOut(f"nobody set {key!r} at {self._address} within {timeout_s:g} s")
         return value
@@ -124,6 +125,8 @@ class TcpStoreClient:
 
     def close(self) -> None:
         """Close the connection; idempotent. Calls under way and later ones raise `PeerLost`."""
+        if self._endpoint.fileno() < 0:  # closed, or in a forked child: the waker is its parent's
+            return
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
         with self._lock:
@@ -147,6 +150,8 @@ class TcpStoreClient:
         """Send all requests and return the kind and the body of each reply."""
         with self._lock:
             self._replies = []
+            if self._endpoint.fileno() < 0:
+                self._lose("a forked child has no part in the connection of its parent")
             until = time.monotonic() + timeout_s
             try:
                 for body in bodies:

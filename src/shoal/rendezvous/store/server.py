@@ -70,7 +70,7 @@ class TcpStoreServer:
         self.port: int = listeners[0].getsockname()[1]
         self._waker, woken = socket.socketpair()
         serving = _Serving(listeners, woken, key, limits or StoreLimits())
-        self._is_deserted = serving.is_deserted
+        self._endpoint, self._is_deserted = serving.endpoint, serving.is_deserted
         try:
             self._thread = start("shoal store", serving.run)
         except ShoalError:
@@ -84,8 +84,9 @@ class TcpStoreServer:
 
     def close(self) -> None:
         """Stop serving and close every connection; idempotent."""
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        if self._endpoint.fileno() >= 0:  # NOT in a forked child: the waker is its parent's
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
         self._thread.join()
         self._waker.close()
 
@@ -103,9 +104,9 @@ class _Serving:
         self._key = store_key(key)
         self._limits = limits
         self._woken = woken
-        self._endpoint = Endpoint(self, most_queued=_MOST_QUEUED)
+        self.endpoint = Endpoint(self, most_queued=_MOST_QUEUED)
         for listener in listeners:
-            self._endpoint.listen(listener.detach())
+            self.endpoint.listen(listener.detach())
         self._values: dict[str, bytes] = {}
         self._n_bytes = 0
         self._clients: dict[Peer, str | None] = {}  # the key that it waits for
@@ -118,16 +119,16 @@ class _Serving:
         """Serve until `woken` is readable."""
         try:
             until = float("inf")
-            while not wait_for(self._endpoint, until, self._woken):
+            while not wait_for(self.endpoint, until, self._woken):
                 now = time.monotonic()
-                self._endpoint.step(now)
+                self.endpoint.step(now)
                 until = self._expire(now)
         finally:
             self.close()
 
     def close(self) -> None:
         """Close every socket."""
-        self._endpoint.close()
+        self.endpoint.close()
         self._woken.close()
         self.is_deserted.set()
 
