@@ -1,7 +1,10 @@
 """How a group comes to be, and every way in which it cannot: in words that say what to do."""
 
 import contextlib
+import io
 import os
+import platform
+import re
 import resource
 import socket
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from process.ranks import run_ranks
-from process.stage import Stage, descriptors, error_of
+from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import ShoalError, TimedOut, UsageError
@@ -98,6 +101,53 @@ def test_a_port_in_use_is_named() -> None:
     assert "MASTER_PORT" in str(first)
     assert isinstance(second, TimedOut)
     assert port in str(second)
+
+
+# The log.
+
+
+def log_of_rank(n_hosts: int, level: str) -> list[str]:
+    pretend_hosts(int(os.environ["WORLD_SIZE"]) // n_hosts)
+    os.environ.update(SHOAL_DEBUG=level, SHOAL_SOCKET_IFNAME="lo", SHOAL_LINK="1Gb")
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), shoal.init(timeout_s=LONG_S) as group:
+        formed = len(told.getvalue().splitlines())
+        total(group)
+    return told.getvalue().splitlines()[:formed]
+
+
+def test_rank_0_logs_one_block_when_a_group_forms() -> None:
+    here, key = socket.gethostname(), "k" * 32
+    first, *others = run_ranks(log_of_rank, 4, 2, "INFO", env={"SHOAL_KEY": key})
+    assert others == [[]] * 3
+    head = "shoal INFO group 'world': "
+    assert all(line.startswith(head) for line in first)
+    facts, hosts, address, links, table = (line.removeprefix(head) for line in first)
+    for fact in (shoal.__version__, f"Python {platform.python_version()}", "key: SHOAL_KEY;"):
+        assert fact in facts
+    assert key not in facts
+    assert hosts == f"4 ranks on 2 hosts: {here}, ranks 0, 1; {here}, ranks 2, 3"
+    assert address == "rank 0 listens at 127.0.0.1 (lo), by SHOAL_SOCKET_IFNAME=lo"
+    assert "1Gb" in links and "SHOAL_LINK" in links and "1 channel, since" in links  # noqa: PT018
+    assert re.match(r"all_reduce by \S+ up to \d+ KiB, .*\S+ up to 1 GiB$", table)
+
+
+def test_at_debug_every_rank_logs_where_it_listens_and_in_one_host_none_does() -> None:
+    for rank, lines in enumerate(run_ranks(log_of_rank, 2, 2, "DEBUG")):
+        assert sum(f"rank {rank} listens at 127.0.0.1 (lo), by " in line for line in lines) == 1
+    for lines in run_ranks(log_of_rank, 2, 1, "DEBUG"):
+        assert not any("listens at" in line for line in lines)
+
+
+def refused_algorithm() -> list[str]:
+    os.environ.update(SHOAL_ALGO="ring", SHOAL_WIRE="bf16")
+    return log_of_rank(2, "INFO")
+
+
+def test_an_algorithm_that_no_call_may_take_is_logged_and_ends_no_group() -> None:
+    first, second = run_ranks(refused_algorithm, 2)
+    assert "all_reduce: group 'world': SHOAL_ALGO asks for all_reduce by ring, which" in first[-1]
+    assert second == []
 
 
 # Ranks that do not come.

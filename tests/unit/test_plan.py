@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan import Cluster, LinkCost, Planner, Settings, default_cluster
 from shoal.plan.choose import can_serve, candidates, choose, floor_of
@@ -12,6 +13,7 @@ from shoal.plan.cluster import numbered
 from shoal.plan.cost import cost_of
 from shoal.plan.planner import size_class
 from shoal.plan.settings import Forced, forced_from
+from shoal.plan.text import show_bytes
 from shoal.schedule import ALGORITHMS, COLLECTIVES, find
 from shoal.schedule.counts import count
 
@@ -162,6 +164,29 @@ def test_choices_are_made_and_logged_once_for_sizes_up_to_a_power_of_two(
     assert planner.choose("all_reduce", 1025).why.startswith("2 KiB")
     assert len(caplog.messages) == 2
     assert caplog.messages[0].startswith("group 'world': all_reduce of up to 1 KiB: ")
+
+
+def test_choices_that_a_table_has_shown_are_logged_as_debug_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sizes = dict.fromkeys((1 << power for power in range(2, 31)), Codec.IDENTITY)
+    planner, other = Planner(ONE_HOST, level=logging.INFO), Planner(ONE_HOST)
+    with caplog.at_level(logging.INFO, "shoal"):
+        table = planner.table("all_reduce", sizes)
+        for n_bytes in sizes:
+            planner.choose("all_reduce", n_bytes)
+        assert not caplog.messages
+        planner.choose("all_reduce", 1 << 31)  # larger than any in the table
+        planner.choose("broadcast", 4)
+    assert len(caplog.messages) == 2
+    shown = {last: name for name, _, _, last in (one.split(" ", 3) for one in table.split(", "))}
+    names = [other.choose("all_reduce", n_bytes).name for n_bytes in sizes]
+    want = {}
+    for n_bytes, name, after in zip(sizes, names, [*names[1:], None], strict=True):
+        if after != name:
+            want[show_bytes(n_bytes)] = name
+    assert shown == want
+    assert len(want) > 1
 
 
 def test_a_subgroup_is_planned_for_its_own_hosts_with_the_links_of_the_world() -> None:

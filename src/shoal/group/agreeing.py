@@ -19,6 +19,7 @@ from shoal.plan.channels import Channels, choose_channels
 from shoal.plan.cluster import numbered
 from shoal.plan.defaults import WIRE, default_cluster
 from shoal.plan.planner import Planner
+from shoal.plan.text import counted
 from shoal.plan.wire import link_text, slowest
 
 if TYPE_CHECKING:
@@ -114,12 +115,14 @@ def agreed_planner(
     if agreed.misfit:
         _LOG.warning("%s; it is ignored", agreed.misfit)
     if cluster.n_hosts > 1:
-        wire = link_text(cluster.wire)
-        _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, wire, agreed.why)
+        wire, lanes = link_text(cluster.wire), counted(channels.n, "channel")
+        _LOG.log(
+            level,
+            "%s: links between hosts are taken as %s, %s; %s, since %s",
+            *(title, wire, agreed.why, lanes, channels.why),
+        )
     if agreed.unlike_paths and rank == 0:
         _LOG.warning("%s: %s", title, agreed.unlike_paths)
-    if channels.n > 1:
-        _LOG.log(level, "%s: %d channels between hosts, since %s", title, *channels)
     return Planner(
         *(cluster, settings.forced, agreed.tuning),
         n_channels=channels.n,

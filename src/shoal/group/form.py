@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Final
 from shoal.codec import parse_wire
 from shoal.errors import UsageError
 from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
+from shoal.group.announce import log_algorithms, log_members
 from shoal.group.context import meet
 from shoal.group.group import Group
 from shoal.lazy import load
 from shoal.plan import Settings, reported_mbit
 from shoal.rendezvous import reporting_failure
-from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.interface import choose_addresses
 from shoal.rendezvous.listener import is_out_of_descriptors
 from shoal.settings import warn_of_unknown
 
 if TYPE_CHECKING:
     from shoal.rendezvous import Store
+    from shoal.rendezvous.interface import Advertised
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 
@@ -47,20 +49,23 @@ def form(
         PeerLost: the store is gone.
         ShoalError: no shared memory is left.
     """
+    title = f"group {name!r}"
     with reporting_failure(store, rank, size):
         warn_of_unknown(os.environ)
         settings = Settings.read()  # wrong settings are refused before other ranks wait
         if wire is not None:
             settings = settings._replace(wire=parse_wire(wire))
         kind = _kind_of_group(settings, name)
-        digest = digest_of(
-            settings, _mbit_of(store) if size > 1 and settings.link is None else None
-        )
+        advertised, mbit = _advertised(store, settings) if size > 1 else ([], None)
+        digest = digest_of(settings, mbit)
     channels = functools.partial(agreed_channels, settings)
     context = meet(store, rank, size, timeout_s, digest, channels)
     try:
         host_ids = [rank_info.host_id for rank_info in context.names]
-        planner = agreed_planner(rank, settings, host_ids, context.digests, f"group {name!r}")
+        log_members(title, rank, context.names, settings.wire, advertised)
+        planner = agreed_planner(rank, settings, host_ids, context.digests, title)
+        if rank == 0:
+            log_algorithms(title, planner, settings.wire)
         context.pace(1 / planner.cluster.wire.us_per_byte if planner.cluster.n_hosts > 1 else 0)
         members = list(range(size))
         group = kind(context, members, name, timeout_s, planner, settings.wire)
@@ -83,15 +88,21 @@ def _kind_of_group(settings: Settings, name: str) -> type[Group]:
     return ServedGroup
 
 
-def _mbit_of(store: Store) -> int | None:
-    """Return the class of the rate of this rank's interface to other hosts; None: unknown."""
+def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int | None]:
+    """Return this rank's addresses for other hosts, and the class of their rate; None: unknown.
+
+    Raises:
+        UsageError: no file descriptor is left.
+    """
     try:
-        return reported_mbit(choose_address(os.environ.get("MASTER_ADDR") or store.host).interface)
+        master = os.environ.get("MASTER_ADDR") or store.host
+        found = choose_addresses(settings.n_paths, master)
+        return found, reported_mbit(found[0].interface) if settings.link is None else None
     except UsageError:
-        return None  # joining other hosts, if there are any, raises the error
+        return [], None  # joining other hosts, if there are any, raises the error
     except OSError as error:
         if not is_out_of_descriptors(error):
-            return None  # a sandbox may hide the interfaces; ranks of one host need none
+            return [], None  # a sandbox may hide the interfaces; ranks of one host need none
         raise UsageError(
             "no file descriptor is left to read this host's interfaces: raise `ulimit -n`"
         ) from error

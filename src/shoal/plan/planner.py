@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.codec import Codec
@@ -54,6 +54,7 @@ class Planner:
         self._title = title
         self._level = level
         self._choices: dict[tuple[str, int, bool, Codec], Choice] = {}
+        self._in_table: set[tuple[str, int, bool, Codec]] = set()
         self._warned: set[tuple[str, bool]] = set()  # shared with subgroups
 
     def choose(
@@ -75,11 +76,31 @@ class Planner:
         if choice is None:
             choice = self._choices[key] = self._choose(*key)
             _LOG.log(
-                self._level,
+                logging.DEBUG if key in self._in_table else self._level,
                 *("%s: %s of up to %s: %s, since %s", self._title, collective),
                 *(show_bytes(key[1]), choice.name, choice.why),
             )
         return choice
+
+    def table(self, collective: str, sizes: Mapping[int, Codec]) -> str:
+        """Return the algorithms by size in words, whose choices are logged at DEBUG afterwards.
+
+        Args:
+            sizes: powers of two, ascending, and the codec of each.
+
+        Raises:
+            UsageError: as `choose`.
+        """
+        runs: list[tuple[str, int]] = []
+        for n_bytes, codec in sizes.items():
+            key = (collective, n_bytes, False, codec)
+            name = self._choose(*key).name
+            if runs and runs[-1][0] == name:
+                runs.pop()
+            runs.append((name, n_bytes))
+            self._in_table.add(key)
+        words = [f"{name} up to {show_bytes(n_bytes)}" for name, n_bytes in runs]
+        return ", ".join(words)
 
     def n_lanes(self, collective: str, n_bytes: int) -> int:
         """Return the number of channels that a call is cut over, the same on all of its ranks."""

@@ -348,7 +348,7 @@ class _Join:
 
     def _log(self, found: Membership) -> Membership:
         n_local = sum(peer.is_local for peer in found.peers)
-        self._options.log.info(
+        self._options.log.debug(
             "rank %d of %d joined epoch %016x in %.1f ms: %d peers on this host, %d on others",
             *(self._rank, found.size, found.epoch, 1e3 * self._warnings.elapsed_s),
             *(n_local, len(found.peers) - n_local),

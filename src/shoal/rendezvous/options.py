@@ -39,7 +39,7 @@ class JoinOptions(NamedTuple):
             be noise.
         gone_s: seconds until it warns of a rank that failed before we came. It may be about to be
             started again, together with us.
-        log: takes the warnings, and a line of information per join.
+        log: takes the warnings, and at DEBUG a line per join.
     """
 
     environ: Mapping[str, str] = os.environ
