@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -179,10 +180,10 @@ def test_a_rank_that_is_interrupted_is_named_on_the_others_by_a_short_traceback(
         assert "has left the meeting: KeyboardInterrupt" in text
 
 
-def init_where_one_is_wrong(culprit: int, name: str, value: str) -> Exception | None:
+def init_where_one_is_wrong(culprit: int, name: str, value: str, n_hosts: int) -> Exception | None:
     """The culprit comes last, so that all others are there to be told."""
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
-    pretend_hosts(1)
+    pretend_hosts(3 // n_hosts)
     if rank == culprit:
         os.environ[name] = value
         for other in {0, 1, 2} - {culprit}:
@@ -191,21 +192,41 @@ def init_where_one_is_wrong(culprit: int, name: str, value: str) -> Exception | 
 
 
 @pytest.mark.parametrize(
-    ("culprit", "name", "value"),
+    ("culprit", "name", "value", "n_hosts"),
     [
-        (1, "SHOAL_SOCKET_IFNAME", "nosuch0"),
-        (0, "SHOAL_KEY", "short"),
-        (1, "SHOAL_ALGO", "fastest"),
-        (0, "SHOAL_SPIN_US", "-1"),
+        (1, "SHOAL_SOCKET_IFNAME", "nosuch0", 3),
+        (2, "SHOAL_SOCKET_IFNAME", "eht0,nosuch", 1),
+        (0, "SHOAL_KEY", "short", 3),
+        (1, "SHOAL_ALGO", "fastest", 3),
+        (0, "SHOAL_SPIN_US", "-1", 3),
     ],
 )
-def test_a_wrong_variable_on_one_rank_is_named_on_all(culprit: int, name: str, value: str) -> None:
+def test_a_wrong_variable_on_one_rank_is_named_on_all(
+    culprit: int, name: str, value: str, n_hosts: int
+) -> None:
     with Stage() as stage:
-        errors = run_ranks(init_where_one_is_wrong, 3, culprit, name, value, env=stage.env)
+        errors = run_ranks(init_where_one_is_wrong, 3, culprit, name, value, n_hosts, env=stage.env)
     for rank, error in enumerate(errors):
         assert isinstance(error, UsageError), (rank, error)
         assert name in str(error)
         assert rank == culprit or f"rank {culprit} on " in str(error)
+
+
+def init_in_one_host(name: str) -> Exception | None:
+    if os.environ["RANK"] == "1":
+        os.environ[name] = "nosuch0"
+    return error_of(lambda: shoal.init(timeout_s=LONG_S).close())
+
+
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_an_interface_that_others_variables_mistype_ends_no_job_in_one_host(name: str) -> None:
+    assert run_ranks(init_in_one_host, 2, name) == [None, None]
+
+
+def test_an_exclusion_that_leaves_no_interface_ends_no_job_in_one_host() -> None:
+    excluded = "^" + ",".join(name for _, name in socket.if_nameindex())
+    env = {"SHOAL_SOCKET_IFNAME": excluded}
+    assert run_ranks(init_in_one_host, 2, "UNUSED", env=env) == [None, None]
 
 
 def init_where_rank_0_has_no_interface() -> Exception | None:

@@ -92,13 +92,17 @@ def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int
     """Return this rank's addresses for other hosts, and the class of their rate; None: unknown.
 
     Raises:
-        UsageError: no file descriptor is left.
+        UsageError: `SHOAL_SOCKET_IFNAME` names no interface, or no file descriptor is left.
     """
     try:
         master = os.environ.get("MASTER_ADDR") or store.host
         found = choose_addresses(settings.n_paths, master)
         return found, reported_mbit(found[0].interface) if settings.link is None else None
     except UsageError:
+        # A mistyped name is an error also where all ranks share a host. An exclusion is not: it may
+        # leave nothing there.
+        if not (os.environ.get("SHOAL_SOCKET_IFNAME") or "^").startswith("^"):
+            raise
         return [], None  # joining other hosts, if there are any, raises the error
     except OSError as error:
         if not is_out_of_descriptors(error):
