@@ -98,6 +98,26 @@ def test_without_master_and_route_there_is_no_guess(monkeypatch: pytest.MonkeyPa
         choose_address(None, {})
 
 
+def test_without_a_default_route_the_only_interface_that_leads_out_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lo, eth1, *_, old0 = HOST
+    monkeypatch.setattr(interface, "_source_towards", lambda _: "127.0.1.1")
+    monkeypatch.setattr(interface, "list_interfaces", lambda: [lo, eth1, old0])
+    assert choose_address("me", {}) == ("10.1.0.5", "eth1", "the only interface")
+
+
+def test_a_name_that_maps_to_loopback_and_to_another_address_means_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    targets = [(socket.AF_INET, 0, 0, "", (one, 9)) for one in ("127.0.1.1", "10.1.0.5")]
+    monkeypatch.setattr(interface, "list_interfaces", lambda: HOST)
+    monkeypatch.setattr(interface, "resolve", lambda *_: targets)
+    monkeypatch.setattr(interface, "_source", lambda _family, target: target[0])  # both are ours
+    assert choose_address("me", {}) == ("10.1.0.5", "eth1", "the route to me")
+
+
 def test_the_kernel_lists_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     loopback = next(one for one in interface.list_interfaces() if one.is_loopback)

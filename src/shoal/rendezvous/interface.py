@@ -2,13 +2,14 @@
 
 In this order: the interface named by `SHOAL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` or
 `NCCL_SOCKET_IFNAME`; else the address from which this host reaches the master; else, if no master
-is known, the one on its default route. Loopback is advertised only if it was named or if the
-master is at a literal loopback address: a silent 127.0.0.1 is the classic way in which such a
-mesh fails to connect.
+is known, the one on its default route, or of its only interface. Loopback is advertised only if it
+was named or if the master is at a literal loopback address: a silent 127.0.0.1 is the classic way
+in which such a mesh fails to connect.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import os
@@ -20,7 +21,8 @@ from typing import Any, Final, NamedTuple
 from shoal.errors import UsageError
 
 _VARIABLES: Final = ("SHOAL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
+_SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
+_N_IFREQ_BYTES: Final = 40
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
 _LOOPBACK_NAMES: Final = ("localhost", "ip6-localhost")
 # Documentation addresses (RFC 5737, RFC 3849): no packet is ever sent there, only routes looked up.
@@ -28,7 +30,7 @@ _SOMEWHERE: Final = ("192.0.2.1", "2001:db8::1")
 
 
 class Interface(NamedTuple):
-    """A network interface of this host: its IPv4 address, then its IPv6 ones."""
+    """A network interface of this host: its IPv4 addresses, then its IPv6 ones."""
 
     name: str
     addresses: tuple[str, ...]
@@ -75,13 +77,15 @@ def _routed(found: list[Interface], master_addr: str | None) -> Advertised:
         return Advertised(address, _name_of(address, found), f"the route to {master_addr}")
     # No master known, or its name is ours and /etc/hosts maps that to 127.0.1.1 (Debian): what
     # other hosts can reach is not found out from it.
-    address = routed_address()
+    address, why = routed_address(), "the default route"
+    if address is None:
+        address, why = only_address(found), "the only interface"
     if address is None:
         raise UsageError(
             "this host has no default route, so the address to give to other hosts is unclear: "
             f"set SHOAL_SOCKET_IFNAME to one of {_describe(found)}"
         )
-    return Advertised(address, _name_of(address, found), "the default route")
+    return Advertised(address, _name_of(address, found), why)
 
 
 def list_interfaces() -> list[Interface]:
@@ -89,11 +93,10 @@ def list_interfaces() -> list[Interface]:
     v6 = _ipv6_addresses()
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        v4 = _ipv4_addresses(asker)
         for _, name in socket.if_nameindex():
             flags = struct.unpack_from("<H", _ask(asker, _SIOCGIFFLAGS, name), 16)[0]
-            v4 = _ask(asker, _SIOCGIFADDR, name)[20:24]
-            addresses = [socket.inet_ntop(socket.AF_INET, v4)] if any(v4) else []
-            addresses += v6.get(name, [])
+            addresses = v4.get(name, []) + v6.get(name, [])
             if addresses:
                 is_up, is_lo = bool(flags & _IFF_UP), bool(flags & _IFF_LOOPBACK)
                 found.append(Interface(name, tuple(addresses), is_up, is_lo))
@@ -116,6 +119,13 @@ def routed_address() -> str | None:
         if not is_loopback(address):
             return address
     return None
+
+
+def only_address(found: list[Interface]) -> str | None:
+    """Return the address of the one interface that leads to other hosts; None if not one does."""
+    outward = [one for one in found if one.is_up and not one.is_loopback]
+    addresses = [next(filter(_is_reachable, one.addresses), None) for one in outward]
+    return addresses[0] if len(addresses) == 1 else None
 
 
 def is_loopback(address: str) -> bool:
@@ -184,10 +194,11 @@ def _source_towards(host: str) -> str:
             f"MASTER_ADDR={host} does not resolve on this host ({error}): set it to a name or "
             "address that every rank can reach"
         ) from error
-    for family, _, _, _, target in targets:
-        address = _source(family, target)
-        if address is not None:
-            return address
+    found = [_source(family, target) for family, _, _, _, target in targets]
+    sources = [address for address in found if address is not None]
+    if sources:
+        # /etc/hosts may map this host's own name to 127.0.1.1 and to a real address.
+        return next((one for one in sources if not is_loopback(one)), sources[0])
     raise UsageError(
         f"this host has no route to MASTER_ADDR={host}: set SHOAL_SOCKET_IFNAME to the interface "
         "that the ranks share"
@@ -203,11 +214,27 @@ def _source(family: socket.AddressFamily, target: tuple[Any, ...]) -> str | None
 
 def _ask(asker: socket.socket, request: int, name: str) -> bytes:
     """One `struct ifreq` answered by the kernel; zeros if it has nothing to say."""
-    blank = struct.pack("40s", os.fsencode(name)[:15])
+    blank = struct.pack(f"{_N_IFREQ_BYTES}s", os.fsencode(name)[:15])
     try:
         return fcntl.ioctl(asker, request, blank)
     except OSError:
         return bytes(len(blank))
+
+
+def _ipv4_addresses(asker: socket.socket) -> dict[str, list[str]]:
+    """Return them by interface, also those that were added to its first one."""
+    found: dict[str, list[str]] = {}
+    answers = array.array("B", bytes(1024 * _N_IFREQ_BYTES))
+    question = struct.pack("iP", len(answers), answers.buffer_info()[0])  # struct ifconf
+    with contextlib.suppress(OSError):
+        n_bytes, _ = struct.unpack("iP", fcntl.ioctl(asker, _SIOCGIFCONF, question))
+        for at in range(0, n_bytes, _N_IFREQ_BYTES):
+            name, address = struct.unpack_from("16s4x4s", answers, at)
+            label = os.fsdecode(name.partition(b"\0")[0])  # eth0, or eth0:1
+            found.setdefault(label.partition(":")[0], []).append(
+                socket.inet_ntop(socket.AF_INET, address)
+            )
+    return found
 
 
 def _ipv6_addresses() -> dict[str, list[str]]:

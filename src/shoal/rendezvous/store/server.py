@@ -12,7 +12,14 @@ from typing import Final, NamedTuple
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.errors import ShoalError, UsageError
-from shoal.rendezvous.interface import is_loopback, names_loopback, resolve, routed_address
+from shoal.rendezvous.interface import (
+    is_loopback,
+    list_interfaces,
+    names_loopback,
+    only_address,
+    resolve,
+    routed_address,
+)
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.listener import listen_tcp, note_turned_away, wait_for
 from shoal.rendezvous.packing import Unpacker
@@ -239,7 +246,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     if not names_loopback(host) and all(map(is_loopback, addresses)):
         # /etc/hosts maps this host's own name to 127.0.1.1 (Debian); the other hosts resolve it to
         # the address that they can reach.
-        routed = routed_address()
+        routed = routed_address() or only_address(list_interfaces())
         addresses += [] if routed is None else [routed]
     listeners: list[socket.socket] = []
     failure: OSError | None = None
