@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from process.ranks import free_port, start_ranks
+from process.ranks import free_port, run_ranks, start_ranks
 from process.serving import (
     N_WORKERS,
     ServerProcess,
@@ -102,3 +102,20 @@ def test_neither_a_lack_of_ports_nor_an_interpreter_that_is_held_ends_a_job(tmp_
     assert "cannot listen on 127.0.0.1" in told[0]
     assert f"{ports[0]}-{ports[-1]}" in told[0]
     assert "Widen SHOAL_PORT_RANGE" in told[0]
+
+
+def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
+    pretend_hosts(ranks_per_host)
+    warnings = Warnings()
+    with shoal.init(timeout_s=30.0) as group:
+        group.barrier()
+    return [line for line in warnings.told if "not used" in line]
+
+
+def test_a_job_of_one_host_or_two_says_once_that_servers_are_not_used(tmp_path: Path) -> None:
+    env = job_env(new_key(tmp_path), f"127.0.0.1:{free_port()}")
+    for ranks_per_host, why in ((1, "two hosts send no less"), (2, "all workers are on one host")):
+        first, second = run_ranks(warnings_of_unused_servers, 2, ranks_per_host, env=env)
+        assert len(first) == 1
+        assert why in first[0]
+        assert second == []

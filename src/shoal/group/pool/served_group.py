@@ -105,6 +105,8 @@ class ServedGroup(Group):
             if n_required:
                 raise UsageError(f"{self}: SHOAL_SERVERS_REQUIRED={n_required}, but {why}")
             return
+        if self.rank == 0 and self.planner.cluster.n_hosts < _LEAST_HOSTS:
+            _LOG.warning("%s: servers are not used: two hosts send no less to servers", self)
         rail = rail_of(self.planner.cluster.hosts, self.rank)
         assert rail is not None  # else `_why_not` gives the reason
         self._pool = pool = self._pool_of(rail, key)
