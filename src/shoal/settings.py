@@ -29,6 +29,7 @@ SETTINGS: Final = (
     "SHOAL_KEY_FILE",
     "SHOAL_LINK",
     "SHOAL_LOCAL_NCCL",
+    "SHOAL_MONITOR",
     "SHOAL_PATHS",
     "SHOAL_PORT_RANGE",
     "SHOAL_RESUME_S",
@@ -71,10 +72,22 @@ def local_nccl(environ: Mapping[str, str]) -> bool:
     Raises:
         UsageError: the setting is neither yes nor no.
     """
-    word = environ.get("SHOAL_LOCAL_NCCL", "") or "yes"
+    return _is_yes("SHOAL_LOCAL_NCCL", environ.get("SHOAL_LOCAL_NCCL", "") or "yes", "every rank")
+
+
+def monitored(environ: Mapping[str, str]) -> bool:
+    """True if `shoal top` may read this process: `SHOAL_MONITOR`, no by default.
+
+    Raises:
+        UsageError: the setting is neither yes nor no.
+    """
+    return _is_yes("SHOAL_MONITOR", environ.get("SHOAL_MONITOR", "") or "no", "the ranks to watch")
+
+
+def _is_yes(name: str, word: str, where: str) -> bool:
     if word.lower() not in (*_YES, *_NO):
         raise UsageError(
-            f"SHOAL_LOCAL_NCCL={word!r} says neither yes nor no: set it to one of "
-            f"{', '.join((*_YES, *_NO))}, on every rank"
+            f"{name}={word!r} says neither yes nor no: set it to one of "
+            f"{', '.join((*_YES, *_NO))}, on {where}"
         )
     return word.lower() in _YES

@@ -173,6 +173,7 @@ NOT_FOR_FORMING = (
     *("shoal.group.pool", "shoal.group.memory", "shoal.server", "shoal.launch", "shoal.cli"),
     *("shoal.rendezvous.environment", "shoal.rendezvous.store.client"),
     *("shoal.rendezvous.store.server", "shoal.state.document", "shoal.state.text"),
+    *("shoal.state.tally", "shoal.state.stats", "shoal.state.monitor"),
     *("shoal.frontend.torch.gpu", "shoal.frontend.torch.ddp", "shoal.frontend.torch.hooks"),
     *("shoal.frontend.torch.sparse", "shoal.frontend.torch.monitored_barrier"),
     *("shoal.frontend.torch.compare_calls", "shoal.frontend.torch.shrink"),

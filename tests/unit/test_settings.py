@@ -10,6 +10,7 @@ from unit.in_process import run_well
 
 import shoal
 from shoal import settings
+from shoal.errors import UsageError
 from shoal.limits import STAGING_BYTES
 from shoal.settings import INTERNAL, SETTINGS, warn_of_unknown
 
@@ -92,3 +93,10 @@ def test_a_failed_meeting_names_a_misspelt_setting(
         shoal.init(timeout_s=1)
     assert "did you mean SHOAL_KEY_FILE?" in caplog.text
     assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_monitoring_is_asked_for_by_a_word() -> None:
+    assert not any(map(settings.monitored, ({}, {"SHOAL_MONITOR": ""}, {"SHOAL_MONITOR": "0"})))
+    assert settings.monitored({"SHOAL_MONITOR": "Yes"})
+    with pytest.raises(UsageError, match="SHOAL_MONITOR='2' says neither yes nor no"):
+        settings.monitored({"SHOAL_MONITOR": "2"})

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _SIOCGIFMTU: Final = 0x8921  # linux/sockios.h
 
 # What may differ between the ranks of a job; all other settings must be the same.
-_OF_ONE_RANK: Final = ("SHOAL_SOCKET_IFNAME", "SHOAL_HOST_ID", "SHOAL_DUMP", "SHOAL_DEBUG")
+_OF_ONE_RANK: Final = (
+    *("SHOAL_SOCKET_IFNAME", "SHOAL_HOST_ID", "SHOAL_DUMP", "SHOAL_DEBUG", "SHOAL_MONITOR"),
+)
 
 
 class Path(NamedTuple):

@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 COMMANDS: Final = (
     *("check", "trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump"),
-    *("lab", "server", "status", "list"),
+    *("top", "lab", "server", "status", "list"),
 )
 """The subcommands, each a module of this package. A name here is the whole registration."""
 

@@ -313,7 +313,7 @@ class Calls:
         call = self._native.post_in_place(
             plan, key, span.address, timeout_s, background, how.get("subject", 0)
         )
-        return self._finish(call, span, how)
+        return self._finish(call, plan, span, how)
 
     def _start_between(
         self,
@@ -330,7 +330,7 @@ class Calls:
     ) -> Work | None:
         background, subject = how.get("async_op", False), how.get("subject", 0)
         call = self._native.post(plan, key, memory, self._timeout(how), background, subject)
-        return self._finish(call, owners, how)
+        return self._finish(call, plan, owners, how)
 
     def _message(
         self, kind: str, data: Any, peer: int | None, tag: int, how: CallOptions
@@ -347,10 +347,11 @@ class Calls:
         at = -1 if peer is None else peer
         shape = Shape(MESSAGE, kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
         timeout_s, background = self._timeout(how), how.get("async_op", False)
+        plan = plan_for(shape)
         call = self._native.post_message(
-            *(plan_for(shape), kind == "send", at, tag, span.address, timeout_s, background)
+            *(plan, kind == "send", at, tag, span.address, timeout_s, background)
         )
-        return self._finish(call, span, how)
+        return self._finish(call, plan, span, how)
 
     def _key(self, how: CallOptions) -> int:
         name = how.get("name")
@@ -373,7 +374,20 @@ class Calls:
         timeout_s = how.get("timeout_s")
         return self.timeout_s if timeout_s is None else timeout_s
 
-    def _finish(self, call: engine.Call, owners: object, how: CallOptions) -> Work | None:
+    def _finish(
+        self, call: engine.Call, plan: engine.Plan | None, owners: Any, how: CallOptions
+    ) -> Work | None:
+        """Wait for a call that was posted, or return its `Work`.
+
+        Args:
+            plan: None for an all-reduce with servers, which has several.
+            owners: the buffer of a call in place; else the buffers read and those written.
+        """
+        if (tally := self._context.tally) is not None:
+            what = "all_reduce" if plan is None else plan.descriptor.partition(" ")[0]
+            buffers = [[owners]] if isinstance(owners, BufferView) else owners
+            n_bytes = max(sum(span.n_bytes for span in spans) for spans in buffers)
+            tally.note(call, self.native_id, what, n_bytes)
         if how and (how.get("async_op") or how.get("work")):
             work = self._work_of(call, owners)
             self._context.keep(work)

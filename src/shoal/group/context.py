@@ -20,11 +20,14 @@ from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
 from shoal.plan.quantities import bytes_from, show_bytes
 from shoal.rendezvous import HostMemory, Membership, Store, join, reporting_failure
+from shoal.settings import monitored
 from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
     from shoal.group.calls import Calls
     from shoal.group.work import Loan, Work
+    from shoal.state.monitor import Monitor
+    from shoal.state.tally import Tally
 
 # The end of the program waits so long for threads to notice the end of their calls.
 _LAST_WAIT_S: Final = 2.0
@@ -83,6 +86,8 @@ class Context:
         self._unheld: deque[engine.NativeGroup] = deque()
         self.groups: weakref.WeakSet[Calls] = weakref.WeakSet()
         self._made = Occurrences("groups")
+        self.tally: Tally | None = None
+        self.monitor: Monitor | None = None
         self._end = weakref.finalize(self, mesh.close)
         self._end.atexit = False  # `_end_all` has more to do
         _CONTEXTS.add(self)
@@ -109,6 +114,14 @@ class Context:
             native_id = hash_of(*who, self._made.count(hash_of(*who)))
         self.groups.add(group)
         return self._mesh.group(native_id, members)
+
+    def count(self) -> Tally:
+        """Return the counts of this epoch's calls; the first use begins counting."""
+        if self.tally is None:
+            from shoal.state.tally import Tally
+
+            self.tally = Tally()
+        return self.tally
 
     def pace(self, bytes_per_us: float) -> None:
         """Set the rate of this rank's link to other hosts; 0: unknown."""
@@ -155,10 +168,16 @@ class Context:
             mesh.close()
             self._live.clear()  # all have ended, and would keep the descriptors of the mesh
             self._unheld.clear()
+            if self.tally is not None:
+                self.tally.forget()
+        if self.monitor is not None:
+            self.monitor.close()
 
     def abandon(self) -> None:
         """Drop the links in a forked child, which belong to the parent, without a message."""
         self._end.detach()
+        if self.monitor is not None:
+            self.monitor.close()
         for group in list(self.groups):
             group.abandon("a forked child has no part in its parent's groups")
 
@@ -195,6 +214,7 @@ class _Tuning(NamedTuple):
     spin_us: int
     backstop_ms: int
     resume_s: int
+    monitored: bool
 
     @classmethod
     def read(cls) -> _Tuning:
@@ -205,6 +225,7 @@ class _Tuning(NamedTuple):
             _integer("SHOAL_SPIN_US", limits.SPIN_US, 0, 10**9),
             _integer("SHOAL_BACKSTOP_MS", limits.BACKSTOP_MS, 1, 10**9),
             _integer("SHOAL_RESUME_S", limits.RESUME_S, 0, 10**6),
+            monitored(os.environ),
         )
 
 
@@ -306,7 +327,13 @@ def _context_of(
         spin_us=float(tuning.spin_us),
         backstop_s=tuning.backstop_ms / 1e3,
     )
-    return Context(mesh, membership.rank, rank_infos, membership.digests, membership.epoch)
+    context = Context(mesh, membership.rank, rank_infos, membership.digests, membership.epoch)
+    if tuning.monitored:
+        from shoal.state.monitor import serve
+
+        context.count()
+        context.monitor = serve(context)
+    return context
 
 
 _PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]

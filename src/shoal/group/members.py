@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from shoal.group.group import Group
     from shoal.plan import Planner
+    from shoal.state.stats import Stats
 
 
 class Members(Calls):
@@ -32,6 +33,7 @@ class Members(Calls):
     _later_view: View | None = None
     _first: _First | None = None
     _next: Self | None = None
+    _last_stats: Stats | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +135,17 @@ class Members(Calls):
         if not group.owns_context:
             group.end_with_its_holders()
         return group
+
+    def stats(self) -> Stats:
+        """Return what the group does now: calls in flight, whom they wait for, and its links.
+
+        Costs about a millisecond at most, and waits at most 0.25 s for a stuck thread. Any thread
+        may call it at any time. docs/top.md describes the numbers.
+        """
+        from shoal.state.stats import stats_of
+
+        self._last_stats = stats_of(self._context, self, self._last_stats)
+        return self._last_stats
 
     def abort(self, reason: str = "no reason was given") -> None:
         """End the group on every rank: what is in flight and all later calls raise `Closed`."""

@@ -197,7 +197,7 @@ class ServedGroup(Group):
                 call = pool.post(kind, number, span.address, until, subject, is_background)
         if kind.pieces:
             call = pool.post_pieces(kind, numbers, span.address, until, subject)
-        return self._finish(cast("Call", call), span, how)
+        return self._finish(cast("Call", call), None, span, how)
 
     def _work_of(self, call: Call, owners: object) -> Work:
         found = cast("Call | ServedCall | RailCall", call)

@@ -1,0 +1,100 @@
+"""`shoal top`: show what the ranks on this host do, once per second.
+
+Show, for each rank of this user on this host that was started with SHOAL_MONITOR=1: the share of
+time in which a call was in flight, the rates of its links, the calls in flight, and the ranks for
+which they wait. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from shoal.plan.text import counted, show_bytes
+
+_PERIOD_S: Final = 1.0
+_MOST_CALLS: Final = 4  # of a rank
+_MOST_LINKS: Final = 8  # of a rank, those with the most traffic
+_HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `shoal top`."""
+    parser.add_argument("--once", action="store_true", help="print one screen and end")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--json", action="store_true", help="print the answers of all ranks as JSON, once")
+    add("--prometheus", action="store_true", help="print the numbers as Prometheus text, once")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    import json
+
+    from shoal.state.monitor import read_all
+    from shoal.state.prometheus import text_of
+
+    if args.json or args.prometheus:
+        documents = read_all()
+        sys.stdout.write(json.dumps(documents, indent=2) if args.json else text_of(documents))
+        return 0
+    before: dict[tuple[str, int], Mapping[str, Any]] = {}
+    while True:
+        worlds = read_all()
+        lines = [f"shoal top, {time.strftime('%H:%M:%S')}: {counted(len(worlds), 'rank')} here"]
+        if not worlds:
+            lines.append("start a job on this host, as this user, with SHOAL_MONITOR=1")
+        for world in worlds:
+            lines += _lines(world, before.get((world["world"], world["pid"]), {}))
+        if sys.stdout.isatty() and not args.once:
+            lines = [_HOME_AND_CLEAR + lines[0], *lines[1 : shutil.get_terminal_size().lines - 1]]
+        print(*lines, sep="\n", flush=True)
+        if args.once:
+            return 0
+        before = {(world["world"], world["pid"]): world for world in worlds}
+        time.sleep(_PERIOD_S)
+
+
+def _lines(world: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    who = f"rank {world['rank']}, process {world['pid']}"
+    if not world.get("is_readable"):
+        yield f"{who}: {world.get('error', 'a thread holds its links')}"
+        return
+    since_s = world["counted_s"] - before.get("counted_s", 0.0)
+    share = (world["busy_s"] - before.get("busy_s", 0.0)) / since_s if since_s else 0.0
+    links, calls = world["links"], world["in_flight"]
+    out, into = (sum(link[f"bytes_{way}_per_s"] for link in links) for way in ("out", "in"))
+    yield (
+        f"{who}: {share:.0%} of the time in calls, {len(calls)} of {world['n_calls']} in flight; "
+        f"out {show_bytes(out)}/s, in {show_bytes(into)}/s"
+    )
+    for call in calls[:_MOST_CALLS]:
+        yield f"  {call['what']}, {show_bytes(call['n_bytes'])}, begun {call['age_s']:.1f} s ago"
+        for wait in call["waits"]:
+            absent = "" if wait["in_call"] else "; it has not joined this call"
+            who = f"rank {wait['rank']} on {wait['host']}"
+            yield f"    waits for {who}, {wait['since_s']:.1f} s: {wait['why']}{absent}"
+    if len(calls) > _MOST_CALLS:
+        yield f"  {counted(len(calls) - _MOST_CALLS, 'call')} more"
+    busiest = sorted(links, key=lambda link: -link["bytes_out_per_s"] - link["bytes_in_per_s"])
+    for link in busiest[:_MOST_LINKS]:
+        yield f"  {_link(link)}"
+    if len(links) > _MOST_LINKS:
+        yield f"  {counted(len(links) - _MOST_LINKS, 'link')} more"
+    if stalls := ", ".join(f"{n} {name}" for name, n in world["stalls"].items() if n):
+        yield f"  stalls: {stalls}"
+
+
+def _link(link: Mapping[str, Any]) -> str:
+    more = "" if link["rtt_us"] is None else f", round trip {link['rtt_us'] / 1e3:.1f} ms"
+    more += f", {link['n_retransmits']} retransmitted" * (link["n_retransmits"] > 0)
+    more += f", {counted(link['n_paths_lost'], 'path')} lost" * (link["n_paths_lost"] > 0)
+    more += f", {link['state']}" * (link["state"] != "alive")
+    return (
+        f"{link['kind']} to rank {link['rank']} on {link['host']}: "
+        f"out {show_bytes(link['bytes_out_per_s'])}/s of {show_bytes(link['bytes_out'])}, "
+        f"in {show_bytes(link['bytes_in_per_s'])}/s of {show_bytes(link['bytes_in'])}{more}"
+    )

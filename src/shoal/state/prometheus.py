@@ -1,0 +1,64 @@
+"""What `shoal top` shows as Prometheus text, with the labels of NCCL's Inspector where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+_METRICS: Final = {
+    "shoal_calls_in_flight": ("gauge", "Calls that have not ended."),
+    "shoal_wait_seconds": ("gauge", "How long a call has waited for another rank, at most."),
+    "shoal_calls_total": ("counter", "Calls begun."),
+    "shoal_collectives_total": ("counter", "Calls that have ended, by collective."),
+    "shoal_collective_bytes_total": ("counter", "Bytes of the buffers of these calls."),
+    "shoal_counted_seconds_total": ("counter", "Time in which calls are counted."),
+    "shoal_communication_seconds_total": ("counter", "Time in which a call was in flight."),
+    "shoal_stalls_total": ("counter", "Steps that could not continue, by cause."),
+    "shoal_link_sent_bytes_total": ("counter", "Bytes sent to another rank."),
+    "shoal_link_received_bytes_total": ("counter", "Bytes received from another rank."),
+}
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def text_of(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return the numbers of all ranks in Prometheus' text format."""
+    lines: dict[str, list[str]] = {name: [] for name in _METRICS}
+    for world in (world for world in documents if world.get("is_readable")):
+        own = {
+            "comm_id": f"0x{world['world']}",
+            "hostname": world["host"],
+            "rank": world["rank"],
+            "slurm_job_id": world["slurm_job_id"],
+            "pid": world["pid"],
+            "n_ranks": world["size"],
+            "n_nodes": world["n_hosts"],
+        }
+        for name, value, labels in _samples(world):
+            shown = (f'{key}="{str(of).translate(_ESCAPES)}"' for key, of in (own | labels).items())
+            lines[name].append(f"{name}{{{','.join(shown)}}} {value}\n")
+    return "".join(
+        f"# HELP {name} {what}\n# TYPE {name} {kind}\n{''.join(lines[name])}"
+        for name, (kind, what) in _METRICS.items()
+        if lines[name]
+    )
+
+
+def _samples(world: Mapping[str, Any]) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    yield "shoal_calls_in_flight", len(world["in_flight"]), {}
+    waits = [wait for call in world["in_flight"] for wait in call["waits"]]
+    for rank, host in sorted({(wait["rank"], wait["host"]) for wait in waits}):
+        since_s = max(wait["since_s"] for wait in waits if wait["rank"] == rank)
+        yield "shoal_wait_seconds", since_s, {"peer_rank": rank, "peer_hostname": host}
+    yield "shoal_calls_total", world["n_calls"], {}
+    for collective, (n_calls, n_bytes) in world["ended"].items():
+        labels = {"collective": collective.title().replace("_", "")}  # as NCCL's: AllReduce
+        yield "shoal_collectives_total", n_calls, labels
+        yield "shoal_collective_bytes_total", n_bytes, labels
+    yield "shoal_counted_seconds_total", world["counted_s"], {}
+    yield "shoal_communication_seconds_total", world["busy_s"], {}
+    for cause, n in world["stalls"].items():
+        yield "shoal_stalls_total", n, {"cause": cause}
+    for link in world["links"]:
+        peer = {"peer_rank": link["rank"], "peer_hostname": link["host"], "link": link["kind"]}
+        yield "shoal_link_sent_bytes_total", link["bytes_out"], peer
+        yield "shoal_link_received_bytes_total", link["bytes_in"], peer

@@ -1,0 +1,206 @@
+"""Numbers of running ranks: `Group.stats()`, and `shoal top`, which asks them from outside."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, pretend_hosts, stop
+from prometheus_client.parser import text_string_to_metric_families
+
+import shoal
+from shoal.cli import main
+from shoal.state import monitor
+
+
+def until(find: Callable[[], Any]) -> Any:
+    """The first result that is true."""
+    deadline = time.monotonic() + 30
+    while not (found := find()):
+        assert time.monotonic() < deadline, "it never was"
+        os.sched_yield()
+    return found
+
+
+def count_a_call_that_waits() -> None:
+    stage = Stage.from_environment()
+    pretend_hosts(1)
+    with shoal.init() as group:
+        pair = group.subgroup([0, 1], "pair")
+        first = group.stats()
+        assert (first.rank, first.size, first.n_hosts) == (group.rank, 2, 2)
+        assert (first.busy_share, first.in_flight, first.ended) == (None, (), {})
+        data = np.ones(25_000, np.float32)
+        if group.rank == 0:
+            begin_s = time.monotonic()
+            work = group.all_reduce(data, async_op=True)
+            waiting = until(lambda: [s for s in [group.stats()] if s.in_flight[0].waits])[0]
+            (call,) = waiting.in_flight
+            assert call.what.startswith("all_reduce float32[25000] sum by ")
+            assert (call.group, call.n_bytes) == ("world", 100_000)
+            (wait,) = call.waits
+            assert (wait.rank, wait.in_call) == (1, False)
+            assert wait.host == socket.gethostname()
+            assert group.stats().busy_share == pytest.approx(1)  # in flight all the time since
+            assert group.stats().busy_s <= time.monotonic() - begin_s
+            assert not pair.stats().in_flight
+            stage.cue("seen")
+            assert work is not None
+            work.wait()
+        else:
+            stage.await_cue("seen")
+            group.all_reduce(data)
+        pair.broadcast(data[:10])
+        group.barrier()
+        after = group.stats()
+        assert after.n_calls == 2
+        assert after.ended == {"all_reduce": (1, 100_000), "barrier": (1, 1)}
+        assert pair.stats().ended == {"broadcast": (1, 40)}
+        (link,) = after.links
+        assert (link.rank, link.kind, link.state) == (1 - group.rank, "tcp", "alive")
+        # Two ranks: each sends at least half of the sum, and gets as much.
+        assert 50_000 <= link.bytes_out < 200_000
+        assert 50_000 <= link.bytes_in < 200_000
+        stage.meet(group.rank, 2, "has counted")
+    assert not group.stats().is_readable
+
+
+def test_a_group_names_its_calls_in_flight_and_counts_what_has_ended() -> None:
+    with Stage() as stage:
+        run_ranks(count_a_call_that_waits, 2, env=stage.env)
+
+
+def wait_for_the_others() -> None:
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        group.barrier()
+        if group.rank == 0:
+            child = os.fork()
+            if child == 0:
+                raise SystemExit  # runs what the parent registered for its exit
+            os.waitpid(child, 0)
+        stage.cue(f"rank {group.rank} is ready")
+        if group.rank == 2:
+            stage.await_cue("never")
+        if group.rank == 1:
+            stage.await_cue("go")
+        group.all_reduce(np.ones(100_000, np.float32))
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of this user's sockets, and no other."""
+    # NOT tmp_path: the path of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="shoal-", dir="/tmp") as parent:
+        folder = Path(parent, "shoal")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", parent)
+        assert monitor._folders()[0] == folder
+        monkeypatch.setattr(monitor, "_folders", lambda: [folder])
+        yield folder
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["top", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_top_shows_what_each_rank_of_this_host_does(
+    runtime: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "start a job on this host, as this user, with SHOAL_MONITOR=1" in shown(capsys, "--once")
+    env = {"XDG_RUNTIME_DIR": str(runtime.parent), "SHOAL_MONITOR": "1"}
+    with Stage() as stage, start_ranks(wait_for_the_others, 3, env={**stage.env, **env}) as ranks:
+        for rank in range(3):
+            stage.await_cue(f"rank {rank} is ready")
+
+        def waiting() -> list[dict[str, Any]]:
+            found = json.loads(shown(capsys, "--json"))
+            calls = [call for one in found for call in one["in_flight"]]
+            return found if any(call["waits"] for call in calls) else []
+
+        documents = until(waiting)
+        assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
+        assert {one["pid"] for one in documents} == {ranks.pid(rank) for rank in range(3)}
+        screen = shown(capsys, "--once")
+        assert "3 ranks here" in screen
+        assert f"rank 0, process {ranks.pid(0)}: " in screen
+        assert "all_reduce float32[100000] sum by " in screen
+        assert "it has not joined this call" in screen
+        assert "shm to rank 1 on " in screen
+        check_prometheus(shown(capsys, "--prometheus"), documents)
+
+        monkeypatch.setattr(monitor, "_PATIENCE_S", 0.2)
+        stop(ranks.pid(1))
+        assert f"rank 1, process {ranks.pid(1)}: it does not answer" in shown(capsys, "--once")
+        os.kill(ranks.pid(1), signal.SIGCONT)
+        os.kill(ranks.pid(2), signal.SIGKILL)
+        ranks.await_end(2)
+        assert list(runtime.glob(f"*-2-{ranks.pid(2)}.sock"))
+        shown(capsys, "--once")
+        assert not list(runtime.glob(f"*-2-{ranks.pid(2)}.sock"))
+        stage.cue("go")
+        ranks.wait()
+    assert list(runtime.iterdir()) == []
+
+
+def check_prometheus(text: str, documents: list[dict[str, Any]]) -> None:
+    if promtool := shutil.which("promtool"):
+        command = [promtool, "check", "metrics"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done
+    found = {
+        (sample.name, int(sample.labels["rank"]), sample.labels.get("peer_rank")): sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    for world in documents:
+        calls = found["shoal_calls_total", world["rank"], None]
+        assert calls.value == world["n_calls"]
+        assert calls.labels == {
+            "comm_id": f"0x{world['world']}",
+            "hostname": socket.gethostname(),
+            "rank": str(world["rank"]),
+            "slurm_job_id": "unknown",
+            "pid": str(world["pid"]),
+            "n_ranks": "3",
+            "n_nodes": "1",
+        }
+        assert (
+            found["shoal_collectives_total", world["rank"], None].labels["collective"] == "Barrier"
+        )
+        for link in world["links"]:
+            sent = found["shoal_link_sent_bytes_total", world["rank"], str(link["rank"])]
+            assert sent.value >= link["bytes_out"]
+            assert sent.labels["link"] == "shm"
+
+
+def test_a_folder_that_others_can_enter_is_not_used(
+    runtime: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.mkdir(mode=0o750)
+    assert main(["top", "--once"]) == 2
+    assert f"{runtime} must be a folder that only this user can enter" in capsys.readouterr().err
+    assert monitor.serve(SimpleNamespace(epoch=1, rank=0)) is None
+    assert f"shoal top cannot read this process: {runtime} must be" in caplog.text
+    assert list(runtime.iterdir()) == []
+
+
+def test_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        monitor._answer(here, SimpleNamespace())
+        here.close()
+        assert there.recv(1) == b""

@@ -1,0 +1,89 @@
+"""The screens of `shoal top`, and numbers of links that a thread holds."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.cli import main
+from shoal.state.stats import stats_of
+from shoal.state.tally import Tally
+
+LINK = {
+    "rank": 1,
+    "host": "b",
+    "address": "10.0.0.2",
+    "kind": "tcp",
+    "state": "alive",
+    "n_paths_lost": 1,
+    "rtt_us": 1500.0,
+    "n_retransmits": 3,
+    "bytes_out": 2048,
+    "bytes_in": 4096,
+    "bytes_out_per_s": 1024.0,
+    "bytes_in_per_s": 0.0,
+}
+WAIT = {"rank": 1, "host": "b", "why": "no data has come from it", "since_s": 2.0, "in_call": False}
+CALL = {"group": "world", "what": "barrier", "n_bytes": 1, "age_s": 2.5, "waits": [WAIT]}
+A_LINK = "tcp to rank 1 on b: out 1 KiB/s of 2 KiB, in 0 B/s of 4 KiB"
+
+
+def answer(counted_s: float, busy_s: float) -> dict[str, Any]:
+    return {
+        "world": "00ff",
+        "rank": 0,
+        "size": 2,
+        "n_hosts": 2,
+        "host": "a",
+        "pid": 7,
+        "is_readable": True,
+        "n_calls": 9,
+        "in_flight": [CALL],
+        "links": [LINK],
+        "counted_s": counted_s,
+        "busy_s": busy_s,
+        "ended": {},
+        "stalls": {"no_grant": 2},
+    }
+
+
+def test_each_screen_counts_from_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [[answer(10.0, 2.0)], [answer(12.0, 3.0)]]
+    monkeypatch.setattr("shoal.state.monitor.read_all", lambda: answers.pop(0))
+
+    def pause(_seconds: float) -> None:
+        if not answers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", pause)
+    assert main(["top"]) == 130
+    _, first, *rest, _, second = capsys.readouterr().out.splitlines()[:8]
+    numbers = "of the time in calls, 1 of 9 in flight; out 1 KiB/s, in 0 B/s"
+    assert first == f"rank 0, process 7: 20% {numbers}"
+    assert second == f"rank 0, process 7: 50% {numbers}"
+    assert rest == [
+        "  barrier, 1 B, begun 2.5 s ago",
+        "    waits for rank 1 on b, 2.0 s: no data has come from it; it has not joined this call",
+        f"  {A_LINK}, round trip 1.5 ms, 3 retransmitted, 1 path lost",
+        "  stalls: 2 no_grant",
+    ]
+
+
+def test_links_that_a_thread_holds_are_not_waited_for() -> None:
+    patience: list[float] = []
+    tally = Tally()
+    source = SimpleNamespace(
+        mesh=SimpleNamespace(state=patience.append),  # returns None
+        names=[SimpleNamespace(host="a", host_id="1")] * 2,
+        epoch=255,
+        rank=1,
+        groups=(),
+        count=lambda: tally,
+    )
+    stats = stats_of(source)
+    assert patience == [0.25]
+    assert (stats.world, stats.rank, stats.size, stats.n_hosts) == ("00000000000000ff", 1, 2, 1)
+    assert (stats.is_readable, stats.in_flight, stats.links, stats.stalls) == (False, (), (), {})
