@@ -173,6 +173,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda to: to.allreduce([ONE.to_sparse()], op=dist.ReduceOp.MAX),
         "of sparse tensors takes ReduceOp.SUM only",
     ),
+    "a fold that one of several types lacks": (
+        lambda to: to.allreduce_coalesced([ONE.int(), ONE], op=dist.ReduceOp.BOR),
+        "has no bor of float32; nothing has moved",
+    ),
     "two tensors": (lambda to: to.reduce([ONE, ONE]), "takes one tensor per process, not 2"),
     "a tensor without memory": (
         lambda to: to.alltoall([torch.empty(2, device="meta")] * 3, THREE),
