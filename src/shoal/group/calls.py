@@ -385,8 +385,10 @@ class Calls:
         """
         if (tally := self._context.tally) is not None:
             what = "all_reduce" if plan is None else plan.descriptor.partition(" ")[0]
-            buffers = [[owners]] if isinstance(owners, BufferView) else owners
-            n_bytes = max(sum(span.n_bytes for span in spans) for spans in buffers)
+            if isinstance(owners, BufferView):
+                n_bytes = owners.n_bytes
+            else:
+                n_bytes = max(sum(span.n_bytes for span in spans) for spans in owners)
             tally.note(call, self.native_id, what, n_bytes)
         if how and (how.get("async_op") or how.get("work")):
             work = self._work_of(call, owners)
