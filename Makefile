@@ -29,10 +29,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-fuzz test-native test-clang test-native-sanitized test-asan
 .PHONY: test-tsan
-.PHONY: lint format docs bench gpu-check peers demo wheels test-aarch64 clean
+.PHONY: lint format docs site bench gpu-check peers demo wheels test-aarch64 clean
 
 help:
-	@echo "make venv, test, test-soak, test-fuzz, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
+	@echo "make venv, test, test-soak, test-fuzz, test-native, test-clang, test-native-sanitized, lint, format, docs, site, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -147,6 +147,21 @@ docs: $(INSTALLED)
 	$(PY) docs/pages/algorithms.py docs
 	$(PY) docs/pages/simulation.py docs
 	$(PY) docs/pages/wire.py
+
+# The pages, the API reference, traces that play and the tutorial, which is run: build/site. Warnings
+# are errors, such as a broken link. Its environment sees the packages of .venv.
+site: .venv-site $(INSTALLED)
+	rm -rf build/site
+	.venv-site/bin/python -m sphinx -q -E -W --keep-going -c docs/site -d build/doctrees . build/site
+	@echo "build/site/index.html"
+
+.venv-site: pyproject.toml | $(INSTALLED)
+	test -x $@/bin/python || $(PYTHON) -m venv $@
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  $$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shoal.pth
+	$@/bin/pip install --quiet --upgrade pip
+	$@/bin/pip install --quiet --group site
+	touch $@
 
 # MPIs are peers to be measured, not a part of shoal: each has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

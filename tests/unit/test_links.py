@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("bench/**/*.md")]
+PAGES += PROJECT.glob("docs/*.ipynb")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)")
 
@@ -35,6 +37,13 @@ def broken(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken(page)) == []
+
+
+def test_the_tutorial_is_stored_without_outputs() -> None:
+    cells = json.loads((PROJECT / "docs" / "tutorial.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
 def test_the_page_of_the_wire_shows_the_frames_as_they_are() -> None:

@@ -40,6 +40,8 @@ _MOST_NAMED: Final = 5
 class Averager:
     """Averages named arrays over all ranks of a group, step by step.
 
+    ::
+
         averager = Averager(group, {"w": ((256, 128), "float32"), "b": ((128,), "float32")})
         for batch in batches:
             gradients = averager.begin()
@@ -73,10 +75,10 @@ class Averager:
             another rank. It must not keep the averager or its hooks alive, since the collector of
             cycles does not see all of them. None: values are there when an array is ready.
 
-    Raises (nothing is kept):
-        UsageError: nothing to average, or a dtype that has no average; on every rank, where ranks
-            differ in what they average, with the first that differs and the ranks.
-        ShoalError: the machine has not so much memory left.
+    Raises:
+        UsageError: there is nothing to average, or a dtype has no average. Or ranks average
+            different arrays: raised on every rank, with the first difference and the ranks.
+        ShoalError: the machine has too little memory left.
 
     Source: Herring (SC 2020), III-1 and III-2; Li et al., "PyTorch Distributed" (VLDB 2020);
     docs/decisions/0034 and 0059.
@@ -167,8 +169,8 @@ class Averager:
                 be left alone, also on some ranks only.
 
         Returns:
-            The arrays by name, to be written, until the next `begin`: NumPy's, of the bits for
-            bfloat16; flat `BufferView`s where NumPy is not installed.
+            The arrays by name, for the caller to write until the next `begin`. They are NumPy
+            arrays (of the bits for bfloat16), or flat views (`BufferView`) without NumPy.
 
         Raises:
             UsageError: the step before has not ended, or a weight is missing, negative, not finite
@@ -332,8 +334,9 @@ class Averager:
         Args:
             values: by name: arrays or tensors in host memory, numbers, strings, lists of these.
 
-        Raises (on every rank; the group goes on):
-            UsageError: names the first value that differs, and which ranks hold what.
+        Raises:
+            UsageError: values differ; raised on every rank, with the first difference and the
+                ranks that hold each value. The group is usable.
         """
         if self._same.is_due(self._subject.step):
             self._same.compare(values.items(), self._subject.step)
@@ -342,7 +345,7 @@ class Averager:
 
     @property
     def open_calls(self) -> set[int]:
-        """The numbers of this step's calls that have not been made: one set, which changes."""
+        """The live set of the numbers of this step's calls that have not been made."""
         return self._departures.open
 
     @property

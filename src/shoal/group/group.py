@@ -42,7 +42,7 @@ class Group(Members):
     Without async_op and work a call returns None when the result is there. Buffers are anything
     that `span_of` takes; they are borrowed until the call is done.
 
-    Raises (every call):
+    Every call raises:
         UsageError: bad arguments, and nothing has moved; or the ranks made different calls, and the
             group has ended.
         PeerLost: a rank is gone, and the group has ended; `shrink` returns the survivors' group.

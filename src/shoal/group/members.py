@@ -92,7 +92,9 @@ class Members(Calls):
             exclude: living ranks to exclude, the same on every rank; they must not call it.
             timeout_s: seconds until all survivors must have called it; None takes the group's.
 
-        Raises (this group is as before and can be shrunk again, except after PeerLost):
+        After an error this group is as before and can be shrunk again, except after PeerLost.
+
+        Raises:
             TimedOut: names the living ranks that did not call it.
             PeerLost: the others go on without this rank: it was stopped for too long, or it and one
                 other rank lost each other. It can only join a new group.
