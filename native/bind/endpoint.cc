@@ -14,7 +14,6 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "base/clock.h"
 #include "bind/endpoint.h"
 #include "bind/handshake.h"
 
@@ -150,12 +149,7 @@ void bind_endpoint(nb::module_& m) {
           },
           "kind"_a, "body"_a = nb::bytes("", 0), "fd"_a = -1)
       .def("pause", &Peer::pause, "is_paused"_a)
-      .def(
-          "close",
-          [](Peer& self, double flush_s) {
-            flush_s > 0 ? self.close(now_ns() + ns_of(flush_s)) : self.close();
-          },
-          "flush_s"_a = 0.0)
+      .def("close", &Peer::close)
       .def("fileno", &Peer::fd)
       .def_prop_ro("is_open", &Peer::is_open)
       .def_prop_ro("is_local", &Peer::is_local)

@@ -418,27 +418,6 @@ TEST("a message that stops half way ends the connection, and one that goes on do
   CHECK_EQ(deaf.peer->why(), "stopped in the middle of a message");
 }
 
-TEST("what is queued leaves before a connection closes, if it does in time") {
-  Pair pair(true, {.most_queued = 16 << 20});
-  CHECK(pair.called.peer().send(kLong, drawn(kMostLong)));
-  pair.called.peer().close(now_ns() + 60 * kSecond);
-  CHECK(!pair.called.peer().is_open());
-  CHECK(!pair.called.peer().send(kWord, {}));
-  CHECK(pair.run([&] { return !pair.caller.losses.empty(); }));
-  CHECK_EQ(pair.caller.frames.size(), 1u);
-  CHECK_EQ(pair.called.peer().fd(), -1);
-
-  Pair slow(true, {.most_queued = 16 << 20});
-  const int64_t by = now_ns() + kSecond;
-  CHECK(slow.called.peer().send(kLong, drawn(kMostLong)));
-  slow.called.peer().close(by);
-  slow.called.end.step(by - 1);
-  CHECK(slow.called.peer().fd() >= 0);
-  CHECK_EQ(slow.called.end.deadline(), by);
-  slow.called.end.step(by);
-  CHECK_EQ(slow.called.peer().fd(), -1);
-}
-
 TEST("a paused peer is read again when it is resumed, and its end is noticed meanwhile") {
   Pair pair;
   pair.called.peer().pause(true);

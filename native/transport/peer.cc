@@ -90,18 +90,12 @@ void Peer::close() {
   drop_all();
 }
 
-void Peer::close(int64_t until) {
-  if (outbox_.empty() || is_lost()) return close();
-  until_ = until;
-  watch();
-}
-
 void Peer::drop_all() {
   for (const Queued& one : outbox_)
     if (one.is_owned) ::close(one.passed);
   outbox_.clear();
   n_queued_ = 0;
-  held_until_ = stuck_until_ = until_ = INT64_MAX;
+  held_until_ = stuck_until_ = INT64_MAX;
   if (passed_ >= 0) ::close(std::exchange(passed_, -1));
 }
 
@@ -118,7 +112,7 @@ void Peer::watch() {
   if (fd_ < 0) return;
   epoll_event event{};
   event.data.u64 = tag_;
-  if (!is_paused_ && !is_closing()) event.events |= EPOLLIN;
+  if (!is_paused_) event.events |= EPOLLIN;
   if (!outbox_.empty() && held_until_ == INT64_MAX) event.events |= EPOLLOUT;
   if (event.events == events_) return;
   const int change = events_ == UINT32_MAX ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
@@ -131,10 +125,6 @@ std::optional<Frame> Peer::step(int64_t now, bool has_ended) {
   const size_t n_before = n_queued_ + inbox_.size();
   if (now >= held_until_ || has_ended) held_until_ = INT64_MAX;
   if (held_until_ == INT64_MAX) flush();
-  if (is_closing()) {
-    if (outbox_.empty() || is_lost() || now >= until_) close();
-    return std::nullopt;
-  }
   if (is_paused_ && has_ended) lose(ECONNRESET, "it closed the connection");
   std::optional<Frame> frame = is_paused_ || is_lost() ? std::nullopt : read();
   if (!is_lost()) lose_stuck(now, frame || n_queued_ + inbox_.size() != n_before);

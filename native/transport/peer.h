@@ -48,12 +48,10 @@ class Peer {
   // for the call; -1: none. False: the connection is lost, or was closed.
   bool send(uint16_t kind, Bytes body, int passed = -1);
   void pause(bool is_paused);  // reads no further for now; what comes stays in the kernel
-  // Closes the connection once what is queued has left, or at `until`. Nothing more is read.
-  void close(int64_t until);
-  void close();  // at once; idempotent
+  void close();               // at once, and drops what is queued; idempotent
 
   int fd() const { return fd_; }  // -1: closed
-  bool is_open() const { return fd_ >= 0 && !is_closing() && !is_lost(); }
+  bool is_open() const { return fd_ >= 0 && !is_lost(); }
   bool is_local() const { return is_local_; }
   size_t n_queued() const { return n_queued_; }  // bytes that wait to be sent
 
@@ -67,7 +65,7 @@ class Peer {
   const std::string& why() const { return why_; }
   // When step() has something to do though no event came; INT64_MAX: never. What could not be
   // watched is lost, and has no events.
-  int64_t deadline() const { return is_lost() ? 0 : std::min({held_until_, stuck_until_, until_}); }
+  int64_t deadline() const { return is_lost() ? 0 : std::min(held_until_, stuck_until_); }
 
  private:
   struct Bound {
@@ -81,7 +79,6 @@ class Peer {
     bool is_owned = false;
   };
 
-  bool is_closing() const { return until_ != INT64_MAX; }
   void flush();
   bool keep_passed();
   std::optional<Frame> read();
@@ -112,7 +109,6 @@ class Peer {
   int passed_ = -1;               // that has come with it
   uint32_t events_ = UINT32_MAX;  // that are watched
   bool is_paused_ = false;
-  int64_t until_ = INT64_MAX;
   int error_ = 0;
   std::string why_;  // a verb phrase; empty: the connection stands
 };

@@ -351,8 +351,8 @@ class Peer:
     def pause(self, is_paused: bool) -> None:
         """Leave what comes in the kernel for now, or read it again."""
 
-    def close(self, flush_s: float = 0.0) -> None:
-        """Close the connection once what is queued has left, or after so long; idempotent."""
+    def close(self) -> None:
+        """Close the connection at once, and drop what is queued; idempotent."""
 
     def fileno(self) -> int: ...
     @property
