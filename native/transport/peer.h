@@ -48,7 +48,7 @@ class Peer {
   // for the call; -1: none. False: the connection is lost, or was closed.
   bool send(uint16_t kind, Bytes body, int passed = -1);
   void pause(bool is_paused);  // reads no further for now; what comes stays in the kernel
-  void close();               // at once, and drops what is queued; idempotent
+  void close();                // at once, and drops what is queued; idempotent
 
   int fd() const { return fd_; }  // -1: closed
   bool is_open() const { return fd_ >= 0 && !is_lost(); }
