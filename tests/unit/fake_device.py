@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.dtypes import DType
+from shoal.group.calls import Calls
 
 if TYPE_CHECKING:
     from shoal.errors import ShoalError
@@ -309,6 +310,7 @@ class FakeWire:
     """A group, rank 1 of 2; what rank 0 brings is what this rank brings and 3 more."""
 
     name, rank, size = "fake", 1, 2
+    check_fold = Calls.check_fold
 
     def __init__(self, device: FakeDevice | None = None) -> None:
         self.device = device

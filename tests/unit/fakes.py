@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from shoal.group.calls import Calls
+
 if TYPE_CHECKING:
     import pytest
 
@@ -55,6 +57,7 @@ class FakeGroup:
     """Notes every call. Rank 1 of 2."""
 
     name, rank, size = "fake", 1, 2
+    check_fold = Calls.check_fold
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []

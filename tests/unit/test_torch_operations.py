@@ -22,6 +22,7 @@ from shoal.errors import ShoalError, UsageError
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.work import InBackground, PendingWork
 from shoal.group.buffers import span_of
+from shoal.group.calls import Calls
 
 SIZE, RANK = 3, 1
 
@@ -48,6 +49,7 @@ class NotingGroup:
     """Rank 1 of 3."""
 
     name, rank, size = "fake", RANK, SIZE
+    check_fold = Calls.check_fold
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -175,7 +177,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a fold that one of several types lacks": (
         lambda to: to.allreduce_coalesced([ONE.int(), ONE], op=dist.ReduceOp.BOR),
-        "has no bor of float32; nothing has moved",
+        "all_reduce has no bor of float32",
     ),
     "two tensors": (lambda to: to.reduce([ONE, ONE]), "takes one tensor per process, not 2"),
     "a tensor without memory": (

@@ -197,8 +197,7 @@ class Calls:
         uneven: bool = False,
         wire: str | None = None,
     ) -> Shape:
-        if COLLECTIVES[collective].folds and not engine.can_fold(dtype, op):
-            raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
+        self.check_fold(collective, dtype, op)
         n_bytes = n_elems * item_size(dtype)
         codec = self._codec(collective, dtype, op, n_bytes, wire)
         choice = self.planner.choose(collective, n_bytes, uneven, codec)
@@ -209,6 +208,11 @@ class Calls:
             codec=codec,
             n_lanes=self.planner.n_lanes(collective, n_bytes),
         )
+
+    def check_fold(self, collective: str, dtype: DType, op: Op) -> None:
+        """Raise UsageError if the collective lacks this operation for this type."""
+        if COLLECTIVES[collective].folds and not engine.can_fold(dtype, op):
+            raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
 
     def _codec(
         self, collective: str, dtype: DType, op: Op, n_bytes: int, asked: str | None

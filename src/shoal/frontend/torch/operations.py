@@ -23,7 +23,6 @@ from torch._C._distributed_c10d import (
     get_debug_level,
 )
 
-from shoal.engine import can_fold
 from shoal.frontend.torch import collectives, layouts
 from shoal.frontend.torch.collectives import TorchCollective, fold_of
 from shoal.frontend.torch.layouts import Arguments, Tensors, only
@@ -281,8 +280,7 @@ class Operations:
         calls = lay_out(buffers, outputs, inputs)
         if collective.folds and len(calls) > 1:  # NOT left to the calls: the first would have begun
             for view, *_ in calls:
-                if not can_fold(view.dtype, fold):
-                    raise buffers.error(f"has no {fold} of {view.dtype}; nothing has moved")
+                self._group.check_fold(collective.name, view.dtype, fold)
         if profiling():
             with recorded(collective.name):
                 return self._start(collective, calls, rest, opts, buffers)
