@@ -8,7 +8,6 @@ less. Runs until SIGTERM, which lets calls in flight end; see docs/servers.md.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from typing import Final
 
@@ -39,7 +38,6 @@ def _run(args: argparse.Namespace) -> int:
     # The native core loads here, not with `shoal --help`.
     from shoal.group.pool.addresses import DEFAULT_JOB, parse_endpoint
     from shoal.plan import Settings
-    from shoal.plan.text import counted
     from shoal.server.options import LEAST_MEMORY_BYTES, ServerOptions, keys_of, listen
     from shoal.server.registrar import start_registrar
     from shoal.server.server import Server
@@ -69,8 +67,6 @@ def _run(args: argparse.Namespace) -> int:
     addresses = [listener.getsockname()[:2] for listener in listeners]
     registrar = None if endpoint is None else start_registrar(endpoint, keys, addresses)
     server = Server(listeners, keys, options, registrar)
-    where = ", ".join(f"{address}:{port}" for address, port in server.addresses)
-    logging.getLogger("shoal").info("serving %s at %s", counted(len(keys), "key"), where)
     server.run()
     return 0
 

@@ -131,6 +131,9 @@ class Server:
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         signal.set_wakeup_fd(noted.fileno())
+        where = ", ".join(f"{address}:{port}" for address, port in self.addresses)
+        # NOT before: whoever reads this may end the server by a signal.
+        _LOG.info("serving %s at %s", counted(len(self._keys), "key"), where)
         try:
             while not self._ends:
                 self._try_turn()
