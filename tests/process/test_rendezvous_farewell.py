@@ -196,6 +196,7 @@ def init_where_one_is_wrong(culprit: int, name: str, value: str, n_hosts: int) -
     [
         (1, "SHOAL_SOCKET_IFNAME", "nosuch0", 3),
         (2, "SHOAL_SOCKET_IFNAME", "eht0,nosuch", 1),
+        (1, "SHOAL_SOCKET_IFNAME", "lo,eht0", 1),
         (0, "SHOAL_KEY", "short", 3),
         (1, "SHOAL_ALGO", "fastest", 3),
         (0, "SHOAL_SPIN_US", "-1", 3),

@@ -32,7 +32,7 @@ def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
         ("eth1", "eth1"),
         ("eth", "eth1"),
         ("=eth10", "eth10"),
-        ("wlan,docker", "docker0"),
+        ("docker,eth", "docker0"),
         ("lo", "lo"),
     ],
 )
@@ -70,6 +70,31 @@ def test_an_interface_that_is_of_no_use_is_refused_with_those_that_are(wanted: s
         choose_address("head", {"GLOO_SOCKET_IFNAME": wanted})
     assert f"GLOO_SOCKET_IFNAME={wanted}" in str(caught.value)
     assert "eth1 (10.1.0.5, fe80::1, fd00::5)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "unknown"),
+    [
+        ("eth1,eht10", "eht10"),
+        ("wlan, docker,", "wlan"),
+        ("=eth1,eth", "eth"),
+        ("eht0,eth1,ib0", "eht0 or ib0"),
+        ("=wlan0,ib0", "wlan0 or ib0"),
+    ],
+)
+def test_a_list_with_a_name_that_no_interface_has_is_refused_naming_it(
+    wanted: str, unknown: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_address("head", {"SHOAL_SOCKET_IFNAME": wanted})
+    assert str(caught.value).startswith(f"SHOAL_SOCKET_IFNAME={wanted}: no network interface")
+    assert f" matches {unknown}; there are lo" in str(caught.value)
+    assert "eth1 (10.1.0.5, fe80::1, fd00::5)" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_a_list_for_other_libraries_may_name_interfaces_of_other_hosts(name: str) -> None:
+    assert choose_address("head", {name: "wlan,docker"}).interface == "docker0"
 
 
 def test_the_address_is_of_the_masters_family_and_never_link_local() -> None:

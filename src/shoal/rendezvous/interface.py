@@ -149,10 +149,12 @@ def _named(
     """An address of each interface that the variable selects, best first."""
     usable = [one for one in found if any(map(_is_reachable, one.addresses))]
     matches = _matching(wanted, usable)
-    if not matches:
+    # NCCL and Gloo may share their variables with hosts that have only some of the interfaces.
+    unknown = _unmatched(wanted, usable) if variable == _VARIABLES[0] else []
+    if unknown or not matches:
         raise UsageError(
-            f"{variable}={wanted} matches no network interface of this host that has an address; "
-            f"there are {_describe(found)}"
+            f"{variable}={wanted}: no network interface of this host with an address matches "
+            f"{' or '.join(unknown) or 'it'}; there are {_describe(found)}"
         )
     # All ranks should speak the master's family, IPv4 where nothing is known.
     wants_v6 = master_addr is not None and ":" in master_addr
@@ -183,6 +185,15 @@ def _matching(wanted: str, found: list[Interface]) -> list[Interface]:
         hits = [one for one in found if matches(one, pattern)]
         chosen += sorted(hits, key=lambda one: one.name != pattern)
     return chosen
+
+
+def _unmatched(wanted: str, found: list[Interface]) -> list[str]:
+    """The names in a list of interfaces that match none; of an exclusion, never any."""
+    if wanted.startswith("^"):
+        return []
+    exact = "=" if wanted.startswith("=") else ""
+    names = map(str.strip, wanted.removeprefix("=").split(","))
+    return [name for name in names if name and not _matching(exact + name, found)]
 
 
 def _source_towards(host: str) -> str:
