@@ -61,7 +61,7 @@ test: test-native $(INSTALLED)
 
 # Ten thousand groups, one after another; hundreds of kills, relays and cuts; every program through
 # thirty times as many faults; which ranks are alike, for all sizes up to 64; all weights of reducers;
-# what a rank pays in a group of 1,024 (3 GB): an hour.
+# what a rank pays in a group of 1,024 (3 GB); the dashboard's queries, on a real Prometheus: an hour.
 test-soak: export SHOAL_SOAK = 1
 test-soak: $(INSTALLED) test-native test-clang test-native-sanitized test-fuzz
 	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py \
@@ -71,7 +71,8 @@ test-soak: $(INSTALLED) test-native test-clang test-native-sanitized test-fuzz
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_death.py \
 	  tests/process/test_faults_relay.py tests/lab/test_cuts.py tests/contract/test_weighted.py \
 	  tests/process/test_servers.py tests/unit/test_pool_protocol.py tests/gpu \
-	  tests/process/test_torch_ddp_suite.py tests/process/test_torch_ddp_fuzz.py
+	  tests/process/test_torch_ddp_suite.py tests/process/test_torch_ddp_fuzz.py \
+	  tests/process/test_grafana.py
 	SHOAL_SEEDS=30 build/native/test_programs
 	$(PY) tests/programs.py build/many_ranks.txt tree:16 tree:128 tree:1024 ring:16 ring:128
 	SHOAL_PROGRAMS=build/many_ranks.txt build/native/test_scale

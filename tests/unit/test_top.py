@@ -1,14 +1,21 @@
 """The screens of `shoal top`, and numbers of links that a thread holds."""
 
+import json
+import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.cli import main
+from shoal.state.prometheus import text_of
 from shoal.state.stats import stats_of
 from shoal.state.tally import Tally
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 
 LINK = {
     "rank": 1,
@@ -43,7 +50,8 @@ def answer(counted_s: float, busy_s: float) -> dict[str, Any]:
         "links": [LINK],
         "counted_s": counted_s,
         "busy_s": busy_s,
-        "ended": {},
+        "ended": {"barrier": (8, 8)},
+        "slurm_job_id": "unknown",
         "stalls": {"no_grant": 2},
     }
 
@@ -87,3 +95,30 @@ def test_links_that_a_thread_holds_are_not_waited_for() -> None:
     assert patience == [0.25]
     assert (stats.world, stats.rank, stats.size, stats.n_hosts) == ("00000000000000ff", 1, 2, 1)
     assert (stats.is_readable, stats.in_flight, stats.links, stats.stalls) == (False, (), (), {})
+
+
+def test_the_dashboard_shows_every_metric_by_labels_that_it_has() -> None:
+    families = text_string_to_metric_families(text_of([answer(10.0, 2.0)]))
+    labels = {one.name: set(one.labels) for family in families for one in family.samples}
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels, variables = dashboard["panels"], dashboard["templating"]["list"]
+    used = set()
+    for panel in panels:
+        for target in panel["targets"]:
+            names = re.findall(r"shoal_\w+", target["expr"])
+            used |= {*names}
+            asked = re.findall(r"(\w+)=~?\"", target["expr"])
+            asked += re.findall(r"{{(\w+)}}", target["legendFormat"])
+            by = re.findall(r"by \(([^)]*)\)", target["expr"])
+            asked += [label for some in by for label in some.split(", ")]
+            assert all({*asked} <= labels[name] for name in names), target
+    assert used == {*labels}
+    for one in variables[1:]:
+        name, label = re.fullmatch(r"label_values\((\w+).*, (\w+)\)", one["query"]).groups()
+        assert label in labels[name]
+        assert one["name"] == label
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [tuple(panel["gridPos"].values()) for panel in panels]
+    cells = [(x + i, y + j) for x, y, w, h in places for i in range(w) for j in range(h)]
+    assert len({*cells}) == len(cells), "panels overlap"
+    assert max(x for x, _ in cells) < 24
