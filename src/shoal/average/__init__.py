@@ -4,6 +4,7 @@
 """
 
 from shoal.average.averager import Averager
+from shoal.average.compress import ErrorFeedback
 from shoal.average.layout import ArraySpec, Extent, FusionBuffer, Layout
 from shoal.average.preparing import NotFinite
 from shoal.average.report import AveragingReport
@@ -11,6 +12,7 @@ from shoal.average.step_times import StepTimes
 
 __all__ = [
     "Averager",
+    "ErrorFeedback",
     "NotFinite",
     "AveragingReport",
     "StepTimes",

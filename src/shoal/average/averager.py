@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.agreeing import FirstOrder, SameCheck, agree, shared_by
+from shoal.average.compress import parse_compress
 from shoal.average.departures import Departures, words_for
+from shoal.average.feedback import Feedback
 from shoal.average.layout import ALIGN_BYTES, FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
 from shoal.average.preparing import Preparation, numpy_arrays
 from shoal.average.report import AveragingReport, report_on
 from shoal.average.step_times import StepLog, StepTimes
-from shoal.codec import parse_wire
 from shoal.dtypes import DType, Op
 from shoal.engine import Countdown, can_fold
 from shoal.errors import UsageError
@@ -27,6 +28,7 @@ from shoal.plan.fusion import choose_fusion
 from shoal.plan.quantities import bytes_from
 
 if TYPE_CHECKING:
+    from shoal.average.compress import ErrorFeedback
     from shoal.group.buffers import BufferView
     from shoal.group.group import Group
 
@@ -63,6 +65,8 @@ class Averager:
         arrays: by name: a shape and a dtype, or anything that has both. Values are not taken.
         fusion_bytes: of a buffer, at most; None: `SHOAL_FUSION_BYTES`, or the planner's choice.
         wire: how float32 travels between hosts, as `Group.all_reduce` has it.
+        compress: as `wire`, in buffers of any length; or `ErrorFeedback`, which adds what rounding
+            took from a value to the next step's. That takes 8 bytes for each element, and NumPy.
         find_unused: arrays may never be ready in a step, and which ones may differ by rank. Costs a
             small all-reduce in `wait`.
         weighted: `begin` takes the weight of this rank. Costs a small all-reduce that overlaps, and
@@ -91,6 +95,7 @@ class Averager:
         *,
         fusion_bytes: int | None = None,
         wire: str | None = None,
+        compress: str | ErrorFeedback | None = None,
         find_unused: bool = False,
         weighted: bool = False,
         check_finite: bool = False,
@@ -106,8 +111,10 @@ class Averager:
         self.name = f"average {next(self._shared.names)}"
         self._subject = group.subjects.add(words_for(list(self._indices)))
         self.fusion_bytes = self._fusion_bytes(fusion_bytes)
-        parse_wire(wire or "identity")
-        options = {"fusion_bytes": self.fusion_bytes, "wire": wire, "find_unused": find_unused}
+        options = {"fusion_bytes": self.fusion_bytes, "wire": wire, "compress": compress}
+        options |= {"find_unused": find_unused}
+        wire, scheme = parse_compress(compress, wire, self.entries)
+        self._feedback = None if scheme is None else Feedback(scheme)
         options |= {"weighted": weighted, "check_finite": check_finite, "check_same": check_same}
         self._same = SameCheck(group, check_same)
         agree(group, self.name, self.entries, options)
@@ -120,7 +127,8 @@ class Averager:
                 group, self.name, weighted=weighted, check_finite=check_finite
             )
         self._departures = Departures(
-            *(group, wire, self._subject, fill, self._preparation), finds_unused=find_unused
+            *(group, wire, self._subject, fill, self._preparation, self._feedback),
+            finds_unused=find_unused,
         )
         self._order = FirstOrder(group, f"{self.name}, order")
         self._next_layout: Layout | None = None
@@ -306,6 +314,8 @@ class Averager:
         self.send_rest()
         for buffer in range(len(self.layout.buffers)):
             self._departures.wait(buffer)
+        if self._feedback is not None:
+            self._feedback.end()
         self._memory.put_back()
         self._is_open = False
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
@@ -340,6 +350,42 @@ class Averager:
         """
         if self._same.is_due(self._subject.step):
             self._same.compare(values.items(), self._subject.step)
+
+    # What `compress` keeps.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `compress` keeps on this rank, for `load_state_dict`: a copy.
+
+        The residuals are those after the last step that ended. They belong to this rank: each rank
+        saves its own. {} if `compress` keeps nothing.
+        """
+        if self._feedback is None:
+            return {}
+        return {"n_steps": self._feedback.n_steps, "residuals": self._feedback.residuals()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Take what `state_dict` returned, between two steps.
+
+        Args:
+            strict: raise where the residuals belong to other arrays. If not, what fits is taken and
+                the rest is dropped, with one line in the log.
+
+        Raises:
+            UsageError: a step is under way, or the residuals belong to other arrays, whose names
+                are given, or there are residuals and `compress` keeps none. Nothing has changed.
+        """
+        if self.is_under_way:
+            raise UsageError(f"{self}: load_state_dict within a step; wait() for it first")
+        if self._feedback is not None:
+            residuals, n_steps = state.get("residuals", {}), int(state.get("n_steps", 0))
+            self._feedback.load(residuals, n_steps, strict=strict, who=str(self))
+        elif state:
+            raise UsageError(f"{self} keeps no residuals: give compress=ErrorFeedback(...)")
+
+    def undo_feedback(self) -> None:
+        """Go back to the residuals before the last step, whose averages are not used."""
+        if self._feedback is not None:
+            self._feedback.undo()
 
     # What can be asked of it.
 
@@ -408,7 +454,10 @@ class Averager:
         self.layout = self._memory.layout = layout
         self.countdown.lay_out(layout.buffers_of, len(layout.buffers))
         self.countdown.paused = True
+        self._memory.clear_padding()
         self._departures.lay_out(layout, self._memory)
+        if self._feedback is not None:
+            self._feedback.lay_out(layout, self.memory)
         if self._preparation is not None:
             self._preparation.lay_out(layout, self.memory)
         arrays = numpy_arrays(self.memory, layout)

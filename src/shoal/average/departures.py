@@ -12,6 +12,7 @@ from shoal.dtypes import DType, Op
 from shoal.errors import Closed, TimedOut, UsageError
 
 if TYPE_CHECKING:
+    from shoal.average.feedback import Feedback
     from shoal.average.layout import Layout
     from shoal.average.memory import ArrayMemory
     from shoal.average.preparing import Preparation
@@ -31,6 +32,7 @@ class Departures:
         fill: called with arrays before a buffer that holds them leaves; None: they hold their
             values already.
         preparation: what a buffer goes through before it leaves, after `fill`; None: nothing.
+        feedback: rounds buffers of float32 after that, and chooses their wire; None: no residuals.
         finds_unused: every step calls `all_reduce_used`.
 
     Attributes:
@@ -44,6 +46,7 @@ class Departures:
         subject: Subject,
         fill: Callable[[Sequence[int]], None] | None,
         preparation: Preparation | None,
+        feedback: Feedback | None = None,
         *,
         finds_unused: bool,
     ) -> None:
@@ -52,6 +55,7 @@ class Departures:
         self._subject = subject
         self._fill = fill
         self._preparation = preparation
+        self._feedback = feedback
         self._has_weights = preparation is not None and preparation.is_weighted
         self._n_ahead = self._has_weights + finds_unused
         self._numbers = range(0)
@@ -71,6 +75,8 @@ class Departures:
         self._posted_ns = [0] * n_buffers
         self._done_ns = [0] * n_buffers
         self._waits = [_NO_WAIT] * n_buffers
+        if self._feedback is not None:
+            self._feedback.begin()
 
     def reserve(self) -> range:
         """Return the numbers of the buffers' calls, reserved by the first call in the step.
@@ -117,18 +123,23 @@ class Departures:
         Raises (the group has ended):
             ShoalError: as `Group.all_reduce`, or why another rank cannot end its step.
         """
+        entries = self._layout.buffers[buffer].entries
+        arrays = entries if arrays is None else arrays
         if self._fill is not None:
-            self._fill(self._layout.buffers[buffer].entries if arrays is None else arrays)
+            self._fill(arrays)
         with self.explaining():
             number, span = self.reserve()[buffer], self._spans[buffer]
             if self._preparation is not None:
                 self._preparation.prepare(buffer)
+            wire = self._wire if span.dtype is DType.FLOAT32 else None
+            if self._feedback is not None and span.dtype is DType.FLOAT32:
+                wire = str(self._feedback.send(buffer, set(entries).difference(arrays)))
             self._posted_ns[buffer] = time.monotonic_ns()
             self.open.discard(number)
             self._works[buffer] = self._group.all_reduce(
                 span,
                 Op.SUM if span.dtype is DType.FLOAT16 else Op.AVG,  # divided in Preparation
-                wire=self._wire if span.dtype is DType.FLOAT32 else None,
+                wire=wire,
                 number=number,
                 subject=self._subject.of(buffer),
                 async_op=True,

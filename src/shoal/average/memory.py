@@ -51,6 +51,13 @@ class ArrayMemory:
             place = self.layout.places[index]
             ctypes.memset(self._begin + place.offset, 0, place.n_bytes)
 
+    def clear_padding(self) -> None:
+        """Make what lies between arrays zero: what another layout left there would be rounded."""
+        at = 0
+        for offset, n_bytes in [*sorted(self.layout.places), (self.layout.n_bytes, 0)]:
+            ctypes.memset(self._begin + at, 0, max(0, offset - at))
+            at = max(at, offset + n_bytes)
+
     def put_aside(self, number: int, indices: Sequence[int]) -> None:
         """Keep the values that these arrays have in a buffer, and make them zero."""
         extent = self.layout.buffers[number].extent

@@ -174,6 +174,10 @@ class FusedGradients:
                 self.gradients.places[index].mul_(factor)
         self.gradients.deliver(averaged)
 
+    def undo_feedback(self) -> None:
+        """Go back to the residuals before the last step, whose averages are not used."""
+        self.averager.undo_feedback()
+
     def _fill(self, indices: Sequence[int]) -> None:
         self.gradients.bring(indices)
         self._on_full()

@@ -168,6 +168,9 @@ class HookedBuckets:
                 raise
             raise reason from error
 
+    def undo_feedback(self) -> None:
+        """Do nothing: only the hook knows what it keeps."""
+
     def _end(self, unused: bool, factor: float) -> None:
         self.is_armed = False
         if unused:

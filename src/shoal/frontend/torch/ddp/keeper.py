@@ -102,6 +102,7 @@ class GradientKeeper:
             self.averaging.resume()
             self._count(self.averaging.missing())
             self.averaging.end(unused=False)
+        self.averaging.undo_feedback()
         self._is_expecting = False
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:

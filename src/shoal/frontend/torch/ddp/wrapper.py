@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -32,7 +32,7 @@ from shoal.frontend.torch.ddp.same_model import check_same_model, values_of
 from shoal.frontend.torch.ddp.sparse import SparseGradients
 
 if TYPE_CHECKING:
-    from shoal.average import AveragingReport
+    from shoal.average import AveragingReport, ErrorFeedback
     from shoal.frontend.torch.ddp.keeper import Averaging
 
 __all__ = ["DistributedDataParallel"]
@@ -61,6 +61,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         check_same: every so many steps, at the end of `backward`, parameters, buffers and what the
             method `check_same` was given are compared over all ranks; 0: never.
         wire: "bf16" has float32 travel between hosts in half the bytes, as `shoal.Group` says.
+        compress: a codec or `shoal.average.ErrorFeedback`, as for an `Averager`.
 
     Raises:
         UsageError: the models of the ranks differ, or the model is wrapped already.
@@ -73,6 +74,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         module: torch.nn.Module,
         *args: Any,
         wire: str | None = None,
+        compress: str | ErrorFeedback | None = None,
         weighted: bool = False,
         check_finite: bool = False,
         check_same: int = 0,
@@ -82,6 +84,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         _refuse(module, given)
         self._options: dict[str, Any] = {
             "wire": wire,
+            "compress": compress,
             "weighted": weighted,
             "check_finite": check_finite,
         }
@@ -154,6 +157,39 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if not self._check_every:
             raise UsageError("check_same: wrap the model with check_same=N, a number of steps")
         self._optimizers = optimizers
+
+    def feedback_state_dict(self) -> dict[str, Any]:
+        """Return what `compress` keeps on this rank: residuals by parameter, copied; or {}.
+
+        `state_dict` leaves them out, since each rank has its own: every rank saves this beside it.
+        """
+        averaging = self.reducer.averaging
+        if not isinstance(averaging, FusedGradients):
+            return {}
+        state = averaging.averager.state_dict()
+        if residuals := state.get("residuals"):
+            state["residuals"] = {name: torch.from_numpy(one) for name, one in residuals.items()}
+        return state
+
+    def load_feedback_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Take what `feedback_state_dict` returned, between two steps.
+
+        Args:
+            strict: raise where the residuals belong to other parameters. If not, what fits is taken
+                and the rest is dropped, with one line in the log.
+
+        Raises:
+            UsageError: the residuals belong to other parameters, whose names are given, or a step
+                is under way, or `compress` keeps none. Nothing has changed.
+        """
+        averaging = self.reducer.averaging
+        if isinstance(averaging, FusedGradients):
+            averaging.averager.load_state_dict(state, strict=strict)
+        elif state:
+            raise UsageError(
+                "DistributedDataParallel: there are no residuals with a communication hook, or "
+                "with parameters on a device"
+            )
 
     def report(self, *, alone: bool = False) -> AveragingReport:
         """Report where the time of the last steps went: `print` it, or see its other forms.
@@ -284,8 +320,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _hooked(self, gradients: Gradients, hook: Any, state: object) -> Averaging:
         if any(value not in (None, False, "identity") for value in self._options.values()):
             raise Unsupported(
-                "DistributedDataParallel: wire, weighted and check_finite go without communication "
-                "hooks, and with parameters on the CPU"
+                "DistributedDataParallel: wire, compress, weighted and check_finite go without "
+                "communication hooks, and with parameters on the CPU"
             )
         on_full = not_held(self.reducer.queue_end)
         n_bytes = self.bucket_bytes_cap

@@ -1,0 +1,247 @@
+"""`compress=ErrorFeedback` of the wrapper, held to the NumPy model of the scheme."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from process.ddp_training import wrap
+from process.shared_ranks import Case, SharedRanks, cases_in
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from unit.feedback_model import Arrays, FeedbackModel
+
+from shoal.average import ErrorFeedback
+from shoal.errors import Unsupported, UsageError
+
+SHAPES = {"first": (9, 5), "second": (333,), "third": (2, 3, 4)}
+NAMES = list(SHAPES)
+SIZE = 2
+
+
+class Net(nn.Module):
+    """The gradient of each parameter is what the forward pass is given for it."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, shape in (shapes or SHAPES).items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype)))
+
+    def forward(self, wanted: Arrays) -> torch.Tensor:
+        parts = [(getattr(self, n) * torch.from_numpy(g)).sum() for n, g in wanted.items()]
+        return torch.stack(parts).sum()
+
+
+def gradients(step: int, left_out: Sequence[Sequence[str]] = ((), ())) -> list[Arrays]:
+    """By rank: multiples of 1/8 that bfloat16 cannot hold, whose sums are exact."""
+    return [
+        {
+            name: np.random.default_rng([step, rank, at]).integers(-4096, 4096, shape) / 8
+            for at, (name, shape) in enumerate(SHAPES.items())
+            if name not in left_out[rank]
+        }
+        for rank in range(SIZE)
+    ]
+
+
+def as_float32(given: list[Arrays]) -> list[Arrays]:
+    return [{name: one.astype(np.float32) for name, one in arrays.items()} for arrays in given]
+
+
+def feeding(net: nn.Module | None = None, **options: Any) -> Any:
+    return wrap(Net() if net is None else net, compress=ErrorFeedback("bf16"), **options)
+
+
+def backward(wrapped: Any, given: list[Arrays]) -> None:
+    wrapped.zero_grad()
+    wrapped(as_float32(given)[dist.get_rank()]).backward()
+
+
+def check(wrapped: Any, model: FeedbackModel, given: list[Arrays]) -> None:
+    """Take one step here and in the model, and compare gradients and residuals to the bit."""
+    backward(wrapped, given)
+    check_averages(wrapped, model.step(as_float32(given)))
+    check_residuals(wrapped, model)
+
+
+def check_averages(wrapped: Any, averages: Arrays) -> None:
+    for name, average in averages.items():
+        np.testing.assert_array_equal(getattr(wrapped.module, name).grad.numpy(), average, name)
+
+
+def check_residuals(wrapped: Any, model: FeedbackModel) -> None:
+    held = wrapped.feedback_state_dict()["residuals"]
+    assert list(held) == NAMES
+    for name, residual in model.residuals[dist.get_rank()].items():
+        np.testing.assert_array_equal(held[name].numpy(), residual, name)
+
+
+EVERY_WAY = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"static_graph": True},
+    {"find_unused_parameters": True},
+]
+
+
+@pytest.mark.parametrize("options", EVERY_WAY)
+def test_steps_are_those_of_the_model(options: dict[str, bool], ranks: SharedRanks) -> None:
+    ranks.run(steps_are_those_of_the_model, options)
+
+
+def steps_are_those_of_the_model(options: dict[str, bool]) -> None:
+    wrapped, model = feeding(**options), FeedbackModel(SIZE, SHAPES)
+    for step in range(4):
+        check(wrapped, model, gradients(step))
+
+
+def case_passes_in_no_sync_add_up_and_are_rounded_once() -> None:
+    wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
+    check(wrapped, model, gradients(0))
+    parts = [as_float32(gradients(step)) for step in (1, 2, 3)]
+    wrapped.zero_grad()
+    with wrapped.no_sync():
+        for part in parts[:2]:
+            wrapped(part[dist.get_rank()]).backward()
+    check_residuals(wrapped, model)
+    wrapped(parts[2][dist.get_rank()]).backward()
+    total = [{n: sum(part[rank][n] for part in parts) for n in NAMES} for rank in range(SIZE)]
+    check_averages(wrapped, model.step(total))
+    check_residuals(wrapped, model)
+
+
+def case_a_parameter_that_no_rank_used_keeps_its_residual() -> None:
+    wrapped, model = feeding(find_unused_parameters=True), FeedbackModel(SIZE, SHAPES)
+    for step, left_out in enumerate([((), ()), (["second"], ["first", "second"]), ((), ["third"])]):
+        check(wrapped, model, gradients(step, left_out))
+
+
+def case_clipping_comes_after_the_average_and_leaves_residuals_alone() -> None:
+    wrapped, model = feeding(gradient_as_bucket_view=True), FeedbackModel(SIZE, SHAPES)
+    for step in range(3):
+        check(wrapped, model, gradients(step))
+        nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        check_residuals(wrapped, model)
+
+
+def case_a_step_that_the_gradient_scaler_skips_leaves_residuals_as_they_were() -> None:
+    wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(4):
+        given = as_float32(gradients(step))
+        if step == 1:
+            given[1]["second"][7] = np.inf
+        scale = np.float32(scaler.get_scale())  # 4, and half of it after the step that is skipped
+        scaled = [{name: one * scale for name, one in arrays.items()} for arrays in given]
+        before = {name: getattr(wrapped.module, name).detach().clone() for name in NAMES}
+        wrapped.zero_grad()
+        scaler.scale(wrapped(given[dist.get_rank()])).backward()
+        averages = model.step(scaled)
+        check_averages(wrapped, averages)
+        check_residuals(wrapped, model)
+        scaler.step(optimizer)
+        scaler.update()
+        for name in NAMES:
+            moved = before[name].numpy() - (0 if step == 1 else averages[name] / scale)
+            np.testing.assert_array_equal(getattr(wrapped.module, name).detach().numpy(), moved)
+
+
+def case_a_rank_without_inputs_sends_what_is_left() -> None:
+    wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
+    rank = dist.get_rank()
+    with wrapped.join():
+        for step in range(3 if rank == 0 else 1):
+            given = as_float32(gradients(step, ((), NAMES if step else ())))
+            wrapped.zero_grad()
+            wrapped(given[rank]).backward()
+            check_averages(wrapped, model.step(given))
+    if rank:
+        for step in (1, 2):
+            model.step(as_float32(gradients(step, ((), NAMES))))
+    check_residuals(wrapped, model)
+
+
+def case_a_pass_that_raised_on_all_ranks_leaves_residuals_as_they_were() -> None:
+    wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
+    for step in range(3):
+        check(wrapped, model, gradients(step))
+        failing = wrapped.module.first.register_hook(_fail)
+        with pytest.raises(ValueError, match="not this time"):
+            backward(wrapped, gradients(9))  # of which other gradients have been sent
+        failing.remove()
+
+
+def _fail(_gradient: torch.Tensor) -> None:
+    raise ValueError("not this time")
+
+
+def case_a_saved_state_goes_on_to_the_bit_in_another_wrapper() -> None:
+    wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
+    for step in range(2):
+        check(wrapped, model, gradients(step))
+    assert list(wrapped.state_dict()) == [f"module.{name}" for name in NAMES]
+    saved = io.BytesIO()
+    torch.save(wrapped.feedback_state_dict(), saved)
+    saved.seek(0)
+    anew = feeding(wrapped.module)
+    anew.load_feedback_state_dict(torch.load(saved, weights_only=True))
+    for step in range(2, 4):
+        check(anew, model, gradients(step))
+
+
+def case_residuals_of_another_model_are_refused_by_name() -> None:
+    other = feeding(Net(first=(9, 5), second=(334,)))
+    other({"first": np.ones((9, 5), np.float32), "second": np.ones(334, np.float32)}).backward()
+    with pytest.raises(UsageError, match=r"'third' has no residual there; 'second' is \[334\] "):
+        feeding().load_feedback_state_dict(other.feedback_state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_gradients_of_other_types_are_refused_by_name(
+    dtype: torch.dtype, ranks: SharedRanks
+) -> None:
+    ranks.run(other_types_are_refused, dtype)
+
+
+def other_types_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(UsageError, match=f"'first' {str(dtype)[6:]}.*keep that gradient in"):
+        feeding(Net(dtype))
+
+
+def case_gradients_that_are_kept_in_float32_are_compressed() -> None:
+    net = Net(torch.bfloat16)
+    if not hasattr(net.first, "grad_dtype"):
+        return  # torch before 2.10
+    for parameter in net.parameters():
+        parameter.grad_dtype = torch.float32
+    wrapped = feeding(net)
+    backward(wrapped, gradients(0))
+    assert wrapped.module.first.grad.dtype is torch.float32
+    assert wrapped.feedback_state_dict()["residuals"]["first"].shape == (9, 5)
+
+
+def case_communication_hooks_are_refused_beside_it() -> None:
+    with pytest.raises(Unsupported, match=r"compress.*without communication hooks"):
+        feeding().register_comm_hook(None, allreduce_hook)
+
+
+def case_ranks_that_compress_in_other_ways_are_named() -> None:
+    ways = [ErrorFeedback("bf16"), "bf16"]
+    with pytest.raises(UsageError, match="compress is not the same on all ranks"):
+        wrap(Net(), compress=ways[dist.get_rank()])
+
+
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_feedback(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(case)

@@ -1,0 +1,307 @@
+"""Error feedback of an `Averager`, held to a model of the whole scheme in NumPy."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from unit.feedback_model import Arrays, FeedbackModel
+from unit.in_process import in_ranks, run_in_threads
+
+from shoal.average import Averager, ErrorFeedback, NotFinite
+from shoal.errors import ShoalError, UsageError
+
+if TYPE_CHECKING:
+    import shoal
+
+SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
+    "embedding": ((300, 11), "float32"),
+    "step": ((7,), "int32"),
+    "weight": ((57, 3, 2), "float32"),
+    "nothing": ((0, 4), "float32"),
+    "bias": ((1000,), "float32"),
+    "last": ((), "float32"),
+}
+FLOATS = [name for name, (_, dtype) in SHAPES.items() if dtype == "float32"]
+
+
+def gradient(name: str, rank: int, step: int) -> Any:
+    """Multiples of 1/8 that bfloat16 cannot hold; sums over steps and ranks are exact."""
+    shape, dtype = SHAPES[name]
+    source = np.random.default_rng([sum(map(ord, name)), rank, step])
+    drawn = source.integers(-4096, 4096, shape)
+    return np.asarray(drawn * 2 if dtype == "int32" else drawn / 8).astype(dtype)
+
+
+def new_model(size: int) -> FeedbackModel:
+    return FeedbackModel(size, {name: SHAPES[name][0] for name in FLOATS})
+
+
+def gradients(size: int, step: int) -> list[Arrays]:
+    return [{name: gradient(name, rank, step) for name in SHAPES} for rank in range(size)]
+
+
+def average(averager: Averager, given: Arrays, **begin: Any) -> Arrays:
+    """One step, in an order of this rank's own."""
+    arrays = averager.begin(**begin)
+    names = [name for name in given if name in arrays]
+    np.random.default_rng(averager.group.rank).shuffle(names)
+    for name in names:
+        arrays[name][...] = given[name]
+        averager.ready(name)
+    averager.wait()
+    return arrays
+
+
+def check(averager: Averager, model: FeedbackModel, given: list[Arrays], **begin: Any) -> None:
+    """Take one step here and in the model, and compare averages and residuals to the bit."""
+    factors = begin.pop("factors", None)
+    arrays = average(averager, given[averager.group.rank], **begin)
+    for name, wanted in model.step(given, factors).items():
+        np.testing.assert_array_equal(arrays[name], wanted, err_msg=name)
+    check_residuals(averager, model)
+
+
+def check_residuals(averager: Averager, model: FeedbackModel) -> None:
+    held = averager.state_dict()["residuals"]
+    assert list(held) == FLOATS
+    for name, residual in model.residuals[averager.group.rank].items():
+        np.testing.assert_array_equal(held[name], residual, err_msg=name)
+
+
+def feeding(group: shoal.Group, **options: Any) -> Averager:
+    """Arrays span buffers, and buffers hold several arrays."""
+    options = {"compress": ErrorFeedback("bf16"), "fusion_bytes": 2048, **options}
+    weighted = options.get("weighted")
+    shapes = {name: SHAPES[name] for name in (FLOATS if weighted else SHAPES)}
+    return Averager(group, shapes, **options)
+
+
+@pytest.mark.parametrize("fusion_bytes", [64, 2048, 1 << 20])
+@in_ranks(2)
+def test_averages_and_residuals_are_those_of_the_model_in_any_layout(
+    group: shoal.Group, fusion_bytes: int
+) -> None:
+    averager, model = feeding(group, fusion_bytes=fusion_bytes), new_model(2)
+    layouts = set()
+    for step in range(4):
+        given = gradients(2, step)
+        check(averager, model, given)
+        np.testing.assert_array_equal(
+            averager.arrays["step"], (given[0]["step"] + given[1]["step"]) // 2
+        )
+        layouts.add(averager.layout.order)
+    assert len(layouts) == 2  # residuals have moved
+    assert any(one.any() for one in averager.state_dict()["residuals"].values())
+
+
+@in_ranks(2)
+def test_nothing_is_lost_over_steps(group: shoal.Group) -> None:
+    averager = feeding(group)
+    got = dict.fromkeys(FLOATS, np.float32(0))
+    for step in range(8):
+        arrays = average(averager, gradients(2, step)[group.rank])
+        got = {name: got[name] + arrays[name] * 2 for name in FLOATS}
+    left = averager.state_dict()["residuals"]
+    for name in FLOATS:
+        other = np.array(left[name])
+        group.all_reduce(other)
+        given = sum(gradient(name, rank, step) for rank in range(2) for step in range(8))
+        np.testing.assert_array_equal(got[name] + other, given)
+
+
+@in_ranks(2)
+def test_a_named_codec_feeds_nothing_back(group: shoal.Group) -> None:
+    averager = feeding(group, compress="bf16")
+    average(averager, gradients(2, 0)[group.rank])
+    assert averager.state_dict() == {}
+    averager.load_state_dict({})
+
+
+@in_ranks(2)
+def test_an_array_that_no_rank_used_keeps_its_residual(group: shoal.Group) -> None:
+    averager, model = feeding(group, find_unused=True), new_model(2)
+    for step, left_out in enumerate([{}, {0: ["bias"], 1: ["bias", "weight"]}, {0: FLOATS}, {}]):
+        given = gradients(2, step)
+        for rank, names in left_out.items():
+            for name in names:
+                del given[rank][name]
+        check(averager, model, given)
+
+
+@in_ranks(2)
+def test_weights_come_before_the_residual(group: shoal.Group) -> None:
+    averager, model = feeding(group, weighted=True), new_model(2)
+    for step, weights in enumerate([(3, 1), (0, 2), (1, 1)]):
+        factors = [weight * 2 / sum(weights) for weight in weights]
+        check(averager, model, gradients(2, step), weight=weights[group.rank], factors=factors)
+
+
+# What is not finite, and zeros.
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("check_finite", [False, True])
+@in_ranks(2)
+def test_a_step_that_is_not_finite_on_one_rank_leaves_all_residuals_as_they_were(
+    group: shoal.Group, value: float, check_finite: bool
+) -> None:
+    averager, model = feeding(group, check_finite=check_finite), new_model(2)
+    check(averager, model, gradients(2, 0))
+    given = gradients(2, 1)
+    given[1]["weight"][3, 1, 0] = value
+    if check_finite:
+        with pytest.raises(NotFinite, match="'weight' on rank 1"):
+            average(averager, given[group.rank])
+        check_residuals(averager, model)
+    else:
+        check(averager, model, given)
+    check(averager, model, gradients(2, 2))
+
+
+@in_ranks(2)
+def test_zeros_bring_out_what_is_left_and_then_nothing(group: shoal.Group) -> None:
+    averager, model = feeding(group), new_model(2)
+    check(averager, model, gradients(2, 0))
+    zeros = [
+        {name: np.zeros_like(one) for name, one in arrays.items()} for arrays in gradients(2, 0)
+    ]
+    for _ in range(3):
+        check(averager, model, zeros)
+    assert not any(one.any() for one in averager.arrays.values())
+
+
+# Saved and loaded.
+
+
+@in_ranks(2)
+def test_a_loaded_state_goes_on_to_the_bit(group: shoal.Group) -> None:
+    first, model = feeding(group), new_model(2)
+    for step in range(3):
+        check(first, model, gradients(2, step))
+    second = feeding(group, fusion_bytes=128)
+    second.load_state_dict(first.state_dict())
+    check(second, model, gradients(2, 3))
+    assert second.state_dict()["n_steps"] == 4
+
+
+OTHERS: dict[str, tuple[Callable[[Arrays], Any], str]] = {
+    "one less": (lambda held: held.pop("bias"), "'bias' has no residual there"),
+    "one more": (lambda held: held.update(more=held["bias"]), "'more' is not averaged here"),
+    "a shape": (
+        lambda held: held.update(weight=held["weight"].reshape(-1)),
+        r"'weight' is [342] there and [57, 3, 2] here",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+@in_ranks(1)
+def test_residuals_of_other_arrays_are_refused_by_name_or_dropped_with_one_line(
+    group: shoal.Group, case: str
+) -> None:
+    change, what = OTHERS[case]
+    averager = feeding(group)
+    average(averager, gradients(1, 0)[0])
+    before, state = averager.state_dict(), averager.state_dict()
+    change(state["residuals"])
+    with pytest.raises(UsageError, match=re.escape(what)):
+        averager.load_state_dict(state)
+    np.testing.assert_equal(averager.state_dict(), before)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("shoal").addHandler(handler)
+    try:
+        averager.load_state_dict(state, strict=False)
+    finally:
+        logging.getLogger("shoal").removeHandler(handler)
+    assert len(lines) == 1
+    assert what in lines[0]
+    for name, one in averager.state_dict()["residuals"].items():
+        fits = what.startswith(f"'{name}'")
+        np.testing.assert_array_equal(one, 0 if fits else before["residuals"][name])
+
+
+@in_ranks(1)
+def test_a_state_is_refused_within_a_step_and_without_feedback(group: shoal.Group) -> None:
+    averager, plain = feeding(group), feeding(group, compress=None)
+    averager.begin()
+    averager.ready("bias")
+    with pytest.raises(UsageError, match="within a step"):
+        averager.load_state_dict(averager.state_dict())
+    with pytest.raises(UsageError, match="keeps no residuals"):
+        plain.load_state_dict(averager.state_dict())
+
+
+# A step that fails, and is repeated.
+
+
+def repeat_a_step(group: shoal.Group) -> None:
+    averager, model = feeding(group), new_model(2)
+    check(averager, model, gradients(2, 0))
+    given = gradients(2, 1)
+    arrays = averager.begin()
+    for name in list(SHAPES)[:3]:  # most buffers leave, and some averages come
+        arrays[name][...] = given[group.rank][name]
+        averager.ready(name)
+    group.barrier()
+    if group.rank:
+        group.abort("this step ends here")
+    with pytest.raises(ShoalError):
+        averager.wait()
+    with group.shrink() as left:
+        again = feeding(left)
+        again.load_state_dict(averager.state_dict())
+        check(again, model, given)
+
+
+def test_what_a_failed_step_sent_is_not_fed_back_when_it_is_repeated() -> None:
+    for result in run_in_threads(repeat_a_step, 2):
+        if isinstance(result, Exception):
+            raise result
+
+
+# What is refused.
+
+REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
+    "two ways": ({"compress": "bf16", "wire": "bf16"}, "either wire='bf16' or compress='bf16'"),
+    "no codec": ({"compress": "bf17"}, "unknown wire 'bf17'"),
+    "no scheme": ({"compress": 8}, "compress=8 is no way to compress"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@in_ranks(1)
+def test_what_cannot_compress_is_refused(group: shoal.Group, case: str) -> None:
+    options, what = REFUSED[case]
+    with pytest.raises(UsageError, match=re.escape(what)):
+        feeding(group, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("compress", ["bf16", ErrorFeedback("bf16")])
+@in_ranks(1)
+def test_arrays_that_no_codec_encodes_are_refused_by_name(
+    group: shoal.Group, dtype: str, compress: Any
+) -> None:
+    with pytest.raises(UsageError, match=f"'odd' {dtype}.*would travel whole"):
+        Averager(group, {"a": ((4,), "float32"), "odd": ((4,), dtype)}, compress=compress)
+
+
+def test_feedback_of_a_codec_that_does_not_round_is_refused() -> None:
+    with pytest.raises(UsageError, match="no error to feed back"):
+        ErrorFeedback("identity")
+
+
+@in_ranks(2)
+def test_ranks_that_compress_in_other_ways_are_named(group: shoal.Group) -> None:
+    ways = [ErrorFeedback("bf16"), "bf16"]
+    with pytest.raises(UsageError, match="compress is not the same on all ranks") as caught:
+        feeding(group, compress=ways[group.rank])
+    for rank, way in enumerate(ways):
+        assert f"{way} on rank {rank}" in str(caught.value)
