@@ -366,6 +366,7 @@ def check_shoals_own_wrapper_trains_as_torchs(it: Rank) -> None:
         {"find_unused_parameters": True},
         {"static_graph": True, "check_same": 2},
         {"bucket_cap_mb": 0.1},
+        {"compress": "identity"},
     ):
         wrapped = DistributedDataParallel(_model(it.device), **options)
         got = _train(wrapped, it)

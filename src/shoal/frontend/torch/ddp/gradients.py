@@ -135,7 +135,7 @@ class Gradients:
                     parameter.grad = self._view(index)
                 continue
             if gradient is None:
-                parameter.grad = gradient = torch.empty_like(place)
+                parameter.grad = gradient = torch.empty_like(place, device=parameter.device)
             elif (gradient.dtype, gradient.shape) != self._kinds[index]:
                 self._refuse_kind(index, gradient)
             if gradient.is_conj():  # of which torch writes no lists

@@ -187,8 +187,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             averaging.averager.load_state_dict(state, strict=strict)
         elif state:
             raise UsageError(
-                "DistributedDataParallel: there are no residuals with a communication hook, or "
-                "with parameters on a device"
+                "DistributedDataParallel keeps no residuals: wrap the model with "
+                "compress=ErrorFeedback(...), without a communication hook"
             )
 
     def report(self, *, alone: bool = False) -> AveragingReport:
@@ -297,7 +297,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _averaging(self, gradients: Gradients) -> Averaging:
         """How dense gradients are averaged without a communication hook."""
         if any(parameter.device.type != "cpu" for parameter in gradients.parameters):
-            return self._hooked(gradients, allreduce_hook, self.process_group)
+            if self._options["compress"] is None:
+                return self._hooked(gradients, allreduce_hook, self.process_group)
+            gradients.as_views = False  # places are in host memory, where codecs work
         group = frontend.group_in(self.process_group)
         if group is None:
             raise UsageError(
