@@ -72,7 +72,8 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
                                 uint32_t divisor, int codec, const std::string& descriptor,
                                 const std::string& agreement, bool by_pair, uint32_t n_lanes,
-                                uint32_t n_workers, uint32_t segment_bytes, bool rounds_own) {
+                                uint32_t n_workers, uint32_t segment_bytes, bool rounds_own,
+                                uint32_t keep) {
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec))
     throw std::invalid_argument("a plan needs four layouts, a dtype, an operation and a codec");
   auto plan = std::make_shared<Plan>();
@@ -82,8 +83,8 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->dtype = static_cast<DType>(dtype);
   plan->fold = fold_function(plan->dtype, static_cast<FoldOp>(op));
   plan->divisor = divisor;
-  plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op));
-  if (plan->narrow == nullptr && static_cast<Codec>(codec) != Codec::kIdentity)
+  plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op), keep);
+  if (!plan->narrow && static_cast<Codec>(codec) != Codec::kIdentity)
     throw std::invalid_argument("this codec has no meaning for this dtype and operation");
   plan->rounds_own = rounds_own;
   plan->segment_bytes = segment_bytes;
@@ -381,7 +382,7 @@ NB_MODULE(_native, m) {
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
                   nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_lanes") = 1,
                   nb::arg("n_workers") = 0, nb::arg("segment_bytes") = kSegmentBytes,
-                  nb::arg("rounds_own") = false)
+                  nb::arg("rounds_own") = false, nb::arg("keep") = 0)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; })
       .def_prop_ro("segment_bytes", [](const Plan& plan) { return plan.segment_bytes; })
       .def_rw("tensor_bytes", &Plan::tensor_bytes);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -43,17 +44,28 @@ bool can_fold(int dtype, int op) {
          fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
 }
 
-const Narrow* narrow_of(int codec, int dtype, int op) {
-  if (!is_codec(codec) || !is_dtype(dtype) || !is_fold_op(op)) return nullptr;
-  return narrow_for(static_cast<Codec>(codec), static_cast<DType>(dtype), static_cast<FoldOp>(op));
+std::optional<Narrow> narrow_of(int codec, int dtype, int op, uint32_t keep = 0) {
+  if (!is_codec(codec) || !is_dtype(dtype) || !is_fold_op(op)) return std::nullopt;
+  return narrow_for(static_cast<Codec>(codec), static_cast<DType>(dtype), static_cast<FoldOp>(op),
+                    keep);
 }
 
-bool can_encode(int codec, int dtype, int op) { return narrow_of(codec, dtype, op) != nullptr; }
+bool can_encode(int codec, int dtype, int op) { return narrow_of(codec, dtype, op).has_value(); }
 
-void round_to(int codec, int dtype, uintptr_t address, size_t n_elems) {
-  const Narrow* narrow = narrow_of(codec, dtype, static_cast<int>(FoldOp::kSum));
-  if (narrow == nullptr) throw std::invalid_argument("this codec has no meaning for this dtype");
-  narrow->round(reinterpret_cast<std::byte*>(address), n_elems);
+size_t encoded_bytes(int codec, uint32_t keep, size_t n_elems) {
+  const auto narrow = narrow_of(codec, static_cast<int>(DType::kFloat32), 0, keep);
+  return narrow ? narrow->bytes_of(*narrow, n_elems) : 0;
+}
+
+void round_to(int codec, uint32_t keep, int dtype, uintptr_t address, size_t n_elems, uint64_t seed,
+              uint64_t first) {
+  const auto narrow = narrow_of(codec, dtype, static_cast<int>(FoldOp::kSum), keep);
+  if (!narrow) throw std::invalid_argument("this codec has no meaning for this dtype");
+  auto* const data = reinterpret_cast<std::byte*>(address);
+  if (seed == 0)
+    narrow->round(*narrow, data, n_elems);
+  else
+    narrow->round_stochastic(*narrow, data, n_elems, seed, first);
 }
 
 }  // namespace
@@ -77,6 +89,7 @@ void bind_tables(nb::module_& m) {
   m.def("fold_ops", &fold_ops);
   m.def("can_fold", &can_fold);
   m.def("can_encode", &can_encode);
+  m.def("encoded_bytes", &encoded_bytes);
   m.def("round_to", &round_to);
   m.def("frame_rules", [] {
     std::vector<

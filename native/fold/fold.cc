@@ -63,9 +63,12 @@ void divide(DType dtype, std::byte* data, size_t n_elems, uint32_t divisor) {
   chosen().divide[row](data, n_elems, divisor);
 }
 
-const Narrow* narrow_for(Codec codec, DType dtype, FoldOp op) {
+std::optional<Narrow> narrow_for(Codec codec, DType dtype, FoldOp op, uint32_t keep) {
   const bool sums = dtype == DType::kFloat32 && (op == FoldOp::kSum || op == FoldOp::kAvg);
-  return codec == Codec::kBfloat16 && sums ? &chosen().bfloat16_sums : nullptr;
+  Narrow narrow = chosen().narrow[static_cast<size_t>(codec)];
+  if (!sums || narrow.encode == nullptr) return std::nullopt;
+  narrow.keep = keep;
+  return narrow;
 }
 
 const char* fold_isa() { return chosen().isa; }

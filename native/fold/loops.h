@@ -305,7 +305,7 @@ constexpr Kernels table(const char* isa) {
        divide_integers<int32_t>, divide_integers<int64_t>, divide_integers<uint8_t>, nullptr,
        divide_numbers<float, 2>, divide_numbers<double, 2>, divide_integers<uint16_t>,
        divide_integers<uint32_t>, divide_integers<uint64_t>},
-      kBfloat16Sums};
+      {Narrow{}, kBfloat16Sums, kFloat16Sums}};
 }
 
 }  // namespace

@@ -15,8 +15,6 @@
 
 namespace shoal::test {
 
-using Bytes = std::vector<std::byte>;
-
 template <class T>
 T get(const std::byte* from) {
   T value;
@@ -301,7 +299,7 @@ inline void put_number(DType dtype, std::byte* into, double number) {
 
 // A third any bits (NaN, denormals, all exponents), a third near each other (roundings, ties), a
 // third special numbers.
-inline void fill_floats(DType dtype, Bytes& bytes, size_t start, uint64_t& state) {
+inline void fill_floats(DType dtype, std::vector<std::byte>& bytes, size_t start, uint64_t& state) {
   constexpr double kInf = HUGE_VAL;
   const double special[] = {0.0,   -0.0,    1.0,     -1.0,   kInf,   -kInf,   NAN,     65504.0,
                             65520, 3.0e38,  -3.3e38, 6.0e-8, 6.1e-5, 1.2e-38, 1.0e-40, 1.00390625,
@@ -316,8 +314,8 @@ inline void fill_floats(DType dtype, Bytes& bytes, size_t start, uint64_t& state
 }
 
 // `n_elems` at `start` bytes from an aligned address; the buffer ends where they end.
-inline Bytes input(DType dtype, size_t n_elems, size_t start, uint64_t seed) {
-  Bytes bytes(start + n_elems * size_of(dtype));
+inline std::vector<std::byte> input(DType dtype, size_t n_elems, size_t start, uint64_t seed) {
+  std::vector<std::byte> bytes(start + n_elems * size_of(dtype));
   uint64_t state = seed + 1000 * static_cast<uint64_t>(dtype) + n_elems;
   if (float_bytes(dtype) != 0) {
     fill_floats(dtype, bytes, start, state);

@@ -126,7 +126,7 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
   const std::vector<uint64_t> lengths = lengths_of(job, size);
   Plan plan;
   plan.narrow = narrow_for(job.codec, job.dtype, job.op);
-  plan.program = recipe.program(rank, average || plan.narrow != nullptr);
+  plan.program = recipe.program(rank, average || plan.narrow.has_value());
   if (job.has_blocks()) {
     plan.layout[kInput] = consecutive(blocks_of(job, job.meaning().reads, rank, lengths), item);
     plan.layout[kOutput] = consecutive(blocks_of(job, job.meaning().writes, rank, lengths), item);
@@ -149,7 +149,7 @@ inline Job job_of(const Recipe& recipe, Job like) {
   like.hosts = recipe.hosts;
   like.is_uneven = like.is_uneven && recipe.takes_uneven;
   if (like.meaning().folds_again) like.op = FoldOp::kMax;
-  if (narrow_for(like.codec, like.dtype, like.op) == nullptr) like.codec = Codec::kIdentity;
+  if (!narrow_for(like.codec, like.dtype, like.op)) like.codec = Codec::kIdentity;
   return like;
 }
 
@@ -166,7 +166,7 @@ inline Job random_job(FakeRandom& random, uint64_t key, int size, uint64_t max_e
   job.seed = random.below(1u << 20);
   const auto& recipes = Recipes::all().of_size(size);
   job = job_of(*recipes[random.below(recipes.size())], job);
-  const bool sums = job.folds() && narrow_for(Codec::kBfloat16, job.dtype, job.op) != nullptr;
+  const bool sums = job.folds() && narrow_for(Codec::kBfloat16, job.dtype, job.op).has_value();
   if (sums && job.seed % 2 == 1) job.codec = Codec::kBfloat16;
   return job;
 }

@@ -1,166 +1,344 @@
-// The codecs on every instruction set of this machine, against numbers: of the two bfloat16 around
-// a float the nearer one is right, told in double, where both distances are exact.
+// The contract of all codecs, on every instruction set of this machine: against the numbers of
+// codec_truth.h, and the properties on which the same bits on all ranks rest.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "fold/codec.h"
 #include "fold/kernels.h"
 #include "test/check.h"
+#include "test/codec_truth.h"
 #include "test/fake_link.h"
 #include "test/nearest.h"
 
-namespace shoal {
+namespace shoal::test {
 namespace {
 
-using test::bits_of;
-using test::FakeRandom;
-using test::float_of;
-using test::nearest;
+using Bytes = std::vector<std::byte>;
 
 // Each exponent with fractions near what decides, both signs; NaNs, infinities, denormals, zeros.
-std::vector<float> awkward_floats() {
-  std::vector<float> floats;
+Floats awkward_floats() {
+  Floats floats;
   for (uint32_t upper = 0; upper < 0x10000; upper += 0x20)
     for (const uint32_t odd : {0u, 1u, 0x1fu})
       for (const uint32_t lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
         floats.push_back(float_of((upper | odd) << 16 | lower));
-  FakeRandom random(1);
-  for (int n = 0; n < 1000; ++n) floats.push_back(float_of(static_cast<uint32_t>(random.next())));
   return floats;
+}
+
+// Blocks whose elements have exponents near each other, as gradients do, some of them zeros.
+Floats alike_floats(size_t n_elems, uint64_t seed) {
+  FakeRandom random(seed);
+  Floats floats;
+  uint32_t top = 127;
+  for (size_t i = 0; i < n_elems; ++i) {
+    if (i % 32 == 0) top = 1 + static_cast<uint32_t>(random.below(254));
+    const auto below = static_cast<uint32_t>(random.below(12));
+    const uint32_t exponent = below < top ? top - below : 0;
+    const auto rest = static_cast<uint32_t>(random.next()) & 0x807fffff;
+    floats.push_back(random.chance(0.1) ? 0.0F : float_of(exponent << 23 | rest));
+  }
+  return floats;
+}
+
+Floats random_bits_as_floats(size_t n_elems, uint64_t seed) {
+  FakeRandom random(seed);
+  Floats floats;
+  for (size_t i = 0; i < n_elems; ++i)
+    floats.push_back(float_of(static_cast<uint32_t>(random.next())));
+  return floats;
+}
+
+std::vector<Floats> inputs() {
+  std::vector<Floats> all = {awkward_floats(), alike_floats(20000, 1),
+                             random_bits_as_floats(5000, 2), Floats(100, 0.0F)};
+  for (const size_t n :
+       {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 65, 1000, 4095, 4097, 9000}) {
+    all.push_back(alike_floats(n, n));
+    all.push_back(random_bits_as_floats(n, n));
+  }
+  return all;
 }
 
 // Bytes that begin `start` bytes behind an aligned address, with a guard behind their end.
 struct Room {
-  Room(size_t n_bytes, size_t start) : all(start + n_bytes + 64, std::byte{0xa5}), at(&all[start]) {
-    end = at + n_bytes;
+  Room(size_t n, size_t start)
+      : n_bytes(n), all(start + n + 64, std::byte{0xa5}), at(&all[start]) {}
+  Room(const Bytes& given, size_t start) : Room(given.size(), start) {
+    if (n_bytes > 0) std::memcpy(at, given.data(), n_bytes);
+  }
+  Room(const Floats& given, size_t start) : Room(4 * given.size(), start) {
+    if (n_bytes > 0) std::memcpy(at, given.data(), n_bytes);
   }
   bool is_intact() const {
-    for (const std::byte* byte = end; byte < all.data() + all.size(); ++byte)
+    for (const std::byte* byte = at + n_bytes; byte < all.data() + all.size(); ++byte)
       if (*byte != std::byte{0xa5}) return false;
     return true;
   }
-  std::vector<std::byte> all;
+  Bytes bytes() const { return Bytes(at, at + n_bytes); }
+  size_t n_bytes;
+  Bytes all;
   std::byte* at;
-  std::byte* end;
 };
 
-constexpr size_t kLengths[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 65, 1000, 4097};
-
-bool same_bits(const std::byte* a, const void* b, size_t n_bytes) {
-  return n_bytes == 0 || std::memcmp(a, b, n_bytes) == 0;
+// All NaNs count as one: which of two is kept differs between instruction sets.
+bool same(const Floats& a, const std::byte* b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    const auto other = get<float>(b + 4 * i);
+    const bool is_nan = std::isnan(a[i]) && std::isnan(other);
+    if (!is_nan && bits_of(a[i]) != bits_of(other)) return false;
+  }
+  return true;
 }
 
-template <class Check>  // (codec, floats, where)
+Narrow row_of(const Kernels& kernels, const CodecTruth& truth) {
+  Narrow narrow = kernels.narrow[static_cast<size_t>(truth.codec)];
+  narrow.keep = truth.keep;
+  return narrow;
+}
+
+template <class Check>  // (codec, truth, start): true if it holds
 void for_all(Check check) {
-  const std::vector<float> floats = awkward_floats();
-  for (const Kernels* kernels : kernels_here()) {
-    check(kernels->bfloat16_sums, floats, size_t{0}, std::string(kernels->isa));
-    for (const size_t n_elems : kLengths)
+  for (const Kernels* kernels : kernels_here())
+    for (const CodecTruth& truth : kCodecTruths)
       for (const size_t start : {size_t{0}, size_t{2}, size_t{3}})
-        check(kernels->bfloat16_sums,
-              std::vector<float>(floats.end() - static_cast<std::ptrdiff_t>(n_elems), floats.end()),
-              start, kernels->isa + (" of " + std::to_string(n_elems)));
-  }
+        if (!check(row_of(*kernels, truth), truth, start))
+          test::fail(__FILE__, __LINE__,
+                     kernels->isa + (", codec " + std::to_string(static_cast<int>(truth.codec))));
+}
+
+Bytes any_bytes(const Narrow& codec, size_t n_elems, uint64_t seed) {
+  FakeRandom random(seed);
+  Bytes bytes(codec.bytes_of(codec, n_elems));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
+  return bytes;
+}
+
+// Floats as a codec leaves them, from any bytes.
+Floats decoded(const Narrow& codec, const Bytes& bytes, size_t n_elems) {
+  Floats floats(n_elems);
+  codec.decode(codec, reinterpret_cast<std::byte*>(floats.data()), bytes.data(), n_elems);
+  return floats;
 }
 
 }  // namespace
 
-TEST("encoding gives the nearest bfloat16, of two as near the even one, and keeps NaN") {
-  for_all([](const Narrow& codec, const std::vector<float>& floats, size_t start,
-             const std::string& where) {
-    std::vector<uint16_t> truth;
-    for (const float value : floats) truth.push_back(nearest(value));
-    Room in(4 * floats.size(), start), out(2 * floats.size(), start);
-    if (!floats.empty()) std::memcpy(in.at, floats.data(), 4 * floats.size());
-    codec.encode(out.at, in.at, floats.size());
-    if (!same_bits(out.at, truth.data(), 2 * truth.size()) || !out.is_intact())
-      test::fail(__FILE__, __LINE__, where);
+TEST("every codec has a truth, and every kernel a row in all instruction sets") {
+  for (const Kernels* kernels : kernels_here())
+    for (size_t codec = 0; codec < kCodecs; ++codec) {
+      bool has_truth = false;
+      for (const CodecTruth& truth : kCodecTruths) has_truth |= truth.codec == Codec(codec);
+      CHECK_EQ(kernels->narrow[codec].encode != nullptr, has_truth);
+    }
+}
+
+TEST("encoding gives the bytes of the truth") {
+  const std::vector<Floats> all = inputs();
+  for_all([&](const Narrow& codec, const CodecTruth& truth, size_t start) {
+    bool is_right = true;
+    for (const Floats& floats : all) {
+      const Room in(floats, start);
+      Room out(codec.bytes_of(codec, floats.size()), start);
+      codec.encode(codec, out.at, in.at, floats.size());
+      is_right = is_right && out.bytes() == truth.encode(floats) && out.is_intact();
+    }
+    return is_right;
   });
 }
 
-TEST("every bfloat16 is decoded to the float that it stands for") {
-  std::vector<uint16_t> all(65536);
-  std::vector<float> truth(65536);
-  for (size_t bits = 0; bits < all.size(); ++bits) {
-    all[bits] = static_cast<uint16_t>(bits);
-    truth[bits] = float_of(static_cast<uint32_t>(bits) << 16);
-  }
-  for (const Kernels* kernels : kernels_here()) {
-    Room out(4 * all.size(), 0);
-    const auto* from = reinterpret_cast<const std::byte*>(all.data());
-    kernels->bfloat16_sums.decode(out.at, from, all.size());
-    CHECK(same_bits(out.at, truth.data(), 4 * truth.size()));
-    CHECK(out.is_intact());
-  }
+TEST("any bytes are decoded to the numbers of the truth, and nothing is written beyond them") {
+  for_all([](const Narrow& codec, const CodecTruth& truth, size_t start) {
+    bool is_right = true;
+    for (const size_t n_elems : {0, 1, 5, 32, 33, 100, 4096, 5000, 70000}) {
+      const Bytes bytes = any_bytes(codec, n_elems, n_elems);
+      const Room in(bytes, start);
+      Room out(4 * n_elems, start);
+      codec.decode(codec, out.at, in.at, n_elems);
+      is_right = is_right && same(truth.decode(bytes, n_elems), out.at) && out.is_intact();
+    }
+    return is_right;
+  });
+}
+
+TEST("encoding what was decoded changes nothing") {
+  for_all([](const Narrow& codec, const CodecTruth&, size_t start) {
+    const size_t n_elems = 50001;
+    const Floats once = decoded(codec, any_bytes(codec, n_elems, start), n_elems);
+    Bytes again(codec.bytes_of(codec, n_elems));
+    codec.encode(codec, again.data(), reinterpret_cast<const std::byte*>(once.data()), n_elems);
+    const Floats twice = decoded(codec, again, n_elems);
+    return same(once, reinterpret_cast<const std::byte*>(twice.data()));
+  });
 }
 
 TEST("rounding in place is encoding and decoding") {
-  for_all([](const Narrow& codec, const std::vector<float>& floats, size_t start,
-             const std::string& where) {
-    std::vector<uint32_t> truth;
-    for (const float value : floats) truth.push_back(uint32_t{nearest(value)} << 16);
-    Room data(4 * floats.size(), start);
-    if (!floats.empty()) std::memcpy(data.at, floats.data(), 4 * floats.size());
-    codec.round(data.at, floats.size());
-    if (!same_bits(data.at, truth.data(), 4 * truth.size()) || !data.is_intact())
-      test::fail(__FILE__, __LINE__, where);
+  const std::vector<Floats> all = inputs();
+  for_all([&](const Narrow& codec, const CodecTruth& truth, size_t start) {
+    bool is_right = true;
+    for (const Floats& floats : all) {
+      Room data(floats, start);
+      codec.round(codec, data.at, floats.size());
+      const Floats expected = truth.decode(truth.encode(floats), floats.size());
+      is_right = is_right && same(expected, data.at) && data.is_intact();
+    }
+    return is_right;
   });
 }
 
 TEST("a fold of what is encoded adds the decoded numbers in float32, in place or not") {
-  for_all([](const Narrow& codec, const std::vector<float>& floats, size_t start,
-             const std::string& where) {
-    const size_t n_elems = floats.size();
-    std::vector<uint16_t> encoded;
-    for (size_t i = 0; i < n_elems; ++i) encoded.push_back(nearest(floats[n_elems - 1 - i]));
-    Room left(4 * n_elems, start), right(2 * n_elems, start), out(4 * n_elems, start);
-    if (n_elems > 0) std::memcpy(left.at, floats.data(), 4 * n_elems);
-    if (n_elems > 0) std::memcpy(right.at, encoded.data(), 2 * n_elems);
-    codec.fold(out.at, left.at, right.at, n_elems);
-    codec.fold(left.at, left.at, right.at, n_elems);
-    bool is_right = out.is_intact() && left.is_intact() && same_bits(out.at, left.at, 4 * n_elems);
-    for (size_t i = 0; i < n_elems; ++i) {
-      const float sum = floats[i] + float_of(uint32_t{encoded[i]} << 16);
-      uint32_t bits;
-      std::memcpy(&bits, out.at + 4 * i, sizeof bits);
-      is_right &= std::isnan(sum) ? std::isnan(float_of(bits)) : bits == bits_of(sum);
+  const std::vector<Floats> all = inputs();
+  for_all([&](const Narrow& codec, const CodecTruth& truth, size_t start) {
+    bool is_right = true;
+    for (const Floats& floats : all) {
+      const size_t n_elems = floats.size();
+      const Bytes encoded = truth.encode(Floats(floats.rbegin(), floats.rend()));
+      Floats sums = truth.decode(encoded, n_elems);
+      for (size_t i = 0; i < n_elems; ++i) sums[i] = floats[i] + sums[i];
+      Room left(floats, start), out(4 * n_elems, start);
+      const Room right(encoded, start);
+      codec.fold(codec, out.at, left.at, right.at, n_elems);
+      codec.fold(codec, left.at, left.at, right.at, n_elems);
+      is_right = is_right && same(sums, out.at) && same(sums, left.at);
+      is_right = is_right && out.is_intact() && left.is_intact();
     }
-    if (!is_right) test::fail(__FILE__, __LINE__, where);
+    return is_right;
   });
 }
 
+TEST("the bytes of whole blocks add up, and so do their elements' bytes on the wire") {
+  const Floats floats = alike_floats(20000, 3);
+  for_all([&](const Narrow& codec, const CodecTruth& truth, size_t) {
+    const size_t n_first = 2 * size_t{codec.block};
+    const Floats first(floats.begin(), floats.begin() + static_cast<std::ptrdiff_t>(n_first));
+    const Floats rest(floats.begin() + static_cast<std::ptrdiff_t>(n_first), floats.end());
+    Bytes parts = truth.encode(first);
+    for (const std::byte byte : truth.encode(rest)) parts.push_back(byte);
+    return codec.bytes_of(codec, 0) == 0 && parts == truth.encode(floats) &&
+           codec.bytes_of(codec, first.size()) + codec.bytes_of(codec, rest.size()) ==
+               codec.bytes_of(codec, floats.size());
+  });
+}
+
+// ---- stochastic rounding
+
+Room rounded_at_random(const Narrow& codec, const Floats& floats, size_t start, uint64_t seed,
+                       uint64_t first = 0) {
+  Room data(floats, start);
+  codec.round_stochastic(codec, data.at, floats.size(), seed, first);
+  return data;
+}
+
+TEST("what was rounded at random is encoded as it is, with the same bits on each instruction set") {
+  const std::vector<Floats> all = inputs();
+  for_all([&](const Narrow& codec, const CodecTruth& truth, size_t start) {
+    bool is_right = true;
+    for (const Floats& floats : all) {
+      const Room data = rounded_at_random(codec, floats, start, 7, 123);
+      Floats result(floats.size());
+      if (!floats.empty()) std::memcpy(result.data(), data.at, data.n_bytes);
+      const Floats sent = truth.decode(truth.encode(result), result.size());
+      const Room base = rounded_at_random(row_of(*kernels_here()[0], truth), floats, 0, 7, 123);
+      is_right = is_right && same(sent, data.at) && same(result, base.at) && data.is_intact();
+    }
+    return is_right;
+  });
+}
+
+TEST("representable numbers are not rounded at random") {
+  for_all([&](const Narrow& codec, const CodecTruth&, size_t start) {
+    const size_t n_elems = 20001;
+    const Floats floats = decoded(codec, any_bytes(codec, n_elems, start), n_elems);
+    return same(floats, rounded_at_random(codec, floats, start, 1 + start).at);
+  });
+}
+
+TEST("random bits depend on the seed and the place in the buffer, not on how it is cut") {
+  const Floats floats = alike_floats(20000, 4);
+  for_all([&](const Narrow& codec, const CodecTruth&, size_t start) {
+    const Room whole = rounded_at_random(codec, floats, start, 5);
+    const size_t cut = 2 * size_t{codec.block};
+    const Floats rest(floats.begin() + static_cast<std::ptrdiff_t>(cut), floats.end());
+    const Room part = rounded_at_random(codec, rest, start, 5, cut);
+    const Room other = rounded_at_random(codec, floats, start, 6);
+    return std::memcmp(whole.at + 4 * cut, part.at, part.n_bytes) == 0 &&
+           std::memcmp(whole.at, other.at, whole.n_bytes) != 0;
+  });
+}
+
+TEST("the mean of many random roundings is the value, which lies between the two outcomes") {
+  constexpr size_t kElems = 64;
+  constexpr int kTimes = 4000;
+  Floats floats;
+  for (size_t i = 0; i < kElems; ++i)
+    floats.push_back(static_cast<float>(std::sin(1.0 + 3.7 * static_cast<double>(i * i))));
+  floats[3] = 1e-6F;  // a float16 of few bits
+  for_all([&](const Narrow& codec, const CodecTruth& truth, size_t start) {
+    if (truth.keep > 0) return true;  // it drops elements
+    std::vector<double> sum(kElems), lowest(kElems, INFINITY), highest(kElems, -INFINITY);
+    for (int time = 1; time <= kTimes; ++time) {
+      const Room data = rounded_at_random(codec, floats, start, static_cast<uint64_t>(time));
+      for (size_t i = 0; i < kElems; ++i) {
+        const double value = get<float>(data.at + 4 * i);
+        sum[i] += value;
+        lowest[i] = std::min(lowest[i], value);
+        highest[i] = std::max(highest[i], value);
+      }
+    }
+    bool is_right = true;
+    for (size_t i = 0; i < kElems; ++i) {
+      const double value = floats[i], spread = highest[i] - lowest[i];
+      // Six standard deviations of a mean of two outcomes.
+      const double most = 6 * spread / 2 / std::sqrt(kTimes);
+      is_right = is_right && lowest[i] <= value && value <= highest[i] &&
+                 std::fabs(sum[i] / kTimes - value) <= most;
+    }
+    return is_right;
+  });
+}
+
+// ---- values that docs/wire.md states
+
+template <class Bits>
+Bits encoded(Codec codec, uint32_t bits) {
+  const float value = float_of(bits);
+  Bits out = 0;
+  const auto narrow = narrow_for(codec, DType::kFloat32, FoldOp::kSum);
+  narrow->encode(*narrow, reinterpret_cast<std::byte*>(&out),
+                 reinterpret_cast<const std::byte*>(&value), 1);
+  return out;
+}
+
 TEST("denormals, ties, the largest number and NaN are encoded as the docs say") {
-  const auto encoded = [](uint32_t bits) {
-    const float value = float_of(bits);
-    uint16_t out = 0;
-    narrow_for(Codec::kBfloat16, DType::kFloat32, FoldOp::kSum)
-        ->encode(reinterpret_cast<std::byte*>(&out), reinterpret_cast<const std::byte*>(&value), 1);
-    return out;
-  };
-  CHECK_EQ(encoded(0x3f808000), 0x3f80);  // 1 + 2^-8: tie, down to even
-  CHECK_EQ(encoded(0x3f818000), 0x3f82);  // 1 + 2^-7 + 2^-8: tie, up to even
-  CHECK_EQ(encoded(0x7f7f7fff), 0x7f7f);
-  CHECK_EQ(encoded(0x7f7f8000), 0x7f80);  // 3.396e38 and more are infinity
-  CHECK_EQ(encoded(0xff7fffff), 0xff80);
-  CHECK_EQ(encoded(0x00010000), 0x0001);  // the smallest denormal is not flushed
-  CHECK_EQ(encoded(0x00000001), 0x0000);
-  CHECK_EQ(encoded(0x80000000), 0x8000);
-  CHECK_EQ(encoded(0x7f800001), 0x7fc0);  // a NaN by its lowest bit only
+  const auto bfloat16 = [](uint32_t bits) { return encoded<uint16_t>(Codec::kBfloat16, bits); };
+  CHECK_EQ(bfloat16(0x3f808000), 0x3f80);  // 1 + 2^-8: tie, down to even
+  CHECK_EQ(bfloat16(0x3f818000), 0x3f82);  // 1 + 2^-7 + 2^-8: tie, up to even
+  CHECK_EQ(bfloat16(0x7f7f7fff), 0x7f7f);
+  CHECK_EQ(bfloat16(0x7f7f8000), 0x7f80);  // 3.396e38 and more are infinity
+  CHECK_EQ(bfloat16(0xff7fffff), 0xff80);
+  CHECK_EQ(bfloat16(0x00010000), 0x0001);  // the smallest denormal is not flushed
+  CHECK_EQ(bfloat16(0x00000001), 0x0000);
+  CHECK_EQ(bfloat16(0x80000000), 0x8000);
+  CHECK_EQ(bfloat16(0x7f800001), 0x7fc0);  // a NaN by its lowest bit only
+  const auto float16 = [](uint32_t bits) { return encoded<uint16_t>(Codec::kFloat16, bits); };
+  CHECK_EQ(float16(0x3f801000), 0x3c00);  // 1 + 2^-11: tie, down to even
+  CHECK_EQ(float16(0x477fefff), 0x7bff);  // below 65,520
+  CHECK_EQ(float16(0x477ff000), 0x7c00);  // 65,520 is infinity
+  CHECK_EQ(float16(0x33800000), 0x0001);  // 2^-24
+  CHECK_EQ(float16(0x33000000), 0x0000);  // 2^-25: tie, to zero
+  CHECK_EQ(float16(0xb3000001), 0x8001);
 }
 
 TEST("a codec is for sums of float32 and nothing else") {
-  CHECK(narrow_for(Codec::kBfloat16, DType::kFloat32, FoldOp::kAvg) != nullptr);
-  for (size_t dtype = 0; dtype < kDTypes; ++dtype)
-    for (size_t op = 0; op < kFoldOps; ++op) {
-      CHECK(narrow_for(Codec::kIdentity, DType(dtype), FoldOp(op)) == nullptr);
-      const bool sums = DType(dtype) == DType::kFloat32 && FoldOp(op) <= FoldOp::kAvg;
-      CHECK_EQ(narrow_for(Codec::kBfloat16, DType(dtype), FoldOp(op)) != nullptr, sums);
-    }
+  for (const CodecTruth& truth : kCodecTruths)
+    for (size_t dtype = 0; dtype < kDTypes; ++dtype)
+      for (size_t op = 0; op < kFoldOps; ++op) {
+        const bool sums = DType(dtype) == DType::kFloat32 && FoldOp(op) <= FoldOp::kAvg;
+        CHECK_EQ(narrow_for(truth.codec, DType(dtype), FoldOp(op)).has_value(), sums);
+        CHECK(!narrow_for(Codec::kIdentity, DType(dtype), FoldOp(op)));
+      }
 }
 
-}  // namespace shoal
+}  // namespace shoal::test

@@ -9,6 +9,8 @@
 namespace shoal::test {
 namespace {
 
+using Bytes = std::vector<std::byte>;
+
 constexpr uint32_t kDivisors[] = {1, 2, 3, 7, 16, 300, 65537, 4294967295U};
 
 TEST("divide equals the truth for every dtype and divisor") {

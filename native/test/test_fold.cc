@@ -13,6 +13,8 @@
 namespace shoal::test {
 namespace {
 
+using Bytes = std::vector<std::byte>;
+
 constexpr size_t kLengths[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 63, 64, 65, 1000, 4097};
 
 std::string name(const Kernels* kernels, DType dtype, FoldOp op, size_t n_elems) {

@@ -40,6 +40,7 @@ class Plan:
         n_workers: int = 0,
         segment_bytes: int = ...,
         rounds_own: bool = ...,
+        keep: int = ...,
     ) -> Plan:
         """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
 
@@ -250,14 +251,14 @@ def address_of(view: memoryview, /) -> int: ...
 def allocate(n_bytes: int, /) -> int: ...
 def release(address: int, /) -> None: ...
 def can_fold(dtype: int, op: int, /) -> bool: ...
-def can_encode(codec: int, dtype: int, op: int, /) -> bool:
-    """Whether a narrow codec has a meaning for folds of that kind."""
+def can_encode(codec: int, dtype: int, op: int, /) -> bool: ...
+def encoded_bytes(codec: int, keep: int, n_elems: int, /) -> int:
+    """Return the bytes of float32 elements on the wire; 0 if there is no such narrow codec."""
 
-def round_to(codec: int, dtype: int, address: int, n_elems: int, /) -> None:
-    """Round elements in place to what a narrow codec can carry; ValueError where it has no meaning.
-
-    Whoever calls it sees to it that the memory is there, and that nobody else uses it.
-    """
+def round_to(
+    codec: int, keep: int, dtype: int, address: int, n_elems: int, seed: int, first: int, /
+) -> None:
+    """See `shoal.engine.round_to`."""
 
 def fold_isa() -> str: ...
 def frame_rules() -> list[tuple[int, str, int, int, str, str, str]]:

@@ -1,45 +1,85 @@
 """Codecs: the encodings of elements between hosts, with the numbers of native/fold/codec.h.
 
-docs/wire.md says what a narrow codec does to values, docs/decisions/0013 why.
+docs/wire.md says what a narrow codec does to values, docs/decisions/0013 and 0073 why.
 """
 
 from __future__ import annotations
 
-import enum
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from shoal.errors import UsageError
 
-__all__ = ["Codec", "parse_wire"]
+__all__ = ["CODECS", "Codec", "parse_wire"]
+
+_FLOAT32_BYTES: Final = 4
+_INDEX_BITS: Final = 12
+_SCALE_BYTES: Final = 1
 
 
-class Codec(enum.IntEnum):
-    """The encoding of a call's elements between hosts. Append only, as for `DType`."""
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """The encoding of a call's elements between hosts.
 
-    share: float
-    """The bytes that travel for each byte in memory."""
-    error: float
-    """The largest error of one rounding, relative to the value."""
+    Attributes:
+        name: its word in `wire=`, descriptions and errors.
+        number: as in native/fold/codec.h.
+        bits: of an element that travels.
+        error: the largest error of one rounding, relative to the largest value of its block; to
+            the value itself in codecs without blocks.
+        block: the number of elements that are encoded together.
+        keep: the number of elements kept of a whole block; 0: all.
+    """
 
-    def __new__(cls, number: int, share: float, error: float) -> Codec:
-        """Make a member from a row of the table below."""
-        codec = int.__new__(cls, number)
-        codec._value_, codec.share, codec.error = number, share, error
-        return codec
+    name: str
+    number: int
+    bits: int = 32
+    error: float = 0.0
+    block: int = 1
+    keep: int = 0
 
-    IDENTITY = 0, 1.0, 0.0
+    IDENTITY: ClassVar[Codec]
     """Elements as they are in memory."""
-    BF16 = 1, 0.5, 2.0**-8
+    BF16: ClassVar[Codec]
     """float32 as bfloat16, rounded to nearest, ties to even."""
+    FP16: ClassVar[Codec]
+    """float32 as float16, rounded to nearest, ties to even; 65,520 and more are infinity."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """True unless elements travel as they are in memory."""
+        return self.number != 0
+
+    @property
+    def share(self) -> float:
+        """The bytes that travel for each byte of long buffers in memory."""
+        return self.bytes_of(self.block) / (_FLOAT32_BYTES * self.block)
+
+    def bytes_of(self, n_elems: int) -> int:
+        """Return the bytes on the wire of `n_elems` elements of float32."""
+        n_whole, rest = divmod(n_elems, self.block)
+        return n_whole * self._block_bytes(self.block) + (self._block_bytes(rest) if rest else 0)
+
+    def _block_bytes(self, n_elems: int) -> int:
+        n_bytes = _SCALE_BYTES if self.block > 1 else 0
+        if self.keep:
+            n_elems = max(1, -(-self.keep * n_elems // self.block))
+            n_bytes += -(-_INDEX_BITS * n_elems // 8)
+        return n_bytes + -(-self.bits * n_elems // 8)
 
     def __str__(self) -> str:
-        return self.name.lower()
+        return self.name
 
     def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
+        return format(self.name, spec)
 
 
-_CODECS: Final = {str(codec): codec for codec in Codec}
+Codec.IDENTITY = Codec("identity", 0)
+Codec.BF16 = Codec("bf16", 1, 16, 2.0**-8)
+Codec.FP16 = Codec("fp16", 2, 16, 2.0**-11)
+
+CODECS: Final = {codec.name: codec for codec in (Codec.IDENTITY, Codec.BF16, Codec.FP16)}
+"""The codecs that have a word of their own, by that word."""
 
 
 def parse_wire(value: object) -> Codec:
@@ -51,7 +91,9 @@ def parse_wire(value: object) -> Codec:
     Raises:
         UsageError: no such codec.
     """
-    codec = _CODECS.get(str(value)) if isinstance(value, (Codec, str)) else None
+    if isinstance(value, Codec):
+        return value
+    codec = CODECS.get(value) if isinstance(value, str) else None
     if codec is None:
-        raise UsageError(f"unknown wire {value!r}; give one of {', '.join(_CODECS)}")
+        raise UsageError(f"unknown wire {value!r}; give one of {', '.join(CODECS)}")
     return codec

@@ -29,25 +29,25 @@ from shoal._native import (
     Progress,
     address_of,
     allocate,
-    can_encode,
     can_fold,
     fold_isa,
     n_waiting,
     note_signal,
     pair_key,
     release,
-    round_to,
     stream_copy,
     wakeups,
 )
 from shoal._native import Group as NativeGroup
-from shoal.codec import Codec
+from shoal._native import can_encode as _can_encode
+from shoal._native import round_to as _round_to
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
 from shoal.shapes import Shape, agreement, describe, layouts_of
 
 if TYPE_CHECKING:
+    from shoal.codec import Codec
     from shoal.schedule import Algorithm
 
 
@@ -111,7 +111,7 @@ def plan_among(
         cut = next((at for at, step in enumerate(whole) if isinstance(step, Finish)), len(whole))
         steps = iter(whole[cut:] if is_told else whole[:cut])
     first = {Buffer.DATA: 0, Buffer.SCRATCH: 0}
-    finish = shape.op is Op.AVG or shape.codec is not Codec.IDENTITY
+    finish = shape.op is Op.AVG or shape.codec.is_narrow
     program = lower((schedule.moved(step, members, first) for step in steps), size, finish=finish)
     return _plan_of(shape, program, size, what=f", {what}")
 
@@ -126,7 +126,8 @@ def _plan_of(
         dtype=shape.dtype,
         op=Op.SUM if average else shape.op,
         divisor=n_averaged if average else 1,
-        codec=shape.codec,
+        codec=shape.codec.number,
+        keep=shape.codec.keep,
         descriptor=describe(shape) + what,
         agreement=agreement(shape) + what,
         by_pair=shape.agrees_by_pair,
@@ -144,7 +145,28 @@ def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
     """Return the program of all calls that differ in size and type only, and are cut alike."""
     # A receive from any source is lowered as one from rank 0: the engine fills in the real source.
     steps = algorithm.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
-    return lower(steps, kind.size, finish=kind.op is Op.AVG or kind.codec is not Codec.IDENTITY)
+    return lower(steps, kind.size, finish=kind.op is Op.AVG or kind.codec.is_narrow)
+
+
+def can_encode(codec: Codec, dtype: DType, op: Op) -> bool:
+    """Return True if a narrow codec has a meaning for folds of this kind."""
+    return _can_encode(codec.number, dtype, op)
+
+
+def round_to(
+    codec: Codec, dtype: DType, address: int, n_elems: int, *, seed: int = 0, first: int = 0
+) -> None:
+    """Round elements in place to values that a narrow codec can carry.
+
+    Args:
+        address: of memory that only the caller uses.
+        seed: 0: round to nearest; else at random, by this seed.
+        first: the index of the first element in the buffer, for the random bits.
+
+    Raises:
+        ValueError: the codec has no meaning for this type.
+    """
+    _round_to(codec.number, codec.keep, dtype, address, n_elems, seed, first)
 
 
 class RankInfo(NamedTuple):

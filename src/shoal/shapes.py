@@ -122,7 +122,7 @@ def describe(shape: Shape) -> str:
         what += f" {shape.op}"
     if row.root is not Root.NONE:
         what += f" {row.root.value} rank {shape.root}"
-    narrow = "" if shape.codec is Codec.IDENTITY else f", in {shape.codec} between hosts"
+    narrow = "" if not shape.codec.is_narrow else f", in {shape.codec} between hosts"
     narrow += ", own parts rounded too" if shape.rounds_own else ""
     lanes = "" if shape.n_lanes == 1 else f", over {shape.n_lanes} channels"
     return f"{what} by {shape.algorithm}{narrow}{lanes}"

@@ -4,7 +4,8 @@ import ctypes
 
 import pytest
 
-from shoal.codec import Codec, parse_wire
+from shoal._native import encoded_bytes
+from shoal.codec import CODECS, Codec, parse_wire
 from shoal.dtypes import DType, Op
 from shoal.engine import can_encode, make_plan, round_to
 from shoal.errors import UsageError
@@ -25,9 +26,10 @@ BF16 = Codec.BF16
 
 
 def test_the_names_and_numbers_are_those_of_the_wire() -> None:
-    assert [(str(codec), f"{codec}", int(codec)) for codec in Codec] == [
-        ("identity", "identity", 0),
-        ("bf16", "bf16", 1),
+    assert [(word, str(codec), f"{codec}", codec.number) for word, codec in CODECS.items()] == [
+        ("identity", "identity", "identity", 0),
+        ("bf16", "bf16", "bf16", 1),
+        ("fp16", "fp16", "fp16", 2),
     ]
     assert parse_wire("bf16") is parse_wire(BF16) is BF16
     assert Settings.read({"SHOAL_WIRE": "bf16"}).wire is BF16
@@ -37,8 +39,19 @@ def test_the_names_and_numbers_are_those_of_the_wire() -> None:
             parse_wire(unknown)
 
 
-def test_only_sums_and_averages_of_float32_can_be_narrow() -> None:
-    can = {(dtype, op) for dtype in DType for op in Op if can_encode(BF16, dtype, op)}
+NARROW = [codec for codec in CODECS.values() if codec.is_narrow]
+
+
+@pytest.mark.parametrize("codec", NARROW, ids=str)
+def test_the_bytes_of_elements_are_those_of_the_native_core(codec: Codec) -> None:
+    for n_elems in (*range(200), 4095, 4096, 4097, 1_000_003):
+        assert codec.bytes_of(n_elems) == encoded_bytes(codec.number, codec.keep, n_elems)
+    assert Codec.IDENTITY.bytes_of(7) == 28
+
+
+@pytest.mark.parametrize("codec", NARROW, ids=str)
+def test_only_sums_and_averages_of_float32_can_be_narrow(codec: Codec) -> None:
+    can = {(dtype, op) for dtype in DType for op in Op if can_encode(codec, dtype, op)}
     assert can == {(DType.FLOAT32, Op.SUM), (DType.FLOAT32, Op.AVG)}
     assert not can_encode(Codec.IDENTITY, DType.FLOAT32, Op.SUM)
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size, parse_dtype, parse_op
 from shoal.errors import UsageError
 from shoal.schedule import Buffer
@@ -24,7 +23,6 @@ def test_the_numbers_are_those_of_the_wire_and_of_the_native_core() -> None:
     assert [str(op) for op in Op] == native.fold_ops()
     assert list(map(int, DType)) == list(range(len(DType)))
     assert list(map(int, Op)) == list(range(len(Op)))
-    assert list(map(int, Codec)) == list(range(native.N_CODECS))
     assert list(map(int, Buffer)) == list(range(native.N_BUFFERS))
     assert [buffer.name for buffer in Buffer] == ["DATA", "INPUT", "OUTPUT", "SCRATCH"]
 

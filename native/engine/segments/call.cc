@@ -22,13 +22,14 @@ void Call::use(uint32_t at, const std::byte* from) const {
   const Into into = next_of(at);
   const Narrow* codec = state[at].codec;
   const Step& step = plan->program->steps[at];
-  if (plan->rounds_own && step.fold && step.is_first) plan->narrow->round(into.at, into.n_elems);
+  if (plan->rounds_own && step.fold && step.is_first)
+    plan->narrow->round(*plan->narrow, into.at, into.n_elems);
   if (codec == nullptr)
     into.take(from);
   else if (step.fold)
-    codec->fold(into.at, into.at, from, into.n_elems);
+    codec->fold(*codec, into.at, into.at, from, into.n_elems);
   else
-    codec->decode(into.at, from, into.n_elems);
+    codec->decode(*codec, into.at, from, into.n_elems);
 }
 
 Landed Call::landed() const {

@@ -173,7 +173,7 @@ struct Call : std::enable_shared_from_this<Call> {
   // The bytes on the wire of `n_bytes` in memory.
   size_t as_encoded(uint32_t at, uint64_t n_bytes) const {
     const Narrow* codec = state[at].codec;
-    return codec == nullptr ? n_bytes : n_bytes / size_of(plan->dtype) * codec->item_bytes;
+    return codec == nullptr ? n_bytes : codec->bytes_of(*codec, n_bytes / size_of(plan->dtype));
   }
   std::byte* segment_at(int buffer, uint32_t chunk_index, uint32_t segment) const {
     if (is_served) {

@@ -28,7 +28,7 @@ Encoded::Payload DataFrames::encode(Call& call, uint32_t at) {
   const int peer = call.peer_of(step);
   Encoded::Payload payload = encoded_.take(peer, call.wire_bytes(at, state.started));
   if (payload.block)
-    state.codec->encode(payload.block.data(),
+    state.codec->encode(*state.codec, payload.block.data(),
                         call.segment_at(step.buffer, step.chunk, state.started),
                         call.segment_bytes(step, state.started) / size_of(call.plan->dtype));
   else

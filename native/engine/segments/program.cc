@@ -22,8 +22,9 @@ std::string Plan::flaw() const {
   if (divisor == 0 || n_lanes == 0) return "a plan needs a divisor and a lane";
   if (segment_bytes % 1024 != 0 || segment_bytes == 0 || segment_bytes > kSegmentBytes)
     return "segments are whole KiB, at most SEGMENT_BYTES";
-  if (rounds_own && narrow == nullptr)
-    return "own parts are rounded where elements travel in a narrow codec";
+  if (rounds_own && !narrow) return "own parts are rounded where elements travel in a narrow codec";
+  if (narrow && segment_bytes % (narrow->block * size_of(dtype)) != 0)
+    return "segments are whole blocks of the codec";
   if (n_workers > program->sends_to.size())
     return "a plan has no more workers than its group has ranks";
   for (const Step& step : program->steps) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,9 +59,9 @@ struct Plan {
   std::shared_ptr<const Program> program;
   ChunkLayout layout[kBuffers];
   DType dtype = DType::kFloat32;
-  FoldFn fold = nullptr;           // nullptr when nothing is folded
-  uint32_t divisor = 1;            // Finish divides by it
-  const Narrow* narrow = nullptr;  // how flows between hosts are encoded; nullptr: they are not
+  FoldFn fold = nullptr;         // nullptr when nothing is folded
+  uint32_t divisor = 1;          // Finish divides by it
+  std::optional<Narrow> narrow;  // how flows between hosts are encoded, if they are
   // A rank rounds its own part by `narrow` before it folds, as received parts are, so the result
   // does not depend on which rank folds. Requires one rank per host.
   bool rounds_own = false;

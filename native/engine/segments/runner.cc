@@ -63,7 +63,7 @@ size_t Runner::attempt_local(Call& call, uint32_t at) {
   std::byte* here = call.segment_at(step.buffer, step.chunk, state.done);
   if (step.kind == StepKind::kFinish) {
     if (call.plan->divisor > 1) divide(call.plan->dtype, here, n_elems, call.plan->divisor);
-    if (state.codec != nullptr) state.codec->round(here, n_elems);
+    if (state.codec != nullptr) state.codec->round(*state.codec, here, n_elems);
   } else {
     std::byte* into = call.segment_at(step.into_buffer, step.into, state.done);
     if (step.fold)
@@ -71,7 +71,8 @@ size_t Runner::attempt_local(Call& call, uint32_t at) {
     else if (into != here)
       std::memcpy(into, here, n_bytes);
     // Round this rank's own part. Only schedules that fold each part once are rounded like this.
-    if (call.plan->rounds_own && !step.fold) call.plan->narrow->round(into, n_elems);
+    if (call.plan->rounds_own && !step.fold)
+      call.plan->narrow->round(*call.plan->narrow, into, n_elems);
   }
   steps_.advance(call, at, state.done + 1);
   return n_bytes;

@@ -10,18 +10,19 @@ namespace shoal {
 // encoded is rounded here too, so that this rank has the same bits as those that decode it.
 void Ways::choose_codecs(Call& call) {
   const Program& program = *call.plan->program;
-  if (call.plan->narrow == nullptr) return;
+  if (!call.plan->narrow) return;
+  const Narrow* const narrow = &*call.plan->narrow;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
     const bool talks = step.kind == StepKind::kSend || step.kind == StepKind::kRecv;
-    if (talks && links_.is_far(call.peer_of(step))) call.state[at].codec = call.plan->narrow;
+    if (talks && links_.is_far(call.peer_of(step))) call.state[at].codec = narrow;
   }
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
     if (step.kind != StepKind::kFinish) continue;
     for (const uint32_t next : step.unlocks)
       if (program.steps[next].kind == StepKind::kSend && call.state[next].codec != nullptr)
-        call.state[at].codec = call.plan->narrow;
+        call.state[at].codec = narrow;
   }
 }
 

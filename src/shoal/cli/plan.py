@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _table(collective: str, planner: Planner, codec: Codec) -> Iterator[str]:
     """One line per range of sizes with the same algorithm, and the reason at its upper end."""
-    yield collective if codec is Codec.IDENTITY else f"{collective}, in {codec} between hosts"
+    yield collective if not codec.is_narrow else f"{collective}, in {codec} between hosts"
     choices = [
         (n_bytes, planner.choose(collective, n_bytes, codec=codec))
         for n_bytes in _sizes(collective)

@@ -93,7 +93,7 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     rows = [
         _served(n_bytes, cluster, replace(pool, servers=pool.servers[:n]), codec) for n in numbers
     ]
-    narrow = "" if codec is Codec.IDENTITY else f" in {codec}"
+    narrow = "" if not codec.is_narrow else f" in {codec}"
     who = f"{args.workers} workers" + (f" on {cluster.n_hosts} hosts" if n_local > 1 else "")
     yield f"all_reduce of {show_bytes(n_bytes)}{narrow}, {who}, by servers"
     yield from _table(rows, numbers, args.workers, prices)

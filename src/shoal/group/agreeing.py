@@ -81,7 +81,7 @@ def digest_of(
         tuning=settings.tuning.digest if settings.tuning else 0,
         link=_digest(repr(settings.link)),
         refuse=settings.refuse,
-        wire=settings.wire,
+        wire=settings.wire.number,
         channels=settings.channels,
         servers=_digest(settings.servers),
         mbit=mbit or 0,

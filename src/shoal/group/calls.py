@@ -223,7 +223,7 @@ class Calls:
             UsageError: the call cannot use the codec that it asks for.
         """
         codec = self.wire if asked is None else parse_wire(asked)
-        if codec is Codec.IDENTITY:
+        if not codec.is_narrow:
             return codec
         can = COLLECTIVES[collective].narrows and engine.can_encode(codec, dtype, op)
         if asked is None:

@@ -64,7 +64,7 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
 
 def may_encode(collective: str, name: str, cluster: Cluster, codec: Codec) -> bool:
     """Return True if the codec rounds each contribution and each result only once."""
-    if codec is Codec.IDENTITY or cluster.n_hosts == 1:
+    if not codec.is_narrow or cluster.n_hosts == 1:
         return True
     return find(collective, name).encodes_once
 
@@ -78,7 +78,7 @@ def candidates(
     hierarchies that have won somewhere. A narrow codec leaves those that `may_encode`, among them
     always `sharded`.
     """
-    narrow = codec is not Codec.IDENTITY
+    narrow = codec.is_narrow
     by_host = 1 < cluster.n_hosts < cluster.size
     names = [
         name
@@ -174,7 +174,7 @@ def _cheapest(
     first = next(name for name, cost in equal.items() if cost.work_us <= _EQUAL * least_us)
     ranked.remove(first)
     best = costs[first]
-    narrow = "" if codec is Codec.IDENTITY else f" in {codec}"
+    narrow = "" if not codec.is_narrow else f" in {codec}"
     why = f"{show_bytes(n_bytes)}{narrow} {_where(cluster)}: "
     why += f"{first} takes {show_us(best.cost_us)}, bottleneck: {best.bottleneck}"
     others = [_compared(name, costs[name].cost_us / best.cost_us) for name in ranked]

@@ -133,7 +133,7 @@ class Planner:
                 "%s: SHOAL_ALGO asks for %s by %s, which cannot serve %s; the planner chooses",
                 *(self._title, collective, forced, "uneven blocks" if uneven else "this group"),
             )
-        narrow = codec is not Codec.IDENTITY and self.cluster.n_hosts > 1
+        narrow = codec.is_narrow and self.cluster.n_hosts > 1
         measured = None  # no narrow wire was
         if self.tuning and not narrow:
             measured = self.tuning.choose(collective, n_bytes)

@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.codec import Codec
 from shoal.dtypes import DType, item_size
 from shoal.engine import round_to
 from shoal.group.buffers import BufferView
@@ -151,7 +150,7 @@ def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
 def _round(call: ServedCall, pieces: list[_Piece]) -> None:
     """Round pieces to the call's codec, as on their way to servers and back."""
     dtype, codec = call.shape.dtype, call.shape.codec
-    if codec is Codec.IDENTITY:
+    if not codec.is_narrow:
         return
     for piece in pieces:
         round_to(codec, dtype, call.address + piece.offset, piece.n_bytes // item_size(dtype))

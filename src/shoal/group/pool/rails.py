@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import plan_among, plan_for
 from shoal.limits import FIRST_NAMED_KEY
@@ -22,6 +21,7 @@ from shoal.schedule.stripes import LINE_BYTES, STRIPE_FLOOR_BYTES
 from shoal.shapes import Shape, layouts_of
 
 if TYPE_CHECKING:
+    from shoal.codec import Codec
     from shoal.engine import Plan
     from shoal.group.numbers import Numbers
     from shoal.plan import Cluster
@@ -162,7 +162,7 @@ class Kind(NamedTuple):
     n_pieces: int = 1
 
     def __str__(self) -> str:
-        codec = "" if self.codec is Codec.IDENTITY else f" in {self.codec}"
+        codec = "" if not self.codec.is_narrow else f" in {self.codec}"
         return f"all_reduce of {show_bytes(self.n_bytes)} {self.dtype}{codec}, {self.op}"
 
     @property
@@ -176,7 +176,7 @@ class Kind(NamedTuple):
             *("all_reduce", algorithm, self.dtype, self.op, self.n_elems, rank, size),
             hosts=tuple(range(size)),
             codec=self.codec,
-            rounds_own=self.codec is not Codec.IDENTITY,
+            rounds_own=self.codec.is_narrow,
             n_lanes=n_lanes,
         )
 

@@ -161,7 +161,7 @@ class PoolGroup(Group):
             dtype=DType.UINT8,
             op=Op.SUM,
             divisor=1,
-            codec=Codec.IDENTITY,
+            codec=Codec.IDENTITY.number,
             descriptor=f"the first word of rank {server}",
             agreement=f"the first word of rank {server}",
             by_pair=False,
