@@ -21,7 +21,7 @@ N_HOSTS = 3
 
 
 def check_in(
-    namespaces: list[str], special: dict[int, dict[str, str]], version: str = ""
+    namespaces: list[str], special: dict[int, dict[str, str]], version: str, timeout_s: float
 ) -> Findings | str | None:
     """What this rank finds, or its error.
 
@@ -35,7 +35,7 @@ def check_in(
     if version and rank == N_HOSTS - 1:
         shoal.__version__ = version
     try:
-        return check(3.0)
+        return check(timeout_s)
     except ShoalError as error:
         return str(error)
 
@@ -44,11 +44,12 @@ def findings_in(
     cluster: Lab,
     special: dict[int, dict[str, str]] | None = None,
     version: str = "",
+    timeout_s: float = 30.0,
     **environ: str,
 ) -> list[Findings | str | None]:
     namespaces = [host.namespace for host in cluster.hosts]
     env = env_of(cluster) | environ
-    return run_ranks(check_in, N_HOSTS, namespaces, special or {}, version, env=env)
+    return run_ranks(check_in, N_HOSTS, namespaces, special or {}, version, timeout_s, env=env)
 
 
 def of_rank_0(outcomes: list[Findings | str | None]) -> Findings:
@@ -86,7 +87,7 @@ def test_a_firewall_between_two_hosts_is_named_with_both_and_fails_no_other_way(
 def test_a_rank_with_another_key_hears_of_it_and_rank_0_names_who_did_not_come() -> None:
     other = {1: {"SHOAL_KEY": "another key than theirs"}}
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
-        outcomes = findings_in(cluster, other)
+        outcomes = findings_in(cluster, other, timeout_s=3.0)
     assert "holds another key" in str(outcomes[1])
     assert problem_with(of_rank_0(outcomes), "rank 1 did not come")
 

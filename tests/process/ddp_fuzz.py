@@ -369,6 +369,7 @@ def find(program: Program, wrapper: Callable[..., Any], gloo: dist.ProcessGroup)
         group = dist.new_group(backend="gloo")  # which an error may leave with calls in it
         torchs = functools.partial(nn.parallel.DistributedDataParallel, process_group=group)
         found = found or difference(ours, traced(program, torchs), program)
+        dist.barrier(gloo)  # a rank that ran nothing would leave while another still connects
         dist.destroy_process_group(group)
     error = ""
     if ours.error is not None:
