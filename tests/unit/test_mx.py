@@ -1,0 +1,84 @@
+"""The NumPy reading of the Microscaling formats, against ml_dtypes and in its properties."""
+
+import ml_dtypes
+import mx
+import numpy as np
+import pytest
+
+NAMES = list(mx.FORMATS)
+FLOATS = {"mxfp8": ml_dtypes.float8_e4m3fn, "mxfp4": ml_dtypes.float4_e2m1fn}
+
+
+def blocks(n_blocks: int, seed: int) -> mx.Floats:
+    """Return blocks of any scale, with zeros, and elements far below the largest."""
+    random = np.random.default_rng(seed)
+    values = random.normal(size=(n_blocks, mx.BLOCK)) * (random.random((n_blocks, mx.BLOCK)) > 0.1)
+    near = random.integers(-12, 1, size=values.shape)
+    scales = random.integers(-150, 125, size=(n_blocks, 1))
+    return np.ldexp(values, near + scales).astype(np.float32).ravel()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_the_value_of_each_code_is_as_in_ml_dtypes(name: str) -> None:
+    codes = np.arange(1 << mx.FORMATS[name].bits, dtype=np.uint8)
+    np.testing.assert_array_equal(
+        mx.element_values(name), codes.view(FLOATS[name]).astype(np.float64)
+    )
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_elements_are_rounded_as_in_ml_dtypes(name: str) -> None:
+    values = np.random.default_rng(1).normal(size=(2000, mx.BLOCK)).astype(np.float32)
+    middles = (mx.FORMATS[name].magnitudes[1:] + mx.FORMATS[name].magnitudes[:-1]) / 2
+    middles = np.resize(np.concatenate([middles, -middles]), (20, mx.BLOCK))
+    largest = mx.FORMATS[name].magnitudes[-1]
+    values = np.concatenate([values * largest / 4, middles]).clip(-largest, largest)
+    values[:, 0] = largest  # so that the scale is one
+    expected = values.astype(FLOATS[name]).astype(np.float32)
+    np.testing.assert_array_equal(mx.rounded(name, values.ravel()), expected.ravel())
+
+
+def test_scales_are_as_in_ml_dtypes() -> None:
+    encoded = bytes(b for scale in range(256) for b in (scale, 64, *[0] * 31))
+    values = mx.decode("mxint8", encoded, 256 * mx.BLOCK)[:: mx.BLOCK]
+    scales = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    np.testing.assert_array_equal(values, scales.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encoding_what_was_decoded_changes_nothing(name: str) -> None:
+    once = mx.rounded(name, blocks(20_000, 2))
+    np.testing.assert_array_equal(
+        mx.rounded(name, once).view(np.uint32), once.view(np.uint32), strict=True
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_errors_keep_within_what_the_format_promises(name: str) -> None:
+    values = blocks(2000, 3).reshape(-1, mx.BLOCK)
+    values = values[np.abs(values).max(axis=1) > 1e-30]
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    wrong = np.abs(mx.rounded(name, values.ravel()).reshape(values.shape) - values) / largest
+    # Clamping of the largest: from 512 to 448, from 128 to 127, from 8 to 6.
+    assert wrong.max() <= {"mxfp8": 1 / 8, "mxint8": 1 / 128, "mxfp4": 1 / 4}[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_of_zeros_nan_and_few_elements(name: str) -> None:
+    size = mx.bytes_of(name, mx.BLOCK)
+    assert mx.encode(name, np.zeros(mx.BLOCK, np.float32)) == bytes(size)
+    for wrong in (np.nan, np.inf, -np.inf):
+        values = np.ones(2 * mx.BLOCK, np.float32)
+        values[5] = wrong
+        assert mx.encode(name, values)[0] == mx.NAN_SCALE
+        arrived = mx.rounded(name, values)
+        assert np.isnan(arrived[: mx.BLOCK]).all()
+        assert (arrived[mx.BLOCK :] == 1).all()
+    values = blocks(2, 4)
+    for n_elems in range(2 * mx.BLOCK):
+        encoded = mx.encode(name, values[:n_elems])
+        assert len(encoded) == mx.bytes_of(name, n_elems)
+        padded = np.concatenate([values[:n_elems], np.zeros(64 - n_elems, np.float32)])
+        np.testing.assert_array_equal(
+            mx.decode(name, encoded, n_elems), mx.rounded(name, padded)[:n_elems]
+        )
