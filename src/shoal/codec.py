@@ -5,16 +5,19 @@ docs/wire.md says what a narrow codec does to values, docs/decisions/0013 and 00
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from shoal.errors import UsageError
 
-__all__ = ["CODECS", "Codec", "parse_wire"]
+__all__ = ["CODECS", "Codec", "codec_of", "parse_wire", "top_k"]
 
 _FLOAT32_BYTES: Final = 4
 _INDEX_BITS: Final = 12
 _SCALE_BYTES: Final = 1
+_TOP_K_BLOCK: Final = 1 << _INDEX_BITS
+_TOP_K_BITS: Final = {6: 8, 7: 2}  # of a value, by the codec's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,35 @@ Codec.FP16 = Codec("fp16", 2, 16, 2.0**-11)
 
 CODECS: Final = {codec.name: codec for codec in (Codec.IDENTITY, Codec.BF16, Codec.FP16)}
 """The codecs that have a word of their own, by that word."""
+
+
+def top_k(share: float, bits: int) -> Codec:
+    """Return the codec that sends a share of the elements, the largest of each 4,096.
+
+    Args:
+        bits: of an element's value: 8 or 2.
+    """
+    number = {b: number for number, b in _TOP_K_BITS.items()}[bits]
+    return codec_of(number, max(1, math.ceil(share * _TOP_K_BLOCK)))
+
+
+def codec_of(number: int, keep: int) -> Codec:
+    """Return the codec that has this number in messages.
+
+    Args:
+        keep: of a codec that keeps some elements of a block: how many; else 0.
+
+    Raises:
+        ValueError: there is no such codec.
+    """
+    if number in _TOP_K_BITS and 0 < keep <= _TOP_K_BLOCK:
+        bits = _TOP_K_BITS[number]
+        name = f"topk:{keep / _TOP_K_BLOCK:g}:{bits}"
+        return Codec(name, number, bits, 1.0, _TOP_K_BLOCK, keep)
+    for codec in CODECS.values():
+        if codec.number == number and not keep:
+            return codec
+    raise ValueError(f"codec {number} that keeps {keep}")
 
 
 def parse_wire(value: object) -> Codec:

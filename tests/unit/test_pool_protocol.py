@@ -6,7 +6,7 @@ import random
 import pytest
 
 import shoal
-from shoal.codec import CODECS
+from shoal.codec import codec_of, top_k
 from shoal.dtypes import DType, Op
 from shoal.engine import Hello
 from shoal.group.pool import announce, control
@@ -157,10 +157,11 @@ def test_a_key_is_named_without_being_told_and_proved_under_another_name() -> No
 
 
 def test_an_announced_call_is_the_same_for_the_server_but_for_its_rank() -> None:
-    for n_lanes in (1, 3):
-        message = pack(SHAPE._replace(n_lanes=n_lanes))
+    for n_lanes, codec in ((1, SHAPE.codec), (3, SHAPE.codec), (1, top_k(0.01, 8))):
+        shape = SHAPE._replace(n_lanes=n_lanes, codec=codec)
+        message = pack(shape)
         assert len(message) == N_BYTES
-        wanted = SHAPE._replace(rank=3, hosts=(0, 1, 2, 3), n_lanes=n_lanes)
+        wanted = shape._replace(rank=3, hosts=(0, 1, 2, 3), rounds_own=codec.is_narrow)
         assert unpack(message, 3, 4) == wanted
 
 
@@ -175,15 +176,20 @@ def test_random_announcements_give_a_shape_or_a_value_error() -> None:
     n_refused = 0
     for _ in range(N_TIMES):
         name = draw.choice([b"sharded[3*1|2].servers", draw.randbytes(draw.randrange(40))])
-        body = number(len(name), 2) + name + draw.randbytes(draw.choice([11, 12, 13]))
-        sealed = seal(b"shoal/pk", 2, body)
+        body = (
+            number(len(name), 2)
+            + name
+            + draw.choice([bytes(5), draw.randbytes(5)])
+            + draw.randbytes(draw.choice([8, 9]))
+        )
+        sealed = seal(b"shoal/pk", 3, body)
         message = (number(len(sealed), 2) + sealed).ljust(N_BYTES, b"\0")
         try:
             shape = unpack(message, 3, 4)
         except ValueError:
             n_refused += 1
         else:
-            assert shape.codec in CODECS.values()
+            assert shape.codec == codec_of(shape.codec.number, shape.codec.keep)
             assert 1 <= shape.n_lanes <= MOST_CONNECTIONS
             assert 1 <= shape.n_elems <= announce.MOST_ELEMS
     assert n_refused > 0

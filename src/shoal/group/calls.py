@@ -161,7 +161,7 @@ class Calls:
         op: Op = Op.SUM,
         root: int = 0,
         *,
-        wire: str | None = None,
+        wire: str | Codec | None = None,
     ) -> engine.Plan:
         """Make a plan, and keep it under `key`, which begins with the collective's name."""
         shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
@@ -179,7 +179,7 @@ class Calls:
         blocks: tuple[int, ...] = (),
         sent: tuple[int, ...] = (),
         taken: tuple[int, ...] = (),
-        wire: str | None = None,
+        wire: str | Codec | None = None,
     ) -> engine.Plan:
         """Make the plan of a call whose lengths will hardly come again, see `Shape`."""
         # The choice must not depend on lengths that only this rank knows.
@@ -195,7 +195,7 @@ class Calls:
         root: int = 0,
         *,
         uneven: bool = False,
-        wire: str | None = None,
+        wire: str | Codec | None = None,
     ) -> Shape:
         self.check_fold(collective, dtype, op)
         n_bytes = n_elems * item_size(dtype)
@@ -215,7 +215,7 @@ class Calls:
             raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
 
     def _codec(
-        self, collective: str, dtype: DType, op: Op, n_bytes: int, asked: str | None
+        self, collective: str, dtype: DType, op: Op, n_bytes: int, asked: str | Codec | None
     ) -> Codec:
         """Return the codec of a call: as asked, else the group's if the call can use it.
 

@@ -15,6 +15,7 @@ from shoal.group.members import Members
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from shoal.codec import Codec
     from shoal.group.calls import CallOptions
     from shoal.group.work import Work
 
@@ -80,7 +81,7 @@ class Group(Members):
         data: Any,
         op: Op | str = Op.SUM,
         *,
-        wire: str | None = None,
+        wire: str | Codec | None = None,
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """Fold `data` over all ranks, in place: the same bits on every rank.

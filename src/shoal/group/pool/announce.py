@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.codec import CODECS
+from shoal.codec import codec_of
 from shoal.dtypes import DType, Op
 from shoal.errors import UsageError
 from shoal.limits import MOST_CONNECTIONS
@@ -19,9 +19,8 @@ TAG: Final = 1
 N_BYTES: Final = 4096  # of the message, padded with zeros
 MOST_ELEMS: Final = 1 << 40
 _KIND: Final = b"shoal/pk"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _DTYPES: Final = tuple(DType)
-_CODECS: Final = {codec.number: codec for codec in CODECS.values()}
 
 
 def pack(shape: Shape) -> bytes:
@@ -32,7 +31,8 @@ def pack(shape: Shape) -> bytes:
     """
     name = shape.algorithm.encode()
     body = number(len(name), 2) + name + number(shape.dtype, 1) + number(shape.op, 1)
-    body += number(shape.codec.number, 1) + number(shape.n_elems, 8)
+    body += number(shape.codec.number, 1) + number(shape.codec.keep, 2)
+    body += number(shape.n_elems, 8)
     body += number(shape.n_lanes, 1)
     sealed = seal(_KIND, _VERSION, body)
     if len(sealed) > N_BYTES - 2:
@@ -56,7 +56,7 @@ def unpack(message: bytes, rank: int, size: int) -> Shape:
     unpacker = Unpacker(body)
     name = unpacker.take(unpacker.number(2, 1, N_BYTES)).decode("ascii")
     dtype, op = _DTYPES[unpacker.number(1, 0, len(_DTYPES) - 1)], Op(unpacker.number(1, 0, 255))
-    codec = _CODECS[unpacker.number(1, 0, max(_CODECS))]
+    codec = codec_of(unpacker.number(1, 0, 255), unpacker.number(2, 0, 65535))
     n_elems = unpacker.number(8, 1, MOST_ELEMS)
     n_lanes = unpacker.number(1, 1, MOST_CONNECTIONS)
     unpacker.end()

@@ -29,6 +29,7 @@ from shoal.rendezvous import job_key
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from shoal.codec import Codec
     from shoal.engine import Call
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
@@ -168,7 +169,7 @@ class ServedGroup(Group):
         data: Any,
         op: Op | str = Op.SUM,
         *,
-        wire: str | None = None,
+        wire: str | Codec | None = None,
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """As `Group.all_reduce`."""
@@ -206,7 +207,7 @@ class ServedGroup(Group):
         return super()._work_of(call, owners)
 
     def _kind(
-        self, key: tuple[object, ...], span: BufferView, op: Op | str, wire: str | None
+        self, key: tuple[object, ...], span: BufferView, op: Op | str, wire: str | Codec | None
     ) -> Kind | None:
         """Return the kind of a call, kept by `key`; None if servers may not take part in it."""
         n_bytes, found = span.n_bytes, parse_op(op)
