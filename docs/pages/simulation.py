@@ -48,6 +48,10 @@ as soon as the steps it waits for have taken it and these resources are free:
   steps are ready for and eight more, one latency later. A server grants all workers the next 64
   segments of its shards, chunk after chunk.
 
+With `--html FILE` it writes a page: for each algorithm, the NICs of each host over time. Where a
+NIC out is idle, colours show what the next segment waited for last: data or a grant from another
+host, or the host's own cores. With `--all` bars compare the algorithms.
+
 Not simulated: single lost packets, other traffic on the network, and grants that wait behind data
 on a busy NIC.
 

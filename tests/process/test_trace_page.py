@@ -1,4 +1,4 @@
-"""The page that plays a trace, in a real browser without a window."""
+"""The page that plays a trace, and those with charts, in a real browser without a window."""
 
 import functools
 import http.server
@@ -15,6 +15,7 @@ import pytest
 
 from shoal.analysis.trace.page import page_of
 from shoal.analysis.trace.tracer import trace
+from shoal.cli import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 DEADLINE_S = 60
@@ -37,11 +38,16 @@ PAGES = {
     "grid": f"{GRID}<script>window.drawn = () => [kept, cards];</script>",
     **{f"sharded{size}": page_of(traced) for size, traced in SHARDED.items()},
 }
+CHARTS = {
+    "plan": "plan --hosts 8 --ranks-per-host 4 --wire bf16",
+    "nics": "simulate --all --hosts 4 --ranks-per-host 2 --bytes 4MiB",
+}
 # Plays with the page in a frame, and returns what its reader sees.
 SCRIPTS = {
     "ring": "[text('round'), rows()]",
     **{f"{name}#autoplay&speed=max": "atTheEnd()" for name in PAGES},
     **{f"grid#width={width}": "looks()" for width in WIDTHS},
+    **{f"{name}#width={width}": "[figures(), tooWide('*')]" for width in WIDTHS for name in CHARTS},
     "gather#autoplay&speed=4": "atTheEnd()",
     "ring#arrows": "KEYS.map((key) => (press(key), round()))",
     "ring#space": "[1, 2].map(() => (press(' '), byId('play').getAttribute('aria-label')))",
@@ -85,20 +91,23 @@ async function play(where, script) {
     return data.some((alpha, i) => i % 4 === 3 && alpha && (
         isBeside((i >> 2) % across, across) || isBeside(Math.floor((i >> 2) / across), down)));
   };
+  const box = (one) => one.getBoundingClientRect();
+  const isWide = (one) => {
+    const [inner, outer] = [box(one), box(one.parentElement)];
+    return inner.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1
+        || one.clientWidth && one.scrollWidth > one.clientWidth + 1);
+  };
+  const tooWide = (what) => [...page.body.querySelectorAll(what)].filter(isWide).map(
+      (one) => one.outerHTML);
+  const figures = () => page.querySelectorAll('figure').length;
   const looks = () => {
-    const [kept, cards] = frame.contentWindow.drawn(), box = (one) => one.getBoundingClientRect();
-    const isWide = (one) => {
-      const [inner, outer] = [box(one), box(one.parentElement)];
-      return inner.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1
-          || one.clientWidth && one.scrollWidth > one.clientWidth + 1);
-    };
-    const shown = [...page.body.querySelectorAll('*:not(.wide, .wide *, #messages, svg *)')];
+    const [kept, cards] = frame.contentWindow.drawn();
     const screen = page.querySelector('.screen');
     return {
       cards: cards.length,
       overflowing: [
         ...cards.flatMap((card, rank) => (paintBeside(kept, card) ? [`rank ${rank}`] : [])),
-        ...shown.filter(isWide).map((one) => one.outerHTML),
+        ...tooWide('*:not(.wide, .wide *, #messages, svg *)'),
         ...(screen.scrollHeight > screen.clientHeight ? ['screen'] : []),
       ],
       scrub: box(byId('scrub')).width,
@@ -124,6 +133,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder, answers = tmp_path_factory.mktemp("pages"), queue.Queue[bytes]()
     for name, text in {**PAGES, "frames": FRAMES}.items():
         (folder / f"{name}.html").write_text(text)
+    for name, words in CHARTS.items():
+        assert main([*words.split(), "--html", str(folder / f"{name}.html")]) == 0
 
     class Pages(http.server.SimpleHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -197,6 +208,14 @@ def test_nothing_overflows_its_card_or_the_page(told: Any, width: int) -> None:
     looks = told[f"grid#width={width}"]
     assert looks["cards"] == 8
     assert looks["overflowing"] == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", CHARTS)
+def test_no_chart_overflows_its_card_or_the_page(told: Any, name: str, width: int) -> None:
+    n_figures, too_wide = told[f"{name}#width={width}"]
+    assert n_figures > 12
+    assert too_wide == []
 
 
 def test_the_bar_is_at_least_half_as_wide_as_a_phone(told: Any) -> None:

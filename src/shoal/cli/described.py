@@ -61,6 +61,12 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     )
 
 
+def cluster_text(cluster: Cluster) -> str:
+    """Return the numbers of ranks and hosts in words."""
+    ranks = f"{cluster.size} rank{'s' * (cluster.size > 1)}"
+    return f"{ranks} on {cluster.n_hosts} host{'s' * (cluster.n_hosts > 1)}"
+
+
 def _link_of(args: argparse.Namespace) -> LinkCost:
     """Read --link in the syntax of `SHOAL_LINK`, or with --latency and --message."""
     link, n_given = link_of(args.link), args.link.count(",")

@@ -67,6 +67,8 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
             raise UsageError(
                 f"--workers and --workers-per-host already give the hosts; drop {_option(name)}"
             )
+    if args.html:
+        raise UsageError("--html shows algorithms, not servers; drop it, or --workers")
     for name in ("collective", "tuning"):
         if getattr(args, name):
             raise UsageError(

@@ -6,10 +6,13 @@ import argparse
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.analysis import charts
 from shoal.analysis.simulate.simulator import Simulation, simulate
-from shoal.cli.described import add_cluster, cluster_of
+from shoal.cli.described import add_cluster, cluster_of, cluster_text
+from shoal.cli.options import write
 from shoal.errors import UsageError, did_you_mean
 from shoal.plan.choose import candidates
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
@@ -20,6 +23,11 @@ if TYPE_CHECKING:
 
 _MOST_RANKS = 32_768  # a ring of this size takes half a minute and two gigabytes
 _SILENT_S = 2.0
+_ABOUT = (
+    "Each NIC out of a host and into it, over time. A NIC out is idle until its host's cores have "
+    "the next segment ready. Colours show what that segment waited for last: data or a grant from "
+    "another host; since then, the cores of its own host."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = "size of the tensor, or of one rank's block; default 100MiB"
     add("--bytes", default="100MiB", metavar="N", help=size)
     add("--root", type=int, default=0, metavar="R", help="root of the collective; default 0")
+    page = "write a page with the NICs over time; with --all, bars by algorithm too"
+    add("--html", type=Path, metavar="FILE", help=page)
     add_cluster(parser)
     parser.set_defaults(run=_run)
 
@@ -41,29 +51,35 @@ def _run(args: argparse.Namespace) -> int:
     cluster, n_bytes = cluster_of(args), bytes_of(args.bytes)
     if cluster.size > _MOST_RANKS:
         raise UsageError(f"{cluster.size} ranks: at most {_MOST_RANKS} are simulated")
-    if not args.all:
-        played = simulate(args.collective, args.algorithm, cluster, n_bytes, root=args.root)
-        _print_one(args.collective, args.algorithm, cluster, n_bytes, played)
-        return 0
-    if args.collective not in COLLECTIVES:
+    if args.html and cluster.n_hosts == 1:
+        raise UsageError("--html shows the NICs of hosts: describe two or more")
+    if args.all and args.collective not in COLLECTIVES:
         known = ", ".join(COLLECTIVES)
         near = did_you_mean(args.collective, COLLECTIVES)
         raise UsageError(f"no collective {args.collective!r} to compare: there are {known}{near}")
-    names = candidates(args.collective, n_bytes, cluster)
+    names = [args.algorithm]
+    if args.all:
+        names = candidates(args.collective, n_bytes, cluster)
     every, begun = dict[str, Simulation](), time.monotonic()
     for name in names:
         if sys.stderr.isatty() and time.monotonic() - begun > _SILENT_S:
             progress = f"{name}, {len(every) + 1} of {len(names)}"
             print(f"shoal simulate: {progress}", file=sys.stderr)
-        every[name] = simulate(args.collective, name, cluster, n_bytes, root=args.root)
-    _print_all(cluster, n_bytes, every)
+        how = {"root": args.root, "records": bool(args.html)}
+        every[name] = simulate(args.collective, name, cluster, n_bytes, **how)
+    if args.html:
+        write(_page(args.collective, cluster, n_bytes, every), args.html)
+    elif args.all:
+        _print_all(cluster, n_bytes, every)
+    else:
+        _print_one(args.collective, names[0], cluster, n_bytes, every[names[0]])
     return 0
 
 
 def _print_one(
     collective: str, algorithm: str, cluster: Cluster, n_bytes: int, played: Simulation
 ) -> None:
-    print(f"{collective} by {algorithm}, {show_bytes(n_bytes)}, {_size_of(cluster)}")
+    print(f"{collective} by {algorithm}, {show_bytes(n_bytes)}, {cluster_text(cluster)}")
     print(f"  time                 {show_us(played.time_us)}")
     print(f"  algorithm bandwidth  {_rate(played.n_bytes, played.time_us)}")
     print(f"  rounds               {played.rounds}")
@@ -90,13 +106,15 @@ def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
     notes = []
     if played.n_simulated < cluster.size:
         notes.append(f"{played.n_simulated} of {cluster.size} ranks stand for all: they are alike")
+    if played.timeline and played.timeline.time_us < played.time_us:
+        notes.append(f"the first {show_us(played.timeline.time_us)} are simulated and shown")
     if played.n_bytes not in (n_bytes, n_bytes * cluster.size):
         notes.append(f"counted as {show_bytes(played.n_bytes)}: chunks of one length")
     return notes
 
 
 def _print_all(cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) -> None:
-    print(f"{show_bytes(n_bytes)}, {_size_of(cluster)}")
+    print(f"{show_bytes(n_bytes)}, {cluster_text(cluster)}")
     print(f"{'algorithm':>16}  {'time':>10}  {'bandwidth':>11}  {'rounds':>6}  busiest")
     for name, one in sorted(played.items(), key=lambda item: item[1].time_us):
         share = one.busy_us / one.time_us if one.time_us else 0.0
@@ -105,9 +123,21 @@ def _print_all(cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) ->
         print(f"{row}  {one.busiest}, {share:.0%}")
 
 
-def _size_of(cluster: Cluster) -> str:
-    ranks = f"{cluster.size} rank{'s' * (cluster.size > 1)}"
-    return f"{ranks} on {cluster.n_hosts} host{'s' * (cluster.n_hosts > 1)}"
+def _page(collective: str, cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) -> str:
+    """Bars if there are several algorithms, then the NICs of each, the fastest first."""
+    times_us = {name: one.time_us for name, one in played.items()}
+    ordered = sorted(times_us, key=times_us.__getitem__)
+    sections = [charts.legend()]
+    if len(played) > 1:
+        bars = charts.bars("by algorithm", times_us, ordered[0])
+        sections.append(charts.section("Time", "", [bars]))
+    for name in ordered:
+        one = played[name]
+        notes = [f"{show_us(one.time_us)}, {one.rounds} rounds", *_notes(cluster, n_bytes, one)]
+        figures = charts.timelines(one.timeline) if one.timeline else []
+        sections.append(charts.section(name, "; ".join(notes), figures))
+    title = f"shoal simulate: {collective} of {show_bytes(n_bytes)}, {cluster_text(cluster)}"
+    return charts.page_of(title, _ABOUT, sections)
 
 
 def _rate(n_bytes: int, time_us: float) -> str:

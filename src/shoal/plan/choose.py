@@ -129,6 +129,17 @@ def choose(
         return Choice(forced, cost_us, "SHOAL_ALGO says so")
     if cluster.size == 1:
         return Choice(next(iter(ALGORITHMS[collective])), 0.0, "a rank alone has nobody to send to")
+    costs, too_fine = costs_of(collective, n_bytes, cluster, uneven, codec)
+    return _cheapest(costs, too_fine, n_bytes, cluster, codec)
+
+
+def costs_of(
+    collective: str, n_bytes: int, cluster: Cluster, uneven: bool, codec: Codec
+) -> tuple[dict[str, Cost], list[str]]:
+    """Return the costs of the algorithms to compare, and those that would cut too finely.
+
+    Args: as in `choose`, but a cluster that is `narrowed` already.
+    """
     costs: dict[str, Cost] = {}
     too_fine: list[str] = []
     # If only two ranks know a block's length, equal blocks here say nothing about other ranks.
@@ -140,7 +151,7 @@ def choose(
             too_fine.append(name)
         else:
             costs[name] = cost_of(collective, name, n_bytes, cluster)
-    return _cheapest(costs, too_fine, n_bytes, cluster, codec)
+    return costs, too_fine
 
 
 def narrowed(cluster: Cluster, codec: Codec) -> Cluster:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.simulate.events import EventSimulation
 from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks, interleaved
+from shoal.analysis.simulate.timeline import Recorder, Timeline
 from shoal.errors import UsageError
 from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import Algorithm, Buffer, Copy, Finish, Place, Send, Step, find, row_of
@@ -34,6 +35,7 @@ _MAX_SEGMENTS: Final = 600_000
 _CALL: Final = 1 << 32
 
 Length = Callable[[int, Place], int]
+_Kind = Callable[..., EventSimulation]
 
 
 class LinkLoad(NamedTuple):
@@ -72,13 +74,15 @@ class Simulation:
     """The link or NIC that is busy for longest."""
     busy_us: float
     """For how long its bytes occupy it."""
+    timeline: Timeline | None
+    """What NICs do over time; None if it was not asked for, or there is but one host."""
 
     def sent(self, rank: int) -> int:
         """Return the bytes that one of the simulated ranks sends."""
         return sum(link.n_bytes for link in self.links if link.source == rank)
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - most of them have defaults
     collective: str,
     algorithm: str | Algorithm,
     cluster: Cluster,
@@ -87,6 +91,7 @@ def simulate(
     root: int = 0,
     n_calls: int = 1,
     segment: int = SEGMENT_BYTES,
+    records: bool = False,
 ) -> Simulation:
     """Simulate one collective.
 
@@ -95,6 +100,7 @@ def simulate(
         n_bytes: of the in-place buffer, or of one rank's block where input and output are apart.
         n_calls: simultaneous calls, each with its own buffer.
         segment: the bytes of a segment, where they are not the engine's.
+        records: also return the timeline of the NICs.
 
     Raises:
         UsageError: there is no such algorithm, the numbers make no sense, or no two ranks of more
@@ -122,14 +128,15 @@ def simulate(
     def steps_of(rank: int) -> list[Step]:
         return list(_calls(fitted.steps(rank, size, root, hosts), n_calls))
 
+    kind = functools.partial(Recorder if records else EventSimulation, has_servers=has_servers)
     lengths = _Lengths(collective, fitted, cluster, n_bytes, root)
     few = sum(len(steps_of(rank)) for rank in (0, size // 2, size - 1)) * size // 3
     if few > _FEW_STEPS and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
         lengths.even_out(flow.blocks.n_classes)
-        played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment, has_servers)
+        played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment, kind)
     else:
         flow_of_all = Dataflow(_all_steps(collective, steps_of, size))
-        played = _play(flow_of_all, cluster, lengths, 1, segment, has_servers)
+        played = _play(flow_of_all, cluster, lengths, 1, segment, kind)
     return replace(played, n_bytes=lengths.n_bytes)
 
 
@@ -222,15 +229,16 @@ def _play(
     length: Length,
     n_alike: int,
     segment: int,
-    has_servers: bool = False,
+    kind: _Kind = EventSimulation,
 ) -> Simulation:
     steps = list(zip(flow.rank_of, flow.steps, strict=True))
     lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
     links, nics = _loads(steps, lengths, cluster, n_alike)
     busiest, busy_us = _busiest(links, nics, cluster)
-    time_us, order = _clock(flow, lengths, cluster, busy_us, segment, has_servers)
-    rounds = max(flow.rounds(order), default=0)
-    return Simulation(time_us, rounds, 0, flow.size, links, nics, busiest, busy_us)
+    time_us, clock = _clock(flow, lengths, cluster, busy_us, segment, kind)
+    rounds = max(flow.rounds(clock.order), default=0)
+    timeline = clock.timeline() if isinstance(clock, Recorder) and nics else None
+    return Simulation(time_us, rounds, 0, flow.size, links, nics, busiest, busy_us, timeline)
 
 
 def _clock(
@@ -239,9 +247,9 @@ def _clock(
     cluster: Cluster,
     busy_us: float,
     segment: int,
-    has_servers: bool,
-) -> tuple[float, Sequence[int]]:
-    """Return the time of the last step, and the order of all. Long chunks are cut short, twice.
+    kind: _Kind,
+) -> tuple[float, EventSimulation]:
+    """Return the time of the last step, and the last run. Long chunks are cut short, twice.
 
     In a running pipeline every further segment takes as long as the one before, and at least its
     time on the busiest NIC.
@@ -249,15 +257,15 @@ def _clock(
     n_segments = -(-sum(lengths) // segment)
     longest = -(-max(lengths, default=0) // segment)
     if n_segments <= _MAX_SEGMENTS or longest <= 4:
-        clock = EventSimulation(flow, lengths, cluster, segment, has_servers)
-        return clock.run(), clock.order
+        clock = kind(flow, lengths, cluster, segment)
+        return clock.run(), clock
     times, more = [], max(4, longest * _MAX_SEGMENTS // n_segments)
     for most in (more // 2, more):
         cut = [n - max(0, -(-n // segment) - most) * segment for n in lengths]
-        clock = EventSimulation(flow, cut, cluster, segment, has_servers)
+        clock = kind(flow, cut, cluster, segment)
         times.append(clock.run())
     each = max((times[1] - times[0]) / (more - more // 2), busy_us / longest)
-    return times[1] + each * (longest - more), clock.order
+    return times[1] + each * (longest - more), clock
 
 
 def _loads(

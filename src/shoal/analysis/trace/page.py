@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.analysis.charts import style_of
 from shoal.analysis.description import describe
 from shoal.errors import UsageError
 
@@ -60,7 +61,7 @@ def page_of(trace: Trace) -> str:
     require_playable(trace.size)
     # "</script>" would end the data; within JSON, "<" can only be inside of a string.
     parts = {
-        "STYLE": _file("style.css"),
+        "STYLE": style_of("base.css") + _file("style.css"),
         "SCRIPT": "\n".join(map(_file, _SCRIPTS)),
         "TRACE": json_of(trace).replace("<", "\\u003c"),
     }
