@@ -15,15 +15,18 @@ from shoal.lazy import attributes
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.wrapper import DistributedDataParallel
+    from shoal.frontend.torch.diloco import DiLoCo, LocalSGD
     from shoal.frontend.torch.shrink import peer_lost, shrink_group
 
-__all__ = ["DistributedDataParallel", "peer_lost", "shrink_group"]
+__all__ = ["DistributedDataParallel", "DiLoCo", "LocalSGD", "peer_lost", "shrink_group"]
 
 # The native core is loaded with the first of them.
 __getattr__ = attributes(
     __name__,
     {
         "DistributedDataParallel": "shoal.frontend.torch.ddp.wrapper",
+        "DiLoCo": "shoal.frontend.torch.diloco",
+        "LocalSGD": "shoal.frontend.torch.diloco",
         "peer_lost": "shoal.frontend.torch.shrink",
         "shrink_group": "shoal.frontend.torch.shrink",
     },

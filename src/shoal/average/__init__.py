@@ -5,6 +5,7 @@
 
 from shoal.average.averager import Averager
 from shoal.average.compress import ErrorFeedback
+from shoal.average.diloco import DiLoCo, OuterSGD
 from shoal.average.layout import ArraySpec, Extent, FusionBuffer, Layout
 from shoal.average.preparing import NotFinite
 from shoal.average.report import AveragingReport
@@ -13,6 +14,8 @@ from shoal.average.step_times import StepTimes
 __all__ = [
     "Averager",
     "ErrorFeedback",
+    "DiLoCo",
+    "OuterSGD",
     "NotFinite",
     "AveragingReport",
     "StepTimes",

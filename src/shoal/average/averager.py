@@ -297,6 +297,10 @@ class Averager:
         for buffer in self.layout.buffers_of[self.index(array)]:
             self._departures.wait(buffer)
 
+    def done(self) -> bool:
+        """Return True if `wait` would not wait for an average, after `send_rest`."""
+        return self._departures.done()
+
     def wait(self) -> None:
         """End the step: return when all arrays are averages, the same bits on every rank.
 

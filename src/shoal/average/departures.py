@@ -171,6 +171,10 @@ class Departures:
         self._waits[buffer] = (since, until)
         self._done_ns[buffer] = work.finished_ns or until
 
+    def done(self) -> bool:
+        """Return True if every buffer that has left is averaged, or has failed."""
+        return all(work is None or work.done() for work in self._works)
+
     def times(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """By buffer, as of now: when it left, when it was averaged, when it was waited for."""
         done = list(self._done_ns)

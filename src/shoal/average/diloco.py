@@ -1,0 +1,179 @@
+"""`DiLoCo` for NumPy arrays: local steps with any optimizer, rounds with an outer one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shoal.average.local_steps import LocalSteps, Options, copies
+from shoal.average.preparing import numpy, numpy_arrays
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shoal.average.averager import Averager
+    from shoal.group.group import Group
+
+
+@dataclass
+class OuterSGD:
+    """The outer optimizer: SGD with (Nesterov) momentum, with the defaults of the paper.
+
+    With lr=1 and momentum=0 global parameters are the mean of the ranks' local ones: local SGD.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+    momenta: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def step(self, name: str, parameter: Any, gradient: Any) -> None:
+        """Change a parameter in place, by a gradient that may be overwritten."""
+        if self.momentum:
+            momentum = self.momenta.get(name)
+            if momentum is None:
+                momentum = self.momenta[name] = numpy().zeros_like(parameter)
+            momentum *= self.momentum
+            momentum += gradient
+            if self.nesterov:
+                gradient += momentum * self.momentum
+            else:
+                gradient = momentum
+        parameter -= gradient * self.lr
+
+
+class DiLoCo(LocalSteps):
+    """Ranks train alone for many steps, then average how far each has come.
+
+    ::
+
+        diloco = DiLoCo(group, weights, OuterSGD(), every=100)
+        for batch in batches:
+            weights["w"] -= ...  # a local step, by any rule
+            diloco.step()
+        diloco.sync()
+
+    After `every` local steps the ranks average the difference between the global parameters, which
+    all ranks hold alike, and their own. The outer optimizer takes it for a gradient of the global
+    ones, from which all ranks train on.
+
+    Every rank makes it with the same arguments, and begins with the parameters of rank 0.
+
+    Args:
+        parameters: NumPy arrays by name; changed in place.
+        outer: the outer optimizer.
+        every: local steps from one round of a fragment to its next.
+        fragments: how many parts the parameters are cut into, of which one is sent at a time; or
+            the names in each part. 1 if left out.
+        delay: local steps that a rank makes before it takes up an average. 0 if left out.
+        alpha: the share of local parameters that stays when an average is taken up. 0 if left out.
+        compress: as for `Averager`.
+        weighted: `step` takes the weight of each step.
+        quorum: the number of ranks that open a round when they have made their steps. The others
+            join with the steps that they have made. None: each rank makes all its steps before.
+        grace: seconds that an open round waits for the other ranks.
+
+    Raises:
+        UsageError: wrong options; or ranks differ in parameters or options.
+
+    Source: Douillard et al., "DiLoCo" (arXiv 2311.08105) and "Streaming DiLoCo" (arXiv 2501.18512);
+    docs/decisions/0076.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        parameters: Mapping[str, Any],
+        outer: OuterSGD | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        arrays = _Arrays(parameters, outer or OuterSGD())
+        self.parameters = arrays.shared
+        """The global parameters: those after the last finished round of each fragment."""
+        super().__init__(group, arrays, parameters, **options)
+
+    def step(self, weight: float | None = None) -> None:
+        """Count a local step that has been made, and do what is due after it.
+
+        Args:
+            weight: if `weighted`: the samples or tokens of the step.
+
+        Raises:
+            PeerLost: a rank is lost; `regroup(group.shrink())` goes on.
+            ShoalError: as `Averager.wait`.
+        """
+        self.count(weight)
+
+
+class _Arrays:
+    """The parameters in NumPy, see `Replica`.
+
+    Attributes:
+        shared: the global ones.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], outer: OuterSGD) -> None:
+        np = numpy()
+        for name, one in parameters.items():
+            if not (isinstance(one, np.ndarray) and one.flags.writeable):
+                raise UsageError(f"{name!r} must be a NumPy array that can be written, got {one!r}")
+        self._local = dict(parameters)
+        self.shared = copies(parameters)
+        self._outer = outer
+        self._kept: dict[str, Any] = {}
+
+    def places(self, averager: Averager) -> dict[str, Any]:
+        found = numpy_arrays(averager.memory, averager.layout)
+        assert found is not None
+        return found
+
+    def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
+        for name, place in places.items():
+            if keep and name not in self._kept:
+                self._kept[name] = self._local[name].copy()
+            numpy().subtract(self.shared[name], self._kept.get(name, self._local[name]), out=place)
+            if factor == 0:
+                place.fill(0)  # NOT by a product: a weight of 0 leaves out a NaN too
+            elif factor != 1:
+                numpy().multiply(place, place.dtype.type(factor), out=place)
+
+    def step_outer(self, places: Mapping[str, Any], factor: float) -> None:
+        for name, place in places.items():
+            self._outer.step(name, self.shared[name], place * place.dtype.type(factor))
+
+    def mix(self, names: Iterable[str], alpha: float) -> None:
+        for name in names:
+            local, shared, kept = self._local[name], self.shared[name], self._kept.pop(name, None)
+            if alpha == 0:
+                local[...] = shared
+            elif math.isnan(alpha):
+                local[...] = shared + (local - kept)
+            else:
+                local[...] = shared + alpha * (local - shared)
+
+    def dump(self, names: Iterable[str]) -> bytes:
+        return b"".join(part.tobytes() for name in names for part in self._parts(name))
+
+    def load(self, names: Iterable[str], data: bytes) -> None:
+        np, at = numpy(), 0
+        for part in (part for name in names for part in self._parts(name)):
+            part[...] = np.frombuffer(data, part.dtype, part.size, at).reshape(part.shape)
+            at += part.nbytes
+
+    def _parts(self, name: str) -> list[Any]:
+        shared = self.shared[name]
+        if not self._outer.momentum:
+            return [shared]
+        return [shared, self._outer.momenta.setdefault(name, numpy().zeros_like(shared))]
+
+    def state_dict(self) -> dict[str, Any]:
+        held = {"global": self.shared, "outer": self._outer.momenta, "kept": self._kept}
+        return {name: copies(arrays) for name, arrays in held.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state["global"].items():
+            self.shared[name][...] = value
+        self._outer.momenta, self._kept = copies(state["outer"]), copies(state["kept"])

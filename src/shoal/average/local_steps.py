@@ -1,0 +1,471 @@
+"""Rounds of ranks that train alone for many steps, and average how far each has come since."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+
+from shoal.average.agreeing import agree, shared_by
+from shoal.average.averager import Averager
+from shoal.average.layout import FLOATS, ArraySpec
+from shoal.average.ready import ReadyFlags
+from shoal.dtypes import Op
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Required, Unpack
+
+    from shoal.average.compress import ErrorFeedback
+    from shoal.group.group import Group
+    from shoal.group.work import Work
+
+_SAVED: Final = ("step", "n_sent", "n_done", "sent_at", "since", "units", "folded")
+
+
+class Replica(Protocol):
+    """One rank's parameters, and the global ones with the state of the outer optimizer.
+
+    The global parameters are the same on every rank: those after the last finished round. Only
+    rounds change them, and a round changes one fragment.
+
+    Args:
+        places: by name, an array for each parameter of a fragment, in the memory of an averager.
+    """
+
+    def places(self, averager: Averager) -> dict[str, Any]:
+        """The arrays of an averager by name, in its present layout."""
+
+    def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
+        """Write (global - local) * factor to the places: what this rank gives to a round.
+
+        Args:
+            keep: remember the local parameters until `mix`; a second call gives them again.
+        """
+
+    def step_outer(self, places: Mapping[str, Any], factor: float) -> None:
+        """Let the outer optimizer change the global parameters by the averages * factor."""
+
+    def mix(self, names: Iterable[str], alpha: float) -> None:
+        """Change local parameters by the global ones, after a round.
+
+        With `alpha`, local = alpha * local + (1 - alpha) * global. If alpha is NaN, what changed
+        locally since `give` stays: local = global + local - kept.
+        """
+
+    def dump(self, names: Iterable[str]) -> bytes:
+        """The global parameters and the outer optimizer's state of a fragment."""
+
+    def load(self, names: Iterable[str], data: bytes) -> None:
+        """Take what `dump` returned on another rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that this keeps beside the local parameters."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` returned."""
+
+
+class Options(TypedDict, total=False):
+    """What all kinds of rounds take, see `shoal.average.DiLoCo`; the same on every rank."""
+
+    every: Required[int]
+    fragments: int | Sequence[Sequence[str]]
+    delay: int
+    alpha: float
+    compress: str | ErrorFeedback | None
+    weighted: bool
+    quorum: int | None
+    grace: float
+
+
+@dataclass
+class _Flight:
+    """A fragment that was sent, and whose average has not been taken up.
+
+    Attributes:
+        number: of the round, from 0 on; the fragment is its remainder by the number of fragments.
+        step: this rank's step when it was sent.
+        weight: of this rank's values.
+        total: the weight of all ranks' values, once it has landed.
+        has_landed: the average is there.
+    """
+
+    number: int
+    step: int
+    weight: float
+    total: array[float]
+    summing: Work | None = None
+    has_landed: bool = False
+
+
+class LocalSteps:
+    """Runs the rounds of one rank; `count` after each local step does what is due.
+
+    Rounds have numbers, and all ranks send them in that order. So ranks that know how many rounds
+    each of them has sent and finished, know what each of them lacks.
+
+    Args:
+        arrays: the parameters by name, as `Averager` takes them.
+
+    Raises:
+        UsageError: wrong options, or ranks differ in parameters or options.
+    """
+
+    def __init__(
+        self, group: Group, replica: Replica, arrays: Mapping[str, Any], **options: Unpack[Options]
+    ) -> None:
+        self._specs = {name: ArraySpec.of(name, given) for name, given in arrays.items()}
+        self._replica = replica
+        self._every, self._compress = options["every"], options.get("compress")
+        self._fragments = fragments_of(self._specs, options.get("fragments", 1))
+        self._delay, self._alpha = options.get("delay", 0), options.get("alpha", 0.0)
+        self._is_weighted = options.get("weighted", False)
+        self._quorum, self._grace = options.get("quorum"), options.get("grace", 0.0)
+        self._check()
+        if self._quorum is not None:
+            self._alpha = math.nan  # steps on the way of an average stay
+        n_fragments = len(self._fragments)
+        self._step = self._n_sent = self._n_done = self._sent_at = 0
+        self._since = [0.0] * n_fragments  # the weight of the steps since a fragment was sent
+        # Divides weights on their way, so that values stay near those without weights: the mean
+        # weight of the round before.
+        self._units = [1.0] * n_fragments
+        self._folded = 0.0
+        self._flying: deque[_Flight] = deque()
+        self._form(group)
+        for part, names in enumerate(self._fragments):
+            self._share(part, 0)
+            replica.mix(names, 0.0)
+
+    def _check(self) -> None:
+        every, n_fragments = self._every, len(self._fragments)
+        if not 1 <= n_fragments <= every:
+            what = f"fragments must be 1 to every={every}, one for a step, got {n_fragments}"
+        elif not 0 <= self._delay < every:
+            what = f"delay must be 0 to {every - 1} steps, less than every, got {self._delay}"
+        elif not 0 <= self._alpha <= 1:
+            what = f"alpha must be 0 to 1, got {self._alpha}"
+        elif self._quorum is None and self._grace != 0:
+            what = "grace is for rounds that a quorum opens: give quorum, or leave grace out"
+        elif self._quorum is not None and self._quorum < 1:
+            what = f"quorum must be at least 1 rank, got {self._quorum}"
+        elif not 0 <= self._grace < math.inf:
+            what = f"grace must be a number of seconds, got {self._grace}"
+        elif self._quorum is not None and (self._alpha or self._delay):
+            what = "delay and alpha go without a quorum, which takes averages up as they arrive"
+        else:
+            return
+        raise UsageError(what)
+
+    def _form(self, group: Group) -> None:
+        """Make calls in a group of one's own, where no call of the program comes between."""
+        name = f"local steps {next(shared_by(group).names)}"
+        self.group = group
+        self._own = group.subgroup(range(group.size), name)
+        options = {"every": self._every, "fragments": self._fragments, "delay": self._delay}
+        options |= {"alpha": self._alpha, "weighted": self._is_weighted, "quorum": self._quorum}
+        agree(self._own, name, tuple(self._specs.values()), options)
+        self._averagers = [
+            Averager(
+                self._own, {name: self._specs[name] for name in names}, compress=self._compress
+            )
+            for names in self._fragments
+        ]
+        self._flags: ReadyFlags | None = None
+        if self._quorum is not None:
+            self._flags = ReadyFlags(self._own, self._quorum, self._grace)
+
+    # Steps.
+
+    def count(self, weight: float | None = None) -> None:
+        """Count a local step, and do what is due after it.
+
+        Args:
+            weight: of the step: a number of samples or tokens, 0 or more.
+
+        Raises:
+            UsageError: a weight is missing, or not asked for. Nothing was counted.
+            ShoalError: as `Averager.wait`; the group has ended. The step was counted: `regroup`.
+        """
+        if self._is_weighted != (weight is not None):
+            raise UsageError(f"{self._own}: a step has a weight if, and only if, weighted=True")
+        if weight is not None and not 0 <= weight < math.inf:
+            raise UsageError(f"{self._own}: weight must be a finite number >= 0, got {weight}")
+        self._step += 1
+        self._since = [one + (1.0 if weight is None else weight) for one in self._since]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take up and send what is due; after an error, `regroup` does the rest of it."""
+        while True:
+            if self._flying and self._is_expected(self._flying[0]):
+                self._take_up(self._alpha)
+            elif self._n_sent - self._n_done < len(self._fragments) and self._is_due():
+                self._send()
+            else:
+                return
+
+    def _is_expected(self, flight: _Flight) -> bool:
+        """True if an average is to be taken up now, also by waiting for it."""
+        if self._flags is None or flight.has_landed:
+            return self._step >= flight.step + self._delay
+        assert flight.summing is not None
+        return flight.summing.done() and self._averager_of(flight).done()
+
+    def _is_due(self) -> bool:
+        """True if this rank sends the next round now."""
+        n_fragments, every = len(self._fragments), self._every
+        part = self._n_sent % n_fragments
+        interval = (part + 1) * every // n_fragments - part * every // n_fragments
+        is_ready = self._step >= self._sent_at + interval
+        if self._flags is None:
+            return is_ready
+        if is_ready:
+            self._flags.announce(self._n_sent)
+        return self._flags.is_open(self._n_sent)
+
+    def _send(self) -> None:
+        part = self._n_sent % len(self._fragments)
+        flight = _Flight(self._n_sent, self._step, self._since[part], array("d", [0.0]))
+        self._post(flight)
+        self._flying.append(flight)
+        self._count_sent()
+
+    def _count_sent(self) -> None:
+        self._since[self._n_sent % len(self._fragments)] = 0.0
+        self._n_sent += 1
+        self._sent_at = self._step
+
+    def _post(self, flight: _Flight) -> None:
+        averager, part = self._averager_of(flight), flight.number % len(self._fragments)
+        averager.begin()
+        factor = flight.weight / self._units[part] if self._is_weighted or self._flags else 1.0
+        self._replica.give(
+            self._replica.places(averager), factor, keep=self._delay > 0 or self._flags is not None
+        )
+        flight.has_landed = False
+        if self._is_weighted or self._flags:
+            flight.total[0] = flight.weight
+            name = f"weights of fragment {part}"
+            flight.summing = self._own.all_reduce(flight.total, Op.SUM, name=name, async_op=True)
+        for index in averager.layout.order:
+            averager.ready(index)
+        averager.send_rest()
+
+    def _land(self, flight: _Flight) -> None:
+        """Return when the average of a round is there."""
+        if flight.has_landed:
+            return
+        self._averager_of(flight).wait()
+        if flight.summing is not None:
+            flight.summing.wait()
+            flight.summing = None
+        flight.has_landed = True
+
+    def _take_up(self, alpha: float) -> None:
+        """Finish the oldest round that was sent."""
+        flight, factor = self._flying[0], 1.0
+        self._land(flight)
+        part = flight.number % len(self._fragments)
+        if self._is_weighted or self._flags:
+            total = flight.total[0]
+            factor = self._units[part] * self.group.size / total if total else 0.0
+            self._units[part] = total / self.group.size or self._units[part]
+            self._folded += total
+        if factor:  # if not, all weights are 0, and there is no average
+            self._replica.step_outer(self._replica.places(self._averager_of(flight)), factor)
+        self._replica.mix(self._fragments[part], alpha)
+        self._flying.popleft()
+        self._n_done += 1
+
+    def _averager_of(self, flight: _Flight) -> Averager:
+        return self._averagers[flight.number % len(self._fragments)]
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that this rank has finished; a round is of one fragment."""
+        return self._n_done
+
+    @property
+    def folded(self) -> float:
+        """The weights of all ranks in all finished rounds; 0 without weights and quorum."""
+        return self._folded
+
+    # What every rank calls.
+
+    def sync(self) -> None:
+        """Run a round of all fragments now, after which all ranks have the global parameters.
+
+        Every rank calls it, whatever number of steps it has made: at the end of training, before
+        an evaluation, or before one rank saves for all.
+
+        Raises:
+            ShoalError: as in a step.
+        """
+        counts = self._counts()
+        until = max(n_sent for _, n_sent, _ in counts)
+        if any(has_steps for *_, has_steps in counts):
+            until += len(self._fragments)
+        while self._n_sent < until:
+            if self._n_sent - self._n_done == len(self._fragments):
+                self._take_up(self._alpha)
+            self._send()
+        while self._flying:
+            self._take_up(0.0)
+        for names in self._fragments:
+            self._replica.mix(names, 0.0)
+
+    def regroup(self, group: Group) -> None:
+        """Go on in another group, such as `group.shrink()`, and finish what an error interrupted.
+
+        A round that some rank has finished counts on all; every other one is sent again, by the
+        ranks of the new group. Every rank of it calls this.
+
+        Raises:
+            ShoalError: as in a step; call it again with the next group.
+        """
+        rounding = [one.state_dict() for one in self._averagers]
+        self.close()
+        self._form(group)
+        for averager, kept in zip(self._averagers, rounding, strict=True):
+            averager.load_state_dict(kept)
+        counts = self._counts()
+        done = [n_done for n_done, *_ in counts]
+        for number in range(min(done), max(done)):
+            part = number % len(self._fragments)
+            self._share(part, done.index(max(done)))
+            if self._n_done == number:
+                self._replica.mix(self._fragments[part], self._alpha)
+                if self._n_sent == number:  # sent, and interrupted before it was counted
+                    self._count_sent()
+                else:
+                    self._flying.popleft()
+                self._n_done += 1
+        for flight in self._flying:
+            self._post(flight)
+        self._go_on()
+
+    def _counts(self) -> list[tuple[int, int, int]]:
+        """By rank: the rounds that it has finished and sent, and 1 if it has steps to send."""
+        own = array("q", [self._n_done, self._n_sent, max(self._since) > 0])
+        found = array("q", bytes(8 * len(own) * self._own.size))
+        self._own.all_gather(found, own, name="counts of rounds")
+        return list(zip(found[::3], found[1::3], found[2::3], strict=True))
+
+    def _share(self, part: int, root: int) -> None:
+        """Give all ranks what one rank knows of the finished rounds of a fragment."""
+        is_root, own, names = self._own.rank == root, self._own, self._fragments[part]
+        data = bytearray(self._replica.dump(names) if is_root else b"")
+        known = array("d", [len(data), self._units[part], self._folded])
+        own.broadcast(known, root, name="length of a fragment")
+        data = data if is_root else bytearray(int(known[0]))
+        own.broadcast(data, root, name="fragment")
+        if not is_root:
+            self._replica.load(names, bytes(data))
+            _, self._units[part], self._folded = known
+
+    # What is saved with a model.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the local parameters; waits for averages on their way.
+
+        It changes nothing: a run that saves has the same bits as one that does not.
+
+        Raises:
+            ShoalError: as in a step.
+        """
+        flying = []
+        for flight in self._flying:
+            self._land(flight)
+            saved = {"number": flight.number, "step": flight.step, "weight": flight.weight}
+            averages = copies(self._replica.places(self._averager_of(flight)))
+            flying.append(saved | {"total": flight.total[0], "averages": averages})
+        state = {name: copy(getattr(self, f"_{name}")) for name in _SAVED}
+        rounding = [one.state_dict() for one in self._averagers]
+        own = {"replica": self._replica.state_dict(), "rounding": rounding, "flying": flying}
+        return state | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` returned, with the local parameters of then; every rank calls it.
+
+        All ranks then have the global parameters of rank 0.
+
+        Raises:
+            UsageError: ranks load states of different rounds, or one of other fragments.
+            ShoalError: as in a step.
+        """
+        if len(state["since"]) != len(self._fragments):
+            raise UsageError(
+                f"{self._own}: this state has {len(state['since'])} fragments, and there are "
+                f"{len(self._fragments)} here"
+            )
+        self.close()  # what is on its way belongs to the steps before
+        self._form(self.group)
+        rounds = {"rounds": str((state["n_done"], state["n_sent"]))}
+        agree(self._own, "rounds", (), rounds)
+        self._replica.load_state_dict(state["replica"])
+        for averager, rounding in zip(self._averagers, state["rounding"], strict=True):
+            averager.load_state_dict(rounding)
+        for name in _SAVED:
+            setattr(self, f"_{name}", copy(state[name]))
+        self._flying.clear()
+        for saved in state["flying"]:
+            total = array("d", [saved["total"]])
+            flight = _Flight(saved["number"], saved["step"], saved["weight"], total)
+            flight.has_landed = True
+            places = self._replica.places(self._averager_of(flight))
+            for name, value in saved["averages"].items():
+                places[name][...] = value
+            self._flying.append(flight)
+        for part in range(len(self._fragments)):
+            self._share(part, 0)
+
+    def close(self) -> None:
+        """End; what is on its way is lost, so `sync` before."""
+        self._own.close()
+        if self._flags is not None:
+            self._flags.close()
+
+
+def copies(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of NumPy arrays, or of tensors."""
+    return {n: one.copy() if hasattr(one, "copy") else one.clone() for n, one in arrays.items()}
+
+
+def fragments_of(
+    specs: Mapping[str, ArraySpec], asked: int | Sequence[Sequence[str]]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each fragment's parameters.
+
+    Args:
+        asked: a number of fragments, which are runs of parameters of about equal bytes; or the
+            names.
+
+    Raises:
+        UsageError: there are fewer parameters, one has no average, or names are unknown, missing or
+            repeated.
+    """
+    for spec in specs.values():
+        if spec.dtype not in FLOATS:
+            raise UsageError(f"{spec} is no floating-point array; leave it out")
+    if not isinstance(asked, int):
+        given = [name for names in asked for name in names]
+        if wrong := [n for n in (*specs, *given) if given.count(n) != 1 or n not in specs]:
+            raise UsageError(f"fragments must name each parameter once: {wrong[0]!r} is not")
+        return tuple(tuple(names) for names in asked)
+    if len(specs) < asked:
+        raise UsageError(f"{len(specs)} parameters cannot be cut into {asked} fragments")
+    parts: list[list[str]] = [[]]
+    total, before, n_left = sum(spec.n_bytes for spec in specs.values()), 0, len(specs)
+    for name, spec in specs.items():
+        is_past = (before + spec.n_bytes / 2) * asked >= total * len(parts)
+        if parts[-1] and len(parts) < asked and (is_past or n_left == asked - len(parts)):
+            parts.append([])
+        parts[-1].append(name)
+        before, n_left = before + spec.n_bytes, n_left - 1
+    return tuple(map(tuple, parts))

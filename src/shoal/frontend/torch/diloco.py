@@ -1,0 +1,258 @@
+"""`shoal.torch.DiLoCo` and `LocalSGD`: ranks train alone for many steps, then average."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import shoal.frontend.torch as frontend
+from shoal.average.local_steps import LocalSteps, Options, copies
+from shoal.errors import Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from shoal.average import Averager
+    from shoal.group.group import Group
+
+__all__ = ["DiLoCo", "LocalSGD"]
+
+
+class DiLoCo(LocalSteps):
+    """Averages models that ranks train alone, once in `every` steps of the inner optimizer.
+
+    ::
+
+        inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        with shoal.torch.DiLoCo(model, inner, outer, every=100) as diloco:
+            for batch in batches:
+                inner.zero_grad()
+                loss_of(model(batch)).backward()
+                inner.step()  # every 100th also averages
+            diloco.sync()  # all ranks have the same model now
+
+    The options are those of `shoal.average.DiLoCo`. It counts the steps of `inner` until `close`,
+    or the end of a `with` statement. Buffers of the model, such as statistics of batch
+    normalisation, stay each rank's own.
+
+    Args:
+        model: not wrapped by `DistributedDataParallel` over the same ranks.
+        inner: the optimizer of each step.
+        outer: the optimizer of the global parameters, made for the parameters of the model.
+        process_group: of ranks with a model each; None: the default group.
+        fragments: also modules, whose parameters are a fragment each.
+
+    Raises:
+        UsageError: wrong options; ranks differ; or `outer` lacks a parameter.
+        Unsupported: parameters are DTensors.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        outer: torch.optim.Optimizer,
+        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        replica = _Parameters(trained, outer)
+        self.parameters = replica.shared
+        """The global parameters by name, on the CPU."""
+        if not isinstance(parts := options.get("fragments", 1), int):
+            options["fragments"] = _names_in(parts, trained)
+        super().__init__(_group_in(process_group), replica, trained, **options)
+        self._weight: float | None = None
+        self._hook = inner.register_step_post_hook(self._after_step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._hook.remove()
+        self.close()
+
+    def weigh(self, weight: float) -> None:
+        """Set the samples or tokens of the next step of `inner`, if `weighted`."""
+        self._weight = weight
+
+    def _after_step(self, *_: object) -> None:
+        weight, self._weight = self._weight, None
+        self.count(weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the model and `inner`, to be saved with theirs; as `torch.load` takes it.
+
+        Waits for averages on their way, and changes nothing.
+        """
+        state = super().state_dict()
+        for rounding in state["rounding"]:
+            for name, residual in rounding.get("residuals", {}).items():
+                rounding["residuals"][name] = torch.from_numpy(residual)
+        return state
+
+    def regroup(self, group: Group | None = None) -> None:
+        """Go on after `shoal.torch.shrink_group`, and finish what an error interrupted.
+
+        Every rank of the new group calls it.
+
+        Args:
+            group: None takes that of torch's default group.
+        """
+        super().regroup(group or _group_in(None))
+
+
+class LocalSGD(DiLoCo):
+    """Averages the parameters of all ranks once in `every` steps of an optimizer.
+
+    It is `DiLoCo` whose outer optimizer takes the average as it is, with the same options.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        outer = torch.optim.SGD(model.parameters(), lr=1.0)
+        super().__init__(model, inner, outer, process_group, **options)
+
+
+class _Parameters:
+    """The parameters of a model, see `Replica`. Global ones are kept on the CPU.
+
+    Attributes:
+        shared: the global ones.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], outer: torch.optim.Optimizer
+    ) -> None:
+        held = [one for group in outer.param_groups for one in group["params"]]
+        for name, one in parameters.items():
+            if hasattr(one, "to_local"):
+                raise Unsupported(f"DiLoCo: parameter {name} is a DTensor; wrap the whole model")
+            if not any(one is other for other in held):
+                raise UsageError(f"DiLoCo: the outer optimizer lacks parameter {name}")
+        self._local = dict(parameters)
+        self.shared = {name: _on_cpu(one) for name, one in parameters.items()}
+        self._outer = outer
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def places(self, averager: Averager) -> dict[str, torch.Tensor]:
+        memory, layout = torch.frombuffer(averager.memory, dtype=torch.uint8), averager.layout
+        found = {}
+        for entry, place in zip(layout.entries, layout.places, strict=True):
+            like = self.shared[entry.name]
+            found[entry.name] = memory[place.offset : place.end].view(like.dtype).view(like.shape)
+        return found
+
+    @torch.no_grad()
+    def give(self, places: Mapping[str, torch.Tensor], factor: float, *, keep: bool) -> None:
+        for name, place in places.items():
+            if keep and name not in self._kept:
+                self._kept[name] = _on_cpu(self._local[name])
+            local = self._kept.get(name, self._local[name])
+            place.copy_(self.shared[name].to(local.device).sub(local))
+            if factor == 0:
+                place.zero_()  # NOT by a product: a weight of 0 leaves out a NaN too
+            elif factor != 1:
+                place.mul_(factor)
+
+    @torch.no_grad()
+    def step_outer(self, places: Mapping[str, torch.Tensor], factor: float) -> None:
+        """The optimizer steps the model's parameters, which hold the global ones for that long."""
+        held = [one for group in self._outer.param_groups for one in group["params"]]
+        gradients = [one.grad for one in held]
+        local = {name: self._local[name].clone() for name in places}
+        for one in held:  # those of other fragments do not step
+            one.grad = None
+        for name, place in places.items():
+            self._local[name].copy_(self.shared[name])
+            self._local[name].grad = place.mul(factor).to(self._local[name].device)
+        self._outer.step()
+        for name in places:
+            self.shared[name].copy_(self._local[name])
+            self._local[name].copy_(local[name])
+        for one, gradient in zip(held, gradients, strict=True):
+            one.grad = gradient
+
+    @torch.no_grad()
+    def mix(self, names: Iterable[str], alpha: float) -> None:
+        for name in names:
+            local, kept = self._local[name], self._kept.pop(name, None)
+            shared = self.shared[name].to(local.device)
+            if alpha == 0:
+                local.copy_(shared)
+            elif math.isnan(alpha):
+                assert kept is not None
+                local.copy_(local.sub(kept.to(local.device)).add_(shared))
+            else:
+                local.copy_(torch.lerp(shared, local, alpha))
+
+    def dump(self, names: Iterable[str]) -> bytes:
+        data, state = io.BytesIO(), self._outer.state
+        torch.save({n: (self.shared[n], dict(state.get(self._local[n], {}))) for n in names}, data)
+        return data.getvalue()
+
+    def load(self, names: Iterable[str], data: bytes) -> None:
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        for name in names:
+            shared, state = found[name]
+            local = self._local[name]
+            self.shared[name].copy_(shared)
+            self._outer.state.pop(local, None)
+            if state:
+                self._outer.state[local] = {
+                    key: value.to(local.device) if _is_like(value, local) else value
+                    for key, value in state.items()
+                }
+
+    def state_dict(self) -> dict[str, Any]:
+        held = {"global": copies(self.shared), "kept": copies(self._kept)}
+        return held | {"outer": self._outer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state["global"].items():
+            self.shared[name].copy_(value)
+        self._kept = copies(state["kept"])
+        self._outer.load_state_dict(state["outer"])
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _is_like(value: object, parameter: torch.Tensor) -> bool:
+    """True if this state of an optimizer lies on its parameter's device."""
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+
+
+def _names_in(
+    fragments: Iterable[Any], parameters: Mapping[str, torch.nn.Parameter]
+) -> list[list[str]]:
+    names = {id(one): name for name, one in parameters.items()}
+    return [
+        [names[id(one)] for one in part.parameters() if id(one) in names]
+        if isinstance(part, torch.nn.Module)
+        else list(part)
+        for part in fragments
+    ]
+
+
+def _group_in(process_group: dist.ProcessGroup | None) -> Group:
+    group = frontend.group_in(dist.group.WORLD if process_group is None else process_group)
+    if group is None:
+        raise UsageError(
+            "DiLoCo: the process group is not one of shoal's; make it with "
+            'init_process_group("shoal")'
+        )
+    return group

@@ -1,0 +1,282 @@
+"""`shoal.average.DiLoCo` over real processes, beside the papers' algorithm in one process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.local_steps import Case, check, expected, first_values, local_step, weight_of
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage
+
+import shoal
+from shoal.average import DiLoCo, OuterSGD
+from shoal.errors import PeerLost, UsageError
+
+PAGE = Path(__file__).parents[2] / "docs" / "local_steps.md"
+
+CASES = [
+    Case(every=4),
+    Case(every=3, lr=1.0, momentum=0.0),
+    Case(every=4, nesterov=False, weighted=True),
+    Case(every=6, fragments=3, delay=1, alpha=0.5),
+    Case(every=5, fragments=2, delay=4, alpha=0.25, weighted=True),
+]
+N_STEPS = 23
+
+
+def start(group: shoal.Group, case: Case) -> tuple[dict[str, Any], DiLoCo]:
+    weights = {name: value.astype(np.float32) for name, value in first_values().items()}
+    if group.rank:  # all begin with those of rank 0
+        weights = {name: np.zeros_like(value) for name, value in weights.items()}
+    outer = OuterSGD(case.lr, case.momentum, case.nesterov)
+    return weights, DiLoCo(group, weights, outer, **case.options)
+
+
+def steps(diloco: DiLoCo, weights: dict[str, Any], rank: int, numbers: range, case: Case) -> None:
+    for number in numbers:
+        local_step(weights, rank)
+        diloco.step(weight_of(rank, number) if case.weighted else None)
+
+
+def digest(arrays: dict[str, Any]) -> str:
+    return hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
+
+
+def train_cases() -> list[tuple[str, str]]:
+    digests = []
+    with shoal.init() as group:
+        for case in CASES:
+            weights, diloco = start(group, case)
+            steps(diloco, weights, group.rank, range(1, N_STEPS + 1), case)
+            wanted = expected(case, group.size, N_STEPS)
+            check(diloco.parameters, wanted.shared)
+            check(weights, wanted.locals[group.rank])
+            digests.append((digest(diloco.parameters), digest(weights)))
+            diloco.sync()
+            assert digest(weights) == digest(diloco.parameters)
+            assert diloco.rounds == wanted.n_sent + case.fragments * any(
+                any(weights) for weights in wanted.weights.values()
+            )
+    return digests
+
+
+def test_ranks_train_as_the_papers_write_to_the_same_global_bits_in_every_run() -> None:
+    first, again = run_ranks(train_cases, 3), run_ranks(train_cases, 3)
+    assert first == again
+    for by_rank in zip(*first, strict=True):
+        assert len({shared for shared, _ in by_rank}) == 1
+
+
+def run_page(source: str) -> list[float]:
+    names: dict[str, Any] = {}
+    exec(source, names)
+    return [float(value.flat[0]) for value in names["weights"].values()]
+
+
+def test_the_page_about_local_steps_runs_as_it_stands() -> None:
+    source = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)[1]
+    shared, momentum = 1.0, 0.0
+    for n_steps in (20, 20, 10):
+        ends = [rank + (shared - rank) * 0.9**n_steps for rank in (0, 1)]
+        gradient = shared - sum(ends) / 2
+        momentum = 0.9 * momentum + gradient
+        shared -= 0.7 * (gradient + 0.9 * momentum)
+    assert run_ranks(run_page, 2, source) == [[pytest.approx(shared, rel=1e-5)] * 2] * 2
+
+
+# ---- saved and loaded ----
+
+
+def save_and_load() -> None:
+    with shoal.init() as group:
+        for case in CASES:
+            weights, diloco = start(group, case)
+            steps(diloco, weights, group.rank, range(1, 8), case)
+            whole = pickle.dumps((weights, diloco.state_dict()))
+            steps(diloco, weights, group.rank, range(8, 18), case)
+            others, loaded = start(group, case)
+            steps(loaded, others, group.rank, range(1, 5), case)
+            saved, state = pickle.loads(whole)
+            for name, value in saved.items():
+                others[name][...] = value
+            loaded.load_state_dict(state)
+            steps(loaded, others, group.rank, range(8, 18), case)
+            check(loaded.parameters, expected(case, group.size, 17).shared)
+            assert digest(loaded.parameters) == digest(diloco.parameters)
+            assert digest(others) == digest(weights)
+        with pytest.raises(UsageError, match="1 fragments, and there are 2"):
+            start(group, CASES[-1])[1].load_state_dict(start(group, CASES[0])[1].state_dict())
+        ahead, late = start(group, CASES[0])[1], start(group, CASES[0])[1]
+        steps(ahead, {}, group.rank, range(4), CASES[0])
+        with pytest.raises(UsageError, match=r"rounds .*\(1, 1\) on rank 0.*\(0, 0\) on rank 1"):
+            late.load_state_dict((late if group.rank else ahead).state_dict())
+
+
+def test_a_run_that_goes_on_from_a_saved_state_has_the_bits_of_one_that_was_not_saved() -> None:
+    run_ranks(save_and_load, 2)
+
+
+# ---- a rank is lost ----
+
+DIES_IN = 9  # in the third round, or before it
+
+
+def lose_rank_1(case: Case) -> str:
+    with shoal.init() as group:
+        rank = group.rank
+        weights, diloco = start(group, case)
+        n_lost = 0
+        for number in range(1, N_STEPS + 1):
+            if rank == 1 and number == DIES_IN:
+                os.kill(os.getpid(), signal.SIGKILL)
+            local_step(weights, rank)
+            try:
+                diloco.step(weight_of(rank, number) if case.weighted else None)
+            except PeerLost:
+                n_lost += 1
+                diloco.regroup(group.shrink())
+        wanted = expected(case, 3, N_STEPS, [(1, DIES_IN)])
+        check(diloco.parameters, wanted.shared)
+        check(weights, wanted.locals[rank])
+        assert n_lost == 1
+        return digest(diloco.parameters)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2]])
+def test_survivors_finish_the_round_in_which_a_rank_was_lost(case: Case) -> None:
+    with start_ranks(lose_rank_1, 3, case) as ranks:
+        first, lost, last = ranks.wait()
+    assert lost.died == "was killed by SIGKILL"
+    assert first.value, first
+    assert last.value, last
+    assert first.value == last.value
+
+
+STREAM = Case(every=4, fragments=2, delay=1, alpha=0.5)
+
+
+def finish_on_one_rank_alone() -> str:
+    """Rank 0 has taken up a round that rank 1 has only sent, when rank 2 is lost."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        rank = group.rank
+        weights, diloco = start(group, STREAM)
+        steps(diloco, weights, rank, range(1, 3), STREAM)
+        if rank == 0:
+            steps(diloco, weights, rank, range(3, 4), STREAM)
+            assert diloco.rounds == 1
+        stage.meet(rank, 3, "rank 0 has finished a round")
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert diloco.rounds == (rank == 0)
+        diloco.regroup(group.shrink())
+        assert diloco.rounds == 1
+        steps(diloco, weights, rank, range(4 if rank == 0 else 3, 20), STREAM)
+        taken_up = digest(diloco.parameters)
+        diloco.sync()
+        assert digest(diloco.parameters) == digest(weights)
+        return taken_up
+
+
+def test_a_round_that_one_rank_has_finished_counts_on_all_survivors() -> None:
+    with Stage() as stage, start_ranks(finish_on_one_rank_alone, 3, env=stage.env) as ranks:
+        first, second, lost = ranks.wait()
+    assert lost.died == "was killed by SIGKILL"
+    assert first.value, first
+    assert second.value, second
+    assert first.value == second.value
+
+
+# ---- quorum ----
+
+
+class Tally(OuterSGD):
+    """Steps of a rank, each of which adds 1 to its own element: n steps add n, with the weight n.
+
+    As outer optimizer it takes averages as they are, and notes what each rank gave to them.
+    """
+
+    def __init__(self, group: shoal.Group) -> None:
+        super().__init__(lr=1.0, momentum=0.0)
+        self.weights, self.rank = {"w": np.zeros(group.size, np.float64)}, group.rank
+        self.diloco = DiLoCo(group, self.weights, self, every=4, quorum=2)
+        self.given: list[Any] = []  # by round, for each rank
+        self.folded = 0.0
+        self.n_steps = 0
+
+    def train(self) -> None:
+        self.weights["w"][self.rank] += 1
+        self.n_steps += 1
+        self.diloco.step()
+
+    def step(self, name: str, parameter: Any, gradient: Any) -> None:
+        total, self.folded = self.diloco.folded - self.folded, self.diloco.folded
+        self.given.append(np.sqrt(-gradient * total))  # n steps moved its element by n * n / total
+        super().step(name, parameter, gradient)
+
+
+N_ROUNDS = 5
+
+
+def share_a_quorum() -> tuple[Any, float, int]:
+    """Ranks 0 and 1 make rounds; rank 2 makes one step while they make four and more."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        tally = Tally(group)
+        for number in range(N_ROUNDS):
+            if group.rank == 2:
+                for fast in (0, 1):
+                    stage.await_cue(f"rank {fast} is ready for round {number}")
+            first = tally.n_steps
+            while tally.diloco.rounds == number:
+                tally.train()
+                if tally.n_steps - first >= 4:
+                    stage.cue(f"rank {group.rank} is ready for round {number}")
+            stage.cue(f"rank {group.rank} is ready for round {number}")
+        tally.diloco.sync()
+        return sum(tally.given), tally.diloco.folded, tally.n_steps
+
+
+def test_with_a_quorum_every_step_of_every_rank_counts_once_with_its_weight() -> None:
+    with Stage() as stage, start_ranks(share_a_quorum, 3, env=stage.env) as ranks:
+        outcomes = ranks.wait()
+    assert all(one.value for one in outcomes), "\n".join(map(str, outcomes))
+    steps_made = [one.value[2] for one in outcomes]
+    for given, folded, _ in (one.value for one in outcomes):
+        np.testing.assert_allclose(given, steps_made, rtol=1e-9)
+        assert folded == sum(steps_made)
+    assert steps_made[2] < min(steps_made[:2]) / 2
+
+
+def lose_one_of_a_quorum() -> tuple[Any, int]:
+    with shoal.init() as group:
+        tally, n_lost = Tally(group), 0
+        while not (n_lost and tally.diloco.rounds >= N_ROUNDS):
+            if group.rank == 1 and tally.diloco.rounds >= 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                tally.train()
+            except PeerLost:
+                n_lost += 1
+                tally.diloco.regroup(group.shrink())
+        tally.diloco.sync()
+        return tally.given, tally.n_steps
+
+
+def test_steps_of_the_survivors_count_once_also_after_a_rank_was_lost() -> None:
+    with start_ranks(lose_one_of_a_quorum, 3) as ranks:
+        first, lost, last = ranks.wait()
+    assert lost.died == "was killed by SIGKILL"
+    assert first.value, first
+    assert last.value, last
+    # One that took over a round from the other has not seen what was given to it.
+    given = sum(max(first.value[0], last.value[0], key=len))
+    np.testing.assert_allclose(given[[0, 2]], [first.value[1], last.value[1]], rtol=1e-9)

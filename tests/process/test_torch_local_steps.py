@@ -1,0 +1,260 @@
+"""`shoal.torch.DiLoCo` and `LocalSGD`: beside the papers' algorithm, and as programs use them."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import io
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.local_steps import RATE, Case, check, expected, first_values, target, weight_of
+from process.ranks import run_ranks, start_ranks
+from process.shared_ranks import SharedRanks, cases_in
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import shoal.torch
+from shoal.average import ErrorFeedback
+from shoal.errors import UsageError
+
+N_STEPS = 23
+
+
+class Net(nn.Module):
+    """The parameters of the model in NumPy; beside them one that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in first_values().items():
+            self.register_parameter(name, nn.Parameter(torch.tensor(value, dtype=torch.float32)))
+        self.frozen = nn.Parameter(torch.full((3,), float(dist.get_rank())), requires_grad=False)
+
+    def forward(self) -> torch.Tensor:
+        """Half the squared distance to this rank's targets."""
+        rank = dist.get_rank()
+        parts = [(n, one) for n, one in self.named_parameters() if one.requires_grad]
+        return sum(  # type: ignore[return-value]
+            (one - torch.as_tensor(target(name, rank), dtype=torch.float32)).square().sum() / 2
+            for name, one in parts
+        )
+
+    def values(self) -> dict[str, Any]:
+        return {n: one.detach().numpy() for n, one in self.named_parameters() if n != "frozen"}
+
+
+def start(case: Case, **options: Any) -> tuple[Net, torch.optim.Optimizer, shoal.torch.DiLoCo]:
+    net = Net()
+    inner = torch.optim.SGD(net.parameters(), lr=RATE)
+    outer = torch.optim.SGD(
+        net.parameters(), lr=case.lr, momentum=case.momentum, nesterov=case.nesterov
+    )
+    return net, inner, shoal.torch.DiLoCo(net, inner, outer, **case.options | options)
+
+
+def train(
+    net: Net, inner: torch.optim.Optimizer, diloco: shoal.torch.DiLoCo, numbers: range, case: Case
+) -> None:
+    for number in numbers:
+        inner.zero_grad()
+        net().backward()
+        if case.weighted:
+            diloco.weigh(weight_of(dist.get_rank(), number))
+        inner.step()
+
+
+CASES = [
+    Case(every=4),
+    Case(every=6, fragments=3, delay=1, alpha=0.5),
+    Case(every=5, fragments=2, delay=4, alpha=0.25, weighted=True),
+]
+
+
+def case_models_are_trained_as_the_papers_write() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for case in CASES:
+        net, inner, diloco = start(case)
+        train(net, inner, diloco, range(1, N_STEPS + 1), case)
+        wanted = expected(case, size, N_STEPS)
+        check({name: one.numpy() for name, one in diloco.parameters.items()}, wanted.shared)
+        check(net.values(), wanted.locals[rank])
+        assert torch.equal(net.frozen, torch.full((3,), float(rank)))
+        diloco.sync()
+        held = [{n: one.numpy() for n, one in diloco.parameters.items()}, net.values()]
+        everyone: list[Any] = [None] * size
+        dist.all_gather_object(everyone, [{n: v.tobytes() for n, v in one.items()} for one in held])
+        assert all(one == everyone[0][0] for both in everyone for one in both)
+
+
+def case_a_saved_run_goes_on_with_the_same_bits() -> None:
+    for case, compress in ((CASES[0], None), (CASES[2], None), (CASES[1], ErrorFeedback("bf16"))):
+        net, inner, diloco = start(case, compress=compress)
+        train(net, inner, diloco, range(1, 9), case)
+        saved = io.BytesIO()
+        torch.save([net.state_dict(), inner.state_dict(), diloco.state_dict()], saved)
+        train(net, inner, diloco, range(9, 20), case)
+        others, second, loaded = start(case, compress=compress)
+        train(others, second, loaded, range(1, 4), case)
+        saved.seek(0)
+        states = torch.load(saved, weights_only=True)
+        for one, state in zip((others, second, loaded), states, strict=True):
+            one.load_state_dict(state)
+        train(others, second, loaded, range(9, 20), case)
+        for name, value in diloco.parameters.items():
+            assert torch.equal(loaded.parameters[name], value), (name, case, compress)
+        for name, value in net.state_dict().items():
+            assert torch.equal(others.state_dict()[name], value), name
+
+
+def case_local_sgd_averages_parameters_and_leaves_gradients_alone() -> None:
+    net = Net()
+    inner = torch.optim.AdamW(net.parameters(), lr=0.01)
+    with shoal.torch.LocalSGD(
+        net, inner, every=3, fragments=[["wide", "last"], ["one", "long", "none"]]
+    ):
+        for number in range(1, 7):
+            inner.zero_grad()
+            net().backward()
+            gradients = copy.deepcopy([one.grad for one in net.parameters()])
+            alone = copy.deepcopy(net)
+            for mine, its in zip(alone.parameters(), net.parameters(), strict=True):
+                mine.grad = its.grad
+            optimizer = torch.optim.AdamW(alone.parameters(), lr=0.01)
+            optimizer.load_state_dict(copy.deepcopy(inner.state_dict()))
+            optimizer.step()
+            inner.step()
+            averaged = {1: ["wide", "last"], 0: ["one", "long", "none"]}.get(number % 3, [])
+            for name, value in alone.named_parameters():
+                if name in averaged:
+                    dist.all_reduce(value.data, dist.ReduceOp.AVG)
+                torch.testing.assert_close(net.get_parameter(name), value)
+            for before, one in zip(gradients, net.parameters(), strict=True):
+                assert (before is None) == (one.grad is None)
+                assert before is None or torch.equal(before, one.grad)
+    rounds = net.state_dict()["wide"].clone()
+    inner.step()  # after the context nothing is counted
+    inner.step()
+    inner.step()
+    assert not torch.equal(rounds, net.state_dict()["wide"])
+
+
+def case_modules_are_fragments_with_an_outer_optimizer_that_keeps_more_state() -> None:
+    torch.manual_seed(dist.get_rank())
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    outer = torch.optim.Adam(net.parameters(), lr=0.1)
+    with shoal.torch.DiLoCo(
+        net, inner, outer, every=4, fragments=[net[0], net[2]], compress="bf16"
+    ) as diloco:
+        for number in range(1, 9):
+            inner.zero_grad()
+            net(torch.ones(3, 4) * (number + dist.get_rank())).square().sum().backward()
+            inner.step()
+            assert diloco.rounds == number // 2
+        steps = [int(state["step"]) for state in outer.state.values()]
+        assert steps == [2, 2, 2, 2]
+        diloco.sync()
+        assert diloco.rounds == 6
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [one.detach().numpy().tobytes() for one in net.parameters()])
+    assert all(one == everyone[0] for one in everyone)
+
+
+def refused(make: Callable[[], object], words: str, kind: type[Exception] = UsageError) -> None:
+    with pytest.raises(kind, match=words):
+        make()
+
+
+def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
+    for wrong, words in (
+        ({"every": 0}, "fragments must be 1 to every=0"),
+        ({"fragments": 5}, "fragments must be 1 to every=4, one for a step, got 5"),
+        ({"fragments": [["wide"], ["one"]]}, "must name each parameter once: 'long'"),
+        ({"fragments": [["wide", "wide"]]}, "must name each parameter once: 'wide'"),
+        ({"delay": 4}, "delay must be 0 to 3 steps"),
+        ({"alpha": 1.5}, "alpha must be 0 to 1"),
+        ({"quorum": 0}, "quorum must be at least 1"),
+        ({"quorum": 2, "delay": 1}, "go without a quorum"),
+        ({"grace": 1.0}, "give quorum, or leave grace out"),
+        ({"compress": "bf17"}, "unknown wire 'bf17'"),
+        ({"every": 4 + dist.get_rank()}, "every is not the same on all ranks: 4 on rank 0, 5 on"),
+    ):
+        refused(lambda wrong=wrong: start(CASES[0], **wrong), words)  # type: ignore[misc]
+    net = Net()
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    less = torch.optim.SGD([net.get_parameter("wide")], lr=0.7)
+    refused(lambda: shoal.torch.DiLoCo(net, inner, less, every=2), "outer optimizer lacks .* one")
+    whole = nn.Module()
+    whole.register_parameter("n", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    shoal.torch.LocalSGD(whole, inner, every=2)
+    _, inner, diloco = start(CASES[2])
+    refused(inner.step, "a step has a weight if, and only if, weighted=True")
+    diloco.weigh(-1)
+    refused(inner.step, "weight must be a finite number >= 0, got -1")
+
+
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_local_steps(case: Callable[[], None], ranks: SharedRanks) -> None:
+    ranks.run(case)
+
+
+def run_page(source: str) -> bytes:
+    names: dict[str, Any] = {}
+    exec(source, names)
+    return b"".join(one.detach().numpy().tobytes() for one in names["model"].parameters())
+
+
+def test_the_page_about_local_steps_runs_as_it_stands() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "local_steps.md").read_text()
+    source = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    first, second = run_ranks(run_page, 2, source)
+    assert first == second
+
+
+# ---- a rank is lost ----
+
+LOST = Case(every=4, fragments=2)
+
+
+def lose_rank_0() -> dict[str, Any]:
+    dist.init_process_group("shoal")
+    first_rank, n_lost = dist.get_rank(), 0
+    net, inner, diloco = start(LOST)
+    for number in range(1, 12):
+        if first_rank == 0 and number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        inner.zero_grad()
+        for name, one in net.named_parameters():
+            wanted = torch.as_tensor(target(name, first_rank)) if one.requires_grad else one
+            one.grad = (one - wanted).detach().float() if one.requires_grad else None
+        try:
+            inner.step()
+        except shoal.PeerLost:
+            n_lost += 1
+            shoal.torch.shrink_group()
+            diloco.regroup()
+    assert n_lost == 1
+    check(net.values(), expected(LOST, 3, 11, [(0, 5)]).locals[first_rank])
+    return {name: one.numpy() for name, one in diloco.parameters.items()}
+
+
+def test_a_model_is_trained_on_by_the_survivors_of_a_lost_rank() -> None:
+    with start_ranks(lose_rank_0, 3) as ranks:
+        lost, first, second = ranks.wait()
+    assert lost.died == "was killed by SIGKILL"
+    for one in (first, second):
+        assert one.value, one
+        check(one.value, expected(LOST, 3, 11, [(0, 5)]).shared)
+    for name, value in first.value.items():
+        np.testing.assert_array_equal(second.value[name], value)
