@@ -9,8 +9,10 @@ from bench.scoreboard.benchmark import Benchmark, Section
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Below, Faster, Goal, Within
 from bench.scoreboard.iperf import iperf_time
+from bench.scoreboard.libraries import NARROW
 from bench.scoreboard.measures import (
     Latency,
+    Timed,
     added_by_cut,
     among_strangers,
     cpu_of,
@@ -20,14 +22,13 @@ from bench.scoreboard.measures import (
     ring_time,
     time_of,
 )
-from bench.scoreboard.table import show_cpu, show_memory, show_time
+from bench.scoreboard.table import show_cpu, show_memory, show_percent, show_time
 
 _MIB: Final = 1024 * 1024
 
 _GLOO: Final = Benchmark("gloo", time_of("gloo"))
 _SHOAL: Final = Benchmark("shoal", time_of("shoal"))
-_GROUP: Final = Benchmark("group", time_of("group"))
-_BF16: Final = Benchmark("bf16", time_of("bf16"))
+_TIMED: Final = {library: Timed(library) for library in ("group", *NARROW)}
 _RING: Final = Benchmark("ring", ring_time)
 _IPERF: Final = Benchmark("iperf3", iperf_time, enters=lambda case: case.n_hosts == 2)
 
@@ -62,6 +63,12 @@ def _latencies(library: str) -> list[Benchmark]:
     ]
 
 
+def _narrow(mbit: float, *times: float) -> Case:
+    """Four hosts, and how many times as fast as float32 each of `NARROW` should be."""
+    goals = tuple(Faster(wire, "group", each) for wire, each in zip(NARROW, times, strict=True))
+    return Case(4, 25 * _MIB, goals, n_samples=3, n_hosts=4, rate_mbit=mbit)
+
+
 HOST_SECTIONS: Final = (
     Section(
         "hosts",
@@ -84,13 +91,21 @@ HOST_SECTIONS: Final = (
     ),
     Section(
         "wire",
-        "four hosts, 1 Gbit/s: float32 sums that travel in bfloat16",
+        "four hosts: float32 sums that travel in other formats",
         (
-            "group: shoal's Group.all_reduce on NumPy; bf16: the same with wire='bf16'",
+            "group: shoal's Group.all_reduce on NumPy; others: the same with wire=",
+            "cores: the part of this machine's cores that all ranks were busy on in these calls",
             "ring: 2M(n-1)/n bytes of float32 at the rate of raw TCP streams in a ring",
         ),
-        (_GROUP, _BF16, _RING),
-        (Case(4, 25 * _MIB, (Faster("bf16", than="group", times=1.9),), n_samples=3, n_hosts=4),),
+        (
+            *(Benchmark(library, timed.time) for library, timed in _TIMED.items()),
+            *(
+                Benchmark(f"{library}'s cores", timed.cores, show=show_percent)
+                for library, timed in _TIMED.items()
+            ),
+            _RING,
+        ),
+        (_narrow(400, 1.9, 3.6, 6.5), _narrow(1000, 1.9, 2.7, 4.0)),
         show_time,
     ),
     Section(

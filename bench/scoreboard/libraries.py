@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shoal.bench.collectives import Call, CallSpec
 
 N_BUCKETS: Final = 8
+NARROW: Final = ("bf16", "mxfp8", "mxfp4")
+"""The wires of tables, by falling bytes."""
 
 
 def _not_here(*_arguments: Any) -> Any:
@@ -162,9 +164,9 @@ JOIN: Final[Mapping[str, Callable[[], SuiteLibrary]]] = {
     "gloo": partial(join_torch, "gloo"),
     "shoal": partial(join_torch, "shoal"),
     "group": join_group,
-    "bf16": partial(join_group, "bf16"),
     "served": join_group,
-    "served bf16": partial(join_group, "bf16"),
+    **{wire: partial(join_group, wire) for wire in NARROW},
+    **{f"served {wire}": partial(join_group, wire) for wire in NARROW},
     "servers alone": join_served_alone,
     "served torch": partial(join_torch, "shoal"),
     "one channel": partial(join_with_channels, 1),

@@ -17,7 +17,7 @@ from shoal.lab.cluster import interface_of
 if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Measure
     from bench.scoreboard.case import Case
-    from bench.scoreboard.pools import WorkerPools
+    from bench.scoreboard.pools import Sample, WorkerPools
 
 N_SUBGROUPS: Final = 64
 _GIGABYTE: Final = 1e9
@@ -41,6 +41,26 @@ def cpu_of(library: str) -> Measure:
         return pools.sample(library, case).cpu_s / (case.n_bytes / _GIGABYTE)
 
     return measure
+
+
+class Timed:
+    """The calls of one library: their time, and how busy they keep the cores."""
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._last: Sample | None = None
+
+    def time(self, pools: WorkerPools, case: Case) -> float:
+        """Measure the seconds of a call on the slowest rank."""
+        self._last = None
+        self._last = pools.sample(self._library, case)
+        return self._last.time_s
+
+    def cores(self, pools: WorkerPools, _case: Case) -> float:
+        """The part of all cores of this machine that the last timed calls kept busy."""
+        if self._last is None:
+            raise Failure(f"{self._library} was not timed")
+        return self._last.cpu_s / self._last.time_s / pools.n_cores
 
 
 def memory_floor(pools: WorkerPools, case: Case) -> float:

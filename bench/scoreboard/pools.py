@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from bench.scoreboard.case import Case
     from shoal.lab import Lab
 
-_SERVED: Final = {"served", "served bf16", "servers alone", "served torch"}
-"""Libraries whose ranks know the servers of a case."""
+_SERVED: Final = "serve"
+"""The names of libraries whose ranks know the servers of a case begin so."""
 
 _MAX_CALLS: Final = 200
 # An idle NIC passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
@@ -186,7 +186,7 @@ class WorkerPools:
         self._pools.pop(spec).close()
 
     def _surroundings(self, spec: SuiteJob) -> Placement:
-        servers = self._servers_of(spec).environment if spec.library in _SERVED else {}
+        servers = self._servers_of(spec).environment if spec.library.startswith(_SERVED) else {}
         lab = self._lab(spec) if spec.n_hosts else None
         return Placement(self.settings.mpi, lab, servers, "bench.scoreboard.worker")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from bench.scoreboard.benchmark import Benchmark, Section
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Below, Faster, Within
+from bench.scoreboard.libraries import NARROW
 from bench.scoreboard.measures import time_of
 from bench.scoreboard.served_faults import (
     Pauses,
@@ -50,7 +51,9 @@ def show_rate(bytes_per_s: float) -> str:
 
 
 _SERVED: Final = ServedCalls("served")
-_BF16: Final = ServedCalls("served bf16", must_be=True)
+_NARROW: Final = tuple(
+    Benchmark(wire, ServedCalls(f"served {wire}", must_be=True).time) for wire in NARROW
+)
 _RESENT: Final = Resent("servers alone")
 _KILLED: Final = Pauses(kill_every(_KILL_S), _FAULTS_S)
 
@@ -76,6 +79,10 @@ def _near(times: float) -> Goal:
 
 def _faster(times: float) -> tuple[Goal, ...]:
     return Faster("shoal", "gloo", times), Faster("shoal", "openmpi", times)
+
+
+def _over_gloo(*times: float) -> tuple[Goal, ...]:
+    return tuple(Faster(wire, "gloo", each) for wire, each in zip(NARROW, times, strict=True))
 
 
 _EQUAL: Final = _rows(8, 8, 400, (_near(1.05), *_faster(1.66)))
@@ -113,12 +120,19 @@ _SECTIONS: Final = (
     ),
     Section(
         "servers-wire",
-        "float32 sums that travel in bfloat16 by servers",
-        ("bf16: Group.all_reduce with wire='bf16'; no number where servers have no part in it",),
-        (_SHOAL, Benchmark("bf16", _BF16.time), _STREAM),
-        tuple(replace(case, goals=(Faster("bf16", "shoal", 1.9),)) for case in _EQUAL),
+        "float32 sums that travel in other formats by servers",
+        (
+            "gloo: torch.distributed.all_reduce in float32; shoal: Group.all_reduce in float32;",
+            "others: with wire=; no number where servers have no part in it",
+        ),
+        (_GLOO, _SHOAL, *_NARROW, _STREAM),
+        (
+            _rows(8, 8, 200, _over_gloo(3.3, 6.0, 9.0))[0],
+            _rows(8, 8, 100, _over_gloo(3.3, 6.0, 11.0))[0],
+            *_rows(8, 8, 400, (Faster("bf16", "shoal", 1.9),)),
+        ),
         show=show_time,
-        in_quick=lambda case: case.n_bytes == _SIZES[0],
+        in_quick=lambda case: case.rate_mbit == 200,
     ),
     Section(
         "servers-flight",

@@ -11,6 +11,7 @@ from shoal.bench.elements import ELEMENTS, OPERATIONS, ElementType
 from shoal.bench.libraries import LibraryRank
 from shoal.bench.values import Contribution, FilledBuffer, KnownValues, Values
 from shoal.bench.worker import Rank
+from shoal.codec import Codec
 
 
 def filled(rank: int, n_elems: int) -> Values:
@@ -19,8 +20,8 @@ def filled(rank: int, n_elems: int) -> Values:
     return values
 
 
-def count_wrong(values: Values, source: Contribution, error: float = 0.0) -> int:
-    return KnownValues(8, error=error).count_wrong(values, source)
+def count_wrong(values: Values, source: Contribution, codec: Codec = Codec.IDENTITY) -> int:
+    return KnownValues(8, codec=codec).count_wrong(values, source)
 
 
 def test_a_wrong_sum_is_seen_whatever_is_wrong_with_it() -> None:
@@ -37,10 +38,20 @@ def test_a_wrong_sum_is_seen_whatever_is_wrong_with_it() -> None:
 
 def test_a_rounded_result_is_right_within_the_allowed_error_and_never_if_it_is_nan() -> None:
     total = np.asarray(filled(0, 70_000) + filled(1, 70_000), np.float32) * np.float32(1.007)
-    assert count_wrong(total, Contribution(range(2)), 0.008) == 0
-    assert count_wrong(total, Contribution(range(2)), 0.006) == 70_000
+    # Rounded twice, by 0.4 % each or by 0.3 %.
+    assert count_wrong(total, Contribution(range(2)), Codec("coarse", 1, 16, 0.004)) == 0
+    assert count_wrong(total, Contribution(range(2)), Codec("fine", 1, 16, 0.003)) == 70_000
     total[5] = np.nan
-    assert count_wrong(total, Contribution(range(2)), 0.008) == 1
+    assert count_wrong(total, Contribution(range(2)), Codec("coarse", 1, 16, 0.004)) == 1
+
+
+def test_with_blocks_a_small_value_may_be_off_by_a_part_of_the_largest() -> None:
+    total, blocks = filled(0, 65_536), Codec("blocks", 3, 8, 0.004, 32)
+    smallest, most = int(total.argmin()), float(total.max())
+    total[smallest] += 0.007 * most
+    assert count_wrong(total, Contribution([0]), blocks) == 0
+    total[smallest] += 0.002 * most
+    assert count_wrong(total, Contribution([0]), blocks) == 1
 
 
 def by_numpy(collective: str, rank: int, tensors: list[Values]) -> list[Values]:
@@ -114,7 +125,7 @@ def test_sums_stay_where_every_integer_is_exact_and_only_a_mean_of_floats_is_rou
         assert shown(element, tensor).min() >= 1
     assert KnownValues(3, ELEMENTS["float32"], "avg").tolerance == 2.0**-22
     assert KnownValues(3, ELEMENTS["float16"], "sum").tolerance == 0
-    assert KnownValues(3, ELEMENTS["int32"], "avg", error=0.1).tolerance == 0
+    assert KnownValues(3, ELEMENTS["int32"], "avg", Codec.BF16).tolerance == 0
 
 
 class AloneRank:

@@ -34,7 +34,7 @@ class LibraryRank:
         bind: makes the call of a collective on two tensors.
         close: leaves the group.
         ranks: those that take part, whose tensors all_reduce sums.
-        error: how far a sum of float32 may be off, as a part of it.
+        codec: rounds sums of float32 between hosts.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class LibraryRank:
     bind: Callable[[CallSpec, Any, Any], Call]
     close: Callable[[], object]
     ranks: Sequence[int]
-    error: float = 0.0
+    codec: Codec = Codec.IDENTITY
 
 
 def join_torch(backend: str) -> LibraryRank:
@@ -69,7 +69,7 @@ def torch_library(backend: str, group: Any, close: Callable[[], object]) -> Libr
         bind=partial(bind_torch, group),
         close=close,
         ranks=range(dist.get_world_size()),
-        error=_wire_error(os.environ.get("SHOAL_WIRE")) if backend == "shoal" else 0.0,
+        codec=_codec_of(None) if backend == "shoal" else Codec.IDENTITY,
     )
 
 
@@ -123,7 +123,7 @@ def group_library(group: Any, wire: str | None = None) -> LibraryRank:
         bind=bind,
         close=group.close,
         ranks=range(group.size),
-        error=_wire_error(wire or os.environ.get("SHOAL_WIRE")),
+        codec=_codec_of(wire),
     )
 
 
@@ -155,9 +155,9 @@ def join_mpi() -> LibraryRank:
     )
 
 
-def _wire_error(wire: str | None) -> float:
-    """Return the relative error of a sum: each contribution is rounded once, and the result."""
-    return (1 + parse_wire(wire or Codec.IDENTITY).error) ** 2 - 1
+def _codec_of(wire: str | None) -> Codec:
+    """Return the codec of a group that is made with `wire`."""
+    return parse_wire(wire or os.environ.get("SHOAL_WIRE") or Codec.IDENTITY)
 
 
 def _allocate_array(n_elems: int, dtype: str) -> FilledBuffer:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.bench.elements import ELEMENTS, ElementType
+from shoal.codec import Codec
 
 Values = npt.NDArray[Any]
 
@@ -58,14 +59,13 @@ class KnownValues:
 
     Args:
         op: as shoal calls it.
-        error: how far floats may be off, as a part of the value; beyond what the operation itself
-            may round.
+        codec: rounds each contribution and the result, beyond what the operation itself may round.
     """
 
     n_ranks: int
     element: ElementType = ELEMENTS["float32"]
     op: str = "sum"
-    error: float = 0.0
+    codec: Codec = Codec.IDENTITY
 
     def fill(self, values: Values, rank: int) -> None:
         """Write the known values of a rank."""
@@ -82,17 +82,19 @@ class KnownValues:
 
     @property
     def tolerance(self) -> float:
-        """The part of a value by which it may be off."""
+        """The part of a value by which it may be off; with blocks, of the largest value."""
         if not self.element.is_float:
             return 0.0
         rounded = _ROUNDED * self.element.epsilon if self.op == "avg" else 0.0
-        return max(self.error, rounded)
+        return max((1 + self.codec.error) ** 2 - 1, rounded)
 
     def _n_wrong(self, values: Values, want: Values) -> int:
         if not self.element.is_float:
             return int(np.count_nonzero(values != self._encoded(want)))
-        held = self._decoded(values)
-        return int(np.count_nonzero(~(np.abs(held - want) <= self.tolerance * np.abs(want))))
+        held, size = self._decoded(values), np.abs(want)
+        if self.codec.block > 1:
+            size = size.max()
+        return int(np.count_nonzero(~(np.abs(held - want) <= self.tolerance * size)))
 
     def _known(self, n_elems: int, source: Contribution, op: str) -> Iterator[tuple[slice, Values]]:
         """The values of a block, in pieces that do not cross the borders of the source's pieces."""

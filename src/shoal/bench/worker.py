@@ -25,6 +25,7 @@ from shoal.bench.elements import ELEMENTS
 from shoal.bench.job import rank_environment
 from shoal.bench.libraries import JOIN, LibraryRank
 from shoal.bench.values import FilledBuffer, KnownValues
+from shoal.codec import Codec
 from shoal.threads import start
 
 Buffers = dict[tuple[int, str, str], FilledBuffer]
@@ -57,8 +58,8 @@ class Rank:
         call, data, result = self._bind(spec)
         op = spec.op if row.folds else "sum"
         is_narrow = row.folds and spec.dtype == "float32" and op in ("sum", "avg")
-        error = self.library.error if is_narrow else 0.0
-        known = KnownValues(len(ranks), ELEMENTS[spec.dtype], op, error)
+        codec = self.library.codec if is_narrow else Codec.IDENTITY
+        known = KnownValues(len(ranks), ELEMENTS[spec.dtype], op, codec)
         result.values.fill(0)
         known.fill(data.values, rank)
         self.library.barrier()
