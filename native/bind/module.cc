@@ -73,7 +73,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 uint32_t divisor, int codec, const std::string& descriptor,
                                 const std::string& agreement, bool by_pair, uint32_t n_lanes,
                                 uint32_t n_workers, uint32_t segment_bytes, bool rounds_own,
-                                uint32_t keep) {
+                                uint32_t keep, std::vector<uint64_t> scratch_first) {
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec))
     throw std::invalid_argument("a plan needs four layouts, a dtype, an operation and a codec");
   auto plan = std::make_shared<Plan>();
@@ -87,6 +87,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   if (!plan->narrow && static_cast<Codec>(codec) != Codec::kIdentity)
     throw std::invalid_argument("this codec has no meaning for this dtype and operation");
   plan->rounds_own = rounds_own;
+  plan->scratch_first = std::move(scratch_first);
   plan->segment_bytes = segment_bytes;
   plan->descriptor = descriptor;
   plan->descriptor_hash = descriptor_hash_of(agreement);
@@ -382,7 +383,8 @@ NB_MODULE(_native, m) {
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
                   nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_lanes") = 1,
                   nb::arg("n_workers") = 0, nb::arg("segment_bytes") = kSegmentBytes,
-                  nb::arg("rounds_own") = false, nb::arg("keep") = 0)
+                  nb::arg("rounds_own") = false, nb::arg("keep") = 0,
+                  nb::arg("scratch_first") = std::vector<uint64_t>())
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; })
       .def_prop_ro("segment_bytes", [](const Plan& plan) { return plan.segment_bytes; })
       .def_rw("tensor_bytes", &Plan::tensor_bytes);

@@ -33,11 +33,15 @@ inline std::shared_ptr<Program> point_to_point(int rank, int size, int source, i
 
 // ---- plans
 
-inline ChunkLayout balanced_layout(uint64_t n_elems, size_t item, uint32_t n_chunks) {
+// `block`: chunks begin at multiples of so many elements.
+inline ChunkLayout balanced_layout(uint64_t n_elems, size_t item, uint32_t n_chunks,
+                                   uint64_t block = 1) {
   ChunkLayout layout;
   uint64_t at = 0;
+  const uint64_t n_blocks = (n_elems + block - 1) / block;
   for (uint32_t chunk = 0; chunk < n_chunks; ++chunk) {
-    const uint64_t length = n_elems / n_chunks + (chunk < n_elems % n_chunks ? 1 : 0);
+    const uint64_t n_own = n_blocks / n_chunks + (chunk < n_blocks % n_chunks ? 1 : 0);
+    const uint64_t length = std::min(n_own * block, n_elems - at);
     layout.offset.push_back(at * item);
     layout.n_bytes.push_back(length * item);
     at += length;

@@ -73,10 +73,33 @@ struct Job {
     const std::string& word = meaning().root_word;
     if (!word.empty()) text += " " + word + " rank " + std::to_string(root);
     if (!hosts.empty()) text += " on hosts " + std::string(hosts);
-    if (codec != Codec::kIdentity) text += " in bf16";
+    if (codec != Codec::kIdentity) text += " in codec " + std::to_string(static_cast<int>(codec));
     return is_uneven ? text + " in uneven parts of seed " + std::to_string(seed) : text;
   }
 };
+
+// ---- codecs
+
+// The elements of a block; 1 without one.
+inline uint32_t block_of(Codec codec) {
+  const auto narrow = narrow_for(codec, DType::kFloat32, FoldOp::kSum);
+  return narrow ? narrow->block : 1;
+}
+
+// Segments of at least this length, in whole blocks.
+inline uint32_t whole_blocks(uint32_t segment_bytes, Codec codec) {
+  const auto n_block_bytes = static_cast<uint32_t>(block_of(codec) * sizeof(float));
+  return (segment_bytes + n_block_bytes - 1) / n_block_bytes * n_block_bytes;
+}
+
+// A narrow codec that keeps all elements, in blocks shorter than these tests' calls.
+inline Codec codec_of(uint64_t seed) {
+  std::vector<Codec> all;
+  for (size_t codec = 1; codec < kCodecs; ++codec)
+    if (narrow_for(Codec(codec), DType::kFloat32, FoldOp::kSum) && block_of(Codec(codec)) <= 32)
+      all.push_back(Codec(codec));
+  return all[seed % all.size()];
+}
 
 // ---- plans
 
@@ -91,10 +114,12 @@ inline std::vector<uint64_t> lengths_of(const Job& job, int size) {
     return lengths;
   }
   // As src/shoal/shapes.py cuts (the last ones may be shorter or empty), or anywhere.
-  const uint64_t stride = (job.n_elems + n - 1) / n;
+  const uint64_t block = block_of(job.codec);
+  const uint64_t stride = ((job.n_elems + n - 1) / n + block - 1) / block * block;
   uint64_t left = job.n_elems;
   for (uint32_t chunk = 0; chunk < n; ++chunk) {
-    const uint64_t most = job.is_uneven ? random.below(left + 1) : stride;
+    const uint64_t most =
+        job.is_uneven ? (random.below(left + 1) + block - 1) / block * block : stride;
     lengths[chunk] = chunk + 1 == n ? left : std::min(left, most);
     left -= lengths[chunk];
   }
@@ -137,7 +162,7 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
   for (const uint32_t chunk : recipe.scratch(rank)) like.push_back(lengths[chunk]);
   plan.layout[kScratch] = consecutive(like, item);
   return seal(std::move(plan), job.dtype, job.op, average ? static_cast<uint32_t>(size) : 1,
-              job.segment_bytes, job.descriptor());
+              whole_blocks(job.segment_bytes, job.codec), job.descriptor());
 }
 
 // ---- jobs
@@ -167,7 +192,8 @@ inline Job random_job(FakeRandom& random, uint64_t key, int size, uint64_t max_e
   const auto& recipes = Recipes::all().of_size(size);
   job = job_of(*recipes[random.below(recipes.size())], job);
   const bool sums = job.folds() && narrow_for(Codec::kBfloat16, job.dtype, job.op).has_value();
-  if (sums && job.seed % 2 == 1) job.codec = Codec::kBfloat16;
+  if (sums && job.seed % 2 == 1) job.codec = codec_of(job.seed / 2);
+  if (job.seed % 3 == 1) job.subject = 1u << 24 | static_cast<Subject>(job.seed);
   return job;
 }
 

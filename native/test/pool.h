@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "test/builder.h"
-#include "test/nearest.h"
 #include "test/truth.h"
 
 namespace shoal::test {
@@ -48,12 +47,14 @@ struct PoolJob {
 
 // Of a worker's buffer.
 inline ChunkLayout layout_of(const PoolJob& job) {
-  if (!job.is_uneven) return balanced_layout(job.n_elems, sizeof(float), job.n_chunks());
+  const uint64_t block = block_of(job.codec);
+  if (!job.is_uneven) return balanced_layout(job.n_elems, sizeof(float), job.n_chunks(), block);
   FakeRandom random(job.seed + 77);
   std::vector<uint64_t> lengths(job.n_chunks());
   uint64_t left = job.n_elems;
   for (uint64_t& length : lengths) {
-    length = &length == &lengths.back() ? left : random.below(std::min(left, job.n_elems / 2) + 1);
+    const uint64_t most = random.below(std::min(left, job.n_elems / 2) + 1);
+    length = &length == &lengths.back() ? left : std::min(left, (most + block - 1) / block * block);
     left -= length;
   }
   return consecutive(lengths, sizeof(float));
@@ -100,14 +101,16 @@ inline std::shared_ptr<Plan> plan_of(const PoolJob& job, int rank) {
   } else {
     plan.program = server_program(job);
     std::vector<uint64_t> lengths;
-    for (int stripe = 0; stripe < job.n_workers; ++stripe)
-      lengths.push_back(
-          data.n_bytes[static_cast<size_t>(stripe * job.n_servers + rank - job.n_workers)]);
+    for (int stripe = 0; stripe < job.n_workers; ++stripe) {
+      const auto chunk = static_cast<size_t>(stripe * job.n_servers + rank - job.n_workers);
+      lengths.push_back(data.n_bytes[chunk]);
+      plan.scratch_first.push_back(data.offset[chunk] / sizeof(float));
+    }
     plan.layout[kScratch] = consecutive(lengths, 1);
   }
   const auto divisor = static_cast<uint32_t>(job.op == FoldOp::kAvg ? job.n_workers : 1);
-  return seal(std::move(plan), DType::kFloat32, job.op, divisor, job.segment_bytes,
-              job.descriptor());
+  return seal(std::move(plan), DType::kFloat32, job.op, divisor,
+              whole_blocks(job.segment_bytes, job.codec), job.descriptor());
 }
 
 inline std::vector<float> floats_of(const PoolJob& job, int rank) {
@@ -124,12 +127,10 @@ inline Bytes input_of(const PoolJob& job, int rank) { return bytes_of(floats_of(
 // In the order of each stripe, by a plain loop: ((f + (f-1)) + (f-2)) + ... round to f+1.
 inline Bytes expected(const PoolJob& job) {
   const ChunkLayout data = layout_of(job);
-  const bool is_narrow = job.codec != Codec::kIdentity;
   std::vector<std::vector<float>> inputs;
   for (int rank = 0; rank < job.n_workers; ++rank) {
     inputs.push_back(floats_of(job, rank));
-    for (float& elem : inputs.back())
-      if (is_narrow) elem = rounded(elem);
+    round_as(job.codec, inputs.back());
   }
   std::vector<float> result(job.n_elems);
   for (uint32_t chunk = 0; chunk < job.n_chunks(); ++chunk) {
@@ -142,9 +143,10 @@ inline Bytes expected(const PoolJob& job) {
         value = folded(job.op, value, inputs[worker][at]);
       }
       if (job.op == FoldOp::kAvg) value /= static_cast<float>(job.n_workers);
-      result[at] = is_narrow ? rounded(value) : value;
+      result[at] = value;
     }
   }
+  round_sums(job.codec, result, job.subject);
   return bytes_of(result);
 }
 

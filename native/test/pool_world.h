@@ -70,7 +70,8 @@ inline PoolJob random_pool_job(FakeRandom& random, int n_workers, int n_servers,
   job.segment_bytes = random.chance(0.5) ? 64 : 256;
   job.seed = random.below(1000);
   job.is_uneven = random.chance(0.4);
-  if (job.op != FoldOp::kMax && random.chance(0.3)) job.codec = Codec::kBfloat16;
+  if (job.op != FoldOp::kMax && random.chance(0.3)) job.codec = codec_of(job.seed);
+  if (random.chance(0.3)) job.subject = 1u << 24 | static_cast<Subject>(job.seed);
   return job;
 }
 

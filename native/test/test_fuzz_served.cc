@@ -113,7 +113,7 @@ class Life {
     job_.op = random_.chance(0.5) ? FoldOp::kSum : FoldOp::kAvg;
     job_.seed = random_.below(1000);
     job_.is_uneven = random_.chance(0.5);
-    if (!shares_memory_ && random_.chance(0.3)) job_.codec = Codec::kBfloat16;
+    if (!shares_memory_ && random_.chance(0.3)) job_.codec = codec_of(job_.seed);
     plan_ = plan_of(job_, kServer);
     honest_.n_workers = 1;
     honest_.n_elems = 300;
@@ -195,10 +195,13 @@ class Life {
     frame.header.segment = next;
     if (next >= n_segments) return;
     const uint64_t whole = plan_->chunk_bytes(step.buffer, step.chunk);
-    uint64_t n_bytes = std::min<uint64_t>(job_.segment_bytes, whole - next * job_.segment_bytes);
-    const uint64_t narrowing = job_.codec == Codec::kIdentity ? 1 : 2;
-    n_bytes /= narrowing;
-    if (whole / narrowing <= net_.options.max_inline) frame.header.flags = kEager;
+    const uint64_t segment = plan_->segment_bytes;
+    const auto on_wire = [&](uint64_t n_bytes) {
+      const auto& narrow = plan_->narrow;
+      return narrow ? narrow->bytes_of(*narrow, n_bytes / sizeof(float)) : n_bytes;
+    };
+    const uint64_t n_bytes = on_wire(std::min<uint64_t>(segment, whole - next * segment));
+    if (on_wire(whole) <= net_.options.max_inline) frame.header.flags = kEager;
     ++next;
     payload.resize(n_bytes);
     for (std::byte& byte : payload) byte = static_cast<std::byte>(random_.next());

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "test/jobs.h"
-#include "test/nearest.h"
 
 namespace shoal::test {
 
@@ -103,6 +102,24 @@ std::vector<T> meant(const Job& job, const Everyone<T>& inputs, int rank) {
   return all;
 }
 
+// ---- codecs: their own values are the matter of test_codec.cc
+
+// As the elements of a whole buffer travel.
+inline void round_as(Codec codec, std::vector<float>& elems) {
+  const auto narrow = narrow_for(codec, DType::kFloat32, FoldOp::kSum);
+  if (narrow) narrow->round(*narrow, reinterpret_cast<std::byte*>(elems.data()), elems.size());
+}
+
+// As sums that begin with element `first` of a buffer travel: for an averager, in blocks, at
+// random.
+inline void round_sums(Codec codec, std::vector<float>& elems, Subject subject,
+                       uint64_t first = 0) {
+  const auto narrow = narrow_for(codec, DType::kFloat32, FoldOp::kSum);
+  if (!narrow || narrow->block == 1 || subject == 0) return round_as(codec, elems);
+  auto* const data = reinterpret_cast<std::byte*>(elems.data());
+  narrow->round_stochastic(*narrow, data, elems.size(), subject, first);
+}
+
 // ---- the order of the steps
 
 // Runs all ranks' programs with nothing in flight but what a queue holds.
@@ -174,8 +191,7 @@ class InOrder {
         return true;
       case StepKind::kFinish:
         for (T& elem : here) elem = static_cast<T>(elem / static_cast<T>(side.plan->divisor));
-        for (const uint32_t next : step.unlocks)
-          if (is_narrow(rank, side.plan->program->steps[next])) round(here);
+        if (leaves_narrow(rank, side, step)) round(here, job_.subject, first_elem(side, step));
         return true;
     }
     return false;
@@ -184,9 +200,16 @@ class InOrder {
     return step.kind == StepKind::kSend && job_.codec != Codec::kIdentity &&
            job_.is_far(rank, step.peer);
   }
-  static void round(std::vector<T>& elems) {
-    if constexpr (std::is_same_v<T, float>)
-      for (T& elem : elems) elem = rounded(elem);
+  bool leaves_narrow(int rank, const Side& side, const Step& step) const {
+    return std::any_of(step.unlocks.begin(), step.unlocks.end(), [&](uint32_t next) {
+      return is_narrow(rank, side.plan->program->steps[next]);
+    });
+  }
+  static uint64_t first_elem(const Side& side, const Step& step) {
+    return side.plan->layout[step.buffer].offset[step.chunk] / sizeof(T);
+  }
+  void round(std::vector<T>& elems, Subject subject = 0, uint64_t first = 0) const {
+    if constexpr (std::is_same_v<T, float>) round_sums(job_.codec, elems, subject, first);
   }
   void put(const std::vector<T>& from, bool fold, std::vector<T>& into) const {
     if (from.size() != into.size())

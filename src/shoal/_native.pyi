@@ -41,6 +41,7 @@ class Plan:
         segment_bytes: int = ...,
         rounds_own: bool = ...,
         keep: int = ...,
+        scratch_first: Sequence[int] = ...,
     ) -> Plan:
         """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
 

@@ -54,6 +54,11 @@ class Codec:
         return self.number != 0
 
     @property
+    def sums_at_random(self) -> bool:
+        """True if sums for averagers are rounded at random; else to nearest, as all others."""
+        return self.block > 1 and self.keep == 0
+
+    @property
     def share(self) -> float:
         """The bytes that travel for each byte of long buffers in memory."""
         return self.bytes_of(self.block) / (_FLOAT32_BYTES * self.block)

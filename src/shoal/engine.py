@@ -44,7 +44,7 @@ from shoal._native import round_to as _round_to
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.shapes import Shape, agreement, describe, layouts_of
+from shoal.shapes import Shape, agreement, describe, layouts_of, scratch_first_of
 
 if TYPE_CHECKING:
     from shoal.codec import Codec
@@ -128,6 +128,7 @@ def _plan_of(
         divisor=n_averaged if average else 1,
         codec=shape.codec.number,
         keep=shape.codec.keep,
+        scratch_first=scratch_first_of(shape),
         descriptor=describe(shape) + what,
         agreement=agreement(shape) + what,
         by_pair=shape.agrees_by_pair,

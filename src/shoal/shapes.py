@@ -11,7 +11,7 @@ from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import COLLECTIVES, MESSAGE, Blocks, Root
-from shoal.schedule.stripes import LINE_BYTES
+from shoal.schedule.stripes import LINE_BYTES, stride_of
 
 if TYPE_CHECKING:
     from shoal.schedule import Algorithm
@@ -133,7 +133,7 @@ def layouts_of(shape: Shape) -> list[Layout]:
     item, size, algorithm = item_size(shape.dtype), shape.size, shape.found
     row = COLLECTIVES.get(shape.collective)
     if row is None or row.in_place:
-        data = cut(algorithm, shape.n_elems, item, size, shape.hosts)
+        data = cut(algorithm, shape.n_elems, item, size, shape.hosts, shape.codec.block)
         lengths, callers = data[1], [data, _EMPTY, _EMPTY]
         if shape.rank >= size - algorithm.n_servers:
             callers = [_EMPTY] * 3
@@ -145,6 +145,17 @@ def layouts_of(shape: Shape) -> list[Layout]:
         callers = [_EMPTY, *map(_consecutive, apart)]
     like = algorithm.scratch(shape.rank, size, shape.hosts, shape.root)
     return [*callers, _scratch(lengths, like)]
+
+
+def scratch_first_of(shape: Shape) -> list[int]:
+    """Return, by chunk of scratch, the index in the call's buffer of its first element."""
+    row = COLLECTIVES.get(shape.collective)
+    if shape.codec.block == 1 or row is None or not row.in_place:
+        return []  # not asked for
+    item, algorithm = item_size(shape.dtype), shape.found
+    begins, _ = cut(algorithm, shape.n_elems, item, shape.size, shape.hosts, shape.codec.block)
+    like = algorithm.scratch(shape.rank, shape.size, shape.hosts, shape.root)
+    return [begins[chunk] // item for chunk in like]
 
 
 def _blocks(shape: Shape, which: Blocks, lengths: list[int]) -> Layout:
@@ -168,21 +179,33 @@ def _scratch(lengths: Sequence[int], like: Sequence[int]) -> Layout:
 
 
 def cut(
-    algorithm: Algorithm, n_elems: int, item: int, size: int, hosts: Sequence[int] = ()
+    algorithm: Algorithm,
+    n_elems: int,
+    item: int,
+    size: int,
+    hosts: Sequence[int] = (),
+    block: int = 1,
 ) -> Layout:
-    """Return the layout of a buffer that is reduced or sent in place."""
+    """Return the layout of a buffer that is reduced or sent in place.
+
+    Args:
+        block: chunks begin with a block of as many elements, see `Codec`.
+    """
     if algorithm.cut_rule:
-        return algorithm.cut_rule(n_elems * item, size)
-    return balanced(n_elems, item, algorithm.n_chunks(size, hosts))
+        return algorithm.cut_rule(n_elems * item, size, unit_of(block, item))
+    return balanced(n_elems, item, algorithm.n_chunks(size, hosts), block)
 
 
-def balanced(n_elems: int, item: int, n_chunks: int) -> Layout:
+def unit_of(block: int, item: int) -> int:
+    """Return the length that all chunks of a buffer have multiples of, in bytes."""
+    return max(LINE_BYTES, block * item)
+
+
+def balanced(n_elems: int, item: int, n_chunks: int, block: int = 1) -> Layout:
     """Return a layout of chunks of equal length; the last ones may be shorter or empty."""
     if n_chunks == 1:
         return [0], [n_elems * item]
-    line = max(1, LINE_BYTES // item)
-    stride = -(-n_elems // n_chunks)
-    stride = -(-stride // line) * line
+    stride = stride_of(n_elems * item, n_chunks, unit_of(block, item)) // item
     begins = [min(chunk * stride, n_elems) for chunk in range(n_chunks + 1)]
     lengths = [(end - begin) * item for begin, end in itertools.pairwise(begins)]
     return [begin * item for begin in begins[:-1]], lengths

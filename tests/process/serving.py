@@ -267,11 +267,11 @@ def sums(group: shoal.Group, number: int = 0, n_elems: int = N_ELEMS, **how: Any
     return is_right(data, number)
 
 
-def in_order(x: Sequence[Array]) -> Array:
-    """The sum of what workers have, in the order of stripes."""
+def in_order(x: Sequence[Array], block: int = 1) -> Array:
+    """The sum of what workers have, in the order of stripes, which are whole blocks."""
     n_workers = len(x)
     s = max(1, min(n_workers, x[0].nbytes // 16384))
-    line = 64 // x[0].itemsize
+    line = max(block, 64 // x[0].itemsize)
     length = math.ceil(math.ceil(x[0].size / s) / line) * line if s > 1 else x[0].size
     total = np.empty_like(x[0])
     for t in range(s):
@@ -327,13 +327,13 @@ def run_with_a_server(
 
 
 def run_and_kill_the_server(
-    task: Callable[[], Any], n_ranks: int, key: Path, *, comes_back: bool = False
+    task: Callable[..., Any], n_ranks: int, key: Path, *given: Any, comes_back: bool = False
 ) -> list[Outcome]:
     """Kill the ranks' server once rank 0 has called; start another once all go on without."""
     # NOT one that the kernel chooses: it may give it to a connection before the server is back.
     with Stage() as stage, ServerProcess(key, port=free_port()) as server:
         env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(task, n_ranks, env=env) as ranks:
+        with start_ranks(task, n_ranks, *given, env=env) as ranks:
             stage.await_cue("rank 0: has called")
             server.send(signal.SIGKILL)
             server.wait()

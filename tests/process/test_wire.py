@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +12,12 @@ import pytest
 from process.arrays import Array, check, contribution
 from process.ranks import run_ranks
 from process.stage import pretend_hosts
+from wires import NARROW, block_of, bound_of_sum, rounded
 
 import shoal
 from shoal.dtypes import Op
 from shoal.plan import Planner
 from shoal.plan.settings import Forced
-
-# bfloat16 has 8 bits of significand, float32 has 24: half a unit in the last place.
-BF16_ERROR, FLOAT32_ERROR = 2.0**-8, 2.0**-24
 
 LENGTHS = (0, 1, 7, 1009, 150_001)  # a segment holds 32768
 ALGORITHMS = ("sharded", "fairring", "ring/sharded", "tree/sharded")
@@ -26,24 +25,26 @@ ALGORITHMS = ("sharded", "fairring", "ring/sharded", "tree/sharded")
 
 @functools.cache
 def noise(rank: int, n_elems: int) -> Array:
-    """Of many magnitudes and both signs; not to be written to."""
+    """Of many magnitudes and both signs, some of them zeros; not to be written to."""
     random = np.random.default_rng(rank)
-    values = np.float32(random.normal(size=n_elems) * 2.0 ** random.integers(-20, 20, n_elems))
+    values = np.float32(random.normal(size=n_elems) * 2.0 ** random.integers(-20, 11, n_elems))
+    values[random.random(n_elems) < 0.05] = 0
     values.flags.writeable = False
     return values
 
 
-def is_bf16(values: Array) -> bool:
-    return not np.any(values.view(np.uint32) & 0xFFFF)
+def is_rounded(wire: str, values: Array) -> bool:
+    return values.tobytes() == rounded(wire, values).tobytes()
 
 
-def check_sum(found: Array, every: list[Array], n_roundings: int, op: Op) -> None:
+def check_sum(
+    wire: str, found: Array, every: list[Array], n_roundings: int, op: Op, subject: int = 0
+) -> None:
     """`found` is as near to the sum in float64 as the docs promise."""
-    exact, size = np.add.reduce(every, dtype=np.float64), len(every)
-    most = np.add.reduce(np.abs(every), dtype=np.float64)
-    bound = most * ((1 + BF16_ERROR) ** n_roundings * (1 + FLOAT32_ERROR) ** size - 1)
-    divisor = size if op is Op.AVG else 1
-    assert np.all(np.abs(found - exact / divisor) <= bound / divisor)
+    exact = np.add.reduce(every, dtype=np.float64)
+    divisor = len(every) if op is Op.AVG else 1
+    bound = bound_of_sum(wire, every, n_roundings, divisor=divisor, at_random=subject > 0)
+    assert np.all(np.abs(found - exact / divisor) <= bound), wire
 
 
 def digest(values: Array) -> str:
@@ -56,20 +57,21 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
     told = []
     with shoal.init() as group:
         spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
-        for name in ALGORITHMS:
+        for name, wire, n_elems in itertools.product(ALGORITHMS, NARROW, LENGTHS):
             group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
-            for n_elems in LENGTHS:
-                every = [noise(rank, n_elems) for rank in ranks]
-                for op in (Op.SUM, Op.AVG):
-                    found = every[group.rank].copy()
-                    group.all_reduce(found, op, wire="bf16")
-                    check_sum(found, every, 2 if spans_hosts else 0, op)
-                    assert is_bf16(found) or not spans_hosts
-                    told.append(digest(found))
-                # What needs no rounding is exact.
+            every = [noise(rank, n_elems) for rank in ranks]
+            for op, subject in ((Op.SUM, 0), (Op.AVG, 0), (Op.SUM, 1 << 24)):
+                found = every[group.rank].copy()
+                group.all_reduce(found, op, wire=wire, subject=subject)
+                n_roundings = 2 if spans_hosts else 0
+                check_sum(wire, found, every, n_roundings, op, subject)
+                assert is_rounded(wire, found) or not spans_hosts or subject
+                told.append(digest(found))
+            # What needs no rounding is exact.
+            if wire in ("bf16", "fp16"):
                 exact = [contribution(rank, n_elems) for rank in ranks]
                 found = exact[group.rank].copy()
-                group.all_reduce(found, wire="bf16")
+                group.all_reduce(found, wire=wire)
                 check(found, np.add.reduce(exact))
     return told
 
@@ -79,7 +81,7 @@ def test_every_rank_has_the_same_bits_and_they_are_near_the_sum(
     size: int, ranks_per_host: int
 ) -> None:
     told = run_ranks(narrow_sums, size, ranks_per_host)
-    assert len(told[0]) >= 2 * 4 * len(LENGTHS)
+    assert len(told[0]) == 3 * 4 * len(NARROW) * len(LENGTHS)
     assert told == size * [told[0]]
 
 
@@ -105,21 +107,82 @@ def scattered() -> None:
         for n_elems in LENGTHS:
             every = [noise(rank, group.size * n_elems) for rank in range(group.size)]
             blocks = [np.split(whole, group.size)[group.rank] for whole in every]
-            for op in (Op.SUM, Op.AVG):
+            for wire, op in itertools.product(NARROW, (Op.SUM, Op.AVG)):
                 output = np.full(n_elems, 7, np.float32)
-                group.reduce_scatter(output, every[group.rank], op, wire="bf16")
-                check_sum(output, blocks, 1, op)
+                group.reduce_scatter(output, every[group.rank], op, wire=wire)
+                check_sum(wire, output, blocks, 1, op)
                 # The result does not travel, so it is not rounded.
-                assert n_elems < 1000 or not is_bf16(output)
+                assert n_elems < 1000 or not is_rounded(wire, output)
         lengths = [40_001 * (rank % 2) + rank for rank in range(group.size)]
         row = [[noise(10 * who + to, n) for to, n in enumerate(lengths)] for who in range(4)]
-        output = np.empty(lengths[group.rank], np.float32)
-        group.reduce_scatter(output, row[group.rank], wire="bf16")
-        check_sum(output, [blocks[group.rank] for blocks in row], 1, Op.SUM)
+        for wire in NARROW:
+            output = np.empty(lengths[group.rank], np.float32)
+            group.reduce_scatter(output, row[group.rank], wire=wire)
+            check_sum(wire, output, [blocks[group.rank] for blocks in row], 1, Op.SUM)
 
 
 def test_a_reduce_scatter_rounds_each_contribution_and_not_the_result() -> None:
     run_ranks(scattered, 4)
+
+
+def gathered(ranks_per_host: int) -> None:
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
+        for name, wire in itertools.product(("direct", "ring", "bruck"), (*NARROW, "identity")):
+            group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
+            for n_elems in LENGTHS:
+                blocks = [noise(rank, n_elems) for rank in ranks]
+                arrived = [rounded(wire, block) if spans_hosts else block for block in blocks]
+                outputs = np.full(group.size * n_elems, 7, np.float32)
+                group.all_gather(outputs, blocks[group.rank], wire=wire)
+                check(outputs, np.concatenate(arrived))
+                own = np.split(outputs, group.size)[group.rank]
+                own[...] = blocks[group.rank]
+                group.all_gather(outputs, own, wire=wire)
+                check(outputs, np.concatenate(arrived))
+            uneven = [noise(rank, 5_001 * (rank % 2) + rank) for rank in ranks]
+            places = [np.empty_like(block) for block in uneven]
+            group.all_gather(places, uneven[group.rank], wire=wire)
+            for place, block in zip(places, uneven, strict=True):
+                check(place, rounded(wire, block) if spans_hosts else block)
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 1), (4, 2), (2, 2)])
+def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
+    size: int, ranks_per_host: int
+) -> None:
+    run_ranks(gathered, size, ranks_per_host)
+
+
+# Hostile values.
+
+
+def hostile() -> list[list[str]]:
+    """Infinities, NaN, zeros, huge and tiny numbers: digests, and how much each wire sent."""
+    pretend_hosts(1)
+    told = []
+    with shoal.init() as group:
+        for wire in NARROW:
+            data = np.zeros(1000, np.float32)
+            data[:32] = 2.0 ** (20 * group.rank - 40)
+            data[100] = (np.inf, np.nan, -np.inf)[group.rank]
+            data[200:300] = 1e-42  # denormals
+            data[320:352] = -3e38 / group.size
+            data[999] = group.rank
+            group.all_reduce(data, wire=wire, subject=1 << 24)
+            near = slice(96, 128) if block_of(wire) > 1 else slice(100, 101)
+            assert np.isnan(data[near]).all(), wire
+            others = np.delete(data, np.r_[near, 320:352])
+            assert np.isfinite(others).all(), wire
+            assert not data[352:960].any(), wire
+            told.append(digest(data))
+    return told
+
+
+def test_a_block_with_a_value_that_is_not_finite_arrives_as_nan_and_no_other_does() -> None:
+    told = run_ranks(hostile, 3)
+    assert told == 3 * [told[0]]
 
 
 # What a wire is asked for, and where.

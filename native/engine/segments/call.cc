@@ -18,6 +18,25 @@ Into Call::next_of(uint32_t at) const {
           n_bytes / size_of(plan->dtype)};
 }
 
+// A sum for an averager that leaves in blocks is rounded at random, with equal bits on any rank:
+// gradients of one sign that are small beside the largest of their block would always round to 0.
+void Call::finish(uint32_t at) const {
+  const Step& step = plan->program->steps[at];
+  const uint32_t segment = state[at].done;
+  const size_t item = size_of(plan->dtype);
+  const size_t n_elems = segment_bytes(step, segment) / item;
+  std::byte* const here = segment_at(step.buffer, step.chunk, segment);
+  if (plan->divisor > 1) divide(plan->dtype, here, n_elems, plan->divisor);
+  const Narrow* codec = state[at].codec;
+  if (codec == nullptr) return;
+  if (codec->block == 1 || codec->keep > 0 || subject == 0)
+    codec->round(*codec, here, n_elems);
+  else
+    codec->round_stochastic(
+        *codec, here, n_elems, subject,
+        plan->first_elem(step.buffer, step.chunk) + segment_offset(segment) / item);
+}
+
 void Call::use(uint32_t at, const std::byte* from) const {
   const Into into = next_of(at);
   const Narrow* codec = state[at].codec;

@@ -251,6 +251,8 @@ struct Call : std::enable_shared_from_this<Call> {
   uint32_t granted(uint32_t at) const;
   // The target of the next segment of a receive that is not encoded.
   Into next_of(uint32_t at) const;
+  // Divide the next segment of a Finish, and round it if it leaves encoded.
+  void finish(uint32_t at) const;
   // Fold or store the next segment of a receive, decoding it.
   void use(uint32_t at, const std::byte* from) const;
 

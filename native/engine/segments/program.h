@@ -62,6 +62,8 @@ struct Plan {
   FoldFn fold = nullptr;         // nullptr when nothing is folded
   uint32_t divisor = 1;          // Finish divides by it
   std::optional<Narrow> narrow;  // how flows between hosts are encoded, if they are
+  // By chunk of scratch: the index of its first element in the call's buffer. Empty: all 0.
+  std::vector<uint64_t> scratch_first;
   // A rank rounds its own part by `narrow` before it folds, as received parts are, so the result
   // does not depend on which rank folds. Requires one rank per host.
   bool rounds_own = false;
@@ -93,6 +95,11 @@ struct Plan {
     return n;
   }
   uint64_t chunk_bytes(int buffer, uint32_t chunk) const { return layout[buffer].n_bytes[chunk]; }
+  // The index of a chunk's first element in the call's buffer.
+  uint64_t first_elem(int buffer, uint32_t chunk) const {
+    if (buffer != kScratch) return layout[buffer].offset[chunk] / size_of(dtype);
+    return chunk < scratch_first.size() ? scratch_first[chunk] : 0;
+  }
   uint32_t n_segments(const Step& step, uint32_t lane = 0) const {
     const uint64_t n_whole =
         (chunk_bytes(step.buffer, step.chunk) + segment_bytes - 1) / segment_bytes;

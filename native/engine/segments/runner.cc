@@ -62,8 +62,7 @@ size_t Runner::attempt_local(Call& call, uint32_t at) {
   const size_t n_elems = n_bytes / size_of(call.plan->dtype);
   std::byte* here = call.segment_at(step.buffer, step.chunk, state.done);
   if (step.kind == StepKind::kFinish) {
-    if (call.plan->divisor > 1) divide(call.plan->dtype, here, n_elems, call.plan->divisor);
-    if (state.codec != nullptr) state.codec->round(*state.codec, here, n_elems);
+    call.finish(at);
   } else {
     std::byte* into = call.segment_at(step.into_buffer, step.into, state.done);
     if (step.fold)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
@@ -24,6 +25,8 @@ from shoal.state import AtDeadline
 if TYPE_CHECKING:
     from shoal.group.context import Context
     from shoal.plan import Planner
+
+_LOG: Final = logging.getLogger("shoal")
 
 # A group's narrow wire is for longer buffers. Shorter ones gain nothing, since a message costs more
 # than its bytes, and digits count in small sums: numbers of samples, losses, norms.
@@ -90,6 +93,7 @@ class Calls:
         self.timeout_s = timeout_s
         self.planner = planner
         self.wire = wire
+        self._is_warned = False  # that a sum travels in a coarse codec
         self._native: engine.NativeGroup | ClosedGroup = context.register(
             self, name, members, native_id
         )
@@ -162,9 +166,12 @@ class Calls:
         root: int = 0,
         *,
         wire: str | Codec | None = None,
+        subject: int = 0,
     ) -> engine.Plan:
         """Make a plan, and keep it under `key`, which begins with the collective's name."""
         shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
+        if wire is None and not subject:
+            self._check_wire(shape.codec)
         if len(self._plans) >= 1024:  # sizes that never come back
             self._plans.clear()
         plan = self._plans[key] = plan_for(shape)
@@ -231,9 +238,31 @@ class Calls:
         if not can:
             raise UsageError(
                 f"{self}: {collective} {op} of {dtype} cannot travel in {codec}, which is for sum "
-                "and avg of float32; leave out the wire, or give 'identity'"
+                "and avg, or all_gather, of float32; leave out the wire, or give 'identity'"
             )
         return codec
+
+    def _check_wire(self, codec: Codec) -> None:
+        """Warn once if the group's codec has blocks, for a sum that no averager makes."""
+        if codec.block == 1 or self._is_warned or self.planner.cluster.n_hosts == 1:
+            return
+        self._is_warned = True
+        _LOG.log(
+            logging.WARNING if self.rank == 0 else logging.DEBUG,
+            "%s: a sum that is not an averager's travels in %s, the group's wire, which changes an "
+            "element by up to %g times the largest of the %d around it, twice. Such formats are "
+            "for gradients: give wire='identity' to other sums",
+            *(self, codec, codec.error, codec.block),
+        )
+
+    def _rounded_into(self, own: BufferView, data: BufferView, codec: Codec) -> BufferView:
+        """Round a copy of `data` in place of `own`, if other hosts will have it rounded."""
+        if self.planner.cluster.n_hosts == 1:
+            return data
+        if own.address != data.address:
+            engine.stream_copy(own.address, data.address, data.n_bytes)
+        engine.round_to(codec, own.dtype, own.address, own.n_elems)
+        return own
 
     # Arguments.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.codec import parse_wire
 from shoal.dtypes import Op, parse_op
 from shoal.group.buffers import BlockBuffers, span_of
 from shoal.group.members import Members
@@ -35,10 +36,10 @@ class Group(Members):
         work: return a `Work` at once for the caller to `wait()` on next, when the work begins.
 
     all_reduce and reduce_scatter also take `wire`, the encoding of elements between hosts. "bf16"
-    rounds float32 to bfloat16 and sends half the bytes; sums are folded in float32, and every rank
-    ends with the same bits (docs/wire.md has the error); only for sum and avg of float32.
-    "identity" sends elements as they are. None takes the group's wire, for sums of at least 64 KiB
-    that can use it, and else "identity".
+    and "fp16" round float32 to 16 bits, "mxfp8", "mxint8" and "mxfp4" to 8.25 or 4.25; sums are
+    folded in float32, and every rank ends with the same bits (docs/wire.md has the errors); only
+    for sum and avg of float32. "identity" sends elements as they are. None takes the group's wire,
+    for sums of at least 64 KiB that can use it, and else "identity". all_gather takes `wire` too.
 
     Without async_op and work a call returns None when the result is there. Buffers are anything
     that `span_of` takes; they are borrowed until the call is done.
@@ -89,12 +90,14 @@ class Group(Members):
         Args:
             data: any number of elements, equally many of the same type on every rank.
             op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
-            wire: "bf16", "identity" or None, see `Group`.
+            wire: "bf16", "fp16", "mxfp8", "mxint8", "mxfp4", "identity" or None, see `Group`.
         """
         span = span_of(data)
         key = ("all_reduce", span.dtype, op, span.n_elems, wire)
         plan = self._plans.get(key) or self._plan(
-            key, span.dtype, span.n_elems, parse_op(op), wire=wire
+            *(key, span.dtype, span.n_elems, parse_op(op)),
+            wire=wire,
+            subject=how.get("subject", 0),
         )
         return self._start_in_place(plan, span, how)
 
@@ -119,23 +122,35 @@ class Group(Members):
         plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems, parse_op(op), root)
         return self._start_in_place(plan, span, how)
 
-    def all_gather(self, outputs: Any, data: Any, **how: Unpack[CallOptions]) -> Work | None:
-        """Collect every rank's `data` in `outputs`, in rank order.
+    def all_gather(
+        self,
+        outputs: Any,
+        data: Any,
+        *,
+        wire: str | Codec | None = None,
+        **how: Unpack[CallOptions],
+    ) -> Work | None:
+        """Collect every rank's `data` in `outputs`, in rank order: the same bits on every rank.
 
         Args:
             outputs: one buffer of size * n elements, or `size` buffers, whose lengths may differ
                 and are the same on every rank; written.
             data: as long as this rank's block of `outputs`, which it may be; read.
+            wire: for float32, the encoding of elements between hosts. Also this rank's own block is
+                rounded, in `outputs`. None: "identity", whatever the group's wire is.
         """
         span = span_of(data, writable=False)
         blocks = self._blocks("outputs", outputs, writable=True)
         self._check_own("outputs", blocks, "data", span)
         self._check_apart("outputs", blocks, "data", BlockBuffers((span,), (span.n_elems,)))
+        codec = parse_wire("identity" if wire is None else wire)
         if blocks.even:
-            key = ("all_gather", span.dtype, None, span.n_elems)
-            plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems)
+            key = ("all_gather", span.dtype, codec, span.n_elems)
+            plan = self._plans.get(key) or self._plan(key, span.dtype, span.n_elems, wire=codec)
         else:
-            plan = self._uneven_plan("all_gather", span.dtype, blocks=blocks.lengths)
+            plan = self._uneven_plan("all_gather", span.dtype, blocks=blocks.lengths, wire=codec)
+        if codec.is_narrow:
+            span = self._rounded_into(blocks.block(self.rank), span, codec)
         return self._start_between(plan, (span,), blocks.spans, how)
 
     def reduce_scatter(
@@ -144,7 +159,7 @@ class Group(Members):
         inputs: Any,
         op: Op | str = Op.SUM,
         *,
-        wire: str | None = None,
+        wire: str | Codec | None = None,
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """Fold block r of every rank's `inputs` into the `output` of rank r.

@@ -63,8 +63,11 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
 
 
 def may_encode(collective: str, name: str, cluster: Cluster, codec: Codec) -> bool:
-    """Return True if the codec rounds each contribution and each result only once."""
-    if not codec.is_narrow or cluster.n_hosts == 1:
+    """Return True if the codec rounds each contribution and each result only once.
+
+    Encoding rounded values again changes nothing, so data that is only moved may take any way.
+    """
+    if not codec.is_narrow or cluster.n_hosts == 1 or not COLLECTIVES[collective].folds:
         return True
     return find(collective, name).encodes_once
 

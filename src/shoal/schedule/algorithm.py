@@ -42,9 +42,10 @@ class Algorithm(NamedTuple):
         owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce, in
             DATA; None if several ranks do. An algorithm with owners can be cut in two at its
             Finish, so `hierarchical` can use it inside a host.
-        cut_rule: by the bytes of the longest buffer and size: the offsets of its chunks and their
-            lengths, multiples of 64 except at the end of the buffer. The algorithm leaves gaps
-            between them alone. None: all chunks are equally long and follow one another.
+        cut_rule: by the bytes of the longest buffer, size and a unit (64 if left out): the offsets
+            of its chunks and their lengths, multiples of the unit except at the end of the buffer.
+            The algorithm leaves gaps between them alone. None: all chunks are equally long and
+            follow one another.
         fit_rule: by the bytes of the longest buffer and size: the algorithm that cuts a buffer of
             that length. None: all lengths are cut alike.
         encodes_once: True if hosts send each other only their own sums and finished values, and
@@ -70,7 +71,7 @@ class Algorithm(NamedTuple):
     by_host: bool = False
     owner_rule: Callable[[int, int], int] | None = None
     fit_rule: Callable[[int, int], Algorithm] | None = None
-    cut_rule: Callable[[int, int], tuple[list[int], list[int]]] | None = None
+    cut_rule: Callable[..., tuple[list[int], list[int]]] | None = None
     encodes_once: bool = False
     n_servers: int = 0
     is_part: bool = False

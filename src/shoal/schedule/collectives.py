@@ -75,7 +75,7 @@ class Collective(NamedTuple):
         root: the part of the root, if there is one.
         folds: True if it takes an operation.
         narrows: True if it may travel in a narrow codec: each contribution goes straight to the
-            rank that folds it, so it is rounded once.
+            rank that folds it, so it is rounded once, or what was rounded once only moves.
         by_pair: True if only the two ranks that exchange a block need to know its length.
         carries: True if the caller passes elements; else one byte shows that a rank was there.
         idempotent: see `Contract`.
@@ -143,6 +143,7 @@ COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
             leaves=lambda _rank, _size, _root, block: Value(_only(block), 0),
             reads=Blocks.OWN,
             writes=Blocks.ALL,
+            narrows=True,
         ),
         "reduce_scatter": Collective(
             leaves=lambda rank, size, _root, _block: Value(range(size), rank, True),

@@ -21,6 +21,11 @@ def n_stripes_of(n_bytes: int, n_workers: int) -> int:
     return max(1, min(n_workers, n_bytes // STRIPE_FLOOR_BYTES))
 
 
+def stride_of(n_bytes: int, n_stripes: int, unit: int = LINE_BYTES) -> int:
+    """The length of every stripe but the last ones, in bytes: a multiple of `unit`."""
+    return -(-n_bytes // (unit * n_stripes)) * unit
+
+
 def first_of(stripe: int, n_workers: int, n_stripes: int) -> int:
     """The first worker in the order of a stripe."""
     return stripe * n_workers // n_stripes

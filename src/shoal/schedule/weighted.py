@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shoal.errors import UsageError
 from shoal.schedule.algorithm import Algorithm
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.schedule.stripes import LINE_BYTES, first_of, n_stripes_of
+from shoal.schedule.stripes import LINE_BYTES, first_of, n_stripes_of, stride_of
 from shoal.schedule.symmetry import itself, turned
 from shoal.schedule.weights import Weights, parse
 
@@ -192,15 +192,15 @@ class _Weighted(NamedTuple):
         n_stripes = n_stripes if n_stripes < self.n_workers else 0
         return _algorithm(self._replace(n_stripes=n_stripes))
 
-    def cut(self, n_bytes: int, size: int) -> tuple[list[int], list[int]]:
-        """The offsets and lengths of the chunks, in whole lines of their stripe."""
+    def cut(self, n_bytes: int, size: int, unit: int = LINE_BYTES) -> tuple[list[int], list[int]]:
+        """The offsets and lengths of the chunks, in whole units of their stripe."""
         pieces, total = self.pieces(size), self.weights.total
-        n_lines, n_stripes = -(-n_bytes // LINE_BYTES), self.n_stripes or self.n_workers
-        stride = -(-n_lines // n_stripes)
+        stride = stride_of(n_bytes, self.n_stripes or self.n_workers, unit) // unit
+        n_units = -(-n_bytes // unit)
 
         def at(stripe: int, part: int) -> int:
-            begin, end = (min(s * stride, n_lines) for s in (stripe, stripe + 1))
-            return min(n_bytes, (begin + (end - begin) * part // total) * LINE_BYTES)
+            begin, end = (min(s * stride, n_units) for s in (stripe, stripe + 1))
+            return min(n_bytes, (begin + (end - begin) * part // total) * unit)
 
         begins = [at(piece.stripe, piece.begin) for piece in pieces]
         ends = [at(piece.stripe, piece.end) for piece in pieces]

@@ -17,8 +17,8 @@ from shoal.dtypes import DType, item_size
 from shoal.engine import round_to
 from shoal.group.buffers import BufferView
 from shoal.group.work import FOR_EVER_S
-from shoal.schedule.stripes import LINE_BYTES, first_of, n_stripes_of
-from shoal.shapes import layouts_of
+from shoal.schedule.stripes import first_of, n_stripes_of, stride_of
+from shoal.shapes import layouts_of, unit_of
 
 if TYPE_CHECKING:
     from shoal.group.pool.control import Control
@@ -109,7 +109,8 @@ def mend(control: Control, call: ServedCall) -> None:
     try:
         _round(call, missing)
         _reduce(control, call, missing, works)
-        _round(call, [piece for piece in missing if piece.giver == control.rank])
+        own = [piece for piece in missing if piece.giver == control.rank]
+        _round(call, own, call.subject if call.shape.codec.sums_at_random else 0)
         _give(control, call, [*lacking, *missing], works)
     finally:
         for work in works:  # NOT left behind: they write to memory that returns to the caller
@@ -140,20 +141,22 @@ def _own(call: ServedCall, n_segments: list[int]) -> bytes:
 
 def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
     """Return the worker with which the fold order begins at this offset: that of its stripe."""
-    n_bytes = shape.n_elems * item_size(shape.dtype)
+    item = item_size(shape.dtype)
+    n_bytes = shape.n_elems * item
     n_stripes = n_stripes_of(n_bytes, n_workers)
-    n_lines = (n_bytes + LINE_BYTES - 1) // LINE_BYTES
-    stride = (n_lines + n_stripes - 1) // n_stripes * LINE_BYTES
+    stride = stride_of(n_bytes, n_stripes, unit_of(shape.codec.block, item))
     return first_of(offset // stride, n_workers, n_stripes)
 
 
-def _round(call: ServedCall, pieces: list[_Piece]) -> None:
-    """Round pieces to the call's codec, as on their way to servers and back."""
+def _round(call: ServedCall, pieces: list[_Piece], seed: int = 0) -> None:
+    """Round pieces to the call's codec, as on their way to servers; with a seed: as servers do."""
     dtype, codec = call.shape.dtype, call.shape.codec
+    item = item_size(dtype)
     if not codec.is_narrow:
         return
     for piece in pieces:
-        round_to(codec, dtype, call.address + piece.offset, piece.n_bytes // item_size(dtype))
+        place = call.address + piece.offset, piece.n_bytes // item
+        round_to(codec, dtype, *place, seed=seed, first=piece.offset // item)
 
 
 def _reduce(control: Control, call: ServedCall, missing: list[_Piece], works: list[Work]) -> None:

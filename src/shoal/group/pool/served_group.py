@@ -179,7 +179,7 @@ class ServedGroup(Group):
             return super().all_reduce(data, op, wire=wire, **how)
         span = span_of(data)
         key = span.dtype, op, span.n_elems, wire
-        kind = self._kinds[key] if key in self._kinds else self._kind(key, span, op, wire)
+        kind = self._kinds[key] if key in self._kinds else self._kind(key, span, op, wire, how)
         pool = self._pool
         if kind is not None and pool is None:
             pool = self._look_at_first_use()
@@ -207,7 +207,12 @@ class ServedGroup(Group):
         return super()._work_of(call, owners)
 
     def _kind(
-        self, key: tuple[object, ...], span: BufferView, op: Op | str, wire: str | Codec | None
+        self,
+        key: tuple[object, ...],
+        span: BufferView,
+        op: Op | str,
+        wire: str | Codec | None,
+        how: CallOptions,
     ) -> Kind | None:
         """Return the kind of a call, kept by `key`; None if servers may not take part in it."""
         n_bytes, found = span.n_bytes, parse_op(op)
@@ -215,6 +220,8 @@ class ServedGroup(Group):
             return None
         kind = None
         codec = self._codec("all_reduce", span.dtype, found, n_bytes, wire)
+        if wire is None and not how.get("subject"):
+            self._check_wire(codec)
         if engine.can_fold(span.dtype, found):
             n_lanes = self.planner.n_lanes("all_reduce", n_bytes)
             kind = Kind(span.dtype, found, span.n_elems, codec, n_lanes)
