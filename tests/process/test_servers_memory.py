@@ -166,5 +166,6 @@ def test_a_job_that_is_refused_memory_goes_on_without_and_harms_no_other(tmp_pat
     told = [line for line in found[0][0].value[1] if "has ended: " in line]
     assert len(told) == 1
     # Which view it was depends on whether the two servers came in one.
-    assert "of the servers has ended: rank 3 (" in told[0] and "ran out of memory" in told[0]
+    assert "of the servers has ended: rank 3 (" in told[0]
+    assert "ran out of memory" in told[0]
     assert log.count("ran out of memory") == 1
