@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 4 examples/train_numpy.py
     mpirun -n 4 python examples/train_numpy.py
 
-Each worker has its own samples. All end with the same weights, to the last bit.
+It needs NumPy: pip install numpy. Each worker has its own samples. All end with the same weights,
+to the last bit.
 """
 
 import argparse
