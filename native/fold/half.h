@@ -17,6 +17,16 @@ namespace {
 inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 
+// Masks, NOT selects, around float operations: the compiler would move the operation under the
+// condition and then find a branch that it cannot vectorise. For the same reason the masks are made
+// of a sign, NOT of a comparison; both numbers are below 2^31.
+inline uint32_t all_ones_if_less(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(static_cast<int32_t>(a - b) >> 31);
+}
+inline uint32_t chosen(uint32_t mask, uint32_t yes, uint32_t no) {
+  return (yes & mask) | (no & ~mask);
+}
+
 // Tags; the bits travel as the low half of a uint32_t, the upper half 0.
 struct Bfloat16 {};
 struct Float16 {};
@@ -33,16 +43,7 @@ inline uint32_t narrowed(Bfloat16, float value) {
 #if !defined(__F16C__)
 
 // Source: F. Giesen, "Half to float done quick" (2012): a denormal is made by one exact float
-// subtraction. Masks, NOT selects, around float operations: the compiler would move the operation
-// under the condition and then find a branch that it cannot vectorise. For the same reason the
-// masks are made of a sign, NOT of a comparison; both numbers are below 2^31.
-inline uint32_t all_ones_if_less(uint32_t a, uint32_t b) {
-  return static_cast<uint32_t>(static_cast<int32_t>(a - b) >> 31);
-}
-inline uint32_t chosen(uint32_t mask, uint32_t yes, uint32_t no) {
-  return (yes & mask) | (no & ~mask);
-}
-
+// subtraction.
 inline float widened(Float16, uint32_t narrow) {
   constexpr uint32_t kRebias = (127 - 15) << 23;
   constexpr uint32_t kDenormalRebias = kRebias + (1 << 23);

@@ -11,6 +11,7 @@
 
 #include "fold/half.h"
 #include "fold/kernels.h"
+#include "fold/mx_loops.h"
 #include "fold/narrow_loops.h"
 #include "fold/plain.h"
 
@@ -305,7 +306,7 @@ constexpr Kernels table(const char* isa) {
        divide_integers<int32_t>, divide_integers<int64_t>, divide_integers<uint8_t>, nullptr,
        divide_numbers<float, 2>, divide_numbers<double, 2>, divide_integers<uint16_t>,
        divide_integers<uint32_t>, divide_integers<uint64_t>},
-      {Narrow{}, kBfloat16Sums, kFloat16Sums}};
+      {Narrow{}, kBfloat16Sums, kFloat16Sums, Mx<E4m3>::kSums, Mx<Int8>::kSums, Mx<E2m1>::kSums}};
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // its contract suite, test_codec.cc.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +19,7 @@ using Floats = std::vector<float>;
 struct CodecTruth {
   Codec codec;
   uint32_t keep;
+  double gap;  // at most, between two neighbouring numbers, relative to the largest of a block
   std::vector<std::byte> (*encode)(const Floats& elems);
   // Of any bytes, also those that no encoder writes.
   Floats (*decode)(const std::vector<std::byte>& encoded, size_t n_elems);
@@ -59,9 +62,95 @@ Floats decode_16(const std::vector<std::byte>& encoded, size_t n_elems) {
   return elems;
 }
 
+// The Microscaling formats, from the text of OCP MX v1.0: an element is the nearest in the list of
+// all magnitudes, of two as near the one with the even code.
+
+struct MxFormat {
+  int n_bits;
+  int top_exponent;  // of its largest power of two
+  double (*magnitude)(int code);
+  int n_magnitudes;
+};
+inline double magnitude_e4m3(int code) {
+  return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + code % 8, code / 8 - 10);
+}
+inline double magnitude_int8(int code) { return code / 64.0; }
+inline double magnitude_e2m1(int code) {
+  return std::array{0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0}[static_cast<size_t>(code)];
+}
+inline constexpr MxFormat kE4m3{8, 8, magnitude_e4m3, 127};  // the code 127 is NaN
+inline constexpr MxFormat kInt8{8, 0, magnitude_int8, 128};
+inline constexpr MxFormat kE2m1{4, 2, magnitude_e2m1, 8};
+inline constexpr size_t kMxBlock = 32;
+
+inline unsigned nearest_code(const MxFormat& format, double scaled) {
+  int best = 0;
+  for (int code = 1; code < format.n_magnitudes; ++code) {
+    const double further = std::fabs(format.magnitude(code) - std::fabs(scaled)) -
+                           std::fabs(format.magnitude(best) - std::fabs(scaled));
+    if (further < 0 || (further == 0 && code % 2 == 0)) best = code;
+  }
+  if (!std::signbit(scaled)) return static_cast<unsigned>(best);
+  const int n_codes = 1 << format.n_bits;
+  // int8 is two's complement, without -0; floats have a sign bit.
+  const int negative = format.n_magnitudes == 128 ? (n_codes - best) % n_codes : n_codes / 2 + best;
+  return static_cast<unsigned>(negative);
+}
+
+inline double code_value(const MxFormat& format, unsigned code) {
+  const auto half = 1U << (format.n_bits - 1);
+  if (format.n_magnitudes == 128) return static_cast<int8_t>(code) / 64.0;
+  const auto magnitude = static_cast<int>(code % half);
+  if (magnitude >= format.n_magnitudes) return NAN;
+  return code < half ? format.magnitude(magnitude) : -format.magnitude(magnitude);
+}
+
+template <const MxFormat& kFormat>
+std::vector<std::byte> encode_mx(const Floats& elems) {
+  std::vector<std::byte> encoded;
+  for (size_t first = 0; first < elems.size(); first += kMxBlock) {
+    const size_t n = std::min(kMxBlock, elems.size() - first);
+    double largest = 0;
+    bool is_finite = true;
+    for (size_t i = first; i < first + n; ++i) {
+      largest = std::max(largest, std::fabs(double{elems[i]}));
+      is_finite = is_finite && std::isfinite(elems[i]);
+    }
+    const int wanted = largest == 0 ? -127 : std::ilogb(largest) - kFormat.top_exponent;
+    const int exponent = std::max(wanted, -127);
+    encoded.push_back(static_cast<std::byte>(is_finite ? exponent + 127 : 255));
+    const size_t start = encoded.size();
+    encoded.resize(start + (n * static_cast<size_t>(kFormat.n_bits) + 7) / 8);
+    for (size_t i = 0; is_finite && i < n; ++i) {
+      const unsigned code = nearest_code(kFormat, std::ldexp(elems[first + i], -exponent));
+      const size_t bit = i * static_cast<size_t>(kFormat.n_bits);
+      encoded[start + bit / 8] |= static_cast<std::byte>(code << bit % 8);
+    }
+  }
+  return encoded;
+}
+
+template <const MxFormat& kFormat>
+Floats decode_mx(const std::vector<std::byte>& encoded, size_t n_elems) {
+  const size_t n_bits = static_cast<size_t>(kFormat.n_bits);
+  const size_t n_block_bytes = 1 + kMxBlock * n_bits / 8;
+  Floats elems;
+  for (size_t i = 0; i < n_elems; ++i) {
+    const size_t block = i / kMxBlock * n_block_bytes, bit = i % kMxBlock * n_bits;
+    const auto scale = static_cast<int>(encoded[block]);
+    const auto byte = static_cast<unsigned>(encoded[block + 1 + bit / 8]);
+    const double element = code_value(kFormat, (byte >> bit % 8) % (1U << n_bits));
+    elems.push_back(scale == 255 ? NAN : static_cast<float>(std::ldexp(element, scale - 127)));
+  }
+  return elems;
+}
+
 inline constexpr CodecTruth kCodecTruths[] = {
-    {Codec::kBfloat16, 0, encode_16<kBrain>, decode_16<kBrain>},
-    {Codec::kFloat16, 0, encode_16<kHalf>, decode_16<kHalf>},
+    {Codec::kBfloat16, 0, 0x1p-8, encode_16<kBrain>, decode_16<kBrain>},
+    {Codec::kFloat16, 0, 0x1p-11, encode_16<kHalf>, decode_16<kHalf>},
+    {Codec::kMxFp8, 0, 1.0 / 7, encode_mx<kE4m3>, decode_mx<kE4m3>},
+    {Codec::kMxInt8, 0, 0x1p-6, encode_mx<kInt8>, decode_mx<kInt8>},
+    {Codec::kMxFp4, 0, 0.5, encode_mx<kE2m1>, decode_mx<kE2m1>},
 };
 
 }  // namespace shoal::test
