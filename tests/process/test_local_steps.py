@@ -126,33 +126,42 @@ def test_a_run_that_goes_on_from_a_saved_state_has_the_bits_of_one_that_was_not_
 
 # ---- a rank is lost ----
 
-DIES_IN = 9  # in the third round, or before it
 
-
-def lose_rank_1(case: Case) -> str:
+def lose_rank_1(case: Case, dies_in: int) -> str:
+    stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
         weights, diloco = start(group, case)
         n_lost = 0
         for number in range(1, N_STEPS + 1):
-            if rank == 1 and number == DIES_IN:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if number == dies_in:
+                stage.meet(rank, 3, "all have the rounds before")
+                if rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
             local_step(weights, rank)
             try:
                 diloco.step(weight_of(rank, number) if case.weighted else None)
             except PeerLost:
                 n_lost += 1
                 diloco.regroup(group.shrink())
-        wanted = expected(case, 3, N_STEPS, [(1, DIES_IN)])
+        wanted = expected(case, 3, N_STEPS, [(1, dies_in)])
         check(diloco.parameters, wanted.shared)
         check(weights, wanted.locals[rank])
         assert n_lost == 1
         return digest(diloco.parameters)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2]])
-def test_survivors_finish_the_round_in_which_a_rank_was_lost(case: Case) -> None:
-    with start_ranks(lose_rank_1, 3, case) as ranks:
+@pytest.mark.parametrize(
+    ("case", "dies_in"),
+    [
+        pytest.param(CASES[0], 9, id="between rounds"),
+        pytest.param(CASES[2], 11, id="in a round"),
+        # The others have sent theirs, and train on, when it turns out that one is missing.
+        pytest.param(Case(every=4, delay=2, alpha=0.5), 8, id="streaming"),
+    ],
+)
+def test_survivors_finish_the_round_in_which_a_rank_was_lost(case: Case, dies_in: int) -> None:
+    with Stage() as stage, start_ranks(lose_rank_1, 3, case, dies_in, env=stage.env) as ranks:
         first, lost, last = ranks.wait()
     assert lost.died == "was killed by SIGKILL"
     assert first.value, first

@@ -17,6 +17,7 @@ import pytest
 from process.local_steps import RATE, Case, check, expected, first_values, target, weight_of
 from process.ranks import run_ranks, start_ranks
 from process.shared_ranks import SharedRanks, cases_in
+from process.stage import Stage
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -232,8 +233,10 @@ def lose_rank_0() -> dict[str, Any]:
     first_rank, n_lost = dist.get_rank(), 0
     net, inner, diloco = start(LOST)
     for number in range(1, 12):
-        if first_rank == 0 and number == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 5:
+            Stage.from_environment().meet(first_rank, 3, "all have the rounds before")
+            if first_rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
         inner.zero_grad()
         for name, one in net.named_parameters():
             wanted = torch.as_tensor(target(name, first_rank)) if one.requires_grad else one
@@ -250,7 +253,7 @@ def lose_rank_0() -> dict[str, Any]:
 
 
 def test_a_model_is_trained_on_by_the_survivors_of_a_lost_rank() -> None:
-    with start_ranks(lose_rank_0, 3) as ranks:
+    with Stage() as stage, start_ranks(lose_rank_0, 3, env=stage.env) as ranks:
         lost, first, second = ranks.wait()
     assert lost.died == "was killed by SIGKILL"
     for one in (first, second):

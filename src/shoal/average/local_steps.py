@@ -137,6 +137,7 @@ class LocalSteps:
         self._units = [1.0] * n_fragments
         self._folded = 0.0
         self._flying: deque[_Flight] = deque()
+        self._averagers: list[Averager] = []
         self._form(group)
         for part, names in enumerate(self._fragments):
             self._share(part, 0)
@@ -170,12 +171,15 @@ class LocalSteps:
         options = {"every": self._every, "fragments": self._fragments, "delay": self._delay}
         options |= {"alpha": self._alpha, "weighted": self._is_weighted, "quorum": self._quorum}
         agree(self._own, name, tuple(self._specs.values()), options)
-        self._averagers = [
+        averagers = [
             Averager(
                 self._own, {name: self._specs[name] for name in names}, compress=self._compress
             )
             for names in self._fragments
         ]
+        for averager, before in zip(averagers, self._averagers, strict=False):
+            averager.load_state_dict(before.state_dict())
+        self._averagers = averagers
         self._flags: ReadyFlags | None = None
         if self._quorum is not None:
             self._flags = ReadyFlags(self._own, self._quorum, self._grace)
@@ -301,8 +305,8 @@ class LocalSteps:
     def sync(self) -> None:
         """Run a round of all fragments now, after which all ranks have the global parameters.
 
-        Every rank calls it, whatever number of steps it has made: at the end of training, before
-        an evaluation, or before one rank saves for all.
+        Every rank calls it after as many steps, or with a quorum after any number: at the end of
+        training, before an evaluation, or before one rank saves for all.
 
         Raises:
             ShoalError: as in a step.
@@ -329,11 +333,8 @@ class LocalSteps:
         Raises:
             ShoalError: as in a step; call it again with the next group.
         """
-        rounding = [one.state_dict() for one in self._averagers]
         self.close()
         self._form(group)
-        for averager, kept in zip(self._averagers, rounding, strict=True):
-            averager.load_state_dict(kept)
         counts = self._counts()
         done = [n_done for n_done, *_ in counts]
         for number in range(min(done), max(done)):
