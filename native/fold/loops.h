@@ -14,6 +14,7 @@
 #include "fold/mx_loops.h"
 #include "fold/narrow_loops.h"
 #include "fold/plain.h"
+#include "fold/top_k_loops.h"
 
 namespace shoal {
 namespace {
@@ -306,7 +307,8 @@ constexpr Kernels table(const char* isa) {
        divide_integers<int32_t>, divide_integers<int64_t>, divide_integers<uint8_t>, nullptr,
        divide_numbers<float, 2>, divide_numbers<double, 2>, divide_integers<uint16_t>,
        divide_integers<uint32_t>, divide_integers<uint64_t>},
-      {Narrow{}, kBfloat16Sums, kFloat16Sums, Mx<E4m3>::kSums, Mx<Int8>::kSums, Mx<E2m1>::kSums}};
+      {Narrow{}, kBfloat16Sums, kFloat16Sums, Mx<E4m3>::kSums, Mx<Int8>::kSums, Mx<E2m1>::kSums,
+       TopK<EightBits>::kSums, TopK<TwoBits>::kSums}};
 }
 
 }  // namespace

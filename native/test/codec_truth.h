@@ -145,12 +145,127 @@ Floats decode_mx(const std::vector<std::byte>& encoded, size_t n_elems) {
   return elems;
 }
 
+// The largest elements of chunks of 4096: an index of 12 bits and a value for each.
+
+// Of 0, 3/4 and 3/2 the nearest, of two as near the lower. Codes: the sign, and whether it is 3/2.
+inline double two_bits(double scaled) {
+  const double magnitude = std::fabs(scaled);
+  return std::copysign(magnitude > 1.125 ? 1.5 : magnitude > 0.375 ? 0.75 : 0.0, scaled);
+}
+inline double eight_bits(double scaled) { return code_value(kInt8, nearest_code(kInt8, scaled)); }
+
+struct TopKFormat {
+  size_t n_kept;  // of a whole chunk
+  size_t n_bits;  // of a value
+  size_t n_entries(size_t n_elems) const {
+    return std::max<size_t>(1, (n_kept * n_elems + 4095) / 4096);
+  }
+  size_t values_at(size_t n_elems) const { return 1 + (n_entries(n_elems) * 12 + 7) / 8; }
+  size_t n_bytes(size_t n_elems) const {
+    return values_at(n_elems) + (n_entries(n_elems) * n_bits + 7) / 8;
+  }
+};
+
+// `value` in the `n_bits` from bit `at` on, the lowest first.
+inline void put_bits(std::byte* into, size_t at, size_t n_bits, unsigned value) {
+  for (size_t i = 0; i < n_bits; ++i)
+    into[(at + i) / 8] |= static_cast<std::byte>((value >> i & 1) << (at + i) % 8);
+}
+inline unsigned get_bits(const std::byte* from, size_t at, size_t n_bits) {
+  unsigned value = 0;
+  for (size_t i = 0; i < n_bits; ++i)
+    value |= (static_cast<unsigned>(from[(at + i) / 8]) >> (at + i) % 8 & 1) << i;
+  return value;
+}
+
+inline std::vector<std::byte> encode_chunk(const TopKFormat& format, const Floats& elems) {
+  const size_t n = format.n_entries(elems.size());
+  std::vector<std::byte> encoded(format.n_bytes(elems.size()));
+  std::vector<size_t> order(elems.size());
+  bool is_finite = true;
+  for (size_t i = 0; i < elems.size(); ++i) {
+    order[i] = i;
+    is_finite = is_finite && std::isfinite(elems[i]);
+  }
+  if (!is_finite) {
+    encoded[0] = std::byte{255};
+    return encoded;
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return std::fabs(elems[a]) > std::fabs(elems[b]); });
+  const double largest = std::fabs(elems[order[0]]);
+  if (largest < std::ldexp(1.5, -98)) return encoded;
+  const int exponent = std::ilogb(largest);
+  encoded[0] = static_cast<std::byte>(exponent + 127);
+  const auto rounded = [&](size_t i) {
+    const double scaled = std::ldexp(elems[i], -exponent);
+    return format.n_bits == 2 ? two_bits(scaled) : eight_bits(scaled);
+  };
+  order.resize(std::min(n, order.size()));
+  while (rounded(order.back()) == 0) order.pop_back();
+  std::sort(order.begin(), order.end());
+  while (order.size() < n) order.push_back(order.back());
+  for (size_t i = 0; i < n; ++i) {
+    const double value = rounded(order[i]);
+    const unsigned upper = std::fabs(value) == 1.5 ? 1 : 0;
+    const unsigned code =
+        format.n_bits == 8 ? nearest_code(kInt8, value) : (value < 0 ? 2 : 0) + upper;
+    put_bits(&encoded[1], 12 * i, 12, static_cast<unsigned>(order[i]));
+    put_bits(&encoded[format.values_at(elems.size())], format.n_bits * i, format.n_bits, code);
+  }
+  return encoded;
+}
+
+inline Floats decode_chunk(const TopKFormat& format, const std::byte* encoded, size_t n_elems) {
+  const auto scale = static_cast<int>(encoded[0]);
+  Floats elems(n_elems, scale == 255 ? NAN : 0.0F);
+  if (scale == 255 || scale < 29) return elems;
+  int before = -1;
+  for (size_t i = 0; i < format.n_entries(n_elems); ++i) {
+    const auto index = static_cast<int>(get_bits(encoded + 1, 12 * i, 12));
+    if (index <= before || static_cast<size_t>(index) >= n_elems) continue;
+    before = index;
+    const unsigned code =
+        get_bits(encoded + format.values_at(n_elems), format.n_bits * i, format.n_bits);
+    const double two = (code & 1 ? 1.5 : 0.75) * (code & 2 ? -1 : 1);
+    const double value = format.n_bits == 8 ? code_value(kInt8, code) : two;
+    elems[static_cast<size_t>(index)] = static_cast<float>(std::ldexp(value, scale - 127));
+  }
+  return elems;
+}
+
+template <size_t kKept, size_t kBits>
+std::vector<std::byte> encode_top_k(const Floats& elems) {
+  std::vector<std::byte> encoded;
+  for (size_t first = 0; first < elems.size(); first += 4096) {
+    const size_t end = std::min(first + 4096, elems.size());
+    const Floats chunk(&elems[first], &elems[first] + (end - first));
+    for (const std::byte byte : encode_chunk({kKept, kBits}, chunk)) encoded.push_back(byte);
+  }
+  return encoded;
+}
+
+template <size_t kKept, size_t kBits>
+Floats decode_top_k(const std::vector<std::byte>& encoded, size_t n_elems) {
+  const TopKFormat format{kKept, kBits};
+  Floats elems;
+  for (size_t at = 0; elems.size() < n_elems; at += format.n_bytes(4096)) {
+    const size_t n = std::min<size_t>(4096, n_elems - elems.size());
+    for (const float elem : decode_chunk(format, &encoded[at], n)) elems.push_back(elem);
+  }
+  return elems;
+}
+
 inline constexpr CodecTruth kCodecTruths[] = {
     {Codec::kBfloat16, 0, 0x1p-8, encode_16<kBrain>, decode_16<kBrain>},
     {Codec::kFloat16, 0, 0x1p-11, encode_16<kHalf>, decode_16<kHalf>},
     {Codec::kMxFp8, 0, 1.0 / 7, encode_mx<kE4m3>, decode_mx<kE4m3>},
     {Codec::kMxInt8, 0, 0x1p-6, encode_mx<kInt8>, decode_mx<kInt8>},
     {Codec::kMxFp4, 0, 0.5, encode_mx<kE2m1>, decode_mx<kE2m1>},
+    {Codec::kTopK8, 41, 0, encode_top_k<41, 8>, decode_top_k<41, 8>},
+    {Codec::kTopK8, 4096, 0, encode_top_k<4096, 8>, decode_top_k<4096, 8>},
+    {Codec::kTopK2, 1, 0, encode_top_k<1, 2>, decode_top_k<1, 2>},
+    {Codec::kTopK2, 130, 0, encode_top_k<130, 2>, decode_top_k<130, 2>},
 };
 
 }  // namespace shoal::test
