@@ -324,10 +324,14 @@ class Averager:
         self._is_open = False
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
         repeated = self.countdown.repeated
-        with self._departures.explaining():
-            self._order.end_step(self.countdown.order, self.layout.order)
-            if self._preparation is not None:
-                self._preparation.end()
+        try:
+            with self._departures.explaining():
+                self._order.end_step(self.countdown.order, self.layout.order)
+                if self._preparation is not None:
+                    self._preparation.end()
+        except BaseException:
+            self.undo_feedback()
+            raise
         if repeated >= 0:
             raise UsageError(
                 f"{self}: {self.entries[repeated]} was ready twice in one step, and may have been "
@@ -385,6 +389,11 @@ class Averager:
             self._feedback.load(residuals, n_steps, strict=strict, who=str(self))
         elif state:
             raise UsageError(f"{self} keeps no residuals: give compress=ErrorFeedback(...)")
+
+    def end_feedback(self) -> None:
+        """Keep what the last step's rounding took: it has failed here and ended on another rank."""
+        if self._feedback is not None:
+            self._feedback.end()
 
     def undo_feedback(self) -> None:
         """Go back to the residuals before the last step, whose averages are not used."""

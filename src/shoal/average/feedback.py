@@ -39,14 +39,15 @@ class Feedback:
         self.scheme = scheme
         self.n_steps = 0
         self._layout: Layout | None = None
-        self._sent: list[int] = []  # buffers that have left in this step
-        self._kept: list[int] = []  # buffers whose residuals the last step replaced
+        self._sent: list[int] | None = None  # buffers that have left in this step, if there is one
+        # Buffers whose residuals the last step replaced; None: another has begun since.
+        self._kept: list[int] | None = None
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
         """Serve another layout of the same arrays from now on; their residuals move with them."""
         np = numpy()
         residuals = self.residuals() if self._layout is not None else {}
-        self._layout, self._sent, self._kept = layout, [], []
+        self._layout, self._sent, self._kept = layout, None, None
         whole, now, new = (
             np.frombuffer(memory, np.float32, layout.n_bytes // _ITEM),
             *(np.zeros(layout.n_bytes // _ITEM, np.float32) for _ in range(2)),
@@ -59,7 +60,7 @@ class Feedback:
 
     def begin(self) -> None:
         """Begin a step; one before that has not ended has changed nothing."""
-        self._sent, self._kept = [], []
+        self._sent, self._kept = [], None
 
     def send(self, buffer: int, left_out: Collection[int] = ()) -> Codec:
         """Add the residuals to a buffer of float32 that is about to leave, and round it.
@@ -70,6 +71,7 @@ class Feedback:
         Returns:
             The codec in which what stands there now is exact.
         """
+        assert self._sent is not None
         np, codec = numpy(), self.scheme.codec(self.n_steps)
         values, now, new = self._values[buffer], self._now[buffer], self._new[buffer]
         parts = [self._part(buffer, index) for index in left_out]
@@ -86,17 +88,22 @@ class Feedback:
         return codec
 
     def end(self) -> None:
-        """End a step whose averages have come; they are the same on all ranks."""
-        sent, self._sent, self._kept = self._sent, [], []
+        """End a step whose averages have come; they are the same on all ranks. Idempotent."""
+        if self._sent is None:
+            return
+        sent, self._sent, self._kept = self._sent, None, []
         self.n_steps += 1
         if all(not_finite(self._values[one], DType.FLOAT32) is None for one in sent):
             self._swap(sent)
             self._kept = sent
 
     def undo(self) -> None:
-        """Go back to the residuals before the last step, whose averages are not used."""
+        """Go back to before the last step, whose averages are not used. Idempotent."""
+        if self._kept is None:
+            return
         self._swap(self._kept)
-        self._kept = []
+        self._kept = None
+        self.n_steps -= 1
 
     def _swap(self, buffers: Collection[int]) -> None:
         for one in buffers:
@@ -153,7 +160,7 @@ class Feedback:
         for flat in self._now:
             flat.fill(0)
         self._put(fits)
-        self.n_steps, self._kept = n_steps, []
+        self.n_steps, self._kept = n_steps, None
 
     def _put(self, residuals: Mapping[str, Any]) -> None:
         assert self._layout is not None

@@ -283,6 +283,8 @@ class LocalSteps:
             self._folded += total
         if factor:  # if not, all weights are 0, and there is no average
             self._replica.step_outer(self._replica.places(self._averager_of(flight)), factor)
+        else:
+            self._averager_of(flight).undo_feedback()
         self._replica.mix(self._fragments[part], alpha)
         self._flying.popleft()
         self._n_done += 1
@@ -311,7 +313,7 @@ class LocalSteps:
         Raises:
             ShoalError: as in a step.
         """
-        counts = self._counts()
+        counts = self._counts(self._own)
         until = max(n_sent for _, n_sent, _ in counts)
         if any(has_steps for *_, has_steps in counts):
             until += len(self._fragments)
@@ -334,9 +336,9 @@ class LocalSteps:
             ShoalError: as in a step; call it again with the next group.
         """
         self.close()
+        done = [n_done for n_done, *_ in self._counts(group)]
+        self._settle(max(done))
         self._form(group)
-        counts = self._counts()
-        done = [n_done for n_done, *_ in counts]
         for number in range(min(done), max(done)):
             part = number % len(self._fragments)
             self._share(part, done.index(max(done)))
@@ -351,11 +353,21 @@ class LocalSteps:
             self._post(flight)
         self._go_on()
 
-    def _counts(self) -> list[tuple[int, int, int]]:
+    def _settle(self, n_done: int) -> None:
+        """Keep what rounding took in the rounds before this one, and give it back to the others."""
+        for flight in self._flying:
+            if flight.number >= n_done:
+                self._averager_of(flight).undo_feedback()
+            else:
+                self._averager_of(flight).end_feedback()
+        if self._n_sent < n_done:  # sent, and interrupted before it was counted
+            self._averagers[self._n_sent % len(self._fragments)].end_feedback()
+
+    def _counts(self, group: Group) -> list[tuple[int, int, int]]:
         """By rank: the rounds that it has finished and sent, and 1 if it has steps to send."""
         own = array("q", [self._n_done, self._n_sent, max(self._since) > 0])
-        found = array("q", bytes(8 * len(own) * self._own.size))
-        self._own.all_gather(found, own, name="counts of rounds")
+        found = array("q", bytes(8 * len(own) * group.size))
+        group.all_gather(found, own, name="counts of rounds")
         return list(zip(found[::3], found[1::3], found[2::3], strict=True))
 
     def _share(self, part: int, root: int) -> None:

@@ -1,0 +1,102 @@
+"""Residuals in rounds of local steps: each counts once, whatever becomes of a round."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from process.local_steps import Case, first_values, local_step
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage
+from wires import rounded
+
+import shoal
+from shoal.average import Averager, DiLoCo, ErrorFeedback, OuterSGD
+from shoal.errors import UsageError
+
+STREAM = Case(every=4, fragments=2, delay=1, alpha=0.5)
+
+
+def start(group: shoal.Group, case: Case) -> tuple[dict[str, Any], DiLoCo]:
+    weights = {name: value.astype(np.float32) for name, value in first_values().items()}
+    outer = OuterSGD(case.lr, case.momentum, case.nesterov)
+    options: Any = {**case.options, "compress": ErrorFeedback("bf16")}
+    return weights, DiLoCo(group, weights, outer, **options)
+
+
+def train(diloco: DiLoCo, weights: dict[str, Any], rank: int, n_steps: int) -> None:
+    for _ in range(n_steps):
+        local_step(weights, rank)
+        diloco.step()
+
+
+def residuals(diloco: DiLoCo, fragment: int = 0) -> dict[str, Any]:
+    found = diloco.state_dict()["rounding"][fragment]["residuals"]
+    return {name: value.tobytes() for name, value in found.items()}
+
+
+def lost(given: dict[str, Any]) -> dict[str, Any]:
+    """What rounding takes from values that are sent without a residual."""
+    return {name: (one - rounded("bf16", one)).tobytes() for name, one in given.items()}
+
+
+def lose_rank_2(when: str) -> bool:
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        rank = group.rank
+        weights, diloco = start(group, STREAM)
+        train(diloco, weights, rank, 2)
+        given = {name: diloco.parameters[name] - weights[name] for name in ("wide", "one")}
+        if when == "rank 0 has finished the round" and rank == 0:
+            train(diloco, weights, rank, 1)
+        if when == "the average is saved":
+            diloco.state_dict()
+        stage.meet(rank, 3, when)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        diloco.regroup(group.shrink())
+        if diloco.rounds == 0:
+            train(diloco, weights, rank, 1)
+        assert diloco.rounds == 1
+        return residuals(diloco) == lost(given)
+
+
+@pytest.mark.parametrize("when", ["rank 0 has finished the round", "the average is saved"])
+def test_a_residual_counts_once_where_a_rank_was_lost(when: str) -> None:
+    with Stage() as stage, start_ranks(lose_rank_2, 3, when, env=stage.env) as ranks:
+        first, second, third = ranks.wait()
+    assert third.died == "was killed by SIGKILL"
+    assert (first.value, second.value) == (True, True), (first, second)
+
+
+def weigh_nothing() -> None:
+    case = Case(every=1, weighted=True)
+    with shoal.init() as group:
+        weights, diloco = start(group, case)
+        for weight in (1.0, 0.0):
+            before = residuals(diloco)
+            local_step(weights, group.rank)
+            diloco.step(weight)
+        assert any(map(any, before.values()))
+        assert residuals(diloco) == before
+        diloco.close()
+        compress = ErrorFeedback("bf16")
+        averager = Averager(group, {"a": ((3,), "float32")}, compress=compress, weighted=True)
+        for weight in (1.0, 0.0):
+            averager.begin(weight)["a"][...] = 1 / 3
+            averager.ready("a")
+            if weight:
+                averager.wait()
+            else:
+                kept = averager.state_dict()["residuals"]["a"]
+                with pytest.raises(UsageError, match="weights of all ranks are 0"):
+                    averager.wait()
+        assert kept.any()
+        assert averager.state_dict()["residuals"]["a"].tobytes() == kept.tobytes()
+
+
+def test_a_round_in_which_nothing_has_a_weight_leaves_residuals_as_they_were() -> None:
+    run_ranks(weigh_nothing, 2)
