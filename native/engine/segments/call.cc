@@ -1,5 +1,7 @@
 #include "engine/segments/call.h"
 
+#include "engine/segments/kept_back.h"
+
 namespace shoal {
 
 uint32_t Call::granted(uint32_t at) const {
@@ -29,12 +31,13 @@ void Call::finish(uint32_t at) const {
   if (plan->divisor > 1) divide(plan->dtype, here, n_elems, plan->divisor);
   const Narrow* codec = state[at].codec;
   if (codec == nullptr) return;
-  if (codec->block == 1 || codec->keep > 0 || subject == 0)
+  const uint64_t first = plan->first_elem(step.buffer, step.chunk) + segment_offset(segment) / item;
+  if (codec->keep > 0)
+    kept_back->round(*codec, subject, plan->tensor_bytes, first, here, n_elems);
+  else if (codec->block == 1 || subject == 0)
     codec->round(*codec, here, n_elems);
   else
-    codec->round_stochastic(
-        *codec, here, n_elems, subject,
-        plan->first_elem(step.buffer, step.chunk) + segment_offset(segment) / item);
+    codec->round_stochastic(*codec, here, n_elems, subject, first);
 }
 
 void Call::use(uint32_t at, const std::byte* from) const {

@@ -21,6 +21,7 @@
 namespace shoal {
 
 struct Group;
+class KeptBack;
 class Way;  // how a segment moves, see way.h
 class FrameWay;
 class PlaceWay;
@@ -85,9 +86,10 @@ struct StepState {
 //
 // Threads: under the channel's lock, except `finished`.
 struct Call : std::enable_shared_from_this<Call> {
-  Group* group = nullptr;  // this and the next two: see Group::own
+  Group* group = nullptr;  // this and the next three: see Group::own
   uint64_t group_id = 0;
   const std::vector<int>* members = nullptr;
+  KeptBack* kept_back = nullptr;
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
   Subject subject = 0;

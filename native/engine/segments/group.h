@@ -17,6 +17,7 @@
 #include "engine/life/group_life.h"
 #include "engine/segments/call.h"
 #include "engine/segments/finished_calls.h"
+#include "engine/segments/kept_back.h"
 #include "engine/segments/message_counts.h"
 
 namespace shoal {
@@ -71,6 +72,7 @@ struct Group : std::enable_shared_from_this<Group> {
   std::map<int64_t, std::deque<Receiving>> receiving;
   FinishedCalls finished;
   Served served;
+  KeptBack kept_back;
   // Rung for a message whose receive is not posted, and when the group ends.
   Bell bell;
   // This rank's state (state_reader.h) just before a deadline ended the group.
@@ -82,6 +84,7 @@ struct Group : std::enable_shared_from_this<Group> {
     call.group = this;
     call.group_id = id;
     call.members = &members;
+    call.kept_back = &kept_back;
   }
 };
 

@@ -1,0 +1,58 @@
+// What a codec that drops elements took from complete sums here, to be added to the next ones.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/segments/subject.h"
+#include "fold/codec.h"
+
+namespace shoal {
+
+// The residuals of a group's averagers at a rank that finishes sums: a float32 for each element,
+// by averager and buffer, and by the place of a segment in that buffer. They live and die with the
+// group here: a reducer that is lost takes them along.
+//
+// Threads: under the engine's lock, as all of a group.
+class KeptBack {
+ public:
+  // Beyond this the residuals of the buffers that were used longest ago begin at zero again.
+  static constexpr size_t kMostBytes = size_t{1} << 30;
+
+  explicit KeptBack(size_t most_bytes = kMostBytes) : most_bytes_(most_bytes) {}
+
+  // Round complete sums of float32 by `codec`, after what was kept back of them was added; keep
+  // back what rounding takes now. A block that is not finite leaves what is kept as it was.
+  //
+  // In an averager's first step, after which its arrays move to other places, nothing is added and
+  // nothing kept; nor where the call has no subject, and where memory is short.
+  //
+  // Args:
+  //   tensor_bytes: of the whole buffer; residuals of another length are dropped.
+  //   first: the index of data[0] in the buffer.
+  void round(const Narrow& codec, Subject subject, uint64_t tensor_bytes, uint64_t first,
+             std::byte* data, size_t n_elems);
+
+  size_t n_bytes() const { return n_bytes_; }
+
+ private:
+  struct OfBuffer {
+    uint64_t tensor_bytes = 0;
+    uint64_t last_use = 0;                         // as `n_uses_` counts
+    std::map<uint64_t, std::vector<float>> parts;  // by the index of the first element
+  };
+
+  std::vector<float>* part_of(Subject subject, uint64_t tensor_bytes, uint64_t first, size_t n);
+  void drop(OfBuffer& buffer);
+  bool make_room(size_t n_bytes, const OfBuffer& but);
+
+  size_t most_bytes_;
+  size_t n_bytes_ = 0;
+  uint64_t n_uses_ = 0;
+  std::unordered_map<Subject, OfBuffer> buffers_;  // by the subject without its step
+};
+
+}  // namespace shoal
