@@ -61,7 +61,8 @@ def encode(name: str, values: Floats) -> bytes:
     """Return `values` as the bytes of the format `name`."""
     form = FORMATS[name]
     blocks = np.zeros((-(-len(values) // BLOCK), BLOCK), np.float64)
-    blocks.ravel()[: len(values)] = values
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        blocks.ravel()[: len(values)] = values
     finite = np.isfinite(blocks).all(axis=1)
     blocks[~finite] = 0
     largest = np.abs(blocks).max(axis=1, initial=0)

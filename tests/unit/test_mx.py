@@ -5,6 +5,10 @@ import mx
 import numpy as np
 import pytest
 
+from shoal.codec import Codec
+from shoal.dtypes import DType
+from shoal.engine import round_to
+
 NAMES = list(mx.FORMATS)
 FLOATS = {"mxfp8": ml_dtypes.float8_e4m3fn, "mxfp4": ml_dtypes.float4_e2m1fn}
 
@@ -82,3 +86,18 @@ def test_blocks_of_zeros_nan_and_few_elements(name: str) -> None:
         np.testing.assert_array_equal(
             mx.decode(name, encoded, n_elems), mx.rounded(name, padded)[:n_elems]
         )
+
+
+NUMBERS = {"mxfp8": 3, "mxint8": 4, "mxfp4": 5}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_native_rounding_is_as_in_numpy(name: str) -> None:
+    codec = Codec(name, NUMBERS[name], mx.FORMATS[name].bits, block=mx.BLOCK)
+    anything = np.random.default_rng(5).integers(0, 1 << 32, 20_000, np.uint32).view(np.float32)
+    for values in (blocks(200_000, 6), anything, blocks(2, 7)[:45]):
+        rounded = np.array(values)
+        round_to(codec, DType.FLOAT32, rounded.ctypes.data, len(rounded))
+        np.testing.assert_array_equal(rounded, mx.rounded(name, values), strict=True)
+        signs = np.signbit(mx.rounded(name, values)) | np.isnan(rounded)
+        np.testing.assert_array_equal(np.signbit(rounded) | np.isnan(rounded), signs)
