@@ -81,7 +81,10 @@ PoolJob small_job(uint64_t seed) {
 // Two calls, and who dies when so many frames have been sent. How many are sent in all.
 uint64_t die_at(uint64_t seed, uint64_t frame, const World::Options& options) {
   PoolJob job = small_job(seed);
-  if (!options.net.shares_memory && seed % 4 == 0) job.codec = codec_of(seed / 4);
+  if (!options.net.shares_memory && seed % 4 == 0) {
+    job.codec = codec_of(seed / 4);
+    job.segment_bytes = whole_blocks(job.segment_bytes, job.codec);
+  }
   Pool pool(job.n_workers, job.n_servers, options);
   pool.serve(job);
   for (job.key = 1; job.key <= 2; ++job.key) pool.post_all(job);

@@ -135,6 +135,14 @@ TEST("a plan that no engine can run says why") {
             "segments are whole KiB, at most SEGMENT_BYTES");
   refused([](Plan& plan) { plan.rounds_own = true; },
           "own parts are rounded where elements travel in a narrow codec");
+  refused(
+      [](Plan& plan) {
+        plan.narrow = Narrow{.block = 512};
+        plan.segment_bytes = 1024;
+      },
+      "segments are whole blocks of the codec");
+  refused([](Plan& plan) { plan.narrow = Narrow{.block = 32}; },
+          "chunks begin with a block of the codec");
   refused([](Plan& plan) { plan.n_workers = 4; },
           "a plan has no more workers than its group has ranks");
   refused([](Plan& plan) { plan.n_workers = 2; },

@@ -48,6 +48,13 @@ class Codec:
     FP16: ClassVar[Codec]
     """float32 as float16, rounded to nearest, ties to even; 65,520 and more are infinity."""
 
+    MXFP8: ClassVar[Codec]
+    """Blocks of 32 with one scale, elements of 8 bits: E4M3 (OCP Microscaling)."""
+    MXINT8: ClassVar[Codec]
+    """Blocks of 32 with one scale, elements of 8 bits: INT8 (OCP Microscaling)."""
+    MXFP4: ClassVar[Codec]
+    """Blocks of 32 with one scale, elements of 4 bits: E2M1 (OCP Microscaling)."""
+
     @property
     def is_narrow(self) -> bool:
         """True unless elements travel as they are in memory."""
@@ -85,8 +92,15 @@ class Codec:
 Codec.IDENTITY = Codec("identity", 0)
 Codec.BF16 = Codec("bf16", 1, 16, 2.0**-8)
 Codec.FP16 = Codec("fp16", 2, 16, 2.0**-11)
+Codec.MXFP8 = Codec("mxfp8", 3, 8, 2.0**-3, block=32)
+Codec.MXINT8 = Codec("mxint8", 4, 8, 2.0**-7, block=32)
+Codec.MXFP4 = Codec("mxfp4", 5, 4, 2.0**-2, block=32)
 
-CODECS: Final = {codec.name: codec for codec in (Codec.IDENTITY, Codec.BF16, Codec.FP16)}
+_WORDS: Final = (
+    *(Codec.IDENTITY, Codec.BF16, Codec.FP16),
+    *(Codec.MXFP8, Codec.MXINT8, Codec.MXFP4),
+)
+CODECS: Final = {codec.name: codec for codec in _WORDS}
 """The codecs that have a word of their own, by that word."""
 
 

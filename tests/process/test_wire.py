@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from process.arrays import Array, check, contribution
 from process.ranks import run_ranks
 from process.stage import pretend_hosts
-from wires import NARROW, block_of, bound_of_sum, rounded
+from wires import ERRORS, NARROW, block_of, bound_of_sum, rounded
 
 import shoal
 from shoal.dtypes import Op
@@ -196,9 +197,10 @@ def differing(wires: tuple[str | None, ...]) -> str:
         return str(refused.value)
 
 
-def test_ranks_that_ask_for_different_wires_are_told_so() -> None:
-    for told in run_ranks(differing, 2, ("bf16", None)):
-        assert "in bf16 between hosts" in told
+@pytest.mark.parametrize("wires", [("bf16", None), ("mxfp4", "mxfp8"), ("mxint8", "mxfp8")])
+def test_ranks_that_ask_for_different_wires_are_told_so(wires: tuple[str | None, ...]) -> None:
+    for told in run_ranks(differing, 2, wires):
+        assert all(f"in {wire} between hosts" in told for wire in wires if wire)
         assert "rank 0" in told
         assert "rank 1" in told
 
@@ -212,10 +214,12 @@ def calls_that_cannot(group: shoal.Group) -> Iterator[tuple[Array, Any]]:
 def asks() -> None:
     pretend_hosts(1)
     with shoal.init() as group:
-        for data, op in calls_that_cannot(group):
-            with pytest.raises(shoal.UsageError, match="bf16"):
-                group.all_reduce(data, op, wire="bf16")
+        for (data, op), wire in itertools.product(calls_that_cannot(group), NARROW):
+            with pytest.raises(shoal.UsageError, match=wire):
+                group.all_reduce(data, op, wire=wire)
             check(data, np.ones_like(data))
+        with pytest.raises(shoal.UsageError, match="mxfp8"):
+            group.all_gather(np.ones(4, np.int32), np.ones(2, np.int32), wire="mxfp8")
         with pytest.raises(shoal.UsageError, match=r"'fp4'.*identity, bf16"):
             group.all_reduce(np.ones(1, np.float32), wire="fp4")
         with pytest.raises(TypeError, match="wire"):
@@ -267,6 +271,35 @@ def by_default(how: str) -> list[float]:
 def test_a_groups_wire_is_for_large_sums_that_can_and_the_rest_stays_wide(how: str) -> None:
     # 256 from the other rank and the own 257 are 513, of which bfloat16 has 512.
     assert run_ranks(by_default, 2, how) == 2 * [[512, 512, 514, 512, 514, 514, 514]]
+
+
+def warned(wire: str) -> list[str]:
+    pretend_hosts(1)
+    told: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.WARNING and "for gradients" in record.getMessage():
+                told.append(record.getMessage())
+
+    logging.getLogger("shoal").addHandler(Listener())
+    with shoal.init(wire=wire) as group:
+        group.all_reduce(np.ones(20_000, np.float32), subject=1 << 24)
+        group.all_reduce(np.ones(20_001, np.float32), wire="identity")
+        group.all_reduce(np.ones(20_002, np.float32), wire=wire)
+        group.all_reduce(np.ones(10, np.float32))
+        assert not told
+        group.all_reduce(np.ones(20_003, np.float32))
+        group.all_reduce(np.ones(20_004, np.float32))
+    return told
+
+
+@pytest.mark.parametrize("wire", NARROW)
+def test_a_groups_wire_with_blocks_warns_once_of_a_sum_that_is_not_an_averagers(wire: str) -> None:
+    told, nothing = run_ranks(warned, 2, wire)
+    assert nothing == []
+    assert len(told) == (1 if block_of(wire) > 1 else 0)
+    assert all(wire in line and f"{ERRORS[wire]:g}" in line for line in told)
 
 
 def by_torch() -> list[float]:

@@ -2,6 +2,7 @@
 
 import ctypes
 
+import mx
 import pytest
 
 from shoal._native import encoded_bytes
@@ -30,6 +31,9 @@ def test_the_names_and_numbers_are_those_of_the_wire() -> None:
         ("identity", "identity", "identity", 0),
         ("bf16", "bf16", "bf16", 1),
         ("fp16", "fp16", "fp16", 2),
+        ("mxfp8", "mxfp8", "mxfp8", 3),
+        ("mxint8", "mxint8", "mxint8", 4),
+        ("mxfp4", "mxfp4", "mxfp4", 5),
     ]
     assert parse_wire("bf16") is parse_wire(BF16) is BF16
     assert Settings.read({"SHOAL_WIRE": "bf16"}).wire is BF16
@@ -47,6 +51,8 @@ def test_the_bytes_of_elements_are_those_of_the_native_core(codec: Codec) -> Non
     for n_elems in (*range(200), 4095, 4096, 4097, 1_000_003):
         assert codec.bytes_of(n_elems) == encoded_bytes(codec.number, codec.keep, n_elems)
     assert Codec.IDENTITY.bytes_of(7) == 28
+    if str(codec) in mx.FORMATS:
+        assert all(codec.bytes_of(n) == mx.bytes_of(str(codec), n) for n in range(100))
 
 
 @pytest.mark.parametrize("codec", NARROW, ids=str)

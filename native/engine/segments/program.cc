@@ -25,10 +25,10 @@ std::string Plan::flaw() const {
   if (rounds_own && !narrow) return "own parts are rounded where elements travel in a narrow codec";
   if (narrow) {
     const size_t n_block_bytes = narrow->block * size_of(dtype);
-    const auto begins_a_block = [&](uint64_t offset) { return offset % n_block_bytes == 0; };
     if (segment_bytes % n_block_bytes != 0) return "segments are whole blocks of the codec";
-    if (!std::all_of(layout[0].offset.begin(), layout[0].offset.end(), begins_a_block))
-      return "chunks begin with a block of the codec";
+    for (size_t chunk = 0; chunk < layout[0].offset.size(); ++chunk)
+      if (layout[0].offset[chunk] % n_block_bytes != 0 && layout[0].n_bytes[chunk] > 0)
+        return "chunks begin with a block of the codec";
   }
   if (n_workers > program->sends_to.size())
     return "a plan has no more workers than its group has ranks";

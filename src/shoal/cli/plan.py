@@ -16,7 +16,7 @@ from shoal.analysis import charts
 from shoal.cli.described import add_cluster, cluster_of, cluster_text
 from shoal.cli.options import write
 from shoal.cli.plan_servers import add_servers, asks_for_servers, plan_servers
-from shoal.codec import Codec, parse_wire
+from shoal.codec import CODECS, Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import choose_channels
 from shoal.plan.choose import costs_of, narrowed
@@ -29,6 +29,7 @@ from shoal.schedule import COLLECTIVES
 _SIZES: Final = tuple(1 << power for power in range(2, 29))
 _EVERY: Final = 4  # of these sizes are on a page
 _MOST_RANKS: Final = 1 << 16
+_WIRES: Final = f"of float32 between hosts: {', '.join(CODECS)}"
 _ABOUT: Final = (
     "The time of each algorithm by the planner's model; the coloured one is chosen. Bars longer "
     "than ten times the shortest are cut."
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, known = parser.add_argument, sorted(COLLECTIVES)
     add("--collective", action="append", choices=known, metavar="NAME", help="only this")
     add("--tuning", type=Path, metavar="FILE", help="choose by what `shoal tune` measured")
-    add("--wire", default="identity", metavar="CODEC", help="bf16: float32 sums between hosts")
+    add("--wire", default="identity", metavar="CODEC", help=_WIRES)
     add("--html", type=Path, metavar="FILE", help="write a page with bars by algorithm and size")
     add_cluster(parser)
     add_servers(parser)
