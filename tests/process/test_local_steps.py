@@ -289,3 +289,39 @@ def test_steps_of_the_survivors_count_once_also_after_a_rank_was_lost() -> None:
     # One that took over a round from the other has not seen what was given to it.
     given = sum(max(first.value[0], last.value[0], key=len))
     np.testing.assert_allclose(given[[0, 2]], [first.value[1], last.value[1]], rtol=1e-9)
+
+
+def interrupt_sync() -> str:
+    """Rank 1 has sent the round of a `sync` that rank 0 was about to send, when rank 2 is lost."""
+    case = CASES[0]
+    with shoal.init(timeout_s=10.0) as group:
+        weights, diloco = start(group, case)
+        steps(diloco, weights, group.rank, range(1, 6), case)
+        counts = diloco._counts
+
+        def interrupted(own: shoal.Group) -> Any:
+            found = counts(own)
+            if group.rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            own.barrier(name="the survivors alone")
+            return found
+
+        if group.rank != 1:
+            diloco._counts = interrupted  # type: ignore[method-assign]
+        with pytest.raises(PeerLost):
+            diloco.sync()
+        diloco._counts = counts  # type: ignore[method-assign]
+        diloco.regroup(group.shrink())
+        diloco.sync()
+        assert digest(weights) == digest(diloco.parameters)
+        assert diloco.rounds == 2
+        return digest(weights)
+
+
+def test_a_sync_that_a_lost_rank_interrupted_is_finished_by_the_survivors() -> None:
+    with start_ranks(interrupt_sync, 3) as ranks:
+        first, second, lost = ranks.wait()
+    assert lost.died == "was killed by SIGKILL"
+    assert first.value, first
+    assert second.value, second
+    assert first.value == second.value

@@ -131,6 +131,7 @@ class LocalSteps:
             self._alpha = math.nan  # steps on the way of an average stay
         n_fragments = len(self._fragments)
         self._step = self._n_sent = self._n_done = self._sent_at = 0
+        self._until = 0  # rounds that a `sync` has begun are sent up to this one
         self._since = [0.0] * n_fragments  # the weight of the steps since a fragment was sent
         # Divides weights on their way, so that values stay near those without weights: the mean
         # weight of the round before.
@@ -223,6 +224,8 @@ class LocalSteps:
 
     def _is_due(self) -> bool:
         """True if this rank sends the next round now."""
+        if self._n_sent < self._until:
+            return True
         n_fragments, every = len(self._fragments), self._every
         part = self._n_sent % n_fragments
         interval = (part + 1) * every // n_fragments - part * every // n_fragments
@@ -314,10 +317,10 @@ class LocalSteps:
             ShoalError: as in a step.
         """
         counts = self._counts(self._own)
-        until = max(n_sent for _, n_sent, _ in counts)
+        self._until = max(max(n_sent, until) for _, n_sent, until, _ in counts)
         if any(has_steps for *_, has_steps in counts):
-            until += len(self._fragments)
-        while self._n_sent < until:
+            self._until += len(self._fragments)
+        while self._n_sent < self._until:
             if self._n_sent - self._n_done == len(self._fragments):
                 self._take_up(self._alpha)
             self._send()
@@ -336,7 +339,9 @@ class LocalSteps:
             ShoalError: as in a step; call it again with the next group.
         """
         self.close()
-        done = [n_done for n_done, *_ in self._counts(group)]
+        counts = self._counts(group)
+        done = [n_done for n_done, *_ in counts]
+        self._until = max(until for *_, until, _ in counts)
         self._settle(max(done))
         self._form(group)
         for number in range(min(done), max(done)):
@@ -363,12 +368,12 @@ class LocalSteps:
         if self._n_sent < n_done:  # sent, and interrupted before it was counted
             self._averagers[self._n_sent % len(self._fragments)].end_feedback()
 
-    def _counts(self, group: Group) -> list[tuple[int, int, int]]:
-        """By rank: the rounds that it has finished and sent, and 1 if it has steps to send."""
-        own = array("q", [self._n_done, self._n_sent, max(self._since) > 0])
+    def _counts(self, group: Group) -> list[tuple[int, int, int, int]]:
+        """By rank: rounds that it has finished and sent, `_until`, and 1 if it has steps left."""
+        own = array("q", [self._n_done, self._n_sent, self._until, max(self._since) > 0])
         found = array("q", bytes(8 * len(own) * group.size))
         group.all_gather(found, own, name="counts of rounds")
-        return list(zip(found[::3], found[1::3], found[2::3], strict=True))
+        return list(zip(*(found[at::4] for at in range(4)), strict=True))
 
     def _share(self, part: int, root: int) -> None:
         """Give all ranks what one rank knows of the finished rounds of a fragment."""
@@ -426,6 +431,7 @@ class LocalSteps:
             averager.load_state_dict(rounding)
         for name in _SAVED:
             setattr(self, f"_{name}", copy(state[name]))
+        self._until = 0
         self._flying.clear()
         for saved in state["flying"]:
             total = array("d", [saved["total"]])
