@@ -104,7 +104,10 @@ def connections() -> list[socket.socket]:
     found = []
     for number, target in descriptors().items():
         if target.startswith("socket:"):
-            sock = socket.socket(fileno=os.dup(number))
+            try:
+                sock = socket.socket(fileno=os.dup(number))
+            except OSError:  # another thread has closed it since
+                continue
             is_listener = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if sock.family == socket.AF_INET and not is_listener:
                 found.append(sock)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from unit.feedback_model import Arrays, FeedbackModel
 
-from shoal.average import ErrorFeedback
+from shoal.average import ChunkTopK, ErrorFeedback
 from shoal.errors import Unsupported, UsageError
 
 SHAPES = {"first": (9, 5), "second": (333,), "third": (2, 3, 4)}
@@ -118,6 +118,18 @@ def case_passes_in_no_sync_add_up_and_are_rounded_once() -> None:
     total = [{n: sum(part[rank][n] for part in parts) for n in NAMES} for rank in range(SIZE)]
     check_averages(wrapped, model.step(total))
     check_residuals(wrapped, model)
+
+
+def case_what_top_k_does_not_send_is_kept() -> None:
+    wrapped = wrap(Net(), compress=ChunkTopK(0.25))
+    backward(wrapped, gradients(0))
+    residuals = wrapped.feedback_state_dict()["residuals"]
+    given = as_float32(gradients(0))
+    for name in NAMES:
+        dist.all_reduce(residuals[name])
+        arrived = getattr(wrapped.module, name).grad * SIZE
+        assert residuals[name].any()
+        assert torch.equal(arrived + residuals[name], torch.from_numpy(sum(g[name] for g in given)))
 
 
 def case_a_parameter_that_no_rank_used_keeps_its_residual() -> None:

@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
+import mx
 import numpy as np
+
+if TYPE_CHECKING:
+    from shoal.average import Averager
 
 Arrays = dict[str, Any]
 
 
 def to_bf16(arrays: Arrays) -> Arrays:
     """Round each value to bfloat16."""
-    return {n: one.astype(ml_dtypes.bfloat16).astype(np.float32) for n, one in arrays.items()}
+    return {n: round_flat("bf16", one) for n, one in arrays.items()}
+
+
+def round_flat(codec: str, values: Any) -> Any:
+    """What a codec makes of a whole buffer, or of one value if it has no blocks."""
+    if codec in mx.FORMATS:
+        return mx.rounded(codec, values)
+    kind = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[codec]
+    with np.errstate(over="ignore"):
+        return values.astype(kind).astype(np.float32)
+
+
+def in_buffers(averager: Averager, flat: Callable[[Any], Any]) -> Callable[[Arrays], Arrays]:
+    """Round arrays where they lie in the fusion buffers now, with zeros between them.
+
+    Args:
+        flat: rounds the elements of a whole buffer.
+    """
+
+    def rounding(arrays: Arrays) -> Arrays:
+        layout = averager.layout
+        whole = np.zeros(layout.n_bytes // 4, np.float32)
+        places = {
+            entry.name: slice(place.offset // 4, place.end // 4)
+            for entry, place in zip(layout.entries, layout.places, strict=True)
+        }
+        for name, one in arrays.items():
+            whole[places[name]] = one.ravel()
+        for _, extent, _ in layout.buffers:
+            part = slice(extent.offset // 4, extent.end // 4)
+            whole[part] = flat(whole[part])
+        return {name: whole[places[name]].reshape(one.shape) for name, one in arrays.items()}
+
+    return rounding
 
 
 class FeedbackModel:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from unit.feedback_model import Arrays, FeedbackModel
+from unit.feedback_model import Arrays, FeedbackModel, in_buffers, round_flat
 from unit.in_process import in_ranks, run_in_threads
 
 from shoal.average import Averager, ErrorFeedback, NotFinite
@@ -81,12 +81,18 @@ def feeding(group: shoal.Group, **options: Any) -> Averager:
     return Averager(group, shapes, **options)
 
 
+CODECS = ["bf16", "fp16", "mxfp8", "mxint8", "mxfp4"]
+
+
 @pytest.mark.parametrize("fusion_bytes", [64, 2048, 1 << 20])
+@pytest.mark.parametrize("codec", CODECS)
 @in_ranks(2)
 def test_averages_and_residuals_are_those_of_the_model_in_any_layout(
-    group: shoal.Group, fusion_bytes: int
+    group: shoal.Group, codec: str, fusion_bytes: int
 ) -> None:
-    averager, model = feeding(group, fusion_bytes=fusion_bytes), new_model(2)
+    averager = feeding(group, fusion_bytes=fusion_bytes, compress=ErrorFeedback(codec))
+    model = new_model(2)
+    model.rounding = in_buffers(averager, lambda flat: round_flat(codec, flat))
     layouts = set()
     for step in range(4):
         given = gradients(2, step)

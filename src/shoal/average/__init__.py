@@ -4,7 +4,7 @@
 """
 
 from shoal.average.averager import Averager
-from shoal.average.compress import ErrorFeedback
+from shoal.average.compress import ChunkTopK, ErrorFeedback
 from shoal.average.diloco import DiLoCo, OuterSGD
 from shoal.average.layout import ArraySpec, Extent, FusionBuffer, Layout
 from shoal.average.preparing import NotFinite
@@ -13,6 +13,7 @@ from shoal.average.step_times import StepTimes
 
 __all__ = [
     "Averager",
+    "ChunkTopK",
     "ErrorFeedback",
     "DiLoCo",
     "OuterSGD",

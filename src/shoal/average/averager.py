@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.agreeing import FirstOrder, SameCheck, agree, shared_by
-from shoal.average.compress import parse_compress
+from shoal.average.compress import check_hosts, parse_compress
 from shoal.average.departures import Departures, words_for
 from shoal.average.feedback import Feedback
 from shoal.average.layout import ALIGN_BYTES, FLOATS, ArraySpec, Layout
@@ -28,7 +28,7 @@ from shoal.plan.fusion import choose_fusion
 from shoal.plan.quantities import bytes_from
 
 if TYPE_CHECKING:
-    from shoal.average.compress import ErrorFeedback
+    from shoal.average.compress import Scheme
     from shoal.group.buffers import BufferView
     from shoal.group.group import Group
 
@@ -65,8 +65,9 @@ class Averager:
         arrays: by name: a shape and a dtype, or anything that has both. Values are not taken.
         fusion_bytes: of a buffer, at most; None: `SHOAL_FUSION_BYTES`, or the planner's choice.
         wire: how float32 travels between hosts, as `Group.all_reduce` has it.
-        compress: as `wire`, in buffers of any length; or `ErrorFeedback`, which adds what rounding
-            took from a value to the next step's. That takes 8 bytes for each element, and NumPy.
+        compress: as `wire`, in buffers of any length; or `ErrorFeedback` or `ChunkTopK`, which add
+            what a value lost in a step to the next step's. They take 8 bytes for each element, and
+            NumPy.
         find_unused: arrays may never be ready in a step, and which ones may differ by rank. Costs a
             small all-reduce in `wait`.
         weighted: `begin` takes the weight of this rank. Costs a small all-reduce that overlaps, and
@@ -95,7 +96,7 @@ class Averager:
         *,
         fusion_bytes: int | None = None,
         wire: str | None = None,
-        compress: str | ErrorFeedback | None = None,
+        compress: str | Scheme | None = None,
         find_unused: bool = False,
         weighted: bool = False,
         check_finite: bool = False,
@@ -113,6 +114,7 @@ class Averager:
         self.fusion_bytes = self._fusion_bytes(fusion_bytes)
         options = {"fusion_bytes": self.fusion_bytes, "wire": wire, "compress": compress}
         options |= {"find_unused": find_unused}
+        check_hosts(compress, group.planner.cluster.hosts)
         wire, scheme = parse_compress(compress, wire, self.entries)
         self._feedback = None if scheme is None else Feedback(scheme)
         options |= {"weighted": weighted, "check_finite": check_finite, "check_same": check_same}

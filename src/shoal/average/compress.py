@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.layout import FLOATS
-from shoal.codec import Codec, parse_wire
+from shoal.codec import Codec, parse_wire, top_k
 from shoal.dtypes import DType
-from shoal.errors import UsageError
+from shoal.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from shoal.average.layout import ArraySpec
 
-_GIVE: Final = 'give the name of a codec, ErrorFeedback("bf16") or None'
+    Scheme: TypeAlias = "ErrorFeedback | ChunkTopK"
+
+_GIVE: Final = 'give the name of a codec, ErrorFeedback("bf16"), ChunkTopK() or None'
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class ErrorFeedback:
     wire: str
 
     def __post_init__(self) -> None:
-        if parse_wire(self.wire) is Codec.IDENTITY:
+        if not parse_wire(self.wire).is_narrow:
             raise UsageError(f"{self} has no error to feed back; leave compress out")
 
     def codec(self, step: int) -> Codec:
@@ -42,9 +47,77 @@ class ErrorFeedback:
         return parse_wire(self.wire)
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkTopK:
+    """Send the largest values of each chunk of 4,096, and add the others to the next step's.
+
+    The rank that reduces a chunk keeps the largest sums alone, in the same way.
+
+    Args:
+        share: of the values that are sent.
+        bits: of a value: 8, or 2 for its sign and magnitude roughly. An index takes 12 bits.
+        warm_up: the number of steps in which more is sent: shares of 1/4, 1/16, 1/64 and so on down
+            to `share`, each in the same number of steps.
+        mean: "n" divides a sum by the number of ranks, whichever of them have sent the value.
+
+    Raises:
+        UsageError: a number is out of its range.
+        Unsupported: `mean` is "contributors".
+
+    Source: Lin et al., "Deep Gradient Compression" (ICLR 2018); chunks as in arXiv 2508.15706.
+    """
+
+    share: float = 0.01
+    bits: int = 8
+    warm_up: int = 0
+    mean: str = "n"
+
+    def __post_init__(self) -> None:
+        if self.mean == "contributors":
+            raise Unsupported(
+                "ChunkTopK: there is no mean over contributors: a rank that reduces adds values up "
+                'and does not count from how many ranks each came; give mean="n"'
+            )
+        for name, is_right, needed in (
+            ("share", 0 < self.share <= 1, "more than 0 and at most 1"),
+            ("bits", self.bits in (2, 8), "8 or 2"),
+            ("warm_up", self.warm_up >= 0, "a number of steps, 0 or more"),
+            ("mean", self.mean == "n", '"n"'),
+        ):
+            if not is_right:
+                raise UsageError(f"{self}: {name} must be {needed}")
+
+    def codec(self, step: int) -> Codec:
+        """The codec of all calls of a step, of which the first is 0."""
+        n_stages = math.ceil(math.log(1 / self.share, 4)) - 1  # powers of 1/4 above the share
+        share = self.share
+        if step < self.warm_up and n_stages > 0:
+            share = 0.25 ** (1 + step * n_stages // self.warm_up)
+        return top_k(share, self.bits)
+
+
+def check_hosts(compress: object, hosts: Sequence[int]) -> None:
+    """Refuse `ChunkTopK` where ranks share a host and there are others.
+
+    Args:
+        hosts: of the ranks, by rank.
+
+    Raises:
+        Unsupported: names the ranks.
+    """
+    n_hosts = len(set(hosts))
+    if isinstance(compress, ChunkTopK) and 1 < n_hosts < len(hosts):
+        first = next(host for host in hosts if hosts.count(host) > 1)
+        shared = ", ".join(str(rank) for rank, host in enumerate(hosts) if host == first)
+        raise Unsupported(
+            f"{compress}: ranks {shared} share a host, and what the sum of a host loses on its way "
+            "would be lost for good: start one rank on each host, or use ErrorFeedback"
+        )
+
+
 def parse_compress(
-    compress: str | ErrorFeedback | None, wire: str | None, entries: Sequence[ArraySpec]
-) -> tuple[str | None, ErrorFeedback | None]:
+    compress: str | Scheme | None, wire: str | None, entries: Sequence[ArraySpec]
+) -> tuple[str | None, Scheme | None]:
     """Return the wire of an averager's calls, and the scheme that rounds before it if there is one.
 
     Raises:
@@ -57,7 +130,7 @@ def parse_compress(
     if wire is not None:
         raise UsageError(f"give either wire={wire!r} or compress={compress!r}, not both")
     _check_entries(compress, entries)
-    if isinstance(compress, ErrorFeedback):
+    if isinstance(compress, (ErrorFeedback, ChunkTopK)):
         return None, compress
     if not isinstance(compress, str):
         raise UsageError(f"compress={compress!r} is no way to compress: {_GIVE}")

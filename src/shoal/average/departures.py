@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoal.average.layout import Layout
     from shoal.average.memory import ArrayMemory
     from shoal.average.preparing import Preparation
+    from shoal.codec import Codec
     from shoal.group.group import Group
     from shoal.group.subjects import Subject
     from shoal.group.work import Work
@@ -131,9 +132,9 @@ class Departures:
             number, span = self.reserve()[buffer], self._spans[buffer]
             if self._preparation is not None:
                 self._preparation.prepare(buffer)
-            wire = self._wire if span.dtype is DType.FLOAT32 else None
+            wire: str | Codec | None = self._wire if span.dtype is DType.FLOAT32 else None
             if self._feedback is not None and span.dtype is DType.FLOAT32:
-                wire = str(self._feedback.send(buffer, set(entries).difference(arrays)))
+                wire = self._feedback.send(buffer, set(entries).difference(arrays))
             self._posted_ns[buffer] = time.monotonic_ns()
             self.open.discard(number)
             self._works[buffer] = self._group.all_reduce(

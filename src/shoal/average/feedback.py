@@ -12,7 +12,7 @@ from shoal.engine import round_to
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from shoal.average.compress import ErrorFeedback
+    from shoal.average.compress import Scheme
     from shoal.average.layout import Layout
     from shoal.codec import Codec
 
@@ -35,7 +35,7 @@ class Feedback:
         n_steps: how many steps have ended.
     """
 
-    def __init__(self, scheme: ErrorFeedback) -> None:
+    def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
         self.n_steps = 0
         self._layout: Layout | None = None

@@ -32,7 +32,7 @@ from shoal.frontend.torch.ddp.same_model import check_same_model, values_of
 from shoal.frontend.torch.ddp.sparse import SparseGradients
 
 if TYPE_CHECKING:
-    from shoal.average import AveragingReport, ErrorFeedback
+    from shoal.average import AveragingReport, ChunkTopK, ErrorFeedback
     from shoal.frontend.torch.ddp.keeper import Averaging
 
 __all__ = ["DistributedDataParallel"]
@@ -61,7 +61,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         check_same: every so many steps, at the end of `backward`, parameters, buffers and what the
             method `check_same` was given are compared over all ranks; 0: never.
         wire: "bf16" has float32 travel between hosts in half the bytes, as `shoal.Group` says.
-        compress: a codec or `shoal.average.ErrorFeedback`, as for an `Averager`.
+        compress: a codec, `shoal.average.ErrorFeedback` or `ChunkTopK`, as for an `Averager`.
 
     Raises:
         UsageError: the models of the ranks differ, or the model is wrapped already.
@@ -74,7 +74,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         module: torch.nn.Module,
         *args: Any,
         wire: str | None = None,
-        compress: str | ErrorFeedback | None = None,
+        compress: str | ErrorFeedback | ChunkTopK | None = None,
         weighted: bool = False,
         check_finite: bool = False,
         check_same: int = 0,

@@ -1,0 +1,179 @@
+"""`ChunkTopK` between hosts: nothing is lost, few bytes travel, and a lost server ends no step."""
+
+import hashlib
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.arrays import Array
+from process.ranks import run_ranks
+from process.serving import await_servers, new_key, run_and_kill_the_server, run_with_a_server
+from process.stage import Stage, connections, pretend_hosts
+
+import shoal
+from shoal.average import Averager, ChunkTopK
+from shoal.errors import Unsupported, UsageError
+
+N_STEPS = 5
+# To bring out what is left: exact in 8 bits; in 2 bits an element has a quarter left of each time.
+MOST_STEPS = {8: 200, 2: 80}
+
+
+def whole(rank: int, step: int, n_elems: int) -> Array:
+    """Multiples of 1/8 of very unlike sizes, whose sums are exact."""
+    random = np.random.default_rng((rank, step))
+    drawn = random.integers(-4000, 4000, n_elems) * 2.0 ** random.integers(-6, 1, n_elems)
+    return np.asarray(np.round(drawn) / 8, np.float32)
+
+
+def average(averager: Averager, given: Any) -> Array:
+    averager.begin()["a"][...] = given
+    averager.ready("a")
+    averager.wait()
+    averages: Array = averager.arrays["a"]
+    return averages
+
+
+def residual(averager: Averager) -> Array:
+    held: Array = averager.state_dict()["residuals"]["a"]
+    return held
+
+
+def send_all(n_elems: int, bits: int, n_servers: int) -> list[Any]:
+    """All that came over all steps is all that was given; what came, to compare the ranks."""
+    pretend_hosts(1)
+    with shoal.init(timeout_s=60.0) as group:
+        if n_servers:
+            await_servers(group, n_servers)
+        scheme = ChunkTopK(share=0.2, bits=bits)
+        averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=scheme)
+        average(averager, 0)  # the first step, in which reducers keep nothing
+        came, given = np.zeros(n_elems), np.zeros(n_elems)
+        for step in range(N_STEPS):
+            averages = average(averager, whole(group.rank, step, n_elems))
+            assert 0 < np.count_nonzero(averages) <= 0.25 * n_elems + 8
+            came += averages
+            given += sum(whole(rank, step, n_elems) for rank in range(group.size))
+        assert (came * group.size != given).any() or n_elems < 9
+        for _ in range(MOST_STEPS[bits]):
+            is_left = np.array([residual(averager).any()], np.int32)
+            group.all_reduce(is_left)
+            averages = average(averager, 0)
+            came += averages
+            if not is_left[0] and not averages.any():  # so the reducers have nothing left either
+                break
+        np.testing.assert_allclose(came * group.size, given, rtol=0, atol=0 if bits == 8 else 1e-3)
+        return [hashlib.blake2b(came.tobytes()).hexdigest()]
+
+
+@pytest.mark.parametrize("bits", [8, 2])
+@pytest.mark.parametrize(("size", "n_elems"), [(1, 5000), (2, 20_003), (4, 9000), (2, 3)])
+def test_what_workers_give_in_all_steps_is_what_arrives_and_what_is_left(
+    size: int, n_elems: int, bits: int
+) -> None:
+    told = run_ranks(send_all, size, n_elems, bits, 0)
+    assert told == [told[0]] * size
+
+
+def test_a_server_keeps_what_it_drops(tmp_path: Path) -> None:
+    told = run_with_a_server(tmp_path, send_all, 1_000_003, 8, 1, n_ranks=2)
+    assert told == [told[0]] * 2
+
+
+def go_on_without_the_server() -> list[str]:
+    pretend_hosts(1)
+    stage, n_elems, told = Stage.from_environment(), 4_000_003, []
+    with shoal.init(timeout_s=60.0) as group:
+        averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=ChunkTopK(0.05))
+        await_servers(group, 1)
+        for step in range(5):
+            averager.begin()["a"][...] = whole(group.rank, step, n_elems)
+            if step == 2 and group.rank == group.size - 1:
+                stage.await_cue("the server is dead")
+            averager.ready("a")
+            if step == 2 and group.rank == 0:
+                stage.cue("rank 0: has called")
+            averager.wait()
+            assert 0 < np.count_nonzero(averager.arrays["a"]) <= 0.06 * n_elems
+            told.append(hashlib.blake2b(averager.arrays["a"].tobytes()).hexdigest())
+    return told
+
+
+def test_a_server_lost_in_mid_step_loses_its_residual_and_no_step(tmp_path: Path) -> None:
+    outcomes = run_and_kill_the_server(go_on_without_the_server, 3, new_key(tmp_path))
+    told = [one.value for one in outcomes]
+    assert told[0] is not None, outcomes
+    assert len(told[0]) == 5
+    assert told == [told[0]] * 3
+
+
+def bytes_out() -> int:
+    """What the kernel has sent on this process's connections; group.stats() counts elements."""
+    total = 0
+    for connection in connections():
+        with connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+            total += struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
+    return total
+
+
+def sent_in_a_step(n_elems: int) -> float:
+    """The bytes that this rank's links send in one step."""
+    pretend_hosts(1)
+    with shoal.init() as group:
+        averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=ChunkTopK(0.01))
+        for step in range(2):
+            average(averager, whole(group.rank, step, n_elems))
+        group.barrier()
+        before = bytes_out()
+        n_steps = 4
+        for step in range(n_steps):
+            average(averager, whole(group.rank, step, n_elems))
+        group.barrier()  # its messages carry acknowledgements of what was sent before
+        return (bytes_out() - before) / n_steps
+
+
+def test_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:
+    n_elems = 1 << 20
+    wide = 4 * n_elems
+    for size in (2, 4):
+        sent = max(run_ranks(sent_in_a_step, size, n_elems))
+        alike = 2 * (size - 1) / size  # as every sharded reduction
+        assert sent < wide * alike / 100
+        assert sent > wide * alike / 170
+
+
+def differ_in_share() -> list[str]:
+    pretend_hosts(1)
+    with shoal.init() as group:
+        schemes = [ChunkTopK(0.01), ChunkTopK(0.02)]
+        with pytest.raises(UsageError, match="compress is not the same on all ranks") as caught:
+            Averager(group, {"a": ((99,), "float32")}, compress=schemes[group.rank])
+        averager = Averager(group, {"a": ((9999,), "float32")}, compress=ChunkTopK(0.01, warm_up=2))
+        average(averager, 1)
+        state = averager.state_dict()
+        averager.load_state_dict({**state, "n_steps": 2 * group.rank})
+        with pytest.raises(UsageError) as unlike:
+            average(averager, 1)
+        return [str(caught.value), str(unlike.value)]
+
+
+def test_ranks_that_send_other_shares_are_named_with_both() -> None:
+    for options, calls in run_ranks(differ_in_share, 2):
+        assert "share=0.01" in options
+        assert "share=0.02" in options
+        assert "topk:0.25:8" in calls
+        assert "topk:0.0100098:8" in calls
+
+
+def refuse_shared_hosts() -> None:
+    pretend_hosts(2)
+    with shoal.init() as group, pytest.raises(Unsupported, match="ranks 0, 1 share a host"):
+        Averager(group, {"a": ((99,), "float32")}, compress=ChunkTopK())
+
+
+def test_top_k_of_hosts_with_several_ranks_is_refused_on_all() -> None:
+    run_ranks(refuse_shared_hosts, 3)
