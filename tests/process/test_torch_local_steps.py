@@ -148,6 +148,10 @@ def case_local_sgd_averages_parameters_and_leaves_gradients_alone() -> None:
     inner.step()
     inner.step()
     assert not torch.equal(rounds, net.state_dict()["wide"])
+    net, inner, diloco = start(CASES[0])
+    diloco.close()
+    train(net, inner, diloco, range(1, 5), CASES[0])  # nor after `close`
+    assert diloco.rounds == 0
 
 
 def case_modules_are_fragments_with_an_outer_optimizer_that_keeps_more_state() -> None:
@@ -181,6 +185,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     for wrong, words in (
         ({"every": 0}, "fragments must be 1 to every=0"),
         ({"fragments": 5}, "fragments must be 1 to every=4, one for a step, got 5"),
+        ({"fragments": 0}, "5 parameters cannot be cut into 0 fragments"),
         ({"fragments": [["wide"], ["one"]]}, "must name each parameter once: 'long'"),
         ({"fragments": [["wide", "wide"]]}, "must name each parameter once: 'wide'"),
         ({"delay": 4}, "delay must be 0 to 3 steps"),

@@ -338,7 +338,7 @@ class LocalSteps:
         Raises:
             ShoalError: as in a step; call it again with the next group.
         """
-        self.close()
+        self._leave()
         counts = self._counts(group)
         done = [n_done for n_done, *_ in counts]
         self._until = max(until for *_, until, _ in counts)
@@ -422,7 +422,7 @@ class LocalSteps:
                 f"{self._own}: this state has {len(state['since'])} fragments, and there are "
                 f"{len(self._fragments)} here"
             )
-        self.close()  # what is on its way belongs to the steps before
+        self._leave()  # what is on its way belongs to the steps before
         self._form(self.group)
         rounds = {"rounds": str((state["n_done"], state["n_sent"]))}
         agree(self._own, "rounds", (), rounds)
@@ -446,6 +446,9 @@ class LocalSteps:
 
     def close(self) -> None:
         """End; what is on its way is lost, so `sync` before."""
+        self._leave()
+
+    def _leave(self) -> None:
         self._own.close()
         if self._flags is not None:
             self._flags.close()
@@ -477,7 +480,7 @@ def fragments_of(
         if wrong := [n for n in (*specs, *given) if given.count(n) != 1 or n not in specs]:
             raise UsageError(f"fragments must name each parameter once: {wrong[0]!r} is not")
         return tuple(tuple(names) for names in asked)
-    if len(specs) < asked:
+    if not 1 <= asked <= len(specs):
         raise UsageError(f"{len(specs)} parameters cannot be cut into {asked} fragments")
     parts: list[list[str]] = [[]]
     total, before, n_left = sum(spec.n_bytes for spec in specs.values()), 0, len(specs)

@@ -75,8 +75,12 @@ class DiLoCo(LocalSteps):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._hook.remove()
         self.close()
+
+    def close(self) -> None:
+        """End, and count no more steps; what is on its way is lost, so `sync` before."""
+        self._hook.remove()
+        super().close()
 
     def weigh(self, weight: float) -> None:
         """Set the samples or tokens of the next step of `inner`, if `weighted`."""
