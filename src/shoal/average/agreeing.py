@@ -148,7 +148,10 @@ class FirstOrder:
         self._is_sent = True
         missing = set(last).difference(came)
         order = bytearray(array("I", [*came, *(one for one in last if one in missing)]).tobytes())
-        self._coming = self._group.broadcast(order, 0, name=self._name, async_op=True), order
+        work = self._group.broadcast(order, 0, name=self._name, async_op=True)
+        if work is not None:
+            work.finish_at_close()  # the program may end after this step
+        self._coming = work, order
 
     def take(self) -> tuple[int, ...] | None:
         """Return the order once, after the step that sent it; waits until it has come."""

@@ -117,6 +117,10 @@ class Calls:
         """The links of the calls; None once they are closed."""
         return self._context.mesh
 
+    def await_at_close(self, call: engine.Call) -> None:
+        """Let the closing of the links wait for a call that no caller waits for."""
+        self._context.await_at_close(call)
+
     @property
     def native_id(self) -> int | None:
         """The number of the group in the native core; None once it is closed."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # The end of the program waits so long for threads to notice the end of their calls.
 _LAST_WAIT_S: Final = 2.0
+_OWN_CALLS_S: Final = 12.0  # as long as closing waits for acknowledgements
 
 # The most bytes under way to other hosts for calls that send to several at once, which take turns
 # (native/engine/segments/turns.h). All may wait in front of one receiver, and the queue of a small
@@ -84,6 +85,7 @@ class Context:
         self.digests = digests
         self._live: deque[Loan] = deque()
         self._unheld: deque[engine.NativeGroup] = deque()
+        self._own: deque[engine.Call] = deque()
         self.groups: weakref.WeakSet[Calls] = weakref.WeakSet()
         self._made = Occurrences("groups")
         self.tally: Tally | None = None
@@ -159,8 +161,18 @@ class Context:
         # would end only when Python's collector finds the cycle.
         live.append(work.lend())
 
+    def await_at_close(self, call: engine.Call) -> None:
+        """Let `close` wait for a call that shoal made and that no caller waits for."""
+        while self._own and self._own[0].done():
+            self._own.popleft()
+        self._own.append(call)
+
     def close(self) -> None:
         """Take leave of all peers and close the links. Idempotent."""
+        # A rank that left with such a call in flight would end its group, and with it calls of its
+        # peers that this rank has completed.
+        while self._own and self._mesh is not None:
+            self._own.popleft().wait(_OWN_CALLS_S)
         # NOT `self._end()`: finalizers do nothing once the program is ending.
         self._end.detach()
         mesh, self._mesh = self._mesh, None

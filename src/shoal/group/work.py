@@ -95,6 +95,10 @@ class Work:
         self._owners = None
         return self._call, self._lent
 
+    def finish_at_close(self) -> None:
+        """Let the closing of the links wait for this call, up to 12 s: no caller waits for it."""
+        self._group.await_at_close(self._call)
+
     def _let_go(self) -> None:
         """Drop the buffers, which a caller that keeps this object need not keep."""
         self._owners = None

@@ -1,0 +1,28 @@
+"""Closing waits for calls that shoal made and that no caller waits for."""
+
+from process.ranks import run_ranks
+from process.stage import Stage
+
+import shoal
+
+N_RANKS = 3
+
+
+def leave_before_the_root_calls() -> str:
+    stage, group = Stage.from_environment(), shoal.init()
+    data = bytearray(b"order 01" if group.rank == 0 else bytes(8))
+    if group.rank == 0:
+        stage.await_all(N_RANKS - 1, "closes")
+    work = group.broadcast(data, 0, async_op=True)
+    assert work is not None
+    work.finish_at_close()
+    if group.rank > 0:
+        stage.cue(f"rank {group.rank - 1}: closes")
+    group.close()
+    work.wait()
+    return data.decode()
+
+
+def test_a_rank_that_closes_first_still_takes_part_in_calls_that_nobody_waits_for() -> None:
+    with Stage() as stage:
+        assert run_ranks(leave_before_the_root_calls, N_RANKS, env=stage.env) == ["order 01"] * 3
