@@ -152,11 +152,14 @@ def test_weights_come_before_the_residual(group: shoal.Group) -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("check_finite", [False, True])
+@pytest.mark.parametrize("codec", ["bf16", "mxfp4"])
 @in_ranks(2)
 def test_a_step_that_is_not_finite_on_one_rank_leaves_all_residuals_as_they_were(
-    group: shoal.Group, value: float, check_finite: bool
+    group: shoal.Group, codec: str, value: float, check_finite: bool
 ) -> None:
-    averager, model = feeding(group, check_finite=check_finite), new_model(2)
+    averager = feeding(group, check_finite=check_finite, compress=ErrorFeedback(codec))
+    model = new_model(2)
+    model.rounding = in_buffers(averager, lambda flat: round_flat(codec, flat))
     check(averager, model, gradients(2, 0))
     given = gradients(2, 1)
     given[1]["weight"][3, 1, 0] = value
