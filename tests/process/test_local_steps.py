@@ -15,6 +15,7 @@ import pytest
 from process.local_steps import Case, check, expected, first_values, local_step, weight_of
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage
+from unit.in_process import run_well
 
 import shoal
 from shoal.average import DiLoCo, OuterSGD
@@ -208,21 +209,26 @@ def test_a_round_that_one_rank_has_finished_counts_on_all_survivors() -> None:
 
 
 class Tally(OuterSGD):
-    """Steps of a rank, each of which adds 1 to its own element: n steps add n, with the weight n.
+    """Steps of a rank, each of which adds 1 to its own elements: n steps add n, with the weight n.
 
     As outer optimizer it takes averages as they are, and notes what each rank gave to them.
     """
 
-    def __init__(self, group: shoal.Group) -> None:
+    def __init__(
+        self, group: shoal.Group, fragments: int = 1, quorum: int = 2, grace: float = 0.0
+    ) -> None:
         super().__init__(lr=1.0, momentum=0.0)
-        self.weights, self.rank = {"w": np.zeros(group.size, np.float64)}, group.rank
-        self.diloco = DiLoCo(group, self.weights, self, every=4, quorum=2)
+        self.weights = {name: np.zeros(group.size, np.float64) for name in "abc"[:fragments]}
+        self.rank = group.rank
+        options: Any = {"fragments": fragments, "quorum": quorum, "grace": grace}
+        self.diloco = DiLoCo(group, self.weights, self, every=4, **options)
         self.given: list[Any] = []  # by round, for each rank
         self.folded = 0.0
         self.n_steps = 0
 
     def train(self) -> None:
-        self.weights["w"][self.rank] += 1
+        for weight in self.weights.values():
+            weight[self.rank] += 1
         self.n_steps += 1
         self.diloco.step()
 
@@ -263,6 +269,27 @@ def test_with_a_quorum_every_step_of_every_rank_counts_once_with_its_weight() ->
         np.testing.assert_allclose(given, steps_made, rtol=1e-9)
         assert folded == sum(steps_made)
     assert steps_made[2] < min(steps_made[:2]) / 2
+
+
+@pytest.mark.parametrize(
+    ("fragments", "quorum", "grace"), [(2, 2, 0.0), (3, 1, 0.0), (3, 3, 0.001), (2, 9, 0.0)]
+)
+def test_fragments_and_quorums_of_any_size_count_every_step_once(
+    fragments: int, quorum: int, grace: float
+) -> None:
+    def train(group: shoal.Group) -> tuple[Any, float, int, str]:
+        tally = Tally(group, fragments, quorum, grace)
+        while tally.diloco.rounds < 3 * N_ROUNDS:
+            tally.train()
+        tally.diloco.sync()
+        return sum(tally.given), tally.diloco.folded, tally.n_steps, digest(tally.weights)
+
+    outcomes = run_well(train, 3)
+    steps_made = np.array([n_steps for *_, n_steps, _ in outcomes])
+    for given, folded, _, values in outcomes:
+        np.testing.assert_allclose(given, fragments * steps_made, rtol=1e-9)
+        assert folded == fragments * steps_made.sum()
+        assert values == outcomes[0][3]
 
 
 def lose_one_of_a_quorum() -> tuple[Any, int]:

@@ -176,6 +176,23 @@ def case_modules_are_fragments_with_an_outer_optimizer_that_keeps_more_state() -
     assert all(one == everyone[0] for one in everyone)
 
 
+def case_parameters_of_bfloat16_are_averaged_and_saved() -> None:
+    rank = dist.get_rank()
+    net = nn.Linear(3, 5).to(torch.bfloat16)
+    nn.init.ones_(net.weight)
+    inner = torch.optim.SGD(net.parameters(), lr=1.0)
+    diloco = shoal.torch.LocalSGD(net, inner, every=2, delay=1)
+    for number in range(1, 4):
+        for one in net.parameters():
+            one.grad = torch.full_like(one, 0.25 * (rank + 1))
+        inner.step()
+        if number == 2:
+            diloco.load_state_dict(diloco.state_dict())
+    assert diloco.rounds == 1
+    # Steps of 0.25 and of 0.5: twice, as the mean of both ranks.
+    assert torch.equal(net.weight, torch.full_like(net.weight, 1 - 0.75))
+
+
 def refused(make: Callable[[], object], words: str, kind: type[Exception] = UsageError) -> None:
     with pytest.raises(kind, match=words):
         make()

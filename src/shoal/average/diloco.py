@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.average.local_steps import LocalSteps, Options, copies
-from shoal.average.preparing import numpy, numpy_arrays
+from shoal.average.preparing import numpy
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from shoal.average.averager import Averager
     from shoal.group.group import Group
 
 
@@ -124,11 +123,6 @@ class _Arrays:
         self.shared = copies(parameters)
         self._outer = outer
         self._kept: dict[str, Any] = {}
-
-    def places(self, averager: Averager) -> dict[str, Any]:
-        found = numpy_arrays(averager.memory, averager.layout)
-        assert found is not None
-        return found
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
         for name, place in places.items():

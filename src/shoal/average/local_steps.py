@@ -34,11 +34,8 @@ class Replica(Protocol):
     rounds change them, and a round changes one fragment.
 
     Args:
-        places: by name, an array for each parameter of a fragment, in the memory of an averager.
+        places: the NumPy arrays of an averager, by name, for the parameters of a fragment.
     """
-
-    def places(self, averager: Averager) -> dict[str, Any]:
-        """The arrays of an averager by name, in its present layout."""
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
         """Write (global - local) * factor to the places: what this rank gives to a round.
@@ -250,11 +247,10 @@ class LocalSteps:
 
     def _post(self, flight: _Flight) -> None:
         averager, part = self._averager_of(flight), flight.number % len(self._fragments)
-        averager.begin()
+        places = averager.begin()
         factor = flight.weight / self._units[part] if self._is_weighted or self._flags else 1.0
-        self._replica.give(
-            self._replica.places(averager), factor, keep=self._delay > 0 or self._flags is not None
-        )
+        keep = self._delay > 0 or self._flags is not None
+        self._replica.give(places, factor, keep=keep)
         flight.has_landed = False
         if self._is_weighted or self._flags:
             flight.total[0] = flight.weight
@@ -285,7 +281,7 @@ class LocalSteps:
             self._units[part] = total / self.group.size or self._units[part]
             self._folded += total
         if factor:  # if not, all weights are 0, and there is no average
-            self._replica.step_outer(self._replica.places(self._averager_of(flight)), factor)
+            self._replica.step_outer(self._averager_of(flight).arrays, factor)
         else:
             self._averager_of(flight).undo_feedback()
         self._replica.mix(self._fragments[part], alpha)
@@ -401,7 +397,7 @@ class LocalSteps:
         for flight in self._flying:
             self._land(flight)
             saved = {"number": flight.number, "step": flight.step, "weight": flight.weight}
-            averages = copies(self._replica.places(self._averager_of(flight)))
+            averages = copies(self._averager_of(flight).arrays)
             flying.append(saved | {"total": flight.total[0], "averages": averages})
         state = {name: copy(getattr(self, f"_{name}")) for name in _SAVED}
         rounding = [one.state_dict() for one in self._averagers]
@@ -437,9 +433,8 @@ class LocalSteps:
             total = array("d", [saved["total"]])
             flight = _Flight(saved["number"], saved["step"], saved["weight"], total)
             flight.has_landed = True
-            places = self._replica.places(self._averager_of(flight))
             for name, value in saved["averages"].items():
-                places[name][...] = value
+                self._averager_of(flight).arrays[name][...] = value
             self._flying.append(flight)
         for part in range(len(self._fragments)):
             self._share(part, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,6 @@ from shoal.errors import Unsupported, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from shoal.average import Averager
     from shoal.group.group import Group
 
 __all__ = ["DiLoCo", "LocalSGD"]
@@ -96,9 +95,9 @@ class DiLoCo(LocalSteps):
         Waits for averages on their way, and changes nothing.
         """
         state = super().state_dict()
-        for rounding in state["rounding"]:
-            for name, residual in rounding.get("residuals", {}).items():
-                rounding["residuals"][name] = torch.from_numpy(residual)
+        parts = [one["residuals"] for one in state["rounding"] if one]
+        for arrays in (*parts, *(flight["averages"] for flight in state["flying"])):
+            arrays.update({name: torch.from_numpy(one) for name, one in arrays.items()})
         return state
 
     def regroup(self, group: Group | None = None) -> None:
@@ -150,17 +149,14 @@ class _Parameters:
         self._outer = outer
         self._kept: dict[str, torch.Tensor] = {}
 
-    def places(self, averager: Averager) -> dict[str, torch.Tensor]:
-        memory, layout = torch.frombuffer(averager.memory, dtype=torch.uint8), averager.layout
-        found = {}
-        for entry, place in zip(layout.entries, layout.places, strict=True):
-            like = self.shared[entry.name]
-            found[entry.name] = memory[place.offset : place.end].view(like.dtype).view(like.shape)
-        return found
+    def _tensors(self, places: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The memory of arrays as tensors; NumPy has the bits of bfloat16."""
+        for name, place in places.items():
+            yield name, torch.from_numpy(place).view(self.shared[name].dtype)
 
     @torch.no_grad()
-    def give(self, places: Mapping[str, torch.Tensor], factor: float, *, keep: bool) -> None:
-        for name, place in places.items():
+    def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
+        for name, place in self._tensors(places):
             if keep and name not in self._kept:
                 self._kept[name] = _on_cpu(self._local[name])
             local = self._kept.get(name, self._local[name])
@@ -171,14 +167,14 @@ class _Parameters:
                 place.mul_(factor)
 
     @torch.no_grad()
-    def step_outer(self, places: Mapping[str, torch.Tensor], factor: float) -> None:
+    def step_outer(self, places: Mapping[str, Any], factor: float) -> None:
         """The optimizer steps the model's parameters, which hold the global ones for that long."""
         held = [one for group in self._outer.param_groups for one in group["params"]]
         gradients = [one.grad for one in held]
         local = {name: self._local[name].clone() for name in places}
         for one in held:  # those of other fragments do not step
             one.grad = None
-        for name, place in places.items():
+        for name, place in self._tensors(places):
             self._local[name].copy_(self.shared[name])
             self._local[name].grad = place.mul(factor).to(self._local[name].device)
         self._outer.step()
