@@ -268,7 +268,6 @@ def test_with_a_quorum_every_step_of_every_rank_counts_once_with_its_weight() ->
     for given, folded, _ in (one.value for one in outcomes):
         np.testing.assert_allclose(given, steps_made, rtol=1e-9)
         assert folded == sum(steps_made)
-    assert steps_made[2] < min(steps_made[:2]) / 2
 
 
 @pytest.mark.parametrize(
