@@ -64,6 +64,22 @@ class Within:
 
 
 @dataclass(frozen=True)
+class Near:
+    """`ours` takes at most `times` as much as `of`, and at least that part of it."""
+
+    ours: str
+    of: str
+    times: float
+
+    def judge(self, medians: Medians, _show: Show) -> Verdict:
+        """See Goal."""
+        ratio = _ratio(medians, self.ours, self.of)
+        is_met = None if ratio is None else 1 / self.times <= ratio <= self.times
+        bounds = f"from {1 / self.times:.2f} to {self.times:g}"
+        return _ratio_verdict(f"{self.ours}/{self.of}", ratio, bounds, is_met)
+
+
+@dataclass(frozen=True)
 class Below:
     """`ours` is at most `bound`, a number in the unit of the table."""
 

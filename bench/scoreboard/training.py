@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.scoreboard.benchmark import Benchmark, Section
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import AtLeast, Below, Faster, Within
+from bench.scoreboard.planned import PLANNED
 from bench.scoreboard.table import show_count, show_memory, show_percent, show_time
 from bench.scoreboard.training_measures import (
     Asked,
@@ -448,6 +449,7 @@ TRAINING_SECTIONS: Final = tuple(
         *_host(),
         _breakdown(),
         _hidden(),
+        PLANNED,
         _buckets(),
         _skipped(),
         _flight(),

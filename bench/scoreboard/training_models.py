@@ -185,7 +185,7 @@ def demo_model(width: int = 128, rows: int = 32768) -> TrainedModel:
     Raises:
         FileNotFoundError: the current folder is not the project's.
     """
-    script = _demo()
+    script = demo_script()
     args = Namespace(width=width, rows=rows, context=128, layers=2, batch=8)
     text, _held_out = script.read_corpus()
 
@@ -199,7 +199,12 @@ def demo_model(width: int = 128, rows: int = 32768) -> TrainedModel:
     return TrainedModel(script.ByteModel(args), batch, _own_loss, optimizer)
 
 
-def _demo() -> Any:
+def demo_script() -> Any:
+    """Return the module of the demo's training script.
+
+    Raises:
+        FileNotFoundError: the current folder is not the project's.
+    """
     if not _SCRIPT.exists():
         raise FileNotFoundError(f"no {_SCRIPT} here, the demo's model: run in the project's folder")
     spec = importlib.util.spec_from_file_location("train_lm", _SCRIPT)

@@ -27,6 +27,7 @@ class Variant(NamedTuple):
         over: the backend of torch's wrapper.
         bucket_mb: the size of a bucket or fusion buffer; None: the wrapper's choice.
         wire: the wire of shoal's wrapper.
+        compress: the codec of its error feedback, or "top-k".
         sync_every: the passes for one average, of the last; 0: none is averaged.
         forward_s, backward_s: the times of the model "paced".
         keeps: gradients are set to zero, not dropped.
@@ -38,6 +39,7 @@ class Variant(NamedTuple):
     over: str = "shoal"
     bucket_mb: float | None = None
     wire: str | None = None
+    compress: str = ""
     sync_every: int = 1
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -158,6 +160,10 @@ def wrap(module: nn.Module, variant: Variant, group: Any, **more: Any) -> Any:
         return nn.parallel.DistributedDataParallel(module, process_group=group, **more)
     import shoal.torch  # NOT above: loading it is a part of what forming the group takes
 
+    if variant.compress == "top-k":
+        more["compress"] = shoal.average.ChunkTopK()
+    elif variant.compress:
+        more["compress"] = shoal.average.ErrorFeedback(variant.compress)
     return shoal.torch.DistributedDataParallel(
         module, process_group=group, wire=variant.wire, **more
     )

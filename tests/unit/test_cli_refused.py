@@ -87,6 +87,24 @@ REFUSED = {
         --workers 4 --servers 2 --worker-price nan --server-price 1 | --worker-price nan: a
         --workers 4 --servers 2 --worker-price x --server-price 1 | --worker-price x: a price
         --workers 4 --servers 2 --compute 1s | add --worker-price and --server-price
+        --model-bytes 1GB --workers 4 | the plan of a training needs --step TIME
+        --step 1s --workers 4 | needs --model-bytes BYTES
+        --step 1s --model-bytes 1GB | needs --workers N
+        --json --hosts 4 | needs --model-bytes BYTES
+        --step 1s --model-bytes 1GB --workers 4 --hosts 4 | does not use --hosts
+        --step 1s --model-bytes 1GB --workers 4 --html page.html | does not use --html
+        --step 1s --model-bytes 1GB --workers 4 --size 4MB | does not use --size
+        --step 1s --model-bytes 1GB --workers 4 --wire bf16 | compares all codecs; drop --wire
+        --step 1s --model-bytes 1GB --workers 1 | --workers 1: must be 2 to 4096
+        --step 1s --model-bytes 1GB --workers 4 --servers -1 | --servers -1: must be 0 to 4096
+        --step 1s --model-bytes 1GB --workers 4 --steps 0 | --steps 0: must be 1 to
+        --step 1s --model-bytes 1GB --workers 4 --every -3 | --every -3: must be 1 to
+        --step 0s --model-bytes 1GB --workers 4 | a time above 0
+        --step 1s --model-bytes 3B --workers 4 | at least 4 bytes
+        --step fast --model-bytes 1GB --workers 4 | cannot read the time 'fast'
+        --step 1s --model-bytes big --workers 4 | cannot read the bytes 'big'
+        --step 1s --model-bytes 1GB --workers 4 --server-link 2x1Gb | names 2 servers, --servers 0
+        --step 1s --model-bytes 1GB --workers 4 --servers 2 --workers-per-host 2 | one worker
     """,
     "simulate": """
         | name one algorithm, or ask for --all

@@ -14,7 +14,7 @@ from bench.scoreboard.choices import (
     choice_lines,
     choice_verdicts,
 )
-from bench.scoreboard.goals import AtLeast, Below, Faster, Within
+from bench.scoreboard.goals import AtLeast, Below, Faster, Near, Within
 from bench.scoreboard.grid import grid_lines, is_close
 from bench.scoreboard.measures import Latency, added_by_cut
 from bench.scoreboard.pools import BenchOptions, WorkerPools
@@ -85,6 +85,12 @@ def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -
         (Faster("we", "they", 1.3), {"we": 2.0}, "they/we ? >= 1.3 not measured"),
         (Within("we", "floor", 1.5), {"we": 3.0, "floor": 2.0}, "we/floor 1.50 <= 1.5 met"),
         (Within("we", "floor", 1.5), {"we": 3.2, "floor": 2.0}, "we/floor 1.60 <= 1.5 MISSED"),
+        (Near("we", "plan", 1.25), {"we": 1.0, "plan": 1.25}, "we/plan 0.80 from 0.80 to 1.25 met"),
+        (
+            Near("we", "plan", 1.25),
+            {"we": 2.3, "plan": 3.0},
+            "we/plan 0.77 from 0.80 to 1.25 MISSED",
+        ),
         (Below("we", 20.0), {"we": 20.0}, "we 20 s <= 20 s met"),
         (Below("we", 20.0), {"we": 21.0}, "we 21 s <= 20 s MISSED"),
         (AtLeast("we", 0.9), {"we": 0.9}, "we 0.9 s >= 0.9 s met"),
@@ -92,7 +98,7 @@ def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -
     ],
 )
 def test_a_goal_is_met_missed_or_not_measured(
-    goal: Faster | Within | Below | AtLeast, medians: dict[str, float], text: str
+    goal: Faster | Within | Near | Below | AtLeast, medians: dict[str, float], text: str
 ) -> None:
     assert str(goal.judge(medians, "{:g} s".format)) == text
 

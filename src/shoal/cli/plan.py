@@ -1,7 +1,8 @@
-"""`shoal plan`: show the algorithms of a described cluster by size, or the gain of servers.
+"""`shoal plan`: show the algorithms of a described cluster, the gain of servers, or of codecs.
 
 Show the algorithm of each collective on a described cluster, by size, and the reason; with
---workers and --servers, the time of an all-reduce by the number of reduction servers.
+--workers and --servers, the time of an all-reduce by the number of reduction servers; with
+--workers, --model-bytes and --step, the hours and bytes of a training by what gradients travel as.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shoal.analysis import charts
 from shoal.cli.described import add_cluster, cluster_of, cluster_text
 from shoal.cli.options import write
 from shoal.cli.plan_servers import add_servers, asks_for_servers, plan_servers
+from shoal.cli.plan_training import add_training, asks_for_training, plan_training
 from shoal.codec import CODECS, Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import choose_channels
@@ -45,10 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, metavar="FILE", help="write a page with bars by algorithm and size")
     add_cluster(parser)
     add_servers(parser)
+    add_training(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if asks_for_training(args):
+        print("\n".join(plan_training(args)))
+        return 0
     if asks_for_servers(args):
         print("\n".join(plan_servers(args)))
         return 0

@@ -84,13 +84,13 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     for what, n, least in (("--workers", args.workers, 2), ("--servers", args.servers, 0)):
         if not least <= n <= MOST_REDUCERS:
             raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
-    n_local = _per_host(args.workers, args.workers_per_host)
+    n_local = workers_per_host(args.workers, args.workers_per_host)
     args.hosts, args.ranks_per_host = str(args.workers // n_local), n_local
     cluster, n_bytes = cluster_of(args), bytes_of(args.size or "100MiB")
     if n_bytes < 1:
         raise UsageError(f"--size {args.size}: a tensor of no bytes gains nothing")
     codec, prices = parse_wire(args.wire), _prices_of(args)
-    pool = Nics(_nics_of(args.server_link, args.servers, Nic.of(cluster.wire)))
+    pool = Nics(nics_of(args.server_link, args.servers, Nic.of(cluster.wire)))
     numbers = _numbers(args.servers)
     rows = [
         _served(n_bytes, cluster, replace(pool, servers=pool.servers[:n]), codec) for n in numbers
@@ -105,7 +105,8 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
         yield from textwrap.wrap(_whether_they_pay(costs, numbers), 98, break_long_words=False)
 
 
-def _per_host(n_workers: int, given: int | None) -> int:
+def workers_per_host(n_workers: int, given: int | None) -> int:
+    """Return the workers of each of several hosts; UsageError if they do not divide evenly."""
     n_local = 1 if given is None else given
     if not 1 <= n_local < n_workers or n_workers % n_local:
         fitting = [str(n) for n in range(1, n_workers) if n_workers % n == 0]
@@ -185,7 +186,8 @@ def _prices_of(args: argparse.Namespace) -> _Prices | None:
     return _Prices(prices[0], prices[1], microseconds(args.compute or "0s"))
 
 
-def _nics_of(text: str | None, n_servers: int, link: Nic) -> tuple[Nic, ...]:
+def nics_of(text: str | None, n_servers: int, link: Nic) -> tuple[Nic, ...]:
+    """Return the servers' NICs from --server-link, by default `link`; UsageError if wrong."""
     if text is None:
         return (link,) * n_servers
     groups = [part.rpartition("x") for part in text.split(",")]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan.cost import Cost, cost_of
+from shoal.plan.defaults import encoding_us_per_byte
 from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import ALGORITHMS, COLLECTIVES, find
 
@@ -158,11 +159,15 @@ def costs_of(
 
 
 def narrowed(cluster: Cluster, codec: Codec) -> Cluster:
-    """Return the cluster as a codec changes it: a NIC passes more bytes, counted in memory."""
+    """Return the cluster as a codec changes it: a NIC passes more bytes, counted in memory.
+
+    Each byte takes a core at each end less time in the network's stack, and some to encode.
+    """
+    network = cluster.network_us_per_byte * codec.share + encoding_us_per_byte(codec)
     return replace(
         cluster,
         wire=replace(cluster.wire, us_per_byte=cluster.wire.us_per_byte * codec.share),
-        network_us_per_byte=cluster.network_us_per_byte * codec.share,
+        network_us_per_byte=network,
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.plan.cluster import Cluster, LinkCost
+
+if TYPE_CHECKING:
+    from shoal.codec import Codec
 
 # Measured on 2 cores of an AMD EPYC by `shoal tune` (bench/LOG.md). Inside a host only ratios
 # decide: a message against the bytes that could be folded meanwhile.
@@ -28,6 +31,19 @@ LATENCY_US: Final = 30.0
 MESSAGE_US: Final = 5.0
 
 DEFAULT_N_CORES: Final = 2
+
+# A core's time to encode a byte of float32, or to decode and fold it: half of what rounding takes,
+# which is both, with AVX-512: 4.5 GB/s in mxfp8 and mxfp4, 2.2 for the largest values of chunks
+# (bench/LOG.md, 2026-11-27). Codecs without blocks are as fast as memory.
+_BLOCKS_US_PER_BYTE: Final = 1 / 9e3
+_LARGEST_US_PER_BYTE: Final = 1 / 4.4e3
+
+
+def encoding_us_per_byte(codec: Codec) -> float:
+    """Return a core's time to encode a byte of float32, or to decode and fold it."""
+    if codec.keep:
+        return _LARGEST_US_PER_BYTE
+    return _BLOCKS_US_PER_BYTE if codec.block > 1 else 0.0
 
 
 def wire_of(

@@ -26,7 +26,7 @@ MOST_FUSION_BYTES: Final = 64 << 20
 
 # The time that a call takes from the computing thread, from Python to the wire and back, which the
 # model does not include. Measured: docs/decisions/0034.
-_CALL_US: Final = 60.0
+CALL_US: Final = 60.0
 
 
 class Fusion(NamedTuple):
@@ -75,4 +75,4 @@ def _taken(total_bytes: int, fusion_bytes: int, planner: Planner) -> tuple[float
     cost = cost_of("all_reduce", name, n_bytes, planner.cluster)
     # By the model the first buffer fills for `busy_us`. Then the buffers are busy in turn, and the
     # last one ends `alone_us - busy_us` later. So `busy_us` of the first and of the last cancel.
-    return n_buffers * cost.busy_us, n_buffers * _CALL_US + cost.alone_us
+    return n_buffers * cost.busy_us, n_buffers * CALL_US + cost.alone_us

@@ -140,7 +140,7 @@ def _best(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> _Shared |
     priced = []
     for weights in sorted(ways):
         cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
-        priced.append(_Shared(weights, cost, cost.cost_us * _competing(weights)))
+        priced.append(_Shared(weights, cost, cost.cost_us * competing(weights)))
     return min(priced, key=lambda way: way.time_us)
 
 
@@ -230,7 +230,7 @@ def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) 
     return best.time_us
 
 
-def _competing(weights: Weights) -> float:
+def competing(weights: Weights) -> float:
     """Return the measured time of a call by these weights over its cost."""
     if any(weights.workers):
         return _COMPETING

@@ -1,0 +1,152 @@
+"""`shoal plan --workers 8 --model-bytes 500MB --step 300ms`: the steps of a training.
+
+Compares them by what gradients travel as, and how often.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from shoal.cli.described import cluster_of
+from shoal.cli.plan_servers import nics_of, workers_per_host
+from shoal.errors import UsageError
+from shoal.plan.cluster import Nic, Nics
+from shoal.plan.quantities import bytes_of, microseconds, show_bytes, show_us
+from shoal.plan.training import StepCost, Training, advice, cost_of_step, ways
+from shoal.schedule.weights import MOST_REDUCERS
+
+_STEPS: Final = 10_000
+_EVERY: Final = 100
+_MOST_STEPS: Final = 10**12
+_US_PER_HOUR: Final = 3600e6
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `plan_training` reads."""
+    add = parser.add_argument_group("a training, with --workers").add_argument
+    add("--model-bytes", metavar="BYTES", help="bytes of all gradients in float32: compare codecs")
+    add("--step", metavar="TIME", help="time that a step computes, with nothing to average")
+    add("--steps", type=int, metavar="N", help=f"steps in all; default {_STEPS:,}")
+    add("--every", type=int, metavar="H", help=f"steps between DiLoCo's averages; default {_EVERY}")
+    add("--json", action="store_true", help="print the numbers as JSON")
+
+
+def asks_for_training(args: argparse.Namespace) -> bool:
+    """Return True if the options ask for a training; UsageError if they contradict each other."""
+    options = ("model_bytes", "step", "steps", "every")
+    if not args.json and all(getattr(args, name) is None for name in options):
+        return False
+    for name, needed in (
+        ("model_bytes", "--model-bytes BYTES"),
+        ("step", "--step TIME"),
+        ("workers", "--workers N"),
+    ):
+        if getattr(args, name) is None:
+            raise UsageError(f"the plan of a training needs {needed}")
+    unused = ("size", "worker_price", "server_price", "compute", "hosts", "ranks_per_host")
+    for name in (*unused, "collective", "tuning", "html"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"the plan of a training does not use --{name.replace('_', '-')}")
+    if args.wire != "identity":
+        raise UsageError("the plan of a training compares all codecs; drop --wire")
+    return True
+
+
+def plan_training(args: argparse.Namespace) -> Iterator[str]:
+    """Yield the lines of the plan; UsageError if an option is invalid."""
+    training = _training_of(args)
+    n_steps = _count("--steps", args.steps, _STEPS)
+    every = _count("--every", args.every, _EVERY)
+    costs = [cost_of_step(way, training) for way in ways(every)]
+    advised = advice(costs, training.compute_us)
+    if args.json:
+        rows = [_as_data(cost, training, n_steps) for cost in costs]
+        yield json.dumps({**_head(args, training, n_steps), "ways": rows, "advice": advised})
+        return
+    n_servers = len(training.pool.servers)
+    who = f"{args.workers} workers" + (f" and {n_servers} servers" if n_servers else "")
+    what = (
+        f"{show_bytes(training.n_bytes)} of gradients, {show_us(training.compute_us)} of computing"
+    )
+    yield f"{n_steps:,} steps of {who}: {what} in a step"
+    yield from _table(costs, training, n_steps)
+    yield from textwrap.wrap(advised, 98, break_long_words=False)
+
+
+def _training_of(args: argparse.Namespace) -> Training:
+    n_servers = args.servers or 0
+    for what, n, least in (("--workers", args.workers, 2), ("--servers", n_servers, 0)):
+        if not least <= n <= MOST_REDUCERS:
+            raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
+    n_local = workers_per_host(args.workers, args.workers_per_host)
+    if n_local > 1 and n_servers:
+        raise UsageError(
+            "the plan of a training with servers has one worker on each host; drop --servers or "
+            "--workers-per-host"
+        )
+    args.hosts, args.ranks_per_host = str(args.workers // n_local), n_local
+    n_bytes, compute_us = bytes_of(args.model_bytes), microseconds(args.step)
+    if n_bytes < 4 or compute_us <= 0:
+        raise UsageError(
+            f"--model-bytes {args.model_bytes} --step {args.step}: give at least 4 bytes, and a "
+            "time above 0"
+        )
+    cluster = cluster_of(args)
+    servers = nics_of(args.server_link, n_servers, Nic.of(cluster.wire))
+    return Training(n_bytes, compute_us, cluster, Nics(servers))
+
+
+def _table(costs: Sequence[StepCost], training: Training, n_steps: int) -> Iterator[str]:
+    width = max(len(cost.way.name) for cost in costs)
+    heads = ("sent a step", "averaging", "step", "computing", "hours", "sent in all")
+    yield f"  {'':{width}}" + "".join(f"  {head:>11}" for head in heads)
+    for cost in costs:
+        cells = (
+            *(show_bytes(cost.sent_bytes), show_us(cost.averaging_us), show_us(cost.step_us)),
+            f"{training.compute_us / cost.step_us:.1%}",
+            _hours(n_steps * cost.step_us),
+            show_bytes(n_steps * cost.sent_bytes),
+        )
+        below = "  below computing" if cost.averaging_us < training.compute_us else ""
+        yield f"  {cost.way.name:{width}}" + "".join(f"  {cell:>11}" for cell in cells) + below
+
+
+def _hours(us: float) -> str:
+    hours = us / _US_PER_HOUR
+    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.3g} h"
+
+
+def _head(args: argparse.Namespace, training: Training, n_steps: int) -> dict[str, Any]:
+    return {
+        "workers": args.workers,
+        "servers": len(training.pool.servers),
+        "model_bytes": training.n_bytes,
+        "compute_us": training.compute_us,
+        "steps": n_steps,
+    }
+
+
+def _as_data(cost: StepCost, training: Training, n_steps: int) -> dict[str, Any]:
+    return {
+        "name": cost.way.name,
+        "codec": cost.way.codec.name,
+        "every": cost.way.every,
+        "sent_bytes": cost.sent_bytes,
+        "averaging_us": cost.averaging_us,
+        "step_us": cost.step_us,
+        "computing": training.compute_us / cost.step_us,
+        "below_computing": cost.averaging_us < training.compute_us,
+        "hours": n_steps * cost.step_us / _US_PER_HOUR,
+        "sent_in_all_bytes": n_steps * cost.sent_bytes,
+    }
+
+
+def _count(option: str, given: int | None, default: int) -> int:
+    n = default if given is None else given
+    if not 1 <= n <= _MOST_STEPS:
+        raise UsageError(f"{option} {n}: must be 1 to {_MOST_STEPS}")
+    return n
