@@ -102,7 +102,8 @@ class Cluster {
       memory = {{}, {part->memory.data()}, {part->output.data()}};
     }
     part->call = meshes[at(rank)]->post(
-        *groups[at(rank)], Posting{plan, job.key, memory, now_ns() + kPatience, background});
+        *groups[at(rank)],
+        Posting{plan, job.key, memory, now_ns() + kPatience, background, job.subject});
     return part;
   }
   bool wait(int rank, const Part& part) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -159,7 +160,12 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
     plan.layout[kData] = consecutive(lengths, item);
   }
   std::vector<uint64_t> like;
-  for (const uint32_t chunk : recipe.scratch(rank)) like.push_back(lengths[chunk]);
+  for (const uint32_t chunk : recipe.scratch(rank)) {
+    like.push_back(lengths[chunk]);
+    plan.scratch_first.push_back(
+        job.has_blocks() ? 0
+                         : std::accumulate(lengths.begin(), lengths.begin() + chunk, uint64_t{0}));
+  }
   plan.layout[kScratch] = consecutive(like, item);
   return seal(std::move(plan), job.dtype, job.op, average ? static_cast<uint32_t>(size) : 1,
               whole_blocks(job.segment_bytes, job.codec), job.descriptor());

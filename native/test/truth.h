@@ -206,6 +206,7 @@ class InOrder {
     });
   }
   static uint64_t first_elem(const Side& side, const Step& step) {
+    if (step.buffer == kScratch) return side.plan->scratch_first[step.chunk];
     return side.plan->layout[step.buffer].offset[step.chunk] / sizeof(T);
   }
   void round(std::vector<T>& elems, Subject subject = 0, uint64_t first = 0) const {
