@@ -93,6 +93,14 @@ TEST("nothing is kept without a subject or in an averager's first step") {
   CHECK_EQ(kept.n_bytes(), size_t{0});
 }
 
+TEST("a first step drops what was kept of its buffer, and of no other") {
+  KeptBack kept;
+  for (const uint32_t buffer : {0, 1}) rounded(kept, subject_of(1, 5, buffer), {1, 2, 3, 4});
+  CHECK(rounded(kept, subject_of(1, 1), Floats(4)) == Floats(4));
+  CHECK(rounded(kept, subject_of(1, 2), Floats(4)) == Floats(4));
+  CHECK(rounded(kept, subject_of(1, 2, 1), Floats(4)) == (Floats{0, 0, 3, 0}));
+}
+
 TEST("a block that is not finite leaves what is kept as it was, and no other") {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float bad : {infinity, -infinity, std::nanf("")}) {

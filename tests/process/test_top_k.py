@@ -177,3 +177,28 @@ def refuse_shared_hosts() -> None:
 
 def test_top_k_of_hosts_with_several_ranks_is_refused_on_all() -> None:
     run_ranks(refuse_shared_hosts, 3)
+
+
+def skip_a_step() -> None:
+    """Reducers drop half of the largest values, in chunks beside the one that is not finite."""
+    pretend_hosts(1)
+    with shoal.init() as group:
+        chunk = 4096
+        averager = Averager(
+            group, {"a": ((4 * chunk,), "float32")}, compress=ChunkTopK(share=2 / chunk)
+        )
+        for _ in range(2):
+            assert not average(averager, 0).any()
+        given = np.zeros(4 * chunk, np.float32)
+        for first in (chunk, 3 * chunk):
+            given[first + 10 * group.rank :][:2] = 2.0**100
+        given[0] = np.nan if group.rank == 0 else 0
+        averages = average(averager, given)
+        assert np.isnan(averages[:chunk]).all()
+        assert averages[chunk:].any()
+        for _ in range(3):
+            assert not average(averager, 0).any()
+
+
+def test_nothing_of_a_step_that_is_not_finite_comes_with_later_ones() -> None:
+    run_ranks(skip_a_step, 2)

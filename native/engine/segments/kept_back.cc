@@ -26,6 +26,7 @@ void round_block(const Narrow& codec, float* data, float* kept, size_t n_elems) 
 
 void KeptBack::round(const Narrow& codec, Subject subject, uint64_t tensor_bytes, uint64_t first,
                      std::byte* data, size_t n_elems) {
+  if (step_of(subject) == 1) forget(subject);
   const bool is_named = subject != 0 && step_of(subject) != 1 && codec.block <= 4096;
   std::vector<float>* const kept =
       is_named ? part_of(subject, tensor_bytes, first, n_elems) : nullptr;
@@ -53,6 +54,13 @@ std::vector<float>* KeptBack::part_of(Subject subject, uint64_t tensor_bytes, ui
   }
   n_bytes_ += n * sizeof(float);
   return &part;
+}
+
+void KeptBack::forget(Subject subject) {
+  const auto found = buffers_.find(without_step(subject));
+  if (found == buffers_.end()) return;
+  drop(found->second);
+  buffers_.erase(found);
 }
 
 void KeptBack::drop(OfBuffer& buffer) {

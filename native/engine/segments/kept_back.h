@@ -28,7 +28,9 @@ class KeptBack {
   // back what rounding takes now. A block that is not finite leaves what is kept as it was.
   //
   // In an averager's first step, after which its arrays move to other places, nothing is added and
-  // nothing kept; nor where the call has no subject, and where memory is short.
+  // nothing kept, and what was kept is dropped: an averager counts its steps anew after one that is
+  // not used, since what was kept in that one would come with later ones. Nor is anything added or
+  // kept where the call has no subject, and where memory is short.
   //
   // Args:
   //   tensor_bytes: of the whole buffer; residuals of another length are dropped.
@@ -46,6 +48,7 @@ class KeptBack {
   };
 
   std::vector<float>* part_of(Subject subject, uint64_t tensor_bytes, uint64_t first, size_t n);
+  void forget(Subject subject);
   void drop(OfBuffer& buffer);
   bool make_room(size_t n_bytes, const OfBuffer& but);
 

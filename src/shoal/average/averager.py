@@ -320,8 +320,8 @@ class Averager:
         self.send_rest()
         for buffer in range(len(self.layout.buffers)):
             self._departures.wait(buffer)
-        if self._feedback is not None:
-            self._feedback.end()
+        if self._feedback is not None and not self._feedback.end():
+            self._subject.step = 0  # see KeptBack in native/engine/segments
         self._memory.put_back()
         self._is_open = False
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
@@ -401,6 +401,7 @@ class Averager:
         """Go back to the residuals before the last step, whose averages are not used."""
         if self._feedback is not None:
             self._feedback.undo()
+            self._subject.step = 0
 
     # What can be asked of it.
 

@@ -87,15 +87,21 @@ class Feedback:
         self._sent.append(buffer)
         return codec
 
-    def end(self) -> None:
-        """End a step whose averages have come; they are the same on all ranks. Idempotent."""
+    def end(self) -> bool:
+        """End a step whose averages have come; they are the same on all ranks. Idempotent.
+
+        Returns:
+            False if the averages are not finite, on all ranks: residuals are as they were.
+        """
         if self._sent is None:
-            return
+            return True
         sent, self._sent, self._kept = self._sent, None, []
         self.n_steps += 1
         if all(not_finite(self._values[one], DType.FLOAT32) is None for one in sent):
             self._swap(sent)
             self._kept = sent
+            return True
+        return False
 
     def undo(self) -> None:
         """Go back to before the last step, whose averages are not used. Idempotent."""
