@@ -291,6 +291,31 @@ def test_fragments_and_quorums_of_any_size_count_every_step_once(
         assert values == outcomes[0][3]
 
 
+def sync_before_a_round_is_taken_up() -> int:
+    """Rank 0 syncs while its first round is on its way, and rank 1 begins the second before."""
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=20) as group:
+        weights = {"a": np.full(64, group.rank, np.float32)}
+        diloco = DiLoCo(group, weights, OuterSGD(lr=1.0, momentum=0.0), every=1, quorum=1)
+        if group.rank == 0:
+            diloco.step()
+            stage.cue("rank 0 has sent a round")
+        else:
+            stage.await_cue("rank 0 has sent a round")
+            while diloco.rounds == 0:
+                diloco.step()
+            diloco.step()  # begins the second round, if none of these steps has
+        diloco.sync()
+        return diloco.rounds
+
+
+def test_no_rank_waits_in_a_step_for_one_that_syncs() -> None:
+    with Stage() as stage, start_ranks(sync_before_a_round_is_taken_up, 2, env=stage.env) as ranks:
+        outcomes = ranks.wait()
+    assert all(one.value for one in outcomes), "\n".join(map(str, outcomes))
+    assert outcomes[0].value == outcomes[1].value >= 2
+
+
 def lose_one_of_a_quorum() -> tuple[Any, int]:
     with shoal.init() as group:
         tally, n_lost = Tally(group), 0

@@ -153,6 +153,10 @@ class FirstOrder:
             work.finish_at_close()  # the program may end after this step
         self._coming = work, order
 
+    def keep(self) -> None:
+        """Send no order: arrays stay laid out as they are. Every rank calls it before a step."""
+        self._is_sent = True
+
     def take(self) -> tuple[int, ...] | None:
         """Return the order once, after the step that sent it; waits until it has come."""
         if self._coming is None:

@@ -211,6 +211,10 @@ class Averager:
         self._is_open, self._is_sent = True, False
         return self.arrays
 
+    def keep_layout(self) -> None:
+        """Keep the layout of the first step, and wait for no order; every rank calls it before."""
+        self._order.keep()
+
     def next_layout(self) -> Layout | None:
         """The layout that the next `begin` takes, if it is another one; waits for rank 0's order.
 

@@ -175,6 +175,8 @@ class LocalSteps:
             )
             for names in self._fragments
         ]
+        for averager in averagers:  # a rank in `sync` would not send the order that others wait for
+            averager.keep_layout()
         for averager, before in zip(averagers, self._averagers, strict=False):
             averager.load_state_dict(before.state_dict())
         self._averagers = averagers
