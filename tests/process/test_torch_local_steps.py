@@ -200,7 +200,8 @@ def refused(make: Callable[[], object], words: str, kind: type[Exception] = Usag
 
 def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     for wrong, words in (
-        ({"every": 0}, "fragments must be 1 to every=0"),
+        ({"every": 0}, "every must be a whole number of steps, 1 or more, got 0"),
+        ({"every": 2.5}, "every must be a whole number of steps, 1 or more, got 2.5"),
         ({"fragments": 5}, "fragments must be 1 to every=4, one for a step, got 5"),
         ({"fragments": 0}, "5 parameters cannot be cut into 0 fragments"),
         ({"fragments": [["wide"], ["one"]]}, "must name each parameter once: 'long'"),
@@ -218,9 +219,11 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     less = torch.optim.SGD([net.get_parameter("wide")], lr=0.7)
     refused(lambda: shoal.torch.DiLoCo(net, inner, less, every=2), "outer optimizer lacks .* one")
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    refused(lambda: shoal.torch.LocalSGD(net, other, every=2), "steps no parameter of this model")
     whole = nn.Module()
     whole.register_parameter("n", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
-    shoal.torch.LocalSGD(whole, inner, every=2)
+    shoal.torch.LocalSGD(whole, torch.optim.SGD(whole.parameters(), lr=0.1), every=2)
     _, inner, diloco = start(CASES[2])
     refused(inner.step, "a step has a weight if, and only if, weighted=True")
     diloco.weigh(-1)

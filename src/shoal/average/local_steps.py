@@ -143,7 +143,9 @@ class LocalSteps:
 
     def _check(self) -> None:
         every, n_fragments = self._every, len(self._fragments)
-        if not 1 <= n_fragments <= every:
+        if every != int(every) or every < 1:
+            what = f"every must be a whole number of steps, 1 or more, got {every!r}"
+        elif not 1 <= n_fragments <= every:
             what = f"fragments must be 1 to every={every}, one for a step, got {n_fragments}"
         elif not 0 <= self._delay < every:
             what = f"delay must be 0 to {every - 1} steps, less than every, got {self._delay}"

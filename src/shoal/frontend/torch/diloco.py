@@ -48,7 +48,7 @@ class DiLoCo(LocalSteps):
         fragments: also modules, whose parameters are a fragment each.
 
     Raises:
-        UsageError: wrong options; ranks differ; or `outer` lacks a parameter.
+        UsageError: wrong options; ranks differ; `outer` lacks a parameter; or `inner` has none.
         Unsupported: parameters are DTensors.
     """
 
@@ -61,6 +61,12 @@ class DiLoCo(LocalSteps):
         **options: Unpack[Options],
     ) -> None:
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        stepped = {id(one) for kind in inner.param_groups for one in kind["params"]}
+        if stepped.isdisjoint(id(one) for one in trained.values()):
+            raise UsageError(
+                "the inner optimizer steps no parameter of this model, whose steps would not be "
+                "counted: make it of model.parameters()"
+            )
         replica = _Parameters(trained, outer)
         self.parameters = replica.shared
         """The global parameters by name, on the CPU."""
