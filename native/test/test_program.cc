@@ -8,6 +8,12 @@
 namespace shoal::test {
 namespace {
 
+Narrow in_blocks_of(uint32_t n_elems) {
+  Narrow codec{};
+  codec.block = n_elems;
+  return codec;
+}
+
 template <class Try>
 void for_every_program(Try try_one) {
   for (const Recipe& recipe : Recipes::all().recipes()) {
@@ -137,11 +143,11 @@ TEST("a plan that no engine can run says why") {
           "own parts are rounded where elements travel in a narrow codec");
   refused(
       [](Plan& plan) {
-        plan.narrow = Narrow{.block = 512};
+        plan.narrow = in_blocks_of(512);
         plan.segment_bytes = 1024;
       },
       "segments are whole blocks of the codec");
-  refused([](Plan& plan) { plan.narrow = Narrow{.block = 32}; },
+  refused([](Plan& plan) { plan.narrow = in_blocks_of(32); },
           "chunks begin with a block of the codec");
   refused([](Plan& plan) { plan.n_workers = 4; },
           "a plan has no more workers than its group has ranks");
