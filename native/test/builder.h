@@ -33,7 +33,7 @@ inline std::shared_ptr<Program> point_to_point(int rank, int size, int source, i
 
 // ---- plans
 
-// `block`: chunks begin at multiples of so many elements.
+// `block`: the number of elements of which every chunk begins at a multiple.
 inline ChunkLayout balanced_layout(uint64_t n_elems, size_t item, uint32_t n_chunks,
                                    uint64_t block = 1) {
   ChunkLayout layout;

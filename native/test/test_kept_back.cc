@@ -114,11 +114,12 @@ TEST("a block that is not finite leaves what is kept as it was, and no other") {
   }
 }
 
-TEST("residuals of another length are dropped") {
+TEST("residuals of a buffer that is cut otherwise are dropped") {
   KeptBack kept;
   rounded(kept, subject_of(1, 2), {1, 2, 3, 4});
   CHECK(rounded(kept, subject_of(1, 3), Floats(4), 0, kBytes + 4) == Floats(4));
-  rounded(kept, subject_of(1, 4), {1, 2, 3, 4}, 0, kBytes + 4);
+  for (const uint64_t first : {0, 4})
+    rounded(kept, subject_of(1, 4), {1, 2, 3, 4}, first, kBytes + 4);
   CHECK(rounded(kept, subject_of(1, 5), Floats(3), 0, kBytes + 4) == Floats(3));
   CHECK_EQ(kept.n_bytes(), 3 * sizeof(float));
 }

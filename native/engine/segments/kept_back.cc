@@ -42,18 +42,18 @@ std::vector<float>* KeptBack::part_of(Subject subject, uint64_t tensor_bytes, ui
   if (buffer.tensor_bytes != tensor_bytes) drop(buffer);
   buffer.tensor_bytes = tensor_bytes;
   buffer.last_use = ++n_uses_;
-  std::vector<float>& part = buffer.parts[first];
-  if (part.size() == n) return &part;
-  n_bytes_ -= part.size() * sizeof(float);
-  part.clear();
+  const auto found = buffer.parts.find(first);
+  if (found != buffer.parts.end() && found->second.size() == n) return &found->second;
+  if (found != buffer.parts.end()) drop(buffer);  // cut otherwise: its parts would stay for ever
   if (!make_room(n * sizeof(float), buffer)) return nullptr;
   try {
-    part.resize(n);
+    std::vector<float>& part = buffer.parts[first] = std::vector<float>(n);
+    n_bytes_ += n * sizeof(float);
+    return &part;
   } catch (const std::bad_alloc&) {
+    buffer.parts.erase(first);
     return nullptr;
   }
-  n_bytes_ += n * sizeof(float);
-  return &part;
 }
 
 void KeptBack::forget(Subject subject) {

@@ -33,7 +33,8 @@ class KeptBack {
   // kept where the call has no subject, and where memory is short.
   //
   // Args:
-  //   tensor_bytes: of the whole buffer; residuals of another length are dropped.
+  //   tensor_bytes: of the whole buffer; residuals of another length are dropped, and all of a
+  //     buffer once a segment has another length.
   //   first: the index of data[0] in the buffer.
   void round(const Narrow& codec, Subject subject, uint64_t tensor_bytes, uint64_t first,
              std::byte* data, size_t n_elems);

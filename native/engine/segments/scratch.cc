@@ -9,9 +9,11 @@ namespace {
 
 // Scratch below this size is given at once.
 constexpr uint64_t kSmall = 64u << 10;
-// A call that has waited this long gets scratch beyond the ceiling. Otherwise ranks that start many
-// calls in different orders could deadlock.
+// The call that has been the first to wait for this long gets scratch beyond the ceiling, and after
+// a pause the next. Otherwise ranks that start many calls in different orders could deadlock. NOT
+// every call that has waited for this long: on busy cores that are all, although others end.
 constexpr int64_t kOverdueNs = 5'000'000'000;
+constexpr int64_t kPauseNs = 1'000'000'000;
 
 // Another step of the call may have taken scratch meanwhile, or its group may have run out of
 // memory.
@@ -76,15 +78,21 @@ void Scratch::pass_on() {
 }
 
 void Scratch::grant_overdue() {
-  const auto overdue = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& entry) {
+  std::erase_if(waiting_, [](const auto& entry) {
     const auto call = entry.lock();
-    return call != nullptr && lacks_scratch(*call) && now_ - call->scratch.wanted_ns >= kOverdueNs;
+    return call == nullptr || !lacks_scratch(*call);
   });
-  if (overdue == waiting_.end()) return;
-  const auto call = overdue->lock();
-  call->scratch.wanted_ns = now_;
+  if (waiting_.empty()) return;
+  const auto call = waiting_.front().lock();
+  if (first_.lock() != call) {
+    first_ = call;
+    overdue_ns_ = now_ + kOverdueNs;
+  }
+  if (now_ < overdue_ns_) return;
   most_overdrawn_ = n_overdrawn_ + 1;
-  if (give(*call)) std::erase_if(waiting_, [&](const auto& entry) { return entry.lock() == call; });
+  if (give(*call)) waiting_.pop_front();
+  if (!waiting_.empty()) first_ = waiting_.front();
+  overdue_ns_ = now_ + kPauseNs;
 }
 
 }  // namespace shoal

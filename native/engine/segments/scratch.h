@@ -26,7 +26,8 @@ class Scratch {
   // Give scratch to waiting calls, after one has ended. Must not be called while a call is ending:
   // a failed allocation ends a group, which may be that call's own.
   void pass_on();
-  // Give scratch beyond the ceiling to a call that has waited for long, one at a time.
+  // Give scratch beyond the ceiling to the call that has been the first to wait for long. Every
+  // tick calls it.
   void grant_overdue();
 
   size_t n_bytes() const { return n_bytes_; }  // held now
@@ -40,6 +41,8 @@ class Scratch {
   Judge& judge_;
   const int64_t& now_;
   std::deque<std::weak_ptr<Call>> waiting_;
+  std::weak_ptr<Call> first_;  // of those that wait, as of the last tick
+  int64_t overdue_ns_ = 0;     // when it is overdue
   size_t n_bytes_ = 0;
   uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;  // calls whose scratch exceeds the ceiling
 };
