@@ -221,6 +221,16 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     refused(lambda: shoal.torch.DiLoCo(net, inner, less, every=2), "outer optimizer lacks .* one")
     other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     refused(lambda: shoal.torch.LocalSGD(net, other, every=2), "steps no parameter of this model")
+    refused(lambda: shoal.torch.DiLoCo(net, inner, torch.optim.SGD, every=2), "a torch optimizer")
+    outer = torch.optim.SGD(net.parameters(), lr=0.7 + dist.get_rank())
+    refused(
+        lambda: shoal.torch.DiLoCo(net, inner, outer, every=2), "outer is not the same on all ranks"
+    )
+    for state in ({}, net.state_dict(), None):
+        refused(
+            lambda state=state: start(CASES[0])[2].load_state_dict(state),  # type: ignore[misc]
+            "give what state_dict of these local steps returned",
+        )
     whole = nn.Module()
     whole.register_parameter("n", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
     shoal.torch.LocalSGD(whole, torch.optim.SGD(whole.parameters(), lr=0.1), every=2)

@@ -38,6 +38,8 @@ def test_a_share_of_a_chunk_is_whole_elements_and_at_least_one() -> None:
     [
         ({"share": 0.0}, "share must be more than 0 and at most 1"),
         ({"share": 1.5}, "share must be"),
+        ({"share": "1%"}, "share must be a number, got '1%'"),
+        ({"warm_up": None}, "warm_up must be a number, got None"),
         ({"share": float("nan")}, "share must be"),
         ({"bits": 4}, "bits must be 8 or 2"),
         ({"warm_up": -1}, "warm_up must be a number of steps"),

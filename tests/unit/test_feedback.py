@@ -150,6 +150,30 @@ def test_weights_come_before_the_residual(group: shoal.Group) -> None:
 # What is not finite, and zeros.
 
 
+@in_ranks(2)
+def test_steps_that_are_not_finite_count_among_those_after_which_values_are_compared(
+    group: shoal.Group,
+) -> None:
+    averager = Averager(
+        group, {"w": ((4,), "float32")}, compress=ErrorFeedback("bf16"), check_same=2
+    )
+    for value in (np.nan, 1.0):
+        average(averager, {"w": np.full(4, value, np.float32)})
+        if value == 1.0:
+            with pytest.raises(UsageError, match="in step 2 "):
+                averager.check_same({"rank": group.rank})
+        else:
+            averager.check_same({"rank": group.rank})
+
+
+@pytest.mark.parametrize("state", [None, 3])
+@in_ranks(1)
+def test_what_is_no_state_is_refused(group: shoal.Group, state: Any) -> None:
+    averager = Averager(group, {"w": ((4,), "float32")}, compress=ErrorFeedback("bf16"))
+    with pytest.raises(UsageError, match="give what state_dict returned"):
+        averager.load_state_dict(state)
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("check_finite", [False, True])
 @pytest.mark.parametrize("codec", ["bf16", "mxfp4"])

@@ -362,8 +362,9 @@ class Averager:
             UsageError: values differ; raised on every rank, with the first difference and the
                 ranks that hold each value. The group is usable.
         """
-        if self._same.is_due(self._subject.step):
-            self._same.compare(values.items(), self._subject.step)
+        step = self._departures.n_steps
+        if self._same.is_due(step):
+            self._same.compare(values.items(), step)
 
     # What `compress` keeps.
 
@@ -390,6 +391,8 @@ class Averager:
         """
         if self.is_under_way:
             raise UsageError(f"{self}: load_state_dict within a step; wait() for it first")
+        if not isinstance(state, Mapping):
+            raise UsageError(f"{self}: give what state_dict returned, not {state!r}")
         if self._feedback is not None:
             residuals, n_steps = state.get("residuals", {}), int(state.get("n_steps", 0))
             self._feedback.load(residuals, n_steps, strict=strict, who=str(self))

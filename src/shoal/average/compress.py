@@ -78,6 +78,9 @@ class ChunkTopK:
                 "ChunkTopK: there is no mean over contributors: a rank that reduces adds values up "
                 'and does not count from how many ranks each came; give mean="n"'
             )
+        for name in ("share", "bits", "warm_up"):
+            if not isinstance(value := getattr(self, name), (int, float)):
+                raise UsageError(f"ChunkTopK: {name} must be a number, got {value!r}")
         for name, is_right, needed in (
             ("share", 0 < self.share <= 1, "more than 0 and at most 1"),
             ("bits", self.bits in (2, 8), "8 or 2"),

@@ -38,6 +38,7 @@ class Departures:
 
     Attributes:
         open: the numbers of this step's calls that have not been made.
+        n_steps: how many steps have made a call, the last one included.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Departures:
         self._n_ahead = self._has_weights + finds_unused
         self._numbers = range(0)
         self.open: set[int] = set()
+        self.n_steps = 0
 
     def lay_out(self, layout: Layout, memory: ArrayMemory) -> None:
         """Send the buffers of another layout from now on; none is on its way."""
@@ -91,6 +93,7 @@ class Departures:
             self._numbers = self._group.reserve(self._n_ahead + n_buffers)
             self.open.update(self._numbers)
             self._subject.step += 1
+            self.n_steps += 1
             if self._preparation is not None and self._has_weights:
                 self._preparation.send_weight(*self._ahead(0))
         return self._numbers[self._n_ahead :]

@@ -112,6 +112,7 @@ class _Arrays:
 
     Attributes:
         shared: the global ones.
+        outer: the outer optimizer in words.
     """
 
     def __init__(self, parameters: Mapping[str, Any], outer: OuterSGD) -> None:
@@ -121,7 +122,7 @@ class _Arrays:
                 raise UsageError(f"{name!r} must be a NumPy array that can be written, got {one!r}")
         self._local = dict(parameters)
         self.shared = copies(parameters)
-        self._outer = outer
+        self._outer, self.outer = outer, repr(outer)
         self._kept: dict[str, Any] = {}
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:

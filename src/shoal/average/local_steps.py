@@ -35,7 +35,12 @@ class Replica(Protocol):
 
     Args:
         places: the NumPy arrays of an averager, by name, for the parameters of a fragment.
+
+    Attributes:
+        outer: the outer optimizer as it was made, in words; the same on every rank.
     """
+
+    outer: str
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
         """Write (global - local) * factor to the places: what this rank gives to a round.
@@ -170,6 +175,7 @@ class LocalSteps:
         self._own = group.subgroup(range(group.size), name)
         options = {"every": self._every, "fragments": self._fragments, "delay": self._delay}
         options |= {"alpha": self._alpha, "weighted": self._is_weighted, "quorum": self._quorum}
+        options |= {"outer": self._replica.outer}
         agree(self._own, name, tuple(self._specs.values()), options)
         averagers = [
             Averager(
@@ -414,13 +420,15 @@ class LocalSteps:
         All ranks then have the global parameters of rank 0.
 
         Raises:
-            UsageError: ranks load states of different rounds, or one of other fragments.
+            UsageError: ranks load states of different rounds, one of other fragments, or no state.
             ShoalError: as in a step.
         """
-        if len(state["since"]) != len(self._fragments):
+        if not {*_SAVED, "replica", "flying"}.issubset(state or ()):
+            raise UsageError(f"{self._own}: give what state_dict of these local steps returned")
+        if (n_saved := len(state["since"])) != len(self._fragments):
             raise UsageError(
-                f"{self._own}: this state has {len(state['since'])} fragments, and there are "
-                f"{len(self._fragments)} here"
+                f"{self._own}: this state has {n_saved} fragments, and there are "
+                f"{len(self._fragments)} here; make it with fragments={n_saved}, as it was saved"
             )
         self._leave()  # what is on its way belongs to the steps before
         self._form(self.group)

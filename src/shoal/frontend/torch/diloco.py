@@ -139,11 +139,16 @@ class _Parameters:
 
     Attributes:
         shared: the global ones.
+        outer: the outer optimizer in words.
     """
 
     def __init__(
         self, parameters: Mapping[str, torch.nn.Parameter], outer: torch.optim.Optimizer
     ) -> None:
+        if not isinstance(outer, torch.optim.Optimizer):
+            raise UsageError(
+                f"DiLoCo: outer must be a torch optimizer of the model's parameters, got {outer!r}"
+            )
         held = [one for group in outer.param_groups for one in group["params"]]
         for name, one in parameters.items():
             if hasattr(one, "to_local"):
@@ -153,6 +158,7 @@ class _Parameters:
         self._local = dict(parameters)
         self.shared = {name: _on_cpu(one) for name, one in parameters.items()}
         self._outer = outer
+        self.outer = f"{type(outer).__name__} with {outer.defaults}"
         self._kept: dict[str, torch.Tensor] = {}
 
     def _tensors(self, places: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
