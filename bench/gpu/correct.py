@@ -404,6 +404,68 @@ def check_gradients_are_means_after_a_slow_backward(it: Rank) -> None:
             assert close, (views, step, doubled[0, 0].item(), 2 * mean)
 
 
+def check_compressed_gradients_sum_to_the_means(it: Rank) -> None:
+    """With error feedback the sum over steps is the sum of the means, but for one step's error."""
+    from shoal.torch import DistributedDataParallel
+    from shoal.average import ChunkTopK, ErrorFeedback
+
+    n, n_steps = 5000, 40
+    # A block's largest element is 3; mxfp4 is a quarter off at most, both ways once.
+    for method, bound in (
+        (ErrorFeedback("bf16"), 0.1),
+        (ErrorFeedback("mxfp8"), 1.0),
+        (ErrorFeedback("mxfp4"), 2.0),
+        (ChunkTopK(share=0.25, warm_up=0), 3.0 * 2 * 4),
+    ):
+        model = nn.Linear(n, 1, bias=False).to(it.device)
+        wrapped = DistributedDataParallel(model, compress=method)
+        summed = torch.zeros(n, dtype=torch.float64, device=it.device)
+        for _ in range(n_steps):
+            model.zero_grad()
+            it.slow()
+            wrapped(it.given(n)).sum().backward()
+            summed += model.weight.grad[0]
+        everyones = [torch.empty_like(summed) for _ in range(it.size)]
+        dist.all_gather(everyones, summed, group=it.group)
+        for other in everyones:
+            same(other, summed)
+        error = (summed - n_steps * it.total(n).double() / it.size).abs().max().item()
+        assert error <= bound, (method, error)
+
+
+def check_local_steps_average_parameters(it: Rank) -> None:
+    from shoal.torch import DiLoCo, LocalSGD
+
+    for kind, options in ((LocalSGD, {}), (DiLoCo, {"outer": 1.0}), (DiLoCo, {"outer": 0.5})):
+        model = nn.Linear(1000, 1, bias=False).to(it.device)
+        nn.init.zeros_(model.weight)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        rate = options.get("outer", 1.0)
+        outer = [torch.optim.SGD(model.parameters(), lr=rate)] if options else []
+        with kind(model, inner, *outer, every=4) as local:
+            for _ in range(4):
+                inner.zero_grad()
+                it.slow()
+                model(it.given(1000)).sum().backward()
+                inner.step()
+            local.sync()
+        mean = -4.0 * rate * it.total(1000).double().cpu() / it.size
+        assert torch.allclose(model.weight[0].double().cpu(), mean, rtol=1e-6), (kind, rate)
+
+
+def check_sparse_sums(it: Rank) -> None:
+    own = torch.tensor([[it.rank, it.size, 3]], device=it.device)
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], device=it.device)
+    it.slow()
+    tensor = torch.sparse_coo_tensor(own, values * (it.rank + 1), (it.size + 4, 2))
+    dist.all_reduce(tensor, group=it.group)
+    expected = torch.zeros(it.size + 4, 2, device=it.device)
+    for rank in range(it.size):
+        for row, each in zip((rank, it.size, 3), values * (rank + 1), strict=True):
+            expected[row] += each
+    same(tensor.to_dense(), expected)
+
+
 def check_fsdp_trains_as_ddp(it: Rank) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
