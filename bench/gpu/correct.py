@@ -406,8 +406,8 @@ def check_gradients_are_means_after_a_slow_backward(it: Rank) -> None:
 
 def check_compressed_gradients_sum_to_the_means(it: Rank) -> None:
     """With error feedback the sum over steps is the sum of the means, but for one step's error."""
-    from shoal.torch import DistributedDataParallel
     from shoal.average import ChunkTopK, ErrorFeedback
+    from shoal.torch import DistributedDataParallel
 
     n, n_steps = 5000, 40
     # A block's largest element is 3; mxfp4 is a quarter off at most, both ways once.
