@@ -10,6 +10,7 @@ its error, which the ranks of that attempt raise and later ones report while the
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -41,6 +42,12 @@ ATTEMPT_KEY: Final = "shoal/attempt"
 def record_key(attempt: int, rank: int) -> str:
     """The store key of a rank's record."""
     return f"shoal/{attempt}/rank/{rank}"
+
+
+def find_record_key(key: str) -> tuple[int, int] | None:
+    """The attempt and the rank of `record_key`; None for any other key."""
+    found = re.fullmatch(r"shoal/([0-9]{1,9})/rank/([0-9]{1,7})", key)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def part_key(attempt: int, part: int) -> str:
@@ -90,6 +97,11 @@ class End(NamedTuple):
     def of(cls, rank: int, label: str, kind: int, reason: str) -> End:
         """An end whose texts are cut to what a value of the store holds."""
         return cls(rank, _ascii(label, _N_LABEL), kind, _ascii(reason, _N_REASON))
+
+    @classmethod
+    def lost(cls, rank: int, label: str, reason: str) -> End:
+        """The end of an attempt in which this rank was lost."""
+        return cls.of(rank, label, _LOST, reason)
 
     @property
     def is_failure(self) -> bool:

@@ -61,7 +61,7 @@ def listen_for_hosts(
     try:
         for chosen in paths:
             if chosen.address not in found:
-                found[chosen.address] = _listen_at(rank, chosen, ports, environ)
+                found[chosen.address] = listen_at(f"rank {rank}", chosen, ports, environ)
     except BaseException:
         for listener, _ in found.values():
             listener.close()
@@ -81,9 +81,15 @@ def n_paths(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _listen_at(
-    rank: int, chosen: Advertised, ports: Iterable[int], environ: Mapping[str, str]
+def listen_at(
+    who: str, chosen: Advertised, ports: Iterable[int], environ: Mapping[str, str]
 ) -> tuple[socket.socket, Endpoint]:
+    """A listener at this address, on one of these ports, and its endpoint; `who` is for messages.
+
+    Raises:
+        UsageError: it cannot listen there; says what to set.
+        OSError: no descriptor is left.
+    """
     try:
         listener = listen_tcp(chosen.address, ports)
     except OSError as error:
@@ -91,7 +97,7 @@ def _listen_at(
             raise
         named = environ.get("SHOAL_PORT_RANGE", "any port")
         raise UsageError(
-            f"rank {rank} cannot listen on {chosen.address} ({chosen.interface}, from "
+            f"{who} cannot listen on {chosen.address} ({chosen.interface}, from "
             f"{chosen.why}), {named}: {error.strerror}. Widen SHOAL_PORT_RANGE, or set "
             "SHOAL_SOCKET_IFNAME to another interface"
         ) from error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import queue
 import socket
 import threading
 import time
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.errors import ShoalError, UsageError
@@ -37,6 +38,11 @@ from shoal.rendezvous.store.wire import (
 )
 from shoal.threads import start
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
 _LOG: Final = logging.getLogger("shoal")
 _ENTRY_BYTES: Final = 256  # what a dictionary takes for an entry besides its key and value
 _MOST_QUEUED: Final = 4 * MAX_VALUE_BYTES  # replies that a client does not take
@@ -55,7 +61,40 @@ class StoreLimits(NamedTuple):
     n_bytes: int = 64 << 20
 
 
-class TcpStoreServer:
+class StoreServer:
+    """Serves a store at these listeners until `close`.
+
+    Raises:
+        ShoalError: no thread can be had.
+
+    Threads: one of its own, a daemon; `close` and `submit` may be called from any.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        try:
+            self._thread = start("shoal store", serving.run)
+        except ShoalError:
+            serving.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def await_leavers(self, timeout_s: float) -> bool:
+        """Wait until no client is connected any more; return whether that is so."""
+        return self._serving.is_deserted.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop serving and close every connection; idempotent."""
+        self._serving.submit(None)
+        self._thread.join()
+
+
+class TcpStoreServer(StoreServer):
     """Serves a store at the master's address and no other, until `close`.
 
     Args:
@@ -66,8 +105,6 @@ class TcpStoreServer:
     Raises:
         UsageError: the port is taken, or the address is not this host's.
         ShoalError: no thread can be had.
-
-    Threads: one of its own, a daemon; `close` may be called from any.
     """
 
     def __init__(
@@ -75,42 +112,19 @@ class TcpStoreServer:
     ) -> None:
         listeners = _listen(host, port)
         self.port: int = listeners[0].getsockname()[1]
-        self._waker, woken = socket.socketpair()
-        serving = _Serving(listeners, woken, key, limits or StoreLimits())
-        self._endpoint, self._is_deserted = serving.endpoint, serving.is_deserted
-        try:
-            self._thread = start("shoal store", serving.run)
-        except ShoalError:
-            serving.close()
-            self._waker.close()
-            raise
-
-    def await_leavers(self, timeout_s: float) -> bool:
-        """Wait until no client is connected any more; return whether that is so."""
-        return self._is_deserted.wait(timeout_s)
-
-    def close(self) -> None:
-        """Stop serving and close every connection; idempotent."""
-        if self._endpoint.fileno() >= 0:  # NOT in a forked child: the waker is its parent's
-            with contextlib.suppress(OSError):
-                self._waker.send(b"\0")
-        self._thread.join()
-        self._waker.close()
+        super().__init__(Serving(listeners, key, limits or StoreLimits()))
 
 
-class _Serving:
+class Serving:
     """The server's thread, and the owner of its endpoint."""
 
     def __init__(
-        self,
-        listeners: list[socket.socket],
-        woken: socket.socket,
-        key: bytes | None,
-        limits: StoreLimits,
+        self, listeners: Sequence[socket.socket], key: bytes | None, limits: StoreLimits
     ) -> None:
         self._key = store_key(key)
         self._limits = limits
-        self._woken = woken
+        self._waker, self._woken = socket.socketpair()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self.endpoint = Endpoint(self, most_queued=_MOST_QUEUED)
         for listener in listeners:
             self.endpoint.listen(listener.detach())
@@ -122,20 +136,39 @@ class _Serving:
         self.is_deserted = threading.Event()  # set while no client is connected
         self.is_deserted.set()
 
+    def submit(self, job: Callable[[], object] | None) -> None:
+        """Run a job on the server's thread soon; None ends the thread. From any thread."""
+        if self.endpoint.fileno() >= 0:  # NOT in a forked child: the waker is its parent's
+            self._jobs.put(job)
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
+
     def run(self) -> None:
-        """Serve until `woken` is readable."""
+        """Serve until a job is None."""
         try:
             until = float("inf")
-            while not wait_for(self.endpoint, until, self._woken):
+            while True:
+                if wait_for(self.endpoint, until, self._woken) and not self._run_jobs():
+                    return
                 now = time.monotonic()
                 self.endpoint.step(now)
                 until = self._expire(now)
         finally:
             self.close()
 
+    def _run_jobs(self) -> bool:
+        """Run the jobs of other threads; return False if the thread must end."""
+        for _ in self._woken.recv(1 << 10):  # a byte for each job, sent after it
+            job = self._jobs.get()
+            if job is None:
+                return False
+            job()
+        return True
+
     def close(self) -> None:
         """Close every socket."""
         self.endpoint.close()
+        self._waker.close()
         self._woken.close()
         self.is_deserted.set()
 
@@ -196,17 +229,26 @@ class _Serving:
             self.is_deserted.set()
 
     def _set(self, peer: Peer, key: str, value: bytes) -> None:
-        """Write a value and send it to the clients that wait for it, if there is room."""
+        """Write a value for a client, if there is room."""
+        self._reply(peer, VALUE if self._put(key, value) else FULL)
+
+    def _put(self, key: str, value: bytes) -> bool:
+        """Write a value and send it to the clients that wait for it; False: there is no room."""
         before = self._values.get(key)
         n_more = len(value) - (-len(key) - _ENTRY_BYTES if before is None else len(before))
         if n_more > self._limits.n_bytes - self._n_bytes:
-            self._reply(peer, FULL)
-            return
+            return False
         self._n_bytes += n_more
         self._values[key] = value
-        self._reply(peer, VALUE)
         for waiter in list(self._waiting.get(key, ())):
             self._reply(waiter, VALUE, value)
+        return True
+
+    def _drop(self, key: str) -> None:
+        """Delete a value, if there is one."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._n_bytes -= len(key) + len(value) + _ENTRY_BYTES
 
     def _get(self, peer: Peer, key: str, wait_ms: int) -> None:
         if key in self._values:

@@ -1,0 +1,159 @@
+"""A process's door: where newcomers announce themselves, and where members of new groups meet.
+
+A door is a store (store/server.py) that the process serves at its own address. It costs a thread
+that sleeps, and a few descriptors. A meeting is a part of the store with a prefix of its own, in
+which one group forms (`join`). If the connection of a process that meets there ends, its attempt
+ends too, so the others need not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import TimedOut, UsageError
+from shoal.rendezvous.attempt import End, end_key, find_record_key
+from shoal.rendezvous.interface import Advertised, choose_address
+from shoal.rendezvous.key import job_key
+from shoal.rendezvous.listener import is_out_of_descriptors, listen_at, port_range
+from shoal.rendezvous.record import decode
+from shoal.rendezvous.store import PartOfStore
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import Serving, StoreLimits, StoreServer
+
+if TYPE_CHECKING:
+    import socket
+
+    from shoal.engine import Peer
+    from shoal.rendezvous.store import Store
+
+# Meetings whose values are kept. The values of the last ones are, for ranks that are late to leave.
+_MOST_MEETINGS: Final = 4
+_OPEN: Final = "open"
+_N_ID_BYTES: Final = 16
+
+
+class Door(StoreServer):
+    """This process's door. It closes when it is not referenced any more.
+
+    Without a job key it listens on 127.0.0.1, so it serves processes of this host alone.
+
+    Args:
+        environ: read for the job key, `SHOAL_SOCKET_IFNAME`, `SHOAL_PORT_RANGE` and `MASTER_ADDR`.
+
+    Raises:
+        UsageError: it cannot listen there, or no descriptor is left; says what to set.
+        ShoalError: no thread can be had.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        key = job_key(environ)
+        try:
+            chosen = (
+                Advertised("127.0.0.1", "lo", "there is no job key")
+                if key is None
+                else choose_address(environ.get("MASTER_ADDR"), environ)
+            )
+            ports = port_range(environ)
+            listener, endpoint = listen_at("this process", chosen, ports, environ)
+            self._doorman = _Doorman(listener, key)
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                raise
+            raise UsageError("no file descriptor is left to listen: raise `ulimit -n`") from error
+        self.address = str(endpoint)
+        super().__init__(self._doorman)
+        weakref.finalize(self, self._doorman.submit, None).atexit = False
+
+    def open(self, uuid: str) -> None:
+        """Let processes meet here under this name, which no earlier meeting here had."""
+        meeting = _meeting_id(uuid)
+        self._doorman.submit(lambda: self._doorman.open(meeting))
+
+
+class _Doorman(Serving):
+    """Serves a door."""
+
+    def __init__(self, listener: socket.socket, key: bytes | None) -> None:
+        super().__init__([listener], key, StoreLimits())
+        # By open meeting, the oldest first: the attempt, rank and host name of each participant.
+        self._meetings: dict[str, dict[Peer, tuple[int, int, str]]] = {}
+
+    def open(self, meeting: str) -> None:
+        """Begin a meeting, and forget the oldest if there are too many."""
+        self._meetings.setdefault(meeting, {})
+        self._put(f"{meeting}/{_OPEN}", b"")
+        while len(self._meetings) > _MOST_MEETINGS:
+            oldest = next(iter(self._meetings))
+            del self._meetings[oldest]
+            for key in [key for key in self._values if key.startswith(f"{oldest}/")]:
+                self._drop(key)
+
+    def _set(self, peer: Peer, key: str, value: bytes) -> None:
+        meeting, _, rest = key.partition("/")
+        if meeting not in self._meetings:
+            raise ValueError("no such meeting")
+        found, record = find_record_key(rest), decode(value)
+        if found is not None and record is not None:
+            self._meetings[meeting][peer] = *found, record.host_label
+        super()._set(peer, key, value)
+
+    def lost(self, peer: Peer, error: int = 0, why: str = "") -> None:
+        """Forget a client, and end the attempt that it was in."""
+        super().lost(peer, error, why)
+        for meeting, participants in self._meetings.items():
+            if peer in participants:
+                attempt, rank, label = participants.pop(peer)
+                key = f"{meeting}/{end_key(attempt)}"
+                if key not in self._values:
+                    end = End.lost(rank, label, why or "closed its connection")
+                    self._put(key, end.encode())
+
+
+@contextlib.contextmanager
+def visit(
+    address: str, uuid: str, timeout_s: float, environ: Mapping[str, str] = os.environ
+) -> Iterator[Store]:
+    """Connect to the door at this address, and wait until a meeting of this name is open there.
+
+    Raises:
+        TimedOut: no door answers at this address, or the meeting does not open.
+        UsageError: the door holds another job key, or `address` is not host:port.
+        PeerLost: the process of this door has ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    host, port = parse_address(address)
+    client = TcpStoreClient(host, port, timeout_s=timeout_s, key=job_key(environ))
+    with contextlib.closing(client):
+        part = PartOfStore(client, f"{_meeting_id(uuid)}/")
+        try:
+            part.get(_OPEN, max(0.0, deadline - time.monotonic()))
+        except TimedOut as late:
+            raise TimedOut(
+                f"the process at {address} did not begin the meeting {uuid!r} within "
+                f"{timeout_s:g} s"
+            ) from late
+        yield part
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """The host and the port of `host:port` or `[fd00::2]:port`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
+    if not host or not colon or not is_port:
+        raise UsageError(f"{address!r} is not an address; expected host:port, as 10.0.0.2:29600")
+    return host, int(port)
+
+
+def _meeting_id(uuid: str) -> str:
+    return hashlib.blake2b(uuid.encode(), digest_size=_N_ID_BYTES).hexdigest()

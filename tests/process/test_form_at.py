@@ -1,0 +1,162 @@
+"""Groups form at the door of one of their members, beside other groups of the process or after."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, descriptors, error_of, pretend_hosts
+
+from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+
+if TYPE_CHECKING:
+    import shoal
+
+KEY = {"SHOAL_KEY": "k" * 32}
+
+
+def exchange(stage: Stage, rank: int, size: int, address: str) -> list[str]:
+    """The addresses of all doors, over the test's store: no group is needed."""
+    stage.store.set(f"door/{rank}", address.encode())
+    return [stage.store.get(f"door/{other}", 30.0).decode() for other in range(size)]
+
+
+def total(group: shoal.Group) -> float:
+    data = np.full(1000, 1.0 + group.rank)
+    group.all_reduce(data)
+    assert (data == data[0]).all()
+    return float(data[0])
+
+
+def form_without_a_group(ranks_per_host: int) -> list[Any]:
+    from shoal.group.form_at import form_at
+    from shoal.rendezvous.door import Door
+
+    stage = Stage.from_environment()
+    pretend_hosts(ranks_per_host)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    door = Door()
+    addresses = exchange(stage, rank, size, door.address)[::-1]
+    found: list[Any] = []
+    for turn in range(3):
+        with form_at(door, addresses, f"turn {turn}", timeout_s=30) as group:
+            found += [group.rank, total(group)]
+            part = addresses[:2]  # beside the living group
+            if door.address in part:
+                with form_at(door, part, f"part {turn}", timeout_s=30) as pair:
+                    found.append(total(pair))
+            group.barrier()
+            stage.meet(rank, size, f"the end of turn {turn}")
+            if turn == 1:
+                group.abort("the test ends it")
+                assert isinstance(error_of(group.barrier), Closed)
+    door.close()
+    return found
+
+
+def test_a_group_forms_at_a_door_without_another_beside_one_and_after_an_abort() -> None:
+    for ranks_per_host, env in ((4, {}), (2, KEY)):
+        with Stage() as stage:
+            found = run_ranks(form_without_a_group, 4, ranks_per_host, env={**stage.env, **env})
+        for rank, values in enumerate(found):
+            pair = [3.0] if rank >= 2 else []  # the addresses are reversed
+            assert values == 3 * [3 - rank, 10.0, *pair]
+
+
+def die_while_forming(victim: int) -> tuple[str, float] | None:
+    from shoal.group.form_at import form_at
+    from shoal.rendezvous.door import Door
+    from shoal.rendezvous.meeting import Meeting
+
+    stage = Stage.from_environment()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    door = Door()
+    addresses = exchange(stage, rank, size, door.address)
+    publish = Meeting.publish
+
+    def publish_and_die(self: Meeting, own: Any) -> None:
+        publish(self, own)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == victim:
+        Meeting.publish = publish_and_die  # type: ignore[method-assign]
+    started = time.monotonic()
+    error = error_of(form_at, door, addresses, "one", timeout_s=50)
+    assert isinstance(error, PeerLost), error
+    took_s = time.monotonic() - started
+    rest = [one for number, one in enumerate(addresses) if number != victim]
+    with form_at(door, rest, "two", timeout_s=30) as group:
+        assert total(group) == 3.0
+    return str(error), took_s
+
+
+def test_the_death_of_a_member_ends_a_forming_at_once_and_the_rest_can_form_again() -> None:
+    for victim in (0, 2):
+        with Stage() as stage, start_ranks(die_while_forming, 3, victim, env=stage.env) as ranks:
+            outcomes = ranks.wait(60)
+        for rank, outcome in enumerate(outcomes):
+            if rank == victim:
+                assert outcome.died == "was killed by SIGKILL"
+                continue
+            assert outcome.value is not None, outcome
+            text, took_s = outcome.value
+            assert f"rank {victim}" in text
+            assert took_s < 10
+
+
+def refuse() -> list[str]:
+    from shoal.group.form_at import form_at
+    from shoal.rendezvous.door import Door
+
+    door, other = Door(), Door()
+    texts = []
+    for addresses in ([other.address], [door.address, door.address]):
+        error = error_of(form_at, door, addresses, "one", timeout_s=5)
+        assert isinstance(error, UsageError)
+        texts.append(str(error))
+    nobody = ["nowhere", door.address]
+    error = error_of(form_at, door, nobody, "one", timeout_s=5)
+    assert isinstance(error, UsageError)
+    texts.append(str(error))
+    # The other door is there, but its process never opens the meeting.
+    error = error_of(form_at, door, [other.address, door.address], "one", timeout_s=0.2)
+    assert isinstance(error, TimedOut)
+    texts.append(str(error))
+    return [text.replace(door.address, "OWN").replace(other.address, "OTHER") for text in texts]
+
+
+def test_wrong_addresses_and_a_meeting_that_nobody_opens_are_errors() -> None:
+    [texts] = run_ranks(refuse, 1)
+    assert texts[0] == "the addresses OTHER repeat one, or lack this process's own, OWN"
+    assert texts[1] == "the addresses OWN, OWN repeat one, or lack this process's own, OWN"
+    assert "'nowhere' is not an address" in texts[2]
+    assert texts[3].endswith("OTHER did not begin the meeting 'one' within 0.2 s")
+
+
+def form_often() -> None:
+    from shoal.group.form_at import form_at
+    from shoal.rendezvous.door import Door
+
+    stage = Stage.from_environment()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with Door() as door:
+        addresses = exchange(stage, rank, size, door.address)
+        open_before = -1
+        for turn in range(20):
+            with form_at(door, addresses, f"turn {turn}", timeout_s=30) as group:
+                assert total(group) == 3.0
+            stage.meet(rank, size, f"after {turn}")
+            if turn == 2:
+                open_before = len(descriptors())
+        assert len(descriptors()) <= open_before
+        n_values = len(door._doorman._values)
+        assert n_values < 60 if rank == 0 else n_values == 0
+
+
+def test_descriptors_and_the_values_of_a_door_stay_few() -> None:
+    with Stage() as stage:
+        run_ranks(form_often, 2, env=stage.env)
