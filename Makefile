@@ -28,11 +28,11 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-fuzz test-native test-clang test-native-sanitized test-asan
-.PHONY: test-tsan
+.PHONY: test-tsan test-frameworks
 .PHONY: lint format docs site bench gpu-check peers demo wheels test-aarch64 clean
 
 help:
-	@echo "make venv, test, test-soak, test-fuzz, test-native, test-clang, test-native-sanitized, lint, format, docs, site, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
+	@echo "make venv, test, test-soak, test-fuzz, test-frameworks, test-native, test-clang, test-native-sanitized, lint, format, docs, site, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -120,6 +120,11 @@ test-tsan: $(TOOLS)
 	$(CMAKE) -B build/tsan -DSHOAL_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan --parallel $(JOBS)
 	$(NO_ASLR) $(CTEST) --test-dir build/tsan
+
+# The examples of frameworks over Gloo and over shoal, each framework in an environment of its own that
+# sees .venv's packages. It installs about 2 GB, and is not a part of `make test`.
+test-frameworks: $(INSTALLED)
+	$(PY) tests/frameworks/check.py $(ARGS)
 
 # ---- style ----
 

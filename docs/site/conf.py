@@ -45,7 +45,7 @@ nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!shoal\.).*|shoal\._nati
 # The order of the pages in the margin. README's own links to them are sentences and tables.
 PAGES = {
     "Use it": [
-        *("tutorial", "torch", "averaging", "compression", "local_steps", "servers"),
+        *("tutorial", "torch", "frameworks", "averaging", "compression", "local_steps", "servers"),
         *("cluster", "training", "site/api"),
     ],
     "When something is wrong": ["hang", "errors", "dump", "top", "check", "views"],

@@ -42,13 +42,14 @@ LOWER = {
     "launch": {"group", "rendezvous", "settings", "frontend"},
     "_autoload": {"frontend", "lazy"},
     "torch": {"_autoload", "frontend", "lazy"},
+    "accelerate": {"frontend", "torch"},
 }
 # These are built out of everything, so they may import everything but the native library.
 TOP = {"__init__", "cli", "bench", "check", "lab", "__main__"}
 
 # Who may import a framework; bench measures them side by side.
-FRAMEWORKS = {"torch", "jax", "tensorflow", "mxnet"}
-FRAMEWORK_USERS = {"frontend", "_autoload", "torch", "bench", "cli"}
+FRAMEWORKS = {"torch", "jax", "tensorflow", "mxnet", "accelerate"}
+FRAMEWORK_USERS = {"frontend", "_autoload", "torch", "accelerate", "bench", "cli"}
 
 
 def modules() -> list[str]:

@@ -1,0 +1,107 @@
+"""shoal.accelerate against a stand-in for Accelerate's PartialState; docs/frameworks.md has the
+real package, which `make test-frameworks` runs."""
+
+import enum
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from shoal.errors import Unsupported, UsageError
+
+
+class DistributedType(str, enum.Enum):
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    MULTI_NPU = "MULTI_NPU"
+
+
+def load(monkeypatch: pytest.MonkeyPatch, state: type) -> None:
+    """Import shoal.accelerate beside an Accelerate that has this PartialState."""
+    package, module = ModuleType("accelerate"), ModuleType("accelerate.state")
+    package.DistributedType = DistributedType  # type: ignore[attr-defined]
+    module.PartialState = state  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "accelerate", package)
+    monkeypatch.setitem(sys.modules, "accelerate.state", module)
+    monkeypatch.delitem(sys.modules, "shoal.accelerate", raising=False)
+    importlib.import_module("shoal.accelerate")
+    monkeypatch.delitem(sys.modules, "shoal.accelerate")
+
+
+def partial_state(kind: DistributedType, chosen: str | None) -> type:
+    """A PartialState that always makes one choice, unless the user names a backend."""
+
+    class PartialState:
+        def _prepare_backend(
+            self, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+        ) -> Any:
+            return backend or chosen, kind
+
+    return PartialState
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"),
+    [(DistributedType.MULTI_CPU, "gloo"), (DistributedType.MULTI_GPU, "nccl")],
+)
+def test_shoal_takes_the_place_of_the_choice_and_other_names_stay(
+    kind: DistributedType, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = partial_state(kind, chosen)
+    load(monkeypatch, state)
+
+    assert state()._prepare_backend(True, False, "shoal") == ("shoal", kind)
+    assert state()._prepare_backend(True, False, None) == (chosen, kind)
+    assert state()._prepare_backend(True, False, "mpi") == ("mpi", kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(DistributedType.NO, "in this process alone"), (DistributedType.MULTI_NPU, "MULTI_NPU")],
+)
+def test_a_choice_that_shoal_does_not_serve_is_refused(
+    kind: DistributedType, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = partial_state(kind, None)
+    load(monkeypatch, state)
+
+    with pytest.raises(UsageError, match=words):
+        state()._prepare_backend(False, False, "shoal")
+
+
+def test_a_default_group_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    state = partial_state(DistributedType.MULTI_CPU, "gloo")
+    load(monkeypatch, state)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="default process group uses gloo"):
+            state()._prepare_backend(True, False, "shoal")
+    finally:
+        dist.destroy_process_group()
+
+
+class Renamed:
+    def prepare_backend(self, backend: str) -> None: ...
+
+
+class OtherArguments:
+    def _prepare_backend(self, device: str, backend: str | None = None) -> None: ...
+
+
+@pytest.mark.parametrize("state", [Renamed, OtherArguments])
+def test_an_unknown_accelerate_is_refused_with_what_to_do_instead(
+    state: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = dict(vars(state))
+
+    with pytest.raises(Unsupported, match="init_process_group"):
+        load(monkeypatch, state)
+
+    assert dict(vars(state)) == methods
