@@ -131,6 +131,18 @@ TEST("data that moved is counted, each way, whatever way it took") {
       }
 }
 
+TEST("data that moved in a narrow format is counted as it travelled") {
+  World world(2, calm(false));
+  Job job = job_of(Kind::kShardedAllReduce, 6400);
+  job.codec = Codec::kMxFp8;
+  for (const int rank : {0, 1}) world.post(rank, job);
+  CHECK(world.run_all());
+  const Value peer = list(state_of(world, 0), "peers").at(1);
+  // Half of the elements to the other reducer, half as the result; 33 bytes for 32 of them.
+  CHECK_EQ(number(peer, "n_bytes_out"), 6400 / 32 * 33);
+  CHECK_EQ(number(peer, "n_bytes_in"), 6400 / 32 * 33);
+}
+
 TEST("rates are those of the last seconds") {
   Traffic traffic(2);
   traffic.sample(10 * kSecond);

@@ -69,11 +69,13 @@ void Steps::moved_upto(Call& call, uint32_t at, uint32_t done) {
   const uint32_t before = std::exchange(state.done, done);
   state.moved_ns = now_;
   if (step.peer < 0) return;
-  const uint64_t n_bytes =
-      uint64_t{done - before - 1} * call.plan->segment_bytes + call.segment_bytes(step, done - 1);
+  const uint64_t n_whole = done - before - 1;  // each but the last, which may be short
+  if (call.windows.is_incast && step.kind == StepKind::kRecv)
+    call.windows.n_came_in +=
+        n_whole * call.plan->segment_bytes + call.segment_bytes(step, done - 1);
   Traffic::Peer& traffic = traffic_[call.peer_of(step)];
-  if (call.windows.is_incast && step.kind == StepKind::kRecv) call.windows.n_came_in += n_bytes;
-  (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) += n_bytes;
+  (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) +=
+      n_whole * call.as_encoded(at, call.plan->segment_bytes) + call.wire_bytes(at, done - 1);
 }
 
 void Steps::complete(Call& call, uint32_t at, uint32_t segment) {

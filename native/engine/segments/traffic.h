@@ -20,7 +20,7 @@ class Traffic {
  public:
   struct Peer {
     uint64_t n_frames_out = 0, n_frames_in = 0;
-    uint64_t n_bytes_out = 0, n_bytes_in = 0;  // of data, moved by any way
+    uint64_t n_bytes_out = 0, n_bytes_in = 0;  // of data as encoded, moved by any way
     uint64_t slot_bytes_out = 0;               // of those, bytes copied into a slot
     // How often a step was stopped only by the lack of this.
     uint64_t no_grant = 0, no_slot = 0, no_credit = 0, no_staging = 0;

@@ -46,7 +46,8 @@ class LinkStats:
     Args:
         address: of the other rank; empty on the same host.
         kind, state: as docs/dump.md lists.
-        bytes_out, bytes_in: since the world formed; the rates are of the last one to two seconds.
+        bytes_out, bytes_in: of data as it travels, such as in mxfp8, without headers; since the
+            world formed. The rates are of the last one to two seconds.
         rtt_us: the longest round trip of its TCP connections; None without one.
         n_retransmits: segments that the present connections sent again.
     """
