@@ -29,13 +29,15 @@ def attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
     """Return a `__getattr__` that imports the attributes of a package when first asked for.
 
     Args:
-        modules: the module that has each attribute.
+        modules: the module that has each attribute, or that is the attribute: a part of `package`.
     """
 
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(load(modules[name]), name)
+        value = load(modules[name])
+        if modules[name] != f"{package}.{name}":
+            value = getattr(value, name)
         setattr(importlib.import_module(package), name, value)
         return value
 

@@ -18,6 +18,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -114,6 +115,22 @@ def connections() -> list[socket.socket]:
             else:
                 sock.close()
     return found
+
+
+def bytes_out() -> dict[int, int]:
+    """What each connection of this process has sent, once; `group.stats()` counts elements."""
+    found = {}
+    for connection in connections():
+        with connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 216)
+            sent, again = struct.unpack_from("=QQ", info, 200)  # tcpi_bytes_sent, _retrans
+            found[os.fstat(connection.fileno()).st_ino] = sent - again
+    return found
+
+
+def bytes_since(before: dict[int, int]) -> int:
+    """What this process has sent since `bytes_out()` was `before`, on connections still open."""
+    return sum(sent - before.get(which, 0) for which, sent in bytes_out().items())
 
 
 def error_of(call: Callable[..., Any], *args: Any, **how: Any) -> Exception | None:

@@ -1,8 +1,6 @@
 """`ChunkTopK` between hosts: nothing is lost, few bytes travel, and a lost server ends no step."""
 
 import hashlib
-import socket
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from process.arrays import Array
 from process.ranks import run_ranks
 from process.serving import await_servers, new_key, run_and_kill_the_server, run_with_a_server
-from process.stage import Stage, connections, pretend_hosts
+from process.stage import Stage, bytes_out, bytes_since, pretend_hosts
 
 import shoal
 from shoal.average import Averager, ChunkTopK
@@ -110,16 +108,6 @@ def test_a_server_lost_in_mid_step_loses_its_residual_and_no_step(tmp_path: Path
     assert told == [told[0]] * 3
 
 
-def bytes_out() -> int:
-    """What the kernel has sent on this process's connections; group.stats() counts elements."""
-    total = 0
-    for connection in connections():
-        with connection:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-            total += struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
-    return total
-
-
 def sent_in_a_step(n_elems: int) -> float:
     """The bytes that this rank's links send in one step."""
     pretend_hosts(1)
@@ -132,8 +120,8 @@ def sent_in_a_step(n_elems: int) -> float:
         n_steps = 4
         for step in range(n_steps):
             average(averager, whole(group.rank, step, n_elems))
-        group.barrier()  # its messages carry acknowledgements of what was sent before
-        return (bytes_out() - before) / n_steps
+        group.barrier()
+        return bytes_since(before) / n_steps
 
 
 def test_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:

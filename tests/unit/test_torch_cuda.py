@@ -59,7 +59,7 @@ class Rank:
 def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     rank = Rank()
     monkeypatch.setattr(devices, "device_at", lambda place: rank.device)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 256)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 512)
     yield rank
     rank.operations.shutdown()
     assert rank.device.used <= rank.device.kept
@@ -77,7 +77,7 @@ def rooted(kind: Any, root: int) -> Any:
     return options
 
 
-N = 100  # elements: two pieces, or four where there are two blocks
+N = 200  # elements: two pieces, or four where there are two blocks
 
 
 def _one() -> torch.Tensor:
@@ -111,12 +111,12 @@ def test_every_collective_that_torch_has_is_served_on_cuda_tensors() -> None:
 
 
 def test_pieces_are_even_begin_at_whole_lines_and_are_alike_for_lists(rank: Rank) -> None:
-    rank.finish(rank.operations.allreduce([on_device(numbered(4 * 64 + 3))]))
+    rank.finish(rank.operations.allreduce([on_device(numbered(4 * 128 + 3))]))
     lengths = [len(call.read_at_first[0]) for call in rank.wire.calls]
-    assert lengths == [256, 256, 256, 256, 12]
+    assert lengths == [512, 512, 512, 512, 12]
     rank.wire.calls.clear()
-    rank.finish(rank.operations.allreduce([on_device(numbered(70))]))
-    assert [len(call.read_at_first[0]) for call in rank.wire.calls] == [192, 88]
+    rank.finish(rank.operations.allreduce([on_device(numbered(140))]))
+    assert [len(call.read_at_first[0]) for call in rank.wire.calls] == [384, 176]
     rank.wire.calls.clear()
     rank.finish(
         rank.operations.allgather([[on_device(_one()), on_device(_one())]], [on_device(_one())])

@@ -142,9 +142,9 @@ def test_one_is_right_in_every_order(
 
 def test_only_this_ranks_part_goes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch)
-    call = reduced(host, 100, 1.0)
+    call = reduced(host, 200, 1.0)
     host.play(lambda n: 0, call.look)
-    assert sum(len(each.read_at_first[0]) for each in host.rail.calls) == 50 * 4
+    assert sum(len(each.read_at_first[0]) for each in host.rail.calls) == 100 * 4
     assert len(host.rail.calls) == 4  # pieces, which overlap
     assert not host.group.calls
 

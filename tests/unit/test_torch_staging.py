@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.gpu.staging import StagedCall
 
 LOST = PeerLost(0, "spruce", doing="recv 8 B")
-LINE = 16  # elements of a piece: 64 bytes of float32
+LINE = 32  # elements of a piece: 128 bytes of float32
 
 
 class ByHand:

@@ -30,6 +30,8 @@ __all__ = [
     "ShoalProcessGroup",
 ]
 
+_CPU: Final = torch.device("cpu")
+
 _replacements: Final[list[Group]] = []
 
 
@@ -88,12 +90,12 @@ def default_group() -> Group | None:
     return group_in(dist.group.WORLD) if dist.is_initialized() else None
 
 
-def group_in(process_group: Any) -> Group | None:
-    """Return the shoal group that serves the CPU in a process group of torch, or None."""
+def group_in(process_group: Any, device: torch.device = _CPU) -> Group | None:
+    """Return the shoal group that serves a device in a process group of torch, or None."""
     backend = process_group
     if not isinstance(backend, Operations):
         try:
-            backend = backend._get_backend(torch.device("cpu"))
+            backend = backend._get_backend(device)
         except RuntimeError:  # no backend for this device
             return None
         # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.

@@ -32,7 +32,7 @@ from shoal.frontend.torch.work import (
     FinishedWork,
     InBackground,
     PendingWork,
-    current_subject,
+    current_options,
     profiling,
     recorded,
 )
@@ -276,7 +276,11 @@ class Operations:
         if collective.folds:
             fold, factor = fold_of(opts.reduceOp)
             rest = (*rest, fold)
-        buffers = TensorBuffers(self._group, collective.name, root, collective.folds, factor)
+        wire = current_options().get("wire")
+        widens = wire is not None and wire.is_narrow
+        buffers = TensorBuffers(
+            *(self._group, collective.name, root, collective.folds, factor, widens)
+        )
         calls = lay_out(buffers, outputs, inputs)
         if collective.folds and len(calls) > 1:  # NOT left to the calls: the first would have begun
             for view, *_ in calls:
@@ -297,8 +301,8 @@ class Operations:
         """Start the collectives, and finish them if the caller is going to wait anyway."""
         self._n_calls += len(calls)
         start, timeout_s = getattr(self._group, collective.name), self._seconds(opts.timeout)
-        if subject := current_subject():
-            start = functools.partial(start, subject=subject)
+        if more := current_options():
+            start = functools.partial(start, **more)
         if self._compares or buffers.device is None:
             self._flush()
         if self._compares:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 DTYPES: Final[Mapping[torch.dtype, DType]] = {getattr(torch, str(each)): each for each in DType}
+HALVES: Final = (torch.bfloat16, torch.float16)
 
 # Every call uses these; 0.18 us where BufferView(...) takes 0.30.
 _STRIDED: Final = torch.strided
@@ -51,6 +52,7 @@ class TensorBuffers:
         root: the rank that the call names; None if it names none.
         folds: True if values are computed, so shoal must know the dtype; else only bytes travel.
         factor: multiplies the tensors that are read.
+        widens: bfloat16 and float16 travel as float32, which codecs are for.
 
     Attributes:
         results: the tensors that the call writes.
@@ -59,7 +61,7 @@ class TensorBuffers:
     """
 
     __slots__ = (
-        *("_factor", "_folds", "_in_order"),
+        *("_factor", "_folds", "_in_order", "_widens"),
         *("copies", "device", "group", "operation", "results", "root"),
     )
 
@@ -70,6 +72,7 @@ class TensorBuffers:
         root: int | None = None,
         folds: bool = False,
         factor: Factor = None,
+        widens: bool = False,
     ) -> None:
         self.group = group
         self.operation = operation
@@ -77,6 +80,7 @@ class TensorBuffers:
         self._folds = folds
         self._factor = factor
         self._in_order = False
+        self._widens = widens
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.device: Device | None = None
         self.results: list[torch.Tensor] = []
@@ -115,7 +119,9 @@ class TensorBuffers:
         view = self._own_memory(tensor)
         if view is not None and not self._in_order:
             return view
-        copy = torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)
+        copy = torch.empty_like(
+            tensor.detach(), dtype=self._dtype_of(tensor), memory_format=torch.contiguous_format
+        )
         return self._copied_back(tensor, copy)
 
     def read(self, tensor: torch.Tensor) -> BufferView:
@@ -142,7 +148,12 @@ class TensorBuffers:
             raise self._unsupported(tensor.layout, "pass tensor.to_dense()")
         if not tensor.is_cpu:
             self.note_device(tensor)
-        return self._view(tensor) if _is_dense(tensor) else None
+        is_usable = _is_dense(tensor) and self._dtype_of(tensor) is tensor.dtype
+        return self._view(tensor) if is_usable else None
+
+    def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        """Return the type in which a tensor travels."""
+        return torch.float32 if self._widens and tensor.dtype in HALVES else tensor.dtype
 
     def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype, address, n_elems = DTYPES.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
@@ -158,7 +169,7 @@ class TensorBuffers:
         return BufferView(address, tensor.nbytes, DType.UINT8, tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor, factor = tensor.detach(), self._factor
+        tensor, factor = tensor.detach().to(self._dtype_of(tensor)), self._factor
         if factor is not None:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 what = f"PREMUL_SUM of {tensor.dtype}"

@@ -7,10 +7,11 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # TimeoutError itself from 3.11 on
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -338,14 +339,14 @@ class _ThisThread(threading.local):
     Attributes:
         n_completions: the number of completions, one inside another, whose callbacks it runs.
         held_back: inside a communication hook, the works whose futures are held back; else None.
-        subject: the purpose of its calls (`shoal.group.subjects`); 0: none.
+        options: keywords for each of its calls on a group, beside those of torch.
         lookup: while it looks for the Work inside a holder, a list for that; else None.
         no_thread: why no other thread completes futures, while this one does so instead; else None.
     """
 
     n_completions = 0
     held_back: list[PendingWork] | None = None
-    subject = 0
+    options: Mapping[str, Any] = MappingProxyType({})
     lookup: list[FinishedWork] | None = None
     no_thread: ShoalError | None = None
 
@@ -364,17 +365,31 @@ def calls_of_hook(subject: int) -> Iterator[list[PendingWork]]:
         The works, each to be waited for.
     """
     works: list[PendingWork] = []
-    before = _this_thread.held_back, _this_thread.subject
-    _this_thread.held_back, _this_thread.subject = works, subject
+    before, _this_thread.held_back = _this_thread.held_back, works
     try:
-        yield works
+        with calls_with(subject=subject):
+            yield works
     finally:
-        _this_thread.held_back, _this_thread.subject = before
+        _this_thread.held_back = before
 
 
-def current_subject() -> int:
-    """Return the purpose of this thread's calls (`shoal.group.subjects`); 0: none."""
-    return _this_thread.subject
+@contextlib.contextmanager
+def calls_with(**options: Any) -> Iterator[None]:
+    """Give these keywords to the calls on groups that this thread starts, and no others.
+
+    Args:
+        options: `subject`, and `wire` for collectives that take it; see `Group`.
+    """
+    before, _this_thread.options = _this_thread.options, options
+    try:
+        yield
+    finally:
+        _this_thread.options = before
+
+
+def current_options() -> Mapping[str, Any]:
+    """Return the keywords for this thread's calls beside those of torch."""
+    return _this_thread.options
 
 
 @functools.cache

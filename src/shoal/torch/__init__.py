@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.wrapper import DistributedDataParallel
     from shoal.frontend.torch.diloco import DiLoCo, LocalSGD
     from shoal.frontend.torch.shrink import peer_lost, shrink_group
+    from shoal.torch import fsdp
 
-__all__ = ["DistributedDataParallel", "DiLoCo", "LocalSGD", "peer_lost", "shrink_group"]
+__all__ = ["DistributedDataParallel", "DiLoCo", "LocalSGD", "fsdp", "peer_lost", "shrink_group"]
 
 # The native core is loaded with the first of them.
 __getattr__ = attributes(
@@ -27,6 +28,7 @@ __getattr__ = attributes(
         "DistributedDataParallel": "shoal.frontend.torch.ddp.wrapper",
         "DiLoCo": "shoal.frontend.torch.diloco",
         "LocalSGD": "shoal.frontend.torch.diloco",
+        "fsdp": "shoal.torch.fsdp",
         "peer_lost": "shoal.frontend.torch.shrink",
         "shrink_group": "shoal.frontend.torch.shrink",
     },
