@@ -306,4 +306,6 @@ def test_ranks_exchange_their_last_steps(group: shoal.Group) -> None:
 
 @pytest.mark.parametrize(("n_buffers", "n_kept"), [(1, 128), (128, 128), (1024, 16), (10**6, 8)])
 def test_fewer_steps_are_kept_where_they_have_many_buffers(n_buffers: int, n_kept: int) -> None:
-    assert StepLog(n_buffers).kept.maxlen == n_kept
+    log = StepLog()
+    log.lay_out(n_buffers)
+    assert log.kept.maxlen == n_kept

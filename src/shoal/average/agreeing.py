@@ -128,13 +128,19 @@ class FirstOrder:
 
     Args:
         name: of the broadcast.
+        is_known: all ranks know the order already.
     """
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: Group, name: str, *, is_known: bool = False) -> None:
         self._group = group
         self._name = name
-        self._is_sent = False
+        self._is_sent = is_known
         self._coming: tuple[Work | None, bytearray] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """True if the order has come, or stays as it is."""
+        return self._is_sent and self._coming is None
 
     def end_step(self, came: Sequence[int], last: Sequence[int]) -> None:
         """Send the order of arrays after the first step, which is over; then do nothing.

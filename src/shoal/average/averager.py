@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import operator
 import os
 import time
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.average.agreeing import FirstOrder, SameCheck, agree, shared_by
+from shoal.average.agreeing import FirstOrder, SameCheck, agree, checked_interval, shared_by
 from shoal.average.compress import check_hosts, parse_compress
 from shoal.average.departures import Departures, words_for
 from shoal.average.feedback import Feedback
@@ -23,7 +25,7 @@ from shoal.average.report import AveragingReport, report_on
 from shoal.average.step_times import StepLog, StepTimes
 from shoal.dtypes import DType, Op
 from shoal.engine import Countdown, can_fold
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.plan.fusion import choose_fusion
 from shoal.plan.quantities import bytes_from
 
@@ -103,45 +105,110 @@ class Averager:
         check_same: int = 0,
         fill: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
-        self.group = group
         self.entries = tuple(ArraySpec.of(name, given) for name, given in arrays.items())
         self._indices = {entry.name: index for index, entry in enumerate(self.entries)}
         self._find_unused, self._weighted = find_unused, weighted
         self._clears = fill is None
-        self._shared = shared_by(group)
-        self.name = f"average {next(self._shared.names)}"
-        self._subject = group.subjects.add(words_for(list(self._indices)))
-        self.fusion_bytes = self._fusion_bytes(fusion_bytes)
-        options = {"fusion_bytes": self.fusion_bytes, "wire": wire, "compress": compress}
-        options |= {"find_unused": find_unused}
-        check_hosts(compress, group.planner.cluster.hosts)
+        self._asked_bytes = fusion_bytes
+        self._options: dict[str, Any] = {"wire": wire, "compress": compress}
+        self._options |= {"find_unused": find_unused, "weighted": weighted}
+        self._options |= {"check_finite": check_finite, "check_same": checked_interval(check_same)}
         wire, scheme = parse_compress(compress, wire, self.entries)
         self._feedback = None if scheme is None else Feedback(scheme)
-        options |= {"weighted": weighted, "check_finite": check_finite, "check_same": check_same}
-        self._same = SameCheck(group, check_same)
-        agree(group, self.name, self.entries, options)
-        layout = Layout.of(self.entries, range(len(arrays))[::-1], self.fusion_bytes)
-        self._check_types()
-        self._memory = ArrayMemory(layout, str(self))
-        self._preparation: Preparation | None = None
-        if weighted or check_finite or any(one.dtype is DType.FLOAT16 for one in self.entries):
-            self._preparation = Preparation(
-                group, self.name, weighted=weighted, check_finite=check_finite
-            )
-        self._departures = Departures(
-            *(group, wire, self._subject, fill, self._preparation, self._feedback),
-            finds_unused=find_unused,
-        )
-        self._order = FirstOrder(group, f"{self.name}, order")
-        self._next_layout: Layout | None = None
+        self._departures = Departures(wire, fill, self._feedback, finds_unused=find_unused)
         self.countdown = Countdown(self._departures.send)
-        over = weakref.finalize(self, self._shared.drop, self.open_calls, self.countdown)
-        over.atexit = False
+        self._next_layout: Layout | None = None
         self._is_open = self._is_sent = False
         self.arrays: dict[str, Any] = {}
         self.unused: tuple[int, ...] = ()
-        self.log = StepLog(len(layout.buffers))
+        self.log = StepLog()
+        self._over: weakref.finalize[..., Averager] | None = None
+        layout = self._join(group, range(len(self.entries))[::-1], is_known=False)
+        self._memory = ArrayMemory(layout, str(self))
         self._lay_out(layout)
+
+    def _join(self, group: Group, order: Sequence[int], *, is_known: bool) -> Layout:
+        """Serve a group from now on, with the layout that this returns; every rank calls it.
+
+        A new averager and one that goes on make the same calls, so both may be in one group.
+
+        Args:
+            order: of the arrays, if this is rank 0.
+            is_known: it is the order of a first step.
+        """
+        self.group = group
+        self._shared = shared_by(group)
+        self.name = f"average {next(self._shared.names)}"
+        subject = group.subjects.add(words_for(list(self._indices)))
+        self.fusion_bytes = self._fusion_bytes(self._asked_bytes)
+        check_hosts(self._options["compress"], group.planner.cluster.hosts)
+        self._same = SameCheck(group, self._options["check_same"])
+        agree(group, self.name, self.entries, {"fusion_bytes": self.fusion_bytes} | self._options)
+        order = self._follow_rank_0(group, order, is_known=is_known)
+        layout = Layout.of(self.entries, order, self.fusion_bytes)
+        self._check_types()
+        self._preparation = self._prepared(group)
+        self._departures.join(group, subject, self._preparation)
+        if self._over is not None:
+            self._over.detach()
+        self._over = weakref.finalize(self, self._shared.drop, self.open_calls, self.countdown)
+        self._over.atexit = False
+        return layout
+
+    def _follow_rank_0(
+        self, group: Group, order: Sequence[int], *, is_known: bool
+    ) -> Sequence[int]:
+        """Take the number of steps and the order of arrays that rank 0 knows; return the order."""
+        n_rounded = 0 if self._feedback is None else self._feedback.n_steps
+        known = array("q", [self.log.n_steps, n_rounded, is_known, *order])
+        group.broadcast(known, 0, name=self.name)
+        self._order = FirstOrder(group, f"{self.name}, order", is_known=bool(known[2]))
+        self._next_layout = None
+        self.log.n_steps = self._departures.n_steps = known[0]
+        if self._feedback is not None:
+            self._feedback.follow(known[1])
+        return known[3:]
+
+    def _prepared(self, group: Group) -> Preparation | None:
+        weighted, check_finite = self._weighted, self._options["check_finite"]
+        has_float16 = any(one.dtype is DType.FLOAT16 for one in self.entries)
+        if not (weighted or check_finite or has_float16):
+            return None
+        return Preparation(group, self.name, weighted=weighted, check_finite=check_finite)
+
+    def regroup(self, group: Group, *, fill: Callable[[Sequence[int]], None] | None = None) -> None:
+        """Go on in another group, such as `group.shrink()`, also after an error within a step.
+
+        Every rank of the group calls it, in the place where a rank that is new to the group makes
+        its averager. A step that was under way is given up: what its arrays hold is undefined, and
+        all ranks repeat it from `begin`. The order of arrays, the times of steps, hooks and
+        residuals stay. The length of buffers is chosen for the new group.
+
+        A step may have ended on some ranks only. The last step of rank 0 decides whether it counts
+        for residuals, so all ranks go on from the weights of rank 0. What reducers kept back is
+        lost.
+
+        Args:
+            fill: for front ends: takes the place of the one before.
+
+        Raises:
+            UsageError: a step is under way in a group that goes on; nothing has changed. Or ranks
+                average different arrays.
+            ShoalError: as for every call of the new group; call it again with the next group.
+        """
+        if self.is_under_way and self.group.native_id is not None and self.group.ended() is None:
+            raise UsageError(f"{self}: regroup within a step; wait() for it first")
+        self._departures.give_up_step()
+        self._departures.fill = fill or self._departures.fill
+        self._shared.dropped.append(set(self.open_calls))  # of a group that may go on
+        self.open_calls.clear()
+        self.countdown.paused = True
+        self._is_open = False
+        self._memory.forget_aside()
+        with contextlib.suppress(ShoalError):  # the order was on its way, and is lost
+            self.next_layout()
+        order = (self._next_layout or self.layout).order
+        self._lay_out(self._join(group, order, is_known=self._order.is_known))
 
     def _fusion_bytes(self, asked: int | None) -> int:
         """The longest that a buffer may be; the same on every rank."""
@@ -325,7 +392,7 @@ class Averager:
         for buffer in range(len(self.layout.buffers)):
             self._departures.wait(buffer)
         if self._feedback is not None and not self._feedback.end():
-            self._subject.step = 0  # see KeptBack in native/engine/segments
+            self._departures.subject.step = 0  # see KeptBack in native/engine/segments
         self._memory.put_back()
         self._is_open = False
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
@@ -408,7 +475,7 @@ class Averager:
         """Go back to the residuals before the last step, whose averages are not used."""
         if self._feedback is not None:
             self._feedback.undo()
-            self._subject.step = 0
+            self._departures.subject.step = 0
 
     # What can be asked of it.
 
@@ -471,10 +538,11 @@ class Averager:
     # What a step does.
 
     def _lay_out(self, layout: Layout) -> None:
-        for array in self.arrays.values():
-            if hasattr(array, "flags"):
-                array.flags.writeable = False  # a program that kept it would write into another's
+        for old in self.arrays.values():
+            if hasattr(old, "flags"):
+                old.flags.writeable = False  # a program that kept it would write into another's
         self.layout = self._memory.layout = layout
+        self.log.lay_out(len(layout.buffers))
         self.countdown.lay_out(layout.buffers_of, len(layout.buffers))
         self.countdown.paused = True
         self._memory.clear_padding()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from shoal.average.lacking import GO_ON, end_group, reason_of
 from shoal.dtypes import DType, Op
-from shoal.errors import Closed, TimedOut, UsageError
+from shoal.errors import Closed, ShoalError, TimedOut, UsageError
 
 if TYPE_CHECKING:
     from shoal.average.feedback import Feedback
@@ -29,40 +29,48 @@ class Departures:
 
     Args:
         wire: as for `Group.all_reduce`.
-        subject: what ranks compare, with the step and the buffer.
         fill: called with arrays before a buffer that holds them leaves; None: they hold their
             values already.
-        preparation: what a buffer goes through before it leaves, after `fill`; None: nothing.
-        feedback: rounds buffers of float32 after that, and chooses their wire; None: no residuals.
+        feedback: rounds buffers of float32 before they leave, and chooses their wire; None: no
+            residuals.
         finds_unused: every step calls `all_reduce_used`.
 
     Attributes:
+        fill: as given; a front end that goes on in another group may replace it.
+        subject: of the calls.
         open: the numbers of this step's calls that have not been made.
         n_steps: how many steps have made a call, the last one included.
     """
 
     def __init__(
         self,
-        group: Group,
         wire: str | None,
-        subject: Subject,
         fill: Callable[[Sequence[int]], None] | None,
-        preparation: Preparation | None,
         feedback: Feedback | None = None,
         *,
         finds_unused: bool,
     ) -> None:
-        self._group = group
         self._wire = wire
-        self._subject = subject
-        self._fill = fill
-        self._preparation = preparation
+        self.fill = fill
         self._feedback = feedback
-        self._has_weights = preparation is not None and preparation.is_weighted
-        self._n_ahead = self._has_weights + finds_unused
+        self._finds_unused = finds_unused
+        self._works: list[Work | None] = []
         self._numbers = range(0)
         self.open: set[int] = set()
         self.n_steps = 0
+
+    def join(self, group: Group, subject: Subject, preparation: Preparation | None) -> None:
+        """Send in this group from now on; `lay_out` is called next.
+
+        Args:
+            subject: what ranks compare, with the step and the buffer.
+            preparation: changes a buffer before it leaves, after `fill` and before the feedback.
+        """
+        self._group = group
+        self.subject = subject
+        self._preparation = preparation
+        self._has_weights = preparation is not None and preparation.is_weighted
+        self._n_ahead = self._has_weights + self._finds_unused
 
     def lay_out(self, layout: Layout, memory: ArrayMemory) -> None:
         """Send the buffers of another layout from now on; none is on its way."""
@@ -74,7 +82,7 @@ class Departures:
         """Begin a step."""
         n_buffers = len(self._layout.buffers)
         self._numbers = range(0)
-        self._works: list[Work | None] = [None] * n_buffers
+        self._works = [None] * n_buffers
         self._posted_ns = [0] * n_buffers
         self._done_ns = [0] * n_buffers
         self._waits = [_NO_WAIT] * n_buffers
@@ -92,7 +100,7 @@ class Departures:
             n_buffers = len(self._layout.buffers)
             self._numbers = self._group.reserve(self._n_ahead + n_buffers)
             self.open.update(self._numbers)
-            self._subject.step += 1
+            self.subject.step += 1
             self.n_steps += 1
             if self._preparation is not None and self._has_weights:
                 self._preparation.send_weight(*self._ahead(0))
@@ -112,7 +120,7 @@ class Departures:
         """Return the number and the subject of a call of this step that no buffer makes."""
         number = self._numbers[at]
         self.open.discard(number)
-        return number, self._subject.of(len(self._layout.buffers) + at)
+        return number, self.subject.of(len(self._layout.buffers) + at)
 
     def is_sent(self, buffer: int) -> bool:
         """True if a buffer has left in this step."""
@@ -129,8 +137,8 @@ class Departures:
         """
         entries = self._layout.buffers[buffer].entries
         arrays = entries if arrays is None else arrays
-        if self._fill is not None:
-            self._fill(arrays)
+        if self.fill is not None:
+            self.fill(arrays)
         with self.explaining():
             number, span = self.reserve()[buffer], self._spans[buffer]
             if self._preparation is not None:
@@ -145,7 +153,7 @@ class Departures:
                 Op.SUM if span.dtype is DType.FLOAT16 else Op.AVG,  # divided in Preparation
                 wire=wire,
                 number=number,
-                subject=self._subject.of(buffer),
+                subject=self.subject.of(buffer),
                 async_op=True,
             )
 
@@ -174,6 +182,13 @@ class Departures:
         self._works[buffer] = None
         self._waits[buffer] = (since, until)
         self._done_ns[buffer] = work.finished_ns or until
+
+    def give_up_step(self) -> None:
+        """Return when no buffer of this step is on its way, in a group that has ended."""
+        for work in filter(None, self._works):
+            with contextlib.suppress(ShoalError):
+                work.wait()
+        self._works.clear()
 
     def done(self) -> bool:
         """Return True if every buffer that has left is averaged, or has failed."""

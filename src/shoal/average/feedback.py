@@ -111,6 +111,18 @@ class Feedback:
         self._kept = None
         self.n_steps -= 1
 
+    def follow(self, n_steps: int) -> None:
+        """Have ended as many steps as rank 0, where ranks may differ in whether the last one ended.
+
+        A step that ended here alone is undone if no other has begun since. One that ended on rank 0
+        alone has sent all its buffers here, and ends.
+        """
+        if self.n_steps == n_steps + 1:
+            self.undo()
+        elif self.n_steps == n_steps - 1:
+            self.end()
+        self.n_steps = n_steps
+
     def _swap(self, buffers: Collection[int]) -> None:
         for one in buffers:
             self._now[one], self._new[one] = self._new[one], self._now[one]

@@ -66,6 +66,10 @@ class ArrayMemory:
             self._aside.append((offset, ctypes.string_at(self._begin + offset, n_bytes)))
             ctypes.memset(self._begin + offset, 0, n_bytes)
 
+    def forget_aside(self) -> None:
+        """Forget what was put aside, in a step that is given up."""
+        self._aside.clear()
+
     def put_back(self) -> None:
         """Put back what was put aside."""
         for offset, values in self._aside:

@@ -61,14 +61,19 @@ class StepLog:
 
     Attributes:
         kept: the steps that have ended, the oldest first.
+        n_steps: the number of steps that have ended; the same on every rank.
     """
 
-    def __init__(self, n_buffers: int) -> None:
-        n_kept = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_CALLS // max(n_buffers, 1)))
-        self.kept: deque[StepTimes] = deque(maxlen=n_kept)
+    def __init__(self) -> None:
+        self.kept: deque[StepTimes] = deque()
         self._forward = self._begin = self._backward = self._sent = 0
         self._next_forward = 0  # it may begin before the step before has ended
-        self._number = 0
+        self.n_steps = 0
+
+    def lay_out(self, n_buffers: int) -> None:
+        """Keep as many steps from now on as their number of buffers allows."""
+        n_kept = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_CALLS // max(n_buffers, 1)))
+        self.kept = deque(self.kept, maxlen=n_kept)
 
     def begin_step(self) -> None:
         """Begin a step, also in place of one that has begun and in which nothing was ready."""
@@ -104,7 +109,7 @@ class StepLog:
         """
         posted, done, waits = calls
         return StepTimes(
-            number=self._number,
+            number=self.n_steps,
             layout=layout,
             forward=self._forward,
             begin=self._begin,
@@ -123,4 +128,4 @@ class StepLog:
     def keep(self, times: StepTimes) -> None:
         """Keep the times of the step under way, which has ended."""
         self.kept.append(times)
-        self._number += 1
+        self.n_steps += 1

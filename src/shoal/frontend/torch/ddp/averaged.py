@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.average import Averager
+from shoal.average import ArraySpec, Averager
 from shoal.average.lacking import StepWatch, announce, announce_or_raise
 from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.buckets import twice
@@ -24,6 +24,8 @@ class FusedGradients:
     Args:
         gradients: on the CPU; gets its places here, and others after the first step.
         on_full: called when all gradients of a buffer have come.
+        before: averages these parameters in another group, and is used no more: its averager goes
+            on in this group if it has the same arrays, and else its residuals.
         options: of an `Averager`.
 
     Attributes:
@@ -34,16 +36,29 @@ class FusedGradients:
     """
 
     def __init__(
-        self, gradients: Gradients, group: Group, on_full: Callable[[], None], **options: Any
+        self,
+        gradients: Gradients,
+        group: Group,
+        on_full: Callable[[], None],
+        before: FusedGradients | None = None,
+        **options: Any,
     ) -> None:
         self.gradients = gradients
         self._on_full = on_full
         self._likes = list(map(like_gradient, gradients.parameters))
         arrays = dict(zip(gradients.names, self._likes, strict=True))
-        self.averager = Averager(group, arrays, fill=not_held(self._fill), **options)
+        entries = tuple(ArraySpec.of(name, like) for name, like in arrays.items())
+        self.weight: float | None = None if before is None else before.weight
+        self.averager: Averager
+        if before is not None and before.averager.entries == entries:
+            self.averager = before.averager
+            self.averager.regroup(group, fill=not_held(self._fill))
+        else:
+            self.averager = Averager(group, arrays, fill=not_held(self._fill), **options)
+            if before is not None and (state := before.averager.state_dict()):
+                self.averager.load_state_dict(state, strict=False)
         self._watch = StepWatch(group, self.averager.open_calls)
         self.is_weighted = bool(options.get("weighted"))
-        self.weight: float | None = None
         self._begun_with: float | None = None  # the weight of the step under way
         self._is_stopped = False
         self._settle()
@@ -116,6 +131,12 @@ class FusedGradients:
         """Count gradients of this step again, if `stop` was called in it."""
         if self._is_stopped:
             self.averager.countdown.paused = self._is_stopped = False
+
+    def give_up(self) -> None:
+        """Count no more gradients, and leave them to the program; the averager may go on."""
+        self._watch.stop()
+        self.stop()
+        self.gradients.release(self.sent() if self.has_begun else ())
 
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""

@@ -126,6 +126,11 @@ class HookedBuckets:
         if self._is_stopped:
             self.is_armed, self._is_stopped = True, False
 
+    def give_up(self) -> None:
+        """Count no more gradients, and leave them to the program."""
+        self.stop()
+        self.gradients.release(self.sent())
+
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
         return [index for index, came in enumerate(self._came) if not came]

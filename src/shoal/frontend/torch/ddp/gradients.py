@@ -155,9 +155,8 @@ class Gradients:
             if gradient is not None and self._lies_in_place(index, gradient):
                 self.parameters[index].grad = gradient.clone()
 
-    @contextlib.contextmanager
-    def hidden(self, lost: Collection[int] = ()) -> Iterator[None]:
-        """Contribute zeros meanwhile, and leave the program's gradients as they are.
+    def release(self, lost: Collection[int]) -> None:
+        """Give all gradients memory of their own.
 
         Args:
             lost: parameters whose places have been sent: gradients that lie there become None.
@@ -167,6 +166,15 @@ class Gradients:
             if gradient is not None and self._lies_in_place(index, gradient):
                 self.parameters[index].grad = None
         self.leave(range(len(self.parameters)))
+
+    @contextlib.contextmanager
+    def hidden(self, lost: Collection[int] = ()) -> Iterator[None]:
+        """Contribute zeros meanwhile, and leave the program's gradients as they are.
+
+        Args:
+            lost: as for `release`.
+        """
+        self.release(lost)
         self._is_hidden = True
         try:
             yield

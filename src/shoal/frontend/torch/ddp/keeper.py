@@ -81,6 +81,7 @@ class GradientKeeper:
         # Keepers of other wrappers, each with the name of a parameter that both average.
         self._sharing: weakref.WeakKeyDictionary[GradientKeeper, str] = weakref.WeakKeyDictionary()
         self._stopped: list[Averaging] = []  # of these, for the backward pass under way
+        self._is_over = False  # another keeper has taken over
         self._shows_pass = True  # an output of the last forward pass shows its backward pass
 
     # What torch's wrapper calls.
@@ -93,6 +94,7 @@ class GradientKeeper:
     @not_inlined
     def forget_raised(self) -> None:
         """Forget a backward pass that raised: a forward pass begins, on every rank."""
+        self._check_not_over()
         if not self._pass.has_raised or self._graph_has_changed:  # the others know of that already
             return
         why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
@@ -209,6 +211,28 @@ class GradientKeeper:
         self.averaging, self.sparse = averaging, sparse
         self._hook, self._state = hook, state
         self._attach()
+
+    def give_up(self) -> None:
+        """Give up the step under way, and average no more: another keeper takes over. Idempotent.
+
+        Gradients are the program's: those that came are this rank's own. Where they were views of
+        the averager's memory and parts of them were sent, they are None.
+        """
+        self._is_over = True
+        self._hooks.remove()
+        self.averaging.give_up()
+        for other in self._sharing:
+            other._sharing.pop(self, None)
+        self._sharing.clear()
+        self._resume_others()
+
+    def _check_not_over(self) -> None:
+        if self._is_over:
+            raise UsageError(
+                "DistributedDataParallel: this pass belongs to the group before regroup(), or "
+                "regroup() has failed: call it for the group that goes on, then repeat the step "
+                "from its forward pass"
+            )
 
     def queue_end(self) -> None:
         """Have the backward pass under way end: gradients come in it."""
@@ -355,6 +379,7 @@ class GradientKeeper:
             self._static.begin()
 
     def _begin_pass(self, _gradient: torch.Tensor | None = None) -> None:
+        self._check_not_over()
         if not self._pass.is_shown:
             self._stop_others()
             self._hooks.come_last()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import utils as torch_utils
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import distributed as torch_ddp
 
@@ -39,6 +40,8 @@ __all__ = ["DistributedDataParallel"]
 
 _Base: Final[Any] = torch.nn.parallel.DistributedDataParallel
 _find_tensors: Final[Any] = torch_ddp._find_tensors
+_verify_shapes: Final[Any] = torch_utils._verify_param_shape_across_processes
+_sync_module_states: Final[Any] = torch_utils._sync_module_states
 _TORCH_SIGNATURE: Final = inspect.signature(_Base.__init__)
 
 # torch refuses these of its own where there is no GPU; shoal's ranks can do them.
@@ -91,6 +94,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self._check_every = checked_interval(check_same)
         self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
         self._same: SameCheck | None = None
+        self._before: FusedGradients | None = None  # of the group that `regroup` leaves
         self._steps_in_backward = False
         self._checks_models = given.get("init_sync", True)
         self._alike = {
@@ -313,6 +317,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             gradients,
             group,
             on_full,
+            self._before,
             fusion_bytes=None if self._fusion_mb is None else int(self._fusion_mb * (1 << 20)),
             find_unused=self._allows_unused,
             check_same=self._check_every,
@@ -475,10 +480,71 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _match_unused_params_allreduce(self) -> None:
         """It has been matched with the rest."""
 
+    def regroup(self, process_group: dist.ProcessGroup | None = None) -> None:
+        """Go on in another process group, as after `shoal.torch.shrink_group`.
+
+        Every rank of the group calls it in the place where a rank that is new to the group wraps
+        its model, with the same arguments. As there, ranks compare models, and parameters and
+        buffers become those of rank 0 unless `init_sync=False`. Communication hooks, residuals,
+        the order of fusion buffers and the times of steps stay.
+
+        A backward pass that a lost rank interrupted is given up: call `zero_grad`, and repeat the
+        step from its forward pass. Its gradients are no averages. Those that the pass reached are
+        this rank's own; with `gradient_as_bucket_view=True` they are None where they were sent, and
+        sparse ones are undefined.
+
+        Args:
+            process_group: None takes torch's default group.
+
+        Raises:
+            UsageError: the models of the ranks differ.
+            Unsupported: within `join`, or with `delay_all_reduce_named_params`. Nothing changed.
+            RuntimeError: as for every call of the new group; call it again with the next group.
+        """
+        if self._join_config.enable or self._delay_all_reduce_params:
+            raise Unsupported(
+                "DistributedDataParallel: regroup() goes neither within join() nor with "
+                "delay_all_reduce_named_params; wrap `model.module` anew, on every rank"
+            )
+        keeper, former, hooks = self.reducer, self.process_group, self._comm_hooks
+        keeper.give_up()
+        _wrappers.discard(self)
+        self.process_group = process_group or dist.distributed_c10d._get_default_group()
+        if isinstance(keeper.averaging, FusedGradients):
+            self._before = keeper.averaging
+        try:
+            self._begin_anew()
+        except BaseException:
+            self.reducer = keeper
+            raise
+        finally:
+            self._before = None
+        self._comm_hooks: list[tuple[Any, object]] = []
+        for hook, state in hooks:
+            self.register_comm_hook(self.process_group if state is former else state, hook)
+
+    def _begin_anew(self) -> None:
+        """Do what torch's constructor does from the first call of the process group on."""
+        parameters, are_sparse = self._build_params_for_reducer()
+        if self._checks_models:
+            _verify_shapes(self.process_group, parameters)
+            _sync_module_states(
+                module=self.module,
+                process_group=self.process_group,
+                broadcast_bucket_size=self.broadcast_bucket_size,
+                src=0,
+                params_and_buffers_to_ignore=self.parameters_to_ignore,
+                broadcast_buffers=self._syncs_buffers,
+            )
+        self._ddp_init_helper(parameters, are_sparse, None, self.static_graph)
+        if self.static_graph:
+            self.reducer._set_static_graph()
+            self.logger._set_static_graph()
+
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         raise Unsupported(
-            "DistributedDataParallel: the process group of a wrapper cannot be changed; wrap the "
-            "model anew with the group"
+            "DistributedDataParallel: the ranks of a new process group have to meet in it: have "
+            "each of them call regroup(group)"
         )
 
 

@@ -1,0 +1,312 @@
+"""A wrapper goes on in another group: averages are those of one process with all ranks' inputs."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import signal
+from typing import Any
+
+import pytest
+from process.ranks import start_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from process.ddp_training import inputs, mine, randoms, start, whole, wrap
+from process.stage import error_of
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import shoal.torch
+from shoal.average import ErrorFeedback
+from shoal.errors import Unsupported, UsageError
+
+
+class Two(nn.Module):
+    """Two layers side by side, of which the second may be left out, and a buffer."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 3, dtype=dtype)
+        self.second = nn.Linear(6, 3, dtype=dtype)
+        self.register_buffer("seen", torch.full((2,), float(seed)))
+        for at, parameter in enumerate(self.parameters()):
+            parameter.data = whole(tuple(parameter.shape), seed + at, dtype)
+
+    def forward(self, data: torch.Tensor, both: bool = True) -> torch.Tensor:
+        return self.first(data) + (self.second(data) if both else 0)
+
+
+def step(wrapped: Any, number: int, both: bool = True) -> None:
+    """A step of plain SGD on this rank's share of the inputs."""
+    wrapped.zero_grad()
+    if wrapped._options["weighted"]:
+        wrapped.weigh(2)
+    data = inputs(number)[0].to(wrapped.module.first.weight.dtype)
+    wrapped(mine(data), both).sum().backward()
+    descend(wrapped.module)
+
+
+def descend(net: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad / 64)
+
+
+def step_alone(net: Two, number: int, both: bool = True) -> None:
+    """The same step in plain torch, on the inputs of all ranks."""
+    net.zero_grad()
+    (net(inputs(number)[0], both).sum() / dist.get_world_size()).backward()
+    descend(net)
+
+
+def check(net: Two, alone: Two) -> None:
+    for (name, ours), wanted in zip(net.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def leave_in_mid_backward(wrapped: Any, number: int) -> None:
+    """Close the links when the gradients of the second layer are on their way."""
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise ValueError("not this time")
+
+    wrapped.module.first.weight.register_hook(fail)
+    with pytest.raises(ValueError, match="not this time"):
+        step(wrapped, number)
+    dist.destroy_process_group()
+
+
+EVERY_WAY: list[dict[str, Any]] = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"static_graph": True},
+    {"find_unused_parameters": True},
+    {"weighted": True, "check_finite": True, "check_same": 2},
+    {"hook": True},
+]
+
+
+@pytest.mark.parametrize("options", EVERY_WAY)
+def test_a_step_that_lost_a_rank_is_repeated_in_the_next_group(
+    options: dict[str, Any], three_ranks: SharedRanks
+) -> None:
+    three_ranks.run(go_on_after_a_loss, options)
+
+
+def go_on_after_a_loss(options: dict[str, Any]) -> None:
+    hooked = options.pop("hook", False)
+    net, alone = Two(), Two()
+    wrapped = wrap(net, **options)
+    if hooked:
+        wrapped.register_comm_hook(dist.group.WORLD, allreduce_hook)
+    for number in range(2):
+        step(wrapped, number)
+        step_alone(alone, number)
+    check(net, alone)
+    if dist.get_rank() == 2:
+        leave_in_mid_backward(wrapped, 2)
+        return
+    error = error_of(step, wrapped, 2)
+    assert isinstance(error, RuntimeError), error
+    assert shoal.torch.peer_lost() is not None
+    shoal.torch.shrink_group()
+    wrapped.regroup()
+    assert wrapped.process_group is dist.group.WORLD
+    check_interrupted(net, alone, is_view=bool(options.get("gradient_as_bucket_view")))
+    for number in range(2, 5):
+        step(wrapped, number)
+        step_alone(alone, number)
+    check(net, alone)
+    if not hooked:
+        numbers = [one.number for one in wrapped.reducer.averaging.averager.times]
+        assert numbers == [0, 1, 2, 3, 4]
+
+
+def check_interrupted(net: Two, alone: Two, *, is_view: bool) -> None:
+    """Gradients of the interrupted pass are this rank's own, or None."""
+    own = copy.deepcopy(alone)
+    own.zero_grad()
+    own(whole((12, 6), 102)[4 * dist.get_rank() :][:4]).sum().backward()  # of three ranks
+    for (name, ours), wanted in zip(net.named_parameters(), own.parameters(), strict=True):
+        gradient = ours.grad
+        assert gradient is None or torch.equal(gradient, wanted.grad), name
+    sent = net.second.bias.grad
+    assert (sent is None) == is_view
+
+
+@pytest.mark.parametrize("options", EVERY_WAY)
+def test_a_rank_that_wraps_its_model_meets_those_that_go_on(
+    options: dict[str, Any], three_ranks: SharedRanks
+) -> None:
+    three_ranks.run(meet_a_new_rank, options)
+
+
+def meet_a_new_rank(options: dict[str, Any]) -> None:
+    hooked = options.pop("hook", False)
+    pair = dist.new_group([0, 1])
+    alone, rank = Two(), dist.get_rank()
+    net = Two(7 if rank == 2 else 0)
+    if rank < 2:
+        wrapped = wrap(net, process_group=pair, **options)
+        if hooked:
+            wrapped.register_comm_hook(pair, allreduce_hook)
+        wrapped.zero_grad()
+        for _ in range(2):
+            if options.get("weighted"):
+                wrapped.weigh(1)
+            wrapped(whole((4, 6), 5)).sum().backward()
+        assert wrapped.reducer.n_steps == 2
+        wrapped.regroup()
+    else:
+        wrapped = wrap(net, **options)
+        if hooked:
+            wrapped.register_comm_hook(dist.group.WORLD, allreduce_hook)
+    assert net.seen.tolist() == [0, 0]  # of rank 0
+    for number in range(3):
+        step(wrapped, number)
+        step_alone(alone, number)
+    check(net, alone)
+
+
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_a_layer_that_no_rank_uses_stays_unused_with_a_new_rank(
+    options: dict[str, Any], three_ranks: SharedRanks
+) -> None:
+    three_ranks.run(leave_a_layer_out, options)
+
+
+def leave_a_layer_out(options: dict[str, Any]) -> None:
+    pair = dist.new_group([0, 1])
+    net, alone = Two(), Two()
+    if dist.get_rank() < 2:
+        wrapped = wrap(net, process_group=pair, **options)
+        wrapped(whole((4, 6), 5), False).sum().backward()
+        wrapped.zero_grad()
+        wrapped.regroup()
+    else:
+        wrapped = wrap(net, **options)
+    for number in range(3):
+        step(wrapped, number, both=False)
+        step_alone(alone, number, both=False)
+    assert net.second.weight.grad is None
+    check(net, alone)
+
+
+def case_a_new_rank_with_another_model_is_named_and_others_regroup_again() -> None:
+    pair = dist.new_group([0, 1])
+    net, alone = Two(), Two()
+    data = mine(inputs(0)[0])
+    named = r"parameter first\.weight is not the same .*float32\[3, 6\] on rank 2"
+    if dist.get_rank() < 2:
+        wrapped = wrap(net, process_group=pair)
+        loss = wrapped(data).sum()
+        with pytest.raises(UsageError, match=named):
+            wrapped.regroup()
+        for use in (lambda: wrapped(data), loss.backward):
+            with pytest.raises(UsageError, match=r"repeat the step from its forward pass"):
+                use()
+        wrapped.regroup()
+        with pytest.raises(UsageError, match=r"repeat the step from its forward pass"):
+            loss.backward(retain_graph=True)
+    else:
+        with pytest.raises(UsageError, match=named):
+            wrap(Two(dtype=torch.float32))
+        wrapped = wrap(net)
+    step(wrapped, 0)
+    step_alone(alone, 0)
+    check(net, alone)
+
+
+def case_wrappers_that_share_parameters_go_on_one_after_the_other() -> None:
+    net, alone = Two(), Two()
+    wrappers = [wrap(net), wrap(net)]
+    for wrapped in wrappers:
+        wrapped.regroup()
+    for number in range(4):
+        step(wrappers[number % 2], number)
+        step_alone(alone, number)
+    check(net, alone)
+
+
+def case_averages_that_lie_in_the_averagers_memory_leave_it() -> None:
+    wrapped = wrap(Two(), gradient_as_bucket_view=True)
+    for number in range(2):
+        step(wrapped, number)
+    named = dict(wrapped.module.named_parameters())
+    averages = {name: one.grad.clone() for name, one in named.items()}
+    wrapped.regroup()
+    places = wrapped.reducer.averaging.gradients.places
+    for name, parameter in named.items():
+        assert torch.equal(parameter.grad, averages[name])
+        assert all(parameter.grad.data_ptr() != place.data_ptr() for place in places)
+
+
+def case_residuals_stay_also_those_of_a_layer_that_is_trained_no_more() -> None:
+    wrapped = wrap(Two(dtype=torch.float32), compress=ErrorFeedback("mxint8"))
+    for number in range(2):
+        wrapped(randoms(number).float()).sum().backward()
+    held = wrapped.feedback_state_dict()
+    assert any(one.any() for one in held["residuals"].values())
+    wrapped.regroup()
+    again = wrapped.feedback_state_dict()
+    assert again["n_steps"] == held["n_steps"] == 2
+    for name, residual in held["residuals"].items():
+        assert torch.equal(again["residuals"][name], residual)
+    wrapped.module.first.requires_grad_(False)
+    wrapped.regroup()
+    fewer = wrapped.feedback_state_dict()
+    assert list(fewer["residuals"]) == ["second.weight", "second.bias"]
+    for name, residual in fewer["residuals"].items():
+        assert torch.equal(held["residuals"][name], residual)
+    step(wrapped, 2)
+
+
+def case_a_join_is_not_left() -> None:
+    wrapped = wrap(Two())
+    with wrapped.join(), pytest.raises(Unsupported, match="within join"):
+        wrapped.regroup()
+
+
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_wrappers_that_regroup(case: Case, three_ranks: SharedRanks) -> None:
+    three_ranks.run(case)
+
+
+# ---- a rank that is killed ----
+
+
+def lose_a_rank_in_mid_backward(victim: int) -> list[list[float]]:
+    start()
+    net, alone, rank = Two(), Two(), dist.get_rank()
+    wrapped = wrap(net)
+    for number in range(2):
+        step(wrapped, number)
+        step_alone(alone, number)
+    if rank == victim:
+        net.first.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    assert error_of(step, wrapped, 2) is not None
+    assert shoal.torch.peer_lost() is not None
+    shoal.torch.shrink_group()
+    wrapped.regroup()
+    for number in range(2, 5):
+        step(wrapped, number)
+        step_alone(alone, number)
+    check(net, alone)
+    dist.destroy_process_group()
+    return [parameter.flatten().tolist() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_a_kill_all_others_go_on_with_the_same_wrapper(victim: int) -> None:
+    with start_ranks(lose_a_rank_in_mid_backward, 3, victim) as ranks:
+        outcomes = ranks.wait(60)
+    first, second = (outcomes[rank] for rank in range(3) if rank != victim)
+    assert first.value == second.value, f"{first}\n{second}"
+    assert first.value is not None, first

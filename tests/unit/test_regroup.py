@@ -1,0 +1,230 @@
+"""`Averager.regroup` over real groups, whose ranks are threads: expected values are NumPy's."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from unit.averages import SHAPES, check, fill, shuffled, values
+from unit.feedback_model import FeedbackModel
+from unit.in_process import in_ranks
+
+from shoal.average import Averager, ChunkTopK, ErrorFeedback
+from shoal.errors import PeerLost, UsageError
+
+if TYPE_CHECKING:
+    import shoal
+
+NAMES = list(SHAPES)
+UPWARD = tuple(range(len(NAMES)))
+
+
+def take_steps(averager: Averager, *steps: int) -> None:
+    """Average in the order of names on rank 0, and in another one on each other rank."""
+    for step in steps:
+        averager.begin()
+        fill(averager, step, NAMES if averager.group.rank == 0 else shuffled(1, step))
+        averager.wait()
+        check(averager, step)
+
+
+def pair_of(group: shoal.Group) -> Any:
+    """The group of ranks 0 and 1, which rank 2 joins later; None there."""
+    return group.subgroup([0, 1], "pair") if group.rank < 2 else None
+
+
+@in_ranks(3)
+def test_a_step_that_lost_a_rank_is_given_up_and_repeated_by_the_others(
+    group: shoal.Group,
+) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    hook = averager.hook("weight")
+    take_steps(averager, 0, 1)
+    averager.begin()
+    group.barrier()
+    if group.rank == 2:
+        return
+    with contextlib.suppress(PeerLost):
+        fill(averager, 2, NAMES if group.rank else NAMES[3:])
+    rest = group.shrink([2])
+    averager.regroup(rest)
+    assert averager.group is rest
+    assert averager.layout.order == UPWARD
+    assert [step.number for step in averager.times] == [0, 1]
+    take_steps(averager, 2, 3)
+    averager.begin()
+    fill(averager, 4, [name for name in NAMES if name != "weight"])
+    averager.arrays["weight"][...] = values("weight", rest.rank, 4)
+    hook()
+    averager.wait()
+    check(averager, 4)
+    assert [step.number for step in averager.times] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 3])
+@in_ranks(3)
+def test_a_rank_that_is_new_averages_with_others_that_go_on(
+    group: shoal.Group, n_steps: int
+) -> None:
+    options: dict[str, Any] = {"fusion_bytes": 512, "check_finite": True, "check_same": 2}
+    pair = pair_of(group)
+    if pair is None:
+        averager = Averager(group, SHAPES, **options)
+    else:
+        averager = Averager(pair, SHAPES, **options)
+        take_steps(averager, *range(n_steps))
+        averager.regroup(group)
+    assert averager.layout.order == (UPWARD if n_steps else UPWARD[::-1])
+    for step in range(n_steps, n_steps + 3):
+        take_steps(averager, step)
+        averager.check_same({"step": step})
+    assert averager.layout.order == UPWARD
+    report = averager.report()
+    assert [rank.rank for rank in report.ranks] == [0, 1, 2]
+    assert report.n_compared == 1  # not the first that all ranks know, nor the last
+    assert [step.number for step in averager.times][-3:] == list(range(n_steps, n_steps + 3))
+
+
+@in_ranks(3)
+def test_ranks_with_other_arrays_are_refused_by_name_and_the_group_goes_on(
+    group: shoal.Group,
+) -> None:
+    pair = pair_of(group)
+    if pair is None:
+        other = {**SHAPES, "bias": ((999,), "float64")}
+        with pytest.raises(UsageError, match=r"'bias' is not the same .*\[999\] on rank 2"):
+            Averager(group, other)
+        averager = Averager(group, SHAPES)
+    else:
+        averager = Averager(pair, SHAPES)
+        with pytest.raises(UsageError, match=r"'bias' is not the same .*\[999\] on rank 2"):
+            averager.regroup(group)
+        averager.regroup(group)
+    take_steps(averager, 0, 1)
+
+
+@in_ranks(2)
+def test_a_step_is_not_given_up_while_its_group_goes_on(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES)
+    other = group.subgroup([0, 1], "other")
+    averager.begin()
+    fill(averager, 0, NAMES)
+    with pytest.raises(UsageError, match=r"regroup within a step; wait\(\) for it first"):
+        averager.regroup(other)
+    averager.wait()
+    check(averager, 0)
+    averager.begin()  # without an array that is ready
+    averager.regroup(other)
+    take_steps(averager, 1)
+    for turn in range(2):  # the numbers that the step had reserved are free again
+        again = Averager(group, SHAPES)
+        take_steps(again, turn)
+
+
+# Residuals.
+
+FLOATS = {"first": (9, 5), "second": (333,), "third": (2, 3, 4)}
+
+
+def gradient(rank: int, step: int) -> dict[str, Any]:
+    """Multiples of 1/8 that bfloat16 cannot hold, whose sums are exact."""
+    return {
+        name: (np.random.default_rng([step, rank, at]).integers(-4096, 4096, shape) / 8).astype(
+            np.float32
+        )
+        for at, (name, shape) in enumerate(FLOATS.items())
+    }
+
+
+def send(averager: Averager, step: int) -> None:
+    arrays = averager.begin()
+    for name, value in gradient(averager.group.rank, step).items():
+        arrays[name][...] = value
+        averager.ready(name)
+    averager.send_rest()
+
+
+def check_step(averager: Averager, model: FeedbackModel, step: int) -> None:
+    """Take one step here and in the model, and compare averages and residuals to the bit."""
+    send(averager, step)
+    averager.wait()
+    wanted = model.step([gradient(rank, step) for rank in range(averager.group.size)])
+    for name, average in wanted.items():
+        np.testing.assert_array_equal(averager.arrays[name], average, name)
+    check_residuals(averager, model)
+
+
+def check_residuals(averager: Averager, model: FeedbackModel) -> None:
+    held = averager.state_dict()["residuals"]
+    for name, residual in model.residuals[averager.group.rank].items():
+        np.testing.assert_array_equal(held[name], residual, name)
+
+
+def feeding(group: shoal.Group, fusion_bytes: int | None = None) -> Averager:
+    specs = {name: (shape, "float32") for name, shape in FLOATS.items()}
+    return Averager(group, specs, compress=ErrorFeedback("bf16"), fusion_bytes=fusion_bytes)
+
+
+@in_ranks(3)
+def test_residuals_move_along_and_a_new_rank_begins_without_any(group: shoal.Group) -> None:
+    pair, model = pair_of(group), FeedbackModel(3, FLOATS)
+    before = FeedbackModel(2, FLOATS)
+    for step in range(3):
+        before.step([gradient(rank, step) for rank in range(2)])
+    model.residuals[:2] = before.residuals
+    if pair is None:
+        averager = feeding(group, 256)
+    else:
+        averager = feeding(pair, 256)
+        for step in range(3):
+            send(averager, step)
+            averager.wait()
+        averager.regroup(group)
+    for step in range(3, 6):
+        check_step(averager, model, step)
+
+
+@pytest.mark.parametrize("ends_on", [(), (0,), (1,), (0, 1)])
+@in_ranks(3)
+def test_the_last_step_of_rank_0_decides_whether_residuals_change(
+    group: shoal.Group, ends_on: tuple[int, ...]
+) -> None:
+    averager, model = feeding(group), FeedbackModel(3, FLOATS)
+    for step in range(2):
+        check_step(averager, model, step)
+    send(averager, 2)
+    if group.rank in (2, *ends_on):
+        averager.wait()
+    group.barrier()
+    if group.rank == 2:
+        return
+    averager.regroup(group.shrink([2]))
+    if 0 in ends_on:
+        model.step([gradient(rank, 2) for rank in range(3)])
+    check_residuals(averager, model)
+    model.residuals.pop()
+    check_step(averager, model, 3)
+
+
+@in_ranks(2)
+def test_a_new_rank_sends_the_share_of_values_that_others_have_come_to(
+    group: shoal.Group,
+) -> None:
+    scheme = ChunkTopK(1 / 64, warm_up=4)
+    specs = {"x": ((8192,), "float32")}
+
+    def sent(averager: Averager) -> int:
+        averager.begin()["x"][...] = np.arange(8192, dtype=np.float32) + 1
+        averager.ready("x")
+        averager.wait()
+        return int(np.count_nonzero(averager.arrays["x"]))
+
+    if group.rank == 0:
+        averager = Averager(group.subgroup([0], "alone"), specs, compress=scheme)
+        assert [sent(averager) for _ in range(4)] == [2048, 2048, 512, 512]
+        averager.regroup(group)
+    else:
+        averager = Averager(group, specs, compress=scheme)
+    assert 128 <= sent(averager) <= 256  # 1/64 from each rank
