@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.wrapper import DistributedDataParallel
     from shoal.frontend.torch.diloco import DiLoCo, LocalSGD
     from shoal.frontend.torch.shrink import peer_lost, shrink_group
+    from shoal.frontend.torch.sync_state import sync_state
     from shoal.torch import fsdp
 
-__all__ = ["DistributedDataParallel", "DiLoCo", "LocalSGD", "fsdp", "peer_lost", "shrink_group"]
+__all__ = [
+    "DistributedDataParallel",
+    "DiLoCo",
+    "LocalSGD",
+    "fsdp",
+    "peer_lost",
+    "shrink_group",
+    "sync_state",
+]
 
 # The native core is loaded with the first of them.
 __getattr__ = attributes(
@@ -31,6 +40,7 @@ __getattr__ = attributes(
         "fsdp": "shoal.torch.fsdp",
         "peer_lost": "shoal.frontend.torch.shrink",
         "shrink_group": "shoal.frontend.torch.shrink",
+        "sync_state": "shoal.frontend.torch.sync_state",
     },
 )
 
