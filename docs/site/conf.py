@@ -48,7 +48,7 @@ PAGES = {
         *("tutorial", "torch", "frameworks", "averaging", "compression", "local_steps", "servers"),
         *("cluster", "training", "site/api"),
     ],
-    "When something is wrong": ["hang", "errors", "dump", "top", "check", "views"],
+    "When something is wrong": ["hang", "errors", "dump", "top", "check", "views", "elastic"],
     "How it works": [
         *("architecture", "algorithms", "planner", "simulation", "threads", "wire", "bits"),
         "decisions/README",

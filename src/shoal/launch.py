@@ -31,6 +31,7 @@ def init(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     wire: str | None = None,
+    join: str | None = None,
 ) -> Group:
     """Form the group of all ranks of this job and return it; use it in a `with` statement.
 
@@ -44,21 +45,31 @@ def init(
         wire: the encoding of large sums between hosts: "bf16" sends float32 as bfloat16, in half
             the bytes; "identity" sends elements as they are. None: `SHOAL_WIRE`, else "identity".
             The same on every rank; see `Group`.
+        join: enter a running group as a newcomer: the address of a member (`group.address`), or
+            several with commas between. It waits until the members call `group.grow()`. "1" takes
+            MASTER_ADDR:MASTER_PORT. None: `SHOAL_JOIN`, if that is set.
 
     Raises:
-        UsageError: a variable is missing or wrong, the port is taken, or keys differ.
-        TimedOut: some ranks did not join; the message names them.
+        UsageError: a variable is missing or wrong, the port is taken, or keys differ; or the
+            running group refuses this process, and why.
+        TimedOut: some ranks did not join; the message names them. Or nobody let this process in.
         PeerLost: rank 0 left before the group had formed.
     """
     from shoal.group.form import form  # the native core loads with the first group
 
     warn_of_unknown(os.environ)  # NOT only once the group forms: a misspelt name may prevent that
+    if join is not None and (store, rank, size) != (None, None, None):
+        raise UsageError("shoal.init takes either join, or store, rank and size")
     if store is not None and rank is not None and size is not None:
         return form(store, rank, size, timeout_s=timeout_s, wire=wire)
     if store is not None or rank is not None or size is not None:
         raise UsageError("shoal.init takes store, rank and size together, or none of them")
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
+    if addresses := _addresses(os.environ.get("SHOAL_JOIN", "") if join is None else join):
+        from shoal.group.entering import enter
+
+        return enter(addresses, timeout_s=timeout_s, wire=wire)
     place = find_place()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
@@ -72,6 +83,16 @@ def init(
         group.timeout_s = timeout_s
         return group
     return _meet_at_rank_0(place, timeout_s, wire)
+
+
+def _addresses(join: str) -> list[str]:
+    """The addresses that `join` or `SHOAL_JOIN` names; none: this process forms a group."""
+    if join != "1":
+        return [address.strip() for address in join.split(",") if address.strip()]
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port:
+        raise UsageError("SHOAL_JOIN=1 needs MASTER_ADDR and MASTER_PORT, where a member listens")
+    return [f"{host}:{port}"]
 
 
 # How long rank 0 serves its store after its own join has failed. The other ranks read the reason

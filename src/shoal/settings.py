@@ -25,6 +25,7 @@ SETTINGS: Final = (
     "SHOAL_FUSION_BYTES",
     "SHOAL_HOST_ID",
     "SHOAL_ISA",
+    "SHOAL_JOIN",
     "SHOAL_KEY",
     "SHOAL_KEY_FILE",
     "SHOAL_LINK",

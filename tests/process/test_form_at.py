@@ -102,9 +102,9 @@ def test_the_death_of_a_member_ends_a_forming_at_once_and_the_rest_can_form_agai
             if rank == victim:
                 assert outcome.died == "was killed by SIGKILL"
                 continue
-            assert outcome.value is not None, outcome
+            assert outcome.value is not None, "\n".join(map(str, outcomes))
             text, took_s = outcome.value
-            assert f"rank {victim}" in text
+            assert f"rank {victim}" in text or "serves no store" in text
             assert took_s < 10
 
 

@@ -220,6 +220,16 @@ def _compare(digests: Sequence[_Digest]) -> None:
             )
 
 
+def difference(digest: bytes, other: bytes) -> str:
+    """Return the first variable in which these digests differ, though all ranks must agree."""
+    try:
+        found, wanted = _read(0, digest), _read(1, other)
+    except UsageError:
+        return "version of shoal"
+    fields = (name for name in _VARIABLES if getattr(found, name) != getattr(wanted, name))
+    return next((_VARIABLES[name] for name in fields), "")
+
+
 def _fewest_cores(hosts: Sequence[int], digests: Sequence[_Digest]) -> int:
     """Return the cores that the ranks of a host share, on the host with the fewest.
 

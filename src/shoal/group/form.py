@@ -34,6 +34,7 @@ def form(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     name: str = "world",
     wire: str | None = None,
+    begins: bool = True,
 ) -> Group:
     """Meet all ranks through `store` and return the group of all of them.
 
@@ -41,6 +42,7 @@ def form(
         store: a store for all ranks, needed until this returns.
         timeout_s: seconds for the meeting, and the default timeout of calls.
         wire: the encoding of large sums between hosts, see `Group`; None: `SHOAL_WIRE`.
+        begins: call `Group.begin`.
 
     Raises (nothing is left open):
         UsageError: a variable or the tuning file is wrong, or differs between ranks; keys differ;
@@ -73,7 +75,8 @@ def form(
     except BaseException:
         context.close()
         raise
-    group.begin()
+    if begins:
+        group.begin()
     if size > 1:
         load("shoal.plan.choose")  # the first call may have no file descriptor left
     return group

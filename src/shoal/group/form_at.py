@@ -39,7 +39,7 @@ def form_at(
         UsageError: as for `form`; or `addresses` lacks this door or repeats one.
         TimedOut: the process of the first address did not answer or did not call this, or others
             did not, which the message names.
-        PeerLost: a member ended or failed while the group formed.
+        PeerLost: a member ended or failed while the group formed, or before.
         ShoalError: as for `form`.
     """
     if len(set(addresses)) != len(addresses) or door.address not in addresses:

@@ -31,7 +31,7 @@ class Members(Calls):
 
     owns_context = False
     _later_view: View | None = None
-    _first: _First | None = None
+    _first: First | None = None
     _next: Self | None = None
     _last_stats: Stats | None = None
 
@@ -92,7 +92,8 @@ class Members(Calls):
             exclude: living ranks to exclude, the same on every rank; they must not call it.
             timeout_s: seconds until all survivors must have called it; None takes the group's.
 
-        After an error this group is as before and can be shrunk again, except after PeerLost.
+        After an error this group is as before and can be shrunk again, except after PeerLost. After
+        an error of `grow` this returns the group in which all that called `grow` go on.
 
         Raises:
             TimedOut: names the living ranks that did not call it.
@@ -101,26 +102,41 @@ class Members(Calls):
             UsageError: bad arguments.
             Closed: the group was closed, or shrunk before.
         """
-        if isinstance(self._native, ClosedGroup):
-            raise Closed(self._native.why)
         for rank in exclude:
             self._check_rank(rank, "exclude")
         if self.rank in exclude:
             raise UsageError(f"{self}: exclude names this rank; only the others shrink the group")
-        first = self._first = self._first or _First.of(self, self._native.id)
+        regrouped = self._after_growing(self.timeout_s if timeout_s is None else timeout_s)
+        if regrouped is not None:
+            return regrouped
+        if isinstance(self._native, ClosedGroup):
+            raise Closed(self._native.why)
         out = [self.view.ranks[rank] for rank in exclude]
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        return self._go_on_in(self._next_view(self.view.number + 1, out, timeout_s))
+
+    def _after_growing(self, timeout_s: float) -> Self | None:
+        """Return the group to go on in after a growing that raised; None if there was none."""
+        raise NotImplementedError
+
+    def _next_view(self, number: int, out: Sequence[int], timeout_s: float) -> View:
+        """Agree on a view of at least this number, see `Line.next_view`."""
         mesh = self._context.mesh
-        if mesh is None:
+        if mesh is None or isinstance(self._native, ClosedGroup):
             raise Closed(f"{self}: it was closed")
-        view = first.line.next_view(self.view, out, timeout_s, mesh, str(self))
-        self._next = self._enter(view, first)
+        first = self._first = self._first or First.of(self, self._native.id)
+        return first.line.next_view(self.view, number, out, timeout_s, mesh, str(self))
+
+    def _go_on_in(self, view: View) -> Self:
+        """Leave this group for the next view."""
+        assert self._first is not None  # it has agreed on the view
+        self._next = self._enter(view, self._first)
         native = self._native
         self.abandon(f"it was shrunk: use {self._next.name!r}")
         native.drop()
         return self._next
 
-    def _enter(self, view: View, first: _First) -> Self:
+    def _enter(self, view: View, first: First) -> Self:
         """Return the group of a view that its members have agreed on."""
         name = f"{first.name} (view {view.number})"
         group = type(self)(
@@ -170,7 +186,7 @@ class Members(Calls):
             native.drop()
 
 
-class _First(NamedTuple):
+class First(NamedTuple):
     """A group as it was formed, shared by all its views."""
 
     name: str
@@ -180,7 +196,8 @@ class _First(NamedTuple):
     line: Line
 
     @classmethod
-    def of(cls, group: Members, native_id: int) -> _First:
+    def of(cls, group: Members, native_id: int) -> First:
+        """Return the start of a line of views, which begins with this group."""
         # NOT a reference to the group, which refers to this.
         context, members, name = group._context, group._members, group.name
         planner, own, kind = group.planner, group.rank, type(group)

@@ -50,10 +50,24 @@ class Line:
         self._why: dict[int, str] = {}
         self._dismissed: set[int] = set()  # excluded ranks that have been told
 
+    @property
+    def number(self) -> int:
+        """The highest number of a view that this rank has asked for, or entered."""
+        return self._agreement.own.number
+
     def next_view(
-        self, view: View, out: Iterable[int], timeout_s: float, mesh: Mesh, title: str
+        self,
+        view: View,
+        number: int,
+        out: Iterable[int],
+        timeout_s: float,
+        mesh: Mesh,
+        title: str,
     ) -> View:
         """Return the view after `view`, with all survivors except the ranks `out`.
+
+        Args:
+            number: the least that its number may be. It is the highest that a member asks for.
 
         Raises (this may be called again):
             TimedOut: names the living ranks that did not shrink.
@@ -63,7 +77,7 @@ class Line:
         with self._lock:
             deadline = time.monotonic() + timeout_s
             agreement = self._agreement
-            agreement.ask(view.number + 1, out)
+            agreement.ask(number, out)
             self._look(agreement.awaited)
             seen = -1
             while True:

@@ -34,6 +34,7 @@ LAST_WORDS_S: Final = 0.5
 _N_REASON: Final = 500  # characters
 _N_LABEL: Final = 64
 _AGAIN, _LOST, _USAGE = range(3)
+_NOBODY_CAN: Final = "cannot join, so nobody can: "
 
 # The number of the last attempt, or of one before it where two ranks wrote at once.
 ATTEMPT_KEY: Final = "shoal/attempt"
@@ -112,7 +113,7 @@ class End(NamedTuple):
         """What the other ranks of the attempt raise."""
         if self.kind == _USAGE:
             who = f"rank {self.rank} on {self.host_label}"
-            return UsageError(f"{who} cannot join, so nobody can: {self.reason}")
+            return UsageError(f"{who} {_NOBODY_CAN}{self.reason}")
         reason = f"has left the meeting: {self.reason}"
         return PeerLost(self.rank, self.host_label, "", "joining", reason)
 
@@ -120,6 +121,11 @@ class End(NamedTuple):
         """As a value for the store."""
         body = number(self.rank, 4) + number(self.kind, 1) + text_field(self.host_label)
         return seal(_KIND, HANDSHAKE_VERSION, body + self.reason.encode())
+
+
+def is_of_another_rank(error: ShoalError) -> bool:
+    """True if another rank is the reason why this one cannot join."""
+    return not isinstance(error, UsageError) or _NOBODY_CAN in str(error)
 
 
 _DAMAGED: Final = End(0, "", _AGAIN, "damaged in the store")

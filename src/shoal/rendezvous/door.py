@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import TimedOut, UsageError
+from shoal.rendezvous.announcing import NEWCOMER, Answer, answer_key, judge
 from shoal.rendezvous.attempt import End, end_key, find_record_key
 from shoal.rendezvous.interface import Advertised, choose_address
 from shoal.rendezvous.key import job_key
@@ -25,17 +27,26 @@ from shoal.rendezvous.record import decode
 from shoal.rendezvous.store import PartOfStore
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import Serving, StoreLimits, StoreServer
+from shoal.rendezvous.store.wire import VALUE
 
 if TYPE_CHECKING:
     import socket
 
     from shoal.engine import Peer
+    from shoal.rendezvous.announcing import Check
     from shoal.rendezvous.store import Store
 
 # Meetings whose values are kept. The values of the last ones are, for ranks that are late to leave.
 _MOST_MEETINGS: Final = 4
 _OPEN: Final = "open"
 _N_ID_BYTES: Final = 16
+
+
+class Newcomer(NamedTuple):
+    """A process that waits at a door: its id there, and its host's name."""
+
+    number: str
+    host_label: str
 
 
 class Door(StoreServer):
@@ -75,6 +86,25 @@ class Door(StoreServer):
         meeting = _meeting_id(uuid)
         self._doorman.submit(lambda: self._doorman.open(meeting))
 
+    def end(self, uuid: str, end: End) -> None:
+        """End the meeting of this name for those that still meet there."""
+        meeting = _meeting_id(uuid)
+        self._doorman.submit(lambda: self._doorman.end(meeting, end))
+
+    def take_newcomers(self, check: Check) -> None:
+        """Let newcomers wait here from now on, except those that `check` refuses."""
+        self._doorman.check = check
+
+    @property
+    def newcomers(self) -> tuple[Newcomer, ...]:
+        """The newcomers that wait here, the first to come first."""
+        return self._doorman.newcomers
+
+    def invite(self, newcomer: Newcomer, address: str, uuid: str) -> None:
+        """Send a newcomer to a meeting; it does not wait here any more."""
+        answer = Answer(address=address, uuid=uuid)
+        self._doorman.submit(lambda: self._doorman.answer(newcomer.number, answer))
+
 
 class _Doorman(Serving):
     """Serves a door."""
@@ -83,6 +113,13 @@ class _Doorman(Serving):
         super().__init__([listener], key, StoreLimits())
         # By open meeting, the oldest first: the attempt, rank and host name of each participant.
         self._meetings: dict[str, dict[Peer, tuple[int, int, str]]] = {}
+        self._ended: dict[str, End] = {}  # by open meeting
+        self._ids: dict[Peer, str] = {}  # of all callers that have announced themselves
+        self._waiting_newcomers: dict[str, Newcomer] = {}  # by id
+        self.newcomers: tuple[Newcomer, ...] = ()  # the same, for other threads
+        self.check: Check = lambda _: "the process there is in no group that takes newcomers"
+
+    # Meetings.
 
     def open(self, meeting: str) -> None:
         """Begin a meeting, and forget the oldest if there are too many."""
@@ -91,28 +128,74 @@ class _Doorman(Serving):
         while len(self._meetings) > _MOST_MEETINGS:
             oldest = next(iter(self._meetings))
             del self._meetings[oldest]
+            self._ended.pop(oldest, None)
             for key in [key for key in self._values if key.startswith(f"{oldest}/")]:
                 self._drop(key)
 
+    def end(self, meeting: str, end: End) -> None:
+        """End the attempts of a meeting, if it is open, also those that begin later."""
+        if meeting in self._meetings:
+            self._ended[meeting] = end
+            for attempt, _, _ in list(self._meetings[meeting].values()):
+                self._end_attempt(meeting, attempt, end)
+
+    def _end_attempt(self, meeting: str, attempt: int, end: End) -> None:
+        key = f"{meeting}/{end_key(attempt)}"
+        if key not in self._values:
+            self._put(key, end.encode())
+
+    # Newcomers.
+
+    def answer(self, number: str, answer: Answer) -> None:
+        """Answer the newcomer of this id, if it has not gone."""
+        if self._waiting_newcomers.pop(number, None) is not None:
+            self._put(answer_key(number), answer.encode())
+            self.newcomers = tuple(self._waiting_newcomers.values())
+
+    def _announce(self, peer: Peer, number: str, value: bytes) -> None:
+        if not re.fullmatch(r"[0-9a-f]{32}", number) or number in self._ids.values():
+            raise ValueError("no id, or another's")
+        self._forget(peer)
+        self._ids[peer] = number
+        host_label, refusal = judge(value, self.check)
+        self._waiting_newcomers[number] = Newcomer(number, host_label)
+        self.newcomers = tuple(self._waiting_newcomers.values())
+        if refusal:
+            self.answer(number, Answer(refusal=refusal))
+        self._reply(peer, VALUE)
+
+    def _forget(self, peer: Peer) -> None:
+        number = self._ids.pop(peer, "")
+        self._waiting_newcomers.pop(number, None)
+        self.newcomers = tuple(self._waiting_newcomers.values())
+        self._drop(answer_key(number))
+
+    # The store's part.
+
     def _set(self, peer: Peer, key: str, value: bytes) -> None:
         meeting, _, rest = key.partition("/")
+        if meeting == NEWCOMER:
+            self._announce(peer, rest, value)
+            return
         if meeting not in self._meetings:
             raise ValueError("no such meeting")
         found, record = find_record_key(rest), decode(value)
         if found is not None and record is not None:
-            self._meetings[meeting][peer] = *found, record.host_label
+            attempt, rank = found
+            self._meetings[meeting][peer] = attempt, rank, record.host_label
+            if meeting in self._ended:
+                self._end_attempt(meeting, attempt, self._ended[meeting])
         super()._set(peer, key, value)
 
     def lost(self, peer: Peer, error: int = 0, why: str = "") -> None:
         """Forget a client, and end the attempt that it was in."""
         super().lost(peer, error, why)
+        self._forget(peer)
         for meeting, participants in self._meetings.items():
             if peer in participants:
                 attempt, rank, label = participants.pop(peer)
-                key = f"{meeting}/{end_key(attempt)}"
-                if key not in self._values:
-                    end = End.lost(rank, label, why or "closed its connection")
-                    self._put(key, end.encode())
+                end = End.lost(rank, label, why or "closed its connection")
+                self._end_attempt(meeting, attempt, end)
 
 
 @contextlib.contextmanager
@@ -128,7 +211,8 @@ def visit(
     """
     deadline = time.monotonic() + timeout_s
     host, port = parse_address(address)
-    client = TcpStoreClient(host, port, timeout_s=timeout_s, key=job_key(environ))
+    key = job_key(environ)
+    client = TcpStoreClient(host, port, timeout_s=timeout_s, key=key, is_served=True)
     with contextlib.closing(client):
         part = PartOfStore(client, f"{_meeting_id(uuid)}/")
         try:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
     from shoal.group.pool.rails import Rail
+    from shoal.group.view import View
     from shoal.group.work import Work
     from shoal.plan import Planner
 
@@ -239,20 +240,21 @@ class ServedGroup(Group):
         super().plan_by(planner)
         self._kinds.clear()
 
-    def shrink(self, exclude: Sequence[int] = (), *, timeout_s: float | None = None) -> Self:
-        """As `Group.shrink`; the new group begins to use the servers anew.
-
-        If it raises, this group keeps its servers.
-        """
-        group = super().shrink(exclude, timeout_s=timeout_s)
+    def _go_on_in(self, view: View) -> Self:
+        """As `Members._go_on_in`; the next view begins to use the servers anew."""
+        group = super()._go_on_in(view)
         is_used = self._pool is not None
         self._leave_servers()
         group._is_part = self._is_part
         if self._is_part and not is_used:
             group._look_later()
         else:
-            group.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
+            group.begin_again()
         return group
+
+    def begin_again(self) -> None:
+        """Begin to use the servers, and wait for none."""
+        self.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
 
     def close(self) -> None:
         """As `Group.close`, after leaving the servers."""

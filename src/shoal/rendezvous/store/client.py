@@ -49,9 +49,11 @@ class TcpStoreClient:
             has its own time, and five seconds more.
         key: the job key, or None; the same as the server's.
         warn_s: until it warns that no store answers; again after twice, four times as long.
+        is_served: the server has listened before, so it has ended if it refuses to connect.
 
     Raises:
         TimedOut: no store answered at this address.
+        PeerLost: the server has ended.
         UsageError: the store holds another key, or this process has no descriptor left.
     """
 
@@ -63,10 +65,12 @@ class TcpStoreClient:
         timeout_s: float,
         key: bytes | None = None,
         warn_s: float = 10.0,
+        is_served: bool = False,
     ) -> None:
         self.host: str | None = host
         self._host = host
         self._port = port
+        self._is_served = is_served
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._peer: Peer | None = None
@@ -216,6 +220,8 @@ class TcpStoreClient:
                 f"this process has no file descriptor left to reach the store at "
                 f"{self._address}: raise `ulimit -n`"
             ) from error
+        if self._is_served and isinstance(error, ConnectionRefusedError):
+            raise PeerLost(-1, "", self._address, "connect", "has ended, and serves no store")
         self._trouble = error
         self._dial_at = time.monotonic() + _RETRY_S
 

@@ -1,0 +1,118 @@
+"""A newcomer's way into a running group: it announces itself at a member's door, and waits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from shoal.codec import parse_wire
+from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
+from shoal.group.agreeing import digest_of
+from shoal.group.elastic import CONFIRM_S
+from shoal.group.form import form
+from shoal.group.growing import FORM_S, own_version, take_place
+from shoal.plan import Settings
+from shoal.rendezvous import job_key
+from shoal.rendezvous.announcing import (
+    N_ID_BYTES,
+    Announcement,
+    announcement_key,
+    answer_key,
+    decode_answer,
+)
+from shoal.rendezvous.attempt import is_of_another_rank
+from shoal.rendezvous.door import parse_address, visit
+from shoal.rendezvous.store.client import TcpStoreClient
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
+
+_LOG: Final = logging.getLogger("shoal")
+_CONNECT_S: Final = 1.0  # to one address, until the next one is tried
+_VOTE_S: Final = 30.0  # until the members have voted: elastic._VOTE_S, and more
+
+
+def enter(
+    addresses: Sequence[str], *, timeout_s: float, name: str = "world", wire: str | None = None
+) -> Group:
+    """Wait to be let in by a running group, and return the group with this process in it.
+
+    Args:
+        addresses: of doors of members (`group.address`), tried in turn.
+        timeout_s: seconds until it must be let in, and the default timeout of calls.
+        name: of the group that the members formed.
+        wire: as the members gave it.
+
+    Raises (nothing is left open):
+        UsageError: the group refuses this process, and why: another version, key, name or setting.
+        TimedOut: no member has let it in; names the addresses and what was wrong last.
+        ShoalError: this machine lacks something to form a group.
+    """
+    settings = Settings.read()
+    if wire is not None:
+        settings = settings._replace(wire=parse_wire(wire))
+    own = Announcement(own_version(), name, socket.gethostname(), digest_of(settings))
+    for address in addresses:
+        parse_address(address)
+    deadline = time.monotonic() + timeout_s
+    why: ShoalError | None = None
+    for address in itertools.cycle(addresses):
+        if time.monotonic() >= deadline:
+            break
+        try:
+            group = _enter_at(address, own, deadline, wire)
+        except (PeerLost, TimedOut, Closed, UsageError) as error:
+            if not is_of_another_rank(error):
+                raise
+            why = error  # a member or another newcomer has failed: announce this one anew
+        else:
+            group.timeout_s = timeout_s
+            group.begin_again()
+            return group
+    raise TimedOut(
+        f"no member of the group {name!r} let this process in within {timeout_s:g} s, at "
+        f"{', '.join(addresses)}: {why}"
+    ) from why
+
+
+def _enter_at(address: str, own: Announcement, deadline: float, wire: str | None) -> Group:
+    """Ask for entry at one member's door."""
+    with _announced(address, own, deadline) as (at, uuid, number):
+        with visit(at, uuid, FORM_S) as store:
+            rank, size = take_place(store, number)
+            group = form(
+                *(store, rank, size), timeout_s=FORM_S, name=own.group, wire=wire, begins=False
+            )
+        try:
+            # The members call it too once all of them have formed the group, and else close it.
+            group.barrier(timeout_s=_VOTE_S + CONFIRM_S)
+        except BaseException:
+            group.close()
+            raise
+        return group
+
+
+@contextlib.contextmanager
+def _announced(address: str, own: Announcement, deadline: float) -> Iterator[tuple[str, str, str]]:
+    """Wait at this door; the address and the name of a meeting, and this newcomer's id."""
+    number = os.urandom(N_ID_BYTES).hex()
+    left_s = max(0.001, deadline - time.monotonic())
+    host, port = parse_address(address)
+    client = TcpStoreClient(host, port, timeout_s=min(_CONNECT_S, left_s), key=job_key())
+    with contextlib.closing(client):
+        client.set(announcement_key(number), own.encode())
+        _LOG.info("this process waits at %s to be let into the group %r", address, own.group)
+        found = client.get(answer_key(number), max(0.001, deadline - time.monotonic()))
+        try:
+            answer = decode_answer(found)
+        except ValueError as error:
+            raise UsageError(f"{address} runs another version of shoal") from error
+        if answer.refusal:
+            raise UsageError(f"the group at {address} refused this process: {answer.refusal}")
+        yield answer.address, answer.uuid, number

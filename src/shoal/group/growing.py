@@ -1,0 +1,216 @@
+"""The steps by which a group takes in newcomers; `elastic.py` has their order.
+
+Members list the newcomers that wait at their doors, and meet them at the door of one member. There
+all form the new group as any group forms, while the old one stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.group.agreeing import difference
+from shoal.group.form import form
+from shoal.group.work import FOR_EVER_S
+from shoal.rendezvous.announcing import N_ID_BYTES, Announcement
+from shoal.rendezvous.attempt import End
+from shoal.rendezvous.door import visit
+from shoal.rendezvous.packing import Unpacker, number, text_field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.group.group import Group
+    from shoal.rendezvous import Store
+    from shoal.rendezvous.door import Door, Newcomer
+
+FORM_S: Final = 15.0
+"""Seconds for a meeting with newcomers. All that end or fail meanwhile end it at once."""
+
+_ANSWER_S: Final = 2.0  # for newcomers to come to the meeting, once they are invited
+_GRACE_S: Final = 3.0
+_N_COUNT: Final = 4
+_N_NUMBER: Final = 8
+_N_ADDRESS: Final = 64
+_N_UUID: Final = 16
+_MOST_NEWCOMERS: Final = 1 << 10  # let in by one rank at a time
+_SIZE: Final = "size"
+_WATCH_TAG: Final = 0x5_40A1_6120
+
+
+class Plan(NamedTuple):
+    """The members' agreement on one growing.
+
+    Args:
+        number: of the view that no member has asked for yet, for the vote.
+        host: the rank at whose door all meet, and `address` that door's.
+        uuid: the name of the meeting.
+        ids: of all newcomers, in the order of their ranks.
+    """
+
+    number: int
+    host: int
+    address: str
+    uuid: str
+    ids: tuple[str, ...]
+
+
+def agree(
+    group: Group, asked: int, address: str, waiting: Sequence[Newcomer], timeout_s: float
+) -> Plan | None:
+    """Return what all members agree on; None if no newcomer waits. Collective.
+
+    Args:
+        asked: the highest number of a view that this rank has asked for.
+        address: of this rank's door; empty if it has none.
+
+    Raises:
+        UsageError: no member has a door.
+        PeerLost, TimedOut, Closed: as every call.
+    """
+    own = waiting[:_MOST_NEWCOMERS]
+    gathered = bytearray((_N_COUNT + _N_NUMBER) * group.size)
+    first = bytearray(number(len(own), _N_COUNT) + number(asked, _N_NUMBER))
+    group.all_gather(gathered, first, timeout_s=timeout_s)
+    read = Unpacker(bytes(gathered))
+    firsts = [
+        (read.number(_N_COUNT, 0, _MOST_NEWCOMERS), read.number(_N_NUMBER, 0, 2**63))
+        for _ in range(group.size)
+    ]
+    n_ids = [n for n, _ in firsts]
+    if not any(n_ids):
+        return None
+    head = text_field(address).ljust(_N_ADDRESS, b"\0") + os.urandom(_N_UUID)
+    notes = [bytearray(_N_ADDRESS + _N_UUID + n * N_ID_BYTES) for n in n_ids]
+    ids = b"".join(bytes.fromhex(newcomer.number) for newcomer in own)
+    group.all_gather(notes, bytearray(head + ids), timeout_s=timeout_s)
+    addresses = [Unpacker(bytes(note)).text() for note in notes]
+    host = next((rank for rank, found in enumerate(addresses) if found), None)
+    if host is None:
+        raise UsageError(f"{group}: no rank can listen for newcomers; the log says why")
+    tails = (note[_N_ADDRESS + _N_UUID :].hex() for note in notes)
+    found = [
+        tail[at : at + 2 * N_ID_BYTES]
+        for tail in tails
+        for at in range(0, len(tail), 2 * N_ID_BYTES)
+    ]
+    uuid = notes[host][_N_ADDRESS : _N_ADDRESS + _N_UUID].hex()
+    highest = max(asked for _, asked in firsts)
+    return Plan(highest + 1, host, addresses[host], uuid, tuple(found))
+
+
+def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
+    """Form the group of all members and of the newcomers that come; it has not begun.
+
+    Args:
+        name: of the new group.
+        door: this rank's, if it has one.
+
+    Raises:
+        TimedOut: no newcomer came, or not all joined.
+        PeerLost: a member or a newcomer ended meanwhile.
+        UsageError, ShoalError: as for `form`.
+    """
+    deadline = time.monotonic() + FORM_S
+    if group.rank == plan.host and door is not None:
+        door.open(plan.uuid)
+        _end_with(group, door, plan.uuid)
+    if door is not None:
+        for newcomer in door.newcomers:
+            if newcomer.number in plan.ids:
+                door.invite(newcomer, plan.address, plan.uuid)
+    with visit(plan.address, plan.uuid, FORM_S) as store:
+        if group.rank == plan.host:
+            _place(store, group.size, plan.ids)
+        found = store.get(_SIZE, _ANSWER_S + _GRACE_S)
+        size = Unpacker(found).number(_N_COUNT, group.size, group.size + len(plan.ids))
+        if size == group.size:
+            raise TimedOut(f"no newcomer came to the meeting within {_ANSWER_S:g} s")
+        left_s = max(0.001, deadline - time.monotonic())
+        new = form(
+            *(store, group.rank, size),
+            timeout_s=left_s,
+            name=name,
+            wire=group.wire.name,
+            begins=False,
+        )
+    new.timeout_s = group.timeout_s
+    return new
+
+
+def _place(store: Store, n_members: int, ids: tuple[str, ...]) -> None:
+    """Give the newcomers that have come their ranks."""
+    until = time.monotonic() + _ANSWER_S
+    here = []
+    for one in ids:
+        with contextlib.suppress(TimedOut):
+            store.get(_here_key(one), max(0.0, until - time.monotonic()))
+            here.append(one)
+    size = n_members + len(here)
+    for rank, one in enumerate(here, n_members):
+        store.set(_place_key(one), number(rank, _N_COUNT) + number(size, _N_COUNT))
+    store.set(_SIZE, number(size, _N_COUNT))
+
+
+def _end_with(group: Group, door: Door, uuid: str) -> None:
+    """End the meeting when the old group ends: a member may be lost before it comes there."""
+    if group.size == 1:
+        return
+
+    def end(error: ShoalError | None) -> None:
+        rank, host = (error.rank, error.host) if isinstance(error, PeerLost) else (0, "")
+        door.end(uuid, End.lost(max(rank, 0), host, f"the group that grows has ended: {error}"))
+
+    # A message that nobody sends: it ends with the group.
+    watch = group.recv(bytearray(1), None, _WATCH_TAG, timeout_s=FOR_EVER_S, async_op=True)
+    assert watch is not None
+    with contextlib.suppress(ShoalError):  # without a thread the meeting ends at its deadline
+        watch.on_done(lambda work: end(work.error()))
+
+
+def take_place(store: Store, own: str) -> tuple[int, int]:
+    """Come to a meeting as the newcomer with this id; return its rank and the size of the group.
+
+    Raises:
+        TimedOut: this process came too late.
+        PeerLost: the member that serves the meeting has ended.
+    """
+    store.set(_here_key(own), b"")
+    read = Unpacker(store.get(_place_key(own), _ANSWER_S + _GRACE_S))
+    rank = read.number(_N_COUNT, 1, 2**31)
+    return rank, read.number(_N_COUNT, rank + 1, 2**31)
+
+
+def _here_key(one: str) -> str:
+    return f"here/{one}"
+
+
+def _place_key(one: str) -> str:
+    return f"place/{one}"
+
+
+def own_version() -> str:
+    """This process's version of shoal."""
+    return str(sys.modules["shoal"].__version__)
+
+
+def refusal_of(group: str, digest: bytes, asking: Announcement) -> str:
+    """Return why a group refuses a newcomer; empty if it does not.
+
+    Args:
+        group: the group's name.
+        digest: of the settings of its members.
+    """
+    if asking.shoal != own_version():
+        return (
+            f"it runs shoal {asking.shoal}, and the group runs {own_version()}: install the same "
+            "version on every machine"
+        )
+    if asking.group != group:
+        return f"it asks for the group {asking.group!r}, and the group is {group!r}"
+    variable = difference(digest, asking.digest)
+    return variable and f"its {variable} differs from the group's: set it alike on all ranks"

@@ -1,0 +1,94 @@
+"""What newcomers and members write to each other at a door (door.py).
+
+A newcomer writes its announcement under a random id, and waits for the answer: a refusal, or an
+invitation to the meeting where the new group forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from shoal.engine import HANDSHAKE_VERSION
+from shoal.rendezvous.packing import Unpacker, field, seal, text_field, unseal
+
+_KIND: Final = b"shoal/nw"
+_ANSWER_KIND: Final = b"shoal/an"
+N_ID_BYTES: Final = 16
+NEWCOMER: Final = "newcomer"
+_DAMAGED: Final = "its announcement is damaged, or of another version of shoal"
+
+
+def announcement_key(number: str) -> str:
+    """The store key of a newcomer's announcement; `number` is its id."""
+    return f"{NEWCOMER}/{number}"
+
+
+def answer_key(number: str) -> str:
+    """The store key of the answer to a newcomer."""
+    return f"answer/{number}"
+
+
+class Announcement(NamedTuple):
+    """A process that asks to be let in.
+
+    Args:
+        shoal: its version of shoal.
+        group: the name of the group that it asks for.
+        digest: of its settings.
+    """
+
+    shoal: str
+    group: str
+    host_label: str
+    digest: bytes
+
+    def encode(self) -> bytes:
+        """As a value for the store."""
+        texts = b"".join(map(text_field, (self.shoal, self.group, self.host_label)))
+        return seal(_KIND, HANDSHAKE_VERSION, texts + field(self.digest))
+
+
+# Returns why the group refuses a process; empty if it does not.
+Check = Callable[[Announcement], str]
+
+
+def judge(value: bytes, check: Check) -> tuple[str, str]:
+    """The host name in an announcement, and why the process is refused; empty if it is not."""
+    try:
+        version, body = unseal(_KIND, value)
+        if version != HANDSHAKE_VERSION:
+            return "", _DAMAGED
+        data = Unpacker(body)
+        found = Announcement(data.text(), data.text(), data.text(), data.field())
+        data.end()
+    except ValueError:
+        return "", _DAMAGED
+    return found.host_label, check(found)
+
+
+class Answer(NamedTuple):
+    """The answer to a newcomer: why it is refused, or where and under which name to meet."""
+
+    refusal: str = ""
+    address: str = ""
+    uuid: str = ""
+
+    def encode(self) -> bytes:
+        """As a value for the store."""
+        return seal(_ANSWER_KIND, HANDSHAKE_VERSION, b"".join(map(text_field, self)))
+
+
+def decode_answer(value: bytes) -> Answer:
+    """The answer that this value holds.
+
+    Raises:
+        ValueError: it holds none of this version.
+    """
+    version, body = unseal(_ANSWER_KIND, value)
+    data = Unpacker(body)
+    found = Answer(data.text(), data.text(), data.text())
+    data.end()
+    if version != HANDSHAKE_VERSION:
+        raise ValueError("of another version")
+    return found
