@@ -405,16 +405,20 @@ def check_gradients_are_means_after_a_slow_backward(it: Rank) -> None:
 
 
 def check_compressed_gradients_sum_to_the_means(it: Rank) -> None:
-    """With error feedback the sum over steps is the sum of the means, but for one step's error."""
+    """With error feedback the sum over steps is near the sum of the means.
+
+    It is off by one step's error, and between hosts by the sums, which are rounded at random.
+    """
     from shoal.average import ChunkTopK, ErrorFeedback
     from shoal.torch import DistributedDataParallel
 
     n, n_steps = 5000, 40
-    # A block's largest element is 3; mxfp4 is a quarter off at most, both ways once.
+    # A block's largest element is 3. Rounded at random, mxfp4 is off by 1 in the mean of squares, so
+    # after 40 steps by 6.3, and the worst of 5,000 elements by 4 times that.
     for method, bound in (
         (ErrorFeedback("bf16"), 0.1),
-        (ErrorFeedback("mxfp8"), 1.0),
-        (ErrorFeedback("mxfp4"), 2.0),
+        (ErrorFeedback("mxfp8"), 6.0),
+        (ErrorFeedback("mxfp4"), 25.0),
         (ChunkTopK(share=0.25, warm_up=0), 3.0 * 2 * 4),
     ):
         model = nn.Linear(n, 1, bias=False).to(it.device)
@@ -480,6 +484,30 @@ def check_fsdp_trains_as_ddp(it: Rank) -> None:
     assert all(abs(a - b) < 1e-5 for a, b in zip(expected, got, strict=True)), (expected, got)
 
 
+def check_formats_between_hosts_keep_ranks_equal(it: Rank) -> None:
+    """On one host nothing is rounded; between hosts the weights stay near those of float32."""
+    from torch.distributed.fsdp import fully_shard
+
+    from shoal.torch import DistributedDataParallel
+    from shoal.torch.fsdp import compress
+
+    expected = _train(nn.parallel.DistributedDataParallel(_model(it.device)), it)
+    for codec in ("bf16", "fp16", "mxfp8", "mxint8", "mxfp4"):
+        sharded = _model(it.device)
+        fully_shard(sharded)
+        compress(sharded, gradients=codec, weights="bf16")
+        for model in (DistributedDataParallel(_model(it.device), wire=codec), sharded):
+            got = _train(model, it)
+            close = [abs(a - b) < 0.1 * abs(a) for a, b in zip(expected, got, strict=True)]
+            assert all(close), (codec, expected, got)
+            for one in model.parameters():
+                whole = one.full_tensor() if hasattr(one, "full_tensor") else one.detach()
+                everyones = [torch.empty_like(whole) for _ in range(it.size)]
+                dist.all_gather(everyones, whole, group=it.group)
+                for other in everyones:
+                    same(other, everyones[0])
+
+
 CHECKS = {
     name.removeprefix("check_"): each
     for name, each in list(globals().items())
@@ -487,8 +515,13 @@ CHECKS = {
 }
 
 
-def checks(device: str, longest: int) -> dict[str, str]:
-    """In a rank: how each check failed, "" if it did not."""
+def checks(device: str, longest: int, apart: bool = False) -> dict[str, str]:
+    """In a rank: how each check failed, "" if it did not.
+
+    Args:
+        apart: each rank counts as a host of its own.
+    """
+    _choose_host(apart)
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))
     if device == "cuda":
         torch.cuda.set_device(0)
@@ -502,6 +535,12 @@ def checks(device: str, longest: int) -> dict[str, str]:
             failures[name] = failure()
     dist.destroy_process_group()
     return failures
+
+
+def _choose_host(apart: bool) -> None:
+    if apart:
+        os.environ["SHOAL_HOST_ID"] = f"host {os.environ['RANK']}"
+        os.environ["SHOAL_SOCKET_IFNAME"] = "lo"
 
 
 def lose_last(it: Rank, longest: int) -> None:
@@ -523,8 +562,9 @@ def lose_last(it: Rank, longest: int) -> None:
         torch.cuda.synchronize()  # what waited for the one that is gone has ended
 
 
-def lost_peer(device: str, longest: int) -> dict[str, str]:
+def lost_peer(device: str, longest: int, apart: bool = False) -> dict[str, str]:
     """In a rank: the last one dies in mid-call; what the others are told."""
+    _choose_host(apart)
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))
     lose_last(Rank(dist.group.WORLD, device, longest), longest)
     dist.destroy_process_group()

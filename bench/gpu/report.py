@@ -21,7 +21,8 @@ def in_words(report: dict[str, Any]) -> str:
 def _correct(by_size: dict[str, dict[str, str]]) -> Iterable[str]:
     if not by_size:
         return
-    yield from ("", "## Is it right?", "", "| ranks | passed | failed |", "|---|---|---|")
+    yield from ("", "## Is it right?", "", "| ranks, on one host unless said | passed | failed |")
+    yield "|---|---|---|"
     for size, checks in by_size.items():
         failed = [name for name, why in checks.items() if why]
         yield f"| {size} | {len(checks) - len(failed)} | {', '.join(failed) or 'none'} |"
