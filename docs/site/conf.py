@@ -35,6 +35,7 @@ nb_execution_timeout = 120  # seconds
 default_role = "py:obj"  # `name` in a docstring is a link where the reference has that name
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
+autodoc_mock_imports = ["jax", "keras", "tensorflow"]  # not installed here
 napoleon_custom_sections = [
     ("Every call takes these keywords", "params_style"),
     ("Every call raises", "Raises"),
@@ -45,8 +46,8 @@ nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!shoal\.).*|shoal\._nati
 # The order of the pages in the margin. README's own links to them are sentences and tables.
 PAGES = {
     "Use it": [
-        *("tutorial", "torch", "frameworks", "averaging", "compression", "local_steps", "servers"),
-        *("cluster", "training", "site/api"),
+        *("tutorial", "torch", "frameworks", "arrays", "averaging", "compression", "local_steps"),
+        *("servers", "cluster", "training", "site/api"),
     ],
     "When something is wrong": ["hang", "errors", "dump", "top", "check", "views", "elastic"],
     "How it works": [

@@ -1,5 +1,7 @@
 """Runs each example of examples/frameworks over Gloo and over shoal, and compares the losses.
 
+Then runs the tests of the front ends for arrays, each with its framework, which the suite skips.
+
 `make test-frameworks` calls it. Each framework gets an environment of its own, which sees torch and
 shoal in .venv. Prints the rows of the table in docs/frameworks.md.
 """
@@ -47,11 +49,15 @@ class Example:
 # What pip installs into each environment. The first is the framework, whose version is shown.
 ENVIRONMENTS = {
     "accelerate": ["accelerate", "transformers"],
+    "jax": ["jax"],
+    "tensorflow": ["tensorflow-cpu"],
 }
 RUNS = [
     Example("accelerate", "accelerate"),
     Example("transformers", "accelerate"),
 ]
+
+ARRAYS = ("jax", "tensorflow")  # their examples compare two ranks with one
 
 
 def make_environment(folder: Path, packages: list[str]) -> Path:
@@ -82,6 +88,13 @@ def run(example: Example, python: Path, backend: str) -> tuple[str, str]:
         sys.exit(f"{done.stdout}\n{example.name} over {backend}: status {done.returncode}")
     loss, seconds = found[0]
     return loss, seconds
+
+
+def passes_tests(name: str, python: Path) -> bool:
+    """Run the tests of a front end for arrays; True if all pass."""
+    tests = EXAMPLES.parents[1] / "tests" / "process" / f"test_{name}.py"
+    done = subprocess.run([str(python), "-m", "pytest", "-q", str(tests)], check=False)
+    return done.returncode == 0
 
 
 def digits(one: float, other: float) -> float:
@@ -116,6 +129,13 @@ def main() -> None:
             failed.append(example.name)
         shown = f"{example.name} | {version(example.name, folder)} | {' | '.join(losses)}"
         print(f"| {shown} | {'all' if equal == math.inf else int(equal)} |", flush=True)
+    for name in ARRAYS:
+        if not args.names or name in args.names:
+            folder = (args.environments / name).absolute()
+            python = make_environment(folder, ENVIRONMENTS[name])
+            print(f"{name} {version(ENVIRONMENTS[name][0], folder)}", flush=True)
+            if not passes_tests(name, python):
+                sys.exit(f"tests/process/test_{name}.py fails")
     if failed:
         sys.exit(f"losses differ before digit {DIGITS}: {', '.join(failed)}")
 

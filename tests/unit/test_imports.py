@@ -43,12 +43,14 @@ LOWER = {
     "_autoload": {"frontend", "lazy"},
     "torch": {"_autoload", "frontend", "lazy"},
     "accelerate": {"frontend", "torch"},
+    "jax": {"frontend"},
+    "tensorflow": {"frontend"},
 }
 # These are built out of everything, so they may import everything but the native library.
 TOP = {"__init__", "cli", "bench", "check", "lab", "__main__"}
 
 # Who may import a framework; bench measures them side by side.
-FRAMEWORKS = {"torch", "jax", "tensorflow", "mxnet", "accelerate"}
+FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "mxnet", "accelerate"}
 FRAMEWORK_USERS = {"frontend", "_autoload", "torch", "accelerate", "bench", "cli"}
 
 

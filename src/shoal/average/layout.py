@@ -72,7 +72,10 @@ class ArraySpec:
             raise UsageError(
                 f"{name!r} is {given!r}; give a shape and a dtype, or an array"
             ) from None
-        return cls(str(name), sizes, parse_dtype(dtype))
+        try:
+            return cls(str(name), sizes, parse_dtype(dtype))
+        except UsageError as error:
+            raise UsageError(f"{name!r}: {error}") from None
 
     def __str__(self) -> str:
         return f"{self.name!r} {self.dtype}{list(self.shape)}"

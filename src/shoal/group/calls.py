@@ -103,6 +103,7 @@ class Calls:
         self.subjects = Subjects()
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
         self._at_deadline = AtDeadline()
+        self.kept: dict[object, Any] = {}  # by front ends, until the group is closed
 
     def __str__(self) -> str:
         return f"group {self.name!r}, rank {self.rank} of {self.size}"
@@ -135,6 +136,7 @@ class Calls:
     def abandon(self, why: str) -> None:
         """Refuse all later calls, without a message to other ranks."""
         self._native = ClosedGroup(f"{self}: {why}")
+        self.kept.clear()
         if self._unheld is not None:  # it would keep the descriptors of the mesh
             self._unheld.detach()
 

@@ -1,0 +1,110 @@
+"""Averages and broadcasts of NumPy arrays, the core of the front ends for array frameworks.
+
+A program gives a group and arrays at each call, so averagers are kept here from call to call.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from shoal.average import Averager, ChunkTopK, ErrorFeedback
+from shoal.average.agreeing import agree
+from shoal.average.layout import ArraySpec
+from shoal.errors import Closed, Unsupported
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
+
+
+class Options(TypedDict, total=False):
+    """The options of an average, as `shoal.average.Averager` has them."""
+
+    wire: str | None
+    compress: str | ErrorFeedback | ChunkTopK | None
+
+
+def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: Options) -> None:
+    """Average NumPy arrays over all ranks, in place; every rank calls it with arrays alike.
+
+    The first call with these names, shapes and dtypes makes an averager, which is kept until the
+    group is closed.
+
+    Raises:
+        UsageError: as `Averager` does; or the ranks gave different arrays in the first call.
+        ShoalError: as `Averager.wait` does; the group has ended.
+    """
+    specs = tuple(map(ArraySpec.of, names, arrays))
+    key = (specs, *options.items())
+    if key not in group.kept:
+        named = {spec.name: (spec.shape, spec.dtype) for spec in specs}
+        group.kept[key] = Averager(group, named, **options), threading.Lock()
+    averager, lock = group.kept[key]
+    with lock:  # an averager serves one thread at a time
+        try:
+            _step(averager, arrays)
+        except BaseException:  # also Ctrl-C: the step has not ended, and another cannot begin
+            group.kept.pop(key, None)
+            raise
+
+
+def _step(averager: Averager, arrays: Sequence[Any]) -> None:
+    places = list(averager.begin().values())
+    # The last array first, as the layout expects it: the first buffers leave during the copies.
+    order = range(len(arrays))[::-1]
+    for index in order:
+        places[index][...] = _bits(arrays[index])
+        averager.ready(index)
+    averager.send_rest()
+    for index in order:
+        averager.wait_for(index)
+        _bits(arrays[index])[...] = places[index]
+    averager.wait()
+
+
+def _bits(array: Any) -> Any:
+    """View an array of bfloat16 as its bits, as `Averager.begin` returns it."""
+    return array.view("uint16") if array.dtype.name == "bfloat16" else array
+
+
+def broadcast(group: Group, names: Sequence[str], arrays: Sequence[Any], root: int) -> None:
+    """Overwrite contiguous NumPy arrays with those of rank `root`; every rank calls it.
+
+    Raises:
+        UsageError: names, shapes or dtypes differ among ranks; names the first and the ranks.
+        ShoalError: as for every call of the group, which has ended.
+    """
+    specs = list(map(ArraySpec.of, names, arrays))
+    agree(group, "broadcast of arrays", specs, {"root": root})
+    works = [group.broadcast(array, root, async_op=True) for array in arrays]
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def borrowed(group: Group) -> Callable[[], Group]:
+    """Return a function for compiled programs that returns the group without keeping it alive.
+
+    It raises Closed if the program has dropped the group.
+    """
+    held, who = weakref.ref(group), str(group)
+
+    def live() -> Group:
+        if (found := held()) is None:
+            raise Closed(
+                f"{who}: the program dropped this group, and a function that was compiled with it "
+                "calls it; trace the function again with a group that is open"
+            )
+        return found
+
+    return live
+
+
+def refuse_gradient(*_given: Any) -> Any:
+    """Raise Unsupported: the derivative of every call of a front end."""
+    raise Unsupported(
+        "shoal has no gradients of its calls; take the gradient of each rank's own loss, and "
+        "average that"
+    )

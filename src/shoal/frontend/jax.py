@@ -1,0 +1,193 @@
+"""Averages, sums and broadcasts of JAX's arrays; docs/arrays.md.
+
+A function under jit calls the group from a callback of JAX. decisions/0083 has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
+
+from shoal.dtypes import parse_dtype, parse_op
+from shoal.errors import Unsupported, UsageError, without_internals
+from shoal.frontend import arrays
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shoal.dtypes import Op
+    from shoal.group.group import Group
+
+
+@without_internals
+def all_reduce(
+    array: Any,
+    group: Group,
+    op: Op | str = "sum",
+    *,
+    wire: str | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Return `array` folded over all ranks: the same bits on every rank. Also under jit, on a CPU.
+
+    Args:
+        array: a JAX array, or anything that `jnp.asarray` takes, of one shape on every rank.
+        op, wire: as for `Group.all_reduce`.
+        name: matches the call with the other ranks' calls of this name, for several threads.
+
+    Raises:
+        UsageError: there is no such operation of this type, or ranks gave different arrays.
+        Unsupported: the array is sharded, or a function under jit is not for a CPU.
+        ShoalError: as for every call of the group. Under jit these reach the program as
+            `jax.errors.JaxRuntimeError`, which contains their text.
+    """
+    array = _as_array(array)
+    group.check_fold("all_reduce", parse_dtype(array.dtype), parse_op(op))
+
+    def call(live: Group, hosts: list[Any]) -> None:
+        live.all_reduce(hosts[0], op, wire=wire, name=name)
+
+    return _call(group, call, [array])[0]
+
+
+@without_internals
+def average(tree: Any, group: Group, **options: Unpack[arrays.Options]) -> Any:
+    """Return a pytree averaged over all ranks, in fusion buffers. Also under jit, on a CPU.
+
+    Every rank gives a tree with the same names, shapes and dtypes. The averager of such a tree is
+    made by the first call and kept until the group is closed.
+
+    Args:
+        tree: gradients or other arrays; numbers become arrays, None stays.
+        options: `wire` and `compress`, as for `shoal.average.Averager`.
+
+    Raises:
+        UsageError: the tree has no arrays, or a dtype has no average, or the ranks' trees differ.
+        Unsupported, ShoalError: as `all_reduce` does.
+    """
+    names, leaves, rebuild = _flatten(tree)
+
+    def call(live: Group, hosts: list[Any]) -> None:
+        arrays.average(live, names, hosts, options)
+
+    return rebuild(_call(group, call, leaves))
+
+
+@without_internals
+def broadcast(tree: Any, group: Group, root: int = 0) -> Any:
+    """Return the pytree of rank `root`, such as its initial parameters. NOT under jit.
+
+    Args:
+        tree: with the same names, shapes and dtypes on every rank.
+
+    Raises:
+        UsageError: the ranks' trees differ, or it is called under jit.
+        Unsupported, ShoalError: as `all_reduce` does.
+    """
+    names, leaves, rebuild = _flatten(tree)
+    if _is_traced(leaves):
+        raise UsageError("shoal.jax.broadcast runs outside jit: call it before the training step")
+
+    def call(live: Group, hosts: list[Any]) -> None:
+        arrays.broadcast(live, names, hosts, root)
+
+    return rebuild(_call(group, call, leaves))
+
+
+# ---- arrays in host memory ----
+
+
+def _flatten(tree: Any) -> tuple[list[str], list[jax.Array], Callable[[Any], Any]]:
+    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path) or "the array" for path, _ in found]
+    leaves = [_as_array(leaf) for _, leaf in found]
+    return names, leaves, lambda new: jax.tree_util.tree_unflatten(structure, new)
+
+
+def _as_array(leaf: Any) -> jax.Array:
+    """Return an array or tracer, with the dtype that JAX gives it: float32 for a Python float."""
+    array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    if not isinstance(array, jax.core.Tracer) and len(array.devices()) > 1:
+        raise Unsupported(
+            f"an array of shape {array.shape} is sharded over {len(array.devices())} devices; "
+            "gather it first: jax.device_put(array, jax.devices()[0])"
+        )
+    return array
+
+
+def _is_traced(leaves: Sequence[Any]) -> bool:
+    """Return True if the call is to be compiled, also for arrays that are constants in it."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in (*leaves, jnp.asarray(0)))
+
+
+_Call = Callable[["Group", list[Any]], None]
+"""Calls a group with NumPy arrays, which it overwrites."""
+
+
+def _call(group: Group, call: _Call, given: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return what the call leaves in copies of the arrays."""
+    if _is_traced(given):
+        return _in_jit(group, call, given)
+    hosts = [np.array(array, order="C") for array in given]
+    call(group, hosts)
+    # Nothing writes to these any more, so JAX may keep them.
+    return [
+        jax.device_put(host, array.sharding) if array.committed else jnp.asarray(host)
+        for host, array in zip(hosts, given, strict=True)
+    ]
+
+
+# ---- under jit ----
+
+_MARK: Final = jax.ShapeDtypeStruct((), np.int32)
+
+
+def _in_jit(group: Group, call: _Call, given: Sequence[jax.Array]) -> list[jax.Array]:
+    """Have the compiled program call the group, in the order in which calls were traced.
+
+    The call needs a mark from a callback with ordered effects, and another such callback needs a
+    mark from the call. So calls wait for each other, and none waits for a thread of JAX.
+    """
+    if jax.default_backend() != "cpu":
+        raise Unsupported(
+            f"shoal.jax runs under jit on a CPU, and this is {jax.default_backend()}; call it "
+            "outside jit, between the function that computes gradients and the one that uses them"
+        )
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        raise Unsupported(
+            "shoal.jax runs on one device of each rank; call it outside pmap and shard_map"
+        )
+    live = arrays.borrowed(group)  # JAX keeps compiled functions for ever
+
+    def run(_context: Any, outputs: Any, *_inputs: Any) -> None:
+        *hosts, mark = (np.asarray(output) for output in outputs)
+        call(live(), hosts)
+        mark[...] = 0
+
+    def launch(*values: jax.Array) -> list[jax.Array]:
+        shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+        in_place = {index: index for index in range(len(values))}
+        mark = io_callback(lambda: np.int32(0), _MARK, ordered=True)
+        calling = buffer_callback(
+            run, [*shapes, _MARK], has_side_effect=True, input_output_aliases=in_place
+        )
+        results: list[jax.Array] = calling(*values, mark)
+        io_callback(lambda _: None, None, results.pop(), ordered=True)
+        return results
+
+    without_vmap = jax.custom_batching.custom_vmap(launch)
+    without_vmap.def_vmap(_refuse_vmap)
+    without_gradient = jax.custom_jvp(without_vmap)
+    without_gradient.defjvp(arrays.refuse_gradient)
+    results: list[jax.Array] = without_gradient(*given)
+    return results
+
+
+def _refuse_vmap(*_given: Any) -> Any:
+    raise Unsupported("shoal.jax does not run under vmap; call it with the whole array")

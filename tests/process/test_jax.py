@@ -1,0 +1,331 @@
+"""shoal.jax over real ranks, on JAX's CPU devices; and the example."""
+
+import functools
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+
+from shoal.average import ErrorFeedback
+
+pytest.importorskip("jax", reason="needs JAX: `make test-frameworks` has an environment with it")
+
+PROJECT = Path(__file__).parents[2]
+CPU = {"JAX_PLATFORMS": "cpu"}
+TWO_DEVICES = CPU | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+DTYPES = ("float32", "float16", "bfloat16", "int8", "int32", "uint16", "bool", "complex64")
+SHAPES = ((), (0,), (3,), (2, 0, 2), (2, 3))
+
+
+def refusal(call: Any, *given: Any) -> str:
+    """What a call raises, at once or with its results: its class and text."""
+    import jax
+
+    try:
+        jax.block_until_ready(call(*given))
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+# ---- values ----
+
+
+def sums() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    with shoal.init() as group:
+        for dtype in DTYPES:
+            for shape in SHAPES:
+                own = jnp.full(shape, group.rank + 1, dtype)
+                wanted = np.full(shape, 3 if dtype != "bool" else 1).astype(own.dtype)
+                both = functools.partial(shoal.jax.all_reduce, group=group)
+                for found in (both(own), jax.jit(both)(own)):
+                    assert (found.dtype, found.shape) == (own.dtype, shape)
+                    assert (np.asarray(found) == wanted).all(), (dtype, shape, found)
+        assert float(shoal.jax.all_reduce(group.rank, group, "avg")) == 0  # an int, which truncates
+        assert shoal.jax.all_reduce(np.ones(2), group).dtype == "float32"  # as JAX has it
+
+
+def test_sums_of_every_type_and_shape_are_right_under_jit_and_outside() -> None:
+    run_ranks(sums, 2, env=CPU)
+
+
+def trees() -> tuple[int, int]:
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    with shoal.init() as group:
+        tree = {f"{at}": jnp.full((at, 3), group.rank + at, jnp.float32) for at in range(40)}
+        tree = {"layers": tree, "scale": jnp.bfloat16(2 * group.rank), "none": None}
+        under_jit = jax.jit(lambda given: shoal.jax.average(given, group))
+        for average in (lambda given: shoal.jax.average(given, group), under_jit) * 3:
+            found = average(tree)
+            assert jax.tree.structure(found) == jax.tree.structure(tree)
+            assert (float(found["scale"]), found["scale"].dtype) == (1.0, jnp.bfloat16)
+            for at, leaf in found["layers"].items():
+                assert np.asarray(leaf).tolist() == [[int(at) + 0.5] * 3] * int(at)
+        layers = tree["layers"]
+        narrow = shoal.jax.average(layers, group, compress=ErrorFeedback("bf16"))
+        assert float(narrow["7"][0, 0]) == 7.5
+        first = shoal.jax.broadcast(tree, group, root=1)
+        assert float(first["scale"]) == 2.0
+        assert float(first["layers"]["7"][0, 0]) == 8.0
+        averagers = [averager for averager, _ in group.kept.values()]
+        return len(averagers), len(averagers[0].layout.buffers)
+
+
+def test_trees_are_averaged_in_fusion_buffers_by_one_averager_each() -> None:
+    # Under jit and outside the tree has one averager; compress needs another. One buffer a type.
+    assert run_ranks(trees, 2, env=CPU) == [(2, 2)] * 2
+
+
+def control_flow() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    with shoal.init() as group:
+        both = functools.partial(shoal.jax.all_reduce, group=group)
+        own = jnp.arange(3.0) + group.rank  # the sum is 1, 3, 5
+        for _ in range(2):  # the second time from the cache
+            doubled = jax.jit(lambda x: jax.lax.scan(lambda c, _: (both(c), c[0]), x, None, 3)[0])
+            assert doubled(own).tolist() == [4.0, 12.0, 20.0]
+            branch = jax.jit(lambda x: jax.lax.cond(x[0] < 9, both, lambda x: x, x))
+            assert branch(own).tolist() == [1.0, 3.0, 5.0]
+        loop = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] < 30, both, x))
+        assert loop(jnp.ones(1)).tolist() == [32.0]
+        donated = jax.jit(both, donate_argnums=0)
+        assert donated(jnp.arange(1000.0) + group.rank)[-1] == 2 * 999 + 1
+        kept = jax.jit(lambda x: (both(x), x))(own)  # in place, but not of what is used elsewhere
+        assert (kept[0].tolist(), kept[1].tolist()) == ([1.0, 3.0, 5.0], own.tolist())
+        assert own.tolist() == [group.rank + at for at in range(3)]
+        if group.rank == 0:  # tracing calls nothing, also for an array that is a constant
+            assert jax.eval_shape(both, own).shape == (3,)
+            assert jax.eval_shape(lambda: both(own)).shape == (3,)
+        constant = jax.jit(lambda x: both(own) * x)
+        assert constant(2.0).tolist() == constant(2.0).tolist() == [2.0, 6.0, 10.0]
+
+
+def test_loops_branches_and_donated_buffers_are_right() -> None:
+    run_ranks(control_flow, 2, env=CPU)
+
+
+def crossed() -> None:
+    # One core, so that JAX has one thread: a callback that waited for another would hang.
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    with shoal.init() as group:
+
+        def slow(x: Any) -> Any:
+            return jnp.tanh(x @ x / 300)
+
+        @jax.jit
+        def both(x: Any, y: Any) -> Any:
+            x, y = (slow(slow(x)), y) if group.rank else (x, slow(slow(y)))
+            return shoal.jax.all_reduce(0 * x + 1, group), shoal.jax.all_reduce(0 * y + 10, group)
+
+        x = jnp.ones((300, 300))
+        for _ in range(20):
+            one, ten = both(slow(x), x)  # dispatched before its arguments are there
+            x = one
+        assert (float(one.min()), float(one.max())) == (2.0, 2.0)
+        assert (float(ten.min()), float(ten.max())) == (20.0, 20.0)
+
+
+def test_independent_calls_of_one_function_keep_their_order_also_on_one_core() -> None:
+    run_ranks(crossed, 2, env=CPU)
+
+
+def from_threads() -> list[float]:
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    found = [0.0] * 3
+    with shoal.init() as group:
+
+        def work(at: int) -> None:
+            named = functools.partial(shoal.jax.all_reduce, group=group, name=f"thread {at}")
+            total = jax.jit(named)
+            for _ in range(50):
+                found[at] = float(total(jnp.full(1000, float(at)))[-1])
+
+        threads = [threading.Thread(target=work, args=(at,)) for at in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def test_threads_call_by_name() -> None:
+    assert run_ranks(from_threads, 2, env=CPU) == [[0.0, 2.0, 4.0]] * 2
+
+
+# ---- what is refused, and what fails ----
+
+
+def refused() -> dict[str, str]:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import shoal.jax
+
+    with shoal.init() as group:
+        both = functools.partial(shoal.jax.all_reduce, group=group)
+        ones = jnp.ones((2, 4))
+        rows = NamedSharding(Mesh(jax.devices(), "i"), PartitionSpec("i"))
+        spread = jax.shard_map(
+            both, mesh=rows.mesh, in_specs=rows.spec, out_specs=rows.spec, check_vma=False
+        )
+        calls = {
+            "gradient": lambda: jax.grad(lambda x: both(x).sum())(ones),
+            "gradient of jit": lambda: jax.grad(lambda x: jax.jit(both)(x).sum())(ones),
+            "vmap": lambda: jax.vmap(both)(ones),
+            "vmap of jit": lambda: jax.vmap(jax.jit(both))(ones),
+            "pmap": lambda: jax.pmap(both)(ones),
+            "shard_map": lambda: jax.jit(spread)(ones),
+            "sharded": lambda: both(jax.device_put(ones, rows)),
+            "sharded jit": lambda: jax.jit(both)(jax.device_put(ones, rows)),
+            "float8": lambda: jax.jit(both)(ones.astype("float8_e4m3fn")),
+            "key": lambda: both(jax.random.key(0)),
+            "operation": lambda: both(ones, op="mean"),
+            "flags": lambda: shoal.jax.average({"flags": ones > 0}, group),
+            "nothing": lambda: shoal.jax.average({}, group),
+            "broadcast": lambda: jax.jit(lambda x: shoal.jax.broadcast(x, group))(ones),
+            "trees": lambda: shoal.jax.average([jnp.ones(2 + group.rank)], group),
+        }
+        found = {name: refusal(call) for name, call in calls.items()}
+        assert both(ones).tolist() == [[2.0] * 4] * 2  # the group is usable
+        return found
+
+
+REFUSALS = {
+    "gradient": "Unsupported: shoal has no gradients",
+    "gradient of jit": "Unsupported: shoal has no gradients",
+    "vmap": "Unsupported: shoal.jax does not run under vmap",
+    "vmap of jit": "Unsupported: shoal.jax does not run under vmap",
+    "pmap": "Unsupported: .* outside pmap and shard_map",
+    "shard_map": "Unsupported: .* outside pmap and shard_map",
+    "sharded": "Unsupported: .* is sharded over 2 devices; gather it first",
+    "sharded jit": "JaxRuntimeError: .*sharding",
+    "float8": "UsageError: unknown dtype",
+    "key": "UsageError: unknown dtype key<fry>",
+    "operation": "UsageError: unknown operation 'mean'",
+    "flags": "UsageError: .* there is no average of",
+    "nothing": "UsageError: there is nothing to average",
+    "broadcast": "UsageError: shoal.jax.broadcast runs outside jit",
+    "trees": r"UsageError: .*\[0\].* is not the same on all ranks: float32\[2\] on rank 0",
+}
+
+
+def test_what_would_be_wrong_is_refused_and_the_group_is_usable() -> None:
+    for found in run_ranks(refused, 2, env=TWO_DEVICES):
+        assert found.keys() == REFUSALS.keys()
+        for name, wanted in REFUSALS.items():
+            assert re.match(wanted, found[name], re.DOTALL), (name, found[name])
+
+
+def differing() -> list[str]:
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    group = shoal.init(timeout_s=30.0)
+    total = jax.jit(lambda x: shoal.jax.all_reduce(x, group))
+    found = [refusal(total, jnp.ones(3 + group.rank))]
+    group = group.shrink()  # the same ranks; what was compiled calls the old group, or the new one
+    old, total = total, jax.jit(lambda x, group=group: shoal.jax.all_reduce(x, group))
+    assert total(jnp.ones(2)).tolist() == [2.0, 2.0]
+    part = group.subgroup([0, 1], "part")
+    dropped = jax.jit(functools.partial(shoal.jax.all_reduce, group=part))
+    dropped(jnp.ones(2)).block_until_ready()
+    lowered = dropped.lower(jnp.ones(2)).compile()
+    del part, dropped
+    gc.collect()
+    found.append(refusal(lowered, jnp.ones(2)))
+    group.close()
+    found.append(refusal(total, jnp.ones(2)))
+    found.append(refusal(shoal.jax.average, [jnp.ones(2)], group))
+    return [*found, refusal(old, jnp.ones(2))]
+
+
+def test_the_groups_errors_reach_a_program_from_compiled_functions() -> None:
+    for differ, dropped, closed, outside, _ in run_ranks(differing, 2, env=CPU):
+        for text in (differ, dropped, closed):
+            assert text.startswith("JaxRuntimeError: ")
+        assert "rank 0" in differ
+        assert "called all_reduce float32[3] sum" in differ
+        assert "but rank 1" in differ
+        assert "Closed: " in dropped
+        assert "the program dropped this group" in dropped
+        assert "it was closed" in closed
+        assert outside.startswith("Closed: ")
+
+
+def lose_a_rank() -> str:
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    group = shoal.init(timeout_s=60.0)
+    average = jax.jit(lambda tree: shoal.jax.average(tree, group))
+    tree = {"a": jnp.ones(300_000), "b": jnp.ones(5)}
+    average(tree)["a"].block_until_ready()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = refusal(average, tree)
+    group = group.shrink()
+    assert shoal.jax.average(tree, group)["b"].tolist() == [1.0] * 5
+    group.close()
+    return error
+
+
+def test_the_loss_of_a_rank_reaches_a_compiled_function_and_the_rest_goes_on() -> None:
+    with start_ranks(lose_a_rank, 3, env=CPU) as ranks:
+        outcomes = ranks.wait(40.0)  # less than the calls' deadline
+    assert "SIGKILL" in outcomes[1].died
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome
+        assert re.match(r"JaxRuntimeError: .*PeerLost: rank 1 ", outcome.value, re.DOTALL)
+
+
+# ---- the example ----
+
+
+def test_the_example_equals_one_rank_with_all_samples() -> None:
+    done = subprocess.run(
+        [sys.executable, PROJECT / "examples" / "jax_train.py"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
+    )
+    assert done.returncode == 0, done.stderr
+    [digits] = re.findall(r"equal in (\S+) digits", done.stdout)
+    assert float(digits) > 5

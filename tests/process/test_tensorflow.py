@@ -1,0 +1,363 @@
+"""shoal.tensorflow over real ranks, on CPUs; and the example."""
+
+import functools
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+
+import shoal
+
+pytest.importorskip(
+    "tensorflow", reason="needs TensorFlow: `make test-frameworks` has an environment with it"
+)
+
+PROJECT = Path(__file__).parents[2]
+CPU = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "bool", "complex64")
+SHAPES = ((), (0,), (3,), (2, 0, 2), (2, 3))
+DEADLINE_S = 100.0
+
+
+def refusal(call: Any, *given: Any) -> str:
+    """What a call raises: its class and text."""
+    try:
+        call(*given)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+# ---- values ----
+
+
+def sums() -> None:
+    import tensorflow as tf
+
+    import shoal.tensorflow
+
+    with shoal.init() as group:
+        both = functools.partial(shoal.tensorflow.all_reduce, group=group)
+        traced = tf.function(both, reduce_retracing=True)
+        for dtype in DTYPES:
+            for shape in SHAPES:
+                own = tf.cast(tf.fill(shape, group.rank + 1), dtype)
+                wanted = np.full(shape, 3 if dtype != "bool" else 1)
+                for found in (both(own), traced(own)):
+                    assert (found.dtype, found.shape) == (own.dtype, shape)
+                    assert (np.array(found.numpy()) == wanted).all(), (dtype, shape, found)
+        turned = tf.transpose(tf.constant([[0.0, 1], [2, 3]]))
+        assert both(turned, op="avg").numpy().tolist() == [[0, 2], [1, 3]]
+
+
+def test_sums_of_every_type_and_shape_are_right_in_functions_and_outside() -> None:
+    run_ranks(sums, 2, env=CPU, deadline_s=DEADLINE_S)
+
+
+def ordered() -> None:
+    import tensorflow as tf
+
+    import shoal.tensorflow
+
+    def late(value: Any) -> Any:
+        time.sleep(0.002 * ((group.rank + int(value)) % 3))
+        return value
+
+    def body(at: Any, found: Any) -> Any:
+        value = tf.ensure_shape(tf.numpy_function(late, [at], tf.int32), ())
+        return at + 1, found.write(at, shoal.tensorflow.all_reduce(value, group))
+
+    @tf.function
+    def many() -> Any:
+        first = tf.TensorArray(tf.int32, 50)
+        _, found = tf.while_loop(lambda at, _: at < 50, body, (0, first), parallel_iterations=10)
+        one = shoal.tensorflow.all_reduce(tf.ones(()), group)
+        return found.stack(), one, shoal.tensorflow.all_reduce(10 * tf.ones(()), group)
+
+    with shoal.init() as group:
+        found, one, ten = many()
+        assert found.numpy().tolist() == [2 * at for at in range(50)]
+        assert (float(one), float(ten)) == (2.0, 20.0)
+
+
+def test_independent_calls_of_one_function_keep_their_order_also_in_loops() -> None:
+    run_ranks(ordered, 2, env=CPU, deadline_s=DEADLINE_S)
+
+
+def tapes() -> int:
+    import tensorflow as tf
+
+    import shoal.tensorflow
+
+    with shoal.init() as group:
+        weight = tf.Variable([[1.0, 2.0], [3.0, 4.0]], name="weight")
+        table = tf.Variable(tf.ones((4, 2)), name="table")
+        unused = tf.Variable(1.0)
+        sources = {"weight": weight, "rest": [table, unused]}
+        points = tf.constant([[1.0, 2.0]]) * (group.rank + 1)
+
+        def gradients() -> Any:
+            with tf.GradientTape() as tape:
+                picked = tf.gather(table, [group.rank, 3])
+                loss = tf.reduce_sum(points @ weight) + tf.reduce_sum(picked)
+            tape = shoal.tensorflow.DistributedGradientTape(tape, group, sparse_as_dense=True)
+            return tape.gradient(loss, sources)
+
+        traced = tf.function(gradients)
+        for step in (gradients, traced) * 3:
+            found = step()
+            # Of rank 0 [[1, 1], [2, 2]], of rank 1 [[2, 2], [4, 4]]; rows 0 and 3, rows 1 and 3.
+            assert found["weight"].numpy().tolist() == [[1.5, 1.5], [3.0, 3.0]]
+            assert found["rest"][0].numpy().tolist() == [[0.5] * 2, [0.5] * 2, [0] * 2, [1] * 2]
+            assert found["rest"][1] is None
+        return len(group.kept)
+
+
+def test_a_tape_averages_gradients_dense_and_sparse_with_one_averager() -> None:
+    assert run_ranks(tapes, 2, env=CPU, deadline_s=DEADLINE_S) == [1, 1]
+
+
+def train(optimizer: Any, rank: int, size: int, *, eagerly: bool) -> Any:
+    """A model trained with one rank's part of every batch."""
+    import keras
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.layers.Input((4,)), dense(8, activation="relu"), dense(1)])
+    model.compile(optimizer, "mse", run_eagerly=eagerly)
+    points = np.random.default_rng(0).standard_normal((10, 16, 4), np.float32)
+    for whole in points:
+        mine = np.split(whole, size)[rank]
+        model.train_on_batch(mine, mine.sum(axis=1, keepdims=True))
+    return model
+
+
+def optimizers() -> None:
+    import keras
+
+    import shoal.tensorflow
+
+    kinds = keras.optimizers
+    rates = kinds.schedules.ExponentialDecay(0.01, 10, 0.9)
+    makers: list[tuple[Any, bool]] = [
+        (lambda: kinds.SGD(0.02, momentum=0.9), False),
+        (lambda: kinds.Adam(rates, clipnorm=0.5), True),
+        (lambda: kinds.SGD(0.05, gradient_accumulation_steps=2), False),
+        (lambda: kinds.LossScaleOptimizer(kinds.SGD(0.05)), False),
+    ]
+    with shoal.init() as group:
+        for make, eagerly in makers:
+            alone = train(make(), 0, 1, eagerly=eagerly)
+            optimizer = shoal.tensorflow.DistributedOptimizer(make(), group)
+            ours = train(optimizer, group.rank, group.size, eagerly=eagerly)
+            for one, other in zip(alone.variables, ours.variables, strict=True):
+                assert np.allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-6)
+        # The object and a copy of its class and settings average; what is saved needs no shoal.
+        optimizer = shoal.tensorflow.DistributedOptimizer(kinds.SGD(1.0), group)
+        for each in (optimizer, type(optimizer).from_config(optimizer.get_config())):
+            value = keras.Variable([1.0, 1.0])
+            each.apply_gradients([(keras.ops.array([2.0, 4.0]) * group.rank, value)])
+            assert value.numpy().tolist() == [0.0, -1.0]
+        saved = keras.saving.serialize_keras_object(optimizer)
+        again = keras.saving.deserialize_keras_object(saved)
+        assert type(again) is kinds.SGD
+        # A variable without a gradient is left out, as Keras does.
+        one, other = keras.Variable(1.0), keras.Variable(1.0)
+        fresh = shoal.tensorflow.DistributedOptimizer(kinds.SGD(1.0), group)
+        with pytest.warns(UserWarning, match="Gradients do not exist"):
+            fresh.apply_gradients([(keras.ops.array(1.0), one), (None, other)])
+        assert (float(one.numpy()), float(other.numpy())) == (0.0, 1.0)
+
+
+def test_a_distributed_optimizer_trains_as_one_rank_with_the_whole_batch() -> None:
+    run_ranks(optimizers, 2, env=CPU, deadline_s=DEADLINE_S)
+
+
+def broadcasts() -> None:
+    import keras
+    import tensorflow as tf
+
+    import shoal.tensorflow
+
+    with shoal.init() as group:
+        numbers = tf.Variable([1.0 + group.rank, 2.0])
+        flag = tf.Variable(group.rank == 1)
+        half = keras.Variable(np.full((2, 2), group.rank), dtype="bfloat16", name="half")
+        shoal.tensorflow.broadcast_variables([numbers, flag, half], group, root_rank=1)
+        assert (numbers.numpy().tolist(), bool(flag.numpy())) == ([2.0, 2.0], True)
+        assert (half.numpy() == 1).all()
+
+
+def test_variables_of_tensorflow_and_keras_are_broadcast() -> None:
+    run_ranks(broadcasts, 2, env=CPU, deadline_s=DEADLINE_S)
+
+
+# ---- what is refused, and what fails ----
+
+
+def refused() -> dict[str, str]:
+    import keras
+    import tensorflow as tf
+
+    import shoal.tensorflow as st
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with shoal.init() as group:
+        both = functools.partial(st.all_reduce, group=group)
+        ones = tf.ones(3)
+        table = tf.Variable(tf.ones((4, 2)), name="table")
+        used = keras.optimizers.SGD()
+        used.build([keras.Variable(1.0)])
+        mirrored = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+
+        def second() -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(ones)
+                total = both(ones)
+            return tape.gradient(total, ones)
+
+        def gradient(source: Any, **options: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, [0]))
+            return st.DistributedGradientTape(tape, group, **options).gradient(loss, source)
+
+        def of_mixed() -> Any:
+            keras.mixed_precision.set_dtype_policy("mixed_float16")
+            try:
+                return st.DistributedOptimizer(keras.optimizers.SGD(), group)
+            finally:
+                keras.mixed_precision.set_dtype_policy("float32")
+
+        other = tf.Variable(tf.ones(2 + group.rank), name="other")
+        calls = {
+            "gradient": second,
+            "gradient of a function": tf.function(second),
+            "sparse": lambda: gradient(table),
+            "no gradient": lambda: gradient(other),
+            "words": lambda: both(tf.constant("a")),
+            "operation": lambda: both(ones, op="mean"),
+            "xla": lambda: tf.function(both, jit_compile=True)(ones),
+            "replicas": lambda: mirrored.run(both, (ones,)),
+            "broadcast": tf.function(lambda: st.broadcast_variables([table], group)),
+            "variables": lambda: st.broadcast_variables([table, other], group),
+            "used": lambda: st.DistributedOptimizer(used, group),
+            "no optimizer": lambda: st.DistributedOptimizer(3, group),
+            "mixed": of_mixed,
+        }
+        found = {name: refusal(call) for name, call in calls.items()}
+        assert both(ones).numpy().tolist() == [2.0] * 3  # the group is usable
+        return found
+
+
+REFUSALS = {
+    "gradient": "Unsupported: shoal has no gradients",
+    "gradient of a function": ".*Unsupported: shoal has no gradients",
+    "sparse": r"Unsupported: the gradient of '0 table:0' is sparse \(IndexedSlices\); give sparse_",
+    "no gradient": "UsageError: there is nothing to average",
+    "words": "UsageError: unknown dtype",
+    "operation": "UsageError: unknown operation 'mean'",
+    "xla": "InvalidArgumentError: ",
+    "replicas": "Unsupported: .* use no tf.distribute",
+    "broadcast": ".*UsageError: broadcast_variables runs outside tf.function",
+    "variables": r"UsageError: .*'1 other:0' is not the same on all ranks: float32\[2\] on rank 0",
+    "used": "UsageError: .* before its first step",
+    "no optimizer": "UsageError: .* takes an optimizer of Keras 3, not 3",
+    "mixed": "Unsupported: under mixed_float16 .*LossScaleOptimizer",
+}
+
+
+def test_what_would_be_wrong_is_refused_and_the_group_is_usable() -> None:
+    for found in run_ranks(refused, 2, env=CPU, deadline_s=DEADLINE_S):
+        assert found.keys() == REFUSALS.keys()
+        for name, wanted in REFUSALS.items():
+            assert re.match(wanted, found[name], re.DOTALL), (name, found[name])
+
+
+def differing() -> list[str]:
+    import tensorflow as tf
+
+    import shoal.tensorflow
+
+    group = shoal.init(timeout_s=30.0)
+    total = tf.function(lambda x: shoal.tensorflow.all_reduce(x, group), reduce_retracing=True)
+    found = [refusal(total, tf.ones(3 + group.rank))]
+    group = group.shrink()
+    part = group.subgroup([0, 1], "part")
+    dropped = tf.function(functools.partial(shoal.tensorflow.all_reduce, group=part))
+    concrete = dropped.get_concrete_function(tf.TensorSpec((2,)))
+    assert concrete(tf.ones(2)).numpy().tolist() == [2.0, 2.0]
+    del part, dropped
+    gc.collect()
+    found.append(refusal(concrete, tf.ones(2)))
+    later = tf.function(lambda x: shoal.tensorflow.all_reduce(x, group))
+    assert later(tf.ones(2)).numpy().tolist() == [2.0, 2.0]
+    group.close()
+    found.append(refusal(later, tf.ones(2)))
+    return [*found, refusal(shoal.tensorflow.all_reduce, tf.ones(2), group)]
+
+
+def test_the_groups_errors_reach_a_program_from_functions() -> None:
+    for differ, dropped, closed, outside in run_ranks(differing, 2, env=CPU, deadline_s=DEADLINE_S):
+        assert "called all_reduce float32[3] sum" in differ
+        assert "but rank 1" in differ
+        assert "the program dropped this group" in dropped
+        assert "it was closed" in closed
+        assert outside.startswith("Closed: ")
+
+
+def lose_a_rank() -> str:
+    import tensorflow as tf
+
+    import shoal.tensorflow
+
+    group = shoal.init(timeout_s=90.0)
+
+    @tf.function
+    def total(x: Any) -> Any:
+        return shoal.tensorflow.all_reduce(x, group)
+
+    total(tf.ones(300_000))
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = refusal(total, tf.ones(300_000))
+    group = group.shrink()
+    assert float(shoal.tensorflow.all_reduce(tf.ones(()), group)) == 2.0
+    group.close()
+    return error
+
+
+def test_the_loss_of_a_rank_reaches_a_function_and_the_rest_goes_on() -> None:
+    with start_ranks(lose_a_rank, 3, env=CPU) as ranks:
+        outcomes = ranks.wait(70.0)  # less than the calls' deadline
+    assert "SIGKILL" in outcomes[1].died
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome
+        assert re.match(r"UnknownError: .*PeerLost: rank 1 ", outcome.value, re.DOTALL)
+
+
+# ---- the example ----
+
+
+def test_the_example_equals_one_rank_with_all_samples() -> None:
+    done = subprocess.run(
+        [sys.executable, PROJECT / "examples" / "tensorflow_train.py"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
+    )
+    assert done.returncode == 0, done.stderr
+    [digits] = re.findall(r"equal in (\S+) digits", done.stdout)
+    assert float(digits) > 5

@@ -1,0 +1,124 @@
+"""The core of the front ends for array frameworks, with NumPy's arrays and ranks as threads."""
+
+import gc
+import re
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+from unit.in_process import in_ranks, run_in_threads, run_well
+
+import shoal
+from shoal.frontend import arrays
+from shoal.group.group import Group
+
+SIZE = 2
+
+
+def given_by(rank: int) -> dict[str, Any]:
+    """Arrays of several types, whose averages are exact."""
+    return {
+        "matrix": np.arange(6, dtype=np.float32).reshape(2, 3).T * (rank + 1),  # not contiguous
+        "half": np.full(3, 2 * rank, np.float16),
+        "brain": np.full((2, 2), 2 * rank, bfloat16),
+        "number": np.array(4.0 * rank),
+        "empty": np.zeros((0, 3), np.float32),
+        "ints": np.array([2, 4], np.int32),
+    }
+
+
+AVERAGES = {
+    "matrix": [[0, 4.5], [1.5, 6], [3, 7.5]],
+    "half": [1, 1, 1],
+    "brain": [[1, 1], [1, 1]],
+    "number": 2,
+    "empty": np.zeros((0, 3)),
+    "ints": [2, 4],
+}
+
+
+def average(group: Group, given: dict[str, Any], **options: Any) -> dict[str, Any]:
+    results = {name: array.copy("K") for name, array in given.items()}
+    arrays.average(group, list(given), list(results.values()), options)
+    return results
+
+
+@in_ranks(SIZE)
+def test_arrays_of_all_types_and_shapes_are_averaged(group: Group) -> None:
+    for _ in range(3):  # the layout changes after the first step
+        for name, result in average(group, given_by(group.rank)).items():
+            assert result.tolist() == np.asarray(AVERAGES[name]).tolist(), name
+
+
+@in_ranks(SIZE)
+def test_other_names_shapes_and_options_have_other_averagers(group: Group) -> None:
+    value = np.full(2, group.rank, np.float32)
+    for _ in range(2):
+        for given in ({"a": value}, {"b": value}, {"a": value.reshape(1, 2)}):
+            for options in ({}, {"wire": "bf16"}, {"compress": "bf16"}):
+                for result in average(group, given, **options).values():
+                    assert result.ravel().tolist() == [0.5, 0.5]
+
+
+def averages_in(group: Group) -> weakref.ref[Group]:
+    average(group, {"a": np.zeros(1000)})
+    average(group.subgroup(range(SIZE), "all"), {"a": np.zeros(1000)})
+    return weakref.ref(group)
+
+
+def test_no_averager_keeps_a_group_that_was_closed() -> None:
+    groups = run_well(averages_in, SIZE)
+    gc.collect()
+    assert [group() for group in groups] == [None] * SIZE
+
+
+def differ(group: Group) -> None:
+    average(group, {"a": np.zeros(2 + group.rank)})
+
+
+def test_arrays_that_differ_among_ranks_are_refused_on_all_by_name() -> None:
+    for error in run_in_threads(differ, SIZE):
+        assert isinstance(error, shoal.UsageError)
+        assert "'a' is not the same on all ranks: float64[2] on rank 0, float64[3]" in str(error)
+
+
+def test_a_type_without_an_average_or_unknown_is_refused_by_name() -> None:
+    def bools(group: Group) -> None:
+        average(group, {"flags": np.zeros(2, bool)})
+
+    for error in run_in_threads(bools, 1):
+        assert re.search(r"no average of 'flags' bool\[2\]", str(error))
+
+    def words(group: Group) -> None:
+        average(group, {"words": np.array(["a"])})
+
+    assert re.match(r"'words': unknown dtype", str(run_in_threads(words, 1)[0]))
+
+
+@in_ranks(SIZE)
+def test_a_group_is_usable_after_arrays_that_differ(group: Group) -> None:
+    with pytest.raises(shoal.UsageError):
+        differ(group)
+    assert average(group, {"a": np.full(2, float(group.rank))})["a"].tolist() == [0.5, 0.5]
+
+
+@in_ranks(SIZE)
+def test_broadcast_overwrites_all_arrays_with_those_of_the_root(group: Group) -> None:
+    given = given_by(group.rank)
+    given["matrix"] = np.ascontiguousarray(given["matrix"])
+    values = list(given.values())
+    arrays.broadcast(group, list(given), values, 1)
+    for value, wanted in zip(values, given_by(1).values(), strict=True):
+        assert value.tolist() == wanted.tolist()
+
+
+@in_ranks(SIZE)
+def test_broadcast_refuses_what_differs_and_the_group_is_usable(group: Group) -> None:
+    ones = [np.ones(1 + group.rank)]
+    with pytest.raises(shoal.UsageError, match=r"'a' is not the same on all ranks"):
+        arrays.broadcast(group, ["a"], ones, 0)
+    with pytest.raises(shoal.UsageError, match="root is not the same on all ranks"):
+        arrays.broadcast(group, [], [], group.rank)
+    group.barrier()
