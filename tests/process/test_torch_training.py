@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from process.ranks import run_ranks, start_ranks
-from process.stage import Stage
+from process.stage import Stage, pretend_hosts
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -107,3 +107,25 @@ def test_torchrun_needs_no_import_of_shoal_and_serves_groups_without_torch(tmp_p
         [*run, str(path)], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def by_torch() -> list[float]:
+    pretend_hosts(1)
+    os.environ["SHOAL_WIRE"] = "bf16"
+    dist.init_process_group("shoal")
+    large, small, whole = torch.full((16_384,), 257.0), torch.full((9,), 257.0), torch.ones(16_384)
+    dist.all_reduce(large)
+    dist.all_reduce(small)
+    dist.broadcast(whole.mul_(257), 0)
+    mean = torch.full((32_768,), 257.0)
+    block = torch.empty(16_384)
+    dist.reduce_scatter_single(block, mean, op=dist.ReduceOp.AVG) if hasattr(
+        dist, "reduce_scatter_single"
+    ) else dist.reduce_scatter_tensor(block, mean, op=dist.ReduceOp.AVG)
+    dist.destroy_process_group()
+    return [float(each[0]) for each in (large, small, whole, block)]
+
+
+def test_shoal_wire_reaches_the_sums_of_torch() -> None:
+    # Of reduce_scatter the result stays: (256 + 257) / 2.
+    assert run_ranks(by_torch, 2) == 2 * [[512, 514, 257, 256.5]]

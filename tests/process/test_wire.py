@@ -34,6 +34,11 @@ def noise(rank: int, n_elems: int) -> Array:
     return values
 
 
+@functools.cache
+def rounded_noise(wire: str, rank: int, n_elems: int) -> Array:
+    return rounded(wire, noise(rank, n_elems))
+
+
 def is_rounded(wire: str, values: Array) -> bool:
     return values.tobytes() == rounded(wire, values).tobytes()
 
@@ -53,7 +58,7 @@ def digest(values: Array) -> str:
 
 
 def narrow_sums(ranks_per_host: int) -> list[str]:
-    """What every rank got, by call."""
+    """What every rank got, by call. Rank 0 compares it with the truth."""
     pretend_hosts(ranks_per_host)
     told = []
     with shoal.init() as group:
@@ -64,10 +69,11 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
             for op, subject in ((Op.SUM, 0), (Op.AVG, 0), (Op.SUM, 1 << 24)):
                 found = every[group.rank].copy()
                 group.all_reduce(found, op, wire=wire, subject=subject)
-                n_roundings = 2 if spans_hosts else 0
-                check_sum(wire, found, every, n_roundings, op, subject)
-                assert is_rounded(wire, found) or not spans_hosts or subject
                 told.append(digest(found))
+                if group.rank == 0:
+                    n_roundings = 2 if spans_hosts else 0
+                    check_sum(wire, found, every, n_roundings, op, subject)
+                    assert is_rounded(wire, found) or not spans_hosts or subject
             # What needs no rounding is exact.
             if wire in ("bf16", "fp16"):
                 exact = [contribution(rank, n_elems) for rank in ranks]
@@ -134,7 +140,9 @@ def gathered(ranks_per_host: int) -> None:
             group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
             for n_elems in LENGTHS:
                 blocks = [noise(rank, n_elems) for rank in ranks]
-                arrived = [rounded(wire, block) if spans_hosts else block for block in blocks]
+                arrived = (
+                    [rounded_noise(wire, r, n_elems) for r in ranks] if spans_hosts else blocks
+                )
                 outputs = np.full(group.size * n_elems, 7, np.float32)
                 group.all_gather(outputs, blocks[group.rank], wire=wire)
                 check(outputs, np.concatenate(arrived))
@@ -300,28 +308,3 @@ def test_a_groups_wire_with_blocks_warns_once_of_a_sum_that_is_not_an_averagers(
     assert nothing == []
     assert len(told) == (1 if block_of(wire) > 1 else 0)
     assert all(wire in line and f"{ERRORS[wire]:g}" in line for line in told)
-
-
-def by_torch() -> list[float]:
-    import torch
-    import torch.distributed as dist
-
-    pretend_hosts(1)
-    os.environ["SHOAL_WIRE"] = "bf16"
-    dist.init_process_group("shoal")
-    large, small, whole = torch.full((16_384,), 257.0), torch.full((9,), 257.0), torch.ones(16_384)
-    dist.all_reduce(large)
-    dist.all_reduce(small)
-    dist.broadcast(whole.mul_(257), 0)
-    mean = torch.full((32_768,), 257.0)
-    block = torch.empty(16_384)
-    dist.reduce_scatter_single(block, mean, op=dist.ReduceOp.AVG) if hasattr(
-        dist, "reduce_scatter_single"
-    ) else dist.reduce_scatter_tensor(block, mean, op=dist.ReduceOp.AVG)
-    dist.destroy_process_group()
-    return [float(each[0]) for each in (large, small, whole, block)]
-
-
-def test_shoal_wire_reaches_the_sums_of_torch() -> None:
-    # Of reduce_scatter the result stays: (256 + 257) / 2.
-    assert run_ranks(by_torch, 2) == 2 * [[512, 514, 257, 256.5]]
