@@ -118,7 +118,7 @@ def connections() -> list[socket.socket]:
 
 
 def bytes_out() -> dict[int, int]:
-    """What each connection of this process has sent, once; `group.stats()` counts elements."""
+    """What each connection of this process has sent, once, with frames and acknowledgements."""
     found = {}
     for connection in connections():
         with connection:
