@@ -16,6 +16,7 @@ from shoal.lazy import attributes
 if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.wrapper import DistributedDataParallel
     from shoal.frontend.torch.diloco import DiLoCo, LocalSGD
+    from shoal.frontend.torch.launched import init_process_group
     from shoal.frontend.torch.shrink import peer_lost, shrink_group
     from shoal.frontend.torch.sync_state import sync_state
     from shoal.torch import fsdp
@@ -25,6 +26,7 @@ __all__ = [
     "DiLoCo",
     "LocalSGD",
     "fsdp",
+    "init_process_group",
     "peer_lost",
     "shrink_group",
     "sync_state",
@@ -38,6 +40,7 @@ __getattr__ = attributes(
         "DiLoCo": "shoal.frontend.torch.diloco",
         "LocalSGD": "shoal.frontend.torch.diloco",
         "fsdp": "shoal.torch.fsdp",
+        "init_process_group": "shoal.frontend.torch.launched",
         "peer_lost": "shoal.frontend.torch.shrink",
         "shrink_group": "shoal.frontend.torch.shrink",
         "sync_state": "shoal.frontend.torch.sync_state",

