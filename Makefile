@@ -28,11 +28,11 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-fuzz test-native test-clang test-native-sanitized test-asan
-.PHONY: test-tsan test-frameworks
+.PHONY: test-tsan test-frameworks test-torches
 .PHONY: lint format docs site bench gpu-check peers demo wheels test-aarch64 clean
 
 help:
-	@echo "make venv, test, test-soak, test-fuzz, test-frameworks, test-native, test-clang, test-native-sanitized, lint, format, docs, site, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
+	@echo "make venv, test, test-soak, test-fuzz, test-frameworks, test-torches, test-native, test-clang, test-native-sanitized, lint, format, docs, site, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -125,6 +125,29 @@ test-tsan: $(TOOLS)
 # sees .venv's packages. It installs about 2 GB, and is not a part of `make test`.
 test-frameworks: $(INSTALLED)
 	$(PY) tests/frameworks/check.py $(ARGS)
+
+# The tests of the torch front end under each of these versions, in an environment of its own: 5 GB,
+# since PyPI has CUDA builds only. All versions run, also after one has failed.
+TORCH_TOOLS := numpy ml_dtypes prometheus-client 'matplotlib>=3.7' 'pytest>=8.2' 'pytest-timeout>=2.3' \
+  'pytest-xdist>=3.6'
+TORCHES ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+TORCH_TESTS := $(wildcard tests/contract/test_frontend_torch*.py tests/process/test_torch_*.py \
+  tests/process/test_servers_torch.py tests/unit/test_torch_*.py)
+
+test-torches: $(TORCHES:%=.venv-torch-%) $(INSTALLED)
+	rm -rf build/wheel
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@failed=; for version in $(TORCHES); do echo "torch $$version"; \
+	  .venv-torch-$$version/bin/python -m pip install --quiet --no-deps --force-reinstall \
+	    build/wheel/*.whl && .venv-torch-$$version/bin/python -m pytest --quiet \
+	    --numprocesses=$(WORKERS) --dist=worksteal $(TORCH_TESTS) $(ARGS) \
+	    || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "failed with torch$$failed"; exit 1; }
+
+.venv-torch-%:
+	$(PYTHON) -m venv $@.part
+	$@.part/bin/python -m pip install --quiet torch==$* $(TORCH_TOOLS)
+	mv $@.part $@
 
 # ---- style ----
 

@@ -129,13 +129,10 @@ def train_with_ddp(group: Any) -> None:
 
 def make_mistakes(backend: str) -> dict[str, Any]:
     """By mistake, what the call raised. The group goes on."""
-    from shoal.frontend.torch.process_group import takes_backends
-
     leave_at_once()
     dist.set_debug_level(dist.DebugLevel.DETAIL)  # as the variable does that torch reads at first
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
-    # torch 2.14 and later compare by themselves, and only what they compare.
-    with_shoals = backend == "shoal" and not takes_backends()
+    with_shoals = backend == "shoal"
     seen: dict[str, Any] = {}
     for name, (one, others, _) in (SEEN_BY_TORCH | (SEEN_BY_SHOAL if with_shoals else {})).items():
         group = dist.new_group(timeout=timedelta(seconds=20))

@@ -64,7 +64,7 @@ def reduce_much(hosts: str) -> tuple[bool, int, str]:
     for n, tensor in zip(lengths, tensors, strict=True):
         assert torch.equal(tensor, total(n, torch.float32))
     assert all(future.done() for future in futures)
-    local = group._devices._local  # type: ignore[union-attr]
+    local = group._get_backend(torch.device("cpu"))._devices._local  # type: ignore[union-attr]
     dist.destroy_process_group()
     return local is not None, device.n_sums, left_running()
 

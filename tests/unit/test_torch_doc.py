@@ -19,6 +19,7 @@ from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalProcessGroup
 
 ROOT = Path(__file__).parents[2]
+SINCE_2_15 = {"gather_into_tensor", "gather_single", "get_backend_impl", "set_timeout"}
 ROW = re.compile(r"^\| `(\w+)` \| ([\w' ]+) \| (.*)\|$", re.MULTILINE)
 
 
@@ -39,7 +40,8 @@ def test_every_function_of_torch_has_a_row_and_every_row_a_function() -> None:
             for name in dir(dist)
             if not name.startswith("_") and inspect.isfunction(getattr(dist, name))
         }
-    assert there == set(functions())
+    assert there <= set(functions())
+    assert set(functions()) - there <= SINCE_2_15
 
 
 @pytest.mark.parametrize("name", ["monitored_barrier", "split_group"])

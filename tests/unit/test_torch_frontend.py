@@ -136,8 +136,7 @@ def test_polling_brings_the_result_too(group: FakeGroup, operations: Operations)
 # ---- what is refused ----
 
 
-MISSING = ("merge_remote_group", "mergeRemoteGroup", "merge", "shrink", "reconfigure")
-MISSING += ("get_reconfigure_handle", "new_window")
+MISSING = ("merge_remote_group", "mergeRemoteGroup", "merge", "shrink", "new_window")
 
 
 @pytest.mark.parametrize("name", MISSING)
@@ -182,8 +181,6 @@ CALLED_BY_CPP: dict[str, tuple[Any, ...]] = {
     "monitored_barrier": (None, False),
     "start_coalescing": (),
     "end_coalescing": (),
-    "reconfigure": (None,),
-    "get_reconfigure_handle": (),
     "new_window": (None,),
     "shrink": ([], 0, None),
     "merge": (None, None, 0, 1),
@@ -199,6 +196,9 @@ CALLED_AFTER: dict[str, tuple[Any, ...]] = {
     "split": (None, [], None),
     "eager_connect_single_device": (None,),  # the next two where a GPU is bound
     "perform_nocolor_split": (None,),
+    "reconfigure": (None,),
+    "get_reconfigure_handle": (),
+    "get_error": (),
 }
 # The names that torch 2.11 and 2.13 use besides.
 CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
@@ -250,7 +250,8 @@ def test_what_torch_reads_as_properties_is_a_plain_bool(kind: type) -> None:
     # Inherited, they ask C++, which asks the attribute again, without end.
     abilities = {name for name in ABILITIES if inspect.getattr_static(kind, name) is True}
     assert all(isinstance(inspect.getattr_static(kind, name), bool) for name in ABILITIES)
-    assert abilities == ({"supports_splitting"} if kind is ShoalBackend else set())
+    of_backend = {"supports_splitting", "supports_reconfigure"}
+    assert abilities == (of_backend if kind is ShoalBackend else set())
 
 
 def test_a_group_is_not_asked_to_make_others() -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 import torch.distributed as dist
 
 from shoal.errors import UsageError, without_internals
 from shoal.frontend.torch.operations import Operations
-from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
+from shoal.frontend.torch.process_group import (
+    BackedProcessGroup,
+    ShoalBackend,
+    ShoalProcessGroup,
+    devices_alone,
+    notice_hooks,
+    takes_backends,
+)
 from shoal.frontend.torch.work import patch_work_holders
 from shoal.group.form import form
 from shoal.rendezvous import TorchStore
@@ -69,11 +76,20 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
     if not takes_backends():
         return ShoalProcessGroup(group, opts.store, opts.timeout)
     patch_work_holders()
-    return ShoalBackend(group, opts.store, opts.timeout)
+    notice_hooks()
+    devices = devices_alone()
+    if devices is None:
+        return ShoalBackend(group, opts.store, opts.timeout)
+    backend = ShoalBackend(group, opts.store, opts.timeout, is_wrapped=False)
+    return BackedProcessGroup(backend, opts.store, devices)
 
 
 def _form(opts: Any) -> Group:
     ranks = list(opts.global_ranks_in_group)
+    if getattr(opts, "enable_reconfigure", False):  # from torch 2.14 on
+        from shoal.frontend.torch.reconfigure import NotFormed
+
+        return cast("Group", NotFormed("world", opts.group_rank, opts.group_size))
     if _replacements and not ranks:
         return _replacements[0]
     default = default_group() if ranks else None

@@ -35,6 +35,7 @@ from shoal.frontend.torch.work import (
     current_options,
     profiling,
     recorded,
+    register,
 )
 
 if TYPE_CHECKING:
@@ -91,15 +92,20 @@ class Operations:
     """
 
     def __init__(self, group: Group, timeout: timedelta, store: Store | None = None) -> None:
-        self._group = group
         self._store: Any = store
         self._timeout_s = timeout.total_seconds()
-        self._n_calls = 0
-        self._coalesced: list[PendingWork] | None = None
-        self._devices: DeviceCalls | None = None  # made for the first call on tensors of a device
         self._making_devices = threading.Lock()
         # torch compares the calls of a Backend itself, and not those of a ProcessGroup in Python.
         self._compares = isinstance(self, ProcessGroup) and get_debug_level() == DebugLevel.DETAIL
+        self._registers = True  # False: torch's own code hands out the works, and registers them
+        self._begin(group)
+
+    def _begin(self, group: Group) -> None:
+        """Make all later calls in this group."""
+        self._group = group
+        self._n_calls = 0
+        self._coalesced: list[PendingWork] | None = None
+        self._devices: DeviceCalls | None = None  # made for the first call on tensors of a device
         self._monitored_barrier: MonitoredBarrier | None = None
 
     @property
@@ -170,9 +176,10 @@ class Operations:
             if opts.asyncOp or self._coalesced is not None or copy_back is not None:
                 devices = (buffers.device,) if buffers.device is not None else ()
                 works = [InBackground(add_up)]
-                return self._coalescing(PendingWork(works, [tensor], copy_back, -1, devices))
+                work = PendingWork(works, [tensor], copy_back, -1, devices, number=self._n_calls)
+                return self._coalescing(work)
             add_up()
-            return FinishedWork([tensor])
+            return FinishedWork([tensor], self._n_calls)
 
     def all_to_all_single(
         self,
@@ -246,7 +253,7 @@ class Operations:
         works = [work for part in parts for work in part.works]
         tensors = [each for part in parts for each in part.tensors]
         devices = list(dict.fromkeys(device for part in parts for device in part.devices))
-        return PendingWork(works, tensors, copy_back, devices=devices)
+        return PendingWork(works, tensors, copy_back, devices=devices, number=self._n_calls)
 
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
@@ -323,7 +330,7 @@ class Operations:
                 work.wait()
         if buffers.copies:
             buffers.copy_back()
-        return FinishedWork(buffers.results)
+        return FinishedWork(buffers.results, self._n_calls)
 
     def _post(
         self,
@@ -351,11 +358,15 @@ class Operations:
         """Return the Work of calls that were started; calls on devices copy back by themselves."""
         devices = (buffers.device,) if buffers.device is not None else ()
         copy_back = buffers.copy_back if buffers.copies and not devices else None
-        return self._coalescing(PendingWork(works, buffers.results, copy_back, source, devices))
+        results, number = buffers.results, self._n_calls
+        work = PendingWork(works, results, copy_back, source, devices, number=number)
+        return self._coalescing(work)
 
     def _coalescing(self, work: PendingWork) -> PendingWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
+        elif self._registers:
+            register(work)
         return work
 
     def _on_devices(self) -> DeviceCalls:
@@ -410,9 +421,6 @@ class Operations:
         "merge_group", "start a new default group"
     )
     shrink = _refusing("shrink_group", "use shoal.torch.shrink_group")
-    reconfigure = get_reconfigure_handle = _refusing(
-        "reconfigure", "destroy the group and make a new one"
-    )
     new_window = _refusing("new_window", "use send and recv")
 
     # ---- properties that torch reads ----

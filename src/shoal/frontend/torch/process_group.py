@@ -1,12 +1,15 @@
-"""The two classes by which torch takes a backend written in Python.
+"""The classes by which torch takes a backend written in Python.
 
-torch 2.11 to 2.13 take a `ProcessGroup`, which replaces the whole group; later versions take a
-`Backend` inside torch's own group. `operations.py` has the operations of both.
+torch 2.11 to 2.13 take a `ProcessGroup`, which replaces the whole group. Later versions also take a
+`Backend`: shoal gives them both, a group that holds a backend, unless another backend serves one of
+the group's devices. `operations.py` has the operations of all of them.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,14 +21,19 @@ from shoal.errors import UsageError
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.tensor_buffers import describe
+from shoal.frontend.torch.work import FinishedWork
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shoal.frontend.torch.reconfigure import Reconfiguring
     from shoal.group.group import Group
 
 
 # The class to derive a Backend from: public after torch 2.15.
 _BackendBase: Final[Any] = getattr(dist, "BackendBase", Backend)
 _ProcessGroup: Final[Any] = dist.ProcessGroup
+_CUSTOM: Final[Any] = _ProcessGroup.BackendType.CUSTOM
 
 
 @not_compiled
@@ -36,15 +44,68 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         group: owned: shutdown closes it.
         store: torch's, by which GPUs of one host find each other.
         timeout: of every call that does not bring its own.
+        is_wrapped: True if torch's own group has it, which wraps it to compare calls under
+            TORCH_DISTRIBUTED_DEBUG=DETAIL. False: it compares them itself.
     """
 
-    def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
+    def __init__(
+        self, group: Group, store: Store, timeout: timedelta, *, is_wrapped: bool = True
+    ) -> None:
         _BackendBase.__init__(self, group.rank, group.size)
         Operations.__init__(self, group, timeout, store)
+        self._is_wrapped = is_wrapped
+        self._reconfigures: Reconfiguring | None = None  # made with the first handle
+        self._registers = not is_wrapped
         if get_debug_level() == DebugLevel.DETAIL:
-            _WRAPPED.add(self)
+            self._compares = not is_wrapped
+            if is_wrapped:
+                _WRAPPED.add(self)
 
     supports_splitting = True
+    supports_reconfigure = True
+
+    # NOT what C++ returns, which keeps the numbers of the constructor.
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self._group.rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._group.size
+
+    def get_reconfigure_handle(self) -> str:
+        """Return the handle by which `reconfigure` knows this process."""
+        return self._reconfiguring().handle
+
+    def reconfigure(self, opts: Any) -> dist.Work:
+        """Form the group anew among the processes of `opts.handles`, each of which calls it.
+
+        The old group, if there is one, closes once the new one has formed; it may be alive, or
+        ended by an abort or by a lost rank. If this raises, the old group stays as it is.
+
+        Args:
+            opts: torch's ReconfigureOptions.
+
+        Raises:
+            UsageError: the uuid was used before, or the handles lack this process's.
+            TimedOut, PeerLost: some members did not call it, or ended.
+        """
+        group = self._reconfiguring().form(opts, self._group.name, self._timeout_s)
+        self._group.close()
+        self._close_devices()
+        self._begin(group)
+        return FinishedWork([])
+
+    def _reconfiguring(self) -> Reconfiguring:
+        if self._reconfigures is None:
+            from shoal.frontend.torch.reconfigure import Reconfiguring
+
+            self._reconfigures = Reconfiguring()
+        return self._reconfigures
+
+    def get_error(self) -> Any:
+        """Return that there is no error: calls raise theirs."""
+        return torch._C._distributed_c10d.ErrorType.SUCCESS
 
     def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend:
         """Return the backend of some of this group's ranks, each of which calls it.
@@ -62,7 +123,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
                 "none; let only those ranks call it, or use new_group, which every rank calls"
             )
         group = self._group.subgroup(ranks, name=opts.group_name)
-        return ShoalBackend(group, store, opts._timeout)
+        return ShoalBackend(group, store, opts._timeout, is_wrapped=self._is_wrapped)
 
     def eager_connect_single_device(self, device: object) -> None:
         """Nothing to do: the ranks are connected."""
@@ -74,6 +135,8 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         """Close the group. Idempotent."""
         _WRAPPED.discard(self)
         Operations.shutdown(self)
+        if self._reconfigures is not None:
+            self._reconfigures.close()
 
     def abort(self) -> None:
         """End everything in flight on every rank with an error, now."""
@@ -86,38 +149,39 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
 _WRAPPED: Final[set[ShoalBackend]] = set()
 
 
-@not_compiled
-class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # torch's overloads
-    """A shoal group as a torch ProcessGroup, which acts as its own backend.
+class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
+    """A process group that replaces torch's own.
 
     Args:
-        group: owned: shutdown closes it.
-        store: given back by get_group_store; by it GPUs of one host find each other.
-        timeout: of every call that does not bring its own.
+        rank, size: this process's rank, and the number of ranks.
+        store: given back by get_group_store.
+        name: the group's, until torch sets one.
+        devices: the types of devices that the group serves.
+        backend: serves them; None: this object does.
     """
 
-    def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        ranks: tuple[int, int],
+        store: Store,
+        name: str,
+        devices: Iterable[str],
+        backend: ShoalBackend | None = None,
+    ) -> None:
         # NOT with the store: that constructor makes an object whose methods C++ cannot override.
-        _ProcessGroup.__init__(self, group.rank, group.size)
-        Operations.__init__(self, group, timeout, store)
-        self._name = group.name
+        _ProcessGroup.__init__(self, *ranks)
+        self._store = store
+        self._name = name
         self._description = "undefined"
-        # A type without a backend behind it: torch then sees which devices are served.
-        custom = _ProcessGroup.BackendType.CUSTOM
-        self._set_default_backend(custom)
-        self._served = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        # A type without a backend behind it also tells torch which devices are served.
+        self._set_default_backend(_CUSTOM)
+        self._served = list(devices)
         for kind in self._served:
-            self._register_backend(torch.device(kind), custom, None)
-
-    # torch 2.11 looks for these names, later versions only if the new ones are not there.
-    _allgather_base = allgather_into_tensor_coalesced = Operations.all_gather_single
-    _reduce_scatter_base = reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single
-    alltoall_base = Operations.all_to_all_single
+            self._register_backend(torch.device(kind), _CUSTOM, backend)
 
     def get_group_store(self) -> Store:
         """The store that torch formed the group with."""
-        store: Store = self._store
-        return store
+        return self._store
 
     def split_group(
         self,
@@ -127,21 +191,22 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: object = None,
-    ) -> ShoalProcessGroup | None:
+    ) -> _OneBackend | None:
         """Return the group of some of this group's ranks; None if this is not one of them.
 
         `opts` and `device_types` are ignored.
         """
         if self.rank() not in ranks:
             return None
-        name = group_name or "split"
-        timeout = timeout or timedelta(seconds=self._timeout_s)
-        made = ShoalProcessGroup(self._group.subgroup(ranks, name=name), self._store, timeout)
-        made.setGroupName(name)
+        made = self._split(ranks, group_name or "split", timeout)
+        made.setGroupName(group_name or "split")
         made.setGroupDesc(group_desc or f"{self._description}:split")
         return made
 
     splitGroup = split_group  # noqa: N815 - C++ looks for this name
+
+    def _split(self, ranks: list[int], name: str, timeout: timedelta | None) -> _OneBackend:
+        raise NotImplementedError
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - C++ looks for this name
         """Set the name under which functional collectives find the group."""
@@ -159,6 +224,31 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         """The description given to new_group."""
         return self._description
 
+
+@not_compiled
+class ShoalProcessGroup(Operations, _OneBackend):
+    """A shoal group as a torch ProcessGroup, which acts as its own backend: before torch 2.14.
+
+    Args:
+        group: owned: shutdown closes it.
+        store: given back by get_group_store; by it GPUs of one host find each other.
+        timeout: of every call that does not bring its own.
+    """
+
+    def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        _OneBackend.__init__(self, (group.rank, group.size), store, group.name, devices)
+        Operations.__init__(self, group, timeout, store)
+
+    # torch 2.11 looks for these names, later versions only if the new ones are not there.
+    _allgather_base = allgather_into_tensor_coalesced = Operations.all_gather_single
+    _reduce_scatter_base = reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single
+    alltoall_base = Operations.all_to_all_single
+
+    def _split(self, ranks: list[int], name: str, timeout: timedelta | None) -> _OneBackend:
+        timeout = timeout or timedelta(seconds=self._timeout_s)
+        return ShoalProcessGroup(self._group.subgroup(ranks, name=name), self._store, timeout)
+
     def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:
         """Return the backend for a device: this object."""
         if torch.device(device).type not in self._served:
@@ -166,6 +256,132 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
             served = " and ".join(self._served)
             raise RuntimeError(f"group {self._name!r} serves {served}, not {device}")
         return self
+
+
+@not_compiled
+class BackedProcessGroup(_OneBackend):
+    """A ProcessGroup that holds a ShoalBackend: from torch 2.14 on.
+
+    Calls go to the backend and return its works. In torch's own group they pass the dispatcher,
+    which wraps each Work in a holder. They pass it here too if torch's hooks are to see them.
+
+    Args:
+        backend: owned: shutdown closes its group.
+        store: given back by get_group_store.
+        devices: the types of devices that the backend serves.
+    """
+
+    def __init__(self, backend: ShoalBackend, store: Store, devices: Iterable[str]) -> None:
+        ranks, name = (backend.rank(), backend.size()), backend.group.name
+        _OneBackend.__init__(self, ranks, store, name, devices, backend)
+        self._backend = backend  # torch keeps only the half that is C++ alive
+        self._has_hooks = False
+        for each in _OPERATIONS:
+            setattr(self, each, getattr(backend, each))
+
+    # `reconfigure` changes both.
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self._backend.rank()
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._backend.size()
+
+    def getRank(self) -> int:  # noqa: N802 - C++ looks for this name
+        """Return this process's rank in the group."""
+        return self.rank()
+
+    def getSize(self) -> int:  # noqa: N802 - C++ looks for this name
+        """Return the number of ranks."""
+        return self.size()
+
+    def _run_hooks(self) -> None:
+        """Send collectives through torch's dispatcher from now on."""
+        if not self._has_hooks:
+            self._has_hooks = True
+            self._backend._registers = False
+            for each in _DISPATCHED:
+                delattr(self, each)
+
+    def register_pre_hook(self, *hook: Any) -> Any:
+        """Call a hook before each collective, as torch's group does."""
+        self._run_hooks()
+        return _ProcessGroup.register_pre_hook(self, *hook)
+
+    def register_post_hook(self, *hook: Any) -> Any:
+        """Call a hook after the start of each collective, as torch's group does."""
+        self._run_hooks()
+        return _ProcessGroup.register_post_hook(self, *hook)
+
+    def _split(self, ranks: list[int], name: str, timeout: timedelta | None) -> _OneBackend:
+        opts = self._backend.options
+        opts.group_name = name
+        if timeout is not None:
+            opts._timeout = timeout
+        made = self._backend.split(self._store, ranks, opts)
+        return BackedProcessGroup(made, self._store, self._served)
+
+
+# The operations of a BackedProcessGroup, by the names under which Python and torch's trampoline for
+# a ProcessGroup look for them; and those that the dispatcher has under the same names.
+_OPERATIONS: Final = (
+    *(name for name, what in vars(Operations).items() if name[0] != "_" and callable(what)),
+    *("_start_coalescing", "_end_coalescing", "_set_default_timeout"),
+    *("_set_sequence_number_for_group", "_get_sequence_number_for_group"),
+    *("reconfigure", "get_reconfigure_handle"),
+)
+_DISPATCHED: Final = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "scatter", "gather", "barrier"),
+    *("allgather", "allgather_coalesced", "all_gather_single", "all_gather_single_coalesced"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("alltoall", "all_to_all_single", "send", "recv", "recv_anysource"),
+)
+
+
+def devices_alone() -> list[str] | None:
+    """Return the devices of the group that torch is making; None if others serve some of them.
+
+    torch does not pass that to the function that makes a backend. A variable of its caller has it;
+    where torch renames that variable, groups hold a backend alone, and work.
+    """
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config = frame and frame.f_locals.get("backend_config")
+    backends = config.get_device_backend_map() if config else {}
+    return list(backends) if {*map(str, backends.values())} == {"shoal"} else None
+
+
+@functools.cache
+def notice_hooks() -> None:
+    """Have torch's check of NaN and its flight recorder see what BackedProcessGroups do.
+
+    They attach themselves in C++, without `register_pre_hook`.
+    """
+    for kind in ("NanCheckHook", "FlightRecorderHook"):
+        hook = getattr(torch._C._distributed_c10d, kind)
+        hook.attach = staticmethod(_noticing(hook.attach, kind))
+
+
+def _noticing(own: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def attach(pg: Any, *given: Any, **named: Any) -> Any:
+        # torch attaches a flight recorder to every group that it makes, before it lists the group.
+        # That takes as long as a small call, and shoal has a record of its own: so it must be asked
+        # for, by a variable or by attaching one.
+        is_asked_for = kind != "FlightRecorderHook" or pg in dist.distributed_c10d._world.pg_map
+        if isinstance(pg, BackedProcessGroup) and (is_asked_for or _recorder_size() > 0):
+            pg._run_hooks()
+        return own(pg, *given, **named)
+
+    return attach
+
+
+def _recorder_size() -> int:
+    """The size of torch's flight recorder, if a variable names it; else 0."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # torch takes the first
+    return int(next(filter(None, map(os.environ.get, names)), "0"))
 
 
 @functools.cache

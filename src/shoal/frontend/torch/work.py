@@ -48,6 +48,19 @@ def unregister(tensors: Sequence[torch.Tensor]) -> None:
             torch.ops._c10d_functional.wait_tensor(tensor)
 
 
+def register(work: PendingWork) -> None:
+    """Put a Work on torch's list, if it keeps one, for the operations that wait for a tensor.
+
+    torch's own groups list the works that they hand out.
+    """
+    if _registering() and work.tensors:
+        # NOT the Work itself: of that, torch would keep the half that is C++ alone.
+        c10d: Any = torch._C._distributed_c10d
+        listed = c10d._create_work_from_future(work.get_future())
+        for tensor in work.tensors:
+            c10d._register_work(tensor, listed)
+
+
 def recorded(name: str) -> contextlib.AbstractContextManager[Any]:
     """Return a range in torch's profiler for the start of a call; its wait is another, shoal:wait.
 
@@ -68,11 +81,17 @@ _given_name: Final[Callable[[], str]] = getattr(
 
 @not_compiled
 class FinishedWork(dist.Work):
-    """A call that had ended when it returned."""
+    """A call that had ended when it returned.
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    Args:
+        tensors: the result, as the future gives it.
+        number: the group's sequence number of the call.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], number: int = 0) -> None:
         dist.Work.__init__(self)
         self.tensors = tensors
+        self._number = number
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return at once."""
@@ -115,6 +134,9 @@ class FinishedWork(dist.Work):
     def _source_rank(self) -> int:
         return self.source_rank()  # what torch.distributed.recv calls
 
+    def _get_sequence_number(self) -> int:
+        return self._number  # torch's name
+
 
 @not_compiled
 class PendingWork(FinishedWork):
@@ -127,6 +149,7 @@ class PendingWork(FinishedWork):
             returns and before the future is done; None: nothing to copy.
         source: the rank that a receive names, None for any; -1 for other calls.
         devices: the tensors' devices, without the CPU.
+        number: the group's sequence number of the last of the collectives.
     """
 
     def __init__(
@@ -136,8 +159,10 @@ class PendingWork(FinishedWork):
         copy_back: Callable[[], object] | None = None,
         source: int | None = -1,
         devices: Sequence[Device] = (),
+        *,
+        number: int = 0,
     ) -> None:
-        FinishedWork.__init__(self, tensors)
+        FinishedWork.__init__(self, tensors, number)
         self.devices = devices
         self.works = works
         self._source = source
@@ -458,7 +483,7 @@ class InBackground:
 
 _NOT_FORWARDED: Final = (
     *("is_completed", "is_success", "exception", "result", "synchronize"),
-    *("source_rank", "_source_rank"),
+    *("source_rank", "_source_rank", "_get_sequence_number"),
 )
 
 # The type of operation that a holder reports; works of torch's own backends report their own.
@@ -503,4 +528,5 @@ def patch_work_holders() -> None:
     """Have holders forward everything to shoal's works from now on, in this process."""
     work: Any = dist.Work
     for name in _NOT_FORWARDED:
-        setattr(work, name, _forwarding(name, getattr(work, name)))
+        if hasattr(work, name):  # torch 2.13 has no _get_sequence_number
+            setattr(work, name, _forwarding(name, getattr(work, name)))

@@ -1,0 +1,84 @@
+"""`torch.distributed._reconfigure`: form a process group's shoal group anew, from torch 2.14 on.
+
+The handle of a process is the address of its door (`shoal.rendezvous.door`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from shoal.errors import UsageError
+from shoal.group.form_at import form_at
+from shoal.rendezvous.door import Door
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
+
+__all__ = ["NotFormed", "Reconfiguring"]
+
+_HOW: Final = (
+    "call torch.distributed._reconfigure, with the handles that _get_reconfigure_handle returns "
+    "on its members"
+)
+
+
+class NotFormed:
+    """In place of the group of a process group that was made with `enable_reconfigure`.
+
+    Args:
+        name, rank, size: as `init_process_group` was given them.
+    """
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self.name, self.rank, self.size = name, rank, size
+
+    def ended(self) -> None:
+        """No error has ended it."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def abort(self, why: str) -> None:
+        """Nothing to abort."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what copy and pickle look for
+            raise AttributeError(name)
+        raise UsageError(f"group {self.name!r} has not been formed: {_HOW}")
+
+
+class Reconfiguring:
+    """The door of one process group, and the uuids that it has used."""
+
+    def __init__(self) -> None:
+        self._door = Door()
+        self._used: set[int] = set()
+
+    @property
+    def handle(self) -> str:
+        """The handle of this process."""
+        return self._door.address
+
+    def form(self, opts: Any, name: str, timeout_s: float) -> Group:
+        """Form the group that torch's ReconfigureOptions describe. Its `hints` are ignored.
+
+        Handles in a list give the ranks by their order; those in a set are sorted.
+
+        Raises:
+            UsageError: the uuid was used before, a handle is none, or this process's is missing.
+            ShoalError: as `form_at`.
+        """
+        if opts.uuid in self._used:
+            raise UsageError(
+                f"reconfigure of group {name!r}: uuid {opts.uuid} was already used; pass a new "
+                "one, the same on every member"
+            )
+        self._used.add(opts.uuid)
+        handles = opts.handles if isinstance(opts.handles, list) else sorted(opts.handles)
+        if opts.timeout is not None:
+            timeout_s = opts.timeout.total_seconds()
+        return form_at(self._door, handles, str(opts.uuid), timeout_s=timeout_s, name=name)
+
+    def close(self) -> None:
+        """Close the door. Idempotent."""
+        self._door.close()
