@@ -7,6 +7,7 @@ it, on the same inputs, and returns what it got; the two must be alike.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable
 from datetime import timedelta
@@ -97,14 +98,17 @@ def case_sparse_tensors_that_do_not_match_are_refused(group: Group) -> Any:
 def case_single_tensors(group: Group) -> Any:
     rank = group.rank()
     gathered, again, scattered = torch.empty(12), torch.empty(6, 3), torch.empty(4)
-    dist.all_gather_single(gathered, given(rank, 4), group=group)
+    # Before torch 2.13 they have other names.
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    gather(gathered, given(rank, 4), group=group)
     dist.all_gather_into_tensor(again, given(rank, 2, 3), group=group)
-    dist.reduce_scatter_single(scattered, given(rank, 12), op=dist.ReduceOp.MAX, group=group)
+    scatter(scattered, given(rank, 12), op=dist.ReduceOp.MAX, group=group)
     return [gathered, again, scattered]
 
 
 def case_gather_single(group: Group) -> Any:
-    """torch 2.15 has it; before, the group itself is asked, and Gloo for a list instead."""
+    """torch 2.14 has it; before, the group itself is asked, and Gloo for a list instead."""
     rank, root = group.rank(), 1
     whole = torch.empty(3, 4) if rank == root else None
     if not ours(group):
@@ -232,7 +236,9 @@ def case_batches(group: Group) -> Any:
 def case_barriers(group: Group) -> Any:
     dist.barrier(group=group)
     dist.barrier(group=group, device_ids=[0])
-    work = dist.barrier(group=group, async_op=True, timeout=timedelta(seconds=20))
+    has_timeout = "timeout" in inspect.signature(dist.barrier).parameters  # from torch 2.12 on
+    limit = {"timeout": timedelta(seconds=20)} if has_timeout else {}
+    work = dist.barrier(group=group, async_op=True, **limit)
     assert work is not None
     work.wait()
     group.monitored_barrier(timedelta(seconds=20))
