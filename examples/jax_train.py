@@ -64,6 +64,7 @@ def main() -> None:
         parameters = shoal.jax.broadcast(init(seed=group.rank), group)  # rank 0's, on all
         for number in range(N_STEPS):
             parameters = step(parameters, *batch(number))
+        jax.block_until_ready(parameters)  # NOT after the group is closed
         if group.rank == 0:
             compare(parameters, group.size)
 
