@@ -62,6 +62,14 @@ def test_other_names_shapes_and_options_have_other_averagers(group: Group) -> No
                     assert result.ravel().tolist() == [0.5, 0.5]
 
 
+@in_ranks(SIZE)
+def test_shapes_that_never_come_back_leave_nothing(group: Group) -> None:
+    for length in (*range(1, 100), 1):
+        given = {"a": np.full(length, float(group.rank))}
+        assert average(group, given)["a"].tolist() == [0.5] * length
+    assert len(group.kept) < 50
+
+
 def averages_in(group: Group) -> weakref.ref[Group]:
     average(group, {"a": np.zeros(1000)})
     average(group.subgroup(range(SIZE), "all"), {"a": np.zeros(1000)})

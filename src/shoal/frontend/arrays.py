@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from shoal.average import Averager, ChunkTopK, ErrorFeedback
 from shoal.average.agreeing import agree
@@ -17,6 +17,10 @@ from shoal.errors import Closed, Unsupported
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
+
+
+# Averagers in a group: arrays whose shapes change from step to step would fill the memory.
+_MOST_KEPT: Final = 32
 
 
 class Options(TypedDict, total=False):
@@ -30,7 +34,7 @@ def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: 
     """Average NumPy arrays over all ranks, in place; every rank calls it with arrays alike.
 
     The first call with these names, shapes and dtypes makes an averager, which is kept until the
-    group is closed.
+    group is closed or others have taken its place.
 
     Raises:
         UsageError: as `Averager` does; or the ranks gave different arrays in the first call.
@@ -39,6 +43,8 @@ def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: 
     specs = tuple(map(ArraySpec.of, names, arrays))
     key = (specs, *options.items())
     if key not in group.kept:
+        if len(group.kept) >= _MOST_KEPT:  # on all ranks: they make the same calls
+            group.kept.pop(next(iter(group.kept)))
         named = {spec.name: (spec.shape, spec.dtype) for spec in specs}
         group.kept[key] = Averager(group, named, **options), threading.Lock()
     averager, lock = group.kept[key]
