@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 import numpy as np
-from process.ranks import start_ranks
-from process.stage import Stage
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, error_of
 
 import shoal
 
@@ -60,3 +61,72 @@ def test_two_newcomers_at_once_get_the_ranks_after_the_members() -> None:
         assert outcome.value is not None, outcome
     assert [outcome.value for outcome in outcomes[:3]] == [(0, 5), (1, 5), (2, 5)]
     assert sorted(outcome.value for outcome in outcomes[3:]) == [(3, 5), (4, 5)]
+
+
+def interrupted_member_or_newcomer(n_old: int, moment: str) -> Any:
+    """As above, with one newcomer; Ctrl-C comes to rank 1 at this moment of its move."""
+    stage = Stage.from_environment()
+    rank, interrupted = int(os.environ["RANK"]), []
+    if rank == n_old:
+        address = stage.store.get("address", LONG_S).decode()
+        group = shoal.init(join=address, timeout_s=LONG_S)
+    else:
+        os.environ["WORLD_SIZE"] = str(n_old)
+        group = shoal.init(timeout_s=LONG_S)
+        if rank == 0:
+            stage.store.set("address", group.address.encode())
+            while not group.newcomers:
+                os.sched_yield()
+        group.barrier()
+    name = moment.partition(" ")[2]
+    call = getattr(shoal.Group, name)
+
+    def interrupt(self: shoal.Group, *args: Any, **how: Any) -> Any:
+        if rank != 1 or interrupted:
+            return call(self, *args, **how)
+        interrupted.append(moment)
+        if moment.startswith("after"):
+            call(self, *args, **how)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shoal.Group, name, interrupt)
+        while True:
+            try:
+                check_sum(group)
+                if group.size > n_old:
+                    break
+                group = group.grow()
+            except (KeyboardInterrupt, shoal.ShoalError):
+                group = group.reform()
+    found = group.rank, group.size, len(interrupted)
+    group.barrier()
+    group.close()
+    return found
+
+
+@pytest.mark.parametrize("moment", ["before close", "before barrier", "after barrier"])
+def test_an_interrupted_member_goes_on_with_the_others(moment: str) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(interrupted_member_or_newcomer, 4, 3, moment, env=stage.env) as ranks,
+    ):
+        outcomes = ranks.wait(60)
+    assert [outcome.value for outcome in outcomes] == [
+        (0, 4, 0),
+        (1, 4, 1),
+        (2, 4, 0),
+        (3, 4, 0),
+    ], outcomes
+
+
+def address_of_a_subgroup() -> Any:
+    with shoal.init() as group:
+        part = group.subgroup([group.rank], "part")
+        return str(error_of(lambda: part.address)), str(error_of(lambda: part.newcomers))
+
+
+def test_a_subgroup_takes_no_newcomers() -> None:
+    (texts,) = run_ranks(address_of_a_subgroup, 1)
+    for text in texts:
+        assert "only the group that init returned can grow" in text

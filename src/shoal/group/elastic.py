@@ -56,8 +56,8 @@ class Elastic(Members):
         sleeps. It stays the same while the group shrinks and grows, and closes with the last group.
 
         Raises:
-            UsageError: this process cannot listen, or the ranks are on several hosts and have no
-                job key.
+            UsageError: this is a subgroup, this process cannot listen, or the ranks are on several
+                hosts and have no job key.
         """
         return self._open_door().address
 
@@ -153,8 +153,7 @@ class Elastic(Members):
             raise Closed(self._native.why)
         if self._vote_number is not None:
             return self._vote(self._vote_number, timeout_s)
-        if not self.owns_context:
-            raise UsageError(f"{self}: only the group that init returned can grow, or a view of it")
+        self._check_can_grow()
         growing = load("shoal.group.growing")
         group = cast("Group", self)
         address = ""
@@ -197,18 +196,23 @@ class Elastic(Members):
     def _move_to(self, new: Self) -> Self:
         """Close this group in favour of one with newcomers; all members do so."""
         new._door, self._door = self._door, None
-        self._next = new
-        with contextlib.suppress(ShoalError):  # the next call raises it again
-            cast("Group", new).barrier(timeout_s=CONFIRM_S)
-        self.close()
-        new.begin_again()
+        self._next = self._heir = new  # the heir until this returns: Ctrl-C may come meanwhile
+        try:
+            self.close()
+            with contextlib.suppress(ShoalError):  # the next call raises it again
+                cast("Group", new).barrier(timeout_s=CONFIRM_S)
+            new.begin_again()
+        except BaseException:
+            new.abort("a rank was interrupted while the group grew")
+            raise
+        self._heir = None
         return new
 
     def _after_growing(self, timeout_s: float) -> Self | None:
         if self._vote_number is not None:
             return self._vote(self._vote_number, timeout_s)
         heir, self._heir = self._heir, None
-        if heir is not None and (heir._vote_number or heir.ended() is not None):
+        if heir is not None and (heir._vote_number or heir._heir or heir.ended() is not None):
             return heir.shrink(timeout_s=timeout_s)
         return heir
 
@@ -231,9 +235,14 @@ class Elastic(Members):
                 self._door = self._new_door()
             return self._door
 
+    def _check_can_grow(self) -> None:
+        if not self.owns_context:
+            raise UsageError(f"{self}: only the group that init returned can grow, or a view of it")
+
     def _new_door(self) -> Door:
         if isinstance(self._native, ClosedGroup):
             raise Closed(self._native.why)
+        self._check_can_grow()
         rendezvous, growing = load("shoal.rendezvous.door"), load("shoal.group.growing")
         if self.planner.cluster.n_hosts > 1 and load("shoal.rendezvous.key").job_key() is None:
             raise UsageError(
