@@ -413,8 +413,8 @@ def check_compressed_gradients_sum_to_the_means(it: Rank) -> None:
     from shoal.torch import DistributedDataParallel
 
     n, n_steps = 5000, 40
-    # A block's largest element is 3. Rounded at random, mxfp4 is off by 1 in the mean of squares, so
-    # after 40 steps by 6.3, and the worst of 5,000 elements by 4 times that.
+    # A block's largest element is 3. Rounded at random, mxfp4 is off by 1 in the mean of squares,
+    # so after 40 steps by 6.3, and the worst of 5,000 elements by 4 times that.
     for method, bound in (
         (ErrorFeedback("bf16"), 0.1),
         (ErrorFeedback("mxfp8"), 6.0),
