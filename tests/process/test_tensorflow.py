@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import os
 import re
 import signal
@@ -61,6 +62,35 @@ def sums() -> None:
 
 def test_sums_of_every_type_and_shape_are_right_in_functions_and_outside() -> None:
     run_ranks(sums, 2, env=CPU, deadline_s=DEADLINE_S)
+
+
+def traced_without_warnings() -> None:
+    import tensorflow as tf
+
+    import shoal.tensorflow
+
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    tf.get_logger().addHandler(handler)
+
+    with shoal.init() as group:
+        variable = tf.Variable([1.0, 2.0])
+
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable * variable)
+            tape = shoal.tensorflow.DistributedGradientTape(tape, group)
+            return tape.gradient(loss, variable), shoal.tensorflow.all_reduce(loss, group)
+
+        gradient, total = step()
+        assert (gradient.numpy().tolist(), float(total)) == ([2.0, 4.0], 10.0)
+    assert warnings == []
+
+
+def test_tracing_a_function_prints_no_warning_of_autograph() -> None:
+    run_ranks(traced_without_warnings, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
 def ordered() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 @without_internals
 def all_reduce(
     tensor: Any,
@@ -170,6 +171,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     return averaging.from_config(optimizer.get_config())
 
 
+# NOT converted by AutoGraph, which rewrites what a `tf.function` calls: it has nothing to gain
+# here, and prints a warning for syntax that it does not know.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _averages(
     group: Group,
     sparse_as_dense: bool,
