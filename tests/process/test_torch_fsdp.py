@@ -395,7 +395,8 @@ def case_what_cannot_be_compressed_is_refused_and_nothing_changes() -> None:
     before = vars(module._get_fsdp_state()._fsdp_param_group).copy()
     refused("unknown wire 'fp4'; give one of identity, bf16", module, "fp4")
     refused("unknown wire 'fp4'", module, "mxfp8", "fp4")
-    refused("unknown wire ErrorFeedback", module, ErrorFeedback("mxfp8"))  # type: ignore[arg-type]
+    why = r"gradients=ErrorFeedback\(wire='mxfp8'\): FSDP keeps no residuals"
+    refused(why, module, ErrorFeedback("mxfp8"))  # type: ignore[arg-type]
     refused("FSDP keeps no residuals", module, top_k(0.01, 8))
 
     class Another(DefaultAllGather):
