@@ -15,7 +15,7 @@ from shoal.rendezvous.environment import LaunchInfo, find_place
 from shoal.rendezvous.store.asking import Caller
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import TcpStoreServer
-from shoal.settings import warn_of_unknown
+from shoal.settings import join_addresses, warn_of_unknown
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
@@ -66,7 +66,7 @@ def init(
         raise UsageError("shoal.init takes store, rank and size together, or none of them")
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
-    if addresses := _addresses(os.environ.get("SHOAL_JOIN", "") if join is None else join):
+    if addresses := join_addresses(os.environ, join):
         from shoal.group.entering import enter
 
         return enter(addresses, timeout_s=timeout_s, wire=wire)
@@ -83,16 +83,6 @@ def init(
         group.timeout_s = timeout_s
         return group
     return _meet_at_rank_0(place, timeout_s, wire)
-
-
-def _addresses(join: str) -> list[str]:
-    """The addresses that `join` or `SHOAL_JOIN` names; none: this process forms a group."""
-    if join != "1":
-        return [address.strip() for address in join.split(",") if address.strip()]
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not host or not port:
-        raise UsageError("SHOAL_JOIN=1 needs MASTER_ADDR and MASTER_PORT, where a member listens")
-    return [f"{host}:{port}"]
 
 
 # How long rank 0 serves its store after its own join has failed. The other ranks read the reason

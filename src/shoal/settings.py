@@ -67,6 +67,24 @@ def warn_of_unknown(environ: Mapping[str, str]) -> None:
             _LOG.warning("%s is set, but shoal does not read it%s", name, advice)
 
 
+def join_addresses(environ: Mapping[str, str], join: str | None) -> list[str]:
+    """Return the addresses of a running group that `join` names; none: this process forms one.
+
+    Args:
+        join: None takes `SHOAL_JOIN`.
+
+    Raises:
+        UsageError: it names MASTER_ADDR and MASTER_PORT, and one is not set.
+    """
+    join = environ.get("SHOAL_JOIN", "") if join is None else join
+    if join != "1":
+        return [address.strip() for address in join.split(",") if address.strip()]
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not host or not port:
+        raise UsageError("SHOAL_JOIN=1 needs MASTER_ADDR and MASTER_PORT, where a member listens")
+    return [f"{host}:{port}"]
+
+
 def local_nccl(environ: Mapping[str, str]) -> bool:
     """True if the GPUs of a host may work among themselves: `SHOAL_LOCAL_NCCL`, yes by default.
 

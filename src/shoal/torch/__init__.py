@@ -16,6 +16,7 @@ from shoal.lazy import attributes
 if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.wrapper import DistributedDataParallel
     from shoal.frontend.torch.diloco import DiLoCo, LocalSGD
+    from shoal.frontend.torch.grow import grow_group, join_address, join_group
     from shoal.frontend.torch.launched import init_process_group
     from shoal.frontend.torch.shrink import peer_lost, shrink_group
     from shoal.frontend.torch.sync_state import sync_state
@@ -26,7 +27,10 @@ __all__ = [
     "DiLoCo",
     "LocalSGD",
     "fsdp",
+    "grow_group",
     "init_process_group",
+    "join_address",
+    "join_group",
     "peer_lost",
     "shrink_group",
     "sync_state",
@@ -40,7 +44,10 @@ __getattr__ = attributes(
         "DiLoCo": "shoal.frontend.torch.diloco",
         "LocalSGD": "shoal.frontend.torch.diloco",
         "fsdp": "shoal.torch.fsdp",
+        "grow_group": "shoal.frontend.torch.grow",
+        "join_address": "shoal.frontend.torch.grow",
         "init_process_group": "shoal.frontend.torch.launched",
+        "join_group": "shoal.frontend.torch.grow",
         "peer_lost": "shoal.frontend.torch.shrink",
         "shrink_group": "shoal.frontend.torch.shrink",
         "sync_state": "shoal.frontend.torch.sync_state",

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
 import shoal.frontend.torch as frontend
 from shoal.errors import PeerLost, Unsupported, UsageError
@@ -51,16 +51,23 @@ def shrink_group(
         Unsupported: the default group is not one of shoal's alone, or another group is given.
         TimedOut, PeerLost, UsageError: as `shoal.Group.shrink`. Nothing has changed.
     """
-    old = _default(group)
+    old = default_of("shrink_group", group)
     timeout_s = timeout.total_seconds() if timeout is not None else None
     new = old.shrink(ranks_to_exclude, timeout_s=timeout_s)
     store = dist.distributed_c10d._get_default_store()
-    dist.destroy_process_group()
+    replace_default(new, PrefixStore(f"shoal/view/{new.view.number}", store))
+    return cast("dist.ProcessGroup", dist.group.WORLD)
+
+
+def replace_default(new: Group, store: Store) -> None:
+    """Make a group torch's default one, in place of another if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
     try:
         with frontend.in_place_of_default(new):
             dist.init_process_group(
                 "shoal",
-                store=PrefixStore(f"shoal/view/{new.view.number}", store),
+                store=store,
                 rank=new.rank,
                 world_size=new.size,
                 timeout=timedelta(seconds=new.timeout_s),
@@ -68,23 +75,27 @@ def shrink_group(
     except BaseException:
         new.close()
         raise
-    return cast("dist.ProcessGroup", dist.group.WORLD)
 
 
-def _default(group: dist.ProcessGroup | None) -> Group:
-    """Return the shoal group in torch's default group."""
+def default_of(caller: str, group: dist.ProcessGroup | None = None) -> Group:
+    """Return the shoal group in torch's default group.
+
+    Args:
+        caller: the function that asks, for errors.
+        group: what that was given, which may only be the default group.
+    """
     if not dist.is_initialized():
-        raise UsageError("shrink_group: there is no default group; call init_process_group first")
+        raise UsageError(f"{caller}: there is no default group; call init_process_group first")
     if group is not None and group is not dist.group.WORLD:
         raise Unsupported(
-            "shrink_group: only the default group can be shrunk; shrink it, and make this one "
-            "anew with dist.new_group"
+            f"{caller}: only the default group can be shrunk; shrink it, and make this one anew "
+            "with dist.new_group"
         )
     old = frontend.default_group()
     config = dict(part.split(":") for part in dist.get_backend_config().split(","))
     if old is None or set(config.values()) != {"shoal"}:
         raise Unsupported(
-            f"shrink_group: the default group's backends are {dist.get_backend_config()!r}, and "
-            "only those of shoal can be shrunk"
+            f"{caller}: the default group's backends are {dist.get_backend_config()!r}, and only "
+            "those of shoal can be shrunk or grow"
         )
     return old

@@ -1,0 +1,170 @@
+"""torch's default group takes in newcomers, and training goes on as in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, error_of
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import shoal.torch
+from shoal.errors import UsageError
+
+TIMEOUT = timedelta(seconds=40)
+N_ROWS = 12  # of all ranks
+
+
+def net_and_optimizer(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    net = nn.Linear(5, 3, dtype=torch.float64)
+    return net, torch.optim.Adam(net.parameters(), lr=0.1)
+
+
+def rows(step: int, rank: int, size: int) -> torch.Tensor:
+    source = torch.Generator().manual_seed(step)
+    return torch.randn(N_ROWS, 5, dtype=torch.float64, generator=source)[rank::size]
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, step: int, place: tuple[int, int]) -> None:
+    optimizer.zero_grad()
+    model(rows(step, *place)).square().mean().backward()
+    optimizer.step()
+
+
+def trained_alone(n_steps: int) -> list[list[float]]:
+    """The weights after the same steps in one process."""
+    net, optimizer = net_and_optimizer(0)
+    for step in range(n_steps):
+        train(net, optimizer, step, (0, 1))
+    return [one.flatten().tolist() for one in net.parameters()]
+
+
+class Job:
+    """What one rank trains, in whatever group there is."""
+
+    def __init__(self, seed: int) -> None:
+        self.net, self.optimizer = net_and_optimizer(seed)
+        self.model: Any = None
+        self.step = 0
+
+    def go_on(self) -> None:
+        """Wrap the model or regroup it, and take the state of rank 0."""
+        if self.model is None:
+            self.model = shoal.torch.DistributedDataParallel(self.net)
+        else:
+            self.model.regroup()
+        shoal.torch.sync_state(self.net, self.optimizer)
+        step = torch.tensor(self.step)
+        dist.broadcast(step, 0)
+        self.step = int(step)
+
+    def train(self, until: int) -> None:
+        while self.step < until:
+            place = dist.get_rank(), dist.get_world_size()
+            train(self.model, self.optimizer, self.step, place)
+            self.step += 1
+
+    def end(self) -> list[list[float]]:
+        dist.destroy_process_group()
+        return [one.flatten().tolist() for one in self.net.parameters()]
+
+
+def check_group(size: int) -> None:
+    """All that torch does with a default group works."""
+    assert dist.get_world_size() == size
+    data = torch.arange(5) * (dist.get_rank() + 1)
+    dist.all_reduce(data)
+    np.testing.assert_array_equal(data.numpy(), np.arange(5) * sum(range(1, size + 1)))
+    ends = dist.new_group([0, size - 1])
+    gloo = dist.new_group(backend="gloo")
+    told = torch.tensor([dist.get_rank()])
+    if dist.get_rank() in (0, size - 1):
+        dist.all_reduce(told, group=ends)
+        assert told.item() == size - 1
+    dist.barrier(group=gloo)
+
+
+def grow_to(size: int) -> None:
+    while dist.get_world_size() < size:
+        shoal.torch.grow_group()
+
+
+def member_or_newcomer(n_old: int, victim: int) -> Any:
+    """The first ranks form a group, of which one may be killed; the last one comes in."""
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    job = Job(seed=rank)
+    n_left = n_old - (victim >= 0)
+    if rank < n_old:
+        os.environ["WORLD_SIZE"] = str(n_old)
+        with pytest.raises(UsageError, match="grow_group: there is no default group"):
+            shoal.torch.grow_group()
+        dist.init_process_group("shoal", timeout=TIMEOUT)
+        job.go_on()
+        job.train(4)
+        before = dist.group.WORLD
+        assert shoal.torch.grow_group() is before
+        with pytest.raises(UsageError, match="default group already; a member calls grow_group"):
+            shoal.torch.join_group("127.0.0.1:1")
+        stage.store.set(f"address {rank}", shoal.torch.join_address().encode())
+        if rank == victim:
+            stage.cue("dies")
+            os.kill(os.getpid(), signal.SIGKILL)
+        grow_to(n_left + 1) if victim < 0 else shrink_then_grow(n_left + 1)
+    else:
+        known = [stage.store.get(f"address {one}", 40).decode() for one in range(n_old)]
+        shoal.torch.join_group(",".join(known), timeout=TIMEOUT)
+    job.go_on()
+    assert job.step == 4
+    check_group(n_left + 1)
+    job.train(8)
+    return job.end()
+
+
+def shrink_then_grow(size: int) -> None:
+    """Go on without the victim as soon as it is lost, and with the newcomer when it is there."""
+    while error_of(dist.all_reduce, torch.ones(1)) is None:
+        pass
+    while dist.get_world_size() != size or shoal.torch.peer_lost() is not None:
+        shoal.torch.grow_group()
+
+
+@pytest.mark.parametrize("victim", [-1, 0, 2])
+def test_a_newcomer_trains_on_with_the_others_also_in_the_place_of_one_that_died(
+    victim: int,
+) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(member_or_newcomer, 4, 3, victim, env=stage.env) as ranks,
+    ):
+        outcomes = ranks.wait(90)
+    alone = trained_alone(8)
+    for rank in range(4):
+        if rank != victim:
+            assert outcomes[rank].value is not None, outcomes[rank]
+            for ours, wanted in zip(outcomes[rank].value, alone, strict=True):
+                np.testing.assert_allclose(ours, wanted, rtol=1e-9, atol=1e-12)
+
+
+def join_nowhere() -> None:
+    with pytest.raises(UsageError, match="give the address of a living rank, or set SHOAL_JOIN"):
+        shoal.torch.join_group()
+    with pytest.raises(TimeoutError, match=r"let this process in within 1 s, at 127\.0\.0\.1:1"):
+        shoal.torch.join_group("127.0.0.1:1", timeout=timedelta(seconds=1))
+    assert not dist.is_initialized()
+
+
+def test_a_newcomer_that_nobody_lets_in_raises() -> None:
+    run_ranks(join_nowhere, 1)
