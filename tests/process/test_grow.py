@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks, start_ranks
-from process.stage import Stage, error_of
+from process.ranks import free_port, run_ranks, start_ranks
+from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 
@@ -130,3 +131,38 @@ def test_a_subgroup_takes_no_newcomers() -> None:
     (texts,) = run_ranks(address_of_a_subgroup, 1)
     for text in texts:
         assert "only the group that init returned can grow" in text
+
+
+def errors_of_newcomers() -> Any:
+    with shoal.init() as group:
+        nowhere, door = f"127.0.0.1:{free_port()}", group.address
+        found = [error_of(shoal.init, join=at, timeout_s=0.3) for at in (nowhere, door)]
+        return nowhere, door, *map(str, found)
+
+
+def test_a_newcomer_that_nobody_lets_in_names_the_address_and_the_cause() -> None:
+    ((nowhere, door, refused, waited),) = run_ranks(errors_of_newcomers, 1)
+    assert f"nothing of shoal answered at {nowhere} ([Errno 111] Connection refused)" in refused
+    assert f"the members did not call grow while it waited at {door}" in waited
+    for text in (refused, waited):
+        assert "rank 0" not in text
+        assert "MASTER_" not in text
+
+
+def warnings_of_grow() -> list[str]:
+    pretend_hosts(1)
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("shoal").addHandler(handler)
+    with shoal.init() as group:
+        for _ in range(3):
+            assert group.grow() is group
+        group.barrier()
+    return [text for text in texts if "cannot listen for newcomers" in text]
+
+
+def test_a_rank_that_cannot_listen_logs_why_once() -> None:
+    for texts in run_ranks(warnings_of_grow, 2):
+        (text,) = texts
+        assert "SHOAL_KEY_FILE" in text

@@ -47,6 +47,7 @@ class Elastic(Members):
     _heir: Self | None = None  # the group to go on in, after an error of `grow`
     _vote_number: int | None = None  # of the view that means the new group, until the vote ends
     _formed: Group | None = None  # the new group, until then
+    _last_warning = ""
 
     @property
     def address(self) -> str:
@@ -79,7 +80,7 @@ class Elastic(Members):
         newcomers follow. Without newcomers it returns this group, and costs as much as a small
         all_gather. Otherwise this group is closed with all its subgroups, and its calls in flight
         fail. A newcomer that fails meanwhile is left out; if none can be let in, this returns the
-        next view of this group.
+        next view of this group. A rank that cannot listen logs why, once, and takes part.
 
         Args:
             timeout_s: seconds until all ranks must have called it; None takes the group's. Forming
@@ -88,7 +89,7 @@ class Elastic(Members):
         Raises (then call `reform` or `shrink`):
             PeerLost: a rank is gone.
             TimedOut: a rank did not call it, or did not answer.
-            UsageError: this is a subgroup, or no rank can listen.
+            UsageError: this is a subgroup.
             Closed: the group was closed, or has grown or shrunk before.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -223,11 +224,14 @@ class Elastic(Members):
 
     @contextlib.contextmanager
     def _warning(self, what: str) -> Iterator[None]:
-        """Log an error of what this rank tries alone, and go on."""
+        """Log an error of what this rank tries alone, unless it was the last one; and go on."""
         try:
             yield
         except (ShoalError, OSError) as error:
-            _LOG.warning("%s %s: %s", self, what, error)
+            text = f"{self} {what}: {error}"
+            if text != self._last_warning:
+                _LOG.warning("%s", text)
+            self._last_warning = text
 
     def _open_door(self) -> Door:
         with _OPENING:

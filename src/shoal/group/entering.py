@@ -104,11 +104,17 @@ def _announced(address: str, own: Announcement, deadline: float) -> Iterator[tup
     number = os.urandom(N_ID_BYTES).hex()
     left_s = max(0.001, deadline - time.monotonic())
     host, port = parse_address(address)
-    client = TcpStoreClient(host, port, timeout_s=min(_CONNECT_S, left_s), key=job_key())
+    try:
+        client = TcpStoreClient(host, port, timeout_s=min(_CONNECT_S, left_s), key=job_key())
+    except TimedOut as late:
+        raise TimedOut(f"nothing of shoal answered at {address} ({late.__cause__})") from late
     with contextlib.closing(client):
         client.set(announcement_key(number), own.encode())
         _LOG.info("this process waits at %s to be let into the group %r", address, own.group)
-        found = client.get(answer_key(number), max(0.001, deadline - time.monotonic()))
+        try:
+            found = client.get(answer_key(number), max(0.001, deadline - time.monotonic()))
+        except TimedOut as late:
+            raise TimedOut(f"the members did not call grow while it waited at {address}") from late
         try:
             answer = decode_answer(found)
         except ValueError as error:

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.agreeing import difference
 from shoal.group.form import form
 from shoal.group.work import FOR_EVER_S
@@ -69,7 +69,6 @@ def agree(
         address: of this rank's door; empty if it has none.
 
     Raises:
-        UsageError: no member has a door.
         PeerLost, TimedOut, Closed: as every call.
     """
     own = waiting[:_MOST_NEWCOMERS]
@@ -89,9 +88,7 @@ def agree(
     ids = b"".join(bytes.fromhex(newcomer.number) for newcomer in own)
     group.all_gather(notes, bytearray(head + ids), timeout_s=timeout_s)
     addresses = [Unpacker(bytes(note)).text() for note in notes]
-    host = next((rank for rank, found in enumerate(addresses) if found), None)
-    if host is None:
-        raise UsageError(f"{group}: no rank can listen for newcomers; the log says why")
+    host = next(rank for rank, found in enumerate(addresses) if found)
     tails = (note[_N_ADDRESS + _N_UUID :].hex() for note in notes)
     found = [
         tail[at : at + 2 * N_ID_BYTES]

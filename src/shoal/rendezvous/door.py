@@ -109,6 +109,8 @@ class Door(StoreServer):
 class _Doorman(Serving):
     """Serves a door."""
 
+    key_differs_text = "a process that holds another job key tried to reach this one, in vain"
+
     def __init__(self, listener: socket.socket, key: bytes | None) -> None:
         super().__init__([listener], key, StoreLimits())
         # By open meeting, the oldest first: the attempt, rank and host name of each participant.

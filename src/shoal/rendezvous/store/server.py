@@ -118,6 +118,11 @@ class TcpStoreServer(StoreServer):
 class Serving:
     """The server's thread, and the owner of its endpoint."""
 
+    key_differs_text = (
+        "a process that holds another job key tried to reach the store of rank 0, and was refused: "
+        "if it is a rank of this job, this job waits for it in vain"
+    )
+
     def __init__(
         self, listeners: Sequence[socket.socket], key: bytes | None, limits: StoreLimits
     ) -> None:
@@ -195,11 +200,7 @@ class Serving:
         """
         if not self._has_warned:
             self._has_warned = True
-            _LOG.warning(
-                "a process that holds another job key tried to reach the store of rank 0, and was "
-                "refused: if it is a rank of this job, this job waits for it in vain. %s",
-                HOW_TO_SET_KEY,
-            )
+            _LOG.warning("%s. %s", self.key_differs_text, HOW_TO_SET_KEY)
 
     def turned_away(self, n_so_far: int, caller: str) -> None:
         """Log a caller for whom there was no descriptor."""
