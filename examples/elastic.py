@@ -129,8 +129,10 @@ class Worker:
         self.last = now
 
     def write(self, name: str, text: str) -> None:
-        """Put a text where the chaos script finds it."""
-        (self.place / f"{name} {os.getpid()}").write_text(text)
+        """Put a text where the chaos script finds it: all of it, or what was there before."""
+        unfinished = self.place / f"unfinished {os.getpid()}"
+        unfinished.write_text(text)
+        unfinished.replace(self.place / f"{name} {os.getpid()}")
 
 
 # ---- the chaos script ----
