@@ -329,3 +329,28 @@ def test_the_example_equals_one_rank_with_all_samples() -> None:
     assert done.returncode == 0, done.stderr
     [digits] = re.findall(r"equal in (\S+) digits", done.stdout)
     assert float(digits) > 5
+
+
+def eager_after_jit() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import shoal.jax
+
+    def body(_: Any, value: Any) -> Any:
+        return jnp.tanh(value @ value) / 8
+
+    with shoal.init() as group:
+        heavy = jax.jit(lambda value, n: jax.lax.fori_loop(0, n, body, value))
+        total = jax.jit(lambda own, late: shoal.jax.all_reduce(own + 0 * late[0, 0], group))
+        start, one, ten = jnp.ones((300, 300)) / 100, jnp.ones(4), 10 * jnp.ones(4)
+        jax.block_until_ready((total(one, heavy(start, 1)), shoal.jax.all_reduce(ten, group)))
+        for step in range(10):
+            group.barrier()
+            inner = total(one, heavy(start, 300 if (step + group.rank) % 2 else 1))
+            outer = shoal.jax.all_reduce(ten, group)
+            assert (float(inner[0]), float(outer[0])) == (2.0, 20.0), step
+
+
+def test_a_call_outside_jit_comes_after_those_of_unfinished_functions() -> None:
+    run_ranks(eager_after_jit, 2, env=CPU)

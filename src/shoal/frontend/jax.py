@@ -5,6 +5,7 @@ A function under jit calls the group from a callback of JAX. decisions/0083 has 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -135,6 +136,10 @@ def _call(group: Group, call: _Call, given: Sequence[jax.Array]) -> list[jax.Arr
     if _is_traced(given):
         return _in_jit(group, call, given)
     hosts = [np.array(array, order="C") for array in given]
+    # A function under jit that was called before may still compute, on a thread of JAX, and call
+    # the group later: on other ranks earlier. Its error is raised where its results are used.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        jax.effects_barrier()
     call(group, hosts)
     # Nothing writes to these any more, so JAX may keep them.
     return [
