@@ -373,6 +373,7 @@ def case_bytes() -> None:
         module(torch.ones(1, 256)).sum().backward()
         dist.barrier()
         found[wire] = bytes_since(before)
+        dist.barrier()  # neither closes its connections before both have counted
     bits = {"identity": 32, "bf16": 16, "fp16": 16, "mxfp8": 8.25, "mxint8": 8.25, "mxfp4": 4.25}
     for wire, n_bytes in found.items():
         payload = 3 * parts * bits[wire] / 8
