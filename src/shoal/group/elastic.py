@@ -51,10 +51,11 @@ class Elastic(Members):
 
     @property
     def address(self) -> str:
-        """The address of this rank's door, `host:port`, for `shoal.init(join=)` of newcomers.
+        """The address of this rank's door, which newcomers give to `shoal.init(join=)`.
 
-        The first use of `address`, `newcomers` or `grow` opens it, as a socket and a thread that
-        sleeps. It stays the same while the group shrinks and grows, and closes with the last group.
+        It is of the form `host:port`. The first use of `address`, `newcomers` or `grow` opens the
+        door, as a socket and a thread that sleeps. It stays the same while the group shrinks and
+        grows, and closes with the last group.
 
         Raises:
             UsageError: this is a subgroup, this process cannot listen, or the ranks are on several
