@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from process.ranks import free_port, run_ranks, start_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
+from shoal.errors import Closed, ShoalError, TimedOut, UsageError
 
 LONG_S = 50.0
+N_TURNS = 50
 
 
 def check_sum(group: shoal.Group, turn: int = 0) -> None:
@@ -166,3 +170,270 @@ def test_a_rank_that_cannot_listen_logs_why_once() -> None:
     for texts in run_ranks(warnings_of_grow, 2):
         (text,) = texts
         assert "SHOAL_KEY_FILE" in text
+
+
+# ---- deaths in every state ----
+
+
+def states() -> dict[str, tuple[Any, str]]:
+    """The function that is called in each state."""
+    from shoal.group import elastic, entering, growing
+    from shoal.group.group import Group
+    from shoal.rendezvous.meeting import Meeting
+
+    return {
+        # A newcomer's.
+        "announced": (entering, "decode_answer"),
+        "invited": (entering, "visit"),
+        "here": (growing, "_place_key"),
+        "placed": (entering, "form"),
+        "has formed": (Group, "barrier"),
+        # A member's.
+        "has agreed": (growing, "form_new"),
+        "has opened": (growing, "visit"),
+        "has the size": (growing, "form"),
+        "votes": (elastic.Elastic, "_vote"),
+        "has voted": (elastic.Elastic, "_move_to"),
+        "moves": (Group, "barrier"),
+        # Both.
+        "publishes": (Meeting, "publish"),
+    }
+
+
+SOAK = pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: 15 s each")
+NEWCOMER_STATES = [
+    *("announced", "invited", "placed", "has formed"),
+    *(pytest.param(state, marks=SOAK) for state in ("here", "publishes")),
+]
+MEMBER_STATES = [
+    *("has agreed", "has opened", "has the size", "publishes", "votes", "has voted", "moves"),
+]
+
+
+def end_in(state: str, stage: Stage, number: int = signal.SIGKILL) -> None:
+    """Have this process send itself a signal when it calls the function of this state."""
+    owner, name = states()[state]
+
+    def end(*_args: Any, **_how: Any) -> Any:
+        stage.cue("its end has come")
+        os.kill(os.getpid(), number)
+
+    setattr(owner, name, end)
+
+
+def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
+    """Go on until the group has this size, and the process that was to end has come to that."""
+    while True:
+        try:
+            check_sum(group)
+            is_over = np.array([stage.store.try_get("cue/its end has come") is not None])
+            group.all_reduce(is_over, "max")
+            if group.size == size and is_over[0]:
+                break
+            group = group.grow(timeout_s=LONG_S)
+        except ShoalError:
+            group = group.reform(timeout_s=LONG_S)
+    group.barrier()
+    group.close()
+    return group.rank, group.size
+
+
+def newcomer(size: int, state: str = "", number: int = signal.SIGKILL) -> tuple[int, int]:
+    """A newcomer that gets a signal in this state, or none and lives."""
+    stage = Stage.from_environment()
+    found = [stage.store.get(f"address/{rank}", LONG_S).decode() for rank in range(3)]
+    if state:
+        end_in(state, stage, number)
+    return live(shoal.init(join=",".join(found), timeout_s=LONG_S), stage, size)
+
+
+def member(size: int, victim: int = -1, state: str = "") -> tuple[int, int]:
+    stage = Stage.from_environment()
+    group = shoal.init(timeout_s=LONG_S)
+    stage.store.set(f"address/{group.rank}", group.address.encode())
+    if group.rank == victim:
+        end_in(state, stage)
+    return live(group, stage, size)
+
+
+@pytest.mark.parametrize("state", NEWCOMER_STATES)
+def test_a_newcomer_that_dies_while_it_joins_harms_neither_the_group_nor_another(
+    state: str,
+) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(member, 3, 4, env=stage.env) as ranks,
+        start_ranks(newcomer, 1, 4, state, env=stage.env) as dying,
+        start_ranks(newcomer, 1, 4, env=stage.env) as living,
+    ):
+        assert dying.wait(60)[0].died == "was killed by SIGKILL"
+        outcomes = [*ranks.wait(60), *living.wait(60)]
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.value == (rank, 4), outcome
+
+
+@pytest.mark.parametrize("state", MEMBER_STATES)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_member_that_dies_while_the_group_grows_leaves_one_group_of_the_rest(
+    victim: int, state: str
+) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(member, 3, 4, victim, state, env=stage.env) as ranks,
+        start_ranks(newcomer, 1, 4, env=stage.env) as one,
+        start_ranks(newcomer, 1, 4, env=stage.env) as other,
+    ):
+        outcomes = [*ranks.wait(60), *one.wait(60), *other.wait(60)]
+    assert outcomes[victim].died == "was killed by SIGKILL", outcomes[victim]
+    del outcomes[victim]
+    for outcome in outcomes:
+        assert outcome.value is not None, outcome
+    assert [outcome.value for outcome in outcomes[:2]] == [(0, 4), (1, 4)]
+    assert sorted(outcome.value for outcome in outcomes[2:]) == [(2, 4), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    "state", ["announced", *(pytest.param(state, marks=SOAK) for state in ("here", "placed"))]
+)
+def test_a_newcomer_that_stops_is_left_out(state: str) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(member, 3, 4, env=stage.env) as ranks,
+        start_ranks(newcomer, 1, 4, state, signal.SIGSTOP, env=stage.env) as stopping,
+        start_ranks(newcomer, 1, 4, env=stage.env) as living,
+    ):
+        outcomes = [*ranks.wait(60), *living.wait(60)]
+        os.kill(stopping.pid(0), signal.SIGKILL)
+        stopping.wait(10)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.value == (rank, 4), outcome
+
+
+# ---- refusals ----
+
+
+def refused(change: str) -> str:
+    stage = Stage.from_environment()
+    address = stage.store.get("address", LONG_S).decode()
+    if change == "key":
+        os.environ["SHOAL_KEY"] = "another key of 32 characters ..."
+    elif change == "version":
+        shoal.__version__ = "9.9"
+    elif change == "setting":
+        os.environ["SHOAL_ALGO"] = "ring"
+    elif change == "wire":
+        os.environ["SHOAL_WIRE"] = "bf16"
+    elif change == "group":
+        from shoal.group.entering import enter
+
+        return str(error_of(enter, [address], timeout_s=LONG_S, name="another"))
+    return str(error_of(shoal.init, join=address, timeout_s=LONG_S))
+
+
+REFUSALS = {
+    "key": "holds another key",
+    "version": "it runs shoal 9.9, and the group runs 0.1.0",
+    "setting": "its SHOAL_ALGO differs from the group's",
+    "wire": "its the wire of the group",
+    "group": "it asks for the group 'another', and the group is 'world'",
+}
+
+
+def refusing() -> None:
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        stage.store.set("address", group.address.encode())
+        stage.await_cue("all were refused")
+        assert group.newcomers == ()
+        assert group.grow() is group
+        check_sum(group)
+
+
+def test_a_newcomer_that_does_not_fit_is_refused_with_the_reason() -> None:
+    with Stage() as stage:
+        env = {**stage.env, "SHOAL_KEY": "k" * 32}
+        with start_ranks(refusing, 1, env=env) as ranks:
+            for change, text in REFUSALS.items():
+                [found] = run_ranks(refused, 1, change, env=env)
+                assert text in found, found
+            stage.cue("all were refused")
+            [outcome] = ranks.wait(60)
+            assert outcome.error is None, outcome
+
+
+# ---- no leaks, and settings ----
+
+
+def grow_often() -> None:
+    """Rank 0 grows fifty times; each newcomer leaves again in good order."""
+    stage = Stage.from_environment()
+    group = shoal.init()
+    first = group
+    n_open = []
+    for turn in range(N_TURNS):
+        stage.store.set("address", group.address.encode())
+        stage.cue(f"turn {turn}")
+        while group.size == 1:
+            group = group.grow()
+        check_sum(group, turn)
+        while group.size == 2:
+            if error_of(group.barrier) is not None:
+                group = group.reform()
+        n_open.append(len(descriptors()))
+    assert max(n_open[5:]) <= max(n_open[:5]), n_open
+    assert first.__class__ is group.__class__
+    door = group._door
+    assert door is not None
+    assert len(door._doorman._values) < 100
+    assert not door._doorman._ids
+    before_close = len(descriptors())
+    group.close()
+    assert len(descriptors()) < before_close
+    assert not [thread for thread in threading.enumerate() if thread.name == "shoal store"]
+
+
+def come_often() -> None:
+    stage = Stage.from_environment()
+    for turn in range(N_TURNS):
+        stage.await_cue(f"turn {turn}")
+        os.environ["SHOAL_JOIN"] = stage.store.get("address", LONG_S).decode()
+        with shoal.init() as group:
+            assert (group.rank, group.size) == (1, 2)
+            check_sum(group, turn)
+
+
+def test_fifty_growings_leave_no_descriptor_thread_or_value_behind() -> None:
+    with (
+        Stage() as stage,
+        start_ranks(grow_often, 1, env=stage.env) as ranks,
+        start_ranks(come_often, 1, env=stage.env) as newcomers,
+    ):
+        outcomes = [*ranks.wait(60), *newcomers.wait(60)]
+    for outcome in outcomes:
+        assert outcome.error is None, outcome
+        assert not outcome.died, outcome
+
+
+def ask_wrongly() -> None:
+    pretend_hosts(1)
+    with shoal.init() as group:
+        error = error_of(lambda: group.address)
+        assert isinstance(error, UsageError)
+        assert "only with a job key" in str(error)
+        part = group.subgroup(range(group.size), "part")
+        assert isinstance(error_of(part.grow), UsageError)
+        assert isinstance(error_of(group.grow), UsageError) is False  # nobody waits
+        group.barrier()
+    for arguments in ({"join": "x:1", "rank": 0}, {"join": "nowhere"}, {"join": "x:99999"}):
+        assert isinstance(error_of(shoal.init, **arguments), UsageError)
+    os.environ.pop("MASTER_ADDR")
+    assert "MASTER_ADDR" in str(error_of(shoal.init, join="1"))
+    late = error_of(shoal.init, join="127.0.0.1:9", timeout_s=0.3)
+    assert isinstance(late, TimedOut)
+    assert "127.0.0.1:9" in str(late)
+    assert isinstance(error_of(group.grow), Closed)
+    assert isinstance(error_of(group.reform), Closed)
+
+
+def test_wrong_uses_are_errors_that_say_what_to_do() -> None:
+    run_ranks(ask_wrongly, 2)
