@@ -79,7 +79,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     listed = lambda text: [int(each) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--ranks", type=listed, default=[2, 3, 4, 5, 6, 7, 8], help="how many")
-    parser.add_argument("--hosts", type=listed, default=[2, 4], help="this one by so many names")
+    parser.add_argument(
+        "--hosts", type=listed, default=[2, 4], help="with each rank as a host of its own: how many"
+    )
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS))
     parser.add_argument("--device", default="cuda", help="cpu tries out the program itself")
     parser.add_argument("--out", type=Path, help="a folder for report.json and report.md")

@@ -496,7 +496,7 @@ def check_formats_between_hosts_keep_ranks_equal(it: Rank) -> None:
         sharded = _model(it.device)
         fully_shard(sharded)
         compress(sharded, gradients=codec, weights="bf16")
-        for model in (DistributedDataParallel(_model(it.device), wire=codec), sharded):
+        for model in (DistributedDataParallel(_model(it.device), compress=codec), sharded):
             got = _train(model, it)
             close = [abs(a - b) < 0.1 * abs(a) for a, b in zip(expected, got, strict=True)]
             assert all(close), (codec, expected, got)

@@ -22,6 +22,7 @@ from torch import nn
 
 import shoal.torch
 from shoal.errors import UsageError
+from shoal.frontend.torch import grow
 
 TIMEOUT = timedelta(seconds=40)
 N_ROWS = 12  # of all ranks
@@ -168,3 +169,32 @@ def join_nowhere() -> None:
 
 def test_a_newcomer_that_nobody_lets_in_raises() -> None:
     run_ranks(join_nowhere, 1)
+
+
+def interrupt_once() -> float:
+    """Rank 2 dies; rank 1 is interrupted where it is to make the next group torch's."""
+    dist.init_process_group("shoal", timeout=TIMEOUT)
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store_of = grow._store_of
+
+    def interrupted(_group: Any) -> Any:
+        grow._store_of = store_of
+        raise KeyboardInterrupt
+
+    if dist.get_rank() == 1:
+        grow._store_of = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            shoal.torch.grow_group()
+    shoal.torch.grow_group()
+    data = torch.ones(3)
+    dist.all_reduce(data)
+    dist.destroy_process_group()
+    return data.sum().item()
+
+
+def test_grow_group_can_be_called_again_after_an_interrupt() -> None:
+    with start_ranks(interrupt_once, 3) as ranks:
+        outcomes = ranks.wait(80)
+    assert outcomes[2].died == "was killed by SIGKILL"
+    assert [one.value for one in outcomes[:2]] == [6.0, 6.0], outcomes

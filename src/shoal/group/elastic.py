@@ -136,6 +136,13 @@ class Elastic(Members):
                     raise
             group = group.shrink(timeout_s=max(0.001, deadline - time.monotonic()))
 
+    def go_on_from(self, heir: Self) -> None:
+        """Have `reform` and `shrink` of this closed group go on from that one, which followed it.
+
+        For a front end that could not put the new group in the place of this one.
+        """
+        self._heir = heir
+
     def begin_again(self) -> None:
         """Called instead of `begin` when the group follows another one."""
 
@@ -228,7 +235,7 @@ class Elastic(Members):
         """Log an error of what this rank tries alone, unless it was the last one; and go on."""
         try:
             yield
-        except (ShoalError, OSError) as error:
+        except (ShoalError, OSError, ValueError) as error:  # ValueError: damaged in the meeting
             text = f"{self} {what}: {error}"
             if text != self._last_warning:
                 _LOG.warning("%s", text)

@@ -50,14 +50,15 @@ def grow_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
 
     Raises:
         Unsupported: the default group is not one of shoal's alone.
-        TimedOut, PeerLost, UsageError: as `shoal.Group.reform`. Call it again.
+        TimedOut, PeerLost, UsageError: as `shoal.Group.reform`; ShoalError: rank 0 cannot serve a
+            store. Call it again on all ranks.
     """
     old = default_of("grow_group")
     timeout_s = old.timeout_s if timeout is None else timeout.total_seconds()
     deadline = time.monotonic() + timeout_s
     new = old.reform(timeout_s=timeout_s)
     if new is not old:
-        _replace(new, deadline)
+        _replace(new, deadline, old)
     return cast("dist.ProcessGroup", dist.group.WORLD)
 
 
@@ -88,18 +89,29 @@ def join_group(
     return cast("dist.ProcessGroup", dist.group.WORLD)
 
 
-def _replace(new: Group, deadline: float) -> None:
-    """Make this group torch's default one, or the group in which its living ranks go on."""
-    for n_left in reversed(range(_TRIES)):
-        try:
-            store = _store_of(new)
-            break
-        except ShoalError:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not n_left:
-                new.close()
-                raise
-            new = new.reform(timeout_s=left_s)
+def _replace(new: Group, deadline: float, old: Group | None = None) -> None:
+    """Make this group torch's default one, or the group in which its living ranks go on.
+
+    Args:
+        old: from which a next call goes on if this one fails; None: then the new group is closed.
+    """
+    try:
+        for n_left in reversed(range(_TRIES)):
+            try:
+                store = _store_of(new)
+                break
+            except ShoalError:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not n_left:
+                    raise
+                new = new.reform(timeout_s=left_s)
+    except BaseException:
+        if old is None:
+            new.close()
+        else:
+            new.abort("a rank did not get it as torch's default group")
+            old.go_on_from(new)
+        raise
     replace_default(new, store)
 
 

@@ -328,7 +328,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if any(value not in (None, False, "identity") for value in self._options.values()):
             raise Unsupported(
                 "DistributedDataParallel: wire, compress, weighted and check_finite go without "
-                "communication hooks, and with parameters on the CPU"
+                "communication hooks; of them, parameters on a GPU take compress alone, such as "
+                'compress="bf16" in place of wire="bf16"'
             )
         on_full = not_held(self.reducer.queue_end)
         n_bytes = self.bucket_bytes_cap
