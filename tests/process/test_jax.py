@@ -350,6 +350,10 @@ def eager_after_jit() -> None:
             inner = total(one, heavy(start, 300 if (step + group.rank) % 2 else 1))
             outer = shoal.jax.all_reduce(ten, group)
             assert (float(inner[0]), float(outer[0])) == (2.0, 20.0), step
+            inner = total(one, heavy(start, 300 if (step + group.rank) % 2 else 1))
+            raw = np.full(4, 10, np.float32)
+            group.all_reduce(raw)
+            assert (float(inner[0]), float(raw[0])) == (2.0, 20.0), step
 
 
 def test_a_call_outside_jit_comes_after_those_of_unfinished_functions() -> None:

@@ -6,7 +6,9 @@ A function under jit calls the group from a callback of JAX. decisions/0083 has 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -50,9 +52,11 @@ def all_reduce(
     """
     array = _as_array(array)
     group.check_fold("all_reduce", parse_dtype(array.dtype), parse_op(op))
+    is_traced = _is_traced([array])
 
     def call(live: Group, hosts: list[Any]) -> None:
-        live.all_reduce(hosts[0], op, wire=wire, name=name)
+        matched_by = _name_in_jit(live) if is_traced and name is None else name
+        live.all_reduce(hosts[0], op, wire=wire, name=matched_by)
 
     return _call(group, call, [array])[0]
 
@@ -149,6 +153,19 @@ def _call(group: Group, call: _Call, given: Sequence[jax.Array]) -> list[jax.Arr
 
 
 # ---- under jit ----
+
+_N_NAMES: Final = 64
+_n_calls: Final[weakref.WeakKeyDictionary[Group, Iterator[int]]] = weakref.WeakKeyDictionary()
+
+
+def _name_in_jit(group: Group) -> str:
+    """Return a name for the next call under jit, the same on all ranks.
+
+    So it is never taken for a call of the group's own methods, which may come before it on one rank
+    and after it on another: JAX runs compiled functions on threads of its own.
+    """
+    return f"jit/{next(_n_calls.setdefault(group, itertools.count())) % _N_NAMES}"
+
 
 _MARK: Final = jax.ShapeDtypeStruct((), np.int32)
 
