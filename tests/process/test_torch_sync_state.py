@@ -214,6 +214,9 @@ def case_what_cannot_be_sent_is_refused_on_every_rank() -> None:
     net.register_buffer("rows", torch.eye(2).to_sparse())
     with pytest.raises(UsageError, match=r"rows is a Tensor float32\[2, 2\], which cannot be sent"):
         shoal.torch.sync_state(net)
+    net.rows = torch.zeros(1, 4).expand(3, 4)  # 3 rows in one place
+    with pytest.raises(UsageError, match=r"rows is a Tensor float32\[3, 4\], which cannot be sent"):
+        shoal.torch.sync_state(net)
     net = nn.Linear(2, 2)
     optimizer = sgd(net.parameters())
     if rank == 0:

@@ -142,7 +142,7 @@ class Findings(NamedTuple):
                 yield f"{name}: its clock is {skew:+.1f} s from the others': start chrony or ntpd"
         if len(self.hosts) > 1 and any(one.key == "none" for one in self.ranks):
             yield (
-                "there is no key: whoever reaches rank 0's store can join. Make one "
+                "there is no key: anyone who can reach rank 0's store can join. Make one "
                 "(openssl rand -hex 32 > key; chmod 600 key) and set SHOAL_KEY_FILE on every rank"
             )
 

@@ -136,8 +136,8 @@ class Connections:
         self.listens_at = tuple(paths)
         if meeting.rank == 0 and not meeting.own.has_own_key:
             self._options.log.warning(
-                "this job spans hosts without a job key, so whoever reaches its store can join "
-                "it: set SHOAL_KEY_FILE to a file of mode 0600 with the same key on every host"
+                "this job spans hosts without a job key, so anyone who can reach its store can "
+                "join it: set SHOAL_KEY_FILE to a file of mode 0600 with the same key on every host"
             )
         if tree.has_hosts_below:
             meeting.publish(meeting.own._replace(endpoint=self.listens_at[0]))

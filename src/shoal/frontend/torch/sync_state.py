@@ -202,11 +202,16 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _can_send(value: Any) -> bool:
-    """True for plain values and tensors; not for sparse, quantized, meta or sharded ones."""
+    """True for plain values and tensors with a place for each element.
+
+    Not for sparse, quantized, meta, sharded or expanded ones.
+    """
     if not _is_tensor(value):
         return type(value) in _PLAIN
     has_bytes = type(value.data) is torch.Tensor and value.layout is torch.strided
-    return has_bytes and not (value.is_meta or value.is_quantized)
+    if not has_bytes or value.is_meta or value.is_quantized:
+        return False
+    return all(stride or n < 2 for n, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def _kind(value: Any) -> str:
