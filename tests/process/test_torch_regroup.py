@@ -71,10 +71,11 @@ def check(net: Two, alone: Two) -> None:
         torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12, msg=name)
 
 
-def leave_in_mid_backward(wrapped: Any, number: int) -> None:
-    """Close the links when the gradients of the second layer are on their way."""
+def leave_in_mid_backward(wrapped: Any, number: int, cues: list[str]) -> None:
+    """Close the links when the others have gradients of the second layer."""
 
     def fail(_gradient: torch.Tensor) -> None:
+        dist.distributed_c10d._get_default_store().wait(cues)
         raise ValueError("not this time")
 
     wrapped.module.first.weight.register_hook(fail)
@@ -101,6 +102,7 @@ def test_a_step_that_lost_a_rank_is_repeated_in_the_next_group(
 
 
 def go_on_after_a_loss(options: dict[str, Any]) -> None:
+    cues = [f"rank {rank} has a gradient, {options}" for rank in range(2)]
     hooked = options.pop("hook", False)
     net, alone = Two(), Two()
     wrapped = wrap(net, **options)
@@ -111,9 +113,12 @@ def go_on_after_a_loss(options: dict[str, Any]) -> None:
         step_alone(alone, number)
     check(net, alone)
     if dist.get_rank() == 2:
-        leave_in_mid_backward(wrapped, 2)
+        leave_in_mid_backward(wrapped, 2, cues)
         return
+    store, cue = dist.distributed_c10d._get_default_store(), cues[dist.get_rank()]
+    cueing = net.second.bias.register_hook(lambda _: store.set(cue, ""))
     error = error_of(step, wrapped, 2)
+    cueing.remove()
     assert isinstance(error, RuntimeError), error
     assert shoal.torch.peer_lost() is not None
     shoal.torch.shrink_group()
