@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 BATCH = 32  # of each rank
 EPOCHS = 2
@@ -23,6 +23,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--backend", choices=["shoal", "gloo"], default="shoal")
     parser.add_argument("--ranks", type=int, default=4, help="where the example starts the ranks")
+    parser.add_argument("--kill", type=int, default=-1, metavar="RANK", help="where supported")
     return parser.parse_args()
 
 
@@ -35,6 +36,15 @@ def dataset(n_samples: int = 4096) -> TensorDataset:
     return TensorDataset(centres[labels] + noise, labels)
 
 
+def batches(
+    n_ranks: int | None = None, rank: int | None = None
+) -> DataLoader[tuple[torch.Tensor, ...]]:
+    """Return a rank's batches in order; by default this rank's in the default group."""
+    samples = dataset()
+    sampler = DistributedSampler(samples, n_ranks, rank, shuffle=False)
+    return DataLoader(samples, BATCH, sampler=sampler)
+
+
 def network() -> nn.Module:
     """Return the network with the weights from which all ranks start."""
     torch.manual_seed(0)
@@ -44,13 +54,17 @@ def network() -> nn.Module:
 
 
 class Report:
-    """Measures a training from its construction on, and prints the result on rank 0."""
+    """Measures a training from its construction on, and prints the result on rank 0.
 
-    def __init__(self, backend: str) -> None:
-        used = dist.get_backend()
-        if used != backend:
-            raise RuntimeError(f"the process group uses {used}, but should use {backend}")
+    Args:
+        rank: this rank, if there is no default process group.
+    """
+
+    def __init__(self, backend: str, rank: int | None = None) -> None:
+        if rank is None and dist.get_backend() != backend:
+            raise RuntimeError(f"the process group uses {dist.get_backend()}, not {backend}")
         self.backend = backend
+        self.rank = dist.get_rank() if rank is None else rank
         self.started_s = time.perf_counter()
 
     def show(self, net: nn.Module) -> None:
@@ -59,5 +73,5 @@ class Report:
         inputs, labels = dataset().tensors
         with torch.no_grad():
             loss = nn.functional.cross_entropy(net.double()(inputs.double()), labels)
-        if dist.get_rank() == 0:
+        if self.rank == 0:
             print(f"{self.backend}: loss {loss.item():.15f} after {seconds:.3f} s", flush=True)

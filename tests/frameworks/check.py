@@ -3,25 +3,30 @@
 Then runs the tests of the front ends for arrays, each with its framework, which the suite skips.
 
 `make test-frameworks` calls it. Each framework gets an environment of its own, which sees torch and
-shoal in .venv. Prints the rows of the table in docs/frameworks.md.
+shoal in the environment of the Python that runs this. Prints the rows of docs/frameworks.md.
 """
+
+from __future__ import annotations
 
 import argparse
 import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
-DIGITS = 6  # in which the losses have to agree; sums of other order differ in float32's seventh
+DIGITS = 6  # in which the losses have to agree; sums in another order differ in float32's seventh
 TIMEOUT_S = 300
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+RESTART = (*TORCHRUN, "--max-restarts", "1")
 
 
 @dataclass(frozen=True)
@@ -30,114 +35,150 @@ class Example:
 
     Args:
         name: the program's name without `with_`.
-        environment: the framework's environment in ENVIRONMENTS.
+        packages: what pip installs for it; the first is the framework, whose version is shown.
         launch: the arguments of Python before the program.
+        options: the arguments of the program over shoal; Gloo's run for comparison has none.
     """
 
     name: str
-    environment: str
+    packages: tuple[str, ...]
     launch: tuple[str, ...] = TORCHRUN
+    options: tuple[str, ...] = ()
 
-    def command(self, python: Path, backend: str) -> list[str]:
-        """Return the command that runs the example over a backend."""
-        return [
-            *(str(python), *self.launch, str(EXAMPLES / f"with_{self.name}.py")),
-            *("--backend", backend),
-        ]
+    @property
+    def title(self) -> str:
+        return " ".join([self.name, *self.options])
+
+    @property
+    def framework(self) -> str:
+        return self.packages[0].partition("[")[0] if self.packages else "torch"
 
 
-# What pip installs into each environment. The first is the framework, whose version is shown.
-ENVIRONMENTS = {
-    "accelerate": ["accelerate", "transformers"],
-    "jax": ["jax"],
-    "tensorflow": ["tensorflow-cpu"],
-}
 RUNS = [
-    Example("accelerate", "accelerate"),
-    Example("transformers", "accelerate"),
+    Example("torchrun", ()),
+    Example("torchrun", (), RESTART, ("--kill", "2")),
+    Example("accelerate", ("accelerate",)),
+    Example("transformers", ("transformers", "accelerate")),
+    Example("lightning", ("lightning",)),
+    Example("fabric", ("lightning",), ()),
+    Example("ignite", ("pytorch-ignite",)),
+    Example("deepspeed", ("deepspeed",)),
+    Example("ray", ("ray[train]",), ()),
+    Example("ray", ("ray[train]",), (), ("--kill", "2")),
 ]
 
-ARRAYS = ("jax", "tensorflow")  # their examples compare two ranks with one
+# Their examples, which their tests run, compare two ranks with one.
+ARRAYS = {"jax": ("jax",), "tensorflow": ("tensorflow-cpu",)}
 
 
-def make_environment(folder: Path, packages: list[str]) -> Path:
-    """Return the Python of an environment with the packages; it sees those of this one."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, symlinks=True)
-        [site] = folder.glob("lib/python*/site-packages")
-        (site / "shoal.pth").write_text(sysconfig.get_path("purelib"))
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*pip, *packages], check=True)
-    return python
+class Environment:
+    """A folder with the packages of an example, in which Python also sees those of this one."""
+
+    def __init__(self, folders: Path, example: Example) -> None:
+        folder = folders.absolute() / example.framework
+        self.python = folder / "bin" / "python"
+        if not self.python.exists():
+            venv.create(folder, symlinks=True)
+        [self.site] = folder.glob("lib/python*/site-packages")
+        (self.site / "shoal.pth").write_text(sysconfig.get_path("purelib"))
+        if example.packages:
+            pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
+            subprocess.run([*pip, *example.packages], check=True)
+
+    def version(self, package: str) -> str:
+        """Return the version of a package, here or in this Python's own environment."""
+        paths = [str(self.site), *sys.path]
+        return next(iter(metadata.distributions(name=package, path=paths))).version
+
+    def run(self, example: Example, backend: str) -> tuple[str, float]:
+        """Run an example; return its loss and its seconds, as it printed them."""
+        program = EXAMPLES / f"with_{example.name}.py"
+        options = example.options if backend == "shoal" else ()
+        command = [*example.launch, str(program), "--backend", backend, *options]
+        done = subprocess.run(
+            [str(self.python), *command],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        found = set(re.findall(rf"{backend}: loss (\S+) after (\S+) s", done.stdout))
+        if done.returncode != 0 or len(found) != 1:
+            sys.exit(f"{done.stdout}\n{example.title} over {backend}: status {done.returncode}")
+        [(loss, seconds)] = found
+        return loss, float(seconds)
 
 
-def run(example: Example, python: Path, backend: str) -> tuple[str, str]:
-    """Run an example; return its loss and its seconds, as printed."""
-    done = subprocess.run(
-        example.command(python, backend),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    found = re.findall(rf"{backend}: loss (\S+) after (\S+) s", done.stdout)
-    if done.returncode != 0 or len(found) != 1:
-        sys.exit(f"{done.stdout}\n{example.name} over {backend}: status {done.returncode}")
-    loss, seconds = found[0]
-    return loss, seconds
+def equal_digits(one: float, other: float) -> float:
+    """Return how many leading decimal digits two losses share; infinity if they are equal."""
+    return math.inf if one == other else math.floor(-math.log10(abs(one - other) / abs(other)))
 
 
-def passes_tests(name: str, python: Path) -> bool:
+def passes_tests(name: str, environment: Environment) -> bool:
     """Run the tests of a front end for arrays; True if all pass."""
     tests = EXAMPLES.parents[1] / "tests" / "process" / f"test_{name}.py"
-    done = subprocess.run([str(python), "-m", "pytest", "-q", str(tests)], check=False)
-    return done.returncode == 0
+    command = [str(environment.python), "-m", "pytest", "-q", str(tests)]
+    return subprocess.run(command, check=False).returncode == 0
 
 
-def digits(one: float, other: float) -> float:
-    """Return in how many decimal digits two losses agree; infinity if they are equal."""
-    return math.inf if one == other else -math.log10(abs(one - other) / abs(other))
+def compare_losses(example: Example, environment: Environment) -> bool:
+    """Print an example's row of losses; return True if they agree."""
+    losses = [environment.run(example, backend)[0] for backend in ("gloo", "shoal")]
+    equal = equal_digits(*map(float, losses))
+    version = environment.version(example.framework)
+    shown = "all" if equal == math.inf else str(equal)
+    print(f"| {example.title} | {version} | {' | '.join(losses)} | {shown} |", flush=True)
+    return equal >= DIGITS
 
 
-def version(name: str, folder: Path) -> str:
-    """Return the version of a package in an environment."""
-    paths = [str(site) for site in folder.glob("lib/python*/site-packages")]
-    [found] = list(metadata.distributions(name=name, path=paths))[:1]
-    return found.version
+def compare_times(example: Example, environment: Environment, n_pairs: int) -> None:
+    """Print an example's row of seconds, from pairs of runs whose order alternates."""
+    seconds: dict[str, list[float]] = {"gloo": [], "shoal": []}
+    for pair in range(n_pairs):
+        for backend in ("gloo", "shoal")[:: -1 if pair % 2 else 1]:
+            seconds[backend].append(environment.run(example, backend)[1])
+    ratios = [ours / theirs for theirs, ours in zip(seconds["gloo"], seconds["shoal"], strict=True)]
+    shown = [f"{statistics.median(values):.3f}" for values in seconds.values()]
+    shown += [f"{pick(ratios):.2f}" for pick in (statistics.median, min, max)]
+    print(f"| {example.title} | {' | '.join(shown)} |", flush=True)
 
 
 def main() -> None:
     """Run the examples that were asked for, or all; exit with 1 if losses differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--environments", type=Path, default=Path(".venv-frameworks"))
+    parser.add_argument(
+        "--pairs", type=int, default=0, help="measure this many pairs of runs instead"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no example later")
     parser.add_argument("names", nargs="*", help="examples to run; all if none is given")
     args = parser.parse_args()
-    failed = []
-    print("| example | version | loss over Gloo | over shoal | equal digits |")
-    print("|---|---|---|---|---|", flush=True)
+    started_s = time.monotonic()
+    if args.pairs:
+        print("| example | Gloo, s | shoal, s | shoal/Gloo | least | most |")
+        print("|---|---|---|---|---|---|", flush=True)
+    else:
+        print("| example | version | loss over Gloo | over shoal | equal digits |")
+        print("|---|---|---|---|---|", flush=True)
+    differ = []
     for example in RUNS:
         if args.names and example.name not in args.names:
             continue
-        folder = (args.environments / example.environment).absolute()
-        python = make_environment(folder, ENVIRONMENTS[example.environment])
-        losses = [run(example, python, backend)[0] for backend in ("gloo", "shoal")]
-        equal = digits(*map(float, losses))
-        if equal < DIGITS:
-            failed.append(example.name)
-        shown = f"{example.name} | {version(example.name, folder)} | {' | '.join(losses)}"
-        print(f"| {shown} | {'all' if equal == math.inf else int(equal)} |", flush=True)
-    for name in ARRAYS:
-        if not args.names or name in args.names:
-            folder = (args.environments / name).absolute()
-            python = make_environment(folder, ENVIRONMENTS[name])
-            print(f"{name} {version(ENVIRONMENTS[name][0], folder)}", flush=True)
-            if not passes_tests(name, python):
+        environment = Environment(args.environments, example)
+        if args.pairs and not example.options and time.monotonic() - started_s < args.seconds:
+            compare_times(example, environment, args.pairs)
+        elif not args.pairs and not compare_losses(example, environment):
+            differ.append(example.title)
+    for name, packages in ARRAYS.items():
+        if not args.pairs and (not args.names or name in args.names):
+            environment = Environment(args.environments, Example(name, packages))
+            print(f"{name} {environment.version(packages[0])}", flush=True)
+            if not passes_tests(name, environment):
                 sys.exit(f"tests/process/test_{name}.py fails")
-    if failed:
-        sys.exit(f"losses differ before digit {DIGITS}: {', '.join(failed)}")
+    if differ:
+        sys.exit(f"losses differ before digit {DIGITS}: {', '.join(differ)}")
 
 
 if __name__ == "__main__":
