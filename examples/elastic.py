@@ -173,7 +173,7 @@ class Chaos:
             self.n_came += 1
 
     def read(self, name: str) -> list[str]:
-        """What workers have written under this name."""
+        """Return the reports of all workers under this name."""
         return [one.read_text() for one in self.place.glob(f"{name} *")]
 
     def await_all(self) -> None:
