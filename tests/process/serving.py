@@ -224,7 +224,13 @@ def n_servers(group: shoal.Group) -> int:
 
 
 def await_servers(group: shoal.Group, n: int) -> None:
+    """Return once every rank of the group has had `n` servers.
+
+    The ranks then meet: a server that is killed, or a rank that leaves, would otherwise end the
+    view before a slower rank has looked at it.
+    """
     await_that(lambda: n_servers(group) == n, f"{n} servers for {group}")
+    group.barrier()
 
 
 @contextlib.contextmanager
