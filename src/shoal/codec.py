@@ -105,11 +105,7 @@ CODECS: Final = {codec.name: codec for codec in _WORDS}
 
 
 def top_k(share: float, bits: int) -> Codec:
-    """Return the codec that sends a share of the elements, the largest of each 4,096.
-
-    Args:
-        bits: of an element's value: 8 or 2.
-    """
+    """Return the codec that sends a share of the elements, the largest of each 4,096, in `bits`."""
     number = {b: number for number, b in _TOP_K_BITS.items()}[bits]
     return codec_of(number, max(1, math.ceil(share * _TOP_K_BLOCK)))
 

@@ -86,20 +86,12 @@ def join_addresses(environ: Mapping[str, str], join: str | None) -> list[str]:
 
 
 def local_nccl(environ: Mapping[str, str]) -> bool:
-    """True if the GPUs of a host may work among themselves: `SHOAL_LOCAL_NCCL`, yes by default.
-
-    Raises:
-        UsageError: the setting is neither yes nor no.
-    """
+    """Return `SHOAL_LOCAL_NCCL`, True by default; UsageError if it is neither yes nor no."""
     return _is_yes("SHOAL_LOCAL_NCCL", environ.get("SHOAL_LOCAL_NCCL", "") or "yes", "every rank")
 
 
 def monitored(environ: Mapping[str, str]) -> bool:
-    """True if `shoal top` may read this process: `SHOAL_MONITOR`, no by default.
-
-    Raises:
-        UsageError: the setting is neither yes nor no.
-    """
+    """Return `SHOAL_MONITOR`, False by default; UsageError if it is neither yes nor no."""
     return _is_yes("SHOAL_MONITOR", environ.get("SHOAL_MONITOR", "") or "no", "the ranks to watch")
 
 

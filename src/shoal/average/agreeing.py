@@ -219,11 +219,7 @@ class SameCheck:
 
 
 def checked_interval(every: int) -> int:
-    """Return a number of steps, or 0.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return a number of steps, or 0; UsageError if it is neither."""
     try:
         found = operator.index(every)
     except TypeError:

@@ -60,11 +60,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, name: str, given: Any) -> ArraySpec:
-        """Describe an array, given a shape and a dtype or an object that has both.
-
-        Raises:
-            UsageError: it is neither, or the dtype is not known.
-        """
+        """Describe an array by its shape and dtype, or one that has both; UsageError for others."""
         try:
             shape, dtype = (given.shape, given.dtype) if hasattr(given, "shape") else given
             sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)

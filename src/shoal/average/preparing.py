@@ -41,11 +41,7 @@ class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - says what is wrong
 
 
 class Preparation:
-    """Prepares the buffers of one rank, a step at a time.
-
-    Args:
-        name: of the averager, for the name of a call.
-    """
+    """Prepares the buffers of one rank, step by step, for the averager of this name."""
 
     def __init__(self, group: Group, name: str, *, weighted: bool, check_finite: bool) -> None:
         numpy()
@@ -158,11 +154,7 @@ def numpy_type(dtype: DType) -> str:
 
 
 def numpy() -> Any:
-    """The module.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """Return the module; UsageError if it is not installed."""
     try:
         import numpy as np
     except ImportError:

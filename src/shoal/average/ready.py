@@ -41,11 +41,7 @@ class ReadyFlags:
             self._group.send(array("q", [number]), rank, async_op=True)
 
     def is_open(self, number: int) -> bool:
-        """Return True if this rank may join a round: a quorum is ready, and the grace is over.
-
-        Raises:
-            ShoalError: the group has ended.
-        """
+        """Return True if a quorum is ready and the grace is over; ShoalError if the group ended."""
         for rank, (work, flag) in list(self._coming.items()):
             if work.done():
                 work.wait()  # raises what ended it

@@ -55,8 +55,7 @@ class JoinedRanks:
     def ask(self, library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
         """Have every rank obey a command; return the answers by rank. All ranks call it alike.
 
-        Raises:
-            Failure: this launcher cannot start the library, or the command failed on a rank.
+        Raises Failure if this launcher cannot start the library, or a rank failed.
         """
         if library not in self._ranks:
             joined = self._join(library)

@@ -25,11 +25,7 @@ _NO_FIGURES: Final = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
 
 
 def head(sweep: Sweep, kind: CallKind, ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text before the rows.
-
-    Args:
-        ranks: the pid and host of each.
-    """
+    """Return the text before the rows; `ranks` has the pid and host of each."""
     sizes = sweep.sizes
     step = f"{sizes.factor}(factor)" if sizes.factor > 1 else f"{sizes.step}(bytes)"
     apart = "# Blocking Enabled: a barrier before each call\n" * sweep.is_apart

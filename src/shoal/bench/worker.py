@@ -32,11 +32,7 @@ Buffers = dict[tuple[int, str, str], FilledBuffer]
 
 
 class Rank:
-    """The commands that a rank obeys. The result of each method becomes the answer.
-
-    Args:
-        buffers: the tensors that it calls with, kept until `forget`.
-    """
+    """The commands that a rank obeys, with answers as results; `buffers` last until `forget`."""
 
     def __init__(self, library: LibraryRank, buffers: Buffers | None = None) -> None:
         self.library = library
@@ -48,11 +44,7 @@ class Rank:
         return {"pid": os.getpid(), "host": socket.gethostname(), "net": net}
 
     def check(self, **what: Any) -> dict[str, Any]:
-        """Call once on known values, and count the elements of the result that are wrong.
-
-        Args:
-            what: see CallSpec.
-        """
+        """Make a call (`CallSpec`) on known values, and count the wrong elements of its result."""
         spec = CallSpec(**what)
         row, ranks, rank = COLLECTIVES[spec.collective], self.library.ranks, self.library.rank
         call, data, result = self._bind(spec)

@@ -191,11 +191,7 @@ class StartedRanks:
             pool.close()
 
     def ask(self, library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Give a command to every rank of a library; return the answers by rank.
-
-        Raises:
-            Failure: the library could not be started, now or before, or a rank has failed.
-        """
+        """Have every rank of a library obey a command; return the answers by rank, or Failure."""
         if library in self._unstartable:
             raise Failure(self._unstartable[library])
         if library not in self._pools:

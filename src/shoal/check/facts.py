@@ -74,11 +74,7 @@ def decode(value: bytes) -> Facts:
 
 
 def gather(rank: int, listening: list[tuple[Advertised, int]], token: str) -> Facts:
-    """Return this rank's facts.
-
-    Args:
-        listening: the addresses, and the port at each.
-    """
+    """Return this rank's facts; `listening` has the addresses, and the port at each."""
     locked, files = (
         resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE)
     )

@@ -230,11 +230,7 @@ class Calls:
     def _codec(
         self, collective: str, dtype: DType, op: Op, n_bytes: int, asked: str | Codec | None
     ) -> Codec:
-        """Return the codec of a call: as asked, else the group's if the call can use it.
-
-        Raises:
-            UsageError: the call cannot use the codec that it asks for.
-        """
+        """Return the codec that a call asks for, else the group's; UsageError if it is unusable."""
         codec = self.wire if asked is None else parse_wire(asked)
         if not codec.is_narrow:
             return codec

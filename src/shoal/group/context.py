@@ -41,11 +41,7 @@ _LEAST_OUT_BYTES: Final = 192 << 10
 
 
 class Occurrences:
-    """Counts the uses of each name. No name is forgotten, since other ranks may still count it.
-
-    Args:
-        what: the things that have these names, for messages.
-    """
+    """Counts the uses of each name of `what`, for ever: other ranks may still count it."""
 
     MOST: Final = 1 << 20  # names; about 100 MB
 

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 class Members(Calls):
-    """The members of one group; `Group` adds the collectives.
-
-    Attributes:
-        owns_context: closing the group closes the links too.
-    """
+    """The members of one group; with `owns_context` its `close` closes the links too."""
 
     owns_context = False
     _later_view: View | None = None

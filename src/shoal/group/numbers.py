@@ -19,11 +19,7 @@ MOST_OPEN: Final = 2 * MOST_APART
 
 
 class Numbers:
-    """One rank's numbers in one group, in program order except for reserved numbers.
-
-    Args:
-        where: the group and rank, for messages.
-    """
+    """One rank's numbers in one group, `where`, in program order except for reserved ones."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -33,11 +29,7 @@ class Numbers:
         self._last = math.inf  # the highest number that may be used, given the lowest open one
 
     def take(self) -> int:
-        """Return the next number that is not reserved.
-
-        Raises:
-            UsageError: it is too far from an open reserved number; it was not taken.
-        """
+        """Return the next unreserved number; UsageError if too far from an open reserved one."""
         with self._lock:
             number = self._next
             if number > self._last:

@@ -45,11 +45,7 @@ def channels_from(environ: Mapping[str, str]) -> int:
 
 
 def choose_channels(cluster: Cluster, most: int = MOST_CONNECTIONS) -> Channels:
-    """Return as many channels as the link keeps busy, at most one for two cores of a host.
-
-    Args:
-        most: the channels that the limit of connections allows.
-    """
+    """Return as many channels as the link keeps busy: up to `most`, one for two cores of a host."""
     if cluster.n_hosts == 1:
         return Channels(1, "all ranks share memory")
     if cluster.n_hosts < cluster.size:
@@ -104,11 +100,7 @@ def choose_pool_channels(cards: Sequence[PoolCard], n_workers: int) -> int:
 
 
 def n_lanes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) -> int:
-    """Return the number of channels that a call is cut over, the same on all of its ranks.
-
-    Args:
-        n_bytes: as `choose.choose` counts them.
-    """
+    """Return the channels that a call is cut over, alike on all ranks; `n_bytes` as in `choose`."""
     # Ranks that share memory have one channel to each other.
     if n_channels == 1 or cluster.n_hosts < cluster.size or cluster.size == 1:
         return 1

@@ -63,11 +63,7 @@ def bytes_from(
 
 
 def bytes_per_us(text: str) -> float:
-    """Return the rate of a link: "25Gb" and "25Gbit/s" are bits per second, "3GB/s" bytes.
-
-    Raises:
-        UsageError: the text is not a rate above 0.
-    """
+    """Return the rate of "25Gb" or "25Gbit/s" (bits), "3GB/s" (bytes); UsageError for others."""
     found = re.fullmatch(
         _NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?|[mgt](?=bit))(b|bit|B)(?:/s|ps)?\s*", text
     )

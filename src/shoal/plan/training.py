@@ -148,11 +148,7 @@ def _call(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> _Call:
 
 
 def advice(costs: Sequence[StepCost], compute_us: float) -> str:
-    """Return which way is enough, and why.
-
-    Args:
-        costs: float32 first, then by falling bytes.
-    """
+    """Return which way is enough, and why; `costs` has float32 first, then by falling bytes."""
     wide, *others = costs
     exposed_us = wide.step_us - compute_us
     if exposed_us <= HIDDEN * compute_us:

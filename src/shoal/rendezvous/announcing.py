@@ -80,11 +80,7 @@ class Answer(NamedTuple):
 
 
 def decode_answer(value: bytes) -> Answer:
-    """The answer that this value holds.
-
-    Raises:
-        ValueError: it holds none of this version.
-    """
+    """Return the answer in this value; ValueError if it holds none of this version."""
     version, body = unseal(_ANSWER_KIND, value)
     data = Unpacker(body)
     found = Answer(data.text(), data.text(), data.text())

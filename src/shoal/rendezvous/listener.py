@@ -70,11 +70,7 @@ def listen_for_hosts(
 
 
 def n_paths(environ: Mapping[str, str]) -> int:
-    """How many connections two ranks of different hosts have, by `SHOAL_PATHS`.
-
-    Raises:
-        UsageError: the value is no such number.
-    """
+    """Return `SHOAL_PATHS`, the connections between ranks of two hosts; UsageError if wrong."""
     text = environ.get("SHOAL_PATHS", "") or "1"
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_CONNECTIONS:
         raise UsageError(f"SHOAL_PATHS={text!r} is not a number from 1 to {MOST_CONNECTIONS}")
@@ -105,11 +101,7 @@ def listen_at(
 
 
 def listen_tcp(address: str, ports: Iterable[int]) -> socket.socket:
-    """A listener at this address alone, on the first of these ports that is free (0: any).
-
-    Raises:
-        OSError: `EADDRINUSE` if none is free; or what else bind(2) says.
-    """
+    """Listen at this address, on the first free port (0: any); OSError `EADDRINUSE` for none."""
     failure = OSError(errno.EADDRINUSE, "no port is free")
     for port in ports:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -129,11 +121,7 @@ def listen_tcp(address: str, ports: Iterable[int]) -> socket.socket:
 
 
 def port_range(environ: Mapping[str, str]) -> Iterable[int]:
-    """The ports that `SHOAL_PORT_RANGE=a-b` allows, both ends included; unset, any free one.
-
-    Raises:
-        UsageError: the value is no such range.
-    """
+    """Return the ports that `SHOAL_PORT_RANGE=a-b` allows; unset, any; UsageError if wrong."""
     text = environ.get("SHOAL_PORT_RANGE", "")
     if not text:
         return (0,)
@@ -170,11 +158,7 @@ def run_ready(selector: selectors.BaseSelector, timeout_s: float) -> None:
 
 
 def wait_for(endpoint: engine.Endpoint, until: float, waker: socket.socket | None = None) -> bool:
-    """Wait until the endpoint's `step` has something to do, or until then; may return early.
-
-    Returns:
-        True if `waker` can be read, which ends the wait too.
-    """
+    """Wait until the endpoint's `step` is due, or until then; return True if `waker` woke it."""
     wait_s = min(until, endpoint.deadline) - time.monotonic()
     ready = select.poll()
     ready.register(endpoint, select.POLLIN)

@@ -40,11 +40,7 @@ _LONGEST_WAIT_PER_RANK_S: Final = 0.0004
 
 
 class Meeting:
-    """One rank's view of the store in one attempt. Does no other I/O.
-
-    Args:
-        given_key: the job key, if this rank was given one.
-    """
+    """One rank's view of the store in one attempt, with the key that it was given. No other I/O."""
 
     def __init__(
         self, store: Asking, attempt: Attempt, rank: int, own: Record, given_key: bytes | None

@@ -75,11 +75,7 @@ class Membership:
         self._is_taken = False
 
     def take(self) -> tuple[int, ...]:
-        """Hand over `listener_fds`: the caller closes them from here on.
-
-        Raises:
-            Closed: they were taken or closed before.
-        """
+        """Hand over `listener_fds`, for the caller to close; Closed if they are gone already."""
         if self._is_taken:
             raise Closed("the descriptors of this membership were taken or closed before")
         self._is_taken = True

@@ -26,11 +26,7 @@ def seal(kind: bytes, version: int, body: bytes) -> bytes:
 
 
 def unseal(kind: bytes, value: bytes) -> tuple[int, bytes]:
-    """The version and the body of a value that `seal` has made; of any version.
-
-    Raises:
-        ValueError: it is none of this kind, or is damaged.
-    """
+    """Return the version and body of a value of `seal`; ValueError if it is another or damaged."""
     if len(value) < _HEAD.size + _CRC.size or not value.startswith(kind):
         raise ValueError("of another kind")
     if zlib.crc32(value[: -_CRC.size]) != _CRC.unpack_from(value, len(value) - _CRC.size)[0]:

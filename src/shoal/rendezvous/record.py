@@ -39,11 +39,7 @@ class Endpoint(NamedTuple):
 
 
 def unpack_endpoint(data: Unpacker) -> Endpoint:
-    """The next fields as an endpoint.
-
-    Raises:
-        ValueError: they are none.
-    """
+    """Take the next fields as an endpoint; ValueError if they are none."""
     address = data.text()
     try:
         # Numeric only: a name would be resolved, which can block for seconds.

@@ -50,11 +50,7 @@ class ServerOptions(NamedTuple):
 
 
 def keys_of(paths: list[str]) -> list[JobKey]:
-    """The keys in these files.
-
-    Raises:
-        UsageError: a file cannot be used, as for `SHOAL_KEY_FILE`; or two hold the same key.
-    """
+    """Return the keys in these files; UsageError if one is unusable, or two are the same."""
     found: dict[int, JobKey] = {}
     for path in paths:
         try:

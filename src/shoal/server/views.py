@@ -59,11 +59,7 @@ class Views:
         return {view.key for view in self._views}
 
     def add(self, pid: int, pipe: int, key: int, job: str) -> None:
-        """Watch a child, and own it and its pipe.
-
-        Raises:
-            OSError: there is no descriptor left; the child is ended.
-        """
+        """Watch a child, and own it and its pipe; OSError, which ends it, without a descriptor."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:

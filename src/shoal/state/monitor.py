@@ -34,11 +34,7 @@ _PAUSE_S: Final = 1.0  # where no descriptor is left to accept a reader with
 
 
 class Monitor:
-    """The socket of one world of this process, and the thread that answers on it.
-
-    Raises:
-        OSError, ShoalError: there can be none.
-    """
+    """The socket of one world of this process, and its thread; OSError or ShoalError for none."""
 
     def __init__(self, source: Any) -> None:
         folder = _folders()[0]

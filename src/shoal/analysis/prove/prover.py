@@ -89,11 +89,7 @@ def prove_steps(
     n_segments: int = 2,
     window: int = 1,
 ) -> Proof:
-    """Prove a schedule given rank by rank, like `prove`.
-
-    Args:
-        scratch: each rank's scratch chunks, as `Algorithm.scratch` names them; empty: none has any.
-    """
+    """Prove a schedule given rank by rank, like `prove`; `scratch` names each rank's chunks."""
     if len(schedule) != len(contracts) or n_segments < 1 or window < 0:
         raise UsageError(
             f"cannot prove {len(schedule)} ranks with {len(contracts)} contracts, "

@@ -71,11 +71,7 @@ class BlockFlow(Dataflow):
 
 
 def flow_of_blocks(steps_of: StepsOf, hosts: Sequence[int], max_steps: int) -> BlockFlow | None:
-    """Return the dataflow of the smallest alike blocks, or None.
-
-    Args:
-        max_steps: about the most steps of a block.
-    """
+    """Return the dataflow of the smallest alike blocks of about `max_steps` at most, or None."""
     for blocks in _candidates(hosts):
         if blocks.n_classes * len(steps_of(blocks.n_classes)) > max_steps:
             break

@@ -29,11 +29,7 @@ def calls_of(records: Sequence[BenchRecord]) -> list[CallName]:
 
 
 def page_of(records: Sequence[BenchRecord], charts: Mapping[CallName, Sequence[Chart]]) -> str:
-    """Return the page.
-
-    Args:
-        charts: by call, from `charts_of`.
-    """
+    """Return the page, with the charts of each call from `charts_of`."""
     names = ", ".join(record.name for record in records)
     missing = dict.fromkeys(
         f"{record.name}: {text}" if len(records) > 1 else text

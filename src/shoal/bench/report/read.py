@@ -91,11 +91,7 @@ class BenchRecord:
 
 
 def read_records(paths: Sequence[Path]) -> list[BenchRecord]:
-    """Read all files, under names that differ.
-
-    Raises:
-        UsageError: one cannot be read, or is none of `shoal bench`, or of another version.
-    """
+    """Read all files, under names that differ; UsageError if one is unreadable or no record."""
     names = [path.stem for path in paths]
     if len(set(names)) < len(names):
         names = [str(path.with_suffix("")) for path in paths]

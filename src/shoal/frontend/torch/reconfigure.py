@@ -23,11 +23,7 @@ _HOW: Final = (
 
 
 class NotFormed:
-    """In place of the group of a process group that was made with `enable_reconfigure`.
-
-    Args:
-        name, rank, size: as `init_process_group` was given them.
-    """
+    """Stands for the group of a process group made with `enable_reconfigure`, by its arguments."""
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size

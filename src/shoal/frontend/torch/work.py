@@ -434,11 +434,7 @@ def _finish() -> None:
 
 
 class InBackground:
-    """Runs `go`, which makes named calls, on a thread of its own. Looks like a `shoal.Work`.
-
-    Raises:
-        ShoalError: no thread can be started.
-    """
+    """Runs `go`, which makes named calls, on a thread of its own. Looks like a `shoal.Work`."""
 
     def __init__(self, go: Callable[[], None]) -> None:
         self._go = go

@@ -27,11 +27,7 @@ class Address(NamedTuple):
 
 
 class JobEndpoint(NamedTuple):
-    """A rendezvous store, and the job whose servers register there.
-
-    Args:
-        job: torchrun's `--rdzv-id`.
-    """
+    """A rendezvous store, and the job whose servers register there, by torchrun's `--rdzv-id`."""
 
     host: str
     port: int
@@ -42,11 +38,7 @@ class JobEndpoint(NamedTuple):
 
 
 def parse_endpoint(text: str, job: str, what: str) -> JobEndpoint:
-    """Parse the HOST:PORT of a store.
-
-    Raises:
-        UsageError: it is malformed, or the job's id is.
-    """
+    """Parse the HOST:PORT of a store; UsageError if it or the job's id is malformed."""
     address = parse_address(text, what, 0)
     if not 1 <= address.port <= 65535:
         raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
@@ -56,11 +48,7 @@ def parse_endpoint(text: str, job: str, what: str) -> JobEndpoint:
 
 
 def endpoint_from(environ: Mapping[str, str]) -> JobEndpoint | None:
-    """Return the store in `SHOAL_SERVERS` where servers register, `rdzv://HOST:PORT/ID`, if any.
-
-    Raises:
-        UsageError: it is malformed, or there are several.
-    """
+    """Return the store in `SHOAL_SERVERS`, `rdzv://HOST:PORT/ID`, or None; UsageError if wrong."""
     found = [name for name in _names(environ) if name.startswith(_SCHEME)]
     if len(found) > 1:
         raise UsageError(f"SHOAL_SERVERS names {len(found)} stores ({_SCHEME}...); one can be")
@@ -105,11 +93,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
-    """Return the servers that `SHOAL_SERVERS` names, such as `cpu1,cpu2:7077`.
-
-    Raises:
-        UsageError: it is malformed, or names a server twice.
-    """
+    """Return the servers in `SHOAL_SERVERS`, such as `cpu1,cpu2:7077`; UsageError if wrong."""
     names = [name for name in _names(environ) if not name.startswith(_SCHEME)]
     found = [parse_address(name, "SHOAL_SERVERS") for name in names]
     for at, address in enumerate(found):
@@ -123,11 +107,7 @@ def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
 
 
 def n_required_from(environ: Mapping[str, str]) -> int:
-    """Return `SHOAL_SERVERS_REQUIRED`, the number of servers that a job waits for; 0 if unset.
-
-    Raises:
-        UsageError: it is not a number, or larger than the number of servers.
-    """
+    """Return `SHOAL_SERVERS_REQUIRED`, or 0; UsageError if there cannot be this many servers."""
     text = environ.get("SHOAL_SERVERS_REQUIRED", "") or "0"
     n_named = len(servers_from(environ)) if endpoint_from(environ) is None else MOST_SERVERS
     if not (text.isascii() and text.isdigit()) or int(text[:6]) > n_named:

@@ -24,11 +24,7 @@ _DTYPES: Final = tuple(DType)
 
 
 def pack(shape: Shape) -> bytes:
-    """Return the message for an all-reduce in the view's group.
-
-    Raises:
-        UsageError: its algorithm's name is too long.
-    """
+    """Return the message for an all-reduce of a view; UsageError for a name that is too long."""
     name = shape.algorithm.encode()
     body = number(len(name), 2) + name + number(shape.dtype, 1) + number(shape.op, 1)
     body += number(shape.codec.number, 1) + number(shape.codec.keep, 2)
@@ -41,11 +37,7 @@ def pack(shape: Shape) -> bytes:
 
 
 def unpack(message: bytes, rank: int, size: int) -> Shape:
-    """Return the announced kind of call, as the server with this rank takes part in it.
-
-    Raises:
-        ValueError: the message is malformed, or no all-reduce is like this.
-    """
+    """Return the announced kind of call as server `rank` takes part in it, or ValueError."""
     outer = Unpacker(message)
     sealed = outer.take(outer.number(2, 1, N_BYTES - 2))
     if any(outer.rest()):

@@ -52,11 +52,7 @@ class Bell:
         return self._fd
 
     def open(self) -> None:
-        """Get the descriptor; rings before that are lost.
-
-        Raises:
-            OSError: the process has no descriptor left.
-        """
+        """Get the descriptor, or raise OSError; rings before that are lost."""
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._fd, select.POLLIN)
 

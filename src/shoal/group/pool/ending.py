@@ -71,11 +71,7 @@ def settle(first: int, told: Sequence[bytes]) -> Settlement:
 
 
 def made_by_all(numbers: Sequence[int], told: Sequence[bytes]) -> list[int]:
-    """Return the calls that every worker has made.
-
-    Raises:
-        NumbersDiffer: as `settle`.
-    """
+    """Return the calls that every worker has made; raises NumbersDiffer as `settle` does."""
     made = []
     for number, standings in zip(numbers, zip(*told, strict=True), strict=True):
         _check(number, standings)

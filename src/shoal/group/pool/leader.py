@@ -110,11 +110,7 @@ class Leader:
     def decide(
         self, views: Sequence[View], stages: Stages[View], lowest_open: int
     ) -> Command | None:
-        """Return the next command; None if nothing is to change.
-
-        Args:
-            lowest_open: the lowest call that this worker may yet make.
-        """
+        """Return the next command, or None; calls below `lowest_open` were all made here."""
         self._notices.update(stages.last.servers if stages.last else (), self._trouble(), _now())
         command = self._ending(views, lowest_open) or self._forming(stages)
         if self._is_closed:  # a rank that leaves has lost its own servers, and nobody else has
@@ -177,11 +173,7 @@ class Leader:
         return Form(self._n_views)
 
     def _misplace(self, wanted: Sequence[Address], places: Mapping[Address, Entry]) -> bool:
-        """Leave out servers that share a host: shared memory and one NIC help nobody.
-
-        Returns:
-            True if there are any.
-        """
+        """Leave out servers that share a host, as they help nobody; return True if any does."""
         hosts = {info.host_id: f"worker {info}" for info in self._workers}
         ready, has_any = self._watch.ready(), False
         for one in wanted:

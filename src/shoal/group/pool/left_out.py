@@ -61,11 +61,7 @@ class LeftOut:
                 self._absences[address].why = ""
 
     def may_serve(self, ready: Mapping[Address, bytes], now: float) -> list[Address]:
-        """Return the servers that may be in a view.
-
-        Args:
-            ready: by address, the identity of each server that answers.
-        """
+        """Return the servers that may be in a view, of those that answer with their identities."""
         absences = ((one, self._absences.get(one), ready[one]) for one in ready)
         return [one for one, last, own in absences if last is None or not last.lasts(own, now)]
 

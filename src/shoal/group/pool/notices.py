@@ -42,11 +42,7 @@ class _Absence:
 
 
 class Notices:
-    """What was logged of the servers of a job. Takes the time as an argument.
-
-    Args:
-        now: when the job began to look for servers.
-    """
+    """What was logged of a job's servers since `now`. Takes the time as an argument."""
 
     def __init__(self, now: float) -> None:
         self._begun = now

@@ -93,11 +93,7 @@ class Pool:
         self._thread: threading.Thread | None = None
 
     def start(self, servers: Sequence[Address], endpoint: JobEndpoint | None) -> None:
-        """Begin to use servers; the lowest worker watches them.
-
-        Args:
-            endpoint: where further servers may leave their addresses.
-        """
+        """Begin to use servers, and any that come to `endpoint`; the lowest worker watches them."""
         self._named = servers, endpoint
         self._thread = start("shoal pool", self._run)
 
@@ -117,11 +113,7 @@ class Pool:
         return "" if self._leader is None else self._leader.trouble()
 
     def await_servers(self, n: int, timeout_s: float) -> None:
-        """Wait until `n` servers serve.
-
-        Raises:
-            TimedOut: fewer do; on rank 0 it names each missing server, with the reason.
-        """
+        """Wait until `n` servers serve; TimedOut names each missing server on rank 0, and why."""
         until = time.monotonic() + timeout_s
         with self.changed:
             while True:

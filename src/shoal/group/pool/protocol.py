@@ -181,11 +181,7 @@ def encode(message: Message) -> tuple[int, bytes]:
 
 
 def decode(kind: int, body: bytes) -> Message:
-    """Return the message with this kind and body.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the message with this kind and body; ValueError if there is none."""
     unpacker = Unpacker(body)
     if kind not in _TYPES:
         raise ValueError(f"a message of kind {kind}")

@@ -32,11 +32,7 @@ _LAST_S: Final = 0.5  # for the thread to end, unless the store keeps it
 
 
 def take_place(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes) -> str:
-    """Return a new key in the store for a server's address.
-
-    Raises:
-        OSError: the store does not answer.
-    """
+    """Return a new key in the store for a server's address; OSError if it does not answer."""
     folder = _folder(endpoint, key)
     return f"{folder}/{client.add(f'{folder}/n')}"
 
@@ -44,11 +40,7 @@ def take_place(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes) -> s
 def leave(
     client: TorchStoreClient, place: str, endpoint: JobEndpoint, key: bytes, address: Address
 ) -> None:
-    """Write a server's address at its place, for the jobs with this key.
-
-    Raises:
-        OSError: the store is gone.
-    """
+    """Write a server's address at its place, for jobs with this key; OSError without a store."""
     client.set(place, f"{_seal(endpoint, key, str(address))} {address}".encode())
 
 

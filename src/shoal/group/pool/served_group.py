@@ -69,11 +69,7 @@ class ServedGroup(Group):
 
     @staticmethod
     def check(environ: Mapping[str, str]) -> None:
-        """Check the environment before any rank is met.
-
-        Raises:
-            UsageError: a variable is wrong, or there is no job key.
-        """
+        """Check the environment before any rank is met; UsageError for a wrong value or no key."""
         n_required_from(environ)
         if job_key(environ) is None:
             raise UsageError(
@@ -94,11 +90,7 @@ class ServedGroup(Group):
             raise
 
     def use_servers(self, environ: Mapping[str, str], timeout_s: float) -> None:
-        """Begin to use the servers that the environment names; wait for the required number.
-
-        Raises:
-            TimedOut: fewer than `SHOAL_SERVERS_REQUIRED` serve after this time.
-        """
+        """Use the servers of the environment; TimedOut if fewer serve in time than it requires."""
         servers, n_required = servers_from(environ), n_required_from(environ)
         key, why = job_key(environ), self._why_not(environ)
         if why or key is None:

@@ -55,11 +55,7 @@ _RATES: Final = (1e-3, 1e9)
 
 
 class Unmet(ShoalError):  # noqa: N818 - says what is wrong
-    """Some ranks of a view cannot reach each other.
-
-    Args:
-        servers: the places in the view of the servers that this rank has not reached.
-    """
+    """Some ranks of a view cannot reach each other; `servers` are places that this one lacks."""
 
     def __init__(self, servers: frozenset[int], message: str) -> None:
         super().__init__(servers, message)
@@ -142,11 +138,7 @@ class PoolGroup(Group):
         return [str(self._context.names[member]) for member in self._members]
 
     def serve(self, plan: engine.Plan) -> None:
-        """Let the native core serve every call of this kind that the workers make.
-
-        Raises:
-            ValueError: no server can serve it.
-        """
+        """Let the native core serve all calls of a kind; ValueError if no server can serve it."""
         native: Any = self._native
         native.serve(plan)
 
@@ -189,11 +181,7 @@ def first_word_key(server: int) -> int:
 
 
 def read_roster(body: bytes, size: int) -> list[Entry]:
-    """Return the entries of all ranks of a view.
-
-    Raises:
-        ValueError: it holds anything else.
-    """
+    """Return the entries of all ranks of a view; ValueError for anything else."""
     found = decode(body, frozenset(range(size)), 1)
     return [found[rank] for rank in range(size)]
 
@@ -281,11 +269,7 @@ def _own_rate(interface: str, environ: Mapping[str, str]) -> float:
 
 
 def card_of(digest: bytes) -> PoolCard:
-    """Return the card in an entry's digest.
-
-    Raises:
-        ShoalError: there is none.
-    """
+    """Return the card in an entry's digest; ShoalError if there is none."""
     try:
         kind, rate, channels, n_paths, n_cores = _CARD.unpack_from(digest)
     except struct.error:

@@ -269,11 +269,7 @@ class _Server:
             self.fail(f"cannot be reached: {os.strerror(error)}", _RETRY_S)
 
     def take(self, message: Message) -> None:
-        """Handle a message.
-
-        Raises:
-            ValueError: its entry is none.
-        """
+        """Handle a message; ValueError if its entry is none."""
         self._until = float("inf")
         if isinstance(message, Leaving):
             self._lose("is about to end")

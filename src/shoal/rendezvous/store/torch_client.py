@@ -16,11 +16,7 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 class TorchStoreClient:
-    """A connection to a TCPStore. Whatever goes wrong is an OSError, and ends it.
-
-    Args:
-        timeout_s: for each step of an answer.
-    """
+    """A connection to a TCPStore. Any failure is an OSError, and ends it."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._sock = socket.create_connection((host, port), timeout=timeout_s)

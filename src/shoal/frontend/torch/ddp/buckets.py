@@ -311,11 +311,7 @@ def call_hook(
     bucket: Bucket,
     refuse: Callable[[str], NoReturn],
 ) -> Any:
-    """Call a communication hook, and return its future.
-
-    Args:
-        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
-    """
+    """Call a communication hook, and return its future; else call `refuse`, which raises."""
     future = hook(state, bucket)
     if not hasattr(future, "wait"):
         refuse(

@@ -239,11 +239,7 @@ class GradientKeeper:
         self._pass.queue_end(self._end_pass)
 
     def refuse(self, why: str) -> NoReturn:
-        """Go no further with this model, on any rank that waits for this one.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise UsageError, here and on ranks that wait for this one: the model cannot go on."""
         self.averaging.lack(why)
         raise UsageError(f"DistributedDataParallel: {why}{self._go_on()}")
 

@@ -19,11 +19,7 @@ _PASSES: Final = (torch.autograd.backward.__code__, torch.autograd.grad.__code__
 
 
 class BackwardPass:
-    """The backward pass under way, which ends when all that it has set off is done.
-
-    Attributes:
-        creates_graph: the pass makes a graph of its own.
-    """
+    """The backward pass under way; `creates_graph` if it makes a graph of its own."""
 
     def __init__(self) -> None:
         self.creates_graph = False

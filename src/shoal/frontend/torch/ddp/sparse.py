@@ -31,11 +31,7 @@ class SparseGradients:
         self._refuse = refuse
 
     def hooks(self, on_full: Callable[[], None]) -> list[Callable[..., None]]:
-        """What each parameter calls when its gradient is there.
-
-        Args:
-            on_full: called when all gradients have come.
-        """
+        """Return the hook of each parameter; the last to be called calls `on_full`."""
 
         def coming(index: int) -> Callable[..., None]:
             def come(*_: object) -> None:

@@ -138,11 +138,7 @@ class LocalCalls:
         self._thread = Threads("shoal-local")
 
     def post(self, call: LocalCall) -> None:
-        """Start a call behind the earlier ones.
-
-        Raises:
-            ShoalError, RuntimeError: an earlier call failed, or the group was closed.
-        """
+        """Start a call behind the earlier ones; raises if one of them failed, or after `close`."""
         with self._lock:
             if self._error is not None:
                 raise self._error

@@ -40,11 +40,7 @@ class _Ready(NamedTuple):
 
 
 class LocalOrder:
-    """The order of one group. Threads: one at a time.
-
-    Args:
-        group: the ranks of a host; nothing else is called on it.
-    """
+    """The order of the ranks of a host, who call nothing else on `group`. One thread at a time."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

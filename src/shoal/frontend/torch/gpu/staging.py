@@ -265,11 +265,7 @@ def _left(deadline: float | None) -> float | None:
 
 
 class Staging:
-    """The staged calls of one group, and the thread that posts them.
-
-    Args:
-        abort: ends the group on every rank, and says why.
-    """
+    """The staged calls of one group, and the thread that posts them; `abort` ends the group."""
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
