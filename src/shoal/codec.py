@@ -111,14 +111,7 @@ def top_k(share: float, bits: int) -> Codec:
 
 
 def codec_of(number: int, keep: int) -> Codec:
-    """Return the codec that has this number in messages.
-
-    Args:
-        keep: of a codec that keeps some elements of a block: how many; else 0.
-
-    Raises:
-        ValueError: there is no such codec.
-    """
+    """Return the codec of a number in messages, with what it keeps of a block, or ValueError."""
     if number in _TOP_K_BITS and 0 < keep <= _TOP_K_BLOCK:
         bits = _TOP_K_BITS[number]
         name = f"topk:{keep / _TOP_K_BLOCK:g}:{bits}"
@@ -130,14 +123,7 @@ def codec_of(number: int, keep: int) -> Codec:
 
 
 def parse_wire(value: object) -> Codec:
-    """Return the Codec that `value` names.
-
-    Args:
-        value: a Codec or its name.
-
-    Raises:
-        UsageError: no such codec.
-    """
+    """Return the Codec that `value`, a Codec or its name, stands for; UsageError for others."""
     if isinstance(value, Codec):
         return value
     codec = CODECS.get(value) if isinstance(value, str) else None

@@ -99,14 +99,7 @@ def parse_dtype(value: object) -> DType:
 
 
 def parse_op(value: object) -> Op:
-    """Return the Op that `value` names.
-
-    Args:
-        value: an Op or its name, such as "sum".
-
-    Raises:
-        UsageError: no such operation.
-    """
+    """Return the Op that `value`, an Op or its name, stands for; UsageError for others."""
     if isinstance(value, Op):
         return value
     op = _OPS.get(value) if isinstance(value, str) else None

@@ -54,10 +54,7 @@ if TYPE_CHECKING:
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
     """Flatten one rank's steps; the native core derives which of them wait for which.
 
-    Args:
-        size: of the group; peers are below it.
-        finish: keep the Finish steps; they do nothing unless the operation divides, or a narrow
-            codec rounds the result.
+    `finish` keeps Finish steps, which act if the operation divides or a narrow codec rounds.
     """
     builder = ProgramBuilder.of(size)
     for step in steps:

@@ -68,13 +68,9 @@ def warn_of_unknown(environ: Mapping[str, str]) -> None:
 
 
 def join_addresses(environ: Mapping[str, str], join: str | None) -> list[str]:
-    """Return the addresses of a running group that `join` names; none: this process forms one.
+    """Return the addresses of a running group in `join`, None: `SHOAL_JOIN`; empty: form one.
 
-    Args:
-        join: None takes `SHOAL_JOIN`.
-
-    Raises:
-        UsageError: it names MASTER_ADDR and MASTER_PORT, and one is not set.
+    Raises UsageError if it names MASTER_ADDR and MASTER_PORT, and one is not set.
     """
     join = environ.get("SHOAL_JOIN", "") if join is None else join
     if join != "1":

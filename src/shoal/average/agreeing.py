@@ -143,11 +143,9 @@ class FirstOrder:
         return self._is_sent and self._coming is None
 
     def end_step(self, came: Sequence[int], last: Sequence[int]) -> None:
-        """Send the order of arrays after the first step, which is over; then do nothing.
+        """Send the order of arrays after the first step: those that came, then those of `last`.
 
-        Args:
-            came: the arrays in the order in which they came.
-            last: all arrays; those that did not come follow in this order.
+        Later steps send nothing.
         """
         if self._is_sent:
             return
@@ -180,14 +178,7 @@ class FirstOrder:
 
 
 class SameCheck:
-    """Compares named values over all ranks of a group, in every n-th step.
-
-    Args:
-        every: the number of steps n; 0: never.
-
-    Raises:
-        UsageError: it is not a number of steps.
-    """
+    """Compares named values over all ranks in every `every`-th step; 0: never; or UsageError."""
 
     def __init__(self, group: Group, every: int) -> None:
         self._group = group

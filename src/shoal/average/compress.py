@@ -100,14 +100,7 @@ class ChunkTopK:
 
 
 def check_hosts(compress: object, hosts: Sequence[int]) -> None:
-    """Refuse `ChunkTopK` where ranks share a host and there are others.
-
-    Args:
-        hosts: of the ranks, by rank.
-
-    Raises:
-        Unsupported: names the ranks.
-    """
+    """Refuse `ChunkTopK` if ranks share a host and there are others; `hosts` is by rank."""
     n_hosts = len(set(hosts))
     if isinstance(compress, ChunkTopK) and 1 < n_hosts < len(hosts):
         first = next(host for host in hosts if hosts.count(host) > 1)

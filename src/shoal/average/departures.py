@@ -107,11 +107,7 @@ class Departures:
         return self._numbers[self._n_ahead :]
 
     def all_reduce_used(self, used: bytearray) -> None:
-        """Return when `used` has a 1 for every array that was ready on any rank.
-
-        Raises:
-            ShoalError: as `Group.all_reduce`.
-        """
+        """Return when `used` has a 1 for each array that was ready on any rank; or ShoalError."""
         self.reserve()
         number, subject = self._ahead(self._n_ahead - 1)
         self._group.all_reduce(used, Op.BOR, number=number, subject=subject)
@@ -127,13 +123,10 @@ class Departures:
         return self._posted_ns[buffer] != 0
 
     def send(self, buffer: int, arrays: Sequence[int] | None = None) -> None:
-        """Average a buffer, which is full.
+        """Average a full buffer, after filling in `arrays` (None: all that lie in it).
 
-        Args:
-            arrays: those to be filled in; None: all that lie in it.
-
-        Raises (the group has ended):
-            ShoalError: as `Group.all_reduce`, or why another rank cannot end its step.
+        Raises ShoalError as `Group.all_reduce`, or why another rank cannot end its step; the group
+        has ended.
         """
         entries = self._layout.buffers[buffer].entries
         arrays = entries if arrays is None else arrays

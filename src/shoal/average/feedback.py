@@ -63,13 +63,10 @@ class Feedback:
         self._sent, self._kept = [], None
 
     def send(self, buffer: int, left_out: Collection[int] = ()) -> Codec:
-        """Add the residuals to a buffer of float32 that is about to leave, and round it.
+        """Add the residuals to a float32 buffer that is about to leave, and round it.
 
-        Args:
-            left_out: the arrays of the buffer that no rank has ready; they keep their residuals.
-
-        Returns:
-            The codec in which what stands there now is exact.
+        Returns the codec in which its values are exact now. Arrays in `left_out`, which no rank has
+        ready, keep their residuals.
         """
         assert self._sent is not None
         np, codec = numpy(), self.scheme.codec(self.n_steps)

@@ -85,7 +85,6 @@ class Extent(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte."""
         return self.offset + self.n_bytes
 
     def common(self, other: Extent) -> Extent:

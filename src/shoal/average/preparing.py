@@ -177,12 +177,7 @@ def numpy_arrays(memory: Any, layout: Layout) -> dict[str, Any] | None:
 
 
 def scale(flat: Any, dtype: DType, factor: float) -> None:
-    """Multiply elements in place.
-
-    Args:
-        flat: one dimension; of `numpy_type(dtype)`.
-        factor: >= 0; 0 makes everything zero, also what is not finite.
-    """
+    """Multiply a flat array in place by a factor >= 0; 0 also clears what is not finite."""
     if factor == 1.0:
         return
     if factor == 0.0:

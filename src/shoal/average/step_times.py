@@ -101,12 +101,7 @@ class StepLog:
         wait: int = 0,
         end: int = 0,
     ) -> StepTimes:
-        """Return the times of the step under way.
-
-        Args:
-            countdown: of the step.
-            calls: the values of posted, done and waits.
-        """
+        """Return the times of the step under way, from its countdown and the times of its calls."""
         posted, done, waits = calls
         return StepTimes(
             number=self.n_steps,

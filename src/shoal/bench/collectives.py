@@ -52,7 +52,6 @@ class On(NamedTuple):
 
     @property
     def is_root(self) -> bool:
-        """True if this rank gives or gets all."""
         return self.rank == self.root
 
 
@@ -96,12 +95,10 @@ class MeasuredCollective:
 
     @property
     def folds(self) -> bool:
-        """True if it takes an operation."""
         return self.row is not None and self.row.folds
 
     @property
     def rooted(self) -> bool:
-        """True if it has a root."""
         return self.row is not None and self.row.root is not Root.NONE
 
     @property

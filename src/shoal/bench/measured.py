@@ -114,7 +114,6 @@ class Figures:
 
     @property
     def way(self) -> str:
-        """In words."""
         return "in place" if self.in_place else "out of place"
 
 

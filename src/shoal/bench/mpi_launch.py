@@ -38,11 +38,7 @@ def mpi_command(
 ) -> list[str]:
     """Return the command that starts a Python for each rank; its arguments are to follow.
 
-    Args:
-        scratch: a folder that lives as long as the job.
-
-    Raises:
-        Failure: the MPI is not installed.
+    `scratch` is a folder that lives as long as the job. Raises Failure without this MPI.
     """
     mpi = MPIS[spec.library]
     folder = folders.get(spec.library, Path(f".venv-{spec.library}"))

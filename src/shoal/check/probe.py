@@ -63,7 +63,6 @@ class Answerer:
 
     @property
     def token(self) -> str:
-        """What probers must send, in hexadecimal."""
         return self._token.hex()
 
     def close(self) -> None:

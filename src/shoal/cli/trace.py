@@ -41,13 +41,9 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 
 def trace_of(args: argparse.Namespace, require: Callable[[int], None] | None = None) -> Trace:
-    """Return the trace of the schedule that the arguments describe.
+    """Return the trace that the arguments describe; UsageError if they make no sense.
 
-    Args:
-        require: raises UsageError if there are too many ranks for the output.
-
-    Raises:
-        UsageError: arguments contradict each other, or there is no such schedule.
+    `require` raises UsageError if there are too many ranks for the output.
     """
     team = team_of(args)
     if require:

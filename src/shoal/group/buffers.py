@@ -26,7 +26,6 @@ class BufferView(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """The length in bytes."""
         return self.n_elems * item_size(self.dtype)
 
     @property

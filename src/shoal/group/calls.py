@@ -412,11 +412,9 @@ class Calls:
     def _finish(
         self, call: engine.Call, plan: engine.Plan | None, owners: Any, how: CallOptions
     ) -> Work | None:
-        """Wait for a call that was posted, or return its `Work`.
+        """Wait for a call that was posted, or return its `Work`, which keeps `owners`.
 
-        Args:
-            plan: None for an all-reduce with servers, which has several.
-            owners: the buffer of a call in place; else the buffers read and those written.
+        `plan` is None for an all-reduce with servers, which has several.
         """
         if (tally := self._context.tally) is not None:
             what = "all_reduce" if plan is None else plan.descriptor.partition(" ")[0]

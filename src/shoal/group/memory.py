@@ -51,14 +51,7 @@ def stream_copy(to: int, source: int, n_bytes: int) -> None:
 
 
 def allocate(n_bytes: int, what: str) -> ctypes.Array[ctypes.c_byte]:
-    """Return zeroed bytes of such memory, freed with the returned object.
-
-    Args:
-        what: the purpose, for the message.
-
-    Raises:
-        ShoalError: see `empty`.
-    """
+    """Return zeroed bytes of such memory, for `what`, freed with the object; or ShoalError."""
     from shoal import engine  # the native core loads with the first use, not with `import shoal`
 
     try:

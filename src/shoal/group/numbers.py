@@ -38,11 +38,7 @@ class Numbers:
             return number
 
     def reserve(self, count: int) -> range:
-        """Return the next `count` numbers, to be used later in any order.
-
-        Raises:
-            UsageError: `count` is not from 0 to `MOST_APART`, or too many numbers are open.
-        """
+        """Return the next `count` numbers, for use in any order; UsageError for too many."""
         try:
             n = operator.index(count)
         except TypeError:
@@ -65,12 +61,7 @@ class Numbers:
             return numbers
 
     def use(self, number: int) -> int:
-        """Use a reserved number, and return it.
-
-        Raises (nothing has changed):
-            UsageError: it is not reserved, is used or skipped already, or is too far from another
-                open number.
-        """
+        """Use a reserved number, and return it; UsageError if it is not open, or too far apart."""
         with self._lock:
             self._check(number, "use")
             if number > self._last:

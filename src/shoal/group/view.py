@@ -124,7 +124,6 @@ class Agreement:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The ranks that are not in the view."""
         return tuple(sorted(self.own.gone))
 
     @property

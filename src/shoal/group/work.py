@@ -112,7 +112,6 @@ class Work:
 
     @property
     def group_id(self) -> int | None:
-        """The native id of the group."""
         return self._group.native_id
 
     @property

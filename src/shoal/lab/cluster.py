@@ -99,7 +99,6 @@ class Host:
 
     @property
     def address(self) -> str:
-        """The address of the first NIC."""
         return self.addresses[0]
 
     @property

@@ -29,12 +29,10 @@ class Output:
 
     @property
     def is_pending(self) -> bool:
-        """True if bytes have yet to be written."""
         return bool(self._pending)
 
     @property
     def has_room(self) -> bool:
-        """True if more lines may be added now."""
         return len(self._pending) < _MOST_PENDING_BYTES
 
     def add(self, label: str, line: bytes, number: int = 0) -> None:

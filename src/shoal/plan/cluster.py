@@ -121,12 +121,10 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.hosts)
 
     @property
     def n_hosts(self) -> int:
-        """The number of hosts."""
         return max(self.hosts) + 1
 
 

@@ -64,12 +64,9 @@ class Planner:
         uneven: bool = False,
         codec: Codec = Codec.IDENTITY,
     ) -> Choice:
-        """Return the algorithm for one call; it is chosen and logged once per power of two.
+        """Return the algorithm for one call, chosen and logged once per power of two.
 
-        Args: as in `choose.choose`.
-
-        Raises:
-            UsageError: `SHOAL_ALGO` names an algorithm that cannot use `codec`.
+        Arguments as in `choose.choose`. UsageError if `SHOAL_ALGO` forces one that lacks `codec`.
         """
         key = (collective, size_class(n_bytes), uneven, codec)
         choice = self._choices.get(key)
@@ -83,13 +80,9 @@ class Planner:
         return choice
 
     def table(self, collective: str, sizes: Mapping[int, Codec]) -> str:
-        """Return the algorithms by size in words, whose choices are logged at DEBUG afterwards.
+        """Return the algorithms for sizes, ascending powers of two with codecs, in words.
 
-        Args:
-            sizes: powers of two, ascending, and the codec of each.
-
-        Raises:
-            UsageError: as `choose`.
+        Their choices are logged at DEBUG afterwards. Raises UsageError as `choose`.
         """
         runs: list[tuple[str, int]] = []
         for n_bytes, codec in sizes.items():

@@ -39,13 +39,9 @@ def bytes_of(text: str) -> int:
 def bytes_from(
     environ: Mapping[str, str], name: str, least: int, most: int, otherwise: str
 ) -> int | None:
-    """Return the bytes in a variable; None if it is unset or empty.
+    """Return the bytes in a variable; None if unset; UsageError if it is wrong or out of range.
 
-    Args:
-        otherwise: the effect of leaving it unset, for messages.
-
-    Raises:
-        UsageError: it is not a number of bytes, or out of range.
+    `otherwise` is the effect of leaving it unset, for messages.
     """
     text = environ.get(name, "")
     if not text:

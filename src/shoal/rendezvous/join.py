@@ -367,7 +367,6 @@ class _Warnings:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the join began."""
         return time.monotonic() - self._started
 
     def warn_if_due(self, explain: Callable[[str], str]) -> float:

@@ -143,7 +143,6 @@ class TreeLinks:
 
     @property
     def lacks_above(self) -> bool:
-        """Whether we are still to connect to the rank above."""
         return self.above is None and self.tree.parent is not None
 
     def lacking(self) -> list[int]:

@@ -48,13 +48,9 @@ def unix_address(name: str) -> bytes:
 def listen_for_hosts(
     rank: int, master: str | None, ports: Iterable[int], environ: Mapping[str, str]
 ) -> tuple[list[socket.socket], list[Endpoint]]:
-    """Listeners on the interfaces that lead to the other hosts, and an endpoint for each path.
+    """Listen on the interfaces that lead to other hosts; return an endpoint for each path too.
 
-    Args:
-        master: decides the interface, unless the environment does.
-
-    Raises:
-        UsageError: it cannot listen there; says what to set.
+    `master` decides the interface, unless the environment does. UsageError says what to set.
     """
     found: dict[str, tuple[socket.socket, Endpoint]] = {}
     paths = choose_addresses(n_paths(environ), master, environ)
@@ -80,11 +76,9 @@ def n_paths(environ: Mapping[str, str]) -> int:
 def listen_at(
     who: str, chosen: Advertised, ports: Iterable[int], environ: Mapping[str, str]
 ) -> tuple[socket.socket, Endpoint]:
-    """A listener at this address, on one of these ports, and its endpoint; `who` is for messages.
+    """Listen at this address on one of these ports; return the endpoint too. `who` is for messages.
 
-    Raises:
-        UsageError: it cannot listen there; says what to set.
-        OSError: no descriptor is left.
+    Raises UsageError, which says what to set; OSError if no descriptor is left.
     """
     try:
         listener = listen_tcp(chosen.address, ports)

@@ -58,7 +58,6 @@ class Meeting:
 
     @property
     def size(self) -> int:
-        """Of the group."""
         return self.own.size
 
     @property

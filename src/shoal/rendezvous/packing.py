@@ -59,7 +59,6 @@ class Unpacker:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing is left."""
         return self._at == len(self._data)
 
     def take(self, n_bytes: int) -> bytes:

@@ -193,13 +193,9 @@ def row_of(collective: str) -> Collective:
 def contract_of(
     collective: str, rank: int, size: int, n_chunks: int, root: int = 0, n_servers: int = 0
 ) -> Contract:
-    """Return the contract of `rank` in a collective, with DATA in `n_chunks`.
+    """Return a rank's contract with DATA in `n_chunks`, or UsageError if there can be none.
 
-    Args:
-        n_servers: the number of ranks, the last ones, without input and result.
-
-    Raises:
-        UsageError: there is no such collective, or it needs another number of chunks.
+    The last `n_servers` ranks have neither input nor result.
     """
     row = row_of(collective)
     if not row.in_place and n_chunks != size:

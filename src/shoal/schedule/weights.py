@@ -39,7 +39,6 @@ class Weights(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum of all weights."""
         return sum(self.workers) + sum(self.servers)
 
     @property
@@ -55,13 +54,9 @@ class Weights(NamedTuple):
         return Weights(*(tuple(one // divisor for one in weights) for weights in self))
 
     def name(self, part: str = "") -> str:
-        """Return the name of the all-reduce with these weights for `find`: "sharded[8*1|4*3]".
+        """Return the all-reduce's name for `find`, such as "sharded[8*1|4*3]"; UsageError if none.
 
-        Args:
-            part: one of `PARTS`, or empty for both.
-
-        Raises:
-            UsageError: see `parse`.
+        `part` is one of `PARTS`, or empty for both.
         """
         workers, servers = (_runs(weights) for weights in self.reduced)
         name = f"sharded[{workers}|{servers}]" + (f".{part}" if part else "")

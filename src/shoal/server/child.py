@@ -30,11 +30,7 @@ _BESIDES_BYTES: Final = 512 << 20
 def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) -> tuple[int, int]:
     """Fork a child that serves this view; return its process id, and the pipe of its reports.
 
-    Args:
-        listeners: sockets for the child, closed here in any case.
-
-    Raises:
-        OSError: no process or descriptor can be had.
+    Closes the listeners, which the child keeps, in any case. OSError if there can be no child.
     """
     try:
         return _fork(meet, key_path, memory_bytes, listeners)

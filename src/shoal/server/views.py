@@ -51,7 +51,6 @@ class Views:
 
     @property
     def n(self) -> int:
-        """The number of views that are served."""
         return len(self._views)
 
     def keys(self) -> set[int]:

@@ -46,11 +46,9 @@ calls hold the memory) and "nothing" (the step is about to move).
 
 
 def describe(why: str, taken: Mapping[Any, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return the state of all worlds of this process.
+    """Return the state of all worlds of this process, and `why` it is wanted.
 
-    Args:
-        why: the reason for this document, for its reader.
-        taken: by context, native states taken before; the others are taken now.
+    `taken` has native states by context that were taken before; others are taken now.
     """
     worlds = [world_of(source, (taken or {}).get(source)) for source in all_of(SOURCES)]
     worlds.sort(key=lambda world: -len(world["ranks"]))

@@ -17,12 +17,7 @@ _due_s: dict[tuple[int, str], float] = {}  # by group and call: its age at the n
 
 
 def warn_of_late(native_id: int | None, late_s: float) -> None:
-    """Warn of the ranks that the oldest call of a group waits for, once per doubling of its age.
-
-    Args:
-        native_id: of the group.
-        late_s: the age of a call at the first warning.
-    """
+    """Warn of ranks that a group's oldest call waits for, at an age of `late_s` and its doubles."""
     if native_id is None or not _lock.acquire(blocking=False):
         return  # closed, or another thread is at it
     try:
@@ -45,12 +40,7 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
 def late_in(
     world: dict[str, Any], native_id: int, late_s: float, due_s: dict[tuple[int, str], float]
 ) -> list[str]:
-    """Return the warnings that are due now.
-
-    Args:
-        world: as in a dump.
-        due_s: by group and call, the age of its next warning; updated here.
-    """
+    """Return the warnings due in a world's dump; `due_s`, ages by group and call, is updated."""
     groups = [group for group in world["groups"] if group["id"] == f"{native_id:016x}"]
     calls = [call for group in groups for call in group["in_flight"] if not call["awaits_message"]]
     for key in [key for key in due_s if key[0] == native_id]:

@@ -47,14 +47,7 @@ class RankTimes(NamedTuple):
 def gather(
     group: Group, name: str, steps: Sequence[StepBreakdown]
 ) -> dict[int, list[StepBreakdown]]:
-    """Exchange the last steps of every rank; every rank calls it.
-
-    Returns:
-        The steps by rank.
-
-    Raises:
-        ShoalError: as `Group.all_gather`.
-    """
+    """Return the last steps of every rank, by rank, or ShoalError; every rank calls it."""
     texts = texts_of_all(group, name, json.dumps(steps[-_MOST_STEPS:]).encode())
     return {r: [StepBreakdown(*row) for row in json.loads(text)] for r, text in enumerate(texts)}
 

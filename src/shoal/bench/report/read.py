@@ -27,7 +27,6 @@ class CallName(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The call in words."""
         fold = "" if self.redop == "none" else f", {self.redop}"
         root = "" if self.root < 0 else f", root {self.root}"
         way = "in place" if self.in_place else "out of place"
@@ -35,7 +34,6 @@ class CallName(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """The call in names of files."""
         fold = [] if self.redop == "none" else [self.redop]
         root = [] if self.root < 0 else [f"root{self.root}"]
         way = "in-place" if self.in_place else "out-of-place"

@@ -110,11 +110,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend:
         """Return the backend of some of this group's ranks, each of which calls it.
 
-        Args:
-            opts: its name and timeout.
-
-        Raises:
-            UsageError: this rank is not one of them. The others are not affected.
+        Raises UsageError on any other rank, which does not affect them. `opts`: name and timeout.
         """
         if self.rank() not in ranks:
             # NOT None, as C++ wants of its own backends: it dereferences that of one in Python.

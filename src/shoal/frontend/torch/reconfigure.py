@@ -52,7 +52,6 @@ class Reconfiguring:
 
     @property
     def handle(self) -> str:
-        """The handle of this process."""
         return self._door.address
 
     def form(self, opts: Any, name: str, timeout_s: float) -> Group:

@@ -13,12 +13,9 @@ __all__ = ["TorchStore", "agent_store"]
 
 
 def agent_store(host: str, port: int, timeout_s: float) -> TorchStore:
-    """The store that torchrun itself serves to its workers.
+    """Connect to the store of torchrun itself within `timeout_s`, or RuntimeError.
 
     Its keys outlive a restart of the workers, so each attempt has keys of its own.
-
-    Raises:
-        RuntimeError: torch's, if nobody serves there within `timeout_s`.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))

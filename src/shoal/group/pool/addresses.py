@@ -64,15 +64,7 @@ def _names(environ: Mapping[str, str]) -> list[str]:
 
 
 def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
-    """Parse HOST, HOST:PORT, an IPv6 ADDRESS or [ADDRESS]:PORT.
-
-    Args:
-        what: the setting, for the message.
-        port: the default.
-
-    Raises:
-        UsageError: the text is malformed.
-    """
+    """Parse HOST, HOST:PORT, an IPv6 ADDRESS or [ADDRESS]:PORT; UsageError names the setting."""
     match = re.fullmatch(r"\[([^\[\]]+)\](?::([0-9]{1,5}))?|([^:\[\]]+)(?::([0-9]{1,5}))?", text)
     if match is None and _is_ipv6(text):
         return Address(text, port)

@@ -128,7 +128,6 @@ class Control(Group):
 
     @property
     def ranks(self) -> list[RankInfo]:
-        """The host and address of each rank."""
         return [self._context.names[member] for member in self._members]
 
     def native_error(self) -> NativeError:

@@ -36,13 +36,9 @@ _ENTRY, _FAILURE = b"e", b"f"
 
 
 class Forming:
-    """A worker's part in forming views, one at a time.
+    """A worker's part in forming views, one at a time, with the job's key.
 
-    Args:
-        key: the job's.
-        bell: rung when a view that was formed ends.
-
-    Threads: `form` on the pool's; `close` on any.
+    Rings the bell when a view that was formed ends. Threads: `form` on the pool's; `close` on any.
     """
 
     def __init__(self, control: Control, rail: Rail, key: bytes, bell: Bell) -> None:
@@ -58,13 +54,9 @@ class Forming:
             self._control.abort("it has left")
 
     def form(self, number: int, begin: Callable[[View], None]) -> None:
-        """Form a view, and begin it; log or record why if it does not form.
+        """Form a view, and call `begin` with it once it stands on all workers; else log why not.
 
-        Args:
-            begin: called with the view once it stands on all workers.
-
-        Raises:
-            ShoalError: the control group has ended.
+        Raises ShoalError if the control group has ended.
         """
         started = time.monotonic()
         self._is_under_way = True

@@ -196,13 +196,9 @@ class Leader:
         return len(wanted) < len(self._servers) and now < self._seen_at + _SETTLE_S
 
     def invite(self, view: int, workers: Sequence[bytes]) -> tuple[Sequence[Address], bytes]:
-        """Ask the servers into a view.
+        """Ask the servers into a view of workers with these entries.
 
-        Args:
-            workers: the entries of all workers.
-
-        Returns:
-            The servers, and their part of the roster; empty if one of them is gone.
+        Returns the servers, and their part of the roster: empty if one of them is gone.
         """
         servers, places = self._wanted, self._watch.places()
         if any(one not in places for one in servers):
@@ -242,11 +238,9 @@ class Leader:
         self._n_failures, self._pause_s = 0, _LEAST_PAUSE_S
 
     def failed(self, view: int, why: str, unheard: Unheard) -> None:
-        """Record that a view did not form: leave out the servers at fault, or wait.
+        """Leave out the servers at fault for a view that did not form, or wait.
 
-        Args:
-            why: empty if only other workers failed.
-            unheard: the servers that some workers did not reach.
+        `why` is empty if only others failed; `unheard` has servers that some workers did not reach.
         """
         invited, self._invited = self._invited, {}
         lost, self._lost = self._lost, set()

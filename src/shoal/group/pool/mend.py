@@ -83,12 +83,9 @@ class _Piece(NamedTuple):
 
 
 def mend(control: Control, call: ServedCall) -> None:
-    """Complete the servers' part of a call on all workers.
+    """Complete the servers' part of a call on all workers, with the bits as from servers.
 
-    Every element is folded in the order of its stripe, so the bits are the same as from servers.
-
-    Raises:
-        ShoalError: what ended the workers' group; the call's memory is partly folded.
+    Raises ShoalError, with memory partly folded, if the workers' group has ended.
     """
     offsets, lengths = layouts_of(call.shape)[0]
     segment = call.shape.segment_bytes

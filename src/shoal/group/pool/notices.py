@@ -128,12 +128,7 @@ class LateServers:
 
 
 def late_server(waiting: Sequence[float], shares: Sequence[int]) -> tuple[int | None, float]:
-    """Return the server whose queue, for its share, is far longer than the others', if any.
-
-    Args:
-        waiting: bytes in front of each server.
-        shares: weights by which the servers reduce.
-    """
+    """Return the server with a far longer queue, in bytes for its share, than others, if any."""
     queues = {at: waiting[at] / share for at, share in enumerate(shares) if share}
     if len(queues) < 2:
         return None, 0.0

@@ -167,7 +167,6 @@ class Kind(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """The length of the buffer, in bytes."""
         return self.n_elems * item_size(self.dtype)
 
     def shape(self, algorithm: str, rank: int, size: int, n_lanes: int) -> Shape:
@@ -192,9 +191,7 @@ def _key_of(number: int, stage: Stage) -> int:
 
 
 class RailNumbers:
-    """The numbers of pieces: a call's number times `MOST_PIECES`, and on from there.
-
-    A piece leaves for its rail some time after its call was made.
+    """The numbers of pieces, which leave some time after their call: its times `MOST_PIECES`.
 
     Threads: the caller locks.
     """

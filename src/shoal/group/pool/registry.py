@@ -45,12 +45,9 @@ def leave(
 
 
 class Registry:
-    """Looks twice a second for servers that have written their addresses.
+    """Calls `on_found` with the addresses that servers write, on a daemon thread, until `close`.
 
-    Args:
-        on_found: called with each address, again for each connection, on the registry's thread.
-
-    Threads: one, a daemon, until `close`.
+    Looks twice a second; finds addresses again after each connection to the store.
     """
 
     def __init__(

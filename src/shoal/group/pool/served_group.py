@@ -78,11 +78,7 @@ class ServedGroup(Group):
             )
 
     def begin(self) -> None:
-        """Begin to use the servers.
-
-        Raises (the group is closed):
-            UsageError, TimedOut: see `use_servers`.
-        """
+        """Begin to use the servers, or close the group and raise as `use_servers` does."""
         try:
             self.use_servers(os.environ, self.timeout_s)
         except BaseException:

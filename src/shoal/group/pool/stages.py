@@ -14,10 +14,7 @@ View = TypeVar("View")
 
 
 class Stages(Generic[View]):
-    """The stages of one worker's calls.
-
-    Threads: the caller locks.
-    """
+    """The stages of one worker's calls. Threads: the caller locks."""
 
     def __init__(self) -> None:
         self._after_highest = 0

@@ -98,7 +98,6 @@ class View:
 
     @property
     def has_ended(self) -> bool:
-        """True once its group has ended or was closed."""
         return self.group.has_ended
 
     @property
@@ -203,11 +202,9 @@ class View:
 def nics_of(
     rates: Sequence[float], n_workers: int, cluster: Cluster, steps: Sequence[int] = ()
 ) -> Nics:
-    """Return the rates of the NICs of a view.
+    """Return the NICs of a view, by rank's bytes each microsecond; 0: the cluster's rate.
 
-    Args:
-        rates: by rank, bytes each microsecond; 0 if unknown, which counts as the cluster's rate.
-        steps: by server, the result of the probe (`probe.step_of`); empty without a probe.
+    `steps` is by server what `probe.step_of` found; empty without a probe.
     """
     known = 1 / cluster.wire.us_per_byte if cluster.wire.us_per_byte else 1e6
     measured = (*(0,) * n_workers, *(steps or (UNKNOWN,) * (len(rates) - n_workers)))

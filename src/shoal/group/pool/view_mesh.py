@@ -128,13 +128,11 @@ class PoolGroup(Group):
 
     @property
     def has_ended(self) -> bool:
-        """True once it has ended or was closed."""
         native = self._native
         return isinstance(native, ClosedGroup) or native.error()[0] is not Fault.NONE
 
     @property
     def names(self) -> list[str]:
-        """The host and address of each rank."""
         return [str(self._context.names[member]) for member in self._members]
 
     def serve(self, plan: engine.Plan) -> None:

@@ -62,12 +62,9 @@ class StoreLimits(NamedTuple):
 
 
 class StoreServer:
-    """Serves a store at these listeners until `close`.
+    """Serves a store until `close`, on a daemon thread; ShoalError if there can be none.
 
-    Raises:
-        ShoalError: no thread can be had.
-
-    Threads: one of its own, a daemon; `close` and `submit` may be called from any.
+    Threads: `close` and `submit` may be called from any.
     """
 
     def __init__(self, serving: Serving) -> None:

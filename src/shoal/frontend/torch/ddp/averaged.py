@@ -70,7 +70,6 @@ class FusedGradients:
 
     @property
     def is_armed(self) -> bool:
-        """True if gradients are counted."""
         return not self.averager.countdown.paused
 
     @property
@@ -83,13 +82,9 @@ class FusedGradients:
         return [self.averager.hook(index) for index in range(len(self.averager.entries))]
 
     def begin(self, *, again: bool = False) -> None:
-        """Count gradients from now on.
+        """Count gradients from now on; `again`: of the same forward pass, with its weight.
 
-        Args:
-            again: for another backward pass over the forward pass before, with its weight.
-
-        Raises:
-            UsageError: the forward pass has no weight, or the pass before has not ended.
+        Raises UsageError if the pass has no weight, or the one before has not ended.
         """
         if not again:
             self._begun_with, self.weight = self.weight, None

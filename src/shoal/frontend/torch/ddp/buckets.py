@@ -158,12 +158,9 @@ class HookedBuckets:
             announce(self._group, "buckets", why)
 
     def end(self, unused: bool, factor: float = 1.0) -> None:
-        """Wait for all averages; then every gradient is its average.
+        """Wait for all averages, times `factor`; every gradient then is its average.
 
-        Args:
-            unused: some gradients may not have come, here or on other ranks. Those that came on no
-                rank stay as they are.
-            factor: multiplies the averages.
+        With `unused`, gradients that came on no rank stay as they are.
         """
         try:
             self._end(unused, factor)

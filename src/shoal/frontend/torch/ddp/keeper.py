@@ -108,13 +108,9 @@ class GradientKeeper:
         self._is_expecting = False
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Count gradients: a forward pass has ended whose gradients are to be averaged.
+        """Count gradients: a forward pass with these outputs has ended, to be averaged.
 
-        Args:
-            outputs: the model's tensors.
-
-        Raises:
-            RuntimeError: gradients of the backward pass before have not come; names them.
+        Raises RuntimeError, which names them, if gradients of the pass before have not come.
         """
         # The base too: a loss that changes a view in place goes past the view's own node.
         found = {id(one): one for output in outputs for one in (output, output._base)}
@@ -202,11 +198,9 @@ class GradientKeeper:
     def use(
         self, averaging: Averaging, sparse: SparseGradients, hook: Any = None, state: object = None
     ) -> None:
-        """Average in another way from now on. No backward pass is under way.
+        """Average dense and sparse gradients in another way, outside backward passes.
 
-        Args:
-            averaging, sparse: of the dense gradients, and of the sparse ones.
-            hook, state: a communication hook for the sparse ones.
+        `hook` and its `state` are a communication hook for the sparse ones.
         """
         self.averaging, self.sparse = averaging, sparse
         self._hook, self._state = hook, state

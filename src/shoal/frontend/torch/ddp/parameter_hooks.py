@@ -103,7 +103,6 @@ class Registrations:
 
     @property
     def changed(self) -> bool:
-        """True if something was registered, replaced or removed."""
         return any(
             len(held) != len(known)
             or any(name not in held or held[name] is not one for name, one in known.items())

@@ -54,12 +54,9 @@ class SparseGradients:
         state: object,
         first: int,
     ) -> None:
-        """Average all gradients.
+        """Average all gradients, times `factor`, by a hook and its state, or an all-reduce.
 
-        Args:
-            factor: by which the averages are multiplied.
-            hook: the communication hook that averages, and its state; None: an all-reduce does.
-            first: the number of the first bucket for the hook.
+        `first` numbers the first bucket for the hook.
         """
         for index, parameter in enumerate(self.parameters):
             given = parameter.grad

@@ -49,12 +49,9 @@ class DeviceCalls:
         timeout_s: float,
         agree_s: float,
     ) -> StagedCall | LocalCall:
-        """Start one operation.
+        """Start one operation: `start`, the group's method, with each of `calls` and with `rest`.
 
-        Args:
-            start: the group's method; `calls` has its buffers for each tensor, `rest` the root and
-                the fold.
-            agree_s: the time for ranks to agree whether their GPUs sum among themselves.
+        Ranks have `agree_s` to agree whether their GPUs sum among themselves.
         """
         if local_gpus.takes(collective, calls, rest):
             local = self._agreed(_device_of(buffers), agree_s)

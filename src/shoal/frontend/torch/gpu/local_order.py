@@ -64,11 +64,9 @@ class LocalOrder:
         return call
 
     def ready(self, turn: Turn, what: str, timeout_s: float) -> None:
-        """Report that this rank can begin a turn.
+        """Report that this rank can begin a turn; `what` describes it, alike on all ranks.
 
-        Args:
-            what: a description that must be the same on all ranks.
-            timeout_s: until all ranks must have reported, or the group ends.
+        The group ends if some ranks have not reported within `timeout_s`.
         """
         number = self._numbers.pop(turn)
         digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST_BYTES).digest()

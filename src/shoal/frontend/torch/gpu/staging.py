@@ -248,7 +248,6 @@ class StagedCall(DeviceCall):
 
     @property
     def source(self) -> int | None:
-        """The group rank that a received message came from; None for other calls."""
         work = self._pieces[0].work
         return None if work is None else work.source
 
