@@ -22,10 +22,9 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
+from process.shared_ranks import SharedRanks, gloo_group
 
 if TYPE_CHECKING:
-    from process.shared_ranks import SharedRanks
-
     Tensor = torch.Tensor
     Group = dist.ProcessGroup
 
@@ -307,8 +306,8 @@ def check_refused(case: Callable[[Group], list[Tensor]], group: Group) -> None:
 
 
 def alike(name: str) -> None:
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
-    check_alike(CASES[name](dist.group.WORLD), CASES[name](gloo))
+    with gloo_group(timeout=timedelta(seconds=20)) as gloo:
+        check_alike(CASES[name](dist.group.WORLD), CASES[name](gloo))
 
 
 def refused(name: str) -> None:

@@ -13,11 +13,12 @@ Changes that a function makes to torch itself stay for the calls after it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +31,18 @@ Case = Callable[..., Any]
 
 CALL_S = 90.0  # how long a call may take, which no test comes near
 _IDLE_S = 600.0  # how long ranks wait for the next call
+
+
+@contextlib.contextmanager
+def gloo_group(**how: Any) -> Iterator[dist.ProcessGroup]:
+    """Make a group of Gloo's between two meetings of all ranks over shoal.
+
+    Gloo fails on a rank that still connects, or is still in a call, when another rank leaves.
+    """
+    group = dist.new_group(backend="gloo", **how)
+    dist.barrier()
+    yield group
+    dist.barrier()
 
 
 def cases_in(names: Mapping[str, Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from process.stage import bytes_out, bytes_since
 from wires import NARROW, Floats, rounded
 
@@ -407,9 +407,9 @@ def case_what_cannot_be_compressed_is_refused_and_nothing_changes() -> None:
     refused("module '2' has the collective Another in place of torch's", module, "mxfp8", "mxfp8")
     assert vars(module._get_fsdp_state()._fsdp_param_group) == before
     shoal.torch.fsdp.compress(module, "mxfp8")  # which replaces no all-gather
-    gloo = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
-    other = fully_shard(net(), mesh=gloo)
-    refused("the model is sharded over a process group whose backend is not shoal", other, "bf16")
+    why = "the model is sharded over a process group whose backend is not shoal"
+    with gloo_group() as gloo:
+        refused(why, fully_shard(net(), mesh=DeviceMesh.from_group(gloo, "cpu")), "bf16")
 
 
 def case_modules_that_are_replicated_or_on_several_meshes_are_refused() -> None:

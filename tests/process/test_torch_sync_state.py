@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -279,8 +279,8 @@ def test_states(case: Case, three_ranks: SharedRanks) -> None:
 
 
 def sync_over_gloo() -> None:
-    with pytest.raises(UsageError, match="not one of shoal's"):
-        shoal.torch.sync_state(nn.Linear(2, 2), group=dist.new_group(backend="gloo"))
+    with gloo_group() as gloo, pytest.raises(UsageError, match="not one of shoal's"):
+        shoal.torch.sync_state(nn.Linear(2, 2), group=gloo)
 
 
 def test_another_backend_is_refused(ranks: SharedRanks) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from process.ranks import run_ranks, start_ranks
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from process.stage import Stage, error_of
 
 if importlib.util.find_spec("torch") is None:
@@ -127,13 +127,14 @@ def case_ranks_that_call_different_things_get_an_error_that_names_both_calls() -
 
 
 def case_a_profile_shows_the_ranges_that_gloos_shows() -> None:
-    ours, theirs = profile("shoal"), profile("gloo")
+    ours = profile("shoal", dist.new_group(backend="shoal"))
+    with gloo_group() as gloo:
+        theirs = profile("gloo", gloo)
     assert "sparse_all_reduce" in ours
     assert ours - {"wait"} == theirs
 
 
-def profile(backend: str) -> set[str]:
-    group = dist.new_group(backend=backend)
+def profile(backend: str, group: dist.ProcessGroup) -> set[str]:
     rank, size = group.rank(), group.size()
     parts = [torch.ones(2) for _ in range(size)]
     entries = torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=False)
