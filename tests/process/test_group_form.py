@@ -276,7 +276,7 @@ def ask_for_too_much_memory() -> dict[str, str]:
         texts[f"empty {n_elems}"] = str(error_of(shoal.empty, n_elems))
     with limited(resource.RLIMIT_FSIZE, 1 << 16):
         texts["limited"] = str(error_of(shoal.empty, 1 << 20))
-        for rank, each in enumerate(form_two(0.5)):
+        for rank, each in enumerate(form_two(LONG_S)):
             texts[f"arena of rank {rank}"] = f"{type(each).__name__}: {each}"
     with open("/proc/self/statm", encoding="ascii") as statm:
         n_mapped = int(statm.read().split()[0]) * resource.getpagesize()

@@ -232,12 +232,16 @@ def test_an_exclusion_that_leaves_no_interface_ends_no_job_in_one_host() -> None
 
 def init_where_rank_0_has_no_interface() -> Exception | None:
     pretend_hosts(1)
-    if os.environ["RANK"] == "0":
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    if rank == 0:
         os.environ["SHOAL_SOCKET_IFNAME"] = "nosuch0"
+    stage.meet(rank, 3, "about to join")  # rank 0 serves a second, for those that come at once
     return error_of(lambda: shoal.init(timeout_s=LONG_S).close())
 
 
 def test_a_rank_0_that_fails_serves_the_others_until_they_know_why() -> None:
-    for error in run_ranks(init_where_rank_0_has_no_interface, 3):
+    with Stage() as stage:
+        errors = run_ranks(init_where_rank_0_has_no_interface, 3, env=stage.env)
+    for error in errors:
         assert isinstance(error, UsageError), error
         assert "nosuch0" in str(error)

@@ -30,6 +30,7 @@ from shoal.rendezvous.attempt import record_key
 from shoal.rendezvous.environment import find_place
 from shoal.rendezvous.links import TreeLink, TreeLinks
 from shoal.rendezvous.roster import Entry
+from shoal.rendezvous.store import asking
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import TcpStoreServer
 
@@ -99,7 +100,10 @@ def test_a_file_that_an_earlier_job_left_serves_the_next(tmp_path: Path) -> None
     assert first != third
 
 
-def test_a_rank_that_is_started_again_alone_learns_that_the_others_must_be_too() -> None:
+def test_a_rank_that_is_started_again_alone_learns_that_the_others_must_be_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late the store's answer comes
     store = MemoryStore()
     with joined(store, [ONE_HOST, ONE_HOST]), pytest.raises(TimedOut) as caught:
         join(store, 1, 2, timeout_s=SHORT_S)

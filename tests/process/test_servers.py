@@ -161,13 +161,15 @@ def call_while_it_stands_still(comes_back: bool) -> list[Any]:
     stage = Stage.from_environment()
     with served_group() as group:
         stage.cue(f"rank {group.rank}: has a server")
+        data = noise(group.rank)
         stage.await_cue("it is stopped")
         begun = time.monotonic()
-        is_right, took_s = sums(group), time.monotonic() - begun
+        group.all_reduce(data)
+        took_s = time.monotonic() - begun
         await_servers(group, 1 if comes_back else 0)  # by another process of it
         trouble = group.pool.trouble()  # type: ignore[attr-defined]
         stage.meet(group.rank, N_WORKERS, "has looked")
-        return [is_right, took_s, trouble]
+        return [is_right(data), took_s, trouble]
 
 
 @pytest.mark.parametrize("is_all", [True, False])
@@ -249,6 +251,7 @@ def test_one_server_serves_two_jobs_with_two_keys_and_tells_each_of_its_own(tmp_
 
 def fail_to_begin() -> str:
     pretend_hosts(1)
+    Stage.from_environment().meet(int(os.environ["RANK"]), N_WORKERS, "begins")
     error = error_of(shoal.init, timeout_s=2.0)
     assert isinstance(error, ShoalError)
     return f"{type(error).__name__}: {error}"
@@ -256,9 +259,9 @@ def fail_to_begin() -> str:
 
 def test_a_job_that_requires_servers_says_of_each_why_it_does_not_serve(tmp_path: Path) -> None:
     key, other = new_key(tmp_path), new_key(tmp_path, "other")
-    with ServerProcess(other) as server:
+    with Stage() as stage, ServerProcess(other) as server:
         servers = [server.address, "127.0.0.1:1", "no-such-name.invalid"]
-        env = job_env(key, *servers, SHOAL_SERVERS_REQUIRED="1")
+        env = job_env(key, *servers, SHOAL_SERVERS_REQUIRED="1") | dict(stage.env)
         told = run_ranks(fail_to_begin, N_WORKERS, env=env)
     for text in told:
         assert text.startswith(f"{TimedOut.__name__}: timed out: SHOAL_SERVERS_REQUIRED=1, and 0")
