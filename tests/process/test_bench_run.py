@@ -2,10 +2,11 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from process.ranks import free_port
 
 from shoal.bench.collectives import COLLECTIVES
 
@@ -57,8 +58,7 @@ def test_a_peer_that_is_not_there_is_named_with_what_installs_it(tmp_path: Path)
 
 
 def test_ranks_of_a_launcher_measure_together_and_one_of_them_prints(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     out = tmp_path / "run.json"
     words = ["all_reduce", "-b", "1K", "-e", "1K", *QUICK, "-J", str(out), "--peers", "openmpi"]
     ranks = [
