@@ -49,7 +49,7 @@ from typing import IO, Any
 if not __package__:  # run by its path, as a rank
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from process.warm import N_FORKERS, Fork, die_with, fork_ranks, forker_for
+from process.warm import N_FORKERS, Fork, die_with, end_fork, fork_ranks, forker_for
 
 # No sleeper looks for work of its own accord for this long: what was not announced is late indeed
 # then, and a rank that found such work fails.
@@ -311,6 +311,7 @@ def _main(argv: list[str]) -> None:
         os.environ.clear()
         os.environ.update(env)
         _run_one(task, result_fd)
+    end_fork()
 
 
 if __name__ == "__main__":
