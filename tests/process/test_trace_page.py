@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.analysis.trace.page import page_of
-from shoal.analysis.trace.tracer import trace
+from shoal.analysis.trace.tracer import Trace, trace
 from shoal.cli import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -24,20 +24,29 @@ pytestmark = pytest.mark.skipif(
     not CHROMIUM, reason="no chromium on the PATH, the page was not played: install chromium"
 )
 
-SHARDED = {
-    size: trace("all_reduce", "sharded", size, hosts=tuple(rank // 4 for rank in range(size)))
-    for size in (1, 2, 64)
-}
-RING = page_of(trace("all_reduce", "ring", 4))
-GRID = page_of(trace("all_reduce", "ring_2d", 8, hosts=(0, 0, 0, 0, 1, 1, 1, 1)))
+SIZES = (1, 2, 64)
 WIDTHS = (400, 768, 1280, 1920)
-PAGES = {
-    "ring": RING,
-    "wrong": RING.replace("[3,2,1,0],true]", "[3,2,1,1],true]"),
-    "gather": page_of(trace("all_gather", "ring", 3)),
-    "grid": f"{GRID}<script>window.drawn = () => [kept, cards];</script>",
-    **{f"sharded{size}": page_of(traced) for size, traced in SHARDED.items()},
-}
+
+
+@functools.cache
+def sharded(size: int) -> Trace:
+    return trace("all_reduce", "sharded", size, hosts=tuple(rank // 4 for rank in range(size)))
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    ring = page_of(trace("all_reduce", "ring", 4))
+    grid = page_of(trace("all_reduce", "ring_2d", 8, hosts=(0, 0, 0, 0, 1, 1, 1, 1)))
+    return {
+        "ring": ring,
+        "wrong": ring.replace("[3,2,1,0],true]", "[3,2,1,1],true]"),
+        "gather": page_of(trace("all_gather", "ring", 3)),
+        "grid": f"{grid}<script>window.drawn = () => [kept, cards];</script>",
+        **{f"sharded{size}": page_of(sharded(size)) for size in SIZES},
+    }
+
+
+PLAYED = ("ring", "wrong", "gather", "grid", *(f"sharded{size}" for size in SIZES))
 CHARTS = {
     "plan": "plan --hosts 8 --ranks-per-host 4 --wire bf16",
     "nics": "simulate --all --hosts 4 --ranks-per-host 2 --bytes 4MiB",
@@ -45,7 +54,7 @@ CHARTS = {
 # Plays with the page in a frame, and returns what its reader sees.
 SCRIPTS = {
     "ring": "[text('round'), rows()]",
-    **{f"{name}#autoplay&speed=max": "atTheEnd()" for name in PAGES},
+    **{f"{name}#autoplay&speed=max": "atTheEnd()" for name in PLAYED},
     **{f"grid#width={width}": "looks()" for width in WIDTHS},
     **{f"{name}#width={width}": "[figures(), tooWide('*')]" for width in WIDTHS for name in CHARTS},
     "gather#autoplay&speed=4": "atTheEnd()",
@@ -131,7 +140,7 @@ onload = async () => {
 def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the pages showed, by script."""
     folder, answers = tmp_path_factory.mktemp("pages"), queue.Queue[bytes]()
-    for name, text in {**PAGES, "frames": FRAMES}.items():
+    for name, text in {**pages(), "frames": FRAMES}.items():
         (folder / f"{name}.html").write_text(text)
     for name, words in CHARTS.items():
         assert main([*words.split(), "--html", str(folder / f"{name}.html")]) == 0
@@ -142,8 +151,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
         def log_message(self, *_what: object) -> None: ...
 
-    pages = functools.partial(Pages, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), pages) as server:
+    handler = functools.partial(Pages, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'own'}"]
         url = f"http://127.0.0.1:{server.server_port}/frames.html"
@@ -174,17 +183,17 @@ def test_it_also_plays_to_the_end_with_messages_in_flight(told: Any) -> None:
     assert [row[1:] for row in rows] == [["a0", "a1", "a2"]] * 3
 
 
-@pytest.mark.parametrize("size", SHARDED)
+@pytest.mark.parametrize("size", SIZES)
 def test_small_and_large_groups_play_to_the_end(told: Any, size: int) -> None:
     rows, _, caption = told[f"sharded{size}#autoplay&speed=max"]
-    *_, last = SHARDED[size].states()
-    places = SHARDED[size].places
+    *_, last = sharded(size).states()
+    places = sharded(size).places
     assert rows == [[str(last[rank, place]) for place in places[rank]] for rank in range(size)]
     assert caption.startswith("Proved")
 
 
 def test_a_page_judges_by_what_is_held_not_by_reaching_the_end(told: Any) -> None:
-    assert PAGES["wrong"] != PAGES["ring"]
+    assert pages()["wrong"] != pages()["ring"]
     assert told["wrong#autoplay&speed=max"][2].startswith("Wrong")
 
 

@@ -1,5 +1,6 @@
 """Where arrays lie in fusion buffers: properties that hold for any arrays, orders and lengths."""
 
+import functools
 import itertools
 import random
 
@@ -14,6 +15,7 @@ SEEDS = range(60)
 TYPES = [DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT32, DType.COMPLEX128]
 
 
+@functools.cache
 def made(seed: int) -> Layout:
     chance = random.Random(seed)
     types = chance.sample(TYPES, chance.randrange(1, 4))
@@ -26,10 +28,11 @@ def made(seed: int) -> Layout:
     return Layout.of(entries, order, chance.choice([64, 1000, 4096, 1 << 14, 1 << 20, 1 << 30]))
 
 
-layouts = pytest.mark.parametrize("layout", [made(seed) for seed in SEEDS], ids=map(str, SEEDS))
+@pytest.fixture(params=SEEDS)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return made(request.param)
 
 
-@layouts
 def test_buffers_cover_the_memory_once(layout: Layout) -> None:
     extents = sorted(buffer.extent for buffer in layout.buffers)
     ends = [0, *(extent.end for extent in extents)]
@@ -38,7 +41,6 @@ def test_buffers_cover_the_memory_once(layout: Layout) -> None:
         assert end <= begin <= end + 64  # another type may have the tail, in another order
 
 
-@layouts
 def test_buffers_of_a_type_are_of_one_length_but_for_the_last(layout: Layout) -> None:
     for dtype in {buffer.dtype for buffer in layout.buffers}:
         extents = sorted(b.extent for b in layout.buffers if b.dtype is dtype)
@@ -87,7 +89,6 @@ def test_a_tail_of_padding_takes_no_buffer_of_its_own() -> None:
     assert len(layout.buffers) == 1
 
 
-@layouts
 def test_places_are_aligned_apart_and_within_their_type(layout: Layout) -> None:
     taken = sorted((place, index) for index, place in enumerate(layout.places))
     for (place, index), (after, _) in itertools.pairwise(taken):
@@ -104,7 +105,6 @@ def test_places_are_aligned_apart_and_within_their_type(layout: Layout) -> None:
         assert {layout.entries[index].dtype for index in inside} <= {buffer.dtype}
 
 
-@layouts
 def test_arrays_lie_in_the_given_order(layout: Layout) -> None:
     for dtype in {entry.dtype for entry in layout.entries}:
         offsets = [
@@ -115,7 +115,6 @@ def test_arrays_lie_in_the_given_order(layout: Layout) -> None:
         assert offsets == sorted(offsets)
 
 
-@layouts
 def test_buffers_fill_up_in_their_order_when_arrays_come_in_theirs(layout: Layout) -> None:
     left = [0] * len(layout.buffers)
     for numbers in layout.buffers_of:
@@ -131,7 +130,6 @@ def test_buffers_fill_up_in_their_order_when_arrays_come_in_theirs(layout: Layou
     assert filled == list(range(len(layout.buffers)))
 
 
-@layouts
 def test_every_order_needs_as_much_memory(layout: Layout) -> None:
     other = Layout.of(layout.entries, sorted(layout.order), 4096)
     assert other.n_bytes == layout.n_bytes
