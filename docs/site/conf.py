@@ -35,7 +35,7 @@ nb_execution_timeout = 120  # seconds
 default_role = "py:obj"  # `name` in a docstring is a link where the reference has that name
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
-autodoc_mock_imports = ["jax", "keras", "tensorflow"]  # not installed here
+autodoc_mock_imports = ["jax", "keras", "tensorflow", "torchft"]  # not installed here
 napoleon_custom_sections = [
     ("Every call takes these keywords", "params_style"),
     ("Every call raises", "Raises"),

@@ -1,6 +1,6 @@
 """Runs each example of examples/frameworks over Gloo and over shoal, and compares the losses.
 
-Then runs the tests of the front ends for arrays, each with its framework, which the suite skips.
+Then runs the tests of the front ends that need a framework, which the suite skips.
 
 `make test-frameworks` calls it. Each framework gets an environment of its own, which sees torch and
 shoal in the environment of the Python that runs this. Prints the rows of docs/frameworks.md.
@@ -65,10 +65,12 @@ RUNS = [
     Example("deepspeed", ("deepspeed",)),
     Example("ray", ("ray[train]",), ()),
     Example("ray", ("ray[train]",), (), ("--kill", "2")),
+    Example("torchft", ("torchft",), ()),
+    Example("torchft", ("torchft",), (), ("--kill", "2")),
 ]
 
-# Their examples, which their tests run, compare two ranks with one.
-ARRAYS = {"jax": ("jax",), "tensorflow": ("tensorflow-cpu",)}
+# Tests that need a framework: tests/process/test_NAME.py.
+TESTS = {"jax": ("jax",), "tensorflow": ("tensorflow-cpu",), "torchft": ("torchft",)}
 
 
 class Environment:
@@ -117,7 +119,7 @@ def equal_digits(one: float, other: float) -> float:
 
 
 def passes_tests(name: str, environment: Environment) -> bool:
-    """Run the tests of a front end for arrays; True if all pass."""
+    """Run the tests of a front end; True if all pass."""
     tests = EXAMPLES.parents[1] / "tests" / "process" / f"test_{name}.py"
     command = [str(environment.python), "-m", "pytest", "-q", str(tests)]
     return subprocess.run(command, check=False).returncode == 0
@@ -171,7 +173,7 @@ def main() -> None:
             compare_times(example, environment, args.pairs)
         elif not args.pairs and not compare_losses(example, environment):
             differ.append(example.title)
-    for name, packages in ARRAYS.items():
+    for name, packages in TESTS.items():
         if not args.pairs and (not args.names or name in args.names):
             environment = Environment(args.environments, Example(name, packages))
             print(f"{name} {environment.version(packages[0])}", flush=True)

@@ -50,7 +50,7 @@ LOWER = {
 TOP = {"__init__", "cli", "bench", "check", "lab", "__main__"}
 
 # Who may import a framework; bench measures them side by side.
-FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "mxnet", "accelerate"}
+FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "mxnet", "accelerate", "torchft"}
 FRAMEWORK_USERS = {"frontend", "_autoload", "torch", "accelerate", "bench", "cli"}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -26,6 +27,8 @@ from shoal.rendezvous import TorchStore
 from shoal.settings import local_nccl
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from shoal.group.group import Group
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "in_place_of_default",
     "ShoalBackend",
     "ShoalProcessGroup",
+    "torch_group",
 ]
 
 _CPU: Final = torch.device("cpu")
@@ -72,16 +76,25 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
             f"shoal cannot use options of type {type(options).__name__}; leave out pg_options"
         )
     local_nccl(os.environ)  # raises before ranks wait
-    group = _form(opts)
+    return torch_group(_form(opts), opts.store, opts.timeout, devices_alone())
+
+
+def torch_group(
+    group: Group, store: Store, timeout: timedelta, devices: Sequence[str] | None
+) -> dist.ProcessGroup:
+    """Return the process group or backend by which torch calls a group, and which owns it.
+
+    Args:
+        devices: that it serves; None: torch's own group asks other backends for some devices.
+    """
     if not takes_backends():
-        return ShoalProcessGroup(group, opts.store, opts.timeout)
+        return ShoalProcessGroup(group, store, timeout)
     patch_work_holders()
     notice_hooks()
-    devices = devices_alone()
     if devices is None:
-        return ShoalBackend(group, opts.store, opts.timeout)
-    backend = ShoalBackend(group, opts.store, opts.timeout, is_wrapped=False)
-    return BackedProcessGroup(backend, opts.store, devices)
+        return ShoalBackend(group, store, timeout)
+    backend = ShoalBackend(group, store, timeout, is_wrapped=False)
+    return BackedProcessGroup(backend, store, devices)
 
 
 def _form(opts: Any) -> Group:

@@ -1,0 +1,315 @@
+"""ProcessGroupShoal as torchft's Manager uses it; the example has the Manager itself."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage
+
+pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has it")
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+
+TIMEOUT = timedelta(seconds=20)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """The address of a store that outlives the ranks, as torchft gives it."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield f"127.0.0.1:{store.port}"
+    del store
+
+
+def rank_of() -> int:
+    return int(os.environ["RANK"])
+
+
+def group_of(timeout: timedelta = TIMEOUT) -> Any:
+    from shoal.torch.torchft import ProcessGroupShoal
+
+    return ProcessGroupShoal(timeout)
+
+
+def configure(group: Any, address: str, quorum: int, size: int, rank: int | None = None) -> None:
+    own = rank_of() if rank is None else rank
+    group.configure(f"{address}/torchft/{quorum}/0", f"replica_{own}", own, size, quorum, 0, 1)
+
+
+def total(group: Any, rank: int, n: int = 1000) -> float:
+    """The sum of a call to which every rank brings its own number plus one."""
+    tensor = torch.full((n,), rank + 1.0)
+    group.allreduce([tensor], dist.ReduceOp.SUM).wait()
+    assert bool((tensor == tensor[0]).all())
+    return float(tensor[0])
+
+
+# ---- calls ----
+
+
+def every_call(address: str) -> None:
+    rank, size = rank_of(), 3
+    group = group_of()
+    configure(group, address, 1, size)
+    assert (group.size(), group.getBackendName()) == (size, "torchft-shoal")
+    own = np.arange(6, dtype=np.float32) + 10 * rank
+    every = [np.arange(6, dtype=np.float32) + 10 * each for each in range(size)]
+
+    def given() -> torch.Tensor:
+        return torch.from_numpy(own.copy())
+
+    tensor = given()
+    opts = dist.AllreduceOptions()
+    opts.reduceOp = dist.ReduceOp.AVG
+    assert group.allreduce([tensor], opts).get_future().wait()[0] is tensor
+    np.testing.assert_array_equal(tensor, np.mean(every, axis=0))
+    tensor = given()
+    group.allreduce_coalesced([tensor], c10d.AllreduceCoalescedOptions()).wait()
+    np.testing.assert_array_equal(tensor, np.sum(every, axis=0))
+    parts = [torch.empty(6) for _ in range(size)]
+    group.allgather([parts], [given()], c10d.AllgatherOptions()).wait()
+    np.testing.assert_array_equal(torch.stack(parts), every)
+    whole = torch.empty(6 * size)
+    group.allgather_into_tensor_coalesced([whole], [given()], c10d.AllgatherOptions()).wait()
+    np.testing.assert_array_equal(whole, np.concatenate(every))
+    tensor = given()
+    group.broadcast_one(tensor, root=1).wait()
+    np.testing.assert_array_equal(tensor, every[1])
+    tensor = torch.empty(2)
+    group.reduce_scatter([tensor], [list(given().split(2))], c10d.ReduceScatterOptions()).wait()
+    np.testing.assert_array_equal(tensor, np.split(np.sum(every, axis=0), size)[rank])
+    tensor = torch.empty(2)
+    opts = c10d.ReduceScatterOptions()
+    group.reduce_scatter_tensor_coalesced([tensor], [given()], opts).wait()
+    np.testing.assert_array_equal(tensor, np.split(np.sum(every, axis=0), size)[rank])
+    tensor = torch.empty(6)
+    group.alltoall_base(tensor, given(), [], [], c10d.AllToAllOptions()).wait()
+    np.testing.assert_array_equal(
+        tensor, np.concatenate([np.split(each, size)[rank] for each in every])
+    )
+    if rank == 0:
+        group.send([given()], 2, 7).wait()
+    elif rank == 2:
+        tensor = torch.empty(6)
+        group.recv([tensor], 0, 7).wait()
+        np.testing.assert_array_equal(tensor, every[0])
+    group.barrier().wait()
+    group.shutdown()
+
+
+def test_every_call_of_torchft_gives_what_numpy_gives(address: str) -> None:
+    run_ranks(every_call, 3, address)
+
+
+# ---- groups that end ----
+
+
+def reconfigure_often(address: str) -> tuple[int, int]:
+    """Return the descriptors and threads that 50 more groups leave open."""
+
+    def n_open() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    group, rank, before = group_of(), rank_of(), (0, 0)
+    for quorum in range(60):
+        configure(group, address, quorum, 2)
+        pending = group.allreduce([torch.ones(300_000)], dist.ReduceOp.SUM)
+        assert total(group, rank) == 3
+        pending.wait()
+        if quorum == 9:
+            before = n_open()
+    after = n_open()
+    return after[0] - before[0], after[1] - before[1]
+
+
+def test_fifty_reconfigurations_leave_no_descriptor_and_no_thread(address: str) -> None:
+    assert run_ranks(reconfigure_often, 2, address) == [(0, 0)] * 2
+
+
+def same_prefix(address: str) -> None:
+    group, rank = group_of(), rank_of()
+    for _ in range(3):
+        configure(group, address, 1, 2)
+        assert total(group, rank) == 3
+
+
+def test_a_prefix_that_was_used_before_forms_a_new_group(address: str) -> None:
+    run_ranks(same_prefix, 2, address)
+
+
+def lose_a_replica(address: str) -> None:
+    stage, rank, group = Stage.from_environment(), rank_of(), group_of()
+    configure(group, address, 1, 3)
+    assert total(group, rank) == 6
+    if rank == 2:
+        stage.cue("formed")
+        threading.Event().wait()
+    pending = group.allreduce([torch.ones(1_000_000)], dist.ReduceOp.SUM)
+    with pytest.raises(PeerLost, match="rank 2"):
+        pending.wait()
+    with pytest.raises(RuntimeError, match="rank 2"):
+        pending.get_future().wait()
+    configure(group, address, 2, 2)
+    assert total(group, rank) == 3
+
+
+def test_survivors_of_a_killed_replica_form_the_next_group(address: str) -> None:
+    with Stage() as stage, start_ranks(lose_a_replica, 3, address, env=stage.env) as ranks:
+        stage.await_cue("formed")
+        os.kill(ranks.pid(2), signal.SIGKILL)
+        outcomes = ranks.wait(60)
+    assert [outcome.error for outcome in outcomes[:2]] == [None, None], outcomes
+
+
+def end_while_pending(address: str, how: str) -> None:
+    """Rank 0's other thread ends the group while rank 0 waits for a call that rank 1 lacks."""
+    stage, rank, group = Stage.from_environment(), rank_of(), group_of()
+    configure(group, address, 1, 2)
+    if rank == 0:
+        pending = group.allreduce([torch.ones(1_000_000)], dist.ReduceOp.SUM)
+        threading.Timer(0.2, getattr(group, how)).start()
+        with pytest.raises(Closed):
+            pending.wait()
+        with pytest.raises(UsageError, match="has no group"):
+            group.allreduce([torch.ones(1)], dist.ReduceOp.SUM)
+        group.abort(), group.shutdown()
+        stage.cue("ended")
+    else:
+        stage.await_cue("ended")
+        with pytest.raises((Closed, PeerLost)):
+            group.allreduce([torch.ones(1_000_000)], dist.ReduceOp.SUM).wait()
+    configure(group, address, 2, 2)
+    assert total(group, rank) == 3
+
+
+@pytest.mark.parametrize("how", ["abort", "shutdown"])
+def test_another_thread_ends_a_group_whose_call_is_pending(address: str, how: str) -> None:
+    with Stage() as stage:
+        run_ranks(end_while_pending, 2, address, how, env=stage.env)
+
+
+def end_while_forming(address: str, how: str) -> None:
+    stage, rank, group = Stage.from_environment(), rank_of(), group_of()
+    if rank == 0:
+        ends = threading.Timer(0.2, lambda: (getattr(group, how)(), stage.cue("ended")))
+        ends.start()
+        with pytest.raises(Closed, match="while it formed"):
+            configure(group, address, 1, 2)
+        with pytest.raises(UsageError, match="has no group"):
+            group.barrier()
+    else:
+        stage.await_cue("ended")
+        configure(group, address, 1, 2)
+        with pytest.raises(PeerLost):
+            group.barrier().wait()
+    configure(group, address, 2, 2)
+    assert total(group, rank) == 3
+
+
+@pytest.mark.parametrize("how", ["abort", "shutdown"])
+def test_another_thread_ends_a_group_that_forms(address: str, how: str) -> None:
+    with Stage() as stage:
+        run_ranks(end_while_forming, 2, address, how, env=stage.env)
+
+
+def lose_a_replica_that_joins(address: str) -> None:
+    stage, rank, group = Stage.from_environment(), rank_of(), group_of(timedelta(seconds=2))
+    if rank == 2:
+        stage.cue("runs")
+        threading.Event().wait()
+    with pytest.raises((TimedOut, PeerLost)):
+        configure(group, address, 1, 3)
+    with pytest.raises(UsageError, match="has no group"):
+        total(group, rank)
+    configure(group, address, 2, 2)
+    assert total(group, rank) == 3
+
+
+def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(address: str) -> None:
+    with Stage() as stage:
+        ranks = start_ranks(lose_a_replica_that_joins, 3, address, env=stage.env)
+        with ranks:
+            stage.await_cue("runs")
+            os.kill(ranks.pid(2), signal.SIGKILL)
+            outcomes = ranks.wait(60)
+    assert [outcome.error for outcome in outcomes[:2]] == [None, None], outcomes
+
+
+# ---- local steps ----
+
+
+def train_locally(lighthouse: str, kind: str) -> list[float]:
+    """Return the weight after each of three rounds of two local steps."""
+    import torchft
+    from torchft.local_sgd import DiLoCo, LocalSGD
+
+    rank, net = rank_of(), torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    manager = torchft.Manager(
+        pg=group_of(),
+        load_state_dict=net.load_state_dict,
+        state_dict=net.state_dict,
+        min_replica_size=2,
+        use_async_quorum=False,
+        init_sync=False,
+        timeout=TIMEOUT,
+        replica_id=f"replica_{rank}",
+        lighthouse_addr=lighthouse,
+        store_addr="localhost",
+        store_port=store.port,
+        rank=0,
+        world_size=1,
+    )
+    inner, outer = (torch.optim.SGD(net.parameters(), lr) for lr in (0.5, 1.0))
+    found = []
+    with (
+        LocalSGD(manager, net, inner, sync_every=2)
+        if kind == "LocalSGD"
+        else DiLoCo(manager, [net], inner, outer, sync_every=2)
+    ):
+        for step in range(6):
+            net.weight.grad = torch.full((1, 1), rank + 1.0)
+            inner.step()
+            if step % 2:
+                found.append(net.weight.item())
+    manager.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo"])
+def test_local_steps_of_torchft_meet_in_the_mean_of_the_replicas(kind: str) -> None:
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer("[::]:0", 2)
+    try:
+        weights = run_ranks(train_locally, 2, lighthouse.address(), kind)
+    finally:
+        lighthouse.shutdown()
+    # Two steps of 0.5 times the mean of the gradients 1 and 2, in each round.
+    assert weights == [[-1.5, -3.0, -4.5]] * 2
+
+
+# ---- bad input ----
+
+
+def test_bad_input_is_an_error_before_the_manager_could_try_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match="positive"):
+        group_of(timedelta(0))
+    with pytest.raises(UsageError, match="has no group"):
+        group_of().barrier()
+    monkeypatch.setenv("SHOAL_ALGO", "no such algorithm")
+    with pytest.raises(UsageError, match="SHOAL_ALGO"):
+        group_of()
