@@ -92,6 +92,8 @@ WAYS: Final[Mapping[str, Callable[..., Made]]] = {
     "mxfp4": _compressed(lambda _n: "mxfp4"),
     "mxfp4 + EF": _compressed(_fed_back("mxfp4")),
     "top-k 1 %, 8 bits": _compressed(_top_k(0.01, 8)),
+    "top-k 3 %, 8 bits": _compressed(_top_k(0.03, 8)),
+    "top-k 10 %, 8 bits": _compressed(_top_k(0.1, 8)),
     "top-k 1 %, 2 bits": _compressed(_top_k(0.01, 2)),
     f"DiLoCo, H = {_EVERY}": _seldom(_EVERY),
     f"DiLoCo, H = {_EVERY}, mxfp4": _seldom(_EVERY, "mxfp4"),
@@ -114,6 +116,7 @@ def main() -> int:
     add("--width", type=int, default=64)
     add("--layers", type=int, default=2)
     add("--rows", type=int, default=4096, help="of each n-gram table")
+    add("--optimizer", choices=["adamw", "sgd"], default="adamw", help="sgd: with momentum 0.9")
     add("--lr", type=float, default=4e-3)
     args = parser.parse_args()
     if args.ways:
@@ -164,7 +167,11 @@ def _train(
     rank, size, n = dist.get_rank(), dist.get_world_size(), args.steps
     torch.manual_seed(seed)
     module = script.ByteModel(args)
-    inner = torch.optim.AdamW(module.parameters(), args.lr, betas=(0.9, 0.95), fused=True)
+    inner: torch.optim.Optimizer
+    if args.optimizer == "sgd":
+        inner = torch.optim.SGD(module.parameters(), args.lr, momentum=0.9)
+    else:
+        inner = torch.optim.AdamW(module.parameters(), args.lr, betas=(0.9, 0.95), fused=True)
     rates = torch.optim.lr_scheduler.LambdaLR(
         inner, lambda step: min(1.0, 10 * (step + 1) / n) * (1 - step / n)
     )
@@ -186,7 +193,9 @@ def _train(
     numbers = torch.tensor([*losses, held, times[1]], dtype=torch.float64)
     dist.all_reduce(numbers)
     *losses, held, cpu_s = (numbers / size).tolist()
-    how = {name: value for name, value in vars(args).items() if isinstance(value, (int, float))}
+    how = {
+        name: value for name, value in vars(args).items() if isinstance(value, (int, float, str))
+    }
     n_parameters = sum(one.numel() for one in module.parameters())
     run = {"way": way, "seed": seed, **how, "n_parameters": n_parameters}
     found = {"held_out": held, "training": statistics.fmean(losses[-_RECENT:])}
