@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -200,11 +201,8 @@ def states() -> dict[str, tuple[Any, str]]:
     }
 
 
-SOAK = pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: 15 s each")
-NEWCOMER_STATES = [
-    *("announced", "invited", "placed", "has formed"),
-    *(pytest.param(state, marks=SOAK) for state in ("here", "publishes")),
-]
+NEWCOMER_STATES = ["announced", "invited", "here", "placed", "publishes", "has formed"]
+MEETING_S = 15.0  # at most; a process that waits for another in vain would wait this long
 MEMBER_STATES = [
     *("has agreed", "has opened", "has the size", "publishes", "votes", "has voted", "moves"),
 ]
@@ -213,8 +211,10 @@ MEMBER_STATES = [
 def end_in(state: str, stage: Stage, number: int = signal.SIGKILL) -> None:
     """Have this process send itself a signal when it calls the function of this state."""
     owner, name = states()[state]
+    whole = getattr(owner, name)
 
     def end(*_args: Any, **_how: Any) -> Any:
+        setattr(owner, name, whole)  # Ctrl-C comes once
         stage.cue("its end has come")
         os.kill(os.getpid(), number)
 
@@ -231,7 +231,7 @@ def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
             if group.size == size and is_over[0]:
                 break
             group = group.grow(timeout_s=LONG_S)
-        except ShoalError:
+        except (ShoalError, KeyboardInterrupt):
             group = group.reform(timeout_s=LONG_S)
     group.barrier()
     group.close()
@@ -247,12 +247,14 @@ def newcomer(size: int, state: str = "", number: int = signal.SIGKILL) -> tuple[
     return live(shoal.init(join=",".join(found), timeout_s=LONG_S), stage, size)
 
 
-def member(size: int, victim: int = -1, state: str = "") -> tuple[int, int]:
+def member(
+    size: int, victim: int = -1, state: str = "", number: int = signal.SIGKILL
+) -> tuple[int, int]:
     stage = Stage.from_environment()
     group = shoal.init(timeout_s=LONG_S)
     stage.store.set(f"address/{group.rank}", group.address.encode())
     if group.rank == victim:
-        end_in(state, stage)
+        end_in(state, stage, number)
     return live(group, stage, size)
 
 
@@ -292,9 +294,38 @@ def test_a_member_that_dies_while_the_group_grows_leaves_one_group_of_the_rest(
     assert sorted(outcome.value for outcome in outcomes[2:]) == [(2, 4), (3, 4)]
 
 
-@pytest.mark.parametrize(
-    "state", ["announced", *(pytest.param(state, marks=SOAK) for state in ("here", "placed"))]
-)
+@pytest.mark.parametrize(("victim", "state"), [(0, "has opened"), (0, "publishes"), (1, "votes")])
+def test_a_member_that_stops_while_the_group_grows_is_left_out(victim: int, state: str) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(member, 3, 3, victim, state, signal.SIGSTOP, env=stage.env) as ranks,
+        start_ranks(newcomer, 1, 3, env=stage.env) as coming,
+    ):
+        outcomes = coming.wait(60)
+        os.kill(ranks.pid(victim), signal.SIGKILL)
+        outcomes = [*ranks.wait(60), *outcomes]
+    del outcomes[victim]
+    assert [outcome.value for outcome in outcomes] == [(0, 3), (1, 3), (2, 3)], outcomes
+
+
+@pytest.mark.parametrize("state", MEMBER_STATES)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_member_that_is_interrupted_while_the_group_grows_keeps_no_other_waiting(
+    victim: int, state: str
+) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(member, 3, 4, victim, state, signal.SIGINT, env=stage.env) as ranks,
+        start_ranks(newcomer, 1, 4, env=stage.env) as coming,
+    ):
+        outcomes = [*ranks.wait(60), *coming.wait(60)]
+        interrupted_s = stage.await_cue("its end has come")
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.value == (rank, 4), outcome
+    assert time.monotonic() - interrupted_s < MEETING_S
+
+
+@pytest.mark.parametrize("state", ["announced", "here", "placed", "publishes"])
 def test_a_newcomer_that_stops_is_left_out(state: str) -> None:
     with (
         Stage() as stage,

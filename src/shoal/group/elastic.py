@@ -160,6 +160,8 @@ class Elastic(Members):
         """Try to grow; return the new group, or the next view of this one; None: no newcomers."""
         if isinstance(self._native, ClosedGroup):
             raise Closed(self._native.why)
+        if self._heir is not None:
+            raise Closed(f"{self}: it has grown: use {self._heir.name!r}")
         if self._vote_number is not None:
             return self._vote(self._vote_number, timeout_s)
         self._check_can_grow()
@@ -171,13 +173,19 @@ class Elastic(Members):
         first = self._first
         asked = self.view.number if first is None else first.line.number
         waiting = self._door.newcomers if self._door is not None else ()
-        plan = growing.agree(group, asked, address, waiting, timeout_s)
-        if plan is None:
-            return None
-        self._vote_number = plan.number
-        with self._warning("could not let in newcomers"):
-            name = self.name if first is None else first.name
-            self._formed = growing.form_new(group, name, self._door, plan)
+        try:
+            plan = growing.agree(group, asked, address, waiting, timeout_s)
+            if plan is None:
+                return None
+            self._vote_number = plan.number
+            with self._warning("could not let in newcomers"):
+                name = self.name if first is None else first.name
+                self._formed = growing.form_new(group, name, self._door, plan)
+        except ShoalError:
+            raise
+        except BaseException:  # or the others would wait for this rank
+            self.abort("a rank was interrupted while the group grew")
+            raise
         return self._vote(plan.number, _VOTE_S)
 
     def _vote(self, number: int, timeout_s: float) -> Self:
@@ -195,18 +203,19 @@ class Elastic(Members):
             if formed is not None:
                 formed.close()
             raise
-        self._vote_number, self._formed = None, None
         if formed is not None and view.number == number:
             return self._move_to(cast("Self", formed))
+        self._vote_number, self._formed = None, None
         if formed is not None:
             formed.close()
         return self._go_on_in(view)
 
     def _move_to(self, new: Self) -> Self:
         """Close this group in favour of one with newcomers; all members do so."""
-        new._door, self._door = self._door, None
         self._next = self._heir = new  # the heir until this returns: Ctrl-C may come meanwhile
         try:
+            self._vote_number, self._formed = None, None
+            new._door, self._door = self._door, None
             self.close()
             with contextlib.suppress(ShoalError):  # the next call raises it again
                 cast("Group", new).barrier(timeout_s=CONFIRM_S)
@@ -235,7 +244,7 @@ class Elastic(Members):
         """Log an error of what this rank tries alone, unless it was the last one; and go on."""
         try:
             yield
-        except (ShoalError, OSError, ValueError) as error:  # ValueError: damaged in the meeting
+        except (ShoalError, OSError) as error:
             text = f"{self} {what}: {error}"
             if text != self._last_warning:
                 _LOG.warning("%s", text)

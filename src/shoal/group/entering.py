@@ -16,7 +16,7 @@ from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.group.agreeing import digest_of
 from shoal.group.elastic import CONFIRM_S
 from shoal.group.form import form
-from shoal.group.growing import FORM_S, own_version, take_place
+from shoal.group.growing import FORM_S, SILENT_S, own_version, take_place
 from shoal.plan import Settings
 from shoal.rendezvous import job_key
 from shoal.rendezvous.announcing import (
@@ -84,7 +84,7 @@ def enter(
 def _enter_at(address: str, own: Announcement, deadline: float, wire: str | None) -> Group:
     """Ask for entry at one member's door."""
     with _announced(address, own, deadline) as (at, uuid, number):
-        with visit(at, uuid, FORM_S) as store:
+        with visit(at, uuid, FORM_S, silent_s=SILENT_S) as store:
             rank, size = take_place(store, number)
             group = form(
                 *(store, rank, size), timeout_s=FORM_S, name=own.group, wire=wire, begins=False
@@ -112,13 +112,22 @@ def _announced(address: str, own: Announcement, deadline: float) -> Iterator[tup
         client.set(announcement_key(number), own.encode())
         _LOG.info("this process waits at %s to be let into the group %r", address, own.group)
         try:
-            found = client.get(answer_key(number), max(0.001, deadline - time.monotonic()))
-        except TimedOut as late:
-            raise TimedOut(f"the members did not call grow while it waited at {address}") from late
-        try:
-            answer = decode_answer(found)
+            answer = decode_answer(_await_answer(client, number, address, deadline))
         except ValueError as error:
             raise UsageError(f"{address} runs another version of shoal") from error
         if answer.refusal:
             raise UsageError(f"the group at {address} refused this process: {answer.refusal}")
         yield answer.address, answer.uuid, number
+
+
+def _await_answer(client: TcpStoreClient, number: str, address: str, deadline: float) -> bytes:
+    """Wait in short calls: a member that has stopped answers none, and another one may."""
+    while True:
+        left_s = max(0.001, deadline - time.monotonic())
+        try:
+            return client.get(answer_key(number), min(left_s, SILENT_S))
+        except TimedOut as late:
+            if left_s <= SILENT_S:
+                raise TimedOut(
+                    f"the members did not call grow while it waited at {address}"
+                ) from late

@@ -7,32 +7,41 @@ all form the new group as any group forms, while the old one stands.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.group.agreeing import difference
 from shoal.group.form import form
 from shoal.group.work import FOR_EVER_S
+from shoal.limits import DEAD_S
 from shoal.rendezvous.announcing import N_ID_BYTES, Announcement
-from shoal.rendezvous.attempt import End
 from shoal.rendezvous.door import visit
 from shoal.rendezvous.packing import Unpacker, number, text_field
+from shoal.rendezvous.record import MAX_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.group.group import Group
     from shoal.rendezvous import Store
     from shoal.rendezvous.door import Door, Newcomer
 
 FORM_S: Final = 15.0
-"""Seconds for a meeting with newcomers. All that end or fail meanwhile end it at once."""
+"""Seconds for a meeting with newcomers.
+
+A process that ends or fails meanwhile ends it at once, one that stops after `SILENT_S`.
+"""
+
+SILENT_S: Final = float(DEAD_S)
+"""Seconds without a request, or without an answer of the door, until a process counts as lost."""
 
 _ANSWER_S: Final = 2.0  # for newcomers to come to the meeting, once they are invited
 _GRACE_S: Final = 3.0
+_ASK_EVERY_S: Final = 1.0  # while a process waits: the door counts one that is silent as lost
 _N_COUNT: Final = 4
 _N_NUMBER: Final = 8
 _N_ADDRESS: Final = 64
@@ -114,27 +123,33 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
     """
     deadline = time.monotonic() + FORM_S
     if group.rank == plan.host and door is not None:
-        door.open(plan.uuid)
-        _end_with(group, door, plan.uuid)
+        door.open(plan.uuid, SILENT_S)
     if door is not None:
         for newcomer in door.newcomers:
             if newcomer.number in plan.ids:
                 door.invite(newcomer, plan.address, plan.uuid)
-    with visit(plan.address, plan.uuid, FORM_S) as store:
-        if group.rank == plan.host:
-            _place(store, group.size, plan.ids)
-        found = store.get(_SIZE, _ANSWER_S + _GRACE_S)
-        size = Unpacker(found).number(_N_COUNT, group.size, group.size + len(plan.ids))
-        if size == group.size:
-            raise TimedOut(f"no newcomer came to the meeting within {_ANSWER_S:g} s")
-        left_s = max(0.001, deadline - time.monotonic())
-        new = form(
-            *(store, group.rank, size),
-            timeout_s=left_s,
-            name=name,
-            wire=group.wire.name,
-            begins=False,
-        )
+    ends = functools.partial(_end_with, group)
+    try:
+        visiting = visit(plan.address, plan.uuid, FORM_S, silent_s=SILENT_S, on_connect=ends)
+        with visiting as store:
+            if group.rank == plan.host:
+                _place(store, group.size, plan.ids)
+            largest = group.size + len(plan.ids)
+            (size,) = _read(store, _SIZE, (group.size, largest))
+            if size == group.size:
+                raise TimedOut(f"no newcomer came to the meeting within {_ANSWER_S:g} s")
+            new = form(
+                *(store, group.rank, size),
+                timeout_s=max(0.001, deadline - time.monotonic()),
+                name=name,
+                wire=group.wire.name,
+                begins=False,
+            )
+    except ShoalError as error:
+        ended = group.ended()
+        if ended is not None:
+            raise ended from error
+        raise
     new.timeout_s = group.timeout_s
     return new
 
@@ -153,20 +168,35 @@ def _place(store: Store, n_members: int, ids: tuple[str, ...]) -> None:
     store.set(_SIZE, number(size, _N_COUNT))
 
 
-def _end_with(group: Group, door: Door, uuid: str) -> None:
-    """End the meeting when the old group ends: a member may be lost before it comes there."""
+def _end_with(group: Group, close: Callable[[], None]) -> None:
+    """Have a visit end when the old group ends: a member may be lost before it comes there."""
     if group.size == 1:
         return
-
-    def end(error: ShoalError | None) -> None:
-        rank, host = (error.rank, error.host) if isinstance(error, PeerLost) else (0, "")
-        door.end(uuid, End.lost(max(rank, 0), host, f"the group that grows has ended: {error}"))
-
     # A message that nobody sends: it ends with the group.
     watch = group.recv(bytearray(1), None, _WATCH_TAG, timeout_s=FOR_EVER_S, async_op=True)
     assert watch is not None
-    with contextlib.suppress(ShoalError):  # without a thread the meeting ends at its deadline
-        watch.on_done(lambda work: end(work.error()))
+    with contextlib.suppress(ShoalError):  # without a thread the visit ends at its deadline
+        watch.on_done(lambda _work: close())
+
+
+def _read(store: Store, key: str, *ranges: tuple[int, int]) -> list[int]:
+    """Wait for the numbers under this key, each in its range."""
+    until = time.monotonic() + _ANSWER_S + _GRACE_S
+    while True:
+        left_s = until - time.monotonic()
+        try:
+            read = Unpacker(store.get(key, min(_ASK_EVERY_S, max(0.0, left_s))))
+            break
+        except TimedOut:
+            if left_s <= _ASK_EVERY_S:
+                raise
+    try:
+        return [read.number(_N_COUNT, *each) for each in ranges]
+    except ValueError as error:
+        raise UsageError(
+            f"the member that serves the meeting wrote {error} under {key!r}: install the same "
+            "version of shoal on every machine"
+        ) from error
 
 
 def take_place(store: Store, own: str) -> tuple[int, int]:
@@ -174,12 +204,14 @@ def take_place(store: Store, own: str) -> tuple[int, int]:
 
     Raises:
         TimedOut: this process came too late.
-        PeerLost: the member that serves the meeting has ended.
+        PeerLost: the member that serves the meeting has ended, or has stopped.
+        UsageError: that member's answer is damaged.
     """
     store.set(_here_key(own), b"")
-    read = Unpacker(store.get(_place_key(own), _ANSWER_S + _GRACE_S))
-    rank = read.number(_N_COUNT, 1, 2**31)
-    return rank, read.number(_N_COUNT, rank + 1, 2**31)
+    rank, size = _read(store, _place_key(own), (1, MAX_SIZE), (2, MAX_SIZE))
+    if rank >= size:
+        raise UsageError(f"the member that serves the meeting gave rank {rank} of {size}")
+    return rank, size
 
 
 def _here_key(one: str) -> str:

@@ -85,7 +85,8 @@ class End(NamedTuple):
     """Why an attempt has ended.
 
     Args:
-        rank: the rank that has ended it, on the host `host_label`.
+        rank: the rank that has ended it, on the host `host_label`; -1 and empty if they are not
+            known.
         kind: `_AGAIN`, all meet again; `_LOST` or `_USAGE`, the rank cannot join.
     """
 
@@ -119,7 +120,7 @@ class End(NamedTuple):
 
     def encode(self) -> bytes:
         """As a value for the store."""
-        body = number(self.rank, 4) + number(self.kind, 1) + text_field(self.host_label)
+        body = number(self.rank + 1, 4) + number(self.kind, 1) + text_field(self.host_label)
         return seal(_KIND, HANDSHAKE_VERSION, body + self.reason.encode())
 
 
@@ -136,7 +137,7 @@ def decode_end(value: bytes) -> End:
     try:
         version, body = unseal(_KIND, value)
         data = Unpacker(body)
-        rank, kind = data.number(4, 0, MAX_SIZE), data.number(1, _AGAIN, _USAGE)
+        rank, kind = data.number(4, 0, MAX_SIZE) - 1, data.number(1, _AGAIN, _USAGE)
         found = End(rank, data.text(), kind, data.rest().decode())
     except ValueError:
         return _DAMAGED

@@ -2,8 +2,8 @@
 
 A door is a store (store/server.py) that the process serves at its own address. It costs a thread
 that sleeps, and a few descriptors. A meeting is a part of the store with a prefix of its own, in
-which one group forms (`join`). If the connection of a process that meets there ends, its attempt
-ends too, so the others need not wait for it.
+which one group forms (`join`). The meeting ends for all if the connection of a process that meets
+there ends, or if a process stops asking: so the others need not wait for it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.errors import TimedOut, UsageError
+from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.rendezvous.announcing import NEWCOMER, Answer, answer_key, judge
 from shoal.rendezvous.attempt import End, end_key, find_record_key
 from shoal.rendezvous.interface import Advertised, choose_address
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # Meetings whose values are kept. The values of the last ones are, for ranks that are late to leave.
 _MOST_MEETINGS: Final = 4
 _OPEN: Final = "open"
+_LEFT: Final = "left"
 _N_ID_BYTES: Final = 16
 
 
@@ -47,6 +48,20 @@ class Newcomer(NamedTuple):
 
     number: str
     host_label: str
+
+
+class _Visitor(NamedTuple):
+    """A process at a meeting.
+
+    Args:
+        attempt, rank, host_label: by its record; 0, -1 and "" before it has one.
+        heard_at: when its last request came.
+    """
+
+    attempt: int
+    rank: int
+    host_label: str
+    heard_at: float
 
 
 class Door(StoreServer):
@@ -81,15 +96,14 @@ class Door(StoreServer):
         super().__init__(self._doorman)
         weakref.finalize(self, self._doorman.submit, None).atexit = False
 
-    def open(self, uuid: str) -> None:
-        """Let processes meet here under this name, which no earlier meeting here had."""
-        meeting = _meeting_id(uuid)
-        self._doorman.submit(lambda: self._doorman.open(meeting))
+    def open(self, uuid: str, silent_s: float = float("inf")) -> None:
+        """Let processes meet here under this name, which no earlier meeting here had.
 
-    def end(self, uuid: str, end: End) -> None:
-        """End the meeting of this name for those that still meet there."""
+        Args:
+            silent_s: the meeting ends if a process that meets here asks nothing for this long.
+        """
         meeting = _meeting_id(uuid)
-        self._doorman.submit(lambda: self._doorman.end(meeting, end))
+        self._doorman.submit(lambda: self._doorman.open(meeting, silent_s))
 
     def take_newcomers(self, check: Check) -> None:
         """Let newcomers wait here from now on, except those that `check` refuses."""
@@ -113,9 +127,10 @@ class _Doorman(Serving):
 
     def __init__(self, listener: socket.socket, key: bytes | None) -> None:
         super().__init__([listener], key, StoreLimits())
-        # By open meeting, the oldest first: the attempt, rank and host name of each participant.
-        self._meetings: dict[str, dict[Peer, tuple[int, int, str]]] = {}
-        self._ended: dict[str, End] = {}  # by open meeting
+        # By open meeting, the oldest first.
+        self._meetings: dict[str, dict[Peer, _Visitor]] = {}
+        self._silent_s: dict[str, float] = {}
+        self._ended: dict[str, End] = {}
         self._ids: dict[Peer, str] = {}  # of all callers that have announced themselves
         self._waiting_newcomers: dict[str, Newcomer] = {}  # by id
         self.newcomers: tuple[Newcomer, ...] = ()  # the same, for other threads
@@ -123,28 +138,46 @@ class _Doorman(Serving):
 
     # Meetings.
 
-    def open(self, meeting: str) -> None:
+    def open(self, meeting: str, silent_s: float) -> None:
         """Begin a meeting, and forget the oldest if there are too many."""
         self._meetings.setdefault(meeting, {})
+        self._silent_s[meeting] = silent_s
         self._put(f"{meeting}/{_OPEN}", b"")
         while len(self._meetings) > _MOST_MEETINGS:
             oldest = next(iter(self._meetings))
-            del self._meetings[oldest]
+            del self._meetings[oldest], self._silent_s[oldest]
             self._ended.pop(oldest, None)
             for key in [key for key in self._values if key.startswith(f"{oldest}/")]:
                 self._drop(key)
 
-    def end(self, meeting: str, end: End) -> None:
-        """End the attempts of a meeting, if it is open, also those that begin later."""
-        if meeting in self._meetings:
-            self._ended[meeting] = end
-            for attempt, _, _ in list(self._meetings[meeting].values()):
-                self._end_attempt(meeting, attempt, end)
+    def _lose(self, meeting: str, peer: Peer, why: str) -> None:
+        """End the attempts of a meeting that lacks a visitor, also those that begin later."""
+        visitors = self._meetings[meeting]
+        lost = visitors.pop(peer, None)
+        if lost is None:
+            return
+        end = End.lost(lost.rank, lost.host_label, why)
+        end = self._ended.setdefault(meeting, end)
+        for attempt in {lost.attempt, *(visitor.attempt for visitor in visitors.values())}:
+            self._end_attempt(meeting, attempt, end)
+        # NOT left to wait for a value: in no attempt yet, they do not look for its end.
+        early = [one for one, visitor in visitors.items() if visitor.rank < 0]
+        for other in [one for one in early if self._clients[one] is not None]:
+            del visitors[other]
+            other.close()
+            self.lost(other)
 
     def _end_attempt(self, meeting: str, attempt: int, end: End) -> None:
         key = f"{meeting}/{end_key(attempt)}"
         if key not in self._values:
             self._put(key, end.encode())
+
+    def _note_visitor(self, peer: Peer, key: str) -> None:
+        """Record a request of a visitor."""
+        visitors = self._meetings.get(key.partition("/")[0])
+        if visitors is not None:
+            before = visitors.get(peer, _Visitor(0, -1, "", 0.0))
+            visitors[peer] = before._replace(heard_at=time.monotonic())
 
     # Newcomers.
 
@@ -181,42 +214,91 @@ class _Doorman(Serving):
             return
         if meeting not in self._meetings:
             raise ValueError("no such meeting")
+        self._note_visitor(peer, key)
+        visitors = self._meetings[meeting]
         found, record = find_record_key(rest), decode(value)
-        if found is not None and record is not None:
+        if rest == _LEFT:
+            del visitors[peer]
+        elif found is not None and record is not None:
             attempt, rank = found
-            self._meetings[meeting][peer] = attempt, rank, record.host_label
+            heard_at = visitors[peer].heard_at
+            visitors[peer] = _Visitor(attempt, rank, record.host_label, heard_at)
             if meeting in self._ended:
                 self._end_attempt(meeting, attempt, self._ended[meeting])
         super()._set(peer, key, value)
 
+    def _get(self, peer: Peer, key: str, wait_ms: int) -> None:
+        self._note_visitor(peer, key)
+        super()._get(peer, key, wait_ms)
+
+    def _expire(self, now: float) -> float:
+        """As in a store; and end the meetings of visitors that have stopped."""
+        until = super()._expire(now)
+        for meeting, visitors in self._meetings.items():
+            for peer, visitor in list(visitors.items()):
+                silent_at = visitor.heard_at + self._silent_s[meeting]
+                if now < silent_at:
+                    until = min(until, silent_at)
+                else:
+                    self._lose(meeting, peer, f"asked nothing for {self._silent_s[meeting]:g} s")
+        return until
+
     def lost(self, peer: Peer, error: int = 0, why: str = "") -> None:
-        """Forget a client, and end the attempt that it was in."""
+        """Forget a client, and end the meeting that it was in."""
         super().lost(peer, error, why)
         self._forget(peer)
-        for meeting, participants in self._meetings.items():
-            if peer in participants:
-                attempt, rank, label = participants.pop(peer)
-                end = End.lost(rank, label, why or "closed its connection")
-                self._end_attempt(meeting, attempt, end)
+        for meeting, visitors in self._meetings.items():
+            if peer in visitors:
+                self._lose(meeting, peer, why or "closed its connection")
+
+
+class Visit(PartOfStore):
+    """A meeting at a door, as a visitor sees it.
+
+    Args:
+        outlives_join: the door's process is a member, so a group without it is of no use.
+    """
+
+    def __init__(self, store: Store, uuid: str, *, outlives_join: bool) -> None:
+        super().__init__(store, f"{_meeting_id(uuid)}/")
+        self.outlives_join = outlives_join
 
 
 @contextlib.contextmanager
 def visit(
-    address: str, uuid: str, timeout_s: float, environ: Mapping[str, str] = os.environ
-) -> Iterator[Store]:
+    address: str,
+    uuid: str,
+    timeout_s: float,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    silent_s: float | None = None,
+    on_connect: Callable[[Callable[[], None]], object] = lambda _close: None,
+) -> Iterator[Visit]:
     """Connect to the door at this address, and wait until a meeting of this name is open there.
+
+    An error in the `with` block ends the meeting for the others.
+
+    Args:
+        silent_s: seconds without an answer until the door counts as lost; None: `timeout_s`.
+        on_connect: called with a function that ends the visit from any thread: calls of the
+            meeting then raise `PeerLost`.
 
     Raises:
         TimedOut: no door answers at this address, or the meeting does not open.
         UsageError: the door holds another job key, or `address` is not host:port.
-        PeerLost: the process of this door has ended.
+        PeerLost: the process of this door has ended, or has stopped.
     """
     deadline = time.monotonic() + timeout_s
     host, port = parse_address(address)
-    key = job_key(environ)
-    client = TcpStoreClient(host, port, timeout_s=timeout_s, key=key, is_served=True)
+    client = TcpStoreClient(
+        *(host, port),
+        timeout_s=timeout_s if silent_s is None else min(timeout_s, silent_s),
+        key=job_key(environ),
+        is_served=True,
+    )
     with contextlib.closing(client):
-        part = PartOfStore(client, f"{_meeting_id(uuid)}/")
+        on_connect(client.close)
+        part = Visit(client, uuid, outlives_join=silent_s is not None)
         try:
             part.get(_OPEN, max(0.0, deadline - time.monotonic()))
         except TimedOut as late:
@@ -225,6 +307,8 @@ def visit(
                 f"{timeout_s:g} s"
             ) from late
         yield part
+        with contextlib.suppress(ShoalError):  # the door has closed
+            part.set(_LEFT, b"")
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -260,12 +260,9 @@ class _Join:
         entry = Entry(host_id, label, self._digest, connections.listens_at)
         if links.tree.parent is not None:
             links.send_report(entry)
-            # NOT asking the store: rank 0 may have formed the group by now, and ended it.
-            while links.roster is None:
-                self._turn(float("inf"))
+            self._turn_until(lambda: links.roster is not None, meeting)
         roster = links.conclude(entry)
-        while not links.is_passed_on:
-            self._turn(float("inf"))
+        self._turn_until(lambda: links.is_passed_on, meeting)
         check_addresses(roster)
         listeners = tuple(connections.endpoint.hand_over())
         return self._log(Membership(roll, roster, self._rank, meeting.job_key, listeners))
@@ -299,6 +296,15 @@ class _Join:
             look_at = min(connections.dial(roll, now), self._look_around_at)
             self._turn(now if was_ready else look_at)
         return links
+
+    def _turn_until(self, is_done: Callable[[], bool], meeting: Meeting) -> None:
+        """Go on until then, once all ranks have met."""
+        # NOT asking the store: rank 0 may have formed the group by now, and ended it.
+        may_ask = self._store.outlives_join
+        while not is_done():
+            if may_ask:
+                self._look_around_if_due(meeting)
+            self._turn(self._look_around_at if may_ask else float("inf"))
 
     def _turn(self, wake_at: float) -> None:
         """Handle what is ready, or wait for it until then."""

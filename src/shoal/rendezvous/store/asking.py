@@ -132,6 +132,8 @@ class Asking(Caller):
         self.host = store.host
         # torch writes two warnings for each wait that ends without a value.
         self.can_wait = not isinstance(store, TorchStore)
+        # False: rank 0 may have formed the group before others, and may end its store then.
+        self.outlives_join = bool(getattr(store, "outlives_join", False))
         self._store = store
         self.lost: tuple[Any, ...] = ()  # the arguments of `PeerLost`, once the store has failed
 
