@@ -56,6 +56,8 @@ $(INSTALLED): $(TOOLS) $(SOURCES)
 
 # ---- tests ----
 
+# The next run finds the tests compiled, which each of the workers does otherwise.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: test-native $(INSTALLED)
 	$(PY) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
