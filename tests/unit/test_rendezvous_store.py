@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from process.ranks import free_port
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.launch import _end_service
@@ -208,8 +209,7 @@ def test_a_client_keeps_trying_until_its_deadline_and_names_the_address() -> Non
 
 
 def test_a_client_finds_a_server_that_starts_later() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     found: list[TcpStoreClient] = []
     connecting = threading.Thread(
         target=lambda: found.append(TcpStoreClient("127.0.0.1", port, timeout_s=60))
@@ -319,7 +319,7 @@ def test_an_interrupt_of_the_wait_for_the_last_readers_still_frees_the_port(
     def interrupt(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    server = TcpStoreServer("127.0.0.1", 0)
+    server = TcpStoreServer("127.0.0.1", free_port())
     monkeypatch.setattr(server, "await_leavers", interrupt)
     monkeypatch.setattr("shoal.launch._LEAST_SERVICE_S", 0.0)
     with pytest.raises(KeyboardInterrupt):
