@@ -92,7 +92,7 @@ def test_the_example_learns_and_ends_with_the_same_bits_on_all_workers() -> None
         [sys.executable, PROJECT / "examples" / "train_numpy.py", "--workers=2"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
         env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
     )

@@ -10,7 +10,7 @@ from process.ranks import free_port
 
 from shoal.bench.collectives import COLLECTIVES
 
-DEADLINE_S = 60
+DEADLINE_S = 200
 COMMAND = [sys.executable, "-m", "shoal", "bench"]
 QUICK = ["--through", "numpy", "-n", "4", "-w", "1", "--rounds", "2"]
 

@@ -18,7 +18,7 @@ def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, DEMO, *options, *TINY],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
 

@@ -119,7 +119,7 @@ def end_in_call(group: shoal.Group, data: Any, element: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.timeout(120 * N_KILLS)
+@pytest.mark.timeout(240 * N_KILLS)
 @pytest.mark.parametrize("name", CASES)
 def test_all_survivors_of_a_killed_rank_name_it_soon_and_can_go_on(name: str) -> None:
     case = CASES[name]

@@ -69,7 +69,7 @@ def files() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if "shoal" in name}
 
 
-@pytest.mark.timeout(1800 if SOAK else 120)
+@pytest.mark.timeout(1800 if SOAK else 240)
 @pytest.mark.parametrize("ranks_per_host", [2, 1])
 def test_many_groups_leave_nothing_behind(ranks_per_host: int) -> None:
     with Stage() as stage:

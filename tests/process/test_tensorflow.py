@@ -384,7 +384,7 @@ def test_the_example_equals_one_rank_with_all_samples() -> None:
         [sys.executable, PROJECT / "examples" / "tensorflow_train.py"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
         env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
     )

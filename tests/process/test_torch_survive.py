@@ -33,7 +33,7 @@ def test_training_goes_on_to_the_same_weights_everywhere_after_rank_0_is_killed(
         [sys.executable, EXAMPLE, "--workers=3", "--kill=0", "--steps=30"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert run.returncode == 0, run.stderr

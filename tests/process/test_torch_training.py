@@ -104,7 +104,7 @@ def test_torchrun_needs_no_import_of_shoal_and_serves_groups_without_torch(tmp_p
     path.write_text(SCRIPT)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*run, str(path)], capture_output=True, text=True, timeout=100, check=False
+        [*run, str(path)], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -18,7 +18,7 @@ from shoal.analysis.trace.tracer import Trace, trace
 from shoal.cli import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
-DEADLINE_S = 60
+DEADLINE_S = 200
 
 pytestmark = pytest.mark.skipif(
     not CHROMIUM, reason="no chromium on the PATH, the page was not played: install chromium"
