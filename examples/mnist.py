@@ -39,14 +39,14 @@ def network() -> nn.Module:
 
 
 def drawn(n_images: int, seed: int) -> TensorDataset:
-    """Return noisy images of the digits, each at a random place in its image."""
+    """Return noisy images of the digits, each a few pixels off the centre of its image."""
     random = np.random.default_rng(seed)
     labels = random.integers(10, size=n_images)
     images = random.normal(0.1, 0.2, (n_images, SIDE, SIDE)).astype(np.float32)
     for image, label in zip(images, labels, strict=True):
         dots = np.array([[dot == "1" for dot in row] for row in DIGITS[label].split()])
         digit = np.kron(dots, np.ones((SCALE, SCALE)))
-        top, left = (random.integers(SIDE - length + 1) for length in digit.shape)
+        top, left = ((SIDE - n) // 2 + random.integers(-3, 4) for n in digit.shape)
         image[top : top + digit.shape[0], left : left + digit.shape[1]] += digit
     return TensorDataset(torch.from_numpy(images)[:, None], torch.from_numpy(labels))
 
@@ -95,7 +95,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=6000, help="how many to draw")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64, help="images of a step on each worker")
-    parser.add_argument("--lr", type=float, default=0.02, help="times the number of workers")
+    parser.add_argument("--lr", type=float, default=0.03, help="times the number of workers")
     return parser.parse_args()
 
 
