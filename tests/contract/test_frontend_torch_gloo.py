@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from contract import torch_checks as checks
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from process.stage import error_of
 
 if importlib.util.find_spec("torch") is None:
@@ -318,11 +318,10 @@ def case_groups(group: Group) -> Any:
 
 
 def alike(case: str) -> None:
-    mine, theirs = (
-        dist.new_group(backend=backend, timeout=timedelta(seconds=10))
-        for backend in ("shoal", "gloo")
-    )
-    check_alike(globals()[case](mine), globals()[case](theirs))
+    limit = timedelta(seconds=10)
+    mine = dist.new_group(backend="shoal", timeout=limit)
+    with gloo_group(timeout=limit) as theirs:
+        check_alike(globals()[case](mine), globals()[case](theirs))
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

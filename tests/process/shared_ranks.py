@@ -120,6 +120,13 @@ def answer_calls(port: int, backend: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=_IDLE_S))
     if "RANKS_PER_HOST" in os.environ:
         pretend_hosts(int(os.environ["RANKS_PER_HOST"]))
+
+    def meet(where: str) -> None:
+        """Return when all ranks have come here, if the default group is one of Gloo's."""
+        if backend == "gloo":  # see `gloo_group`; shoal's ranks may leave when they like
+            store.set(f"{where} {number} {rank}", "")
+            store.wait([f"{where} {number} {other}" for other in range(size)])
+
     number = 1
     while call := store.get(f"call {number}"):
         file, name, args = pickle.loads(call)
@@ -134,10 +141,12 @@ def answer_calls(port: int, backend: str) -> None:
                 world_size=size,
                 timeout=timedelta(seconds=30),
             )
+            meet("has a group")
             answer = function(*args), ""
         except BaseException:  # noqa: BLE001 - CheckpointException is one; the next call is made
             answer = None, traceback.format_exc()
         finally:
+            meet("has called")
             if dist.is_initialized():
                 dist.destroy_process_group()
         store.set(f"answer {number} {rank}", pickle.dumps(answer))
