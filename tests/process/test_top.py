@@ -141,7 +141,7 @@ def test_top_shows_what_each_rank_of_this_host_does(
         assert "shm to rank 1 on " in screen
         check_prometheus(shown(capsys, "--prometheus"), documents)
 
-        monkeypatch.setattr(monitor, "_PATIENCE_S", 0.2)
+        monkeypatch.setattr(monitor, "PATIENCE_S", 0.2)
         stop(ranks.pid(1))
         assert f"rank 1, process {ranks.pid(1)}: it does not answer" in shown(capsys, "--once")
         os.kill(ranks.pid(1), signal.SIGCONT)
@@ -201,6 +201,6 @@ def test_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = socket.socketpair()
     with here, there:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        monitor._answer(here, SimpleNamespace())
+        monitor._answer(here, lambda: b"numbers")
         here.close()
         assert there.recv(1) == b""

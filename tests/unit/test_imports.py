@@ -30,7 +30,7 @@ LOWER = {
     "engine": {"schedule", "shapes", "_native"},
     "rendezvous": {"engine", "threads"},
     "settings": set[str](),
-    "state": {"engine", "plan", "threads"},
+    "state": {"engine", "plan", "rendezvous", "threads"},
     "group": {
         "lazy",
         *("schedule", "plan", "engine", "shapes", "rendezvous", "settings", "state", "threads"),

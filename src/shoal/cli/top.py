@@ -1,8 +1,9 @@
-"""`shoal top`: show what the ranks on this host do, once per second.
+"""`shoal top`: show what the ranks of a job do, once per second.
 
 Show, for each rank of this user on this host that was started with SHOAL_MONITOR=1: the share of
 time in which a call was in flight, the rates of its links, the calls in flight, and the ranks for
-which they wait. Ctrl-C ends it.
+which they wait. Given the address of a rank, which rank 0 logs at SHOAL_DEBUG=INFO, and
+SHOAL_KEY_FILE, show all ranks of its job instead, on all hosts. Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from shoal.errors import ShoalError, UsageError
 from shoal.plan.text import counted, show_bytes
 
 _PERIOD_S: Final = 1.0
@@ -24,6 +26,8 @@ _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal top`."""
+    where = "show all ranks of the job in which the rank at this address is"
+    parser.add_argument("address", nargs="?", metavar="HOST:PORT", help=where)
     parser.add_argument("--once", action="store_true", help="print one screen and end")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--json", action="store_true", help="print the answers of all ranks as JSON, once")
@@ -34,32 +38,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     import json
 
-    from shoal.state.monitor import read_all
     from shoal.state.prometheus import text_of
 
+    read = _reader(args)
     if args.json or args.prometheus:
-        documents = read_all()
+        documents = read()
         sys.stdout.write(json.dumps(documents, indent=2) if args.json else text_of(documents))
         return 0
     before: dict[tuple[str, int], Mapping[str, Any]] = {}
     while True:
-        worlds = read_all()
-        lines = [f"shoal top, {time.strftime('%H:%M:%S')}: {counted(len(worlds), 'rank')} here"]
+        worlds = read()
+        shown = f"of the job at {args.address}" if args.address else "here"
+        lines = [f"shoal top, {time.strftime('%H:%M:%S')}: {counted(len(worlds), 'rank')} {shown}"]
         if not worlds:
             lines.append("start a job on this host, as this user, with SHOAL_MONITOR=1")
         for world in worlds:
-            lines += _lines(world, before.get((world["world"], world["pid"]), {}))
+            on = f" on {world['host']}" if args.address else ""
+            lines += _lines(world, before.get((world["world"], world["rank"]), {}), on)
+        # Names of hosts come from other machines, and must not control the terminal.
+        lines = ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
         if sys.stdout.isatty() and not args.once:
             lines = [_HOME_AND_CLEAR + lines[0], *lines[1 : shutil.get_terminal_size().lines - 1]]
         print(*lines, sep="\n", flush=True)
         if args.once:
             return 0
-        before = {(world["world"], world["pid"]): world for world in worlds}
+        before = {(world["world"], world["rank"]): world for world in worlds}
         time.sleep(_PERIOD_S)
 
 
-def _lines(world: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    who = f"rank {world['rank']}, process {world['pid']}"
+def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
+    """Return the function that asks all ranks that are to be shown."""
+    if not args.address:
+        from shoal.state.monitor import read_all
+
+        return read_all
+    from shoal.rendezvous import job_key
+    from shoal.rendezvous.door import parse_address
+    from shoal.state.remote import ANY_RANK, Place, ask, places_of
+
+    key = job_key()
+    if key is None:
+        raise UsageError("ranks answer holders of the job key only: set SHOAL_KEY_FILE")
+    host, port = parse_address(args.address)
+    places: list[Place] = []
+
+    def read() -> list[dict[str, Any]]:
+        if not places:
+            [first] = ask([Place("", ANY_RANK, host, host, port)], key)
+            if "error" in first:
+                raise ShoalError(f"the process at {args.address}: {first['error']}")
+            places.extend(places_of(first))
+        return ask(places, key)
+
+    return read
+
+
+def _lines(world: Mapping[str, Any], before: Mapping[str, Any], where: str) -> Iterator[str]:
+    who = f"rank {world['rank']}{where}" + (f", process {world['pid']}" if "pid" in world else "")
     if not world.get("is_readable"):
         yield f"{who}: {world.get('error', 'a thread holds its links')}"
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import socket
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -37,6 +38,7 @@ class _Digest(NamedTuple):
         channels: `SHOAL_CHANNELS`; 0: not set.
         mbit: the class of the interface's rate; 0: unknown, or not needed.
         n_paths: `SHOAL_PATHS`; ranks may differ.
+        monitor: the IPv6 address and the port at which `shoal top` may ask the rank; zeros: none.
         cores: a bit for each core that the rank may use.
     """
 
@@ -49,10 +51,12 @@ class _Digest(NamedTuple):
     servers: int
     mbit: int
     n_paths: int
+    monitor: bytes
     cores: int
 
 
-_HEAD: Final = struct.Struct("<9q")
+_HEAD: Final = struct.Struct("<9q18s")
+_V4: Final = "::ffff:"
 # Higher cores share the bits of lower ones, so that digests are short.
 _N_CORE_BITS: Final = 1024
 
@@ -68,14 +72,20 @@ _VARIABLES: Final = {
 
 
 def digest_of(
-    settings: Settings, mbit: int | None = None, cores: Sequence[int] | None = None
+    settings: Settings,
+    mbit: int | None = None,
+    cores: Sequence[int] | None = None,
+    monitor: tuple[str, int] | None = None,
 ) -> bytes:
     """Return this rank's digest for all others.
 
     Args:
         mbit: the class of its interface's rate, if known.
         cores: the cores that it may use; None asks the system.
+        monitor: address and port for `shoal top` on other hosts.
     """
+    address, port = monitor or ("::", 0)
+    mapped = address if ":" in address else _V4 + address
     digest = _Digest(
         algorithms=_digest(settings.forced.text),
         tuning=settings.tuning.digest if settings.tuning else 0,
@@ -86,10 +96,18 @@ def digest_of(
         servers=_digest(settings.servers),
         mbit=mbit or 0,
         n_paths=settings.n_paths,
+        monitor=socket.inet_pton(socket.AF_INET6, mapped) + port.to_bytes(2, "little"),
         cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
     )
     n_bytes = (digest.cores.bit_length() + 7) // 8
     return _HEAD.pack(*digest[:-1]) + digest.cores.to_bytes(n_bytes, "little")
+
+
+def monitor_of(digest: bytes) -> tuple[str, int]:
+    """Return the address and port that `digest_of` got as `monitor`; port 0: none."""
+    place = _read(0, digest).monitor
+    address = socket.inet_ntop(socket.AF_INET6, place[:-2]).removeprefix(_V4)
+    return address, int.from_bytes(place[-2:], "little")
 
 
 def agreed_planner(
@@ -198,13 +216,13 @@ def _unlike_paths(cluster: Cluster, digests: Sequence[_Digest]) -> str:
 
 def _read(rank: int, digest: bytes) -> _Digest:
     try:
-        head: tuple[int, int, int, int, int, int, int, int, int] = _HEAD.unpack_from(digest)
+        head = _HEAD.unpack_from(digest)
     except struct.error as error:
         raise UsageError(
             f"rank {rank} gave a settings digest of {len(digest)} bytes, expected at least "
             f"{_HEAD.size}: install the same shoal on all hosts"
         ) from error
-    return _Digest(*head, int.from_bytes(digest[_HEAD.size :], "little"))
+    return _Digest._make((*head, int.from_bytes(digest[_HEAD.size :], "little")))
 
 
 def _compare(digests: Sequence[_Digest]) -> None:

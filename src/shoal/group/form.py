@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING, Final
 
 from shoal.codec import parse_wire
 from shoal.errors import UsageError
-from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
+from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of, monitor_of
 from shoal.group.announce import log_algorithms, log_members
 from shoal.group.context import meet
 from shoal.group.group import Group
 from shoal.lazy import load
 from shoal.plan import Settings, reported_mbit
-from shoal.rendezvous import reporting_failure
+from shoal.rendezvous import job_key, reporting_failure
 from shoal.rendezvous.interface import choose_addresses
-from shoal.rendezvous.listener import is_out_of_descriptors
-from shoal.settings import warn_of_unknown
+from shoal.rendezvous.listener import is_out_of_descriptors, listen_at, port_range
+from shoal.settings import monitored, warn_of_unknown
 
 if TYPE_CHECKING:
+    import socket
+
+    from shoal.group.context import Context
     from shoal.rendezvous import Store
     from shoal.rendezvous.interface import Advertised
+    from shoal.rendezvous.record import Endpoint
 
 DEFAULT_TIMEOUT_S: Final = 300.0
+
+_LOG: Final = logging.getLogger("shoal")
 
 
 def form(
@@ -59,22 +67,26 @@ def form(
             settings = settings._replace(wire=parse_wire(wire))
         kind = _kind_of_group(settings, name)
         advertised, mbit = _advertised(store, settings) if size > 1 else ([], None)
-        digest = digest_of(settings, mbit)
+        readers, place = _listen_to_readers(advertised)
+        digest = digest_of(settings, mbit, monitor=place[:2] if place else None)
     channels = functools.partial(agreed_channels, settings)
-    context = meet(store, rank, size, timeout_s, digest, channels)
-    try:
-        host_ids = [rank_info.host_id for rank_info in context.names]
-        log_members(title, rank, context.names, settings.wire, advertised)
-        planner = agreed_planner(rank, settings, host_ids, context.digests, title)
-        if rank == 0:
-            log_algorithms(title, planner, settings.wire)
-        context.pace(1 / planner.cluster.wire.us_per_byte if planner.cluster.n_hosts > 1 else 0)
-        members = list(range(size))
-        group = kind(context, members, name, timeout_s, planner, settings.wire)
-        group.owns_context = True
-    except BaseException:
-        context.close()
-        raise
+    with readers or contextlib.nullcontext():
+        context = meet(store, rank, size, timeout_s, digest, channels)
+        try:
+            host_ids = [rank_info.host_id for rank_info in context.names]
+            log_members(title, rank, context.names, settings.wire, advertised)
+            planner = agreed_planner(rank, settings, host_ids, context.digests, title)
+            if rank == 0:
+                log_algorithms(title, planner, settings.wire)
+            context.pace(1 / planner.cluster.wire.us_per_byte if planner.cluster.n_hosts > 1 else 0)
+            members = list(range(size))
+            group = kind(context, members, name, timeout_s, planner, settings.wire)
+            group.owns_context = True
+            if readers is not None:
+                _answer_readers(context, readers, f"{title}: `shoal top {place}` shows all ranks")
+        except BaseException:
+            context.close()
+            raise
     if begins:
         group.begin()
     if size > 1:
@@ -113,3 +125,32 @@ def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int
         raise UsageError(
             "no file descriptor is left to read this host's interfaces: raise `ulimit -n`"
         ) from error
+
+
+def _listen_to_readers(
+    advertised: list[Advertised],
+) -> tuple[socket.socket | None, Endpoint | None]:
+    """Listen for `shoal top` on other hosts, if `SHOAL_MONITOR` and a job key are set."""
+    if not advertised or not monitored(os.environ) or job_key() is None:
+        return None, None
+    # From the last port on: links take the first ones, and come first.
+    ports = reversed(list(port_range(os.environ)))
+    try:
+        return listen_at("`shoal top`", advertised[0], ports, os.environ)
+    except (OSError, UsageError) as error:
+        _LOG.warning("this rank cannot be asked from other hosts: %s", error)
+        return None, None
+
+
+def _answer_readers(context: Context, readers: socket.socket, title: str) -> None:
+    """Let `shoal top` ask this rank for its numbers, and for the places of all ranks."""
+    monitor, key = context.monitor, job_key()
+    if monitor is None or key is None:
+        return
+    monitor.monitors = [
+        (rank, info.host, *monitor_of(digest))
+        for rank, (info, digest) in enumerate(zip(context.names, context.digests, strict=True))
+    ]
+    monitor.listen(readers, key)
+    if context.rank == 0:
+        _LOG.info("%s", title)

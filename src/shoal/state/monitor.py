@@ -1,13 +1,15 @@
-"""`SHOAL_MONITOR`: a process answers on a Unix socket with its numbers, and `shoal top` asks.
+"""`SHOAL_MONITOR`: a process answers with its numbers, and `shoal top` asks.
 
-The socket is in a folder that only its user can enter. Each connection is answered with one JSON
-document, and closed. docs/top.md describes the document.
+Readers on its host ask on a Unix socket in a folder that only its user can enter. Each connection
+is answered with one JSON document, and closed. Readers on other hosts need the job key (remote.py).
+docs/top.md describes the document.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -17,24 +19,26 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from shoal import threads
 from shoal.errors import ShoalError, UsageError
+from shoal.state.remote import MOST_ASKED, PATIENCE_S, VERSION, Answering
 from shoal.state.stats import stats_of
 
 _LOG: Final = logging.getLogger("shoal")
 
-VERSION: Final = 1
-"""The version of the document; raised when a reader of the last one would misunderstand it."""
-
-_PATIENCE_S: Final = 2.0  # of either end with the other
 _PAUSE_S: Final = 1.0  # where no descriptor is left to accept a reader with
 
 
 class Monitor:
-    """The socket of one world of this process, and its thread; OSError or ShoalError for none."""
+    """The socket of one world of this process, and its thread; OSError or ShoalError for none.
+
+    Attributes:
+        monitors: by rank of the world: its number, host, address and port for other hosts.
+    """
 
     def __init__(self, source: Any) -> None:
         folder = _folders()[0]
@@ -44,12 +48,15 @@ class Monitor:
         self._path, unready = folder / name, folder / f".{name}"
         self._pid, self._ended = os.getpid(), threading.Event()
         self._socket = socket.socket(socket.AF_UNIX)
+        self._source = weakref.ref(source)
+        self._answering: Answering | None = None
+        self.monitors: list[tuple[int, str, str, int]] = []
         try:
             self._socket.bind(str(unready))
             self._socket.listen(16)
             # NOT under its name before it listens: readers remove sockets that refuse them.
             unready.rename(self._path)
-            threads.start("shoal-monitor", self._serve, weakref.ref(source))
+            threads.start("shoal-monitor", self._serve)
         except BaseException:
             self._socket.close()
             for path in (unready, self._path):
@@ -63,11 +70,26 @@ class Monitor:
             self._socket.close()
         elif not self._ended.is_set():
             self._ended.set()
+            if self._answering is not None:
+                self._answering.submit(None)
             self._path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
-    def _serve(self, source: weakref.ref[Any]) -> None:
+    def listen(self, listener: socket.socket, job_key: bytes) -> None:
+        """Answer on other hosts too; a warning, if that cannot be.
+
+        Args:
+            listener: owned from here on.
+            job_key: what readers must prove.
+        """
+        try:
+            self._answering = Answering(listener, job_key, self._document)
+            threads.start("shoal-monitor", self._answering.run)
+        except (OSError, ShoalError) as error:
+            _LOG.warning("shoal top on other hosts cannot read this process: %s", error)
+
+    def _serve(self) -> None:
         with self._socket:
             while not self._ended.is_set():
                 try:
@@ -76,10 +98,27 @@ class Monitor:
                     self._ended.wait(_PAUSE_S)
                     continue
                 with caller, contextlib.suppress(OSError):  # the reader is gone, or too slow
-                    try:
-                        _answer(caller, source())
-                    except (AttributeError, LookupError, TypeError, ValueError):
-                        _LOG.exception("the numbers of this process cannot be read")
+                    _answer(caller, self._document)
+
+    def _document(self) -> bytes:
+        """Return the numbers of the world; empty if they cannot be read."""
+        source = self._source()
+        if source is None:
+            return b""
+        try:
+            document = {
+                "shoal_monitor": VERSION,
+                "taken_at_s": time.time(),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "slurm_job_id": os.environ.get("SLURM_JOB_ID", "unknown"),
+                "monitors": self.monitors,
+                **dataclasses.asdict(stats_of(source)),
+            }
+        except (AttributeError, LookupError, TypeError, ValueError):
+            _LOG.exception("the numbers of this process cannot be read")
+            return b""
+        return json.dumps(document).encode()
 
 
 def serve(source: Any) -> Monitor | None:
@@ -91,64 +130,46 @@ def serve(source: Any) -> Monitor | None:
         return None
 
 
-def _answer(caller: socket.socket, source: Any) -> None:
-    caller.settimeout(_PATIENCE_S)  # for all of the document
+def _answer(caller: socket.socket, read: Callable[[], bytes]) -> None:
+    caller.settimeout(PATIENCE_S)  # for all of the document
     peer = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    if source is not None and struct.unpack("3i", peer)[1] == os.geteuid():
-        document = {
-            "shoal_monitor": VERSION,
-            "taken_at_s": time.time(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "slurm_job_id": os.environ.get("SLURM_JOB_ID", "unknown"),
-            **dataclasses.asdict(stats_of(source)),
-        }
-        caller.sendall(json.dumps(document).encode())
+    if struct.unpack("3i", peer)[1] == os.geteuid():
+        caller.sendall(read())
 
 
 def read_all() -> list[dict[str, Any]]:
     """Return the documents of all worlds of this user on this host, within two seconds.
 
     A process that does not answer has one with `rank`, `pid` and `error`. Sockets of processes
-    that were killed are removed.
-
-    Raises:
-        UsageError: others can enter the folder of the sockets.
+    that were killed are removed. UsageError: others can enter the folder of the sockets.
     """
-    until = time.monotonic() + _PATIENCE_S
-    callers: dict[Path, socket.socket] = {}
-    with contextlib.ExitStack() as stack:
-        for folder in filter(Path.is_dir, _folders()):
-            _check(folder)
-            for path in sorted(folder.glob("[!.]*.sock")):
-                caller = stack.enter_context(socket.socket(socket.AF_UNIX))
-                caller.setblocking(False)
-                with contextlib.suppress(FileNotFoundError):  # it has just ended
-                    try:
-                        caller.connect(str(path))
-                    except ConnectionRefusedError:  # nobody listens any more
-                        path.unlink(missing_ok=True)
-                        continue
-                    except BlockingIOError:  # too many wait for an answer already
-                        pass
-                    callers[path] = caller
-        found = [_receive(path, caller, until) for path, caller in callers.items()]
-    return sorted(filter(None, found), key=lambda one: (one["world"], one["rank"]))
+    documents: list[dict[str, Any]] = []
+    readers = threads.Threads("shoal top", MOST_ASKED)
+    for folder in filter(Path.is_dir, _folders()):
+        _check(folder)
+        for path in folder.glob("[!.]*.sock"):
+            readers.submit(functools.partial(_read, path, documents))
+    readers.finish()
+    return sorted(documents, key=lambda one: (one["world"], one["rank"]))
 
 
-def _receive(path: Path, caller: socket.socket, until: float) -> dict[str, Any] | None:
-    """Return a document; None if its process ended meanwhile."""
-    text, part = b"", b"-"
+def _read(path: Path, documents: list[dict[str, Any]]) -> None:
     try:
-        while part:
-            caller.settimeout(max(0.001, until - time.monotonic()))
-            part = caller.recv(1 << 20)
-            text += part
-        return dict(json.loads(text)) if text else None
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(PATIENCE_S)
+            caller.connect(str(path))
+            with caller.makefile("rb") as answer:
+                text = answer.read()
+        if text:  # else it has just ended
+            documents.append(dict(json.loads(text)))
+    except FileNotFoundError:
+        pass  # it has just ended
+    except ConnectionRefusedError:  # nobody listens any more
+        path.unlink(missing_ok=True)
     except (OSError, ValueError):
         world, rank, pid = path.stem.split("-")
         error = "it does not answer"
-        return {"world": world, "rank": int(rank), "pid": int(pid), "error": error}
+        documents.append({"world": world, "rank": int(rank), "pid": int(pid), "error": error})
 
 
 def _folders() -> list[Path]:

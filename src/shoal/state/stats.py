@@ -120,7 +120,7 @@ def stats_of(source: Any, group: Any = None, last: Stats | None = None) -> Stats
     ]
     peers = [peer for peer in world["peers"] if peer["rank"] in ranks and peer["link"] != "none"]
     counted_s, busy_s, counts = source.count().read()
-    since_s = counted_s - (last.counted_s if last else 0.0)
+    since_s = counted_s - (0.0 if last is None else last.counted_s)
     ended: dict[str, tuple[int, int]] = {}
     for (group_id, name), (n_calls, n_bytes) in sorted(counts.items(), key=lambda one: one[0][1]):
         if native_id in (None, group_id):
@@ -137,11 +137,7 @@ def stats_of(source: Any, group: Any = None, last: Stats | None = None) -> Stats
         in_flight=_calls(groups, ranks, source.names),
         counted_s=counted_s,
         busy_s=busy_s,
-        busy_share=(
-            (busy_s - (last.busy_s if last else 0.0)) / since_s
-            if since_s > (0.0 if last else 0.001)
-            else None
-        ),
+        busy_share=(busy_s - last.busy_s) / since_s if last is not None and since_s > 0 else None,
         ended=ended,
         links=_links(peers, ranks, source.names),
         stalls={

@@ -1,0 +1,134 @@
+"""`shoal top` over hosts: a process serves its numbers to holders of the job key.
+
+It listens at an address of its own, besides its Unix socket, and speaks the protocol of a store
+(rendezvous/store/wire.py) in which nothing can be written: the value of "n_parts" is the number of
+parts of a new document, and those of "0", "1" and so on are the parts. docs/top.md describes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import socket
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.rendezvous.store import MAX_VALUE_BYTES
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import Serving, StoreLimits
+from shoal.rendezvous.store.wire import VALUE
+from shoal.threads import Threads
+
+if TYPE_CHECKING:
+    from shoal.engine import Peer
+
+VERSION: Final = 1
+"""The version of the document; raised when a reader of the last one would misunderstand it."""
+
+PATIENCE_S: Final = 2.0  # of either end with the other
+MOST_BYTES: Final = 4 << 20  # of a document: the links of ten thousand ranks
+_MOST_READERS: Final = 64  # of a rank at a time
+MOST_ASKED: Final = 64  # ranks at a time: each takes a thread and five descriptors
+_N_PARTS: Final = "n_parts"
+
+
+ANY_RANK: Final = -1
+
+
+class Place(NamedTuple):
+    """A rank of a world, or `ANY_RANK`, its host's name, and where it answers; port 0: nowhere."""
+
+    world: str
+    rank: int
+    host: str
+    address: str
+    port: int
+
+
+class Answering(Serving):
+    """Serves documents; takes nothing from its clients.
+
+    Args:
+        read: returns a document; called on the serving thread.
+    """
+
+    key_differs_text = "`shoal top` with another job key asked for numbers, and was refused"
+
+    def __init__(self, listener: socket.socket, job_key: bytes, read: Callable[[], bytes]) -> None:
+        super().__init__([listener], job_key, StoreLimits(n_clients=_MOST_READERS))
+        self._read = read
+        self._documents: dict[Peer, bytes] = {}
+
+    def _set(self, peer: Peer, key: str, value: bytes) -> None:
+        raise ValueError("nothing can be written here")
+
+    def _get(self, peer: Peer, key: str, wait_ms: int) -> None:
+        if key == _N_PARTS:
+            document = self._documents[peer] = self._read()
+            self._reply(peer, VALUE, b"%d" % -(-len(document) // MAX_VALUE_BYTES))
+        else:
+            begin = int(key) * MAX_VALUE_BYTES
+            part = self._documents.get(peer, b"")[begin : begin + MAX_VALUE_BYTES]
+            self._reply(peer, VALUE, part)
+
+    def lost(self, peer: Peer, error: int = 0, why: str = "") -> None:
+        """Forget a client, and its document."""
+        super().lost(peer, error, why)
+        self._documents.pop(peer, None)
+
+
+def places_of(document: dict[str, Any]) -> list[Place]:
+    """Return where the ranks of a document's world answer; ValueError or TypeError for nonsense."""
+    return [
+        Place(str(document["world"]), int(rank), str(host), str(address), int(port))
+        for rank, host, address, port in document["monitors"]
+    ]
+
+
+def ask(places: Iterable[Place], job_key: bytes) -> list[dict[str, Any]]:
+    """Return the document of each place; of one that fails, one with `error`.
+
+    Takes two seconds for each 64 of them that do not answer.
+    """
+    documents: list[dict[str, Any]] = []
+    threads = Threads("shoal top", MOST_ASKED)
+    for place in places:
+        threads.submit(functools.partial(_ask, place, job_key, documents))
+    threads.finish()
+    return sorted(documents, key=lambda one: one["rank"])
+
+
+def _ask(place: Place, job_key: bytes, documents: list[dict[str, Any]]) -> None:
+    why = "it was started without SHOAL_MONITOR=1, or without a job key"
+    if place.port:
+        try:
+            documents.append(_document_at(place, job_key))
+            return
+        except TimedOut:
+            why = "it does not answer"
+        except PeerLost:
+            why = "it has ended, or its connection broke"
+        except (ShoalError, OSError) as error:
+            why = str(error)
+    documents.append({"world": place.world, "rank": place.rank, "host": place.host, "error": why})
+
+
+def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
+    where = place.address, place.port
+    client = TcpStoreClient(*where, timeout_s=PATIENCE_S, key=job_key, is_served=True)
+    with contextlib.closing(client):
+        try:
+            n_parts = min(int(client.try_get(_N_PARTS) or 0), MOST_BYTES // MAX_VALUE_BYTES)
+            parts = client.try_get_all([str(part) for part in range(n_parts)])
+            document = dict(json.loads(b"".join(parts or ())))
+            if document["shoal_monitor"] != VERSION:
+                raise ShoalError("it runs another version of shoal")
+            places_of(document)
+            rank = int(document["rank"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise ShoalError("its numbers cannot be read") from error
+    if place.rank not in (ANY_RANK, rank):
+        raise ShoalError(f"rank {rank} answers in its place")
+    return document

@@ -1,0 +1,186 @@
+"""How `shoal top` asks ranks over a network: which of them answer, with what, and which do not."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shoal.cli import main
+from shoal.errors import PeerLost, ShoalError
+from shoal.group import form as forming
+from shoal.group.agreeing import digest_of, monitor_of
+from shoal.plan import Settings
+from shoal.rendezvous.interface import Advertised
+from shoal.rendezvous.listener import listen_tcp
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.state import remote
+from shoal.state.remote import Answering, Place, ask
+
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+
+
+def document(rank: int, *monitors: list[Any], more: str = "") -> bytes:
+    head = {"shoal_monitor": remote.VERSION, "world": "w", "rank": rank, "more": more}
+    return json.dumps({**head, "monitors": monitors}).encode()
+
+
+@contextlib.contextmanager
+def answering(read: Callable[[], bytes]) -> Iterator[int]:
+    """The port of 127.0.0.1 at which a process answers."""
+    listener = listen_tcp("127.0.0.1", (0,))
+    port = listener.getsockname()[1]
+    serving = Answering(listener, KEY, read)
+    thread = threading.Thread(target=serving.run)
+    thread.start()
+    try:
+        yield port
+    finally:
+        serving.submit(None)
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def at(port: int, rank: int = 0) -> Place:
+    return Place("w", rank, "h", "127.0.0.1", port)
+
+
+def errors_of(*places: Place, key: bytes = KEY) -> list[str | None]:
+    return [one.get("error") for one in ask(places, key)]
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_KEY", KEY.decode())
+    monkeypatch.delenv("SHOAL_KEY_FILE", raising=False)
+
+
+@pytest.mark.usefixtures("key")
+def test_a_rank_names_all_ranks_of_its_world_and_each_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monitors: list[list[Any]] = []
+    with (
+        answering(lambda: document(0, *monitors)) as first,
+        answering(lambda: document(1, *monitors)) as second,
+    ):
+        monitors += [[1, "b", "127.0.0.1", second], [0, "a", "127.0.0.1", first], [2, "c", "::", 0]]
+        assert main(["top", f"localhost:{second}", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert [one["rank"] for one in found] == [0, 1, 2]
+    assert [one.get("error") for one in found[:2]] == [None, None]
+    assert found[2]["error"] == "it was started without SHOAL_MONITOR=1, or without a job key"
+    assert found[2]["host"] == "c"
+
+
+def test_a_long_document_comes_in_parts() -> None:
+    more = "".join(map(str, range(50_000)))
+    with answering(lambda: document(0, more=more)) as port:
+        [found] = ask([at(port)], KEY)
+    assert found["more"] == more
+
+
+def test_a_reader_with_another_key_gets_nothing_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with answering(lambda: document(0)) as port:
+        for _ in range(2):
+            [error] = errors_of(at(port), key=OTHER_KEY)
+            assert "holds another key" in str(error)
+        assert errors_of(at(port)) == [None]
+    assert caplog.text.count("`shoal top` with another job key asked for numbers") == 1
+
+
+def test_ranks_that_do_not_answer_are_shown_beside_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "PATIENCE_S", 0.5)
+    n_silent = remote.MOST_ASKED + 6
+    with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as silent:
+        port = silent.getsockname()[1]
+        with answering(lambda: document(n_silent)) as alive:
+            places = [*(at(port, rank) for rank in range(n_silent)), at(alive, n_silent)]
+            assert errors_of(*places) == [*(["it does not answer"] * n_silent), None]
+
+
+@pytest.mark.usefixtures("key")
+def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as listener:
+        gone = listener.getsockname()[1]
+    assert errors_of(at(gone)) == ["it has ended, or its connection broke"]
+    assert main(["top", f"127.0.0.1:{gone}", "--once"]) != 0
+    assert f"the process at 127.0.0.1:{gone}: it has ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "its numbers cannot be read"),
+        (b"[1]", "its numbers cannot be read"),
+        (b'{"shoal_monitor": 99}', "it runs another version of shoal"),
+        (document(0, ["x", "h", "::", 1]), "its numbers cannot be read"),
+        (document(0, [0, "h"]), "its numbers cannot be read"),
+        (document(7), "rank 7 answers in its place"),
+        (document(0, more="1" * remote.MOST_BYTES), "its numbers cannot be read"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_an_error_of_its_rank(answer: bytes, why: str) -> None:
+    with answering(lambda: answer) as port:
+        assert errors_of(at(port)) == [why]
+
+
+def test_nothing_can_be_written_and_nothing_else_is_read() -> None:
+    with answering(lambda: document(0)) as port:
+
+        def client() -> contextlib.closing[TcpStoreClient]:
+            return contextlib.closing(TcpStoreClient("127.0.0.1", port, timeout_s=30, key=KEY))
+
+        with client() as one, pytest.raises(PeerLost):
+            one.set("n_parts", b"9")
+        with client() as one, pytest.raises(PeerLost):
+            one.try_get("another key")
+        with client() as one:
+            assert one.try_get("0") == b""  # nothing was asked for before
+            assert one.try_get("n_parts") == b"1"
+            assert one.try_get("0") == document(0)
+            assert one.try_get("1") == b""
+
+
+@pytest.mark.parametrize("place", [("10.0.0.2", 29600), ("fd00::2", 65535)])
+def test_the_settings_digest_carries_where_a_rank_answers(place: tuple[str, int]) -> None:
+    settings = Settings.read({})
+    assert monitor_of(digest_of(settings, monitor=place)) == place
+    assert monitor_of(digest_of(settings))[1] == 0
+
+
+@pytest.mark.usefixtures("key")
+def test_what_is_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "10.0.0.2"]) == 2
+    assert "'10.0.0.2' is not an address; expected host:port" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("key")
+def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOAL_MONITOR", "1")
+    with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port - 1}-{port}")
+        advertised = [Advertised("127.0.0.1", "lo", "a test")]
+        listener, place = forming._listen_to_readers(advertised)
+        assert listener is not None
+        assert place is not None
+        assert place.port == port - 1
+        assert forming._listen_to_readers(advertised) == (None, None)  # no port is left
+
+        def refuse(*_args: object) -> None:
+            raise ShoalError("no memory")
+
+        monkeypatch.setattr(forming, "_listen_to_readers", lambda _advertised: (listener, place))
+        monkeypatch.setattr(forming, "meet", refuse)
+        with pytest.raises(ShoalError, match="no memory"):
+            forming.form(None, 0, 1)  # type: ignore[arg-type]
+        assert listener.fileno() == -1
