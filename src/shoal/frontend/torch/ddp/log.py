@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from shoal.average.report import StepBreakdown
 
 
 class WrapperLog:
@@ -70,20 +67,3 @@ class WrapperLog:
         for name, value in self._measured().items():
             (numbers if isinstance(value, int) else words)[name] = value
         return SimpleNamespace(strs_map=words, ints_map=numbers)
-
-
-def times_of(steps: Sequence[StepBreakdown]) -> dict[str, int]:
-    """Times of the last step and of a mean one in nanoseconds, under the names of torch's log."""
-    if not steps:
-        return {}
-    named: dict[str, Callable[[StepBreakdown], float]] = {
-        "forward_compute_time": lambda step: step.forward,
-        "backward_compute_time": lambda step: step.backward,
-        "backward_comm_time": lambda step: step.communication,
-        "backward_compute_comm_overlap_time": lambda step: step.hidden,
-    }
-    found: dict[str, int] = {}
-    for name, get in named.items():
-        values = {name: get(steps[-1]), f"avg_{name}": sum(map(get, steps)) / len(steps)}
-        found |= {key: round(us * 1e3) for key, us in values.items()}
-    return found

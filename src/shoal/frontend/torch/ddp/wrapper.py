@@ -20,14 +20,13 @@ from torch.nn.parallel import distributed as torch_ddp
 
 import shoal.frontend.torch as frontend
 from shoal.average.agreeing import SameCheck, checked_interval
-from shoal.average.report import break_down
 from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
 from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
-from shoal.frontend.torch.ddp.log import WrapperLog, times_of
+from shoal.frontend.torch.ddp.log import WrapperLog
 from shoal.frontend.torch.ddp.parameter_hooks import Registrations, not_held
 from shoal.frontend.torch.ddp.same_model import check_same_model, values_of
 from shoal.frontend.torch.ddp.sparse import SparseGradients
@@ -176,16 +175,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return state
 
     def load_feedback_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Take what `feedback_state_dict` returned, between two steps.
-
-        Args:
-            strict: raise where the residuals belong to other parameters. If not, what fits is taken
-                and the rest is dropped, with one line in the log.
-
-        Raises:
-            UsageError: the residuals belong to other parameters, whose names are given, or a step
-                is under way, or `compress` keeps none. Nothing has changed.
-        """
+        """Take what `feedback_state_dict` returned, as `Averager.load_state_dict` does."""
         averaging = self.reducer.averaging
         if isinstance(averaging, FusedGradients):
             averaging.averager.load_state_dict(state, strict=strict)
@@ -196,13 +186,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
 
     def report(self, *, alone: bool = False) -> AveragingReport:
-        """Report where the time of the last steps went: `print` it, or see its other forms.
-
-        Every rank calls it at the same place among its steps: a small all-gather finds the slowest
-        rank. If a rank does not call it, the others raise `TimedOut`, as for any call.
-
-        Args:
-            alone: ask no other rank. For what only one rank calls, and after the group has ended.
+        """Report where the time of the last steps went, as `shoal.average.Averager.report` does.
 
         Raises:
             Unsupported: a communication hook averages the gradients, as on a device.
@@ -340,13 +324,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return [names[id(parameter)] for parameter in parameters]
 
     def _measured(self) -> dict[str, Any]:
-        averaging = self.reducer.averaging
-        sizes = ", ".join(map(str, averaging.sizes))
+        sizes = ", ".join(map(str, self.reducer.averaging.sizes))
         n_steps = self.reducer.n_steps
-        found = {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes, "iteration": n_steps}
-        if isinstance(averaging, FusedGradients):
-            found |= times_of(break_down(tuple(averaging.averager.times)))
-        return found
+        return {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes, "iteration": n_steps}
 
     # Forward.
 
