@@ -43,17 +43,11 @@ def test_a_share_of_a_chunk_is_whole_elements_and_at_least_one() -> None:
         ({"share": float("nan")}, "share must be"),
         ({"bits": 4}, "bits must be 8 or 2"),
         ({"warm_up": -1}, "warm_up must be a number of steps"),
-        ({"mean": "median"}, 'mean must be "n"'),
     ],
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         ChunkTopK(**wrong)
-
-
-def test_a_mean_over_contributors_is_refused_with_the_reason() -> None:
-    with pytest.raises(Unsupported, match="does not count from how many ranks each came"):
-        ChunkTopK(mean="contributors")
 
 
 def test_top_k_is_refused_where_ranks_share_one_of_several_hosts() -> None:

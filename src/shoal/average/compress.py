@@ -51,18 +51,17 @@ class ErrorFeedback:
 class ChunkTopK:
     """Send the largest values of each chunk of 4,096, and add the others to the next step's.
 
-    The rank that reduces a chunk keeps the largest sums alone, in the same way.
+    The rank that reduces a chunk keeps the largest sums alone, in the same way, and divides them by
+    the number of ranks, whichever of them have sent the value.
 
     Args:
         share: of the values that are sent.
         bits: of a value: 8, or 2 for its sign and magnitude roughly. An index takes 12 bits.
         warm_up: the number of steps in which more is sent: shares of 1/4, 1/16, 1/64 and so on down
             to `share`, each in the same number of steps.
-        mean: "n" divides a sum by the number of ranks, whichever of them have sent the value.
 
     Raises:
         UsageError: a number is out of its range.
-        Unsupported: `mean` is "contributors".
 
     Source: Lin et al., "Deep Gradient Compression" (ICLR 2018); chunks as in arXiv 2508.15706.
     """
@@ -70,14 +69,8 @@ class ChunkTopK:
     share: float = 0.01
     bits: int = 8
     warm_up: int = 0
-    mean: str = "n"
 
     def __post_init__(self) -> None:
-        if self.mean == "contributors":
-            raise Unsupported(
-                "ChunkTopK: there is no mean over contributors: a rank that reduces adds values up "
-                'and does not count from how many ranks each came; give mean="n"'
-            )
         for name in ("share", "bits", "warm_up"):
             if not isinstance(value := getattr(self, name), (int, float)):
                 raise UsageError(f"ChunkTopK: {name} must be a number, got {value!r}")
@@ -85,7 +78,6 @@ class ChunkTopK:
             ("share", 0 < self.share <= 1, "more than 0 and at most 1"),
             ("bits", self.bits in (2, 8), "8 or 2"),
             ("warm_up", self.warm_up >= 0, "a number of steps, 0 or more"),
-            ("mean", self.mean == "n", '"n"'),
         ):
             if not is_right:
                 raise UsageError(f"{self}: {name} must be {needed}")
