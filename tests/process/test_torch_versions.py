@@ -147,7 +147,7 @@ def case_torch_keeps_no_work_that_has_been_waited_for() -> None:
 
 def case_works_of_others_answer_for_themselves() -> None:
     """Works that are none of shoal's and, as torch's holders, do not say of what kind."""
-    from shoal.frontend.torch.work import patch_work_holders
+    from shoal.frontend.torch.work_holders import patch_work_holders
 
     patch_work_holders()  # as making a group does, from torch 2.14 on
     future: torch.futures.Future[Any] = torch.futures.Future()

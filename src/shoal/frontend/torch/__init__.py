@@ -21,7 +21,7 @@ from shoal.frontend.torch.process_group import (
     notice_hooks,
     takes_backends,
 )
-from shoal.frontend.torch.work import patch_work_holders
+from shoal.frontend.torch.work_holders import patch_work_holders
 from shoal.group.form import form
 from shoal.rendezvous import TorchStore
 from shoal.settings import local_nccl

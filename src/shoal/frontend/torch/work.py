@@ -81,12 +81,7 @@ _given_name: Final[Callable[[], str]] = getattr(
 
 @not_compiled
 class FinishedWork(dist.Work):
-    """A call that had ended when it returned.
-
-    Args:
-        tensors: the result, as the future gives it.
-        number: the group's sequence number of the call.
-    """
+    """A call that had ended when it returned, with its result and sequence number."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], number: int = 0) -> None:
         dist.Work.__init__(self)
@@ -174,10 +169,7 @@ class PendingWork(FinishedWork):
         """Drive the call to its end, complete its future and run the callbacks.
 
         Callbacks that run on another thread are waited for, except inside a callback: two threads
-        would wait for each other.
-
-        Args:
-            timeout: for the call, in this wait; zero or less takes the call's own.
+        would wait for each other. `timeout` is of this wait; zero or less takes the call's own.
 
         Raises:
             ShoalError: the call failed; its tensors are partly folded, unless it is a UsageError.
@@ -203,15 +195,15 @@ class PendingWork(FinishedWork):
                 return self._completion.future
             completion = _Completion(len(self.works), self._results, self.devices)
             self._completion = completion
-        if _this_thread.held_back is not None:
-            _this_thread.held_back.append(self)
+        if this_thread.held_back is not None:
+            this_thread.held_back.append(self)
             return completion.future
         # NOT before the future is made: a wait that ended meanwhile would not complete it.
         if self._all_done():
             completion.finish()
             return completion.future
-        if _this_thread.no_thread is not None:
-            completion.finish(_this_thread.no_thread)
+        if this_thread.no_thread is not None:
+            completion.finish(this_thread.no_thread)
             return completion.future
         _pending[completion] = None
         try:
@@ -325,13 +317,13 @@ class _Completion:
         """
         _pending.pop(self, None)
         if self._first.acquire(blocking=False):
-            _this_thread.n_completions += 1
+            this_thread.n_completions += 1
             try:
                 self._over.set_result(why_not)
             finally:
-                _this_thread.n_completions -= 1
+                this_thread.n_completions -= 1
                 self._has_ended.set()
-        elif not _this_thread.n_completions:
+        elif not this_thread.n_completions:
             self._has_ended.wait()
         elif not self.future.done():
             with contextlib.suppress(RuntimeError):  # why the call failed
@@ -348,14 +340,14 @@ def _fail_all(why_not: ShoalError) -> None:
     Their callbacks run on this thread, where no other could complete the futures that they wait
     for: older ones, and those that they ask for themselves.
     """
-    _this_thread.no_thread = why_not
-    _this_thread.n_completions += 1
+    this_thread.no_thread = why_not
+    this_thread.n_completions += 1
     try:
         for completion in [*_pending]:
             completion.finish(why_not)
     finally:
-        _this_thread.n_completions -= 1
-        _this_thread.no_thread = None
+        this_thread.n_completions -= 1
+        this_thread.no_thread = None
 
 
 class _ThisThread(threading.local):
@@ -376,7 +368,7 @@ class _ThisThread(threading.local):
     no_thread: ShoalError | None = None
 
 
-_this_thread: Final = _ThisThread()
+this_thread: Final = _ThisThread()
 
 
 @contextlib.contextmanager
@@ -384,18 +376,16 @@ def calls_of_hook(subject: int) -> Iterator[list[PendingWork]]:
     """Have ranks compare this subject with the calls of this thread, and hold back their futures.
 
     A future that this thread asks for meanwhile completes when its Work is waited for, and its
-    callbacks run on the waiting thread: so their calls come in the same order on all ranks.
-
-    Returns:
-        The works, each to be waited for.
+    callbacks run on the waiting thread: so their calls come in the same order on all ranks. Yields
+    the works, each to be waited for.
     """
     works: list[PendingWork] = []
-    before, _this_thread.held_back = _this_thread.held_back, works
+    before, this_thread.held_back = this_thread.held_back, works
     try:
         with calls_with(subject=subject):
             yield works
     finally:
-        _this_thread.held_back = before
+        this_thread.held_back = before
 
 
 @contextlib.contextmanager
@@ -405,16 +395,16 @@ def calls_with(**options: Any) -> Iterator[None]:
     Args:
         options: `subject`, and `wire` for collectives that take it; see `Group`.
     """
-    before, _this_thread.options = _this_thread.options, options
+    before, this_thread.options = this_thread.options, options
     try:
         yield
     finally:
-        _this_thread.options = before
+        this_thread.options = before
 
 
 def current_options() -> Mapping[str, Any]:
     """Return the keywords for this thread's calls beside those of torch."""
-    return _this_thread.options
+    return this_thread.options
 
 
 @functools.cache
@@ -469,60 +459,12 @@ class InBackground:
         self._future.add_done_callback(lambda _: callback(self))
 
 
-# ---- what torch 2.14 and later hand out in place of a Work written in Python ----
-
-# Their C++ puts such a Work into a PyWorkHolder, which forwards `wait` and `get_future` alone. To
-# all else it answers as an object that knows nothing: never complete, successful in any case, and
-# without a source, which `recv` asks for. In Python it is a plain `torch.distributed.Work`, from
-# which nothing can be derived. So the methods of that class are replaced: they ask the Work inside
-# if it is one of shoal's, and are torch's own otherwise.
-
-_NOT_FORWARDED: Final = (
-    *("is_completed", "is_success", "exception", "result", "synchronize"),
-    *("source_rank", "_source_rank", "_get_sequence_number"),
-)
-
-# The type of operation that a holder reports; works of torch's own backends report their own.
-_UNKNOWN: Final = 100
-
 _NO_FUTURE: Final[torch.futures.Future[Any]] = torch.futures.Future()
 
 
 def _future_for_lookup(work: FinishedWork) -> torch.futures.Future[Any] | None:
-    """Return what `get_future` of a Work returns while a holder is searched for it; else None."""
-    if _this_thread.lookup is None:
+    """Return what `get_future` of a Work returns while work_holders.py looks for it; else None."""
+    if this_thread.lookup is None:
         return None
-    _this_thread.lookup.append(work)
+    this_thread.lookup.append(work)
     return _NO_FUTURE
-
-
-def _held(holder: Any) -> FinishedWork | None:
-    """Return shoal's Work in a holder; None for every other Work."""
-    if holder._get_op_type() != _UNKNOWN:
-        return None
-    found = _this_thread.lookup = []
-    try:
-        holder.get_future()  # forwarded to the Work inside
-    except RuntimeError:  # another backend's, without futures
-        return None
-    finally:
-        _this_thread.lookup = None
-    return found[0] if found else None
-
-
-def _forwarding(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def forward(self: Any, *args: Any) -> Any:
-        work = _held(self)
-        return own(self, *args) if work is None else getattr(work, name)(*args)
-
-    return forward
-
-
-@functools.cache
-def patch_work_holders() -> None:
-    """Have holders forward everything to shoal's works from now on, in this process."""
-    work: Any = dist.Work
-    for name in _NOT_FORWARDED:
-        if hasattr(work, name):  # torch 2.13 has no _get_sequence_number
-            setattr(work, name, _forwarding(name, getattr(work, name)))

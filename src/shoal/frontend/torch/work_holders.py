@@ -1,0 +1,61 @@
+"""What torch 2.14 and later hand out in place of a Work written in Python.
+
+Their C++ puts such a Work into a PyWorkHolder, which forwards `wait` and `get_future` alone. To all
+else it answers as an object that knows nothing: never complete, successful in any case, and without
+a source, which `recv` asks for. In Python it is a plain `torch.distributed.Work`, from which
+nothing can be derived. So the methods of that class are replaced: they ask the Work inside if it is
+one of shoal's, and are torch's own otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as dist
+
+from shoal.frontend.torch.work import this_thread
+
+if TYPE_CHECKING:
+    from shoal.frontend.torch.work import FinishedWork
+
+_NOT_FORWARDED: Final = (
+    *("is_completed", "is_success", "exception", "result", "synchronize"),
+    *("source_rank", "_source_rank", "_get_sequence_number"),
+)
+
+# The type of operation that a holder reports; works of torch's own backends report their own.
+_UNKNOWN: Final = 100
+
+
+def _held(holder: Any) -> FinishedWork | None:
+    """Return shoal's Work in a holder; None for every other Work."""
+    if holder._get_op_type() != _UNKNOWN:
+        return None
+    found = this_thread.lookup = []
+    try:
+        holder.get_future()  # forwarded to the Work inside
+    except RuntimeError:  # another backend's, without futures
+        return None
+    finally:
+        this_thread.lookup = None
+    return found[0] if found else None
+
+
+def _forwarding(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any) -> Any:
+        work = _held(self)
+        return own(self, *args) if work is None else getattr(work, name)(*args)
+
+    return forward
+
+
+@functools.cache
+def patch_work_holders() -> None:
+    """Have holders forward everything to shoal's works from now on, in this process."""
+    work: Any = dist.Work
+    for name in _NOT_FORWARDED:
+        if hasattr(work, name):  # torch 2.13 has no _get_sequence_number
+            setattr(work, name, _forwarding(name, getattr(work, name)))
