@@ -157,7 +157,7 @@ def end_fork() -> None:
     Modules and static objects of libraries would copy most pages that the fork shares: 0.25 s of
     processor time. Threads are joined and exit functions run on every rank.
     """
-    if os.environ["RANK"] == "0" or "torch" not in sys.modules:
+    if os.environ.get("RANK", "0") == "0" or "torch" not in sys.modules:
         return
     threading._shutdown()
     atexit._run_exitfuncs()
