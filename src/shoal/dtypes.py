@@ -75,14 +75,9 @@ def item_size(dtype: DType) -> int:
 
 
 def parse_dtype(value: object) -> DType:
-    """Return the DType that `value` names, without importing the framework it comes from.
+    """Return the DType of a DType, a name, a NumPy type (also of ml_dtypes), or a torch dtype.
 
-    Args:
-        value: a DType, a name ("float32"), a NumPy dtype or scalar type (also those of
-            ml_dtypes), or a torch dtype.
-
-    Raises:
-        UsageError: no such type, or its bytes are not in this machine's order.
+    Imports no framework. UsageError if there is none, or its bytes are not in this order.
     """
     if isinstance(value, DType):
         return value

@@ -154,15 +154,10 @@ def can_encode(codec: Codec, dtype: DType, op: Op) -> bool:
 def round_to(
     codec: Codec, dtype: DType, address: int, n_elems: int, *, seed: int = 0, first: int = 0
 ) -> None:
-    """Round elements in place to values that a narrow codec can carry.
+    """Round elements in place, in the caller's memory, to values that a narrow codec can carry.
 
-    Args:
-        address: of memory that only the caller uses.
-        seed: 0: round to nearest; else at random, by this seed.
-        first: the index of the first element in the buffer, for the random bits.
-
-    Raises:
-        ValueError: the codec has no meaning for this type.
+    To the nearest with seed 0, else at random, by the seed and the index of the first element.
+    ValueError if the codec has no meaning for this type.
     """
     _round_to(codec.number, codec.keep, dtype, address, n_elems, seed, first)
 
@@ -195,10 +190,7 @@ def error_from(
 ) -> ShoalError | None:
     """Return the exception for a native error, or None for no error.
 
-    Args:
-        native: (fault, mesh rank to blame, what happened, during which call).
-        members: mesh ranks by group rank.
-        names: by mesh rank.
+    `native` is (fault, mesh rank to blame, what happened, during which call).
     """
     fault, peer, what, doing = native
     if fault is Fault.NONE:

@@ -33,11 +33,7 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
 class Threads:
     """Runs jobs on threads that start when all others are busy and end after an idle second.
 
-    Threads: any.
-
-    Args:
-        name: of each thread.
-        most: threads at a time. With one, jobs run in the order in which they are submitted.
+    At most `most` run at a time; one runs jobs in the order of `submit`. Threads: any.
     """
 
     _LINGER_S: Final = 1.0

@@ -28,14 +28,10 @@ _MOST_RANKS: Final = 8  # that an error lists
 
 
 def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[str, Any]) -> None:
-    """Compare with all other ranks; every rank calls it. One small all-gather where all agree.
+    """Compare arrays and options, of JSON's types, with all other ranks; every rank calls it.
 
-    Args:
-        name: of the calls.
-        options: other values that must be alike, by name; of JSON's types.
-
-    Raises (on every rank; the group goes on):
-        UsageError: they differ; names the first array or option, and the ranks.
+    One small all-gather where all agree. If not, UsageError on every rank names the first that
+    differs, and the ranks; the group goes on.
     """
     arrays = {repr(entry.name): f"{entry.dtype}{list(entry.shape)}" for entry in entries}
     order = {f"array {at}": repr(entry.name) for at, entry in enumerate(entries)}
@@ -45,15 +41,9 @@ def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[s
 
 
 def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
-    """The first of these named values that differs among the ranks, and which ranks have what.
+    """Name the first of these values that differs among ranks, and who has what; "" if none does.
 
     Every rank calls it. A small all-gather of hashes, and of the values only where these differ.
-
-    Args:
-        name: of the calls.
-
-    Returns:
-        "" if all ranks have the same values in the same order.
     """
     text = json.dumps(values).encode()
     digest = bytearray(hashlib.blake2b(text, digest_size=_N_DIGEST_BYTES).digest())
@@ -126,9 +116,7 @@ def shared_by(group: Group) -> Shared:
 class FirstOrder:
     """Broadcasts the order of the first step; every rank calls it at the same places of a step.
 
-    Args:
-        name: of the broadcast.
-        is_known: all ranks know the order already.
+    `is_known` if all ranks know the order already.
     """
 
     def __init__(self, group: Group, name: str, *, is_known: bool = False) -> None:
@@ -190,16 +178,11 @@ class SameCheck:
         return self.every > 0 and step % self.every == 0
 
     def compare(self, values: Iterable[tuple[str, Any]], step: int) -> None:
-        """Compare values with those of all other ranks; every rank calls it.
+        """Compare named values with those of all other ranks; every rank calls it.
 
-        A small all-gather where all are the same; the values are sent only where they are not.
-
-        Args:
-            values: each with its name: memory, as `span_of` takes it, or numbers, strings and
-                lists of them.
-
-        Raises (on every rank; the group goes on):
-            UsageError: names the first value that differs, and which ranks hold what.
+        Values are memory, as `span_of` takes it, numbers, strings and lists of them. They are sent
+        only where their hashes differ: UsageError on every rank then names the first, and the
+        ranks.
         """
         held = {name: _in_words(value) for name, value in values}
         if found := difference_among(self._group, self._name, held):

@@ -24,15 +24,10 @@ _ITEM: Final = 4  # bytes of a float32
 class Feedback:
     """The residuals of one averager on one rank, a float32 for each element.
 
-    A step adds the residuals to what it sends and makes new ones, which replace them when all
-    averages have come. So a step that fails, or whose averages are not finite, leaves the residuals
-    as they were: it can be repeated, and nothing is added twice.
-
-    Args:
-        scheme: says how values are rounded.
-
-    Attributes:
-        n_steps: how many steps have ended.
+    A step adds the residuals to what it sends and makes new ones, by the rounding of `scheme`,
+    which replace them when all averages have come. So a step that fails, or whose averages are not
+    finite, leaves the residuals as they were: it can be repeated, and nothing is added twice.
+    `n_steps` counts the steps that have ended.
     """
 
     def __init__(self, scheme: Scheme) -> None:
@@ -146,15 +141,10 @@ class Feedback:
         return found
 
     def load(self, residuals: Mapping[str, Any], n_steps: int, *, strict: bool, who: str) -> None:
-        """Take residuals that `residuals` returned, here or in another run.
+        """Take residuals that `residuals` returned, here or in another run, for the averager `who`.
 
-        Args:
-            strict: raise where they belong to other arrays. If not, what fits is taken and the rest
-                is dropped, with one line in the log.
-            who: the averager, for messages.
-
-        Raises:
-            UsageError: names what differs; nothing has changed.
+        If they belong to other arrays: with `strict` UsageError names them, and nothing changes;
+        else what fits is taken, with one line in the log about the rest.
         """
         np, held = numpy(), self.residuals()
         given = {name: np.asarray(one, np.float32) for name, one in residuals.items()}

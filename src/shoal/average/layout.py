@@ -96,10 +96,7 @@ class Extent(NamedTuple):
 class FusionBuffer(NamedTuple):
     """One piece of the flattened arrays, which is averaged by one call.
 
-    Args:
-        dtype: of its elements.
-        extent: in the memory.
-        entries: the indices of the arrays that lie in it, at least in part, in their order.
+    `entries` are the indices of the arrays that lie in it, at least in part, in their order.
     """
 
     dtype: DType

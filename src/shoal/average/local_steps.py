@@ -109,13 +109,8 @@ class LocalSteps:
     """Runs the rounds of one rank; `count` after each local step does what is due.
 
     Rounds have numbers, and all ranks send them in that order. So ranks that know how many rounds
-    each of them has sent and finished, know what each of them lacks.
-
-    Args:
-        arrays: the parameters by name, as `Averager` takes them.
-
-    Raises:
-        UsageError: wrong options, or ranks differ in parameters or options.
+    each of them has sent and finished, know what each of them lacks. UsageError for wrong options,
+    or if ranks differ in parameters or options.
     """
 
     def __init__(
@@ -195,10 +190,7 @@ class LocalSteps:
     # Steps.
 
     def count(self, weight: float | None = None) -> None:
-        """Count a local step, and do what is due after it.
-
-        Args:
-            weight: of the step: a number of samples or tokens, 0 or more.
+        """Count a local step of this weight (samples or tokens), and do what is due after it.
 
         Raises:
             UsageError: a weight is missing, or not asked for. Nothing was counted.

@@ -14,17 +14,10 @@ if TYPE_CHECKING:
 
 
 class ArrayMemory:
-    """One piece of `shoal.empty`'s kind, for any layout of the same arrays.
+    """One piece of `shoal.empty`'s kind, for `what`, and any layout of the same arrays.
 
-    Args:
-        what: what it is for, for messages.
-
-    Attributes:
-        data: the bytes; alive as long as anything refers to them.
-        layout: of the arrays now.
-
-    Raises:
-        ShoalError: the machine has not that much left.
+    `data` has the bytes, alive as long as anything refers to them; `layout` is of the arrays now.
+    ShoalError if the machine has not that much left.
     """
 
     def __init__(self, layout: Layout, what: str) -> None:

@@ -94,11 +94,9 @@ class Preparation:
         )
 
     def end(self) -> None:
-        """End the step, and exchange what was wrong; every rank calls it.
+        """End the step, on every rank.
 
-        Raises (on every rank):
-            NotFinite: a rank gave something that is not finite.
-            UsageError: all weights were 0.
+        All raise NotFinite if one gave such a value, or UsageError if all weights were 0.
         """
         if self._check_finite:
             self._raise_not_finite()

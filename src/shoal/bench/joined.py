@@ -30,12 +30,9 @@ _MPI_MARKS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class JoinedRanks:
-    """The libraries of this process. The first one that is asked must be shoal.
+    """The libraries of this process, of which shoal must be asked first, until the context ends.
 
-    Leaving the context leaves their groups.
-
-    Args:
-        timeout_s: the deadline of each call that can have one: MPI's have none.
+    Each call that can have a deadline has `timeout_s`: MPI's have none.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -23,9 +23,7 @@ UNSHAPED_STREAM_BYTES: Final = 500_000_000
 class Limit:
     """The rate of raw TCP streams over the NICs of a lab.
 
-    Args:
-        raw_bytes_per_s: of the slowest stream while all hosts send in a ring; measured before the
-            first call and after the last.
+    Of the slowest stream while all hosts send in a ring, before the first call and after the last.
     """
 
     place: BenchPlace

@@ -155,13 +155,9 @@ class SizePoint:
 
 
 class Column:
-    """Measures one library at one kind of call, a round at a time.
+    """Measures one library, by its name in tables, at one kind of call, a round at a time.
 
-    Args:
-        name: of the library, as tables call it.
-
-    Attributes:
-        failure: why it is not asked any more; empty if it is.
+    `failure` says why it is not asked any more; empty if it is.
     """
 
     def __init__(self, name: str, sweep: Sweep, kind: CallKind, in_place: bool) -> None:

@@ -33,18 +33,15 @@ def run_sweep(
     joined: Ask | None = None,
     is_first: bool = True,
 ) -> int:
-    """Measure, print a row for each size as soon as it is there, and write the file.
+    """Measure, print a row for each size at once, and write the file.
+
+    Returns the exit code: 1 if a result was wrong or shoal has no number somewhere. Raises
+    UsageError for sizes, roots or pairs that cannot be; Failure if shoal cannot be started.
 
     Args:
         argv: the arguments, for the head of the results.
         joined: asks ranks that a launcher has started; None: ranks are started here.
         is_first: this rank of such a job prints and writes.
-
-    Returns: the exit code: 1 if a result was wrong or shoal has no number somewhere.
-
-    Raises:
-        UsageError: there are no such sizes, roots or pairs; the file cannot be written.
-        Failure: shoal cannot be started at all.
     """
     _check(sweep)
     with contextlib.ExitStack() as stack:

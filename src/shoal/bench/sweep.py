@@ -124,9 +124,7 @@ class Sweep:
 class CallKind:
     """Calls of one kind: all that they have in common but their size.
 
-    Args:
-        op: as shoal calls it; empty where nothing is folded.
-        root: -1 where there is none.
+    `op` is shoal's name, empty where nothing is folded; `root` is -1 where there is none.
     """
 
     collective: str

@@ -57,9 +57,7 @@ class Contribution(NamedTuple):
 class KnownValues:
     """The values that each rank brings to a call, and those that the call must leave.
 
-    Args:
-        op: as shoal calls it.
-        codec: rounds each contribution and the result, beyond what the operation itself may round.
+    `codec` rounds each contribution and the result, beyond what the operation itself may round.
     """
 
     n_ranks: int

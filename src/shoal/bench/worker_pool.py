@@ -29,14 +29,10 @@ _FATE_S: Final = 0.5
 
 
 class WorkerPool:
-    """The processes of a running job.
+    """The processes of a running job, until the context ends, by force if they do not stop.
 
-    Every method raises Failure if a rank fails, and the pool is of no use then.
-
-    Leaving the context stops the processes, by force if they do not stop when asked to.
-
-    Args:
-        answer_s: how long a command may take.
+    Every method raises Failure if a rank fails, or takes longer than `answer_s`; the pool is of no
+    use then.
     """
 
     def __init__(self, spec: JobSpec, placement: Placement, answer_s: float = _ANSWER_S) -> None:
@@ -169,13 +165,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class StartedRanks:
-    """The pools of a run: each is started when its library is asked for the first time, and kept.
+    """The pools of a run, started when their libraries are first asked for, until the context ends.
 
-    Leaving the context stops them.
-
-    Args:
-        place: the ranks of each library, whatever its name there.
-        answer_s: how long a command may take.
+    `place` has the ranks of each library, whatever its name there; a command may take `answer_s`.
     """
 
     def __init__(self, place: JobSpec, placement: Placement, answer_s: float) -> None:

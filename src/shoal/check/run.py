@@ -27,17 +27,10 @@ _END: Final = "check/end"
 
 
 def check(timeout_s: float) -> Findings | None:
-    """Check this job's machines, on every rank at once.
+    """Check this job's machines, on every rank at once; return the findings on rank 0.
 
-    Args:
-        timeout_s: how long to wait for ranks that have not started.
-
-    Returns:
-        What was found, on rank 0; None on the others.
-
-    Raises:
-        UsageError: a variable is wrong, the interface does not exist, or another key is needed.
-        TimedOut: rank 0 does not answer.
+    Waits `timeout_s` for ranks that have not started. Raises UsageError for a wrong variable,
+    interface or key; TimedOut if rank 0 does not answer.
     """
     place = find_place()
     with _store(place, timeout_s) as store:
@@ -46,13 +39,15 @@ def check(timeout_s: float) -> Findings | None:
             own = facts.gather(place.rank, answerer.paths, answerer.token)
             store.set(f"check/facts/{place.rank}", own.encode())
             present = _all_facts(store, place, timeout_s)
-            probes = _probe_hosts(store, own, _first_of_hosts(present))
+            missing = [rank for rank in range(place.size) if rank not in present]
+            found = Findings([present[rank] for rank in sorted(present)], missing, {})
+            # The other ranks of a host share the interfaces of the lowest.
+            found.probes.update(_probe_hosts(store, own, found.hosts))
             if place.rank:
                 store.get(_END, _ROUND_S)
                 return None
             store.set(_END, b"")
-            missing = [rank for rank in range(place.size) if rank not in present]
-            return Findings([present[rank] for rank in sorted(present)], missing, probes)
+            return found
         finally:
             answerer.close()
 
@@ -93,22 +88,12 @@ def _all_facts(store: Store, place: LaunchInfo, timeout_s: float) -> dict[int, F
     return present
 
 
-def _first_of_hosts(present: dict[int, Facts]) -> list[Facts]:
-    """Choose the lowest rank of each host: the others share its interfaces."""
-    first: dict[str, Facts] = {}
-    for rank in sorted(present):
-        first.setdefault(present[rank].host_id, present[rank])
-    return list(first.values())
-
-
 def _probe_hosts(
     store: Store, own: Facts, hosts: list[Facts]
 ) -> dict[tuple[int, int], list[Probe]]:
     """Probe every other host, in rounds in which each host sends to one and receives from one.
 
-    Returns:
-        By rank of the prober and of the answerer: one probe for each path. On rank 0 all of them,
-        less those of ranks that died; elsewhere a part.
+    Returns probes by prober, answerer and path: on rank 0 all but those of ranks that died.
     """
     found: dict[tuple[int, int], list[Probe]] = {}
     ranks = [one.rank for one in hosts]

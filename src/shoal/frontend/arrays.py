@@ -34,11 +34,8 @@ def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: 
     """Average NumPy arrays over all ranks, in place; every rank calls it with arrays alike.
 
     The first call with these names, shapes and dtypes makes an averager, which is kept until the
-    group is closed or others have taken its place.
-
-    Raises:
-        UsageError: as `Averager` does; or the ranks gave different arrays in the first call.
-        ShoalError: as `Averager.wait` does; the group has ended.
+    group is closed or others have taken its place. UsageError as `Averager`, also for arrays that
+    differ in that call; ShoalError as `Averager.wait`.
     """
     specs = tuple(map(ArraySpec.of, names, arrays))
     key = (specs, *options.items())

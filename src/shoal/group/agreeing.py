@@ -119,13 +119,8 @@ def agreed_planner(
 ) -> Planner:
     """Return the planner of a new group, equal on all ranks and in every run. Sends nothing.
 
-    Args:
-        host_ids: the identity of each rank's host.
-        digests: the `digest_of` each rank.
-        title: the name of the group in the log.
-
-    Raises:
-        UsageError: the ranks' settings differ, or the tuning file is of another cluster.
+    Made of the host and the `digest_of` each rank; `title` names the group in the log. UsageError
+    if settings differ, or the tuning file is of another cluster.
     """
     agreed = _agree(settings, host_ids, digests)
     cluster, channels = agreed.cluster, agreed.channels

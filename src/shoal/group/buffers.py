@@ -144,11 +144,9 @@ def _not_contiguous(data: Any, view: memoryview) -> str:
 
 
 class BlockBuffers(NamedTuple):
-    """One block of memory for every rank, in rank order.
+    """One block of memory for every rank, in rank order, with the elements of each block.
 
-    Args:
-        spans: one over all blocks, of equal length, or one for each rank.
-        lengths: the elements of each block.
+    `spans` has one over all blocks, of equal length, or one for each rank.
     """
 
     spans: Sequence[BufferView]

@@ -101,9 +101,7 @@ class Context:
     ) -> engine.NativeGroup:
         """Make the native group of a new group, with an id that is equal on all members and new.
 
-        Args:
-            native_id: the id that the members have agreed on; None: each member makes equally many
-                groups of this name.
+        Without an agreed `native_id` each member makes equally many groups of this name.
         """
         if self._mesh is None:
             raise Closed(f"group {name!r} cannot be made: its context was closed")
@@ -247,10 +245,8 @@ def meet(
 ) -> Context:
     """Meet all ranks through `store` and connect to them; raises what `group.form` does.
 
-    Args:
-        digest: bytes for all ranks, which get them by rank as `Context.digests`.
-        channels: returns the number of channels between hosts from all hosts and digests; must not
-            raise.
+    All ranks get `digest`, as `Context.digests`. `channels` returns the number of channels from all
+    hosts and digests, without raising.
     """
     with reporting_failure(store, rank, size):
         tuning = _Tuning.read()
@@ -285,15 +281,10 @@ def meet(
 
 
 def connect(membership: Membership, n_channels: int, dead_s: float) -> Context:
-    """Connect to ranks that are known already, each alone on its host.
+    """Connect to ranks that are known already, each alone on its host, by `membership`'s listeners.
 
-    Args:
-        membership: its listeners are taken.
-        dead_s: the same on all ranks. A peer counts as lost if it is silent for this long, or if
-            its lost connections do not come back by then.
-
-    Raises:
-        ShoalError: this process lacks memory or descriptors.
+    A peer counts as lost if it is silent for `dead_s`, equal on all ranks, or if its lost
+    connections do not come back by then. ShoalError if this process lacks memory or descriptors.
     """
     heed_signal()
     with _as_shoal_error(membership.rank):

@@ -29,12 +29,8 @@ _MOST_NAMED: Final = 8  # ranks in an error
 class Line:
     """One rank's part in all shrinks of one group: that group, and the views that follow it.
 
-    Threads: any; one shrinks at a time.
-
-    Args:
-        rank: this process's rank in the group as it was formed.
-        rank_infos: the place of each rank of that group.
-        pair_with: makes the group of this rank and another one.
+    `rank` and `rank_infos` are of the group as it was formed; `pair_with` makes the group of this
+    rank and another one. Threads: any; one shrinks at a time.
     """
 
     def __init__(
@@ -66,8 +62,7 @@ class Line:
     ) -> View:
         """Return the view after `view`, with all survivors except the ranks `out`.
 
-        Args:
-            number: the least that its number may be. It is the highest that a member asks for.
+        Its number is the highest that a member asks for, here at least `number`.
 
         Raises (this may be called again):
             TimedOut: names the living ranks that did not shrink.

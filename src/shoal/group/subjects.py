@@ -12,14 +12,9 @@ _N_BUFFERS: Final = 1 << 10
 
 
 class Subject:
-    """An averager of a group, in one of its steps.
+    """An averager of a group, by its number from 1 on, equal on all ranks, in one of its steps.
 
-    Args:
-        number: the averager's number in its group, from 1 on; the same on every rank.
-        what: the averaged values, in words for people.
-
-    Attributes:
-        step: its current step, from 1 on.
+    `what` describes the averaged values to people; `step` is the current step, from 1 on.
     """
 
     def __init__(self, number: int, what: str) -> None:

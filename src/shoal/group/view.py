@@ -85,11 +85,8 @@ class Agreement:
     """One rank's part in agreeing on the next view of a group; it serves all views in turn.
 
     The caller sends `own` to all `reachable` ranks after each change, and passes in the reports of
-    the `awaited` ranks, until it `is_settled` or `is_out`. Reports of other ranks may wait.
-
-    Args:
-        rank: this process's rank in the group as it was formed.
-        size: the size of the group as it was formed.
+    the `awaited` ranks, until it `is_settled` or `is_out`. Reports of other ranks may wait. Ranks
+    and size are those of the group as it was formed.
     """
 
     def __init__(self, rank: int, size: int) -> None:

@@ -136,10 +136,8 @@ class Work:
     def on_done(self, callback: Callable[[Work], None]) -> None:
         """Run `callback(self)` on shoal's completion thread once the call has ended.
 
-        Callbacks must not wait for collectives. Their exceptions are logged.
-
-        Raises:
-            ShoalError: the call runs, and no thread can be started to wait for it.
+        Callbacks must not wait for collectives; their exceptions are logged. ShoalError if the call
+        runs, and no thread can be started to wait for it.
         """
         COMPLETIONS.add(self, callback)
 

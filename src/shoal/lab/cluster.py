@@ -57,14 +57,9 @@ _serials = itertools.count()
 
 @dataclass(frozen=True)
 class NicShape:
-    """The token bucket that keeps a NIC to its rate, each way.
+    """The token bucket that keeps a NIC to its rate, each way; UsageError for sizes unfit for tbf.
 
-    Args:
-        burst_bytes: bytes that pass at once after a pause.
-        queue_bytes: bytes that wait at the NIC before packets are lost.
-
-    Raises:
-        UsageError: tbf does not work with such a size.
+    The burst passes at once after a pause; the queue waits at the NIC before packets are lost.
     """
 
     # The kernel queues up to 64 KiB of one connection as one packet, and tbf cuts packets larger
@@ -192,11 +187,8 @@ class Lab:
         """Return variables for a process in a host: its interfaces and the rate of its link.
 
         An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
-        cores of one machine.
-
-        Args:
-            job: the hosts of a job, all if empty. Its ranks must agree about the links between
-                them: they are as fast as the links of the slowest host.
+        cores of one machine. The ranks of a job, on the hosts `job` or on all, must agree about
+        links: they are as fast as those of the slowest host.
         """
         n_nics = len(self.rates[host])
         names = ",".join(map(interface_of, range(n_nics)))

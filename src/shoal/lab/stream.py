@@ -38,12 +38,9 @@ def ring_of(n_hosts: int) -> list[Flow]:
 
 
 def measure_streams(cluster: Lab, flows: Sequence[Flow], n_bytes: int) -> list[float]:
-    """Run all streams at once, and return the bytes per second of each.
+    """Run all streams of `n_bytes` at once, and return the bytes per second of each.
 
-    The receiver measures from its first byte to its last, so connecting does not count.
-
-    Args:
-        n_bytes: the length of each stream; below half a second the burst at its start shows.
+    The receiver measures from first to last byte. Below half a second the burst at the start shows.
     """
     with contextlib.ExitStack() as stack:
 

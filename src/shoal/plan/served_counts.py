@@ -20,10 +20,8 @@ _FEW_RANKS: Final = 48
 def count_served(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, float]]) -> Counts:
     """Count in chunks of the mean length of a buffer that is cut by weights.
 
-    Args:
-        slower: by NIC, out and in: its time for a byte over that of the cluster's wire.
-
-    Cost: proportional to the steps of at most 48 ranks, and of 7 in larger groups.
+    `slower` is by NIC, out and in, its time for a byte over that of the cluster's wire. Takes the
+    steps of at most 48 ranks, and of 7 in larger groups.
     """
     n, size = len(weights.workers), len(weights.workers) + len(weights.servers)
     algorithm = find("all_reduce", weights.name()).fitted(n_bytes, size)

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 
 class Forced(NamedTuple):
-    """`SHOAL_ALGO`: an algorithm for all collectives that have it, and for some collectives.
+    """`SHOAL_ALGO`: its text, an algorithm for all collectives that have it, and those for some.
 
-    Args:
-        text: the variable itself: names, or collective:name, with commas between them.
-        everywhere: an algorithm's name, or empty.
-        by_collective: pairs of collective and name.
+    `everywhere` is a name, or empty; `by_collective` has pairs of collective and name.
     """
 
     text: str = ""

@@ -84,7 +84,8 @@ def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
     scale = min(1.0, 1 / sum(takes)) if any(takes) else 0.0
     of_servers = tuple(share * scale for share in takes)
     left = 1 - sum(of_servers)
-    can = [_most_of(n, time, nic.slower) for nic in workers]
+    # The most that each worker can fold in this time; of two workers, each can fold it all.
+    can = [max(0.0, time * nic.slower - 1) / (n - 2) if n > 2 else 1.0 for nic in workers]
     per_share = left / sum(can) if left > _NONE else 0.0
     of_workers = tuple(per_share * each for each in can)
     return Shares(of_workers, of_servers, time)
@@ -119,11 +120,6 @@ def servers_alone(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
     rate, n = sum(nic.slower for nic in servers), len(workers)
     time = max(n / rate, *(1 / nic.slower for nic in workers))
     return Shares((0.0,) * n, tuple(nic.slower / rate for nic in servers), time)
-
-
-def _most_of(n: int, time: float, rate: float) -> float:
-    """Return the most that a worker can fold in a time; of two workers, each can fold it all."""
-    return max(0.0, time * rate - 1) / (n - 2) if n > 2 else 1.0
 
 
 def _time_of(workers: Sequence[Nic], servers: Sequence[Nic]) -> float:

@@ -48,12 +48,9 @@ class Way(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What is trained, and where.
+    """What is trained, and where; workers have a host each if there are servers in `pool`.
 
-    Args:
-        n_bytes: the bytes of all gradients, in float32.
-        compute_us: the time of a step in which nothing is averaged.
-        pool: the servers; for workers on a host each.
+    `n_bytes` is all gradients in float32, `compute_us` a step in which nothing is averaged.
     """
 
     n_bytes: int
@@ -63,12 +60,9 @@ class Training(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """The mean step of a training.
+    """The mean step of a training, and the bytes that each worker sends to other hosts.
 
-    Args:
-        averaging_us: the time of the averages, if nothing is computed beside them.
-        step_us: the whole step.
-        sent_bytes: the bytes that each worker sends to other hosts.
+    `averaging_us` is the time of the averages, if nothing is computed beside them.
     """
 
     way: Way

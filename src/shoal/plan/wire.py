@@ -34,10 +34,8 @@ def reported_mbit(interface: str, folder: str | os.PathLike[str] = "/sys/class/n
     """Return the class of the rate that the system reports for an interface; None: no rate.
 
     Virtio and loopback interfaces report none, nor do others while their link is down. A veth, as
-    in containers, reports 10 Gbit/s whatever is behind it, which counts as none.
-
-    Raises:
-        OSError: no file descriptor is left.
+    in containers, reports 10 Gbit/s whatever is behind it, which counts as none. OSError if no file
+    descriptor is left.
     """
     where = os.path.join(folder, interface)
     try:

@@ -160,12 +160,8 @@ class Attempt(NamedTuple):
 def find_attempt(store: Store, rank: int, label: str, left: int = -1) -> Attempt:
     """Return the attempt that this rank joins: the last one, which has no record of it.
 
-    Args:
-        left: the attempt that this process was in; -1: none so far.
-
-    Raises:
-        PlaceTakenError: so was another process of its rank, and it is in this one already.
-        ShoalError: this process was in an attempt before, and a rank has failed since then.
+    If this process was in attempt `left` (-1: in none), raises PlaceTakenError for another process
+    of its rank, and ShoalError if a rank has failed since.
     """
     attempt = left + 1 if left >= 0 else _last(store)
     while True:

@@ -40,11 +40,9 @@ _LONGEST_LOOK_S: Final = 0.2
 
 
 class LinkLostError(Exception):
-    """A link broke, and with it this attempt.
+    """A link broke, and with it this attempt; why, as a verb phrase of this rank.
 
-    Args:
-        why: a verb phrase, of this rank.
-        has_reported: whether the rank above counts on us.
+    `has_reported` if the rank above counts on us.
     """
 
     def __init__(self, why: str, has_reported: bool) -> None:
@@ -53,11 +51,9 @@ class LinkLostError(Exception):
 
 
 class Connections:
-    """All of them; the owner of its own endpoint.
+    """All of them; the owner of its own endpoint. `listener` is for the ranks of our host.
 
-    Args:
-        listener: where the ranks of our host connect.
-        on_doubt: called when this attempt may have ended: a link broke, a key was wrong.
+    Calls `on_doubt` when this attempt may have ended: a link broke, a key was wrong.
     """
 
     def __init__(

@@ -57,14 +57,10 @@ _LAUNCHERS: Final = (
 
 
 def find_place(environ: Mapping[str, str] | None = None) -> LaunchInfo:
-    """This process's place, from the first launcher whose rank variable is set.
+    """Return this process's place, from the first launcher whose rank variable is set.
 
-    Args:
-        environ: read instead of `os.environ`.
-
-    Raises:
-        UsageError: no launcher, or a variable is missing, no integer, or out of range. The message
-            names the variable, its value and what is expected.
+    Raises UsageError without one, or for a missing or wrong variable: names it, its value and what
+    is expected.
     """
     env = os.environ if environ is None else environ
     launcher = next((found for found in _LAUNCHERS if env.get(found.rank)), None)

@@ -49,11 +49,10 @@ class Advertised(NamedTuple):
 def choose_address(
     master_addr: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Advertised:
-    """The address at which other hosts are asked to reach this process.
+    """Return the address at which other hosts are asked to reach this process.
 
-    Raises:
-        UsageError: the interface asked for does not exist or has no address, the master's name
-            does not resolve, or there is no route. The message lists what there is.
+    Raises UsageError, which lists what there is, for an interface that does not exist or has no
+    address, a master's name that does not resolve, or no route.
     """
     return choose_addresses(1, master_addr, environ)[0]
 

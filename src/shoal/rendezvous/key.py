@@ -27,11 +27,10 @@ HOW_TO_SET_KEY: Final = (
 
 
 def job_key(environ: Mapping[str, str] | None = None) -> bytes | None:
-    """The key given by `SHOAL_KEY_FILE`, else by `SHOAL_KEY`, else None.
+    """Return the key given by `SHOAL_KEY_FILE`, else by `SHOAL_KEY`, else None.
 
-    Raises:
-        UsageError: the file is missing, not a regular file, not ours, open to other users, or the
-            key is shorter than 16 bytes. The message never holds the key.
+    Raises UsageError, without the key, for a file that is missing, not regular, not ours or open to
+    others, and for a key of less than 16 bytes.
     """
     env = os.environ if environ is None else environ
     path = env.get("SHOAL_KEY_FILE")

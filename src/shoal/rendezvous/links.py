@@ -66,13 +66,10 @@ class TreeLink:
 
 
 class TreeLinks:
-    """All links of one rank in one attempt.
+    """All links of one rank in one attempt, along its tree.
 
-    Args:
-        tree: says with whom.
-        memory_fd: to pass to the other ranks of our host if we are its lowest, borrowed.
-        on_lost: called when a link broke, by rank.
-        enter: see `HostMemory`.
+    `memory_fd`, borrowed, is for the other ranks of our host if we are its lowest, and `enter` is
+    from `HostMemory`. Calls `on_lost` with the rank when a link broke.
     """
 
     def __init__(

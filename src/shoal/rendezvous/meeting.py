@@ -78,12 +78,9 @@ class Meeting:
     def look(self, until: float) -> None:
         """Look for the roll and set `look_at`, when to do so again.
 
-        Args:
-            until: how long to wait in the store for what is missing, if it can wait: that costs
-                less than to ask again.
-
-        Raises:
-            UsageError: a rank runs another version, or has a job key where we have none.
+        Waits in the store, if it can wait, `until` then for what is missing, which costs less than
+        to ask again. UsageError if a rank runs another version, or has a job key where we have
+        none.
         """
         self.roll = self._find(until)
         self.look_at = time.monotonic() + self._wait_s
@@ -96,10 +93,8 @@ class Meeting:
     def look_around(self) -> None:
         """While nothing moves: check that this attempt goes on, and that our record lies there.
 
-        Raises:
-            AttemptOverError: all meet again.
-            ShoalError: a rank cannot join.
-            UsageError: another process published as this rank.
+        Raises AttemptOverError if all meet again, ShoalError if a rank cannot join, UsageError if
+        another process published as this rank.
         """
         self.check_end()
         value = self._store.try_get(record_key(self.attempt, self.rank)) or b""

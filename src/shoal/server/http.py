@@ -37,12 +37,8 @@ class Health(NamedTuple):
 class HttpCaller:
     """A caller that is sent one response. That is short: the buffer of a new socket takes it.
 
-    Args:
-        fd: its socket, non-blocking, owned from here on.
-
-    Attributes:
-        is_open: False once it is answered, or has left.
-        deadline: when to close it.
+    Owns the non-blocking socket `fd`. `is_open` until it is answered or has left; close it at
+    `deadline`.
     """
 
     def __init__(

@@ -20,12 +20,9 @@ LEAST_MEMORY_BYTES: Final = 64 << 20
 
 
 class JobKey(NamedTuple):
-    """A key whose holders may come.
+    """A key whose holders may come: its file, which children read again, and its proof.
 
-    Args:
-        path: of its file, which children read again.
-        number: names it to us (`protocol.key_id`).
-        proof: what they prove.
+    `number` names it to us (`protocol.key_id`).
     """
 
     path: str

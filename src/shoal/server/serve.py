@@ -35,9 +35,8 @@ _MOST_KINDS: Final = 65536
 def serve(meet: Meet, listeners: list[int], report: Callable[[dict[str, Any]], None]) -> None:
     """Serve until the workers leave, or any rank of the view is lost.
 
-    Raises:
-        ShoalError: the view did not form, or a kind of call was announced that cannot be served.
-        ValueError: the roster makes no sense.
+    Raises ShoalError if the view does not form, or a kind of call cannot be served; ValueError if
+    the roster makes no sense.
     """
     key = job_key(os.environ)
     assert key is not None  # the parent has set its file

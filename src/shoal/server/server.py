@@ -75,11 +75,9 @@ def as_text(state: dict[str, Any]) -> str:
 
 
 class Server:
-    """Serves jobs until a signal ends it.
+    """Serves jobs at its own `listeners`, until a signal ends it.
 
-    Args:
-        listeners: owned from here on.
-        registrar: the process that registers it, which ends with it.
+    The process `registrar`, which registers it, ends with it.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ _MOST_UNREAD: Final = 64 << 10  # of a pipe; a line is shorter than one page
 
 @dataclass
 class _View:
-    """A child.
-
-    Args:
-        pidfd: readable once it has ended.
-        key: the number of its job's key.
-    """
+    """A child of this job's key; `pidfd` is readable once it has ended."""
 
     pid: int
     pidfd: int

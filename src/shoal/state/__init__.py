@@ -109,10 +109,8 @@ class AtDeadline:
     def note(self, source: Any, native: Any) -> str:
         """Return the words that an error adds: where the state was written.
 
-        Args:
-            source: the context of the group.
-            native: the native group, or its stand-in once it is closed; its
-                `take_state_at_deadline` returns the state of the mesh at the deadline, once.
+        `native`, the native group or its stand-in, gives the state of the mesh at the deadline,
+        once.
         """
         with AtDeadline._lock:
             if self._note is None:

@@ -55,14 +55,10 @@ def measure_group(
 ) -> Tuning:
     """Measure the links between hosts, and all promising algorithms at these sizes.
 
-    Every rank of the group must call it with the same arguments, and gets the same result: the
-    time of the slowest rank, in the lower quartile of the rounds, since other work on the machine
-    only adds time. Each round measures all algorithms, so a slow phase affects all alike.
-
-    Args:
-        sizes: bytes, as `choose` counts them; multiples of 4.
-        allocate: makes a float32 buffer of a number of bytes, in the kind of memory that users
-            have.
+    Every rank of the group must call it with the same arguments, and gets the same result: the time
+    of the slowest rank, in the lower quartile of the rounds, since other work on the machine only
+    adds time. Each round measures all algorithms, so a slow phase affects all alike. Sizes are
+    bytes as in `choose`, multiples of 4; `allocate` makes a float32 buffer as users have it.
     """
     first = planner = group.planner
     times: dict[str, dict[int, dict[str, float]]] = {}

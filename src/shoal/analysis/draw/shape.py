@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -93,7 +93,7 @@ def _tree(trace: Trace, links: Mapping[Link, int], root: int) -> TreeShape | Non
     for a, b in links:
         neighbours[a].add(b)
         neighbours[b].add(a)
-    if len(_undirected(links)) != trace.size - 1:
+    if len({frozenset(link) for link in links}) != trace.size - 1:
         return None
     children: dict[int, tuple[int, ...]] = {}
     reached, left = {root}, [root]
@@ -105,7 +105,3 @@ def _tree(trace: Trace, links: Mapping[Link, int], root: int) -> TreeShape | Non
         reached.update(below)
         left += below
     return TreeShape(root, children, links) if len(reached) == trace.size else None
-
-
-def _undirected(links: Iterable[Link]) -> set[Link]:
-    return {(min(link), max(link)) for link in links}

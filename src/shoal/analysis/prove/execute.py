@@ -58,10 +58,8 @@ class Execution:
     def run(self, newest_first: bool) -> None:
         """Do all steps, always taking the newest or the oldest ready one.
 
-        Raises:
-            ProofError: a step does what no schedule may do, or some steps wait for ever.
-
-        Cost: about 3 us for each segment of a step.
+        Raises ProofError for a step that no schedule may do, or that waits for ever. Takes about 3
+        us for each segment of a step.
         """
         take = self._ready.pop if newest_first else self._ready.popleft
         partner_of, steps = self._flow.partner_of, self._flow.steps

@@ -147,12 +147,7 @@ def simulate_steps(
     *,
     segment: int = SEGMENT_BYTES,
 ) -> Simulation:
-    """Simulate a schedule that is given rank by rank.
-
-    Args:
-        length: the bytes of a place of a rank: `length(rank, place)`.
-        segment: the bytes of a segment, where they are not the engine's.
-    """
+    """Simulate a schedule given rank by rank; `length(rank, place)` is the bytes of a place."""
     if len(schedule) != cluster.size:
         raise UsageError(f"{len(schedule)} ranks have steps, {cluster.size} have a host")
     kept = [[step for step in steps if not isinstance(step, Finish)] for steps in schedule]

@@ -49,10 +49,7 @@ class BlockFlow(Dataflow):
     """The dataflow of one block that stands for all.
 
     A Send to a rank of another block meets the Recv of that rank in this block, from where the
-    sender is as seen from there.
-
-    Raises:
-        ProofError: a Send or Recv has no counterpart: the blocks are not alike.
+    sender is as seen from there. ProofError if one has no counterpart: the blocks are not alike.
     """
 
     def __init__(self, blocks: SymmetricBlocks, steps_of: StepsOf) -> None:

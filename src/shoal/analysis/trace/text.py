@@ -10,7 +10,7 @@ from shoal.plan.text import counted
 from shoal.schedule import Buffer, Place
 
 if TYPE_CHECKING:
-    from shoal.analysis.trace.tracer import Held, Message, RankPlace, Round, Trace
+    from shoal.analysis.trace.tracer import Held, RankPlace, Round, Trace
 
 _NOTHING: Final = "-"
 _SHORTEST: Final = 8
@@ -29,7 +29,8 @@ def text_of(trace: Trace, width: int) -> Iterator[str]:
         if number:
             yield from _wrapped(f"round {number} of {n_rounds}: {_verbs(one)}".split(" "), width)
             messages = sorted(one.messages, key=lambda m: (m.sender, m.receiver))
-            yield from _wrapped([_arrow(m) for m in messages], width, indent="  ", gap="   ")
+            arrows = [f"{m.sender}->{m.receiver} {place_name(m.target)}" for m in messages]
+            yield from _wrapped(arrows, width, indent="  ", gap="   ")
         else:
             yield "start"
         yield from table.lines(held)
@@ -92,10 +93,6 @@ def _verbs(one: Round) -> str:
     verbs = {True: "folded into what is held", False: "stored"}
     said = " or ".join(verbs[fold] for fold in sorted(folds, reverse=True))
     return f"{counted(len(one.messages), 'message')}, {said}"
-
-
-def _arrow(message: Message) -> str:
-    return f"{message.sender}->{message.receiver} {place_name(message.target)}"
 
 
 def _wrapped(words: list[str], width: int, indent: str = "", gap: str = " ") -> Iterator[str]:

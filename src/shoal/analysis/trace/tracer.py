@@ -88,10 +88,7 @@ def trace(
 ) -> Trace:
     """Prove one algorithm for one size of group, and return what happens in every round.
 
-    Raises:
-        ProofError, UsageError: as `prove`; UsageError also for more than a million steps.
-
-    Cost: about 50 us for each step of each rank.
+    Raises as `prove`, and UsageError for more than a million steps. About 50 us for each step.
     """
     algorithm = find(collective, name)
     if size > 0:

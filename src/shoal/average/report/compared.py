@@ -53,13 +53,9 @@ def gather(
 
 
 def compare(given: Mapping[int, Sequence[StepBreakdown]]) -> tuple[list[RankTimes], int]:
-    """Return the ranks' mean steps, and over how many steps: those that all ranks know.
+    """Return the ranks' mean steps, and the number of steps, which all ranks of `given` know.
 
-    Where the slowest rank of some of these can be found, only those steps count; else the number
-    is 0.
-
-    Args:
-        given: the steps by rank.
+    If the slowest rank of some is known, only these count; else the number is 0.
     """
     by_number = {rank: {step.number: step for step in steps} for rank, steps in given.items()}
     numbers = sorted(set.intersection(*map(set, by_number.values())))

@@ -36,12 +36,7 @@ _WAITED: Final[Any] = {
 
 
 def plot(report: AveragingReport, path: Path) -> None:
-    """Draw a report as a PNG.
-
-    Raises:
-        UsageError: matplotlib is not installed, or no step has ended.
-        OSError: it cannot be written.
-    """
+    """Draw a report as a PNG; UsageError without matplotlib, or if no step has ended."""
     if not report.steps:
         raise UsageError(f"{report.name}: no step has ended yet, so there is nothing to draw")
     try:

@@ -89,11 +89,9 @@ class AveragingReport:
         return json.dumps(written, indent=1)
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw where the time went, by rank, and one step's buffers; a PNG.
+        """Draw where the time went, by rank, and one step's buffers: a PNG.
 
-        Raises:
-            UsageError: matplotlib is not installed, or no step has ended.
-            OSError: it cannot be written.
+        Raises UsageError if matplotlib is not installed, or no step has ended.
         """
         from shoal.average.report.plot import plot
 

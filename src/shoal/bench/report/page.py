@@ -77,17 +77,14 @@ def _numbers(call: CallName, records: Sequence[BenchRecord]) -> str:
     first = ["run"] * (len(records) > 1)
     head = "".join(f"<th>{escape(name)}</th>" for name in (*first, *_COLUMNS))
     body = "".join(
-        f"<tr class={_class(point)}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>\n"
+        f"<tr class={'wrong' if point.n_wrong else 'right'}>"
+        f"{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>\n"
         for point, cells in _rows(call, records)
     )
     return (
         "<details><summary>Numbers</summary><div class=wide><table>"
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div></details>\n"
     )
-
-
-def _class(point: Measured) -> str:
-    return "wrong" if point.n_wrong else "right"
 
 
 def _rows(call: CallName, records: Sequence[BenchRecord]) -> Iterator[tuple[Measured, list[str]]]:

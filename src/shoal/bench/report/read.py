@@ -73,13 +73,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """One file.
+    """One file, its run (ranks, network, machine, versions and so on), and failures in words.
 
-    Args:
-        name: of the file, for legends.
-        run: ranks, network, date, machine, versions, commit and command.
-        series: by call, then by library: points by size.
-        failures: why a library has no number.
+    `series` has points by call, then by library.
     """
 
     name: str

@@ -30,16 +30,12 @@ def compare_calls(
     alike: int | None,
     timeout_s: float,
 ) -> None:
-    """Return when every rank has come to the same collective.
+    """Return when every rank has come to the same collective, with buffers `calls` and `rest`.
 
-    Args:
-        name: of the group's method; `calls` has its buffers for each tensor, `rest` the root and
-            the fold.
-        alike: the buffer that has one length on every rank, or uneven blocks; None if none has.
+    `alike` is the buffer that has one length on every rank, or uneven blocks, if any.
 
     Raises:
-        UsageError: on every rank, with the calls of all ranks. Nothing has moved, and the group
-            stays usable.
+        UsageError: on every rank, with the calls of all. Nothing moved, and the group is usable.
         ShoalError: as of any call of a group.
     """
     behind = "".join(f" root {each}" if type(each) is int else f" {each}" for each in rest)

@@ -350,10 +350,8 @@ def check_calls_apart(
 ) -> None:
     """Raise UsageError if one of several calls would write where it or another reads.
 
-    NOT left to the calls, which check themselves: the first has begun by then.
-
-    Args:
-        calls: the addresses that each writes and reads; this rank's own block may be in both.
+    NOT left to the calls: the first has begun by then. `calls` has the addresses that each writes
+    and reads; this rank's own block may be in both.
     """
     rank = buffers.group.rank
     written = [(number, each) for number, (outputs, _) in enumerate(calls) for each in outputs]

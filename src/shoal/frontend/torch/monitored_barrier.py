@@ -28,12 +28,8 @@ class MonitoredBarrier:
     def wait(self, timeout_s: float) -> None:
         """Wait until every rank has come; the parent group stays usable if some do not.
 
-        Args:
-            timeout_s: how long rank 0 waits; the others wait a second more for its answer.
-
-        Raises:
-            TimedOut: some ranks, which the error names, had not come at the deadline.
-            PeerLost: a rank is gone; raised at once.
+        Rank 0 waits `timeout_s`; the others a second more for its answer. TimedOut names the ranks
+        that had not come, PeerLost at once one that is gone.
         """
         parent = self._parent
         if parent.size == 1:

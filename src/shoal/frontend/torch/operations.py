@@ -201,12 +201,8 @@ class Operations:
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has called it; if some do not, name them on every rank.
 
-        Args:
-            timeout: None takes the group's. Torch 2.14 and later pass options.
-            wait_all_ranks: ignored: the error names all missing ranks in any case.
-
-        Raises:
-            ShoalError: as `MonitoredBarrier.wait`.
+        `timeout` may be None (the group's), or options from torch 2.14 on. The error names all
+        missing ranks without `wait_all_ranks` too. Raises as `MonitoredBarrier.wait`.
         """
         if isinstance(timeout, BarrierOptions):
             timeout = timeout.timeout

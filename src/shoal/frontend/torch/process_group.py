@@ -225,10 +225,8 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
 class ShoalProcessGroup(Operations, _OneBackend):
     """A shoal group as a torch ProcessGroup, which acts as its own backend: before torch 2.14.
 
-    Args:
-        group: owned: shutdown closes it.
-        store: given back by get_group_store; by it GPUs of one host find each other.
-        timeout: of every call that does not bring its own.
+    Shutdown closes the group. get_group_store returns the store, by which a host's GPUs find each
+    other.
     """
 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
@@ -284,13 +282,7 @@ class BackedProcessGroup(_OneBackend):
         """Return the number of ranks."""
         return self._backend.size()
 
-    def getRank(self) -> int:  # noqa: N802 - C++ looks for this name
-        """Return this process's rank in the group."""
-        return self.rank()
-
-    def getSize(self) -> int:  # noqa: N802 - C++ looks for this name
-        """Return the number of ranks."""
-        return self.size()
+    getRank, getSize = rank, size  # noqa: N815 - C++ looks for these names
 
     def _run_hooks(self) -> None:
         """Send collectives through torch's dispatcher from now on."""

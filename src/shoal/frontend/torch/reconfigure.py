@@ -55,13 +55,10 @@ class Reconfiguring:
         return self._door.address
 
     def form(self, opts: Any, name: str, timeout_s: float) -> Group:
-        """Form the group that torch's ReconfigureOptions describe. Its `hints` are ignored.
+        """Form the group of torch's ReconfigureOptions; a set of handles is sorted.
 
-        Handles in a list give the ranks by their order; those in a set are sorted.
-
-        Raises:
-            UsageError: the uuid was used before, a handle is none, or this process's is missing.
-            ShoalError: as `form_at`.
+        Ignores `hints`. UsageError for a uuid used before, a wrong handle, or none of this process;
+        ShoalError as `form_at`.
         """
         if opts.uuid in self._used:
             raise UsageError(

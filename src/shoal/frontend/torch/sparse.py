@@ -19,19 +19,12 @@ _MOST_DIMENSIONS = 64
 def all_reduce_sparse(
     group: Group, tensor: torch.Tensor, buffers: TensorBuffers, *, name: str, timeout_s: float
 ) -> None:
-    """Sum a COO tensor over all ranks, in place, and leave it coalesced.
+    """Sum a COO tensor in CPU memory over all ranks, in place, and leave it coalesced.
 
-    Args:
-        group: makes three calls, under names that begin with `name`.
-        tensor: in CPU memory; of any number of sparse and dense dimensions, of one shape on all
-            ranks.
-
-    Raises:
-        UsageError: the shapes, or the numbers of sparse dimensions, differ. The group goes on.
-        ShoalError: as of any call of a group. The tensor is as it was.
-
-    Cost: one all-gather of the counts, one of the indices, one of the values: with n ranks each
-        receives the entries of the n - 1 others.
+    Calls the group three times, under names that begin with `name`: counts, indices and values are
+    gathered, so each of n ranks receives the entries of the n - 1 others. If shapes or numbers of
+    sparse dimensions differ, UsageError on every rank, and the group goes on. After a ShoalError
+    the tensor is as it was.
     """
     entries = tensor.detach().coalesce()
     shape, n_sparse = tuple(entries.shape), entries.sparse_dim()

@@ -26,10 +26,8 @@ _TIMEOUT_S: Final = 5.0
 def ask(address: Address, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the state of the server at this address, for the job key of the environment.
 
-    Raises:
-        UsageError: there is no key, or the server does not know it.
-        TimedOut, PeerLost: it does not answer.
-        ShoalError: it cannot be reached, or its answer makes no sense.
+    Raises UsageError if there is no key, or the server does not know it; TimedOut or PeerLost if it
+    does not answer; ShoalError if it cannot be reached, or its answer makes no sense.
     """
     key = job_key(environ)
     if key is None:

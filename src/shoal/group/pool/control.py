@@ -43,33 +43,28 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._fd = -1
+        self.fd = -1  # owned by the bell; -1 before `open`
         self._poll = select.poll()
-
-    @property
-    def fd(self) -> int:
-        """The descriptor, owned by the bell; -1 before `open`."""
-        return self._fd
 
     def open(self) -> None:
         """Get the descriptor, or raise OSError; rings before that are lost."""
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll.register(self._fd, select.POLLIN)
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self.fd, select.POLLIN)
 
     def ring(self) -> None:
         """Wake the thread that waits, or the next one that does."""
-        if self._fd >= 0:
-            os.eventfd_write(self._fd, 1)
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
 
     def wait(self, timeout_s: float) -> None:
         """Return when it is rung, or after this time."""
         if self._poll.poll(1e3 * timeout_s):
-            os.eventfd_read(self._fd)
+            os.eventfd_read(self.fd)
 
     def __del__(self) -> None:
         # NOT before: a thread that rings late must not write to another file.
-        if self._fd >= 0:
-            os.close(self._fd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 class Form(NamedTuple):

@@ -49,14 +49,9 @@ class NumbersDiffer(UsageError):  # noqa: N818 - says what is wrong
 
 
 def settle(first: int, told: Sequence[bytes]) -> Settlement:
-    """Return what becomes of calls; a pure function, with the same result on every worker.
+    """Return what becomes of calls from `first` on, by each worker's `Standing` of each.
 
-    Args:
-        first: the number of the first call.
-        told: by worker, a `Standing` for each call.
-
-    Raises:
-        NumbersDiffer: some workers use a number and others do not.
+    A pure function. Raises NumbersDiffer if some workers use a number and others do not.
     """
     whole, left = set(), []
     for at, standings in enumerate(zip(*told, strict=True)):
@@ -91,11 +86,8 @@ def _check(number: int, standings: Sequence[int]) -> None:
 def finish(pool: Pool, view: View, end: int) -> None:
     """Complete the calls before `end` that the servers of a view have not.
 
-    Servers have no part any more in calls that no worker has made yet.
-
-    Raises:
-        NumbersDiffer: a worker made a call whose number another one skipped.
-        ShoalError: the workers' group has ended.
+    Servers have no part any more in calls that no worker has made yet. Raises NumbersDiffer if a
+    worker skipped a call's number, ShoalError if the workers' group has ended.
     """
     started = time.monotonic()
     with pool.changed:

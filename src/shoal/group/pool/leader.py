@@ -61,11 +61,8 @@ def job_name(control: Control, host: str) -> str:
 class Leader:
     """What only the lowest worker does: it watches the servers, and decides on the next command.
 
-    Args:
-        endpoint: where further servers may leave their addresses.
-        bell: rung when a server comes or goes.
-
-    Threads: `close` and `trouble` may be called from any, the rest from the pool's.
+    Further servers may leave their addresses at `endpoint`. The bell rings when a server comes or
+    goes. Threads: `close` and `trouble` may be called from any, the rest from the pool's.
     """
 
     def __init__(

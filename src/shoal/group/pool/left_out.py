@@ -23,11 +23,9 @@ _N_PAUSES_FORGIVEN: Final = 4
 
 @dataclass
 class _Absence:
-    """A server that is left out until a time.
+    """A server's process, by its identity, that is left out until a time.
 
-    Args:
-        identity: its process's; another process of the server is not left out.
-        why: a verb phrase; empty once a view stands with it again.
+    `why` is a verb phrase; empty once a view stands with it again.
     """
 
     identity: bytes | None

@@ -161,9 +161,8 @@ class Pool:
     ) -> Call | ServedCall:
         """Start an all-reduce along the rail, in two parts if servers share in it.
 
-        Raises:
-            TimedOut: the deadline passed before the workers agreed on its servers.
-            Exception: the call could not be made, and the workers' group has ended for that.
+        Raises TimedOut if the workers did not agree on its servers in time; any other exception has
+        ended the workers' group.
         """
         with self.changed:
             view, key = self._claim(number, until), self._rail.key(number, Stage.RAIL)

@@ -47,12 +47,9 @@ class Status(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """May this job come?
+    """May this job come, of this name, with workers that are all on hosts of their own?
 
-    Args:
-        version: of shoal, which must be the server's.
-        job: its name, for people.
-        n_workers: all on hosts of their own.
+    Its version of shoal must be the server's.
     """
 
     version: str
@@ -90,11 +87,9 @@ class Meet(NamedTuple):
 
 
 class Note(NamedTuple):
-    """How a kind of call is made in a view, for `shoal status`: the workers plan, servers do not.
+    """How a kind of call, "all_reduce of 25.0 MiB float32 sum", is made in a view, and why.
 
-    Args:
-        kind: "all_reduce of 25.0 MiB float32 sum".
-        how: by which algorithm, and why.
+    For `shoal status`: the workers plan, servers do not.
     """
 
     view: int

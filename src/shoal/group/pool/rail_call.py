@@ -35,14 +35,10 @@ class _Passage:
 
 
 class RailCall:
-    """A call in pieces, with the methods of a native call.
+    """A call in pieces with these numbers, with the methods of a native call; `pool` posts stages.
 
     The thread that sees a stage end starts the next one, whether it waits or runs callbacks. The
     end of the group ends all stages, and a stage that fails ends the group.
-
-    Args:
-        pool: posts the stages.
-        numbers: the pieces' numbers.
     """
 
     def __init__(

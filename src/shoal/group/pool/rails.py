@@ -92,7 +92,9 @@ class Rail(NamedTuple):
 
     def key(self, number: int, stage: Stage) -> int:
         """Return the key of a call's stage in the group's mesh; of `RAIL`, in a view's mesh too."""
-        return number if self.n_rails == 1 else _key_of(number, stage)
+        # NOT a counted key for a piece, which may leave long after later calls, see `Numbers`.
+        # Servers' first words use the key of a fourth stage (view_mesh.py).
+        return number if self.n_rails == 1 else FIRST_NAMED_KEY | number << 2 | stage
 
     def plan(self, shape: Shape) -> Plan:
         """Return the plan of an all-reduce along the rail, for the group's links."""
@@ -182,12 +184,6 @@ class Kind(NamedTuple):
     def alone(self, rail: Rail) -> Shape:
         """Return the call by the workers alone, which fold every element as servers do."""
         return self.shape("sharded", rail.host, len(rail.members), self.n_lanes)
-
-
-def _key_of(number: int, stage: Stage) -> int:
-    # NOT a counted key: a piece may leave long after later calls, see `Numbers`. Servers' first
-    # words use the key of a fourth stage (view_mesh.py).
-    return FIRST_NAMED_KEY | number << 2 | stage
 
 
 class RailNumbers:

@@ -66,18 +66,11 @@ class Unmet(ShoalError):  # noqa: N818 - says what is wrong
 
 
 class Place:
-    """Where a rank will listen in a view, opened before the view forms.
+    """Where a rank will listen in a view, opened before the view forms; `entry` is for the roster.
 
-    Args:
-        rank: of the worker, for messages; a server has none yet.
-        towards: an address of another rank, which decides the interface.
-
-    Attributes:
-        entry: this rank's part of the roster.
-
-    Raises:
-        UsageError: no port of `SHOAL_PORT_RANGE` is free, or a variable is wrong.
-        OSError: the process has no descriptor left.
+    A worker's rank is for messages; a server has none yet. `towards`, an address of another rank,
+    decides the interface. UsageError if no port of `SHOAL_PORT_RANGE` is free or a variable is
+    wrong; OSError if no descriptor is left.
     """
 
     def __init__(self, rank: int | None, towards: str | None, environ: Mapping[str, str]) -> None:
@@ -112,10 +105,8 @@ class Place:
 class PoolGroup(Group):
     """The group of one view: the workers with the ranks that they have, then the servers.
 
-    Attributes:
-        rates: by rank, the bytes that its link carries each microsecond; 0 if its host does not
-            know.
-        n_channels: the channels that large calls are cut over.
+    `rates` has each link's bytes a microsecond, 0 if its host does not know. Large calls are cut
+    over `n_channels`.
     """
 
     rates: tuple[float, ...] = ()
@@ -195,12 +186,8 @@ def enter(
 ) -> PoolGroup:
     """Connect to the other ranks of a view; return its group once every worker is reached.
 
-    Args:
-        listeners: this rank's, owned from here on.
-        is_wanted: asked 20 times a second; once it returns False, the view ends on all ranks.
-
-    Raises (nothing is left open):
-        ShoalError: it has not formed.
+    Owns `listeners`. Ends the view on all ranks once `is_wanted`, asked 20 times a second, returns
+    False. Raises ShoalError, with nothing left open.
     """
     until, size = time.monotonic() + MEETING_S, len(roster)
     nonces = tuple(entry.digest[_CARD.size :] for entry in roster)

@@ -52,10 +52,8 @@ _N_AT_ONCE: Final = 64  # connections that the endpoint reads from in a step
 class Watch:
     """All servers that `SHOAL_SERVERS` names.
 
-    Args:
-        on_change: called when a server has come or gone, on this thread with the lock held.
-
-    Threads: one, a daemon, until `close`; the methods may be called from any.
+    Calls `on_change` on its thread, with the lock held, when a server has come or gone. Threads:
+    one, a daemon, until `close`; the methods may be called from any.
     """
 
     def __init__(
@@ -303,15 +301,9 @@ class _Server:
 
 
 class _Lookup:
-    """The addresses of a server. The last good ones stay until a lookup finds others.
+    """The addresses of a server, best first. The last good ones stay until others are found.
 
-    Args:
-        on_found: called on a lookup's thread when it has ended.
-
-    Attributes:
-        found: the addresses, the best first.
-        trouble: a verb phrase: why no address is known.
-
+    `trouble`, a verb phrase, says why none is known; `on_found` is called when a lookup has ended.
     Threads: all methods on one; a lookup has a daemon thread of its own, however long it takes.
     """
 

@@ -34,11 +34,9 @@ def _never() -> float:
 
 
 class Caller:
-    """Makes calls on a thread of its own. One caller at a time.
+    """Makes calls to `where` on a thread of its own, until `deadline`, which may be moved.
 
-    Args:
-        where: what the calls go to, for messages.
-        deadline: when to stop waiting for answers, by the monotonic clock; may be moved.
+    One caller at a time.
     """
 
     def __init__(self, where: str, deadline: float) -> None:
@@ -55,16 +53,10 @@ class Caller:
     def call(
         self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
     ) -> Any:
-        """What this returns.
+        """Return what the function returns, or raise its error; ShoalError if no thread can be had.
 
-        Args:
-            takes_s: how long the answer may take before it is owed to us.
-
-        Raises:
-            TimedOut: no answer by `deadline`, or 0.1 s later if it was owed since shortly before.
-                The call may still happen, at any later time.
-            ShoalError: no thread can be had.
-            BaseException: what the function raises.
+        TimedOut if there is no answer by `deadline`, or 0.1 s later if it was owed (`takes_s` after
+        the call) since shortly before. The call may still happen, at any later time.
         """
         if not self._has_thread:
             # NOT a method: a thread that is left behind must not keep the whole join.
@@ -120,11 +112,8 @@ class Caller:
 class Asking(Caller):
     """A view of a store, for one rank while it joins. One caller at a time.
 
-    Raises (every call):
-        TimedOut: no answer by `deadline`. The call may still happen, at any later time.
-        PeerLost: the store failed; every later call raises the same at once.
-
-    Cost: 30 us for the thread, 8 us for each call.
+    Every call raises TimedOut without an answer by `deadline`, though it may still happen later;
+    and PeerLost once the store has failed. Takes 30 us for the thread, 8 us for each call.
     """
 
     def __init__(self, store: Store, deadline: float) -> None:

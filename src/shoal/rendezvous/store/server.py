@@ -94,14 +94,8 @@ class StoreServer:
 class TcpStoreServer(StoreServer):
     """Serves a store at the master's address and no other, until `close`.
 
-    Args:
-        host: the master's name or address, as given to every rank.
-        port: 0 takes any; see `port`.
-        key: the job key; every client needs the same, or also None.
-
-    Raises:
-        UsageError: the port is taken, or the address is not this host's.
-        ShoalError: no thread can be had.
+    Port 0 takes any; see `port`. Every client needs the same key, or also None. UsageError if the
+    port is taken or the address not this host's; ShoalError if no thread can be had.
     """
 
     def __init__(

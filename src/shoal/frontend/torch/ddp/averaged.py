@@ -164,16 +164,10 @@ class FusedGradients:
         return {index for buffer in full for index in buffer.entries}
 
     def end(self, unused: bool, factor: float = 1.0) -> None:
-        """Wait for all averages; then every gradient is its average.
+        """Wait for all averages, times `factor`; every gradient then is its average.
 
-        Args:
-            unused: some gradients may not have come, here or on other ranks. Those that came on no
-                rank stay as they are.
-            factor: multiplies the averages.
-
-        Raises:
-            UsageError: a gradient came twice. The step is over.
-            ShoalError: as `Averager.wait`.
+        With `unused`, gradients that came on no rank stay as they are. UsageError if one came
+        twice, after which the step is over; ShoalError as `Averager.wait`.
         """
         self._watch.stop()
         repeated = self.averager.countdown.repeated

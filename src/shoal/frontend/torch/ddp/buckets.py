@@ -258,9 +258,7 @@ def _laid_out(
 class Bucket:
     """Some gradients in one flat tensor, with the methods of `torch.distributed.GradBucket`.
 
-    Args:
-        buffer: the gradients, one after the other; or one sparse gradient.
-        gradients: views into it.
+    `buffer` may be one sparse gradient instead; `gradients` are views into it.
     """
 
     def __init__(

@@ -78,9 +78,7 @@ class Gradients:
     ) -> None:
         """Take new places; gradients do not move there.
 
-        Args:
-            view: makes a new tensor for the place of a parameter, to be given to the program. The
-                program may move its storage, so that should not be the storage of `places`.
+        `view` makes a tensor for a parameter's place, with a storage that the program may move.
         """
         self.places = list(places)
         self._kinds = [(place.dtype, place.shape) for place in places]
@@ -93,9 +91,8 @@ class Gradients:
     def bring(self, indices: Iterable[int]) -> None:
         """Copy these gradients to their places, once in a step; where there is none, write zeros.
 
-        Raises:
-            UsageError: a gradient has another type or shape than its parameter had when the model
-                was wrapped, or elements that share memory, into which no average can be copied.
+        Raises UsageError for a type or shape other than when the model was wrapped, or elements
+        that share memory, into which no average can be copied.
         """
         new = [index for index in indices if index not in self._brought]
         self._brought.update(new)

@@ -43,11 +43,9 @@ class BackwardPass:
         return self._end is not _no_end and self._end() is None
 
     def queue_end(self, on_end: Callable[[], None], *, shown: bool = False) -> None:
-        """Have the pass end when all that it has set off is done. Idempotent.
+        """Call `on_end` at the end of all that the pass has set off, while it is under way, once.
 
-        Args:
-            on_end: called then, while the pass is still under way; kept until then.
-            shown: an output of the model shows the pass, not a buffer that is full.
+        `shown`: an output of the model shows the pass, not a buffer that is full.
         """
         if not self.is_under_way:
             self._is_shown = False

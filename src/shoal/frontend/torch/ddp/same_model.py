@@ -22,19 +22,11 @@ def check_same_model(
     ignored: Collection[str],
     has_buffers: bool,
 ) -> None:
-    """Compare the options, parameters and buffers of all ranks.
+    """Compare the options, parameters and buffers of all ranks, but for names in `ignored`.
 
     Of each tensor the name, shape and dtype; of trained parameters the strides too, which their
-    gradients have. One exchange of 16 bytes where they are the same.
-
-    Args:
-        options: by name; of the wrapper, the same on all ranks.
-        device: of what ranks exchange.
-        ignored: names of parameters and buffers that are each rank's own.
-        has_buffers: buffers are broadcast.
-
-    Raises (on every rank):
-        UsageError: they are not; names the first option or tensor that differs, and the ranks.
+    gradients have. One exchange of 16 bytes, on `device`, where they are the same. If not,
+    UsageError on every rank names the first option or tensor that differs, and the ranks.
     """
     named = {name: repr(value) for name, value in options.items()}
     for name, parameter in module.named_parameters():

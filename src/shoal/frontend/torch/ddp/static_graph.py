@@ -14,11 +14,8 @@ Hook = Callable[..., None]
 class StaticGraph:
     """Counts how often each gradient comes in a backward pass.
 
-    Reentrant checkpoints have a gradient come several times; it is whole with the last.
-
-    Args:
-        fail: raises that the graph is another one than in the first step.
-        is_armed: True if gradients are counted now.
+    Reentrant checkpoints have a gradient come several times; it is whole with the last. `fail`
+    raises that the graph has changed, and `is_armed` is true while gradients are counted.
     """
 
     def __init__(

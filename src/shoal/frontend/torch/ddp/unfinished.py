@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 class Missing(NamedTuple):
-    """Gradients that have not come on a rank.
-
-    Args:
-        indices: of their parameters.
-        names, parameters: of all.
-    """
+    """Gradients that have not come on a rank: the indices, and all names and parameters."""
 
     indices: Sequence[int]
     names: Sequence[str]

@@ -61,12 +61,10 @@ class _Stage(IntEnum):
 
 
 class LocalCall(DeviceCall):
-    """One all-reduce. Threads: any for the methods of a Work; `LocalCalls` has the rest.
+    """One all-reduce of a whole tensor, whose sum is divided. `LocalCalls` has what it lacks.
 
-    Args:
-        view: a whole tensor in device memory.
-        divisor: of the sum.
-        copies: pairs of tensors on the device; at the end the second is copied to the first.
+    `copies` are pairs of tensors on the device; at the end the second is copied to the first.
+    Threads: any for the methods of a Work.
     """
 
     def __init__(

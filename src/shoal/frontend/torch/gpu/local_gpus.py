@@ -71,13 +71,8 @@ def agreed_calls(
 ) -> LocalCalls | None:
     """Return the calls among these GPUs; None, on every rank, if one of them cannot.
 
-    Every rank of the group calls it, and waits for the others.
-
-    Args:
-        store: reached by all ranks; only needed until this returns.
-
-    Raises:
-        ShoalError: of the group, which has ended.
+    Every rank of the group calls it, with a store that all reach meanwhile, and waits for the
+    others. ShoalError if the group has ended.
     """
     own = device.identity() if local_nccl(os.environ) else ""
     digest = hashlib.blake2b(own.encode(), digest_size=_DIGEST_BYTES).digest() if own else b""

@@ -40,7 +40,7 @@ class _Ready(NamedTuple):
 
 
 class LocalOrder:
-    """The order of the ranks of a host, who call nothing else on `group`. One thread at a time."""
+    """The order of the ranks of a host, which call nothing else on `group`, on one thread."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -80,11 +80,9 @@ class LocalOrder:
         self._ready[turn] = _Ready(work, word, said, what)
 
     def next(self) -> Turn | None:
-        """Return the turn to begin at once; None: none yet.
+        """Return the turn to begin at once, or None.
 
-        Raises:
-            UsageError: another rank is ready for something else, which has not begun.
-            ShoalError: the group has ended, or a rank did not report in time.
+        Raises UsageError if another rank is ready for something else; ShoalError if one is late.
         """
         turn = self._decided() if self._group.rank == 0 else self._heard()
         if turn is not None:

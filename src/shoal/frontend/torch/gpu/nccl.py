@@ -22,17 +22,11 @@ _WATCHDOG_TIMEOUTS: Final = 4
 
 
 class NcclCollectives:
-    """One communicator of the GPUs of a host; each has a part of a tensor, `part_of`.
+    """One communicator of the GPUs of a host, which alone have `store`; see `part_of` for parts.
 
     Blocks until all ranks have come and a first call of each kind is done, since the first call
-    makes the communicator and may wait for all work of the device.
-
-    Args:
-        store: of these ranks alone.
-
-    Raises:
-        RuntimeError: NCCL failed; nothing is left behind.
-        TimedOut: a first call was not done in time.
+    makes the communicator and may wait for all work of the device. RuntimeError if NCCL fails, with
+    nothing left behind; TimedOut if a first call was not done in time.
     """
 
     def __init__(

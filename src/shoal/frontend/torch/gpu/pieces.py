@@ -80,10 +80,7 @@ def range_of(view: BufferView, begin: int, end: int) -> BufferView:
 
 
 class Piece:
-    """A call, or a part of one, with host memory in place of the device's.
-
-    Args:
-        call: its buffers in device memory; `accesses` has the use of each.
+    """A call, or a part of one, with host memory in place of the device's; `accesses` by buffer.
 
     Attributes:
         arguments: the buffers in host memory.

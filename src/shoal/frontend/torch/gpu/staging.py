@@ -32,10 +32,7 @@ Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class DeviceCall:
-    """A call on tensors of a device. Looks like a `shoal.Work`.
-
-    Args:
-        doing: the beginning of its messages.
+    """A call on tensors of a device. Looks like a `shoal.Work`; `doing` begins its messages.
 
     Attributes:
         last: the event behind all copies to the tensors, once the call has ended; None: no copies.
@@ -54,13 +51,9 @@ class DeviceCall:
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when the call has ended; the current stream is then ordered behind its copies.
 
-        Args:
-            timeout_s: seconds for this wait; None: no limit but the call's own.
-
-        Raises:
-            TimedOut: this wait was too short, and the call goes on.
-            ShoalError: the call failed; the tensors are partly folded.
-            RuntimeError: the device failed.
+        Raises TimedOut if this wait was too short (None: only the call's own limit), and the call
+        goes on; ShoalError if it failed, with tensors partly folded; RuntimeError if the device
+        did.
         """
         self._wait_until(self.done, None if timeout_s is None else time.monotonic() + timeout_s)
         if self.last is not None:
@@ -274,15 +267,9 @@ class Staging:
         self._thread = Threads("shoal-staging")
 
     def post(self, call: StagedCall, timeout_s: float) -> None:
-        """Post a call behind the earlier ones.
+        """Post a call behind the earlier ones; Closed after `close`, ShoalError without a thread.
 
-        Args:
-            timeout_s: from now until the copies out must be done, or the group ends. Each piece has
-                the same time again for its own call.
-
-        Raises:
-            Closed: the group was closed.
-            ShoalError: no thread can be had.
+        The group ends if the copies out take longer than `timeout_s`; each piece has as long again.
         """
         with self._changed:
             if self._is_closing:
