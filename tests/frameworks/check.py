@@ -65,6 +65,7 @@ RUNS = [
     Example("deepspeed", ("deepspeed",)),
     Example("ray", ("ray[train]",), ()),
     Example("ray", ("ray[train]",), (), ("--kill", "2")),
+    Example("torchx", ("torchx",), ()),
     Example("torchft", ("torchft",), ()),
     Example("torchft", ("torchft",), (), ("--kill", "2")),
 ]
@@ -97,9 +98,11 @@ class Environment:
         program = EXAMPLES / f"with_{example.name}.py"
         options = example.options if backend == "shoal" else ()
         command = [*example.launch, str(program), "--backend", backend, *options]
+        with_torchrun = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environ = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PATH": with_torchrun}
         done = subprocess.run(
             [str(self.python), *command],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            env={**os.environ, **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
