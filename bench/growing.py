@@ -2,11 +2,15 @@
 
 Ranks on two pretended hosts of this machine call `grow` once the newcomer waits, and sum 4 KiB with
 it. The pause is the slowest member's, from before `grow` until after that sum.
+
+With `--state MB` the hosts are network namespaces with links of 1 Gbit/s (needs root), the ranks
+call `shoal.torch.grow_group` and give the newcomer a model of this size by `sync_state`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import socket
@@ -14,63 +18,108 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import shoal
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shoal.lab.cluster import Lab
+
+MBIT = 1000
+N_TENSORS = 20
+
 
 def main() -> None:
-    """Print the pause of each round and their median, and a `grow` without newcomers."""
+    """Print the pause of each round and their median, and what it consists of."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=8, help="before the newcomer")
     parser.add_argument("--rounds", type=int, default=7, help="each in processes of its own")
+    parser.add_argument("--state", type=float, default=0, metavar="MB", help="of the model")
     parser.add_argument("--be", choices=["member", "newcomer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.be == "member":
+    if options.be and options.state:
+        _pause_with_state(options.state)
+    elif options.be == "member":
         _be_member()
     elif options.be == "newcomer":
-        with shoal.init(join=os.environ["JOIN"]) as group:
+        with shoal.init(join=os.environ["SHOAL_JOIN"]) as group:
             _sum(group)
             group.all_reduce(np.zeros(1), "max")
     else:
-        found = np.array([_round(options.ranks) for _ in range(options.rounds)])
+        found = np.array([_round(options.ranks, options.state) for _ in range(options.rounds)])
         print(f"{options.ranks} ranks, ms with a newcomer:", *np.round(found[:, 0], 1))
         print(f"median {statistics.median(found[:, 0]):.1f}", end=", ")
-        print(f"without a newcomer {statistics.median(found[:, 1]):.2f}")
+        if options.state:
+            parts = np.round(np.median(found[:, 1:], axis=0), 1)
+            print("of which grow_group, sync_state, the first sum:", *parts)
+        else:
+            print(f"without a newcomer {statistics.median(found[:, 1]):.2f}")
 
 
-def _round(n_ranks: int) -> tuple[float, float]:
-    """The pauses with and without a newcomer, in ms."""
+class _Starter:
+    """Starts the processes of a round."""
+
+    def __init__(self, lab: Lab | None, state: float) -> None:
+        self.lab, self.state = lab, state
+        self.common = {"SHOAL_KEY": secrets.token_hex(16), "MASTER_ADDR": "127.0.0.1"}
+        if lab is None:
+            self.common["SHOAL_SOCKET_IFNAME"] = "lo"
+        else:
+            self.common["MASTER_ADDR"] = lab.hosts[0].address
+
+    def start(self, kind: str, host: int, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a process on one of two hosts."""
+        command = [sys.executable, __file__, "--be", kind, "--state", str(self.state)]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **self.common, **environ}
+        environ["SHOAL_HOST_ID"] = "ab"[host]
+        if self.lab is not None:
+            environ |= self.lab.environment_of(host)
+            command = self.lab.command(host, command)
+        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def _hosts(state: float) -> Iterator[Lab | None]:
+    if not state:
+        yield None
+        return
+    from shoal.lab.cluster import Lab
+
+    with Lab(2, MBIT) as lab:
+        yield lab
+
+
+def _round(n_ranks: int, state: float) -> list[float]:
+    """The numbers that rank 0 prints, in ms, the pause with a newcomer first."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n_ranks)}
-    common |= {"SHOAL_KEY": secrets.token_hex(16), "SHOAL_SOCKET_IFNAME": "lo"}
-    members = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--be", "member"],
-            env=os.environ | common | {"RANK": str(rank), "SHOAL_HOST_ID": "ab"[rank % 2]},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(n_ranks)
-    ]
-    said = [member.communicate()[0] for member in members]
-    with_one, without = map(float, said[0].split())
-    return with_one, without
+        port = str(probe.getsockname()[1])
+    with _hosts(state) as lab:
+        starter = _Starter(lab, state)
+        place = {"MASTER_PORT": port, "WORLD_SIZE": str(n_ranks)}
+        members = [
+            starter.start("member", rank % 2, place | {"RANK": str(rank)})
+            for rank in range(n_ranks)
+        ]
+        assert members[0].stdout is not None
+        address = members[0].stdout.readline().strip()
+        newcomer = starter.start("newcomer", 1, {"SHOAL_JOIN": address})
+        printed = [one.communicate()[0] for one in (*members, newcomer)]
+    return [float(one) for one in printed[0].split()]
 
 
 def _be_member() -> None:
     with shoal.init() as group:
-        newcomer = None
         group.grow()  # the first one opens the door
         begin_s = time.perf_counter()
         group.grow()
         without = 1e3 * (time.perf_counter() - begin_s)
         if group.rank == 0:
-            here = os.environ | {"JOIN": group.address, "SHOAL_HOST_ID": "b"}
-            newcomer = subprocess.Popen([sys.executable, __file__, "--be", "newcomer"], env=here)
+            print(group.address, flush=True)
             while not group.newcomers:
                 time.sleep(0.01)
         group.barrier()
@@ -81,14 +130,48 @@ def _be_member() -> None:
         larger.all_reduce(pause, "max")
         if larger.rank == 0:
             print(pause[0], without)
-        if newcomer is not None:
-            newcomer.wait()
 
 
 def _sum(group: shoal.Group) -> None:
     data = np.ones(1024, np.float32)
     group.all_reduce(data)
     assert (data == group.size).all()
+
+
+def _pause_with_state(mbytes: float) -> None:
+    """A member or a newcomer under torch."""
+    import torch
+    import torch.distributed as dist
+
+    import shoal.torch
+
+    is_newcomer = "SHOAL_JOIN" in os.environ
+    torch.manual_seed(int(is_newcomer))
+    numbers = [torch.randn(int(mbytes * 1e6 / 4 / N_TENSORS)) for _ in range(N_TENSORS)]
+    model = torch.nn.ParameterList(map(torch.nn.Parameter, numbers))
+    if is_newcomer:
+        shoal.torch.join_group()
+        times = [time.perf_counter()] * 2
+    else:
+        dist.init_process_group("shoal")
+        n_before = dist.get_world_size()
+        shoal.torch.grow_group()
+        if dist.get_rank() == 0:
+            print(shoal.torch.join_address(), flush=True)
+        while dist.get_world_size() == n_before:
+            dist.barrier()
+            times = [time.perf_counter()]
+            shoal.torch.grow_group()
+        times.append(time.perf_counter())
+    shoal.torch.sync_state(model)
+    times.append(time.perf_counter())
+    dist.all_reduce(torch.ones(1024))
+    times.append(time.perf_counter())
+    parts = 1e3 * torch.tensor([times[3] - times[0], *(b - a for a, b in zip(times, times[1:]))])
+    dist.all_reduce(parts, dist.ReduceOp.MAX)
+    if dist.get_rank() == 0:
+        print(*parts.tolist())
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
