@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks
+from process.ranks import run_ranks, start_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 
 SOON_S = 2.0
+LONG_S = 50.0
 
 
 def sockets() -> set[str]:
@@ -84,6 +85,51 @@ def test_children_may_not_use_the_groups_and_do_not_disturb_them(ranks_per_host:
             "worker": 0,
             "after": 4.0,
         }
+
+
+def fork_beside_a_door() -> tuple[str, int]:
+    """A child tries to use the door of a member, and lives on while a newcomer comes in."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        address = group.address
+        child = fork()
+        if child == 0:
+            calls = (group.grow, group.reform, group.close)
+            names = " ".join(type(error_of(call)).__name__ for call in calls)
+            stage.store.close()  # its parent's
+            own = Stage.from_environment()
+            own.store.set("child", names.encode())
+            own.await_cue("the door is closed")
+            os._exit(7)
+        found = stage.store.get("child", LONG_S).decode()
+        stage.store.set("address", address.encode())
+        larger = group
+        while larger.size == 1:
+            larger = larger.grow()
+        larger.barrier()
+        larger.close()
+        late = error_of(shoal.init, join=address, timeout_s=0.3)
+        assert "Connection refused" in str(late)
+        stage.cue("the door is closed")
+        _, status = os.waitpid(child, 0)
+        return found, os.waitstatus_to_exitcode(status)
+
+
+def come_in() -> int:
+    address = Stage.from_environment().store.get("address", LONG_S).decode()
+    with shoal.init(join=address, timeout_s=LONG_S) as group:
+        group.barrier()
+        return group.size
+
+
+def test_a_child_neither_uses_nor_keeps_the_door_of_its_parent() -> None:
+    with (
+        Stage() as stage,
+        start_ranks(fork_beside_a_door, 1, env=stage.env) as ranks,
+        start_ranks(come_in, 1, env=stage.env) as newcomers,
+    ):
+        outcomes = [*ranks.wait(LONG_S), *newcomers.wait(LONG_S)]
+    assert [outcome.value for outcome in outcomes] == [("Closed Closed NoneType", 7), 2], outcomes
 
 
 def sum_in_another_group(rank: int, size: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, ShoalError, TimedOut, UsageError
+from shoal.rendezvous.listener import port_range
 
 LONG_S = 50.0
 N_TURNS = 50
@@ -171,6 +173,48 @@ def test_a_rank_that_cannot_listen_logs_why_once() -> None:
     for texts in run_ranks(warnings_of_grow, 2):
         (text,) = texts
         assert "SHOAL_KEY_FILE" in text
+
+
+N_PORTS = 8
+
+
+def member_in_a_range() -> int:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=LONG_S) as first:
+        assert int(first.address.rpartition(":")[2]) in port_range(os.environ)
+        first.barrier()
+        if first.rank == 0:
+            stage.cue("the doors are open")
+        group = first
+        while group.size == 2:
+            group = group.grow()
+        check_sum(group)
+        return group.size
+
+
+def newcomer_of_a_range() -> int:
+    Stage.from_environment().await_cue("the doors are open")
+    ports = port_range(os.environ)
+    with shoal.init(join=",".join(f"127.0.0.1:{port}" for port in ports)) as group:
+        check_sum(group)
+        return group.size
+
+
+def test_a_newcomer_that_knows_only_the_range_of_ports_finds_a_door() -> None:
+    with socket.socket() as taken:  # the first port is another program's
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        first = min(taken.getsockname()[1], 65535 - N_PORTS)
+        ports = {"SHOAL_PORT_RANGE": f"{first}-{first + N_PORTS}", "SHOAL_KEY": "k" * 32}
+        with Stage() as stage:
+            env = {**stage.env, **ports}
+            with (
+                start_ranks(member_in_a_range, 2, env=env) as ranks,
+                start_ranks(newcomer_of_a_range, 1, env=env | {"RANK": "2"}) as coming,
+            ):
+                outcomes = [*ranks.wait(60), *coming.wait(60)]
+    assert [outcome.value for outcome in outcomes] == [3, 3, 3], outcomes
 
 
 # ---- deaths in every state ----

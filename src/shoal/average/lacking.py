@@ -21,7 +21,7 @@ _MARK: Final = "no average: "
 
 GO_ON: Final = (
     "; the group has ended: call shrink() of it on every rank (in torch "
-    "shoal.torch.shrink_group()), and begin anew with what it returns"
+    "shoal.torch.shrink_group()), then regroup() of the averager, wrapper or optimizer"
 )
 """What ranks do next whose group has ended since one of them could not end its step."""
 
