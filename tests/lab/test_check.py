@@ -110,6 +110,32 @@ def test_a_switch_that_loses_full_packets_is_told_from_a_firewall() -> None:
         assert "MTU" in probe.error
 
 
+def test_a_router_with_a_smaller_mtu_is_found_between_hosts_of_one() -> None:
+    with Lab(N_HOSTS, rate_mbit=None) as cluster:
+        router, to = cluster.hosts[1], cluster.hosts[2]
+        for setting in ("ip_forward=1", "conf.all.send_redirects=0", "conf.eth0.send_redirects=0"):
+            name, _, value = setting.partition("=")
+            path = f"/proc/sys/net/ipv4/{name.replace('.', '/')}"
+            cluster.run(router.index, ["sh", "-c", f"echo {value} > {path}"])
+        ip("-n", router.namespace, "route", "add", f"{to.address}/32", "dev", "eth0", "mtu", "1200")
+        way = (f"{to.address}/32", "via", router.address)
+        ip("-n", cluster.hosts[0].namespace, "route", "add", *way)
+        found = of_rank_0(findings_in(cluster))
+    assert [probe.mtu for probe in found.probes[0, 2]] == [1200]
+    assert [probe.mtu for probe in found.probes[2, 0]] == [1500]
+    assert problem_with(found, "(rank 0) to", "(rank 2): packets have at most 1200 bytes")
+
+
+def test_a_host_that_none_reaches_is_named_with_its_other_address() -> None:
+    with Lab(2, None, [None]) as cluster:
+        cluster.cut(0, 1)
+        env = env_of(cluster) | {"MASTER_ADDR": cluster.hosts[0].addresses[1]}
+        namespaces = [host.namespace for host in cluster.hosts]
+        found = of_rank_0(run_ranks(check_in, 2, namespaces, {}, "", 30.0, env=env))
+    problem = problem_with(found, "(rank 1): no host reaches it at eth0")
+    assert f"eth1 ({cluster.hosts[1].addresses[1]}" in problem
+
+
 def test_an_mtu_and_a_setting_that_differ_are_named() -> None:
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
         ip("-n", cluster.hosts[1].namespace, "link", "set", "eth0", "mtu", "1400")

@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import shoal
+from shoal.rendezvous.interface import list_interfaces
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.record import find_host_id
 
@@ -60,6 +61,8 @@ class Facts(NamedTuple):
     """-1: unlimited."""
     free_bytes: int
     settings: dict[str, str]
+    unused: list[str]
+    """The interfaces that others are not asked to reach, each with its addresses."""
 
     def encode(self) -> bytes:
         """Return the facts as a value for the store."""
@@ -100,6 +103,11 @@ def gather(rank: int, listening: list[tuple[Advertised, int]], token: str) -> Fa
         locked_bytes=-1 if locked == resource.RLIM_INFINITY else locked,
         free_bytes=_free_bytes(),
         settings=settings,
+        unused=[
+            f"{one.name} ({', '.join(one.addresses)})"
+            for one in list_interfaces()
+            if not one.is_loopback and one.name not in {chosen.interface for chosen, _ in listening}
+        ],
     )
 
 

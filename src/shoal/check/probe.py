@@ -32,6 +32,7 @@ _CLOCK: Final = struct.Struct("!d")
 _N_PINGS: Final = 20
 _FIRST_BULK: Final = 64 << 10  # many packets: a smaller one may fit where full ones are lost
 _MOST_BULK: Final = 256 << 20
+_IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _LONG_ENOUGH_S: Final = 0.25
 _CHUNK: Final = memoryview(bytes(1 << 20))
 
@@ -44,6 +45,8 @@ class Probe(NamedTuple):
     rate: float = 0.0
     ahead_s: float = 0.0
     """How far the other host's clock is ahead."""
+    mtu: int = 0
+    """The largest packet that the kernel sends this way, after the transfers; 0: unknown."""
 
 
 class Answerer:
@@ -114,7 +117,7 @@ def probe(path: Path, token: str) -> Probe:
         except OSError as error:
             return Probe(f"{path.address} port {path.port} connects and does not answer: {error}")
         try:
-            return Probe("", latency_s, _rate(link), ahead_s)
+            return Probe("", latency_s, _rate(link), ahead_s, _mtu(link))
         except OSError:
             return Probe(
                 f"small messages pass and {_FIRST_BULK >> 10} KiB do not: full packets are lost, "
@@ -143,6 +146,13 @@ def _rate(link: socket.socket) -> float:
         if took >= _LONG_ENOUGH_S or n_bytes >= _MOST_BULK:
             return n_bytes / took
         n_bytes = min(4 * n_bytes, _MOST_BULK)
+
+
+def _mtu(link: socket.socket) -> int:
+    """Return what routers on the way have reported, else the interface's MTU."""
+    if link.family == socket.AF_INET6:
+        return link.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
+    return link.getsockopt(socket.IPPROTO_IP, _IP_MTU)
 
 
 def _transfer(link: socket.socket, n_bytes: int) -> float:

@@ -56,6 +56,8 @@ class Findings(NamedTuple):
             for probe in probes:
                 if probe.error:
                     yield f"{self._name(prober)} to {self._name(answerer)}: {probe.error}"
+        yield from self._unreached()
+        yield from self._narrow()
         yield from self._unmeasured()
         yield from self._slow()
         yield from self._of_hosts()
@@ -93,6 +95,28 @@ class Findings(NamedTuple):
                 if prober != answerer and (prober, answerer) not in self.probes:
                     names = self._name(prober), self._name(answerer)
                     yield f"{names[0]} to {names[1]}: not measured, the rank has ended"
+
+    def _unreached(self) -> Iterator[str]:
+        """Yield the hosts that no other reaches, if they have other interfaces."""
+        for host in self.hosts:
+            ways = [probes for (_, to), probes in self.probes.items() if to == host.rank]
+            if ways and host.unused and all(probe.error for probes in ways for probe in probes):
+                yield (
+                    f"{self._name(host.rank)}: no host reaches it at {host.paths[0].interface}; it "
+                    f"also has {', '.join(host.unused)}: name another in SHOAL_SOCKET_IFNAME"
+                )
+
+    def _narrow(self) -> Iterator[str]:
+        """Yield the ways on which packets must be smaller than both interfaces allow."""
+        for (prober, answerer), probes in sorted(self.probes.items()):
+            ends = self._facts(prober).paths, self._facts(answerer).paths
+            interfaces = min(max(path.mtu for path in paths) for paths in ends)
+            if 0 < (mtu := max(probe.mtu for probe in probes)) < interfaces:
+                yield (
+                    f"{self._name(prober)} to {self._name(answerer)}: packets have at most {mtu} "
+                    f"bytes, and the interfaces allow {interfaces}: a router or a tunnel between "
+                    "them does not; give the interfaces its MTU"
+                )
 
     def _slow(self) -> Iterator[str]:
         """Yield the hosts, then the single ways, that are much slower than the fastest way."""
