@@ -1,15 +1,13 @@
 """`Averager` over real processes and with a server, its page, and the example."""
 
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from process.examples import run_example
 from process.ranks import run_ranks
 from process.serving import (
     N_ELEMS,
@@ -88,15 +86,7 @@ def test_the_page_about_averaging_runs_as_it_stands() -> None:
 
 
 def test_the_example_learns_and_ends_with_the_same_bits_on_all_workers() -> None:
-    run = subprocess.run(
-        [sys.executable, PROJECT / "examples" / "train_numpy.py", "--workers=2"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
-    )
-    assert run.returncode == 0, run.stderr
+    run = run_example("train_numpy.py", "--workers=2")
     losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", run.stdout)]
     assert losses[-1] < losses[0] / 3
     bits = re.findall(r"weights ([0-9a-f]{12})", run.stdout)

@@ -1,26 +1,13 @@
 """The demo, from its entry point, with a model and a run small enough for a test."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from process.examples import run_example
 
 pytest.importorskip("torch")
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 TINY = ["--steps=6", "--batch=1", "--context=16", "--width=32", "--layers=1", "--rows=64"]
-
-
-def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, DEMO, *options, *TINY],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 def row(table: str, label: str) -> list[str]:
@@ -29,9 +16,7 @@ def row(table: str, label: str) -> list[str]:
 
 
 def test_demo_prints_a_table_in_which_both_backends_learn_the_same() -> None:
-    run = run_demo("--backends", "shoal", "gloo")
-
-    assert run.returncode == 0, run.stderr
+    run = run_example("demo.py", "--backends", "shoal", "gloo", *TINY)
     assert row(run.stdout, "shoal") == ["gloo", "gloo/shoal"]
     for label in ("training loss (bits per byte)", "held-out loss (bits per byte)"):
         ours, theirs, ratio = row(run.stdout, label)

@@ -5,21 +5,18 @@ import gc
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from process.examples import equal_digits
 from process.ranks import run_ranks, start_ranks
 
 from shoal.average import ErrorFeedback
 
 pytest.importorskip("jax", reason="needs JAX: `make test-frameworks` has an environment with it")
 
-PROJECT = Path(__file__).parents[2]
 CPU = {"JAX_PLATFORMS": "cpu"}
 TWO_DEVICES = CPU | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 DTYPES = ("float32", "float16", "bfloat16", "int8", "int32", "uint16", "bool", "complex64")
@@ -318,17 +315,7 @@ def test_the_loss_of_a_rank_reaches_a_compiled_function_and_the_rest_goes_on() -
 
 
 def test_the_example_equals_one_rank_with_all_samples() -> None:
-    done = subprocess.run(
-        [sys.executable, PROJECT / "examples" / "jax_train.py"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
-    )
-    assert done.returncode == 0, done.stderr
-    [digits] = re.findall(r"equal in (\S+) digits", done.stdout)
-    assert float(digits) > 5
+    assert equal_digits("jax_train.py") > 5
 
 
 def eager_after_jit() -> None:

@@ -6,14 +6,12 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from process.examples import equal_digits
 from process.ranks import run_ranks, start_ranks
 
 import shoal
@@ -22,7 +20,6 @@ pytest.importorskip(
     "tensorflow", reason="needs TensorFlow: `make test-frameworks` has an environment with it"
 )
 
-PROJECT = Path(__file__).parents[2]
 CPU = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "bool", "complex64")
 SHAPES = ((), (0,), (3,), (2, 0, 2), (2, 3))
@@ -380,14 +377,4 @@ def test_the_loss_of_a_rank_reaches_a_function_and_the_rest_goes_on() -> None:
 
 
 def test_the_example_equals_one_rank_with_all_samples() -> None:
-    done = subprocess.run(
-        [sys.executable, PROJECT / "examples" / "tensorflow_train.py"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
-    )
-    assert done.returncode == 0, done.stderr
-    [digits] = re.findall(r"equal in (\S+) digits", done.stdout)
-    assert float(digits) > 5
+    assert equal_digits("tensorflow_train.py") > 5

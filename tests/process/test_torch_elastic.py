@@ -8,28 +8,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from process.examples import run_example
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic.py"
 SECONDS, EVERY = (60, 4) if os.environ.get("SHOAL_SOAK") else (5, 1.5)
 
 
 def test_a_job_of_which_workers_are_killed_and_to_which_others_come_loses_no_step() -> None:
-    run = subprocess.run(
-        [sys.executable, EXAMPLE, f"--seconds={SECONDS}", f"--every={EVERY}", "--seed=1"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS + 200,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    options = f"--seconds={SECONDS}", f"--every={EVERY}", "--seed=1"
+    run = run_example("elastic.py", *options, timeout_s=SECONDS + 200)
     events = re.search(r"(\d+) workers were killed, and (\d+) came", run.stdout)
     assert events is not None, run.stdout
     assert min(map(int, events.groups())) > 0

@@ -6,13 +6,11 @@ import importlib.util
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from process.examples import run_example
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage
 
@@ -25,18 +23,9 @@ import torch.distributed as dist
 import shoal.torch
 from shoal.errors import PeerLost, Unsupported, UsageError
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "survive.py"
-
 
 def test_training_goes_on_to_the_same_weights_everywhere_after_rank_0_is_killed() -> None:
-    run = subprocess.run(
-        [sys.executable, EXAMPLE, "--workers=3", "--kill=0", "--steps=30"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    run = run_example("survive.py", "--workers=3", "--kill=0", "--steps=30")
     went_on = re.findall(r"worker (\d) goes on as rank (\d) of (\d): rank 0 ", run.stdout)
     assert sorted(went_on) == [("1", "0", "2"), ("2", "1", "2")]
     ends = sorted(re.findall(r"worker (\d) ends with (loss [\d.]+, weights [-\d.]+)", run.stdout))
