@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +120,7 @@ def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[st
     [
         (b"", "its numbers cannot be read"),
         (b"[1]", "its numbers cannot be read"),
+        (b"[" * 100_000, "its numbers cannot be read"),
         (b'{"shoal_monitor": 99}', "it runs another version of shoal"),
         (document(0, ["x", "h", "::", 1]), "its numbers cannot be read"),
         (document(0, [0, "h"]), "its numbers cannot be read"),
@@ -166,10 +168,11 @@ def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SHOAL_MONITOR", "1")
+    monkeypatch.setattr(forming, "choose_addresses", lambda *_args: [advertised])
+    advertised = Advertised("127.0.0.1", "lo", "a test")
     with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as other:
         port = other.getsockname()[1]
         monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port - 1}-{port}")
-        advertised = [Advertised("127.0.0.1", "lo", "a test")]
         listener, place = forming._listen_to_readers(advertised)
         assert listener is not None
         assert place is not None
@@ -182,5 +185,5 @@ def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
         monkeypatch.setattr(forming, "_listen_to_readers", lambda _advertised: (listener, place))
         monkeypatch.setattr(forming, "meet", refuse)
         with pytest.raises(ShoalError, match="no memory"):
-            forming.form(None, 0, 1)  # type: ignore[arg-type]
+            forming.form(SimpleNamespace(host=None), 0, 2)  # type: ignore[arg-type]
         assert listener.fileno() == -1

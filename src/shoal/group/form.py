@@ -67,7 +67,8 @@ def form(
             settings = settings._replace(wire=parse_wire(wire))
         kind = _kind_of_group(settings, name)
         advertised, mbit = _advertised(store, settings) if size > 1 else ([], None)
-        readers, place = _listen_to_readers(advertised)
+        key = job_key() if monitored(os.environ) and advertised else None
+        readers, place = _listen_to_readers(advertised[0]) if key is not None else (None, None)
         digest = digest_of(settings, mbit, monitor=place[:2] if place else None)
     channels = functools.partial(agreed_channels, settings)
     with readers or contextlib.nullcontext():
@@ -82,8 +83,10 @@ def form(
             members = list(range(size))
             group = kind(context, members, name, timeout_s, planner, settings.wire)
             group.owns_context = True
-            if readers is not None:
-                _answer_readers(context, readers, f"{title}: `shoal top {place}` shows all ranks")
+            if readers is not None and key is not None and context.monitor is not None:
+                context.monitor.listen(readers, key, _places_of_monitors(context))
+                if rank == 0:
+                    _LOG.info("%s: `shoal top %s` shows all ranks", title, place)
         except BaseException:
             context.close()
             raise
@@ -128,29 +131,21 @@ def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int
 
 
 def _listen_to_readers(
-    advertised: list[Advertised],
+    advertised: Advertised,
 ) -> tuple[socket.socket | None, Endpoint | None]:
-    """Listen for `shoal top` on other hosts, if `SHOAL_MONITOR` and a job key are set."""
-    if not advertised or not monitored(os.environ) or job_key() is None:
-        return None, None
+    """Listen for `shoal top` on other hosts; a warning, if that cannot be."""
     # From the last port on: links take the first ones, and come first.
     ports = reversed(list(port_range(os.environ)))
     try:
-        return listen_at("`shoal top`", advertised[0], ports, os.environ)
+        return listen_at("`shoal top`", advertised, ports, os.environ)
     except (OSError, UsageError) as error:
         _LOG.warning("this rank cannot be asked from other hosts: %s", error)
         return None, None
 
 
-def _answer_readers(context: Context, readers: socket.socket, title: str) -> None:
-    """Let `shoal top` ask this rank for its numbers, and for the places of all ranks."""
-    monitor, key = context.monitor, job_key()
-    if monitor is None or key is None:
-        return
-    monitor.monitors = [
+def _places_of_monitors(context: Context) -> list[tuple[int, str, str, int]]:
+    """Return where `shoal top` may ask each rank: its number, host, address and port."""
+    return [
         (rank, info.host, *monitor_of(digest))
         for rank, (info, digest) in enumerate(zip(context.names, context.digests, strict=True))
     ]
-    monitor.listen(readers, key)
-    if context.rank == 0:
-        _LOG.info("%s", title)

@@ -34,11 +34,7 @@ _PAUSE_S: Final = 1.0  # where no descriptor is left to accept a reader with
 
 
 class Monitor:
-    """The socket of one world of this process, and its thread; OSError or ShoalError for none.
-
-    Attributes:
-        monitors: by rank of the world: its number, host, address and port for other hosts.
-    """
+    """The socket of one world of this process, and its thread; OSError or ShoalError for none."""
 
     def __init__(self, source: Any) -> None:
         folder = _folders()[0]
@@ -50,7 +46,7 @@ class Monitor:
         self._socket = socket.socket(socket.AF_UNIX)
         self._source = weakref.ref(source)
         self._answering: Answering | None = None
-        self.monitors: list[tuple[int, str, str, int]] = []
+        self._monitors: list[tuple[int, str, str, int]] = []
         try:
             self._socket.bind(str(unready))
             self._socket.listen(16)
@@ -76,13 +72,17 @@ class Monitor:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
-    def listen(self, listener: socket.socket, job_key: bytes) -> None:
+    def listen(
+        self, listener: socket.socket, job_key: bytes, monitors: list[tuple[int, str, str, int]]
+    ) -> None:
         """Answer on other hosts too; a warning, if that cannot be.
 
         Args:
             listener: owned from here on.
             job_key: what readers must prove.
+            monitors: of each rank of the world: its number, host, address and port for readers.
         """
+        self._monitors = monitors
         try:
             self._answering = Answering(listener, job_key, self._document)
             threads.start("shoal-monitor", self._answering.run)
@@ -112,13 +112,13 @@ class Monitor:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "slurm_job_id": os.environ.get("SLURM_JOB_ID", "unknown"),
-                "monitors": self.monitors,
+                "monitors": self._monitors,
                 **dataclasses.asdict(stats_of(source)),
             }
+            return json.dumps(document).encode()
         except (AttributeError, LookupError, TypeError, ValueError):
             _LOG.exception("the numbers of this process cannot be read")
             return b""
-        return json.dumps(document).encode()
 
 
 def serve(source: Any) -> Monitor | None:

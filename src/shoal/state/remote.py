@@ -127,7 +127,7 @@ def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
                 raise ShoalError("it runs another version of shoal")
             places_of(document)
             rank = int(document["rank"])
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, RecursionError, TypeError, ValueError) as error:
             raise ShoalError("its numbers cannot be read") from error
     if place.rank not in (ANY_RANK, rank):
         raise ShoalError(f"rank {rank} answers in its place")
