@@ -369,6 +369,37 @@ def test_a_member_that_is_interrupted_while_the_group_grows_keeps_no_other_waiti
     assert time.monotonic() - interrupted_s < MEETING_S
 
 
+def interrupted_alone() -> tuple[int, int]:
+    """The only rank is interrupted while it grows, and grows later."""
+    stage = Stage.from_environment()
+    first = shoal.init(timeout_s=LONG_S)
+    stage.store.set("address/0", first.address.encode())
+    while not first.newcomers:
+        os.sched_yield()
+    end_in("has the size", stage, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        first.grow()
+    group = first.reform()
+    check_sum(group)
+    return live(group, stage, 2)
+
+
+def newcomer_of_one() -> tuple[int, int]:
+    stage = Stage.from_environment()
+    address = stage.store.get("address/0", LONG_S).decode()
+    return live(shoal.init(join=address, timeout_s=LONG_S), stage, 2)
+
+
+def test_a_group_of_one_goes_on_after_an_interrupt() -> None:
+    with (
+        Stage() as stage,
+        start_ranks(interrupted_alone, 1, env=stage.env) as ranks,
+        start_ranks(newcomer_of_one, 1, env=stage.env) as coming,
+    ):
+        outcomes = [*ranks.wait(60), *coming.wait(60)]
+    assert [outcome.value for outcome in outcomes] == [(0, 2), (1, 2)], outcomes
+
+
 @pytest.mark.parametrize("state", ["announced", "here", "placed", "publishes"])
 def test_a_newcomer_that_stops_is_left_out(state: str) -> None:
     with (

@@ -130,6 +130,7 @@ class _Doorman(Serving):
         # By open meeting, the oldest first.
         self._meetings: dict[str, dict[Peer, _Visitor]] = {}
         self._silent_s: dict[str, float] = {}
+        self._silent_at = float("inf")  # no visitor has been silent for too long before
         self._ended: dict[str, End] = {}
         self._ids: dict[Peer, str] = {}  # of all callers that have announced themselves
         self._waiting_newcomers: dict[str, Newcomer] = {}  # by id
@@ -174,10 +175,12 @@ class _Doorman(Serving):
 
     def _note_visitor(self, peer: Peer, key: str) -> None:
         """Record a request of a visitor."""
-        visitors = self._meetings.get(key.partition("/")[0])
+        meeting, now = key.partition("/")[0], time.monotonic()
+        visitors = self._meetings.get(meeting)
         if visitors is not None:
             before = visitors.get(peer, _Visitor(0, -1, "", 0.0))
-            visitors[peer] = before._replace(heard_at=time.monotonic())
+            visitors[peer] = before._replace(heard_at=now)
+            self._silent_at = min(self._silent_at, now + self._silent_s[meeting])
 
     # Newcomers.
 
@@ -232,15 +235,21 @@ class _Doorman(Serving):
         super()._get(peer, key, wait_ms)
 
     def _expire(self, now: float) -> float:
-        """As in a store; and end the meetings of visitors that have stopped."""
-        until = super()._expire(now)
+        """As in a store; and lose the visitors that are silent."""
+        if now >= self._silent_at:
+            self._silent_at = self._lose_silent(now)
+        return min(super()._expire(now), self._silent_at)
+
+    def _lose_silent(self, now: float) -> float:
+        """End the meetings of visitors that have stopped; return when the next one may have."""
+        until = float("inf")
         for meeting, visitors in self._meetings.items():
+            silent_s = self._silent_s[meeting]
             for peer, visitor in list(visitors.items()):
-                silent_at = visitor.heard_at + self._silent_s[meeting]
-                if now < silent_at:
-                    until = min(until, silent_at)
+                if now < visitor.heard_at + silent_s:
+                    until = min(until, visitor.heard_at + silent_s)
                 else:
-                    self._lose(meeting, peer, f"asked nothing for {self._silent_s[meeting]:g} s")
+                    self._lose(meeting, peer, f"asked nothing for {silent_s:g} s")
         return until
 
     def lost(self, peer: Peer, error: int = 0, why: str = "") -> None:
