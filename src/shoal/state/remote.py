@@ -31,10 +31,8 @@ PATIENCE_S: Final = 2.0  # of either end with the other
 MOST_BYTES: Final = 4 << 20  # of a document: the links of ten thousand ranks
 _MOST_READERS: Final = 64  # of a rank at a time
 MOST_ASKED: Final = 64  # ranks at a time: each takes a thread and five descriptors
-_N_PARTS: Final = "n_parts"
-
-
 ANY_RANK: Final = -1
+_N_PARTS: Final = "n_parts"
 
 
 class Place(NamedTuple):
