@@ -103,12 +103,18 @@ def gather(rank: int, listening: list[tuple[Advertised, int]], token: str) -> Fa
         locked_bytes=-1 if locked == resource.RLIM_INFINITY else locked,
         free_bytes=_free_bytes(),
         settings=settings,
-        unused=[
-            f"{one.name} ({', '.join(one.addresses)})"
-            for one in list_interfaces()
-            if not one.is_loopback and one.name not in {chosen.interface for chosen, _ in listening}
-        ],
+        unused=_unused({chosen.interface for chosen, _ in listening}),
     )
+
+
+def _unused(used: set[str]) -> list[str]:
+    """Return the other interfaces, without those that have link-local addresses alone."""
+    return [
+        f"{one.name} ({', '.join(addresses)})"
+        for one in list_interfaces()
+        if one.is_up and not one.is_loopback and one.name not in used
+        if (addresses := [each for each in one.addresses if not each.startswith("fe80")])
+    ]
 
 
 def _mtu_of(interface: str) -> int:
