@@ -245,24 +245,18 @@ def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(add
     assert [outcome.error for outcome in outcomes[:2]] == [None, None], outcomes
 
 
-# ---- local steps ----
+# ---- the Manager ----
 
 
-def train_locally(lighthouse: str, kind: str) -> list[float]:
-    """Return the weight after each of three rounds of two local steps."""
+def manager_of(rank: int, lighthouse: str, net: torch.nn.Module, **options: Any) -> Any:
+    """A Manager, and the store that it needs."""
     import torchft
-    from torchft.local_sgd import DiLoCo, LocalSGD
 
-    rank, net = rank_of(), torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(net.weight)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
-        pg=group_of(),
         load_state_dict=net.load_state_dict,
         state_dict=net.state_dict,
         min_replica_size=2,
-        use_async_quorum=False,
-        init_sync=False,
         timeout=TIMEOUT,
         replica_id=f"replica_{rank}",
         lighthouse_addr=lighthouse,
@@ -270,7 +264,52 @@ def train_locally(lighthouse: str, kind: str) -> list[float]:
         store_port=store.port,
         rank=0,
         world_size=1,
+        **options,
     )
+    return manager, store
+
+
+@pytest.fixture
+def lighthouse() -> Iterator[str]:
+    """The address of torchft's lighthouse, for two replicas."""
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer("[::]:0", 2)
+    yield server.address()
+    server.shutdown()
+
+
+def heal(lighthouse: str) -> list[float]:
+    """Return the weights after a step, before which replica 1 gets the weights of replica 0."""
+    from torchft.checkpointing.pg_transport import PGTransport
+
+    rank, group = rank_of(), group_of()
+    net = torch.nn.Linear(300, 1, bias=False)
+    torch.nn.init.constant_(net.weight, 5.0 + rank)
+    transport = PGTransport(group, TIMEOUT, torch.device("cpu"))
+    manager, _store = manager_of(rank, lighthouse, net, pg=group, checkpoint_transport=transport)
+    manager.start_quorum()
+    gradient = torch.full((1, 300), 2.0)
+    manager.allreduce(gradient).wait()
+    assert manager.should_commit()
+    manager.shutdown()
+    return [net.weight.min().item(), net.weight.max().item(), gradient.max().item()]
+
+
+def test_a_replica_is_healed_through_the_group_itself(lighthouse: str) -> None:
+    # At the first step torchft averages one replica's gradient and the zeros of the healed one.
+    outcomes = run_ranks(heal, 2, lighthouse)
+    assert outcomes in ([[5, 5, 1]] * 2, [[6, 6, 1]] * 2)
+
+
+def train_locally(lighthouse: str, kind: str) -> list[float]:
+    """Return the weight after each of three rounds of two local steps."""
+    from torchft.local_sgd import DiLoCo, LocalSGD
+
+    rank, net = rank_of(), torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    options = {"use_async_quorum": False, "init_sync": False}
+    manager, _store = manager_of(rank, lighthouse, net, pg=group_of(), **options)
     inner, outer = (torch.optim.SGD(net.parameters(), lr) for lr in (0.5, 1.0))
     found = []
     with (
@@ -288,14 +327,10 @@ def train_locally(lighthouse: str, kind: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo"])
-def test_local_steps_of_torchft_meet_in_the_mean_of_the_replicas(kind: str) -> None:
-    from torchft.coordination import LighthouseServer
-
-    lighthouse = LighthouseServer("[::]:0", 2)
-    try:
-        weights = run_ranks(train_locally, 2, lighthouse.address(), kind)
-    finally:
-        lighthouse.shutdown()
+def test_local_steps_of_torchft_meet_in_the_mean_of_the_replicas(
+    lighthouse: str, kind: str
+) -> None:
+    weights = run_ranks(train_locally, 2, lighthouse, kind)
     # Two steps of 0.5 times the mean of the gradients 1 and 2, in each round.
     assert weights == [[-1.5, -3.0, -4.5]] * 2
 
@@ -310,6 +345,8 @@ def test_bad_input_is_an_error_before_the_manager_could_try_for_ever(
         group_of(timedelta(0))
     with pytest.raises(UsageError, match="has no group"):
         group_of().barrier()
+    monkeypatch.setenv("SHOAL_SERVERS", "127.0.0.1:1")  # not asked
+    group_of()
     monkeypatch.setenv("SHOAL_ALGO", "no such algorithm")
     with pytest.raises(UsageError, match="SHOAL_ALGO"):
         group_of()

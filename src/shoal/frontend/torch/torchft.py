@@ -17,6 +17,8 @@ from shoal.rendezvous import MemoryStore, TorchStore
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from shoal.group.group import Group
+
 __all__ = ["ProcessGroupShoal"]
 
 
@@ -40,7 +42,7 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
     @without_internals
     def __init__(self, timeout: timedelta = timedelta(seconds=60)) -> None:
         super().__init__(timeout)
-        form(MemoryStore(), 0, 1, timeout_s=timeout.total_seconds()).close()
+        self._form(MemoryStore(), 0, 1).close()
         self._n_ends = 0
 
     _pg: dist.ProcessGroup | None
@@ -69,10 +71,12 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
             self.shutdown()
             raise Closed("ProcessGroupShoal was ended by another thread while it formed a group")
 
-    def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        timeout_s = self._timeout.total_seconds()
+    def _form(self, store: Any, rank: int, size: int) -> Group:
         name = f"torchft quorum {self._quorum_id}"  # NOT "world", which reduction servers serve
-        group = form(TorchStore(store), rank, world_size, timeout_s=timeout_s, name=name)
+        return form(store, rank, size, timeout_s=self._timeout.total_seconds(), name=name)
+
+    def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        group = self._form(TorchStore(store), rank, world_size)
         devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
         return torch_group(group, store, self._timeout, devices)
 
