@@ -150,7 +150,10 @@ def main() -> None:
     args = task.arguments()
     spawn = mp.get_context("forkserver")
     spawn.set_forkserver_preload(["torchft", "shoal.torch.torchft"])
-    lighthouse = LighthouseServer("[::]:0", args.ranks - 1, heartbeat_timeout_ms=1000)
+    # By default it waits 0.1 s for a slow replica, and leaves it out of the step.
+    lighthouse = LighthouseServer(
+        "[::]:0", args.ranks - 1, join_timeout_ms=30_000, heartbeat_timeout_ms=1000
+    )
     args.lighthouse = lighthouse.address()
     back, results = spawn.Barrier(args.ranks, timeout=TIMEOUT.total_seconds()), spawn.Queue()
 
