@@ -206,6 +206,7 @@ class Chaos:
 
 def loss_alone(n_steps: int) -> float:
     """The loss in the last of so many steps of one process."""
+    torch.set_num_threads(1)  # as the workers
     net, optimizer = make()
     for step in range(n_steps):
         optimizer.zero_grad()
