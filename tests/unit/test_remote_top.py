@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,33 @@ from shoal.state.remote import Answering, Place, ask
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 
 
-def document(rank: int, *monitors: list[Any], more: str = "") -> bytes:
-    head = {"shoal_monitor": remote.VERSION, "world": "w", "rank": rank, "more": more}
-    return json.dumps({**head, "monitors": monitors}).encode()
+CALL = {"group": None, "what": "barrier", "n_bytes": 0, "age_s": 1.5, "waits": []}
+
+
+def document(rank: Any, *monitors: list[Any], **changed: Any) -> bytes:
+    found = {
+        "shoal_monitor": 1,
+        "world": "w",
+        "name": "",
+        "host": "h",
+        "slurm_job_id": "unknown",
+        "rank": rank,
+        "size": 3,
+        "n_hosts": 2,
+        "pid": 77,
+        "n_calls": 4,
+        "is_readable": True,
+        "taken_at_s": 1.8e9,
+        "counted_s": 2,
+        "busy_s": 0.5,
+        "busy_share": None,
+        "in_flight": [],
+        "ended": {"barrier": [3, 0]},
+        "links": [],
+        "stalls": {"data": 1},
+        "monitors": monitors,
+    }
+    return json.dumps({**found, **changed}).encode()
 
 
 @contextlib.contextmanager
@@ -78,9 +103,9 @@ def test_a_rank_names_all_ranks_of_its_world_and_each_answers(
 
 def test_a_long_document_comes_in_parts() -> None:
     more = "".join(map(str, range(50_000)))
-    with answering(lambda: document(0, more=more)) as port:
+    with answering(lambda: document(0, name=more)) as port:
         [found] = ask([at(port)], KEY)
-    assert found["more"] == more
+    assert found["name"] == more
 
 
 def test_a_reader_with_another_key_gets_nothing_and_is_logged_once(
@@ -125,12 +150,69 @@ def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[st
         (document(0, ["x", "h", "::", 1]), "its numbers cannot be read"),
         (document(0, [0, "h"]), "its numbers cannot be read"),
         (document(7), "rank 7 answers in its place"),
-        (document(0, more="1" * remote.MOST_BYTES), "its numbers cannot be read"),
+        (document(0, name="1" * remote.MOST_BYTES), "its numbers cannot be read"),
+        (document("0"), "its numbers cannot be read"),
+        (document(float("inf")), "its numbers cannot be read"),
+        (document(True), "its numbers cannot be read"),
+        (document(0, world=["w"]), "its numbers cannot be read"),
+        (document(0, pid=None), "its numbers cannot be read"),
+        (document(0, n_calls="4\nshoal_calls_total 5"), "its numbers cannot be read"),
+        (document(0, counted_s=float("nan")), "its numbers cannot be read"),
+        (document(0, n_calls=10**400), "its numbers cannot be read"),
+        (document(0, stalls={"data": "1"}), "its numbers cannot be read"),
+        (document(0, ended={"barrier": [3]}), "its numbers cannot be read"),
+        (document(0, ended=[]), "its numbers cannot be read"),
+        (document(0, links={}), "its numbers cannot be read"),
+        (document(0, in_flight=[{"what": "barrier"}]), "its numbers cannot be read"),
+        (document(0, in_flight=[CALL | {"waits": [1]}]), "its numbers cannot be read"),
+        (document(0, [0, "h", "a.name", 1]), "its numbers cannot be read"),
+        (document(0, [0, "h", "::1", 65536]), "its numbers cannot be read"),
+        (document(0, [0, "h", "::1", -1]), "its numbers cannot be read"),
+        (document(0, [0, "h", "::1", 1], [0, "h", "::1", 2]), "its numbers cannot be read"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_an_error_of_its_rank(answer: bytes, why: str) -> None:
     with answering(lambda: answer) as port:
         assert errors_of(at(port)) == [why]
+
+
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize("how", ["--once", "--prometheus", "--json"])
+def test_nothing_that_a_rank_answers_controls_the_terminal(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = "\x1b[2J\r\x9b"
+    call = CALL | {"what": bad, "group": bad}
+    monitors = [[0, bad, "127.0.0.1", 1]]
+    answer = {"host": bad, "slurm_job_id": bad, "stalls": {bad: 1}, "ended": {bad: [1, 1]}}
+    with answering(lambda: document(0, *monitors, in_flight=[call], **answer)) as port:
+        monitors[0][3] = port
+        assert main(["top", f"127.0.0.1:{port}", how]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "[2J" in shown.out
+    assert all(char.isprintable() for char in shown.out.replace("\n", ""))
+
+
+@pytest.mark.usefixtures("key")
+def test_an_error_in_the_words_of_the_rank_is_not_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with answering(lambda: document(0, error="\x1b[2J")) as port:
+        assert main(["top", f"127.0.0.1:{port}", "--json"]) == 0
+    assert "2J" not in "".join(capsys.readouterr())
+
+
+def test_readers_that_stop_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_READER_S", 1.0)
+    with answering(lambda: document(0)) as port, contextlib.ExitStack() as stopped:
+        for _ in range(remote._MOST_READERS):
+            client = TcpStoreClient("127.0.0.1", port, timeout_s=30, key=KEY)
+            stopped.enter_context(contextlib.closing(client))
+            assert client.try_get("n_parts") == b"1"
+        end = time.monotonic() + 30
+        while errors_of(at(port)) != [None]:
+            assert time.monotonic() < end
 
 
 def test_nothing_can_be_written_and_nothing_else_is_read() -> None:

@@ -34,13 +34,19 @@ def text_of(documents: Sequence[Mapping[str, Any]]) -> str:
             "n_nodes": world["n_hosts"],
         }
         for name, value, labels in _samples(world):
-            shown = (f'{key}="{str(of).translate(_ESCAPES)}"' for key, of in (own | labels).items())
+            shown = (f'{key}="{_label(of)}"' for key, of in (own | labels).items())
             lines[name].append(f"{name}{{{','.join(shown)}}} {value}\n")
     return "".join(
         f"# HELP {name} {what}\n# TYPE {name} {kind}\n{''.join(lines[name])}"
         for name, (kind, what) in _METRICS.items()
         if lines[name]
     )
+
+
+def _label(value: object) -> str:
+    """Return a label's value, escaped, and without what would control a terminal."""
+    text = str(value).translate(_ESCAPES)
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _samples(world: Mapping[str, Any]) -> Iterator[tuple[str, float, dict[str, Any]]]:

@@ -11,18 +11,23 @@ import contextlib
 import functools
 import json
 import socket
+import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_type_hints
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.rendezvous.record import MAX_SIZE
 from shoal.rendezvous.store import MAX_VALUE_BYTES
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import Serving, StoreLimits
 from shoal.rendezvous.store.wire import VALUE
+from shoal.state.shape import fits
+from shoal.state.stats import Stats
 from shoal.threads import Threads
 
 if TYPE_CHECKING:
-    from shoal.engine import Peer
+    from shoal.engine import Hello, Peer
 
 VERSION: Final = 1
 """The version of the document; raised when a reader of the last one would misunderstand it."""
@@ -31,6 +36,7 @@ PATIENCE_S: Final = 2.0  # of either end with the other
 MOST_BYTES: Final = 4 << 20  # of a document: the links of ten thousand ranks
 _MOST_READERS: Final = 64  # of a rank at a time
 MOST_ASKED: Final = 64  # ranks at a time: each takes a thread and five descriptors
+_READER_S: Final = 10.0  # until a rank drops a reader, which asks for one document
 ANY_RANK: Final = -1
 _N_PARTS: Final = "n_parts"
 
@@ -43,6 +49,18 @@ class Place(NamedTuple):
     host: str
     address: str
     port: int
+
+
+@dataclass(frozen=True)
+class _Document(Stats):
+    """What a rank answers; `monitors` has each rank's number, host, address and port."""
+
+    shoal_monitor: int
+    taken_at_s: float
+    host: str
+    pid: int
+    slurm_job_id: str
+    monitors: tuple[tuple[int, str, str, int], ...]
 
 
 class Answering(Serving):
@@ -58,6 +76,19 @@ class Answering(Serving):
         super().__init__([listener], job_key, StoreLimits(n_clients=_MOST_READERS))
         self._read = read
         self._documents: dict[Peer, bytes] = {}
+        self._until: dict[Peer, float] = {}  # when each reader is dropped
+
+    def welcome(self, peer: Peer, hello: Hello) -> None:
+        """Take requests from a reader for a while: one that has stopped must not stay."""
+        super().welcome(peer, hello)
+        if peer in self._clients:
+            self._until[peer] = time.monotonic() + _READER_S
+
+    def _expire(self, now: float) -> float:
+        for peer in [peer for peer, until in self._until.items() if now >= until]:
+            peer.close()
+            self.lost(peer)
+        return min(super()._expire(now), *self._until.values(), float("inf"))
 
     def _set(self, peer: Peer, key: str, value: bytes) -> None:
         raise ValueError("nothing can be written here")
@@ -75,14 +106,20 @@ class Answering(Serving):
         """Forget a client, and its document."""
         super().lost(peer, error, why)
         self._documents.pop(peer, None)
+        self._until.pop(peer, None)
 
 
 def places_of(document: dict[str, Any]) -> list[Place]:
-    """Return where the ranks of a document's world answer; ValueError or TypeError for nonsense."""
-    return [
-        Place(str(document["world"]), int(rank), str(host), str(address), int(port))
-        for rank, host, address, port in document["monitors"]
-    ]
+    """Return where the ranks of a document's world answer; ValueError or OSError for nonsense."""
+    places = [Place(document["world"], *place) for place in document["monitors"]]
+    if len({place.rank for place in places}) != len(places) or len(places) > MAX_SIZE:
+        raise ValueError("ranks that cannot be")
+    for place in places:
+        # Numeric only: a name would be resolved, which can block for seconds.
+        socket.inet_pton(socket.AF_INET6 if ":" in place.address else socket.AF_INET, place.address)
+        if not 0 <= place.port <= 65535:
+            raise ValueError("a port that cannot be")
+    return places
 
 
 def ask(places: Iterable[Place], job_key: bytes) -> list[dict[str, Any]]:
@@ -120,13 +157,16 @@ def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
         try:
             n_parts = min(int(client.try_get(_N_PARTS) or 0), MOST_BYTES // MAX_VALUE_BYTES)
             parts = client.try_get_all([str(part) for part in range(n_parts)])
-            document = dict(json.loads(b"".join(parts or ())))
-            if document["shoal_monitor"] != VERSION:
+            found = dict(json.loads(b"".join(parts or ())))
+            if found["shoal_monitor"] != VERSION:
                 raise ShoalError("it runs another version of shoal")
-            places_of(document)
-            rank = int(document["rank"])
-        except (LookupError, RecursionError, TypeError, ValueError) as error:
+            if not fits(found, _Document):
+                raise ValueError("fields are missing, or of other types")
+            places_of(found)
+        except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             raise ShoalError("its numbers cannot be read") from error
+    document = {name: found[name] for name in get_type_hints(_Document)}
+    rank = document["rank"]
     if place.rank not in (ANY_RANK, rank):
         raise ShoalError(f"rank {rank} answers in its place")
     return document
