@@ -231,7 +231,7 @@ def states() -> dict[str, tuple[Any, str]]:
         # A newcomer's.
         "announced": (entering, "decode_answer"),
         "invited": (entering, "visit"),
-        "here": (growing, "_place_key"),
+        "here": (growing, "_await_size"),
         "placed": (entering, "form"),
         "has formed": (Group, "barrier"),
         # A member's.
@@ -368,6 +368,70 @@ def test_a_member_that_is_interrupted_while_the_group_grows_keeps_no_other_waiti
     for rank, outcome in enumerate(outcomes):
         assert outcome.value == (rank, 4), outcome
     assert time.monotonic() - interrupted_s < MEETING_S
+
+
+def host_of_a_late_one(n_newcomers: int) -> tuple[int, int]:
+    """The only member, which forms the group when the late newcomer has left; counts its tries."""
+    from shoal.group import growing
+
+    stage = Stage.from_environment()
+    group = shoal.init(timeout_s=LONG_S)
+    stage.store.set("address/0", group.address.encode())
+    while len(group.newcomers) < n_newcomers:
+        os.sched_yield()
+    form, n_formed = growing.form, 0
+
+    def form_late(*args: Any, **how: Any) -> shoal.Group:
+        nonlocal n_formed
+        n_formed += 1
+        stage.cue("places are given")
+        stage.await_cue("the late one has left")
+        return form(*args, **how)
+
+    growing.form = form_late
+    while group.size <= n_newcomers:
+        group = group.grow()
+    check_sum(group)
+    group.barrier()
+    group.close()
+    return n_formed, group.size
+
+
+def newcomer_of_it(is_late: bool) -> tuple[int, int]:
+    from shoal.group import entering
+
+    stage = Stage.from_environment()
+    address = stage.store.get("address/0", LONG_S).decode()
+    if is_late:
+        take_place = entering.take_place
+
+        def come_late(*args: Any) -> tuple[int, int]:
+            entering.take_place = take_place
+            stage.await_cue("places are given")
+            try:
+                return take_place(*args)
+            finally:
+                stage.cue("the late one has left")
+
+        entering.take_place = come_late
+    group = shoal.init(join=address, timeout_s=LONG_S)
+    while group.size < 3:
+        group = group.grow()
+    check_sum(group)
+    group.barrier()
+    group.close()
+    return group.rank, group.size
+
+
+def test_a_newcomer_that_comes_late_to_a_meeting_leaves_the_others_alone() -> None:
+    with (
+        Stage() as stage,
+        start_ranks(host_of_a_late_one, 1, 2, env=stage.env) as ranks,
+        start_ranks(newcomer_of_it, 1, False, env=stage.env) as prompt,
+        start_ranks(newcomer_of_it, 1, True, env=stage.env) as late,
+    ):
+        outcomes = [*ranks.wait(60), *prompt.wait(60), *late.wait(60)]
+    assert [outcome.value for outcome in outcomes] == [(2, 3), (1, 3), (2, 3)], outcomes
 
 
 def interrupted_alone() -> tuple[int, int]:

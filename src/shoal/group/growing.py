@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.group.group import Group
     from shoal.rendezvous import Store
-    from shoal.rendezvous.door import Door, Newcomer
+    from shoal.rendezvous.door import Door, Newcomer, Visit
 
 FORM_S: Final = 15.0
 """Seconds for a meeting with newcomers.
@@ -135,7 +135,7 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
             if group.rank == plan.host:
                 _place(store, group.size, plan.ids)
             largest = group.size + len(plan.ids)
-            (size,) = _read(store, _SIZE, (group.size, largest))
+            size = _number_in(_await_size(store), group.size, largest)
             if size == group.size:
                 raise TimedOut(f"no newcomer came to the meeting within {_ANSWER_S:g} s")
             new = form(
@@ -164,8 +164,8 @@ def _place(store: Store, n_members: int, ids: tuple[str, ...]) -> None:
             here.append(one)
     size = n_members + len(here)
     for rank, one in enumerate(here, n_members):
-        store.set(_place_key(one), number(rank, _N_COUNT) + number(size, _N_COUNT))
-    store.set(_SIZE, number(size, _N_COUNT))
+        store.set(_place_key(one), number(rank, _N_COUNT))
+    store.set(_SIZE, number(size, _N_COUNT))  # last: a newcomer without a place is too late then
 
 
 def _end_with(group: Group, close: Callable[[], None]) -> None:
@@ -179,27 +179,28 @@ def _end_with(group: Group, close: Callable[[], None]) -> None:
         watch.on_done(lambda _work: close())
 
 
-def _read(store: Store, key: str, *ranges: tuple[int, int]) -> list[int]:
-    """Wait for the numbers under this key, each in its range."""
+def _await_size(store: Store) -> bytes:
     until = time.monotonic() + _ANSWER_S + _GRACE_S
     while True:
         left_s = until - time.monotonic()
         try:
-            read = Unpacker(store.get(key, min(_ASK_EVERY_S, max(0.0, left_s))))
-            break
+            return store.get(_SIZE, min(_ASK_EVERY_S, max(0.0, left_s)))
         except TimedOut:
             if left_s <= _ASK_EVERY_S:
                 raise
+
+
+def _number_in(value: bytes, low: int, high: int) -> int:
     try:
-        return [read.number(_N_COUNT, *each) for each in ranges]
+        return Unpacker(value).number(_N_COUNT, low, high)
     except ValueError as error:
         raise UsageError(
-            f"the member that serves the meeting wrote {error} under {key!r}: install the same "
-            "version of shoal on every machine"
+            f"the member that serves the meeting wrote {value!r}, and a number from {low} to "
+            f"{high} was expected: install the same version of shoal on every machine"
         ) from error
 
 
-def take_place(store: Store, own: str) -> tuple[int, int]:
+def take_place(store: Visit, own: str) -> tuple[int, int]:
     """Come to a meeting as the newcomer with this id; return its rank and the size of the group.
 
     Raises:
@@ -208,10 +209,12 @@ def take_place(store: Store, own: str) -> tuple[int, int]:
         UsageError: that member's answer is damaged.
     """
     store.set(_here_key(own), b"")
-    rank, size = _read(store, _place_key(own), (1, MAX_SIZE), (2, MAX_SIZE))
-    if rank >= size:
-        raise UsageError(f"the member that serves the meeting gave rank {rank} of {size}")
-    return rank, size
+    size = _number_in(_await_size(store), 1, MAX_SIZE)
+    place = store.try_get(_place_key(own))
+    if place is None:
+        store.leave()
+        raise TimedOut("this process came to the meeting too late")
+    return _number_in(place, 1, size - 1), size
 
 
 def _here_key(one: str) -> str:

@@ -272,6 +272,11 @@ class Visit(PartOfStore):
         super().__init__(store, f"{_meeting_id(uuid)}/")
         self.outlives_join = outlives_join
 
+    def leave(self) -> None:
+        """Leave without ending the meeting: the others do not need this process any more."""
+        with contextlib.suppress(ShoalError):  # the door has closed
+            self.set(_LEFT, b"")
+
 
 @contextlib.contextmanager
 def visit(
@@ -316,8 +321,7 @@ def visit(
                 f"{timeout_s:g} s"
             ) from late
         yield part
-        with contextlib.suppress(ShoalError):  # the door has closed
-            part.set(_LEFT, b"")
+        part.leave()
 
 
 def parse_address(address: str) -> tuple[str, int]:
