@@ -185,8 +185,10 @@ class Chaos:
 
     def run(self, seconds: float, every: float) -> bool:
         """Let the job run; return True if all workers that live to its end end well."""
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = str(probe.getsockname()[1])
+        held = socket.socket()  # open until the workers end, so that no connection gets its port
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = str(held.getsockname()[1])
         for rank in range(4):
             place = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_PORT": port}
             self.start(MASTER_ADDR="127.0.0.1", **place)

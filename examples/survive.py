@@ -30,8 +30,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     """Start the workers, and return 0 if all end well but the one that is killed."""
     args = parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    held = socket.socket()  # open until the workers end, so that no connection gets its port
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     environ = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     environ |= {"WORLD_SIZE": str(args.workers), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(TRAIN), f"--steps={args.steps}", f"--kill={args.kill}"]

@@ -75,8 +75,10 @@ def predict(weights: dict[str, np.ndarray], points: np.ndarray) -> np.ndarray:
 
 def launch(n_workers: int) -> int:
     """Start workers on this machine; 0 if all end well."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    held = socket.socket()  # open until the workers end, so that no connection gets its port
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"WORLD_SIZE": str(n_workers), "OMP_NUM_THREADS": "1"}
     workers = [
