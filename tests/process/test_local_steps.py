@@ -342,6 +342,36 @@ def test_steps_of_the_survivors_count_once_also_after_a_rank_was_lost() -> None:
     np.testing.assert_allclose(given[[0, 2]], [first.value[1], last.value[1]], rtol=1e-9)
 
 
+def open_a_round_with_a_rank_that_dies() -> tuple[Any, int]:
+    """Ranks 1 and 2 have sent a round that rank 0 has not seen to be open, when rank 1 is lost."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        tally = Tally(group)
+        while group.rank > 0 and tally.diloco._n_sent == 0:
+            tally.train()
+        stage.meet(group.rank, 3, "a round is open")
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        tally.diloco.regroup(group.shrink())
+        while tally.diloco.rounds == 0:
+            tally.train()
+        tally.diloco.sync()
+        return sum(tally.given), tally.n_steps
+
+
+def test_a_round_that_was_opened_with_a_lost_rank_is_made_by_all_survivors() -> None:
+    with (
+        Stage() as stage,
+        start_ranks(open_a_round_with_a_rank_that_dies, 3, env=stage.env) as ranks,
+    ):
+        first, lost, last = ranks.wait(20)
+    assert lost.died == "was killed by SIGKILL"
+    assert first.value, first
+    assert last.value, last
+    for given, _ in (first.value, last.value):
+        np.testing.assert_allclose(given[[0, 2]], [first.value[1], last.value[1]], rtol=1e-9)
+
+
 def interrupt_sync() -> str:
     """Rank 1 has sent the round of a `sync` that rank 0 was about to send, when rank 2 is lost."""
     case = CASES[0]

@@ -340,6 +340,8 @@ class LocalSteps:
         counts = self._counts(group)
         done = [n_done for n_done, *_ in counts]
         self._until = max(until for *_, until, _ in counts)
+        if self._flags is not None:  # no flag in the new group opens what one rank has sent
+            self._until = max(self._until, *(n_sent for _, n_sent, *_ in counts))
         self._settle(max(done))
         self._form(group)
         for number in range(min(done), max(done)):
