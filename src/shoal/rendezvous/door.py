@@ -232,6 +232,10 @@ class _Doorman(Serving):
 
     def _get(self, peer: Peer, key: str, wait_ms: int) -> None:
         self._note_visitor(peer, key)
+        meeting = key.partition("/")[0]
+        is_early = meeting in self._ended and self._meetings[meeting][peer].rank < 0
+        if is_early and wait_ms and key not in self._values:
+            raise ValueError("the meeting has ended")  # before this visitor waited, see `_lose`
         super()._get(peer, key, wait_ms)
 
     def _expire(self, now: float) -> float:
