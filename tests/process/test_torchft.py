@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,30 @@ def end_while_forming(address: str, how: str) -> None:
 def test_another_thread_ends_a_group_that_forms(address: str, how: str) -> None:
     with Stage() as stage:
         run_ranks(end_while_forming, 2, address, how, env=stage.env)
+
+
+def configure_during_an_abort(address: str) -> None:
+    group, begins, may_end = group_of(), threading.Event(), threading.Event()
+    configure(group, address, 1, 1)
+
+    def abort() -> None:
+        if not begins.is_set():
+            begins.set()
+            assert may_end.wait(30)
+
+    group.shutdown()
+    group._pg = SimpleNamespace(abort=abort, shutdown=lambda: None)
+    aborts = threading.Thread(target=group.abort)
+    aborts.start()
+    assert begins.wait(30)
+    configure(group, address, 2, 1)
+    may_end.set()
+    aborts.join()
+    assert total(group, 0) == 1
+
+
+def test_an_abort_of_the_last_group_does_not_end_the_next_one(address: str) -> None:
+    run_ranks(configure_during_an_abort, 1, address)
 
 
 def lose_a_replica_that_joins(address: str) -> None:

@@ -87,9 +87,11 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
             errored: log it; False also leaves a `configure` alone that runs meanwhile.
         """
         self._n_ends += errored
-        group = self._pg
-        super().abort(errored)
+        # NOT left to torchft, which drops whatever group is there once the abort is through.
+        group, self._pg = self._pg, None
+        super().abort(errored)  # logs it
         if group is not None:
+            group.abort()
             group.shutdown()
 
     def shutdown(self) -> None:
