@@ -127,14 +127,19 @@ class Elastic(Members):
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         group = self
-        while True:
-            try:
-                return group.grow(timeout_s=max(0.001, deadline - time.monotonic()))
-            except ShoalError:
-                can_go_on = group._vote_number or group._heir or group.ended()
-                if not can_go_on or time.monotonic() >= deadline:
-                    raise
-            group = group.shrink(timeout_s=max(0.001, deadline - time.monotonic()))
+        try:
+            while True:
+                try:
+                    return group.grow(timeout_s=max(0.001, deadline - time.monotonic()))
+                except ShoalError:
+                    can_go_on = group._vote_number or group._heir or group.ended()
+                    if not can_go_on or time.monotonic() >= deadline:
+                        raise
+                group = group.shrink(timeout_s=max(0.001, deadline - time.monotonic()))
+        except BaseException:
+            if group is not self:
+                self._heir = group
+            raise
 
     def go_on_from(self, heir: Self) -> None:
         """Have `reform` and `shrink` of this closed group go on from that one, which followed it.
