@@ -255,17 +255,29 @@ def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
     with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as other:
         port = other.getsockname()[1]
         monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port - 1}-{port}")
-        listener, place = forming._listen_to_readers(advertised)
+        listener, place = forming._listen_to_readers(advertised, 1)
         assert listener is not None
         assert place is not None
         assert place.port == port - 1
-        assert forming._listen_to_readers(advertised) == (None, None)  # no port is left
+        assert forming._listen_to_readers(advertised, 1) == (None, None)  # no port is left
 
         def refuse(*_args: object) -> None:
             raise ShoalError("no memory")
 
-        monkeypatch.setattr(forming, "_listen_to_readers", lambda _advertised: (listener, place))
+        monkeypatch.setattr(forming, "_listen_to_readers", lambda *_how: (listener, place))
         monkeypatch.setattr(forming, "meet", refuse)
         with pytest.raises(ShoalError, match="no memory"):
             forming.form(SimpleNamespace(host=None), 0, 2)  # type: ignore[arg-type]
         assert listener.fileno() == -1
+
+
+def test_readers_leave_a_port_to_each_rank_of_a_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SHOAL_PORT_RANGE", "29600-29602")
+    for size, local_size in ((2, ""), (8, "2")):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_size)
+        found = forming._listen_to_readers(Advertised("127.0.0.1", "lo", "a test"), size)
+        assert found == (None, None)
+        assert "SHOAL_PORT_RANGE has 3 ports; `shoal top` needs 4" in caplog.text
+        caplog.clear()

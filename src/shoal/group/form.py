@@ -68,7 +68,7 @@ def form(
         kind = _kind_of_group(settings, name)
         advertised, mbit = _advertised(store, settings) if size > 1 else ([], None)
         key = job_key() if monitored(os.environ) and advertised else None
-        readers, place = _listen_to_readers(advertised[0]) if key is not None else (None, None)
+        readers, place = _listen_to_readers(advertised[0], size) if key else (None, None)
         digest = digest_of(settings, mbit, monitor=place[:2] if place else None)
     channels = functools.partial(agreed_channels, settings)
     with readers or contextlib.nullcontext():
@@ -131,13 +131,24 @@ def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int
 
 
 def _listen_to_readers(
-    advertised: Advertised,
+    advertised: Advertised, size: int
 ) -> tuple[socket.socket | None, Endpoint | None]:
-    """Listen for `shoal top` on other hosts; a warning, if that cannot be."""
-    # From the last port on: links take the first ones, and come first.
-    ports = reversed(list(port_range(os.environ)))
+    """Listen for `shoal top` on other hosts, but leave a port to the links of each rank here.
+
+    Logs a warning if that cannot be. `size` counts the group's ranks, where no launcher says how
+    many are on this host.
+    """
+    ports = list(port_range(os.environ))
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    n_ranks = int(local_size) if local_size.isdecimal() else size
     try:
-        return listen_at("`shoal top`", advertised, ports, os.environ)
+        if ports != [0] and len(ports) < 2 * n_ranks:
+            raise UsageError(
+                f"SHOAL_PORT_RANGE has {len(ports)} ports; `shoal top` needs {2 * n_ranks}, two "
+                f"for each of {n_ranks} ranks on a host"
+            )
+        # From the last port on: links take the first ones.
+        return listen_at("`shoal top`", advertised, reversed(ports), os.environ)
     except (OSError, UsageError) as error:
         _LOG.warning("this rank cannot be asked from other hosts: %s", error)
         return None, None
