@@ -30,7 +30,7 @@ _MPI_MARKS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class JoinedRanks:
-    """The libraries of this process, of which shoal must be asked first, until the context ends.
+    """The libraries of this process while the context lasts; call shoal before the others.
 
     Each call that can have a deadline has `timeout_s`: MPI's have none.
     """

@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What is trained, and where; workers have a host each if there are servers in `pool`.
+    """A model and its cluster; each worker has a host of its own if `pool` has servers.
 
     `n_bytes` is all gradients in float32, `compute_us` a step in which nothing is averaged.
     """

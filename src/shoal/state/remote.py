@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Document(Stats):
-    """What a rank answers; `monitors` has each rank's number, host, address and port."""
+    """A rank's answer; `monitors` has the number, host, address and port of every rank."""
 
     shoal_monitor: int
     taken_at_s: float

@@ -1,4 +1,4 @@
-"""What torch 2.14 and later hand out in place of a Work written in Python.
+"""The holders that torch 2.14 and later return in place of a Work written in Python.
 
 Their C++ puts such a Work into a PyWorkHolder, which forwards `wait` and `get_future` alone. To all
 else it answers as an object that knows nothing: never complete, successful in any case, and without

@@ -42,7 +42,7 @@ class _Absence:
 
 
 class Notices:
-    """What was logged of a job's servers since `now`. Takes the time as an argument."""
+    """The lines that were logged about a job's servers since `now`, which is an argument."""
 
     def __init__(self, now: float) -> None:
         self._begun = now
