@@ -190,3 +190,42 @@ def skip_a_step() -> None:
 
 def test_nothing_of_a_step_that_is_not_finite_comes_with_later_ones() -> None:
     run_ranks(skip_a_step, 2)
+
+
+def count_past_the_steps_that_fit() -> None:
+    """Reducers drop half of the largest values in step 2^14, and have the rest in the next."""
+    pretend_hosts(1)
+    with shoal.init() as group:
+        averager = Averager(group, {"a": ((4096,), "float32")}, compress=ChunkTopK(share=2 / 4096))
+        average(averager, 0)
+        averager._departures.subject.step = (1 << 14) - 1
+        given = np.zeros(4096, np.float32)
+        given[10 * group.rank :][:2] = 2.0
+        came = average(averager, given).copy()
+        assert np.count_nonzero(came) == 2
+        came += average(averager, 0)
+        assert came.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
+
+
+def test_what_reducers_keep_comes_also_after_steps_that_messages_cannot_count() -> None:
+    run_ranks(count_past_the_steps_that_fit, 2)
+
+
+def go_back() -> None:
+    """Load the state from before a step in which reducers dropped half of the largest values."""
+    pretend_hosts(1)
+    with shoal.init() as group:
+        averager = Averager(group, {"a": ((4096,), "float32")}, compress=ChunkTopK(share=2 / 4096))
+        for _ in range(2):
+            average(averager, 0)
+        state = averager.state_dict()
+        given = np.zeros(4096, np.float32)
+        given[10 * group.rank :][:2] = 2.0
+        assert average(averager, given).any()
+        averager.load_state_dict(state)
+        for _ in range(3):
+            assert not average(averager, 0).any()
+
+
+def test_nothing_of_the_steps_after_a_loaded_state_comes_with_later_ones() -> None:
+    run_ranks(go_back, 2)

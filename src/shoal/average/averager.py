@@ -446,7 +446,7 @@ class Averager:
         return {"n_steps": self._feedback.n_steps, "residuals": self._feedback.residuals()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Take what `state_dict` returned, between two steps.
+        """Take what `state_dict` returned, between two steps; every rank calls it.
 
         Args:
             strict: raise where the residuals belong to other arrays. If not, what fits is taken and
@@ -463,6 +463,7 @@ class Averager:
         if self._feedback is not None:
             residuals, n_steps = state.get("residuals", {}), int(state.get("n_steps", 0))
             self._feedback.load(residuals, n_steps, strict=strict, who=str(self))
+            self._departures.subject.step = 0  # reducers forget what they kept back
         elif state:
             raise UsageError(f"{self} keeps no residuals: give compress=ErrorFeedback(...)")
 

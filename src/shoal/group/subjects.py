@@ -23,8 +23,12 @@ class Subject:
         self.step = 0
 
     def of(self, buffer: int) -> int:
-        """Return the `subject` of a call for this buffer."""
-        return self.number << 24 | self.step % _N_STEPS << 10 | buffer % _N_BUFFERS
+        """Return the `subject` of a call for this buffer.
+
+        Steps beyond those that fit begin again at 2: in step 1 reducers forget what they kept back.
+        """
+        step = self.step if self.step < _N_STEPS else 2 + (self.step - 2) % (_N_STEPS - 2)
+        return self.number << 24 | step << 10 | buffer % _N_BUFFERS
 
 
 class Subjects:
