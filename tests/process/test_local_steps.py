@@ -47,6 +47,24 @@ def steps(diloco: DiLoCo, weights: dict[str, Any], rank: int, numbers: range, ca
         diloco.step(weight_of(rank, number) if case.weighted else None)
 
 
+def average_bfloat16() -> list[float]:
+    from ml_dtypes import bfloat16
+
+    with shoal.init() as group:
+        weights = {"w": np.ones(5, bfloat16)}
+        diloco = DiLoCo(group, weights, OuterSGD(lr=1.0, momentum=0.5), every=1)
+        for _ in range(2):
+            weights["w"] -= bfloat16(0.25 * (group.rank + 1))
+            diloco.step()
+        diloco.load_state_dict(diloco.state_dict())
+        return np.asarray(weights["w"], np.float32).tolist()
+
+
+def test_parameters_of_bfloat16_are_averaged() -> None:
+    # Nesterov's steps by gradients of 0.375: 1.5 times it, then 1.75 times it.
+    assert run_ranks(average_bfloat16, 2) == [[1 - 3.25 * 0.375] * 5] * 2
+
+
 def digest(arrays: dict[str, Any]) -> str:
     return hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
 

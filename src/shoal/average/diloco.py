@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +125,12 @@ class _Arrays:
         self._outer, self.outer = outer, repr(outer)
         self._kept: dict[str, Any] = {}
 
+    def _typed(self, places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The arrays of an averager in the dtypes of parameters; it has the bits of bfloat16."""
+        return ((name, place.view(self.shared[name].dtype)) for name, place in places.items())
+
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
-        for name, place in places.items():
+        for name, place in self._typed(places):
             if keep and name not in self._kept:
                 self._kept[name] = self._local[name].copy()
             numpy().subtract(self.shared[name], self._kept.get(name, self._local[name]), out=place)
@@ -136,7 +140,7 @@ class _Arrays:
                 numpy().multiply(place, place.dtype.type(factor), out=place)
 
     def step_outer(self, places: Mapping[str, Any], factor: float) -> None:
-        for name, place in places.items():
+        for name, place in self._typed(places):
             self._outer.step(name, self.shared[name], place * place.dtype.type(factor))
 
     def mix(self, names: Iterable[str], alpha: float) -> None:
