@@ -240,6 +240,24 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     refused(inner.step, "weight must be a finite number >= 0, got -1")
 
 
+def case_a_parameter_that_is_trained_later_is_refused_in_the_next_round() -> None:
+    for change in (
+        lambda net: net.frozen.requires_grad_(),
+        lambda net: net.load_state_dict(net.state_dict(), assign=True),
+        lambda net: net.register_parameter("frozen", nn.Parameter(torch.ones(3))),
+    ):
+        net, inner, diloco = start(CASES[0])
+        train(net, inner, diloco, range(1, 5), CASES[0])
+        assert diloco.rounds == 1
+        change(net)
+        for _ in range(3):
+            inner.step()
+        refused(inner.step, "requires a gradient now.*close this DiLoCo and make another")
+        refused(diloco.sync, "requires a gradient now")
+        assert diloco.rounds == 1
+        diloco.close()
+
+
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_local_steps(case: Callable[[], None], ranks: SharedRanks) -> None:
     ranks.run(case)

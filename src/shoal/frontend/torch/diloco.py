@@ -49,6 +49,7 @@ class DiLoCo(LocalSteps):
 
     Raises:
         UsageError: wrong options; ranks differ; `outer` lacks a parameter; or `inner` has none.
+            `inner.step` and `sync` raise it in a round if the model has other trained parameters.
         Unsupported: parameters are DTensors.
     """
 
@@ -67,6 +68,8 @@ class DiLoCo(LocalSteps):
                 "the inner optimizer steps no parameter of this model, whose steps would not be "
                 "counted: make it of model.parameters()"
             )
+        self._model = model
+        self._trained = {id(one) for one in trained.values()}
         replica = _Parameters(trained, outer)
         self.parameters = replica.shared
         """The global parameters by name, on the CPU."""
@@ -94,6 +97,21 @@ class DiLoCo(LocalSteps):
     def _after_step(self, *_: object) -> None:
         weight, self._weight = self._weight, None
         self.count(weight)
+
+    def _send(self) -> None:
+        self._check_trained()
+        super()._send()
+
+    def _check_trained(self) -> None:
+        """Refuse parameters that are trained and not averaged: ranks would drift apart."""
+        named = self._model.named_parameters()
+        others = [n for n, one in named if one.requires_grad and id(one) not in self._trained]
+        if others:
+            raise UsageError(
+                f"DiLoCo: parameter {', '.join(others)} requires a gradient now, and did not, or "
+                "was another tensor, when DiLoCo was made, so it would not be averaged: close this "
+                "DiLoCo and make another, on every rank"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the model and `inner`, to be saved with theirs; as `torch.load` takes it.
