@@ -11,5 +11,7 @@ export SHOAL_KEY_FILE="$PWD/shoal.$SLURM_JOB_ID.key"
 trap 'rm -f "$SHOAL_KEY_FILE"' EXIT
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 --rdzv-backend=c10d \
-  --rdzv-endpoint="$first:29500" --rdzv-id="$SLURM_JOB_ID" train.py
+# A port of the job's own: two jobs that meet at one port of one node end together.
+port=$((20000 + SLURM_JOB_ID % 10000))
+srun --kill-on-bad-exit=1 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
+  --rdzv-backend=c10d --rdzv-endpoint="$first:$port" --rdzv-id="$SLURM_JOB_ID" train.py

@@ -53,6 +53,19 @@ def test_a_world_size_without_a_rank_leaves_the_word_to_the_launcher() -> None:
     assert find_place(SLURM | {"WORLD_SIZE": "8"}).rank == 5
 
 
+def test_jobs_and_steps_of_slurm_that_share_a_host_get_ports_of_their_own() -> None:
+    def port(job: int, step: int) -> int:
+        # As `srun` of Slurm 22.05 sets them, for each task of a step alike.
+        ids = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        return find_place(SLURM | ids).master_port
+
+    ports = {port(job, step) for job in range(4_999_500, 5_000_500) for step in range(10)}
+    assert len(ports) == 10_000
+    assert all(1024 < port < 32768 for port in ports)  # free for listeners, by Linux's default
+    assert find_place(SLURM | {"SLURM_JOB_ID": "7"}).master_port == port(7, 0)
+    assert find_place(SLURM | {"SLURM_JOB_ID": "7", "MASTER_PORT": "9"}).master_port == 9
+
+
 def test_a_step_counts_its_own_tasks() -> None:
     assert find_place(SLURM | {"SLURM_STEP_NUM_TASKS": "6"}).size == 6
 

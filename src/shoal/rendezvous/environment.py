@@ -13,9 +13,11 @@ from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 
-# The port torch's own examples use. Only for launchers that do not choose one; a job that shares
-# its first host with another must set MASTER_PORT.
+# The port torch's own examples use, for launchers that do not choose one. Two jobs with the same
+# first host must not both use it: one of them sets MASTER_PORT.
 DEFAULT_MASTER_PORT: Final = 29500
+_SLURM_PORTS: Final = range(20000, 30000)  # below the ports that Linux gives to connections
+_JOBS_PER_STEP: Final = 1000
 
 
 class LaunchInfo(NamedTuple):
@@ -117,9 +119,19 @@ def _all_local(env: Mapping[str, str], launcher: _Launcher, size: int) -> bool:
 
 
 def _port(env: Mapping[str, str], launcher: _Launcher) -> int:
-    if launcher.name != "torchrun" and not env.get("MASTER_PORT"):
-        return DEFAULT_MASTER_PORT
-    return _number(env, "MASTER_PORT", 1, 65535, "a free TCP port on the host of rank 0")
+    if launcher.name == "torchrun" or env.get("MASTER_PORT"):
+        return _number(env, "MASTER_PORT", 1, 65535, "a free TCP port on the host of rank 0")
+    if launcher.name == "Slurm" and env.get("SLURM_JOB_ID"):
+        return _slurm_port(env)
+    return DEFAULT_MASTER_PORT
+
+
+def _slurm_port(env: Mapping[str, str]) -> int:
+    """Return a port for a step; ten steps of each of 1,000 consecutive jobs get different ones."""
+    job = _number(env, "SLURM_JOB_ID", 0, None, "the number of the job")
+    steps = {"SLURM_STEP_ID": "0", **env}
+    step = _number(steps, "SLURM_STEP_ID", 0, None, "the number of the step")
+    return _SLURM_PORTS[(job + _JOBS_PER_STEP * step) % len(_SLURM_PORTS)]
 
 
 def _number(env: Mapping[str, str], name: str, low: int, high: int | None, what: str) -> int:
