@@ -100,3 +100,23 @@ def weigh_nothing() -> None:
 
 def test_a_round_in_which_nothing_has_a_weight_leaves_residuals_as_they_were() -> None:
     run_ranks(weigh_nothing, 2)
+
+
+def weigh_all_steps_alike() -> None:
+    """Train by steps of weight 1024, whose products are exact, and by steps without weights."""
+    plain, case = Case(every=2), Case(every=2, weighted=True)
+    with shoal.init() as group:
+        found = []
+        for one, weight in ((plain, None), (case, 1024.0)):
+            weights, diloco = start(group, one)
+            for _ in range(6):
+                local_step(weights, group.rank)
+                diloco.step(weight)
+            given = diloco.state_dict()["rounding"][0]["residuals"]
+            found.append({n: v.tobytes() for n, v in {**diloco.parameters, **weights}.items()})
+            found[-1] |= {f"residual of {name}": one.tobytes() for name, one in given.items()}
+        assert found[0] == found[1]
+
+
+def test_residuals_follow_the_unit_of_weights() -> None:
+    run_ranks(weigh_all_steps_alike, 2)

@@ -478,6 +478,11 @@ class Averager:
             self._feedback.undo()
             self._departures.subject.step = 0
 
+    def scale_feedback(self, factor: float) -> None:
+        """Multiply the residuals, between two steps, as all later values are."""
+        if self._feedback is not None:
+            self._feedback.scale(factor)
+
     # What can be asked of it.
 
     @property

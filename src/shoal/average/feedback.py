@@ -103,6 +103,13 @@ class Feedback:
         self._kept = None
         self.n_steps -= 1
 
+    def scale(self, factor: float) -> None:
+        """Multiply the residuals: later values are in another unit. The last step stays ended."""
+        np = numpy()
+        for flat in self._now:
+            np.multiply(flat, np.float32(factor), out=flat)
+        self._kept = None
+
     def follow(self, n_steps: int) -> None:
         """Have ended as many steps as rank 0, where ranks may differ in whether the last one ended.
 

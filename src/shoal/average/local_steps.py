@@ -280,7 +280,7 @@ class LocalSteps:
         if self._is_weighted or self._flags:
             total = flight.total[0]
             factor = self._units[part] * self.group.size / total if total else 0.0
-            self._units[part] = total / self.group.size or self._units[part]
+            self._set_unit(part, total / self.group.size or self._units[part])
             self._folded += total
         if factor:  # if not, all weights are 0, and there is no average
             self._replica.step_outer(self._averager_of(flight).arrays, factor)
@@ -289,6 +289,12 @@ class LocalSteps:
         self._replica.mix(self._fragments[part], alpha)
         self._flying.popleft()
         self._n_done += 1
+
+    def _set_unit(self, part: int, unit: float) -> None:
+        """Divide the weights of later rounds by `unit`; residuals follow it."""
+        if unit != self._units[part]:
+            self._averagers[part].scale_feedback(self._units[part] / unit)
+            self._units[part] = unit
 
     def _averager_of(self, flight: _Flight) -> Averager:
         return self._averagers[flight.number % len(self._fragments)]
@@ -385,7 +391,8 @@ class LocalSteps:
         own.broadcast(data, root, name="fragment")
         if not is_root:
             self._replica.load(names, bytes(data))
-            _, self._units[part], self._folded = known
+            self._set_unit(part, known[1])
+            self._folded = known[2]
 
     # What is saved with a model.
 
