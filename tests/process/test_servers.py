@@ -239,10 +239,6 @@ def test_one_server_serves_two_jobs_with_two_keys_and_tells_each_of_its_own(tmp_
     assert "view 1: server 1 of 1, 3 workers" in text
     assert "of its link's 29 Mbit/s\n" in text
     assert "waits for" not in text
-    assert "view 1, all_reduce of 15.3 MiB float32, sum: sharded[" in text
-    assert "bandwidth-bound" in text
-    assert "bottleneck: " in text
-    assert "another server would " in text
     pids = [{view["pid"] for view in one["views"]} for one in told]
     assert pids[0]
     assert pids[1]

@@ -212,7 +212,8 @@ def test_what_comes_after_a_refusal_is_not_taken(
     made, changes, where = seen
     changes.await_that(lambda: where in made.ready())
     server.refusal = "no"
-    made.tell(Ask())
+    with made._lock:
+        made._servers[0].send(Ask())
     changes.await_that(lambda: where not in made.ready())
     assert made.trouble() == {where: "refuses: no"}
     assert made.gone() == {where}

@@ -16,7 +16,6 @@ from shoal.group.pool.protocol import (
     Ask,
     Meet,
     Message,
-    Note,
     Reserve,
     Reserved,
     Status,
@@ -209,7 +208,7 @@ def test_a_job_that_takes_no_answers_is_given_up_and_one_that_takes_them_late_is
     (listener,) = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server: Any = Server([listener], [KEY])
-    server._state = lambda _key: {"views": [], "calls": [], "why": "x" * 59_000}
+    server._state = lambda _key: {"views": [], "why": "x" * 59_000}
     with Talker(SECRET) as job:
         job.step_others = lambda: server._endpoint.step(time.monotonic())
         peer = job.connect(port)
@@ -243,16 +242,8 @@ def test_a_pace_that_was_not_used_is_no_more_than_so_many_at_once() -> None:
     assert [pace.take(2000.0) for _ in range(17)][:16] == [None] * 16
 
 
-def test_of_each_kind_of_call_the_last_word_counts_and_few_are_kept() -> None:
-    job = OneJob().job
-    for number in range(20):
-        job.note(Note(1, f"kind {number % 9}", f"{number}"))
-    kept = [(note.kind, note.how) for note in job.notes]
-    assert kept == [(f"kind {number % 9}", f"{number}") for number in range(12, 20)]
-
-
 def test_an_answer_about_more_views_than_it_holds_is_whole_and_short() -> None:
-    told = {"version": "1", "calls": ["é" * 100] * 8}
+    told = {"version": "1", "n_jobs": 8}
     few, many = ([{"view": at, "why": "é" * 100} for at in range(n)] for n in (3, 256))
     assert json.loads(as_text({**told, "views": few})) == {**told, "views": few}
     text = as_text({**told, "views": many})

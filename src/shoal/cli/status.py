@@ -1,9 +1,8 @@
 """`shoal status`: show the work of a server for a job.
 
 Show the work of a server (HOST or HOST:PORT) for the job whose key is in SHOAL_KEY_FILE or
-SHOAL_KEY: its views, their traffic and the rate of its link, the calls in flight, the workers for
-which they wait, and the planner's words on each kind of call: its reducers, whether it is
-bandwidth-bound, its bottleneck, and the gain of another server. Other jobs are only counted.
+SHOAL_KEY: its views, their traffic and the rate of its link, the calls in flight, and the workers
+for which they wait. Other jobs are only counted.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ def _run(args: argparse.Namespace) -> int:
     )
     for view in answer["views"]:
         print(*_lines(view), sep="\n")
-    for call in answer.get("calls", ()):
-        print(f"view {call['view']}, {call['kind']}: {call['how']}")
     if not answer["views"]:
         print("nothing is served to this job")
     return 0

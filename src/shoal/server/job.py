@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError
-from shoal.group.pool.protocol import FROM_WORKERS, Meet, Message, Note, expect, send
+from shoal.group.pool.protocol import FROM_WORKERS, Meet, Message, expect, send
 from shoal.group.pool.view_mesh import MEETING_S, Place
 
 if TYPE_CHECKING:
     from shoal.engine import Peer
     from shoal.server.options import JobKey
 
-_MOST_NOTES: Final = 8  # of the kinds of calls of a job
 _MOST_RESTING: Final = 1  # views that wait for their turn, beyond which nothing more is read
 
 # A job whose servers come one after another asks for up to ten views in a second, and then for few.
@@ -57,7 +56,6 @@ class Job:
 
     Attributes:
         name: None until it has reserved.
-        notes: how its kinds of calls are made, the newest last.
         place: where its next view is to be served.
         rests_until: when its next view may begin; None: no view waits.
     """
@@ -67,7 +65,6 @@ class Job:
     ) -> None:
         self.peer, self.key = peer, key
         self.name: str | None = None
-        self.notes: deque[Note] = deque(maxlen=_MOST_NOTES)
         self.place: Place | None = None
         self.rests_until: float | None = None
         self._paces = pace, Pace()  # of its key, and its own
@@ -105,12 +102,6 @@ class Job:
         """Close its connection; idempotent."""
         self.peer.close()
         self._close_place()
-
-    def note(self, note: Note) -> None:
-        """Keep a note instead of the one before it of the same kind."""
-        for other in [one for one in self.notes if one.kind == note.kind]:
-            self.notes.remove(other)
-        self.notes.append(note)
 
     def meet(self, meet: Meet, now: float) -> None:
         """Begin a view, now or in its turn.

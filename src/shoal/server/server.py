@@ -22,7 +22,6 @@ from shoal.group.pool.protocol import (
     Ask,
     Leaving,
     Meet,
-    Note,
     Reserve,
     Reserved,
     Status,
@@ -52,7 +51,6 @@ _MOST_VIEWS: Final = 4
 # new view would end one that serves and that its workers then ask for again.
 _MOST_VIEWS_OF_KEY: Final = 4 * 64
 _MOST_OF_KEY: Final = _MOST_VIEWS_OF_KEY // 2
-_MOST_NOTES: Final = 8  # of a key's jobs, in an answer
 # A message that stops half way for this long ends its connection. Answers wait for a job that takes
 # none up to this many bytes: several, so that a worker that was held catches up.
 _PATIENCE_S: Final = 2.0
@@ -60,17 +58,14 @@ _MOST_QUEUED_BYTES: Final = 4 * MOST_STATUS_BYTES
 
 
 def as_text(state: dict[str, Any]) -> str:
-    """Return JSON that fits an answer, without the last calls, and views, if it must."""
-    lists = ("views", "calls")
-    room = MOST_STATUS_BYTES - len(json.dumps({**state, **{name: [] for name in lists}}))
-    fitting = dict(state)
-    for name in lists:
-        fitting[name] = []
-        for one in state[name]:
-            room -= len(json.dumps(one)) + 2  # ", "
-            if room < 0:
-                break
-            fitting[name].append(one)
+    """Return JSON that fits an answer, without the last views if it must."""
+    fitting: dict[str, Any] = {**state, "views": []}
+    room = MOST_STATUS_BYTES - len(json.dumps(fitting))
+    for view in state["views"]:
+        room -= len(json.dumps(view)) + 2  # ", "
+        if room < 0:
+            break
+        fitting["views"].append(view)
     return json.dumps(fitting)
 
 
@@ -102,7 +97,6 @@ class Server:
             Ask: self._on_ask,
             Reserve: self._on_reserve,
             Meet: lambda job, meet: job.meet(meet, time.monotonic()),
-            Note: self._on_note,
         }
         self._endpoint = Endpoint(
             self,
@@ -221,10 +215,6 @@ class Server:
             _LOG.warning("job %r: there is no place for its next view: %s", job.name, lack)
         job.send(Reserved(why, self._identity, job.entry))
 
-    def _on_note(self, job: Job, note: Note) -> None:
-        job.note(note)
-        job.send(Reserved("", self._identity))
-
     def _why_not(self, job: Job, wanted: Reserve) -> str:
         """Return why this job cannot come, or an empty string."""
         if wanted.version != own_version():
@@ -263,19 +253,13 @@ class Server:
 
     def _state(self, key: JobKey) -> dict[str, Any]:
         """Return the state of the jobs with this key, and the number of all jobs."""
-        own = self._views.reports_of(key.number)
-        jobs = [job for job in self._jobs.values() if job.key is key]
-        calls = [
-            {"job": job.name, **note._asdict()} for job in jobs for note in reversed(job.notes)
-        ]
         return {
             "version": own_version(),
             "is_draining": self._drains_until is not None,
             "n_jobs": len(self._views.keys()),
             "most_jobs": self._options.most_jobs,
             "memory_bytes": self._options.memory_bytes,
-            "views": own,
-            "calls": calls[:_MOST_NOTES],
+            "views": self._views.reports_of(key.number),
         }
 
     def _health(self) -> Health:

@@ -170,7 +170,7 @@ class Forming:
         rates = [rate / self._rail.n_rails for rate in group.rates]
         cluster = self._control.planner.cluster
         nics = nics_of(rates, self._control.size, cluster, steps)
-        view = View(number, group, servers, cluster, nics, self._rail, self.leader)
+        view = View(number, group, servers, cluster, nics, self._rail)
         view.steps = steps
         return view
 

@@ -15,7 +15,7 @@ from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
 from shoal.group.pool.control import Command, End, Form
 from shoal.group.pool.left_out import LeftOut
 from shoal.group.pool.notices import LateServers, Notices
-from shoal.group.pool.protocol import Meet, Note, Reserve, own_version
+from shoal.group.pool.protocol import Meet, Reserve, own_version
 from shoal.group.pool.registry import Registry
 from shoal.group.pool.watch import Watch
 from shoal.rendezvous.interface import choose_address
@@ -270,10 +270,6 @@ class Leader:
             more = f" and {len(workers) - _MOST_NAMED} more" if len(workers) > _MOST_NAMED else ""
             why = f"cannot reach {who}{more}, or cannot be reached from there"
             self._left_out.blame(address, ready.get(address), why, _now())
-
-    def note(self, view: int, kind: str, how: str) -> None:
-        """Send every server how a kind of call is made, for `shoal status`."""
-        self._watch.tell(Note(view, kind, how))
 
     def trouble(self) -> str:
         """Return which servers do not serve, and why."""

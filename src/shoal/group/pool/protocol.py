@@ -6,7 +6,6 @@ the job's. Its messages are those of an `Endpoint`: sealed, in order, and bounde
     Ask       what is there, for `shoal status`            -> Status
     Reserve   may this job come, with this many workers    -> Reserved
     Meet      serve this view, with this rank              -> Reserved
-    Note      what the planner says of a kind of call      -> Reserved
               (from the server, at any time)                  Leaving
 """
 
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
     from shoal.engine import Peer
 
 DEFAULT_PORT: Final = 7077
-VERSION: Final = 3
+VERSION: Final = 4
 MOST_RANKS: Final = 4096  # workers and servers of one view
 MOST_STATUS_BYTES: Final = 60_000
 MOST_ROSTER_BYTES: Final = 2 << 20  # of `MOST_RANKS`, 512 bytes each
-_MOST_WORDS_BYTES: Final = 1000  # of a planner's reasons
 _FIRST_KIND: Final = 16  # of the endpoint's messages
 _TO_SERVER: Final = 2**32 - 3
 """What HELLO says in the place of a path: neither a rank, nor a meeting, nor a store."""
@@ -86,23 +84,12 @@ class Meet(NamedTuple):
     roster: bytes
 
 
-class Note(NamedTuple):
-    """How a kind of call, "all_reduce of 25.0 MiB float32 sum", is made in a view, and why.
-
-    For `shoal status`: the workers plan, servers do not.
-    """
-
-    view: int
-    kind: str
-    how: str
-
-
 class Leaving(NamedTuple):
     """The server is about to end: the next view must do without it."""
 
 
-Message = Ask | Status | Reserve | Reserved | Meet | Note | Leaving
-FROM_WORKERS: Final = (Ask, Reserve, Meet, Note)
+Message = Ask | Status | Reserve | Reserved | Meet | Leaving
+FROM_WORKERS: Final = (Ask, Reserve, Meet)
 FROM_SERVERS: Final = (Status, Reserved, Leaving)
 
 
@@ -122,23 +109,11 @@ def _number(n_bytes: int, low: int, high: int) -> _Field:
     )
 
 
-def _read_words(unpacker: Unpacker) -> str:
-    words = unpacker.rest().decode()
-    if not words.isprintable():  # they end up in a terminal
-        raise ValueError("not printable")
-    return words
-
-
-def _cut(text: str) -> bytes:
-    return text.encode()[:_MOST_WORDS_BYTES].decode(errors="ignore").encode()
-
-
 _LINE: Final = _Field(text_field, Unpacker.text, 1 + MAX_FIELD_BYTES)
 _VIEW: Final = _number(8, 0, 2**63)
 _IDENTITY: Final = _Field(bytes, lambda unpacker: unpacker.take(16), 16)
 # The last field of a message has no length of its own.
 _STATUS: Final = _Field(str.encode, lambda unpacker: unpacker.rest().decode(), MOST_STATUS_BYTES)
-_WORDS: Final = _Field(_cut, _read_words, _MOST_WORDS_BYTES)
 _ENTRY: Final = _Field(bytes, Unpacker.rest, MAX_ENTRY_BYTES)
 _ROSTER: Final = _Field(bytes, Unpacker.rest, MOST_ROSTER_BYTES)
 
@@ -151,7 +126,6 @@ _FIELDS: Final[dict[type[Message], tuple[_Field, ...]]] = {
         *(_VIEW, _number(2, 1, MOST_RANKS - 1)),
         *(_number(2, 1, MOST_RANKS - 1), _number(2, 2, MOST_RANKS), _ROSTER),
     ),
-    Note: (_VIEW, _LINE, _WORDS),
     Leaving: (),
 }
 _KINDS: Final = {each: kind for kind, each in enumerate(_FIELDS, _FIRST_KIND)}

@@ -16,7 +16,6 @@ from shoal.dtypes import DType, Op, item_size
 from shoal.engine import plan_among, plan_for
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import default_cluster
-from shoal.plan.text import show_bytes
 from shoal.schedule.stripes import LINE_BYTES, STRIPE_FLOOR_BYTES
 from shoal.shapes import Shape, layouts_of
 
@@ -162,10 +161,6 @@ class Kind(NamedTuple):
     n_lanes: int = 1
     pieces: tuple[RailPart, ...] = ()
     n_pieces: int = 1
-
-    def __str__(self) -> str:
-        codec = "" if not self.codec.is_narrow else f" in {self.codec}"
-        return f"all_reduce of {show_bytes(self.n_bytes)} {self.dtype}{codec}, {self.op}"
 
     @property
     def n_bytes(self) -> int:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from shoal.engine import Plan
     from shoal.group.pool.addresses import Address
-    from shoal.group.pool.leader import Leader
     from shoal.group.pool.pool import Pool
     from shoal.group.pool.rails import Kind, Rail
     from shoal.group.pool.view_mesh import PoolGroup
@@ -58,7 +57,6 @@ class View:
         group: the workers and, after them, the servers.
         cluster, nics: the base of the plans; the same on every worker.
         rail: this worker's.
-        leader: on rank 0, sends the servers how each kind of call is made.
 
     Attributes:
         steps: by server, how far below a worker's its rate was measured to be (probe.py).
@@ -80,7 +78,6 @@ class View:
         cluster: Cluster,
         nics: Nics,
         rail: Rail,
-        leader: Leader | None = None,
     ) -> None:
         self.number, self.group, self.servers = number, group, servers
         self.n_workers = group.size - len(servers)
@@ -93,7 +90,7 @@ class View:
         self.left: frozenset[int] | None = None
         self.calls: deque[ServedCall] = deque()
         self._over: deque[int] = deque(maxlen=_N_OVER)  # numbers of calls that have ended well
-        self._cluster, self._rail, self._leader = cluster, rail, leader
+        self._cluster, self._rail = cluster, rail
         self._kinds: OrderedDict[Kind, Parts] = OrderedDict()
 
     @property
@@ -175,8 +172,6 @@ class View:
         if self.group.rank == 0:
             names = " and ".join(chosen.names) or alone.algorithm
             _LOG.info("view %d: all_reduce by %s: %s", self.number, names, chosen.why)
-            if self._leader is not None:
-                self._leader.note(self.number, str(kind), f"{names}: {chosen.why}")
         if chosen.weights is None:
             return Parts(None, self._rail.plan(alone), alone)
         self.shares = chosen.weights.servers

@@ -114,13 +114,6 @@ class Watch:
                 server.send(meet)
         self.wake()
 
-    def tell(self, message: Message) -> None:
-        """Send a message to all servers that would serve."""
-        with self._lock:
-            for server in self._servers:
-                if server.identity:
-                    server.send(message)
-
     def close(self) -> None:
         """Leave all servers; idempotent."""
         self._is_closing = True
