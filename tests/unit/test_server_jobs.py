@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from process.serving import Talker
@@ -26,8 +26,8 @@ from shoal.group.pool.protocol import (
     send,
     server_key,
 )
-from shoal.group.pool.view_mesh import MEETING_S
 from shoal.server import child
+from shoal.server import server as server_module
 from shoal.server.job import AT_ONCE_OF_KEY, Job, Pace
 from shoal.server.options import JobKey, listen
 from shoal.server.registrar import address_for
@@ -36,15 +36,16 @@ from shoal.server.server import Server, as_text
 SECRET = b"k" * 32
 KEY = JobKey("", key_id(SECRET), server_key(SECRET))
 MEET = Meet(1, 3, 3, 4, b"a roster")
-LATER = [MEET._replace(view=view) for view in (2, 3)]
-PLACE: Any = SimpleNamespace(entry=SimpleNamespace(encode=lambda _: b"an entry"), close=int)
+PLACE: Any = SimpleNamespace(
+    entry=SimpleNamespace(encode=lambda _: b"an entry"), close=int, take=list
+)
 NOW = 1000.0
 
 
 class Peer:
     """A connection that keeps what is sent."""
 
-    is_open, is_paused = True, False
+    is_open = True
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -56,84 +57,40 @@ class Peer:
         self.sent.append(decode(kind, body))
         return True
 
-    def pause(self, is_paused: bool) -> None:
-        self.is_paused = is_paused
-
     def close(self) -> None:
         self.is_open = False
 
 
-class OneJob:
-    """A job, and the views that it was given."""
-
-    def __init__(self, pace: Pace | None = None) -> None:
-        self.began: list[Meet | None] = []
-        self.peer: Any = Peer()
-        self.job = Job(self.peer, KEY, pace or Pace(), lambda _, meet: self.began.append(meet))
-
-    def meet(self, *meets: Meet) -> None:
-        for meet in meets:
-            self.job.meet(meet, NOW)
-
-    def go_on(self, later_s: float = 0.0) -> None:
-        """Go on when it is time to, or so much later."""
-        assert self.job.rests_until is not None
-        self.job.go_on(self.job.rests_until + later_s)
+def job_of(pace: Pace) -> Job:
+    return Job(cast("Any", Peer()), KEY, pace)
 
 
-def test_views_rest_until_it_is_their_turn_and_then_come_in_their_order() -> None:
-    one = OneJob()
-    one.meet(*(16 * [MEET]), *LATER)
-    assert one.began == 16 * [MEET]
-    for n, view in enumerate(LATER):
-        one.go_on(-0.001)
-        assert len(one.began) == 16 + n
-        one.go_on()
-        assert one.began[-1] == view
-    assert one.began == [*(16 * [MEET]), *LATER]
-    assert one.job.rests_until is None
+def test_a_job_that_asks_for_views_too_often_is_refused_until_its_turn_comes() -> None:
+    job = job_of(Pace(AT_ONCE_OF_KEY))
+    assert [job.take_turn(NOW) for _ in range(18)] == [True] * 16 + [False] * 2
+    assert not job.take_turn(NOW + 0.249)
+    assert job.take_turn(NOW + 0.25)
+    assert not job.take_turn(NOW + 0.25)
 
 
-def test_no_more_is_read_of_a_job_of_which_several_views_rest() -> None:
-    one = OneJob()
-    one.meet(*(17 * [MEET]))
-    assert not one.peer.is_paused  # its pings are answered
-    one.meet(MEET)
-    assert one.peer.is_paused
-    one.go_on()
-    assert not one.peer.is_paused
-
-
-def test_sixteen_rails_that_restart_twice_at_once_wait_for_nothing() -> None:
-    paces = Pace(AT_ONCE_OF_KEY)
+def test_sixteen_rails_that_restart_twice_at_once_are_not_refused() -> None:
+    pace = Pace(AT_ONCE_OF_KEY)
     for _ in range(3):  # the first start, and two more
-        for rail in [OneJob(paces) for _ in range(16)]:
-            rail.meet(MEET)
-            assert rail.began == [MEET]
+        assert all(job_of(pace).take_turn(NOW) for _ in range(16))
 
 
-def test_one_connection_cannot_take_what_all_rails_have() -> None:
-    paces = Pace(AT_ONCE_OF_KEY)
-    one, other = OneJob(paces), OneJob(paces)
-    one.meet(*(17 * [MEET]))
-    assert one.began == 16 * [MEET]
-    other.meet(MEET)
-    assert other.began == [MEET]
+def test_one_connection_cannot_take_the_turns_of_all_rails() -> None:
+    pace = Pace(AT_ONCE_OF_KEY)
+    one, other = job_of(pace), job_of(pace)
+    assert sum(one.take_turn(NOW) for _ in range(70)) == 16
+    assert other.take_turn(NOW)
 
 
-def test_a_view_that_has_rested_longer_than_its_workers_wait_gets_no_process() -> None:
-    one = OneJob()
-    one.meet(*(17 * [MEET]), LATER[0])
-    one.go_on(MEETING_S + 0.1)
-    assert one.began == [*(16 * [MEET]), None, None]
-
-
-def test_the_views_of_a_job_that_has_left_get_no_process() -> None:
-    one = OneJob()
-    one.meet(*(17 * [MEET]))
-    one.job.close()
-    one.go_on()
-    assert one.began == 16 * [MEET]
+def test_a_key_whose_connections_took_all_its_turns_gets_four_a_second() -> None:
+    pace = Pace(AT_ONCE_OF_KEY)
+    taken = [sum(job_of(pace).take_turn(NOW) for _ in range(16)) for _ in range(5)]
+    assert taken == [16, 16, 16, 16, 0]
+    assert sum(job_of(pace).take_turn(NOW + 1.0) for _ in range(16)) == 4
 
 
 @pytest.fixture
@@ -160,17 +117,22 @@ def tell(server: Any, job: Any, message: Message) -> list[Message]:
     return list(job.peer.sent[n:])
 
 
-def test_a_job_whose_view_rests_is_answered_and_gets_the_entry_that_it_has_not_used(
-    server: Any,
+def test_a_view_beyond_the_rate_of_its_job_gets_no_process(
+    server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    began: list[Meet] = []
+    monkeypatch.setattr(server_module, "start", lambda meet, *_: (began.append(meet), (1, 2))[1])
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(server._views, "add", lambda *_: None)
+    del server._serve
     job = come(server)
-    job.place = PLACE
+    answers = []
     for _ in range(17):
-        tell(server, job, MEET)
-    assert len(job.peer.sent) == 17
-    assert isinstance(*tell(server, job, Ask()), Status)
-    job.go_on(job.rests_until + MEETING_S + 0.1)
-    assert job.peer.sent[-1] == Reserved("", server._identity, b"an entry")
+        job.place = PLACE
+        answers += tell(server, job, MEET)
+    assert began == [MEET] * 16
+    assert [answer.refused for answer in answers[:16]] == [""] * 16  # type: ignore[union-attr]
+    assert "asks for views too often" in answers[16].refused  # type: ignore[union-attr]
 
 
 def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_later(
@@ -232,14 +194,9 @@ def test_a_job_that_takes_no_answers_is_given_up_and_one_that_takes_them_late_is
 
 
 def test_a_pace_that_was_not_used_is_no_more_than_so_many_at_once() -> None:
-    pace = Pace()
-    assert [pace.take(1000.0) for _ in range(16)] == [None] * 16
-    due = pace.take(1000.0)
-    assert due is not None
-    assert due == pytest.approx(1000.25)
-    assert pace.take(due) is None
-    assert pace.take(due) == pytest.approx(1000.5)
-    assert [pace.take(2000.0) for _ in range(17)][:16] == [None] * 16
+    job = job_of(Pace(AT_ONCE_OF_KEY))
+    for now in (NOW, 2 * NOW):
+        assert [job.take_turn(now) for _ in range(17)] == [True] * 16 + [False]
 
 
 def test_an_answer_about_more_views_than_it_holds_is_whole_and_short() -> None:

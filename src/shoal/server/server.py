@@ -96,7 +96,7 @@ class Server:
         self._handlers: dict[type, Callable[[Job, Any], None]] = {
             Ask: self._on_ask,
             Reserve: self._on_reserve,
-            Meet: lambda job, meet: job.meet(meet, time.monotonic()),
+            Meet: self._on_meet,
         }
         self._endpoint = Endpoint(
             self,
@@ -165,7 +165,7 @@ class Server:
             peer.close()
             return
         key = self._keys[hello.epoch]
-        self._jobs[peer] = Job(peer, key, self._paces[key.number], self._begin)
+        self._jobs[peer] = Job(peer, key, self._paces[key.number])
 
     def received(self, peer: Peer, kind: int, body: bytes, _fd: int) -> None:
         """Handle a request."""
@@ -208,10 +208,9 @@ class Server:
         job.name = job.name if why else wanted.job
         job.send(Reserved(why, self._identity, job.entry))
 
-    def _begin(self, job: Job, meet: Meet | None) -> None:
-        """Begin a view; `None`: it has waited too long, but a job needs its entry for the next."""
-        why = "" if meet is None else self._serve(job, meet)
-        if meet is not None and not why and (lack := job.open_place()):  # NOT refused: it is served
+    def _on_meet(self, job: Job, meet: Meet) -> None:
+        why = self._serve(job, meet)
+        if not why and (lack := job.open_place()):  # NOT refused: it is served
             _LOG.warning("job %r: there is no place for its next view: %s", job.name, lack)
         job.send(Reserved(why, self._identity, job.entry))
 
@@ -240,6 +239,8 @@ class Server:
             return "nothing was reserved"
         if self._drains_until is not None:
             return "it is draining, and about to end"
+        if not job.take_turn(time.monotonic()):
+            return "the job asks for views too often: 16 at once, and then four a second are served"
         self._views.make_room(job.key.number, job.name, _MOST_VIEWS)
         self._views.make_room(job.key.number, None, _MOST_VIEWS_OF_KEY)
         try:
@@ -279,9 +280,6 @@ class Server:
         now = time.monotonic()
         self._endpoint.step(now)
         self._views.expire(now)
-        for job in list(self._jobs.values()):
-            if job.rests_until is not None and now >= job.rests_until:
-                job.go_on(now)
         for caller in self._http:
             if now >= caller.deadline:
                 caller.close()
@@ -293,7 +291,6 @@ class Server:
 
     def _wake_at(self) -> float:
         times: list[float | None] = [one.deadline for one in self._http]
-        times += [one.rests_until for one in self._jobs.values()]
         times += [self._endpoint.deadline, self._views.next_deadline(), self._drains_until]
         return min(at for at in times if at is not None)
 

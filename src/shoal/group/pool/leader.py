@@ -31,7 +31,7 @@ _LOG: Final = logging.getLogger("shoal")
 
 _SETTLE_S: Final = 0.1
 # A server that has sent no entry for the next view so long after the last one has no place for it,
-# and other servers do not wait. A view may wait 3 s for its turn there (server/job.py).
+# and other servers do not wait.
 _ENTRY_S: Final = 4.0
 _LEAST_PAUSE_S: Final = 0.25  # after a view that did not form; doubles
 _LONGEST_PAUSE_S: Final = 8.0
