@@ -85,22 +85,6 @@ def test_workers_that_share_hosts_gain_alike(capsys: pytest.CaptureFixture[str])
     assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
 
 
-def test_servers_pay_where_time_by_price_is_least(capsys: pytest.CaptureFixture[str]) -> None:
-    """Herring (SC 2020), IV-E: servers at a tenth of a worker's price pay by the time they save."""
-    words = "--workers 8 --servers 8 --link 1Gb --worker-price 31 --server-price "
-    out = said(capsys, words + "3.1")
-    for row in rows(out):
-        n_us = float(row[1]) * {"ms": 1e3, "s": 1e6}[row[2]]
-        cost = 1000 * n_us / 3600e6 * (8 * 31 + int(row[0]) * 3.1)
-        assert float(row[4]) == pytest.approx(cost, rel=0.006)
-    assert "servers pay: 8 of them cost least" in out
-    assert "servers do not pay: 1000 steps cost least without" in said(capsys, words + "31")
-    # The time that a step computes besides counts.
-    words = "--workers 8 --servers 8 --link 10Gb --worker-price 10 --server-price 2"
-    assert "servers pay" in said(capsys, words)
-    assert "servers do not pay" in said(capsys, words + " --compute 1s")
-
-
 def test_servers_gain_by_their_links_and_the_size_of_calls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

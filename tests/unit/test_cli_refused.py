@@ -82,11 +82,7 @@ REFUSED = {
         --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
         --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2
         --workers 4 --servers 2 --server-link yx1Gb | 'y' is not a number of servers
-        --workers 4 --servers 2 --worker-price 3 | add --server-price
-        --workers 4 --servers 2 --worker-price 3 --server-price -1 | --server-price -1: a price
-        --workers 4 --servers 2 --worker-price nan --server-price 1 | --worker-price nan: a
-        --workers 4 --servers 2 --worker-price x --server-price 1 | --worker-price x: a price
-        --workers 4 --servers 2 --compute 1s | add --worker-price and --server-price
+        --workers 4 --servers 2 --worker-price 3 | unrecognized arguments: --worker-price 3
         --model-bytes 1GB --workers 4 | the plan of a training needs --step TIME
         --step 1s --workers 4 | needs --model-bytes BYTES
         --step 1s --model-bytes 1GB | needs --workers N

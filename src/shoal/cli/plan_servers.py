@@ -1,14 +1,13 @@
-"""`shoal plan --workers 8 --servers 4`: estimates the gain and the cost of reduction servers."""
+"""`shoal plan --workers 8 --servers 4`: estimates the gain from reduction servers."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from shoal.cli.described import cluster_of
 from shoal.codec import Codec, parse_wire
@@ -17,27 +16,12 @@ from shoal.errors import UsageError
 from shoal.group.pool.rails import rail_of
 from shoal.plan.cluster import Cluster, Nic, Nics
 from shoal.plan.cost import cost_of
-from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds, show_bytes, show_us
+from shoal.plan.quantities import bytes_of, bytes_per_us, show_bytes, show_us
 from shoal.plan.served import Served, choose_with_servers
 from shoal.schedule.weights import MOST_REDUCERS
 
 _COUNT: Final = re.compile(r"\d{1,4}", re.ASCII)
 _ALL_UPTO: Final = 12
-_STEPS: Final = 1000  # costs are for this many training steps
-_US_PER_HOUR: Final = 3600e6
-
-
-class _Prices(NamedTuple):
-    """The price of an hour of each kind of machine, and the rest of a step's time."""
-
-    worker: float
-    server: float
-    compute_us: float
-
-    def of(self, served: Served, n_workers: int, n_servers: int) -> float:
-        """The cost of `_STEPS` steps."""
-        machines = n_workers * self.worker + n_servers * self.server
-        return _STEPS * (served.cost_us + self.compute_us) / _US_PER_HOUR * machines
 
 
 def add_servers(parser: argparse.ArgumentParser) -> None:
@@ -48,14 +32,11 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     add("--servers", type=int, metavar="K", help="estimate the gain of up to this many servers")
     add("--server-link", metavar="RATES", help="10Gb, or 2x10Gb,2x5Gb; default: as --link")
     add("--size", metavar="BYTES", help="size of the tensor; default 100MiB")
-    add("--worker-price", metavar="X", help="price of an hour of one worker, in any currency")
-    add("--server-price", metavar="Y", help="price of an hour of one server")
-    add("--compute", metavar="TIME", help="time of a step without the all-reduce; default 0s")
 
 
 def asks_for_servers(args: argparse.Namespace) -> bool:
     """Return True if the options ask for servers; UsageError if they contradict each other."""
-    options = ("server_link", "size", "worker_price", "server_price", "compute", "workers_per_host")
+    options = ("server_link", "size", "workers_per_host")
     given = [name for name in options if getattr(args, name) is not None]
     if args.workers is None and args.servers is None and not given:
         return False
@@ -89,7 +70,7 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     cluster, n_bytes = cluster_of(args), bytes_of(args.size or "100MiB")
     if n_bytes < 1:
         raise UsageError(f"--size {args.size}: a tensor of no bytes gains nothing")
-    codec, prices = parse_wire(args.wire), _prices_of(args)
+    codec = parse_wire(args.wire)
     pool = Nics(nics_of(args.server_link, args.servers, Nic.of(cluster.wire)))
     numbers = _numbers(args.servers)
     rows = [
@@ -98,11 +79,8 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     narrow = "" if not codec.is_narrow else f" in {codec}"
     who = f"{args.workers} workers" + (f" on {cluster.n_hosts} hosts" if n_local > 1 else "")
     yield f"all_reduce of {show_bytes(n_bytes)}{narrow}, {who}, by servers"
-    yield from _table(rows, numbers, args.workers, prices)
+    yield from _table(rows, numbers)
     yield from textwrap.wrap(rows[-1].why, 98, break_long_words=False)
-    if prices:
-        costs = [prices.of(row, args.workers, n) for row, n in zip(rows, numbers, strict=True)]
-        yield from textwrap.wrap(_whether_they_pay(costs, numbers), 98, break_long_words=False)
 
 
 def workers_per_host(n_workers: int, given: int | None) -> int:
@@ -146,44 +124,11 @@ def _served(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> Served:
     )
 
 
-def _table(
-    rows: Sequence[Served], numbers: Sequence[int], n_workers: int, prices: _Prices | None
-) -> Iterator[str]:
-    cost = f"  {_STEPS} steps" if prices else ""
-    yield f"  {'servers':>7}  {'time':>8}  {'speed':>6}{cost}  bottleneck"
+def _table(rows: Sequence[Served], numbers: Sequence[int]) -> Iterator[str]:
+    yield f"  {'servers':>7}  {'time':>8}  {'speed':>6}  bottleneck"
     for row, n in zip(rows, numbers, strict=True):
         cells = f"  {n:>7}  {show_us(row.cost_us):>8}  {rows[0].cost_us / row.cost_us:>5.2f}x"
-        if prices:
-            cells += f"  {_money(prices.of(row, n_workers, n)):>10}"
         yield f"{cells}  {row.bottleneck if row.weights or not n else 'unused'}".rstrip()
-
-
-def _whether_they_pay(costs: Sequence[float], numbers: Sequence[int]) -> str:
-    best = min(range(len(costs)), key=costs.__getitem__)
-    if not best:
-        return f"servers do not pay: {_STEPS} steps cost least without, {_money(costs[0])}"
-    saved = f"{_money(costs[best])} instead of {_money(costs[0])} for {_STEPS} steps"
-    return f"servers pay: {numbers[best]} of them cost least, {saved}"
-
-
-def _prices_of(args: argparse.Namespace) -> _Prices | None:
-    texts = {"--worker-price": args.worker_price, "--server-price": args.server_price}
-    if not any(texts.values()):
-        if args.compute:
-            raise UsageError("--compute is for costs; add --worker-price and --server-price")
-        return None
-    prices = []
-    for option, text in texts.items():
-        if text is None:
-            raise UsageError(f"whether servers pay needs both prices; add {option}")
-        try:
-            price = float(text)
-        except ValueError:
-            price = math.nan
-        if not 0 <= price < math.inf:
-            raise UsageError(f"{option} {text}: a price is a number of 0 or more")
-        prices.append(price)
-    return _Prices(prices[0], prices[1], microseconds(args.compute or "0s"))
 
 
 def nics_of(text: str | None, n_servers: int, link: Nic) -> tuple[Nic, ...]:
@@ -207,10 +152,6 @@ def _numbers(most: int) -> list[int]:
     if most <= _ALL_UPTO:
         return list(range(most + 1))
     return [0, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most), most]
-
-
-def _money(cost: float) -> str:
-    return f"{cost:.2f}" if cost >= 10 else f"{cost:.3g}"
 
 
 def _option(name: str) -> str:

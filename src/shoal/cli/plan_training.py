@@ -47,8 +47,7 @@ def asks_for_training(args: argparse.Namespace) -> bool:
     ):
         if getattr(args, name) is None:
             raise UsageError(f"the plan of a training needs {needed}")
-    unused = ("size", "worker_price", "server_price", "compute", "hosts", "ranks_per_host")
-    for name in (*unused, "collective", "tuning", "html"):
+    for name in ("size", "hosts", "ranks_per_host", "collective", "tuning", "html"):
         if getattr(args, name) is not None:
             raise UsageError(f"the plan of a training does not use --{name.replace('_', '-')}")
     if args.wire != "identity":
