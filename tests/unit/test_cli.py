@@ -120,7 +120,7 @@ def test_without_root_it_names_sudo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    for argv in (["run", "--hosts", "2", "--", "true"], ["cut", "x", "0", "1"], ["clean"]):
+    for argv in (["run", "--hosts", "2", "--", "true"], ["cut", "x", "0", "1"], ["heal", "x", "0"]):
         assert main(["lab", *argv]) == 2
         assert "needs root: run it with sudo" in capsys.readouterr().err
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 from shoal.errors import UsageError
 from shoal.lab.cluster import CONGESTION, NIC_SHAPE, Lab, NicShape
 from shoal.lab.job import Job, private_key, tasks_of
-from shoal.lab.names import check_powers, remove_stale
 from shoal.lab.runner import run_tasks
-from shoal.lab.running import find_lab, running_labs
+from shoal.lab.running import find_lab
 from shoal.plan.quantities import bytes_of, bytes_per_us, show_bytes
 from shoal.rendezvous import job_key
 
@@ -37,7 +36,6 @@ docs/lab.md lists the variables that the processes get, and the limits of such a
 """
 
 _RUN_MORE: Final = ", and remove the lab when it ends, however it ends"
-_CLEAN_MORE: Final = ", and kill what still runs in them; the next lab that starts does so too"
 _GRACE_S: Final = 5.0
 _MOST_RANKS_PER_HOST: Final = 1000
 
@@ -52,15 +50,13 @@ def add_arguments(parser: Parser) -> None:
         ("cut", _change_links, "silently drop all packets between two hosts of a running lab", ""),
         ("heal", _change_links, "undo a cut", ""),
         ("exec", _exec, "run one more command in a host of a running lab", ""),
-        ("list", _list, "list the labs that run on this machine", ""),
-        ("clean", _clean, "remove the labs of processes that were killed", _CLEAN_MORE),
     ):
         told = f"{what[0].upper()}{what[1:]}{more}."
         parsers[name] = commands.add_parser(name, help=what, description=told)
         parsers[name].set_defaults(run=run, is_cut=name == "cut")
     for name in ("cut", "heal", "exec"):
         add = parsers[name].add_argument
-        add("lab", metavar="NAME", help="the name of the lab, as `shoal lab list` shows it")
+        add("lab", metavar="NAME", help="the name of the lab: its --name, or lab and its process")
         add("host", type=int, metavar="HOST", help="the host's number, from 0; servers come last")
     for name in ("cut", "heal"):
         add = parsers[name].add_argument
@@ -215,27 +211,3 @@ def _exec(args: argparse.Namespace) -> int:
     host = find_lab(args.lab).host(args.host)
     sys.stdout.flush()
     os.execvp("ip", ["ip", "netns", "exec", host.namespace, *command])
-
-
-def _list(_args: argparse.Namespace) -> int:
-    labs = running_labs()
-    if not labs:
-        print("no lab runs on this machine")
-        return 0
-    rows = [("NAME", "PID", "HOSTS", "SECONDS", "COMMAND")]
-    rows += [
-        (lab.name, str(lab.pid), str(len(lab.namespaces)), f"{lab.since_s:.0f}", lab.command)
-        for lab in labs
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row[:4], widths, strict=True)]
-        print("  ".join([*cells, row[4]]).rstrip())
-    return 0
-
-
-def _clean(_args: argparse.Namespace) -> int:
-    check_powers()
-    names = sorted(remove_stale())
-    print(f"removed {len(names)} labs: {', '.join(names)}" if names else "nothing to remove")
-    return 0

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal.errors import UsageError
 from shoal.lab.cluster import Host, address_of
-from shoal.lab.names import Namespace, check_powers, ip, namespaces
+from shoal.lab.names import check_powers, ip, namespaces
 
 
 @dataclass(frozen=True)
 class RunningLab:
-    """A lab of another process.
-
-    Args:
-        pid: the process that made the lab, which removes it when it ends.
-        since_s: the age of that process.
-        command: its command line.
-    """
+    """A lab of another process, and the namespaces of its hosts."""
 
     name: str
-    pid: int
-    since_s: float
-    command: str
     namespaces: tuple[str, ...]
 
     def host(self, index: int) -> Host:
@@ -39,48 +28,14 @@ class RunningLab:
         return Host(index, inside, tuple(address_of(index, nic) for nic in range(n_nics)))
 
 
-def running_labs() -> list[RunningLab]:
-    """Return all running labs, the newest last."""
-    hosts: dict[tuple[str, int, int], list[Namespace]] = {}
-    for each in namespaces():
-        if each.part != "switch" and not each.is_stale:
-            hosts.setdefault((each.lab, each.pid, each.started), []).append(each)
-    found = [
-        RunningLab(
-            name,
-            pid,
-            _seconds_since(started),
-            _command_of(pid),
-            tuple(one.full for one in sorted(each, key=lambda one: int(one.part))),
-        )
-        for (name, pid, started), each in hosts.items()
-    ]
-    return sorted(found, key=lambda lab: -lab.since_s)
-
-
 def find_lab(name: str) -> RunningLab:
     """Return the lab of this name; UsageError lists the running labs if there is none."""
     check_powers()
-    labs = running_labs()
-    found = [lab for lab in labs if lab.name == name]
+    hosts = [one for one in namespaces() if one.part != "switch" and not one.is_stale]
+    found = sorted((one for one in hosts if one.lab == name), key=lambda one: int(one.part))
     if not found:
-        others = ", ".join(lab.name for lab in labs) or "none"
+        others = ", ".join(sorted({one.lab for one in hosts})) or "none"
         raise UsageError(f"no lab called {name!r} runs here; running: {others}")
-    if len(found) > 1:
-        raise UsageError(
-            f"{len(found)} labs called {name!r} were started at the same time: give them names"
-        )
-    return found[0]
-
-
-def _seconds_since(started: int) -> float:
-    up_s = float(Path("/proc/uptime").read_text().split()[0])
-    return max(0.0, up_s - started / os.sysconf("SC_CLK_TCK"))
-
-
-def _command_of(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""  # it ended meanwhile
-    return words.replace("\0", " ").strip()
+    if (n := len({(one.pid, one.started) for one in found})) > 1:
+        raise UsageError(f"{n} labs called {name!r} were started at the same time: give them names")
+    return RunningLab(name, tuple(one.full for one in found))
