@@ -153,7 +153,7 @@ def test_a_trace_has_all_buffers_and_no_two_of_a_row_at_once(tmp_path: Path) -> 
 
 
 @needs("torch")
-def test_a_trace_beside_torchs_is_on_its_clock(tmp_path: Path) -> None:
+def test_a_trace_is_on_the_clock_of_torchs(tmp_path: Path) -> None:
     import torch
 
     def step_in_profile(group: shoal.Group) -> None:
@@ -164,30 +164,19 @@ def test_a_trace_beside_torchs_is_on_its_clock(tmp_path: Path) -> None:
             take_steps(averager, 1)
         profile.export_chrome_trace(str(tmp_path / "torch.json.gz"))
         report = averager.report(alone=True)
-        report.chrome_trace(tmp_path / "both.json", beside=tmp_path / "torch.json.gz")
         report.chrome_trace(tmp_path / "ours.json.gz")
 
     run_well(step_in_profile, 1)
     torchs = json.loads(gzip.decompress((tmp_path / "torch.json.gz").read_bytes()))
     ours = json.loads(gzip.decompress((tmp_path / "ours.json.gz").read_bytes()))
     assert ours["baseTimeNanoseconds"] == torchs["baseTimeNanoseconds"]
-    both = json.loads((tmp_path / "both.json").read_text())
-    assert both["traceEvents"][: len(torchs["traceEvents"])] == torchs["traceEvents"]
-    (whole,) = (event for event in both["traceEvents"] if event["name"] == "the whole step")
-    added = [event for event in both["traceEvents"] if event.get("cat") == "shoal"]
-    assert len(added) == sum(map(len, rows_of(ours).values()))
-    rows = {event["tid"] for event in added}
-    assert len(rows) == len(rows_of(ours))
-    assert rows.isdisjoint(rows_of(torchs))
-    for event in added:
-        assert event["pid"] == whole["pid"]
+    (whole,) = (event for event in torchs["traceEvents"] if event["name"] == "the whole step")
+    events = [event for row in rows_of(ours).values() for event in row]
+    assert events
+    for event in events:
         # The profiler reads another clock and converts it, and this is a thread of many.
         assert whole["ts"] - 5e3 < event["ts"]
         assert event["ts"] + event["dur"] < whole["ts"] + whole["dur"] + 5e3
-    (tmp_path / "none.json").write_text("{}")
-    report = one_report()
-    with pytest.raises(ValueError, match="no traceEvents"):
-        report.chrome_trace(tmp_path / "x.json", beside=tmp_path / "none.json")
 
 
 # ---- the parts of a step, from times given by hand ----

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,38 +47,10 @@ def trace_of(steps: Sequence[StepTimes], rank: int) -> dict[str, Any]:
     }
 
 
-def merge_into(path: Path, trace: dict[str, Any], beside: Path | None) -> None:
-    """Write a trace, together with the events of another one if it is given.
-
-    Raises:
-        OSError, ValueError: it cannot be written, or read.
-    """
-    text = json.dumps(trace if beside is None else _beside(trace, _read(beside)))
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    raw = path.read_bytes()
-    trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    if not isinstance(trace, dict) or "traceEvents" not in trace:
-        raise ValueError(f"{path} is not a trace of torch's profiler: it has no traceEvents")
-    return trace
-
-
-def _beside(trace: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    shift = (trace[_BASE] - other.get(_BASE, 0)) / 1e3
-    # torch numbers processes as the system does, GPUs from 0 on: its own process is ours.
-    # Rows are above all numbers of threads: the system's end at 2^22.
-    pid, first = os.getpid(), 1 << 22
-    added = [{**one, "pid": pid, "tid": one["tid"] + first} for one in trace["traceEvents"]]
-    for event in added:
-        if "ts" in event:
-            event["ts"] += shift
-    kept = [one for one in added if one["name"] != "process_name"]
-    return {**other, "traceEvents": [*other["traceEvents"], *kept]}
+def write(path: Path, trace: dict[str, Any]) -> None:
+    """Write a trace, compressed if the name ends in `.gz`; OSError if it cannot be written."""
+    text = json.dumps(trace).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
 def _label(kind: str, row: int, value: str | int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.average.report.breakdown import break_down
-from shoal.average.report.chrome import merge_into, trace_of
+from shoal.average.report.chrome import trace_of, write
 from shoal.average.report.compared import compare, gather
 
 if TYPE_CHECKING:
@@ -97,20 +97,16 @@ class AveragingReport:
 
         plot(self, Path(path))
 
-    def chrome_trace(
-        self, path: str | PathLike[str], beside: str | PathLike[str] | None = None
-    ) -> None:
+    def chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write the steps of this rank as a trace for Perfetto, or chrome://tracing.
 
-        Args:
-            beside: a trace that torch's profiler has exported in this process, `.json` or
-                `.json.gz`: the file then has both, on one clock.
+        It has the clock of the traces that torch's profiler exports. A name that ends in `.gz` is
+        compressed.
 
         Raises:
-            OSError, ValueError: it cannot be written, or `beside` cannot be read.
+            OSError: it cannot be written.
         """
-        events = trace_of(self.times, self.rank)
-        merge_into(Path(path), events, None if beside is None else Path(beside))
+        write(Path(path), trace_of(self.times, self.rank))
 
 
 def _table(report: AveragingReport) -> Iterator[str]:
