@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "create_process_group",
     "default_group",
+    "group_for",
     "group_in",
     "in_place_of_default",
     "ShoalBackend",
@@ -130,3 +131,18 @@ def group_in(process_group: Any, device: torch.device = _CPU) -> Group | None:
         # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.
         backend = getattr(backend, "wrapped_pg", backend)
     return backend.group if isinstance(backend, Operations) else None
+
+
+def group_for(who: str, process_group: dist.ProcessGroup | None) -> Group:
+    """Return the shoal group in a process group, by default torch's; UsageError for others.
+
+    Args:
+        who: needs it.
+    """
+    group = group_in(dist.group.WORLD if process_group is None else process_group)
+    if group is None:
+        raise UsageError(
+            f"{who}: the process group is not one of shoal's; make it with "
+            'init_process_group("shoal")'
+        )
+    return group

@@ -75,7 +75,7 @@ class DiLoCo(LocalSteps):
         """The global parameters by name, on the CPU."""
         if not isinstance(parts := options.get("fragments", 1), int):
             options["fragments"] = _names_in(parts, trained)
-        super().__init__(_group_in(process_group), replica, trained, **options)
+        super().__init__(frontend.group_for("DiLoCo", process_group), replica, trained, **options)
         self._weight: float | None = None
         self._hook = inner.register_step_post_hook(self._after_step)
 
@@ -132,7 +132,7 @@ class DiLoCo(LocalSteps):
         Args:
             group: None takes that of torch's default group.
         """
-        super().regroup(group or _group_in(None))
+        super().regroup(group or frontend.group_for("DiLoCo", None))
 
 
 class LocalSGD(DiLoCo):
@@ -276,13 +276,3 @@ def _names_in(
         else list(part)
         for part in fragments
     ]
-
-
-def _group_in(process_group: dist.ProcessGroup | None) -> Group:
-    group = frontend.group_in(dist.group.WORLD if process_group is None else process_group)
-    if group is None:
-        raise UsageError(
-            "DiLoCo: the process group is not one of shoal's; make it with "
-            'init_process_group("shoal")'
-        )
-    return group

@@ -66,12 +66,7 @@ def sync_state(
         ShoalError: a rank holds another state than was sent; names the first entry. Or as for every
             call of the group. The state of receiving ranks is undefined: sync it again.
     """
-    members = frontend.group_in(dist.group.WORLD if group is None else group)
-    if members is None:
-        raise UsageError(
-            "sync_state: the process group is not one of shoal's; make it with "
-            'init_process_group("shoal")'
-        )
+    members = frontend.group_for("sync_state", group)
     state = _State(model, optimizer)
     described = state.described() | {"from_rank": str(from_rank)}
     if found := difference_among(members, _NAME, described):

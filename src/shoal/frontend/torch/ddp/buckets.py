@@ -2,7 +2,7 @@
 
 A hook gets whole parameters, and the buckets in one order on every rank, since it may call any
 collective. The calls in callbacks of futures come in one order too: the callbacks of a bucket run
-when the pass is over, before those of the next. This serves any device and process group.
+when the pass is over, before those of the next. This serves any device.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
-import shoal.frontend.torch as frontend
 from shoal.average.departures import words_for
 from shoal.average.lacking import announce, announce_or_raise, reason_of
-from shoal.errors import Closed, UsageError
+from shoal.errors import Closed
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, like_gradient, place_in
 from shoal.frontend.torch.ddp.parameter_hooks import not_held
 from shoal.frontend.torch.work import calls_of_hook
 
 if TYPE_CHECKING:
-    from shoal.group.subjects import Subject
+    from shoal.group.group import Group
 
     Hook = Callable[[Any, Any], Any]
 
@@ -34,6 +33,7 @@ class HookedBuckets:
 
     Args:
         gradients: gets its places here.
+        process_group: torch's, which a hook may call; `group` is shoal's in it.
         on_full: called when all gradients of a bucket have come.
         n_bytes: of a bucket, at least; a larger parameter has one of its own.
         hook: called as `hook(state, bucket)`, in a backward pass, for each bucket in turn.
@@ -45,19 +45,18 @@ class HookedBuckets:
     def __init__(
         self,
         gradients: Gradients,
-        group: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
+        group: Group,
         on_full: Callable[[], None],
         n_bytes: int,
         hook: Hook,
         state: object,
     ) -> None:
         self.gradients = gradients
-        self._process_group = group
-        self._group = frontend.group_in(group)  # None: not one of shoal's
+        self._process_group = process_group
+        self._group = group
         self._on_full = on_full
-        self._subject: Subject | None = None
-        if self._group is not None:
-            self._subject = self._group.subjects.add(words_for(gradients.names))
+        self._subject = group.subjects.add(words_for(gradients.names))
         self._hook = hook
         self._state = state
         # In the order in which gradients come: from the last parameter on.
@@ -88,15 +87,7 @@ class HookedBuckets:
         return any(self._came)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this: a backward pass raised on all.
-
-        Raises:
-            UsageError: the process group is not one of shoal's, so no other rank can be asked.
-        """
-        if self._group is None:
-            raise UsageError(
-                f"DistributedDataParallel: {why}: wrap `model.module` anew, on every rank"
-            )
+        """Return when every rank has called this: a backward pass raised on all."""
         announce_or_raise(self._group, "buckets, raised", why, ())
 
     def sent(self) -> set[int]:
@@ -154,8 +145,7 @@ class HookedBuckets:
 
     def lack(self, why: str) -> None:
         """Let the ranks that wait for missing gradients know that they will not come."""
-        if self._group is not None:
-            announce(self._group, "buckets", why)
+        announce(self._group, "buckets", why)
 
     def end(self, unused: bool, factor: float = 1.0) -> None:
         """Wait for all averages, times `factor`; every gradient then is its average.
@@ -165,7 +155,7 @@ class HookedBuckets:
         try:
             self._end(unused, factor)
         except Closed as error:
-            reason = None if self._group is None else reason_of(self._group, error)
+            reason = reason_of(self._group, error)
             if reason is None:
                 raise
             raise reason from error
@@ -199,8 +189,6 @@ class HookedBuckets:
         self.gradients.deliver([index for index in every if not used or used[index]])
 
     def _subject_of(self, number: int) -> int:
-        if self._subject is None:
-            return 0
         self._subject.step += number == 0  # the first that leaves in a step
         return self._subject.of(number)
 

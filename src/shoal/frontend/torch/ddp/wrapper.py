@@ -34,6 +34,7 @@ from shoal.frontend.torch.ddp.sparse import SparseGradients
 if TYPE_CHECKING:
     from shoal.average import AveragingReport, ChunkTopK, ErrorFeedback
     from shoal.frontend.torch.ddp.keeper import Averaging
+    from shoal.group.group import Group
 
 __all__ = ["DistributedDataParallel"]
 
@@ -262,13 +263,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             self._averaging(gradients), SparseGradients(sparse, self.process_group, refuse)
         )
         if self._check_every:
-            group = frontend.group_in(self.process_group)
-            if group is None:
-                raise Unsupported(
-                    "DistributedDataParallel: check_same is for process groups of shoal; leave it "
-                    "out"
-                )
-            self._same = SameCheck(group, self._check_every)
+            self._same = SameCheck(self._group(), self._check_every)
         for other in _wrappers:
             other.reducer.share(set(map(id, parameters)), self.reducer)
         _wrappers.add(self)
@@ -288,19 +283,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             if self._options["compress"] is None:
                 return self._hooked(gradients, allreduce_hook, self.process_group)
             gradients.as_views = False  # places are in host memory, where codecs work
-        group = frontend.group_in(self.process_group)
-        if group is None:
-            raise UsageError(
-                "DistributedDataParallel: the process group is not one of shoal's; make it with "
-                'init_process_group("shoal"), or use torch\'s own wrapper'
-            )
-        on_full = not_held(self.reducer.queue_end)
         if not gradients.parameters:  # all are sparse, and averaged beside this
-            return HookedBuckets(gradients, self.process_group, on_full, 1, allreduce_hook, None)
+            return self._hooked(gradients, allreduce_hook, None)
         return FusedGradients(
             gradients,
-            group,
-            on_full,
+            self._group(),
+            not_held(self.reducer.queue_end),
             self._before,
             fusion_bytes=None if self._fusion_mb is None else int(self._fusion_mb * (1 << 20)),
             find_unused=self._allows_unused,
@@ -316,8 +304,11 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 'compress="bf16" in place of wire="bf16"'
             )
         on_full = not_held(self.reducer.queue_end)
-        n_bytes = self.bucket_bytes_cap
-        return HookedBuckets(gradients, self.process_group, on_full, n_bytes, hook, state)
+        how = on_full, self.bucket_bytes_cap, hook, state
+        return HookedBuckets(gradients, self.process_group, self._group(), *how)
+
+    def _group(self) -> Group:
+        return frontend.group_for("DistributedDataParallel", self.process_group)
 
     def _names_of(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
