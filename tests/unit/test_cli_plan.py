@@ -67,7 +67,7 @@ def test_each_number_of_servers_has_its_time(capsys: pytest.CaptureFixture[str])
     sentence = " ".join(out.split())
     time = " ".join(rows(out)[-1][1:3])
     assert f"100 MiB over 8 workers and 4 servers take {time} where sharded" in sentence
-    assert "another server would take 6.2% of the time off" in sentence
+    assert sentence.endswith("bottleneck: the NICs of workers and servers")
 
 
 def test_workers_that_share_hosts_gain_alike(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,8 +47,7 @@ def test_as_many_servers_as_workers_nearly_halve_the_time() -> None:
     assert found.names == ("sharded[16*0|16*1].servers",)
     assert found.alone_us == cost_of("all_reduce", "sharded", 100 * MIB, flat(16)).cost_us
     assert 1.6 < found.alone_us / found.cost_us < 1.9
-    assert found.bottleneck == "the NICs of all workers and servers alike"
-    assert "another server would bring nothing" in found.why
+    assert found.bottleneck == "the NICs of workers and servers"
 
 
 def test_fewer_servers_share_with_the_workers() -> None:
@@ -56,11 +55,8 @@ def test_fewer_servers_share_with_the_workers() -> None:
     assert found.names == ("sharded[8*56|4*149].servers", "sharded[8*56|4*149].workers")
     # 2n(n-1) / (n^2 + kn - 2k) of the tensor, and what is lost where connections compete.
     assert 1.05 < found.cost_us / (112 / 88 * 100 * MIB * 8 / 1000) < 1.12
-    five = served(8, 5)
-    off = f"{1 - five.cost_us / found.cost_us:.1%} of the time off"
-    assert f"; bandwidth-bound: another server would take {off}" in found.why
     assert found.why.startswith("100 MiB over 8 workers and 4 servers take 1.18 s where sharded")
-    assert found.bottleneck == "the NICs of all workers and servers alike"
+    assert found.why.endswith("bottleneck: the NICs of workers and servers")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +85,7 @@ def test_servers_do_it_all_where_the_little_that_workers_could_take_off_them_cos
         assert found is None or any(found.workers)
     last = choose_with_servers(25 * MIB, flat(8), Nics((*pool(7).servers, Nic(100, 100))))
     assert last.weights == Weights((0,) * 8, (5,) * 7 + (4,))
-    assert last.bottleneck == "the NICs of all servers"
+    assert last.bottleneck == "the NICs of servers"
     slow = Nics((*pool(7).servers, Nic(62.5, 62.5), Nic(62.5, 62.5)))
     uneven = choose_with_servers(25 * MIB, flat(8), slow).weights
     assert uneven == Weights((0,) * 8, (2,) * 7 + (1,) * 2)
@@ -101,8 +97,6 @@ def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take(
     assert found.cost_us == found.alone_us
     assert found.why.startswith("not by servers, since 100 MiB over 19 workers and 1 server would ")
     assert "would take 1.64 s where sharded of the workers alone" in found.why
-    off = f"{1 - served(19, 2).cost_us / found.alone_us:.1%} of the time off"
-    assert f"another server would take {off}" in found.why
 
 
 @pytest.mark.parametrize(("k", "slower"), [(1, 1.1), (2, 1.1), (4, 1.25), (8, 1.1), (12, 1.1)])
@@ -123,7 +117,7 @@ def test_small_calls_are_left_to_the_workers() -> None:
     assert found.weights is None
     assert found.names == ()
     assert found.cost_us == found.alone_us
-    assert "not bandwidth-bound, so another server would bring nothing" in found.why
+    assert "wait for latency, which they do not shorten" in found.why
 
 
 @pytest.mark.parametrize(
@@ -145,10 +139,10 @@ def test_where_servers_cannot_serve_the_sentence_says_so(
 
 
 def test_the_bottleneck_is_named() -> None:
-    assert served(8, 12).bottleneck == "the NICs of all workers"
+    assert served(8, 12).bottleneck == "the NICs of workers"
     slow_worker = Nics(pool(6).servers, (*[Nic(125, 125)] * 7, Nic(125, 80)))
     found = choose_with_servers(100 * MIB, flat(8, 640), slow_worker)
-    assert found.bottleneck == "the NIC of worker 7"
+    assert found.bottleneck == "the NICs of workers"
 
 
 def test_slower_servers_get_less() -> None:
@@ -180,7 +174,7 @@ def test_a_worker_alone_costs_nothing_on_the_wire() -> None:
 def test_many_workers_and_servers_are_planned_for_in_a_moment() -> None:
     found = choose_with_servers(1 << 30, flat(2048, 10_000), pool(2048, 10_000))
     assert found.weights == Weights((0,) * 2048, (1,) * 2048)
-    assert found.bottleneck == "the NICs of all workers and servers alike"
+    assert found.bottleneck == "the NICs of workers and servers"
 
 
 def test_nics_of_too_many_kinds_are_taken_as_the_slowest_of_their_role() -> None:

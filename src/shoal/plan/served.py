@@ -32,8 +32,6 @@ _WORTH: Final = 0.98
 # NICs; if fewer servers than workers reduce everything, many send to few (docs/decisions/0033).
 _COMPETING: Final = 1.04
 _INCAST: Final = 1.2
-# Another server that leaves more of the time than this brings nothing.
-_NOTHING: Final = 0.9995
 
 
 class Served(NamedTuple):
@@ -45,8 +43,8 @@ class Served(NamedTuple):
             competition of connections.
         alone_us: the cost for the workers alone, by the algorithm that they then use: `sharded` if
             there are servers, for the same bits.
-        bottleneck: the NICs that are busy all the time, or "latency", "CPU" or "memory".
-        why: the reason, with numbers, and the gain from another server.
+        bottleneck: the role whose NICs are busy all the time, or "latency", "CPU" or "memory".
+        why: the reason, with numbers.
     """
 
     weights: Weights | None
@@ -102,19 +100,11 @@ def choose_with_servers(
     named = f"{alone.name} of the workers alone takes {show_us(alone.cost_us)}"
     # Such a call takes a few messages' time, which is not worth the messages of another group.
     if shared.cost.bottleneck == "latency":
-        why = f"{what} wait for latency, which they do not shorten ({named}); "
-        why += "not bandwidth-bound, so another server would bring nothing"
+        why = f"{what} wait for latency, which they do not shorten ({named})"
         return by_workers(why, bottleneck)
     is_used = shared.time_us <= _WORTH * alone.cost_us
-    now_us, least = (shared.time_us, _NOTHING) if is_used else (alone.cost_us, _WORTH)
     why = f"{what} {'take' if is_used else 'would take'} {show_us(shared.time_us)} where {named}, "
-    why += f"bottleneck: {bottleneck}; "
-    why += "bandwidth-bound" if shared.cost.bottleneck == "network" else "not bandwidth-bound"
-    saved = 1 - _with_one_more_us(n_bytes, cluster, pool, codec) / now_us
-    if saved < 1 - least:
-        why += ", and another server would bring nothing"
-    else:
-        why += f": another server would take {saved:.1%} of the time off"
+    why += f"bottleneck: {bottleneck}"
     if not is_used:
         return by_workers(why, bottleneck)
     return Served(shared.weights, shared.time_us, alone.cost_us, bottleneck, why)
@@ -193,7 +183,7 @@ def _named(shares: Shares, cluster: Cluster, pool: Nics) -> Weights:
 
 
 def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Nics) -> str:
-    """Return the NICs that are busy all the time, or another bottleneck, in words."""
+    """Return whose NICs are busy all the time, or another bottleneck, in words."""
     if cost.bottleneck != "network":
         return cost.bottleneck
     n = cluster.size
@@ -202,32 +192,9 @@ def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Nics) -> s
         kept = kept_beside(sum(weights.servers) / weights.total)
         rates[n:] = [kept * rate for rate in rates[n:]]
     times = [load / rate for load, rate in zip(loads(weights), rates, strict=True)]
-    longest = max(times)
-    busy = [rank for rank, time in enumerate(times) if time >= _BUSY * longest]
-    if len(busy) == len(times):
-        return "the NICs of all workers and servers alike"
-    parts = (
-        _ranks("worker", [rank for rank in busy if rank < n], n),
-        _ranks("server", [rank - n for rank in busy if rank >= n], len(pool.servers)),
-    )
-    return " and ".join(filter(None, parts))
-
-
-def _ranks(role: str, ranks: Sequence[int], n: int) -> str:
-    if not ranks:
-        return ""
-    if len(ranks) == n > 1:
-        return f"the NICs of all {role}s"
-    named = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" * (len(ranks) > 4))
-    return f"the NIC{'s' * (len(ranks) > 1)} of {role}{'s' * (len(ranks) > 1)} {named}"
-
-
-def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> float:
-    """Return the time with another server, as slow as the slowest."""
-    pool = replace(pool, servers=(*pool.servers, min(pool.servers, key=lambda nic: nic.slower)))
-    best = _best(n_bytes, cluster, pool, codec)
-    assert best is not None  # one server fewer gains something
-    return best.time_us
+    longest = {"workers": max(times[:n]), "servers": max(times[n:])}
+    busy = [role for role, time in longest.items() if time >= _BUSY * max(times)]
+    return f"the NICs of {' and '.join(busy)}"
 
 
 def competing(weights: Weights) -> float:

@@ -41,6 +41,10 @@ class Execution:
         """By segment: the value at each place."""
         self.order: list[int] = []
         """The steps in the order in which their first segment was done."""
+        self.given: dict[int, int] = {}
+        """By step that writes: the value that its first segment stored or folded."""
+        self.left: dict[int, int] = {}
+        """By step that writes: the value that its first segment left at the place."""
         self.max_staged = 0
         """The most segments that one rank had in its staging memory at any time."""
         self._flow, self._symbols = flow, symbols
@@ -134,6 +138,7 @@ class Execution:
     def _put(self, step: int, segment: int, value: int) -> None:
         """Store or fold `value`, or finish what is held."""
         held, place, doing = self.held[segment], self._flow.writes[step], self._flow.steps[step]
+        given = value
         try:
             if type(doing) is Finish:
                 value = self._symbols.finish(self._held(held, place))
@@ -148,6 +153,8 @@ class Execution:
                     f"{self._flow.name(step)}: {self._symbols.name(value)} may not fit"
                 )
         held[place] = value
+        if segment == 0:
+            self.given[step], self.left[step] = given, value
 
     def _held(self, held: dict[int, int], place: int) -> int:
         if place not in held:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.prove.execute import Execution
@@ -38,6 +39,40 @@ class Proof:
     """The most segments that one rank had to stage at once, in the orders that were tried."""
     expressions: Mapping[tuple[int, Place], Expression]
     """By rank and place of the postcondition: the order in which contributions were folded."""
+
+
+class Schedule(NamedTuple):
+    """The steps, contracts and scratch chunks of all ranks, by rank."""
+
+    steps: Sequence[Sequence[Step]]
+    contracts: Sequence[Contract]
+    scratch: Sequence[Sequence[int]] = ()
+
+    @classmethod
+    def of(
+        cls, collective: str, algorithm: Algorithm, size: int, root: int, hosts: Sequence[int]
+    ) -> Schedule:
+        """Return those of an algorithm for one size of group."""
+        ranks, n_chunks = range(size), algorithm.n_chunks(size, hosts)
+        n_servers = algorithm.n_servers
+        return cls(
+            [list(algorithm.steps(rank, size, root, hosts)) for rank in ranks],
+            [contract_of(collective, rank, size, n_chunks, root, n_servers) for rank in ranks],
+            [algorithm.scratch(rank, size, hosts, root) for rank in ranks],
+        )
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True if a contribution may be folded in several times."""
+        return any(contract.idempotent for contract in self.contracts)
+
+    def starts(self, flow: Dataflow, symbols: Symbols) -> dict[int, int]:
+        """Return the value of each place before the first step, by its number in the dataflow."""
+        return {
+            flow.number(rank, place): symbols.own(value.ranks.start, value.chunk)
+            for rank, contract in enumerate(self.contracts)
+            for place, value in contract.precondition.items()
+        }
 
 
 def prove(
@@ -68,24 +103,15 @@ def prove(
         raise UsageError(f"cannot prove a group of {size} ranks with root {root}")
     if isinstance(algorithm, str):
         algorithm = find(collective, algorithm)
-    n_chunks = algorithm.n_chunks(size, hosts)
-    return prove_steps(
-        [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)],
-        [
-            contract_of(collective, rank, size, n_chunks, root, algorithm.n_servers)
-            for rank in range(size)
-        ],
-        scratch=[algorithm.scratch(rank, size, hosts, root) for rank in range(size)],
-        n_segments=n_segments,
-        window=window,
-    )
+    whole = Schedule.of(collective, algorithm, size, root, hosts)
+    return prove_steps(*whole, n_segments=n_segments, window=window)
 
 
 def prove_steps(
     schedule: Sequence[Sequence[Step]],
     contracts: Sequence[Contract],
-    *,
     scratch: Sequence[Sequence[int]] = (),
+    *,
     n_segments: int = 2,
     window: int = 1,
 ) -> Proof:
@@ -95,16 +121,11 @@ def prove_steps(
             f"cannot prove {len(schedule)} ranks with {len(contracts)} contracts, "
             f"{n_segments} segments and window {window}"
         )
-    idempotent = any(contract.idempotent for contract in contracts)
-    flow, symbols = Dataflow(schedule), Symbols(idempotent)
-    scratch = scratch or [()] * len(contracts)
-    _check_places(flow, contracts, scratch)
-    starts = {
-        flow.number(rank, place): symbols.own(value.ranks.start, value.chunk)
-        for rank, contract in enumerate(contracts)
-        for place, value in contract.precondition.items()
-    }
-    fits = _fits(flow, contracts, scratch)
+    whole = Schedule(schedule, contracts, scratch or [()] * len(contracts))
+    flow, symbols = Dataflow(schedule), Symbols(whole.is_idempotent)
+    _check_places(flow, contracts, whole.scratch)
+    starts = whole.starts(flow, symbols)
+    fits = _fits(flow, contracts, whole.scratch)
     oldest, newest = (Execution(flow, symbols, starts, n_segments, window, fits) for _ in range(2))
     oldest.run(newest_first=False)
     newest.run(newest_first=True)

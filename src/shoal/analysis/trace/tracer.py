@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -10,10 +11,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.prove.execute import Execution
-from shoal.analysis.prove.prover import prove
+from shoal.analysis.prove.prover import Schedule, prove
 from shoal.analysis.prove.symbols import Expression, Symbols
 from shoal.errors import UsageError
-from shoal.schedule import Algorithm, Buffer, Contract, Copy, Place, Recv, Send, contract_of, find
+from shoal.schedule import Algorithm, Buffer, Contract, Place, Recv, find
 
 RankPlace: TypeAlias = tuple[int, Place]
 
@@ -94,13 +95,8 @@ def trace(
     if size > 0:
         _check_length(algorithm, size, root, hosts)
     prove(collective, algorithm, size, root=root, hosts=hosts)
-    n_chunks = algorithm.n_chunks(size, hosts)
-    contracts = [
-        contract_of(collective, rank, size, n_chunks, root, algorithm.n_servers)
-        for rank in range(size)
-    ]
-    n_scratch = [len(algorithm.scratch(rank, size, hosts, root)) for rank in range(size)]
-    schedule = [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)]
+    whole = Schedule.of(collective, algorithm, size, root, hosts)
+    pairs = zip(whole.contracts, whole.scratch, strict=True)
     return Trace(
         collective,
         name,
@@ -108,9 +104,9 @@ def trace(
         size,
         root,
         tuple(hosts) or (0,) * size,
-        contracts,
-        [_places(contract, n) for contract, n in zip(contracts, n_scratch, strict=True)],
-        list(_Replay(Dataflow(schedule), contracts).rounds()),
+        whole.contracts,
+        [_places(contract, len(like)) for contract, like in pairs],
+        list(_rounds(whole)),
     )
 
 
@@ -134,65 +130,37 @@ def _places(contract: Contract, n_scratch: int) -> list[Place]:
     return [Place(buffer, c) for buffer in sorted(n_chunks) for c in range(n_chunks[buffer])]
 
 
-class _Replay:
-    """Does the steps again, those of one round after those of the round before."""
+def _rounds(whole: Schedule) -> Iterator[Round]:
+    """Run the steps, and put what they did in rounds."""
+    flow, symbols = Dataflow(whole.steps), Symbols(whole.is_idempotent)
+    starts = whole.starts(flow, symbols)
+    run = Execution(flow, symbols, starts, n_segments=1, window=1)
+    run.run(newest_first=False)
 
-    def __init__(self, flow: Dataflow, contracts: Sequence[Contract]) -> None:
-        idempotent = any(contract.idempotent for contract in contracts)
-        self._flow, self._symbols = flow, Symbols(idempotent)
-        self._held = {
-            flow.number(rank, place): self._symbols.own(value.ranks.start, value.chunk)
-            for rank, contract in enumerate(contracts)
-            for place, value in contract.precondition.items()
-        }
-        self._on_the_way: dict[int, int] = {}
-        self._known: dict[int, Held] = {}
+    @functools.cache
+    def held(symbol: int) -> Held:
+        ranks = tuple(_in_order(symbols.expression[symbol]))
+        return Held(symbols.chunk[symbol], ranks, symbols.finished[symbol])
 
-    def rounds(self) -> Iterator[Round]:
-        flow = self._flow
-        execution = Execution(flow, self._symbols, self._held, n_segments=1, window=1)
-        execution.run(newest_first=False)
-        round_of = flow.rounds(execution.order)
-        steps: list[list[int]] = [[] for _ in range(max(round_of, default=0) + 1)]
-        for step in execution.order:
-            steps[round_of[step]].append(step)
-        changed = set(self._held)
-        for of_round in steps:
-            messages = [m for m in map(self._do, of_round) if m]
-            changed.update(flow.writes[step] for step in of_round if flow.writes[step] >= 0)
-            yield Round(messages, {self._named(n): self._value(self._held[n]) for n in changed})
-            changed.clear()
+    def named(number: int) -> RankPlace:
+        return number % flow.size, flow.place(number)
 
-    def _do(self, step: int) -> Message | None:
-        """Do one step; a Recv is the message that it receives."""
-        flow, doing = self._flow, self._flow.steps[step]
-        reads, writes = flow.reads[step], flow.writes[step]
-        if isinstance(doing, Send):
-            self._on_the_way[flow.partner_of[step]] = self._held[reads]
-            return None
-        if isinstance(doing, Recv):
-            value = self._on_the_way.pop(step)
-        elif isinstance(doing, Copy):
-            value = self._held[reads]
-        else:
-            value = self._symbols.finish(self._held[writes])
-        folds = isinstance(doing, Recv | Copy) and doing.fold
-        self._held[writes] = self._symbols.fold(self._held[writes], value) if folds else value
-        if not isinstance(doing, Recv):
-            return None
+    def message(step: int, recv: Recv) -> Message:
         source = flow.place(flow.reads[flow.partner_of[step]])
-        receiver, target = self._named(writes)
-        return Message(doing.peer, receiver, source, target, doing.fold, self._value(value))
+        receiver, target = named(flow.writes[step])
+        return Message(recv.peer, receiver, source, target, recv.fold, held(run.given[step]))
 
-    def _named(self, number: int) -> RankPlace:
-        return number % self._flow.size, self._flow.place(number)
-
-    def _value(self, symbol: int) -> Held:
-        if symbol not in self._known:
-            symbols = self._symbols
-            ranks = tuple(_in_order(symbols.expression[symbol]))
-            self._known[symbol] = Held(symbols.chunk[symbol], ranks, symbols.finished[symbol])
-        return self._known[symbol]
+    round_of = flow.rounds(run.order)
+    steps: list[list[int]] = [[] for _ in range(max(round_of, default=0) + 1)]
+    for step in run.order:
+        steps[round_of[step]].append(step)
+    changed = dict(starts)
+    for of_round in steps:
+        pairs = ((step, flow.steps[step]) for step in of_round)
+        messages = [message(step, doing) for step, doing in pairs if isinstance(doing, Recv)]
+        changed |= {flow.writes[step]: run.left[step] for step in of_round if step in run.left}
+        yield Round(messages, {named(number): held(value) for number, value in changed.items()})
+        changed = {}
 
 
 def _in_order(expression: Expression) -> Iterator[int]:
