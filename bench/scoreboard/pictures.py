@@ -27,7 +27,9 @@ Rows = Sequence[Mapping[str, Any]]
 _DPI: Final = 150
 _WIDTH: Final = 0.8  # of the bars of a row, together
 _BARS: Final = (
-    *(COLOURS[name] for name in ("gloo", "openmpi", "shoal", "mpich", "soft", "ink")),
+    *(COLOURS[name] for name in ("gloo", "openmpi", "shoal", "mpich")),
+    "dimgray",
+    "black",
     "#56b4e9",
     "#e69f00",
 )
@@ -102,7 +104,7 @@ def _breakdown(rows: Rows) -> Figure:
             rest = medians[step] / whole - low
             bars = {"forward, backward, optimizer": (low, 0), "exposed communication": (rest, low)}
             for number, (label, (height, bottom)) in enumerate(bars.items()):
-                colour = COLOURS["soft"] if number == 0 else COLOURS["gloo"]
+                colour = "dimgray" if number == 0 else COLOURS["gloo"]
                 axes.bar(place, height, 0.7, bottom, color=colour, label=label if not place else "")
             axes.text(
                 place,

@@ -1,7 +1,6 @@
-"""Pictures of one kind of call, by matplotlib: for a page, whose style has the colours, or as PNG.
+"""Pictures of one kind of call, by matplotlib: as SVG for a page, or as PNG.
 
-In SVG each of `COLOURS` becomes a name of the page's style sheet, so the page can be light or dark.
-A PNG has the colours of Okabe and Ito, which people of all kinds of sight can distinguish. Each
+The colours are those of Okabe and Ito, which people of all kinds of sight can distinguish. Each
 library has a mark of its own as well.
 """
 
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from shoal.plan.text import show_bytes, show_us
 
@@ -27,13 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.bench.report.read import BenchRecord, CallName, Measured
 
-_INK: Final = "#25282d"
-_SOFT: Final = "#6d7179"
 COLOURS: Final[Mapping[str, str]] = {
-    "ink": _INK,
-    "soft": _SOFT,
-    "grid": "#dddad4",
-    "paper": "#ffffff",
     "shoal": "#0072b2",
     "gloo": "#d55e00",
     "openmpi": "#009e73",
@@ -42,20 +35,13 @@ COLOURS: Final[Mapping[str, str]] = {
 STYLE: Final[Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "shoal",
-    "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "text.parse_math": False,  # a file or a parameter may have dollars in its name
-    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), COLOURS["paper"]),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), _SOFT),
-    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color"), _INK),
-    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), _INK),
-    "grid.color": COLOURS["grid"],
 }
 _DPI: Final = 180
 _MARKS: Final = {"shoal": "o", "gloo": "s", "openmpi": "^", "mpich": "D"}
 _LINES: Final = ("-", "--", ":", "-.")
-_INCHES: Final = (4.7, 3.4)
-_LEGEND_ROW: Final = 0.19
+_INCHES: Final = (4.7, 3.8)
 _FEWEST_CALLS: Final = 5
 """With fewer, who is faster is chance."""
 _MOST_TICKS: Final = 7
@@ -129,18 +115,15 @@ def write_png(chart: Chart, subtitle: str, path: Path) -> None:
 
 
 def svg_of(chart: Chart, label: str) -> str:
-    """Return the picture for a page whose style sheet has the colours."""
+    """Return the picture for a page."""
     buffer = io.StringIO()
     with mpl.rc_context(STYLE):
-        chart.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+        chart.figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
-    text = text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-    for name, colour in COLOURS.items():
-        text = text.replace(colour, f"var(--{name})")
-    return text.replace("'DejaVu Sans'", "var(--font)")
+    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
 def _lines_of(call: CallName, records: Sequence[BenchRecord]) -> Iterator[_Line]:
@@ -163,7 +146,8 @@ def _axes(what: str, show: Callable[[float], str]) -> tuple[Figure, Axes]:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _place: show(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
+    axes.yaxis.set_minor_locator(NullLocator())
     return figure, axes
 
 
@@ -190,52 +174,27 @@ def _plot_limits(
     """Draw what the network allows, once for each file: by any of its libraries."""
     for line in {line.record: line for line in reversed(lines)}.values():
         best = [(p.size, value(p, p.best_us)) for p in line.points if p.best_us]
-        if not best:
-            continue
-        sizes, values = zip(*best, strict=True)
-        style: Any = (0, (1.2, 1.8)) if line.dashes == "-" else line.dashes
-        if len(sizes) == 1:  # one size is a level that everybody is held against
-            sizes, values = (sizes[0] / 1.6, sizes[0] * 1.6), values * 2
-        axes.plot(
-            sizes,
-            values,
-            color=_ink("ink"),
-            linestyle=style,
-            linewidth=1.3,
-            zorder=3.5,
-            label="the line (raw TCP)" + (f", {line.record}" if line.record else ""),
-        )
+        if best:
+            style = ":" if line.dashes == "-" else line.dashes
+            label = "the line (raw TCP)" + (f", {line.record}" if line.record else "")
+            mark = "_" if len(best) == 1 else ""
+            axes.plot(*zip(*best, strict=True), "k", linestyle=style, marker=mark, label=label)
 
 
 def _finish(figure: Figure, axes: Axes, lines: Sequence[_Line]) -> None:
     """Set ticks at sizes that were measured, room for a narrow range, and the legend below."""
     ordered = sorted({point.size for line in lines for point in line.points})
-    every = max(1, math.ceil(len(ordered) / _MOST_TICKS))
-    axes.xaxis.set_major_locator(FixedLocator(ordered[::every]))
+    axes.xaxis.set_major_locator(FixedLocator(ordered[:: -(-len(ordered) // _MOST_TICKS)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _place: show_bytes(value)))
-    if len(ordered) == 1:
-        axes.set_xlim(ordered[0] / 2, ordered[0] * 2)
     low, high = axes.get_ylim()
-    if high / low < 6:
-        middle = math.sqrt(low * high)
-        low, high = middle / 2.5, middle * 2.5
-        axes.set_ylim(low, high)
-    n_decades = math.log10(high / low)
-    subs = (1.0, 2.0, 3.0, 5.0) if n_decades < 1.3 else (1.0, 2.0, 5.0) if n_decades < 3 else (1.0,)
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=20))
-    axes.yaxis.set_minor_locator(NullLocator())
-    handles, labels = axes.get_legend_handles_labels()
-    n_columns = 3 if max(map(len, labels)) <= 18 else 2
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + _LEGEND_ROW * math.ceil(len(labels) / n_columns))
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=n_columns, frameon=False, fontsize=8.5
-    )
+    room = max(1.0, math.sqrt(6 * low / high))
+    axes.set_ylim(low / room, high * room)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
 def _ink(name: str) -> Any:
-    return COLOURS.get(name, _SOFT)
+    return COLOURS.get(name, "dimgray")
 
 
 def show_rate(bytes_per_s: float) -> str:
