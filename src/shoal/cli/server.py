@@ -65,9 +65,9 @@ def _run(args: argparse.Namespace) -> int:
     warn_of_unknown(os.environ)
     Settings.read()
     addresses = [listener.getsockname()[:2] for listener in listeners]
-    registrar = None if endpoint is None else start_registrar(endpoint, keys, addresses)
-    server = Server(listeners, keys, options, registrar)
-    server.run()
+    if endpoint is not None:
+        start_registrar(endpoint, keys, addresses)
+    Server(listeners, keys, options).run()
     return 0
 
 

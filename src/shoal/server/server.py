@@ -36,7 +36,6 @@ from shoal.server.child import start
 from shoal.server.http import BEGINNINGS, Health, HttpCaller
 from shoal.server.job import AT_ONCE_OF_KEY, Job, Pace
 from shoal.server.options import JobKey, ServerOptions
-from shoal.server.registrar import LAST_S
 from shoal.server.views import Views
 
 _LOG: Final = logging.getLogger("shoal")
@@ -70,22 +69,17 @@ def as_text(state: dict[str, Any]) -> str:
 
 
 class Server:
-    """Serves jobs at its own `listeners`, until a signal ends it.
-
-    The process `registrar`, which registers it, ends with it.
-    """
+    """Serves jobs at its own `listeners`, until a signal ends it."""
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
         keys: Sequence[JobKey],
         options: ServerOptions | None = None,
-        registrar: int | None = None,
     ) -> None:
         self._options = options or ServerOptions()
         self._keys = {key.number: key for key in keys}
         self._paces = {number: Pace(AT_ONCE_OF_KEY) for number in self._keys}
-        self._registrar = registrar
         self._identity = os.urandom(16)
         self._selector = selectors.DefaultSelector()
         self._views = Views(self._selector)
@@ -143,8 +137,6 @@ class Server:
             self._ends = True
             return
         self._drains_until = time.monotonic() + self._options.drain_s
-        if self._registrar is not None:  # no new job is to find this server
-            os.kill(self._registrar, signal.SIGTERM)
         n = self._views.n
         _LOG.info("draining: %s %s served", counted(n, "view"), "is" if n == 1 else "are")
         for job in self._jobs.values():
@@ -305,15 +297,4 @@ class Server:
             caller.close()
         self._endpoint.close()
         self._views.kill_all()
-        self._end_registrar()
         self._selector.close()
-
-    def _end_registrar(self) -> None:
-        pid, until = self._registrar, time.monotonic() + LAST_S
-        if pid is None:
-            return
-        os.kill(pid, signal.SIGTERM)
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() >= until:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(_PAUSE_S)

@@ -26,7 +26,7 @@ _LOG: Final = logging.getLogger("shoal")
 _LOOK_S: Final = 0.5
 _RETRY_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0  # of the store, for an answer
-# A place is counted just before it is written, and a server that ends clears its place.
+# A place is counted just before it is written.
 _MOST_LOOKS: Final = 20
 _LAST_S: Final = 0.5  # for the thread to end, unless the store keeps it
 

@@ -10,7 +10,7 @@ from shoal.rendezvous.store import MAX_VALUE_BYTES
 
 # torch/csrc/distributed/c10d/TCPStoreBackend.hpp: the same in torch 1.13 to 2.13, and every client
 # of torch's puts a slash before its keys.
-_VALIDATE, _SET, _GET, _ADD, _CHECK, _DELETE = 0, 1, 3, 4, 5, 8
+_VALIDATE, _SET, _GET, _ADD, _CHECK = 0, 1, 3, 4, 5
 _MAGIC: Final = 0x3C85F7CE
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -50,11 +50,6 @@ class TorchStoreClient:
         if n_bytes > MAX_VALUE_BYTES:
             raise OSError(f"it answers with {n_bytes} bytes")
         return self._take(n_bytes)
-
-    def delete(self, key: str) -> None:
-        """Remove a value, if there is one."""
-        self._sock.sendall(bytes([_DELETE]) + _key(key))
-        self._take(8)
 
     def close(self) -> None:
         """Idempotent."""
