@@ -130,9 +130,7 @@ REFUSED = {
         ring --ranks 129 --html x | at most 128
     """,
     "tune": """
-        --ranks 1 | --ranks must be at least 2, got 1
         --rounds 0 | --rounds must be at least 1, got 0
-        --ranks 2 --out /nowhere/tuned | cannot write /nowhere/tuned
         --from 5MiB --to 6MiB | is between them
     """,
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shoal.cli.options import MOST_RANKS, hosts_of
 from shoal.errors import UsageError
 from shoal.plan.cluster import Cluster, LinkCost
-from shoal.plan.defaults import CONTENTION
+from shoal.plan.defaults import CONTENTION, LOCAL
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 from shoal.plan.wire import link_of
 
@@ -26,9 +26,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--latency", metavar="TIME", help="one way, between hosts; default 30us")
     add("--message", metavar="TIME", help="CPU time per message, each end; default 5us")
     add("--burst", default="0", metavar="BYTES", help="bytes that an idle NIC passes at once")
-    add("--local-latency", default="1us", metavar="TIME", help="one way, in a host; default 1us")
-    message = "CPU time per message; default 0.6us"
-    add("--local-message", default="0.6us", metavar="TIME", help=message)
     add("--memory", default="18GB", metavar="RATE", help="a core's folds and copies; default 18GB")
     add("--stack", default="5.5GB", metavar="RATE", help="a core's TCP, each end; default 5.5GB")
     fresh = "a core's first touch of memory; default 2GB"
@@ -47,10 +44,9 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     if n_cores < 1:
         raise UsageError(f"--cores must be at least 1, got {n_cores}")
     memory = 1 / bytes_per_us(args.memory)
-    local_us = microseconds(args.local_latency), microseconds(args.local_message)
     return Cluster(
         hosts=hosts,
-        local=LinkCost(local_us[0], 0.0, local_us[1]),
+        local=LOCAL,
         wire=_link_of(args),
         memory_us_per_byte=memory,
         n_cores=n_cores,

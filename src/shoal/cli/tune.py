@@ -3,8 +3,7 @@
 Measure the links between the hosts of this job, and the time of every promising algorithm, by
 collective and size. With SHOAL_TUNING=FILE later jobs choose algorithms by these times.
 
-Run it as the job will run: under torchrun, mpirun or srun, once per rank; or with --ranks N, which
-starts N ranks on this machine.
+Run it as the job will run: under torchrun, mpirun or srun, once per rank.
 """
 
 from __future__ import annotations
@@ -12,17 +11,14 @@ from __future__ import annotations
 import argparse
 import array
 import os
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from shoal.cli.options import check_writable
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import UsageError
 from shoal.plan.choose import choose
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
 from shoal.plan.wire import link_text
@@ -32,14 +28,11 @@ if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
     from shoal.plan.tuning import Tuning
 
-_DEADLINE_S: Final = 3600.0  # the default sizes take minutes
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal tune`."""
     add, only = parser.add_argument, "measure only this collective; may be repeated"
     add("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
-    add("--ranks", type=int, help="number of ranks to start on this host")
     add("--collective", action="append", choices=MEASURED, help=only)
     add("--links", action="store_true", help="measure only the links; takes a second")
     add("--from", dest="least", default="4B", help="smallest size (4B)")
@@ -52,11 +45,6 @@ def _run(args: argparse.Namespace) -> int:
     sizes = sizes_between(bytes_of(args.least), bytes_of(args.most))
     if args.rounds < 1:
         raise UsageError(f"--rounds must be at least 1, got {args.rounds}")
-    if args.ranks is not None:
-        if args.ranks < 2:
-            raise UsageError(f"--ranks must be at least 2, got {args.ranks}")
-        check_writable(args.out)
-        return _start(args.ranks, _words(args))
     _run_rank(args, sizes)
     return 0
 
@@ -120,36 +108,3 @@ def _allocate(n_bytes: int) -> object:
     from shoal.group.buffers import span_of
 
     return span_of(array.array("f", bytes(n_bytes)))
-
-
-def _words(args: argparse.Namespace) -> list[str]:
-    words = ["tune", "--out", str(args.out), "--from", args.least, "--to", args.most]
-    words += ["--rounds", str(args.rounds)]
-    words += ["--links"] * args.links
-    for collective in args.collective or ():
-        words += ["--collective", collective]
-    return words
-
-
-def _start(n_ranks: int, words: Sequence[str]) -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n_ranks)}
-    command = [sys.executable, "-m", "shoal", *words]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **master, "RANK": str(rank)})
-        for rank in range(n_ranks)
-    ]
-    until = time.monotonic() + _DEADLINE_S
-    try:
-        codes = [rank.wait(max(0.0, until - time.monotonic())) for rank in ranks]
-    except subprocess.TimeoutExpired:
-        raise ShoalError(f"the ranks did not end within {_DEADLINE_S:.0f} s") from None
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if any(codes):
-        raise ShoalError(f"the ranks ended with {codes}; see their output above")
-    return 0
