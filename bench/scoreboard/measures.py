@@ -9,9 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from bench.scoreboard.pools import slowest_of
+from bench.scoreboard.streams import (
+    STREAM_BYTES,
+    UNSHAPED_STREAM_BYTES,
+    Flow,
+    measure_streams,
+    ring_of,
+)
 from shoal.bench.job import Failure
-from shoal.bench.limits import STREAM_BYTES, UNSHAPED_STREAM_BYTES
-from shoal.lab import Flow, measure_streams, ring_of
 from shoal.lab.cluster import interface_of
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from bench.scoreboard.streams import STREAM_BYTES, Flow, measure_streams
 from shoal.bench.job import Failure
-from shoal.bench.limits import STREAM_BYTES
-from shoal.lab import Flow, measure_streams
 from shoal.plan.cluster import Nic
 from shoal.plan.shares import best_shares
 

@@ -13,12 +13,13 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from bench.scoreboard.streams import measure_streams, ring_of
 from shoal.analysis.simulate.simulator import simulate
 from shoal.bench.job import JobSpec
 from shoal.bench.launch import Placement
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.worker_pool import WorkerPool
-from shoal.lab import Lab, measure_streams, ring_of
+from shoal.lab import Lab
 from shoal.lab.cluster import NIC_SHAPE
 from shoal.plan import cluster as described
 from shoal.plan.defaults import (

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from lab.labs import needs_root
 
+from bench.scoreboard.streams import Flow, measure_streams
 from shoal.errors import UsageError
-from shoal.lab import Flow, Lab, measure_streams
+from shoal.lab import Lab
 from shoal.lab.cluster import NicShape
 from shoal.lab.names import prefix_of, remove_stale
 from shoal.plan.wire import link_of

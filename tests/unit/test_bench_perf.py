@@ -10,7 +10,6 @@ import pytest
 
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, elements_of, operations_of
-from shoal.bench.limits import Limit, crossing_bytes
 from shoal.bench.measured import call_times, over_ranks
 from shoal.bench.perf import run_sweep
 from shoal.bench.sweep import ALL_RANKS, BenchPlace, CallKind, SizeRange, Sweep, mbit_of, size_of
@@ -116,18 +115,21 @@ def test_types_operations_and_roots_vary_in_the_order_of_nccl_tests() -> None:
 
 
 def test_what_must_cross_a_nic_depends_on_hosts_not_on_ranks() -> None:
-    def crossing(collective: str, n_ranks: int, n_hosts: int) -> float | None:
-        return crossing_bytes(collective, 1000, BenchPlace(n_ranks, n_hosts))
+    def least_s(collective: str, n_ranks: int, n_hosts: int) -> float | None:
+        return BenchPlace(n_ranks, n_hosts, 8.0).least_time_s(collective, 1448)
 
-    assert crossing("all_reduce", 4, 4) == 1500
-    assert crossing("all_reduce", 8, 4) == 1500
-    assert crossing("all_to_all", 4, 4) == 750
-    assert crossing("all_to_all", 8, 4) == 1500  # two ranks bring a size each
-    assert crossing("send_recv", 4, 4) == 2000  # there and back
-    assert crossing("send_recv", 8, 4) is None  # pairs share a host
-    assert crossing("all_reduce", 4, 0) is None
-    limit = Limit(BenchPlace(4, 4, 8.0), [900.0, 1100.0])
-    assert limit.time_s("all_reduce", 1000) == 1.5
+    def frames(n: float) -> object:
+        return pytest.approx(n * 1514e-6)  # of 1448 bytes of payload, at 1 byte per microsecond
+
+    assert least_s("broadcast", 4, 4) == frames(1)
+    assert least_s("all_reduce", 4, 4) == frames(1.5)
+    assert least_s("all_reduce", 8, 4) == frames(1.5)
+    assert least_s("all_to_all", 4, 4) == frames(0.75)
+    assert least_s("all_to_all", 8, 4) == frames(1.5)  # two ranks bring a size each
+    assert least_s("send_recv", 4, 4) == frames(2)  # there and back
+    assert least_s("send_recv", 8, 4) is None  # pairs share a host
+    assert least_s("all_reduce", 4, 0) is None
+    assert BenchPlace(4, 4).least_time_s("all_reduce", 1448) is None
 
 
 def test_a_row_is_that_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:

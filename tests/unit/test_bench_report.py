@@ -25,9 +25,9 @@ LIBRARY = """{
     "in_place": true, "nwrong": 0, "ratio": null, "cpu_us_per_rank": 7.0
 }"""
 RUN = """{
-    "format": "shoal bench", "format_version": 1, "version": "0.1.0", "n_rounds": 5,
+    "format": "shoal bench", "format_version": 2, "version": "0.1.0", "n_rounds": 5,
     "run": {"date": "today", "command": "shoal bench <all>"}, "through": "torch.distributed",
-    "place": {"n_ranks": 4, "n_hosts": 4, "rate_mbit": 500.0, "raw_bytes_per_s": [55e6, 65e6]}
+    "place": {"n_ranks": 4, "n_hosts": 4, "rate_mbit": 500.0}
 }"""
 CALL = """{"collective": "all_reduce", "type": "float", "redop": "sum", "root": -1}"""
 
@@ -44,7 +44,7 @@ def record() -> dict[str, Any]:
     told = json.loads(RUN) | {"points": []}
     for size in (1 << 20, 1 << 22):
         libraries = [library("shoal", size / 40, size), library("gloo", size / 20, size, ratio=2.0)]
-        point = {"size": size, "count": size // 4, "crossing_bytes": 1.5 * size}
+        point = {"size": size, "count": size // 4, "least_us": size / 40}
         told["points"].append(json.loads(CALL) | point | {"libraries": libraries})
     return {"version": 2, "results": [], "shoal": told}
 
@@ -59,7 +59,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_the_median_is_drawn_beside_the_line_of_raw_streams(file: Callable[..., Path]) -> None:
+def test_the_median_is_drawn_beside_the_line(file: Callable[..., Path]) -> None:
     (told,) = read_records([file()])
     first, last = told.series[ALL_REDUCE]["shoal"]
     assert (first.size, last.size) == (1 << 20, 1 << 22)
@@ -68,19 +68,17 @@ def test_the_median_is_drawn_beside_the_line_of_raw_streams(file: Callable[..., 
     assert first.bus_bytes_per_s == pytest.approx(1.5 * 40e6)
     gloo = told.series[ALL_REDUCE]["gloo"][0]
     assert gloo.ratio == 2.0
-    assert gloo.best_us == pytest.approx(1.5 * (1 << 20) / 60)
-    assert gloo.share == pytest.approx(gloo.best_us / ((1 << 20) / 20))
-    assert (
-        "NICs at 500 Mbit/s; raw TCP streams in a ring reached 440 and 520" in told.run["network"]
-    )
-    # Without raw streams, the rate of the NICs is the line.
+    assert gloo.best_us == pytest.approx((1 << 20) / 40)
+    assert gloo.share == pytest.approx(0.5)
+    assert told.run["network"] == "NICs at 500 Mbit/s"
     data = record()
-    data["shoal"]["place"]["raw_bytes_per_s"] = []
-    (told,) = read_records([file(data)])
-    assert told.series[ALL_REDUCE]["shoal"][0].best_us == pytest.approx(1.5 * (1 << 20) / 62.5)
     data["shoal"]["place"]["rate_mbit"] = None
+    data["shoal"]["points"][0]["least_us"] = None
     (told,) = read_records([file(data)])
     assert told.series[ALL_REDUCE]["shoal"][0].best_us is None
+    assert told.run["network"] == "NICs that nothing shapes"
+    data["shoal"]["place"]["n_hosts"] = 0
+    (told,) = read_records([file(data)])
     assert told.run["network"] == ""
 
 
@@ -103,7 +101,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (broken(lambda told: told["points"][0].pop("size")), "is damaged: no 'size'"),
         (broken(lambda told: told.update(points=[3])), "is damaged"),
         (broken(lambda told: told["points"][0].update(size="big")), "is damaged: invalid literal"),
-        (broken(lambda told: told["place"].update(raw_bytes_per_s=3)), "is damaged"),
+        (broken(lambda told: told["place"].update(rate_mbit=[3])), "is damaged"),
         (broken(lambda told: told["points"][1].update(size=1e400)), "is damaged"),
         (
             broken(lambda told: told["points"][0]["libraries"][1]["per_iter"].update(p99_us=1e400)),
@@ -207,5 +205,5 @@ def test_files_share_pictures_and_keep_their_names(
     assert page == again
     assert page.count("<svg") == 3
     assert list(tmp_path.glob("*.png")) == []
-    for label in ("shoal, before", "gloo, a$ft$er", "the line (raw TCP), before"):
+    for label in ("shoal, before", "gloo, a$ft$er", "the line (TCP), before"):
         assert label in page

@@ -119,11 +119,15 @@ class Figures:
 
 @dataclass(frozen=True)
 class SizePoint:
-    """One size of one kind of call: all libraries, each in all of its ways."""
+    """One size of one kind of call: all libraries, each in all of its ways.
+
+    `least_s` is the time that the network allows; None: unknown.
+    """
 
     kind: CallKind
     n_bytes: int
     count: int
+    least_s: float | None
     figures: Sequence[Figures]
 
     def ours(self, in_place: bool) -> Figures | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import shoal
 
 if TYPE_CHECKING:
-    from shoal.bench.limits import Limit
     from shoal.bench.measured import Figures, SizePoint
     from shoal.bench.sweep import CallKind, Sweep
 
@@ -101,7 +100,7 @@ def number(value: float, width: int) -> str:
     return f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
 
 
-def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> str:
+def beside(points: Sequence[SizePoint], n_rounds: int) -> str:
     """Return the lines below the table, one for each library and size."""
     columns = {
         "size": "(B)",
@@ -115,7 +114,7 @@ def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> s
         "of line": "",
     }
     body = [
-        [str(point.n_bytes), *_cells(point, one, limit), ""]
+        [str(point.n_bytes), *_cells(point, one), ""]
         for point in points
         for one in point.figures
         if not one.failure
@@ -124,14 +123,15 @@ def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> s
         "#\n# Percentiles of the same calls, and what a call costs a rank: CPU, bytes over NICs\n",
         f"# ratio: how many times as long as shoal a peer takes, the median of {n_rounds} rounds\n",
     ]
-    text += ["# of line: the least time at the rate of raw TCP streams, over p50\n"] * bool(limit)
+    if any(point.least_s for point in points):
+        text.append("# of line: the least time at the rate of TCP over the lab's NICs, over p50\n")
     lines = align([[*columns, ""], [*columns.values(), ""], *body])
     text += [f"#{line}\n" for line in lines]
     text += [f"# no {text}\n" for text in dict.fromkeys(_missing(points))]
     return "".join(text)
 
 
-def _cells(point: SizePoint, one: Figures, limit: Limit | None) -> Iterator[str]:
+def _cells(point: SizePoint, one: Figures) -> Iterator[str]:
     times = one.times
     yield one.way
     yield one.library
@@ -142,8 +142,7 @@ def _cells(point: SizePoint, one: Figures, limit: Limit | None) -> Iterator[str]
     yield "N/A" if one.n_wrong is None else str(one.n_wrong)
     ratio = point.ratio(one)
     yield "" if ratio is None else f"{ratio:.2f}"
-    least_s = limit.time_s(point.kind.collective, point.n_bytes) if limit else None
-    yield f"{least_s / times.p50:.0%}" if least_s and times.p50 else ""
+    yield f"{point.least_s / times.p50:.0%}" if point.least_s and times.p50 else ""
 
 
 def _missing(points: Sequence[SizePoint]) -> Iterator[str]:

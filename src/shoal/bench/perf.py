@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.job import Failure, JobSpec
 from shoal.bench.launch import Placement
-from shoal.bench.limits import Limit
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.measured import SizePoint, columns_of
 from shoal.bench.nccl_table import beside, foot, head, row
@@ -52,7 +51,7 @@ def run_sweep(
             place = JobSpec(sweep.library, sweep.place.n_ranks, sweep.place.n_hosts)
             started = StartedRanks(place, Placement(sweep.mpi, lab), sweep.answer_s)
             joined = stack.enter_context(started).ask
-        run = _Run(sweep, joined, lab, is_first)
+        run = _Run(sweep, joined, is_first)
         code = run.measure(argv)
     if out and is_first:
         write_record(out, run.record())
@@ -72,10 +71,9 @@ def _check(sweep: Sweep) -> None:
 class _Run:
     """A run in the making: prints each row as soon as it is measured, if this rank is to print."""
 
-    def __init__(self, sweep: Sweep, ask: Ask, lab: Lab | None, prints: bool) -> None:
-        self._sweep, self._ask, self._lab, self._prints = sweep, ask, lab, prints
+    def __init__(self, sweep: Sweep, ask: Ask, prints: bool) -> None:
+        self._sweep, self._ask, self._prints = sweep, ask, prints
         self._points: list[SizePoint] = []
-        self._limit = Limit(sweep.place) if sweep.place.n_hosts > 1 else None
         self._start_time = now()
         self._run: Mapping[str, str] = {}
         self._ranks: Sequence[Mapping[str, Any]] = ()
@@ -84,13 +82,9 @@ class _Run:
         """Measure everything; return the exit code."""
         self._run = describe_run(["shoal", "bench", *argv])
         self._ranks = self._ask(self._sweep.library, "who")
-        self._measure_limit()
         self._print(render_run(self._run))
         for kind in self._sweep.kinds():
             self._measure_kind(kind)
-        self._measure_limit()
-        if self._limit:
-            self._print(_limit_text(self._limit))
         is_bad = any(
             point.n_wrong or not (point.ours(False) or point.ours(True)) for point in self._points
         )
@@ -98,9 +92,7 @@ class _Run:
 
     def record(self) -> Mapping[str, Any]:
         """Return the contents of the file."""
-        return record_of(
-            self._sweep, self._run, self._ranks, self._points, self._limit, self._start_time
-        )
+        return record_of(self._sweep, self._run, self._ranks, self._points, self._start_time)
 
     def _measure_kind(self, kind: CallKind) -> None:
         n_ranks = self._sweep.place.n_ranks
@@ -114,7 +106,7 @@ class _Run:
             self._print(row(points[-1]))
         ours = [way for point in points for flag in (False, True) if (way := point.ours(flag))]
         mean = statistics.fmean(way.bus_gb_s for way in ours) if ours else 0.0
-        self._print(beside(points, self._sweep.n_rounds, self._limit))
+        self._print(beside(points, self._sweep.n_rounds))
         self._print(foot(kind, sum(bool(point.n_wrong) for point in points), mean))
         self._points += points
 
@@ -127,11 +119,9 @@ class _Run:
         for library in dict.fromkeys(one.library for one in columns if not one.failure):
             with contextlib.suppress(Failure):  # all sizes together do not fit in memory
                 self._ask(library, "forget")
-        return SizePoint(kind, n_bytes, kind.count(n_bytes, self._sweep.place.n_ranks), figures)
-
-    def _measure_limit(self) -> None:
-        if self._limit and self._lab:
-            self._limit.measure(self._lab)
+        place = self._sweep.place
+        least_s = place.least_time_s(kind.collective, n_bytes)
+        return SizePoint(kind, n_bytes, kind.count(n_bytes, place.n_ranks), least_s, figures)
 
     def _print(self, text: str) -> None:
         if self._prints:
@@ -142,13 +132,3 @@ def _why_nothing(kind: CallKind, n_ranks: int) -> str:
     if COLLECTIVES[kind.collective].in_pairs and n_ranks % 2:
         return f"not measured, {n_ranks} ranks are no pairs"
     return f"an element of each rank takes {show_bytes(kind.element.n_bytes * n_ranks)}"
-
-
-def _limit_text(limit: Limit) -> str:
-    rate = limit.place.rate_mbit
-    shaped = "not shaped" if rate is None else f"shaped to {rate:g} Mbit/s"
-    raw = " and ".join(f"{one * 8 / 1e6:.0f}" for one in limit.raw_bytes_per_s)
-    return (
-        f"# line: NICs {shaped}; raw TCP streams, all hosts sending in a ring, reached "
-        f"{raw} Mbit/s, before and after\n"
-    )

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import shoal
-from shoal.bench.limits import crossing_bytes
 from shoal.bench.report.read import FORMAT, FORMAT_VERSION
 
 if TYPE_CHECKING:
-    from shoal.bench.limits import Limit
     from shoal.bench.measured import Figures, SizePoint
     from shoal.bench.sweep import Sweep
 
@@ -42,7 +40,6 @@ def record_of(
     run: Mapping[str, str],
     ranks: Sequence[Mapping[str, Any]],
     points: Sequence[SizePoint],
-    limit: Limit | None,
     start_time: str,
 ) -> dict[str, Any]:
     """Return all of a run."""
@@ -71,11 +68,10 @@ def record_of(
                 "n_ranks": sweep.place.n_ranks,
                 "n_hosts": sweep.place.n_hosts,
                 "rate_mbit": sweep.place.rate_mbit,
-                "raw_bytes_per_s": limit.raw_bytes_per_s if limit else [],
             },
             "n_rounds": sweep.n_rounds,
             "through": "torch.distributed" if sweep.library == "shoal" else "NumPy",
-            "points": [_point(point, sweep) for point in points],
+            "points": [_point(point) for point in points],
         },
     }
 
@@ -144,7 +140,7 @@ def _per_call(way: Figures) -> dict[str, Any]:
     return entry | {"cv_pct": way.times.cv_pct, "times_us": [one * 1e6 for one in way.times_s]}
 
 
-def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
+def _point(point: SizePoint) -> dict[str, Any]:
     kind = point.kind
     return {
         "collective": kind.collective,
@@ -153,7 +149,7 @@ def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
         "root": kind.root,
         "size": point.n_bytes,
         "count": point.count,
-        "crossing_bytes": crossing_bytes(kind.collective, point.n_bytes, sweep.place),
+        "least_us": None if point.least_s is None else point.least_s * 1e6,
         "libraries": [_library(point, one) for one in point.figures],
     }
 

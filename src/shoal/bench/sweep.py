@@ -24,6 +24,9 @@ ALL_RANKS: Final = -1
 """Every rank is the root once."""
 
 _SCALES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# TCP's payload in a full Ethernet frame, which has 14 bytes of Ethernet, 20 of IP, and 20 of TCP
+# with 12 of timestamps. A lab counts all of them.
+_PAYLOAD: Final = 1448 / 1514
 _MOST_SIZES: Final = 1000
 _MOST_BYTES: Final = 64 << 30
 
@@ -73,6 +76,18 @@ class BenchPlace:
     n_hosts: int = 0
     rate_mbit: float | None = None
     is_joined: bool = False
+
+    def least_time_s(self, collective: str, n_bytes: int) -> float | None:
+        """Return the least time of a call, at the rate of TCP over the NICs; None if it is unknown.
+
+        Whatever the algorithm, some bytes must cross a host's NIC. For collectives that are the
+        same on all hosts, a host counts as a rank of `bus`.
+        """
+        row, n_on_host = COLLECTIVES[collective], self.n_ranks // max(self.n_hosts, 1)
+        if self.n_hosts < 2 or self.rate_mbit is None or (row.in_pairs and n_on_host > 1):
+            return None
+        n_crossing = row.bus(self.n_hosts) * n_bytes * (n_on_host if row.each else 1)
+        return n_crossing / (self.rate_mbit * 1e6 / 8 * _PAYLOAD)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def _plot_limits(
         best = [(p.size, value(p, p.best_us)) for p in line.points if p.best_us]
         if best:
             style = ":" if line.dashes == "-" else line.dashes
-            label = "the line (raw TCP)" + (f", {line.record}" if line.record else "")
+            label = "the line (TCP)" + (f", {line.record}" if line.record else "")
             mark = "_" if len(best) == 1 else ""
             axes.plot(*zip(*best, strict=True), "k", linestyle=style, marker=mark, label=label)
 

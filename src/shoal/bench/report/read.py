@@ -13,7 +13,7 @@ from shoal.errors import UsageError
 from shoal.plan.text import counted
 
 FORMAT: Final = "shoal bench"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 
 class CallName(NamedTuple):
@@ -137,10 +137,8 @@ def _record(name: str, part: Mapping[str, Any]) -> BenchRecord:
     series: dict[CallName, dict[str, list[Measured]]] = {}
     failures: dict[str, None] = {}
     place = part["place"]
-    rate = _rate_of(place)
     for point in part["points"]:
-        crossing = _maybe(point["crossing_bytes"])
-        best_us = crossing / rate * 1e6 if crossing and rate else None
+        best_us = _maybe(point["least_us"])
         for one in point["libraries"]:
             if "failure" in one:
                 what = f"{one['library']}, {point['collective']}: {one['failure']}"
@@ -151,7 +149,7 @@ def _record(name: str, part: Mapping[str, Any]) -> BenchRecord:
             measured = _measured(int(point["size"]), best_us, one)
             if measured.size and measured.p50_us > 0:
                 series.setdefault(call, {}).setdefault(str(one["library"]), []).append(measured)
-    where = {"ranks": _place_text(place), "network": _network_text(place) if rate else ""}
+    where = {"ranks": _place_text(place), "network": _network_text(place)}
     facts = where | {str(key): str(value) for key, value in part["run"].items()}
     return BenchRecord(name, facts, series, list(failures))
 
@@ -186,20 +184,11 @@ def _maybe(value: Any) -> float | None:
     return None if value is None else _number(value)
 
 
-def _rate_of(place: Mapping[str, Any]) -> float | None:
-    """Bytes per second: of the raw streams, else what NICs are shaped to."""
-    raw = [_number(one) for one in place["raw_bytes_per_s"]]
-    if raw:
-        return sum(raw) / len(raw)
-    return None if place["rate_mbit"] is None else float(place["rate_mbit"]) * 1e6 / 8
-
-
 def _network_text(place: Mapping[str, Any]) -> str:
-    raw = [float(one) * 8 / 1e6 for one in place["raw_bytes_per_s"]]
+    if not place["n_hosts"]:
+        return ""
     rate = place["rate_mbit"]
-    shaped = "NICs that nothing shapes" if rate is None else f"NICs at {float(rate):g} Mbit/s"
-    streams = " and ".join(f"{one:.0f}" for one in raw)
-    return shaped + (f"; raw TCP streams in a ring reached {streams} Mbit/s" if raw else "")
+    return "NICs that nothing shapes" if rate is None else f"NICs at {float(rate):g} Mbit/s"
 
 
 def _place_text(place: Mapping[str, Any]) -> str:

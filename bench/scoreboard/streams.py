@@ -18,6 +18,10 @@ from shoal.errors import ShoalError
 if TYPE_CHECKING:
     from shoal.lab.cluster import Lab
 
+# Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle NIC passes.
+STREAM_BYTES: Final = 60_000_000
+# Half a second of what two cores move, at 1 GB/s.
+UNSHAPED_STREAM_BYTES: Final = 500_000_000
 _PIECE_BYTES: Final = 1 << 20
 _FIRST_PORT: Final = 7000
 # A longer stream is stuck: the slowest sensible one, 64 MiB at 10 Mbit/s, takes 54 s.
@@ -81,7 +85,7 @@ def _receive(port: int, n_bytes: int) -> float:
     piece = bytearray(_PIECE_BYTES)
     with socket.create_server(("", port)) as server:
         server.settimeout(_DEADLINE_S)
-        print("listening", flush=True)  # noqa: T201 - read by measure_streams
+        print("listening", flush=True)
         stream, _ = server.accept()
     with stream:
         stream.settimeout(_DEADLINE_S)
@@ -98,7 +102,7 @@ def _receive(port: int, n_bytes: int) -> float:
 def _send(address: str, port: int, n_bytes: int) -> None:
     piece = memoryview(bytes(_PIECE_BYTES))
     with socket.create_connection((address, port), timeout=_DEADLINE_S) as stream:
-        print("connected", flush=True)  # noqa: T201 - read by measure_streams
+        print("connected", flush=True)
         sys.stdin.read()  # until the others are
         for start in range(0, n_bytes, _PIECE_BYTES):
             stream.sendall(piece[: n_bytes - start])
@@ -107,7 +111,7 @@ def _send(address: str, port: int, n_bytes: int) -> None:
 def _main(argv: Sequence[str]) -> None:
     match argv:
         case ["receive", port, n_bytes]:
-            print(_receive(int(port), int(n_bytes)), flush=True)  # noqa: T201 - see above
+            print(_receive(int(port), int(n_bytes)), flush=True)
         case ["send", address, port, n_bytes]:
             _send(address, int(port), int(n_bytes))
         case _:
