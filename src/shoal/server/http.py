@@ -7,19 +7,12 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 MOST_BYTES: Final = 4096  # of a request
 BEGINNINGS: Final = (b"GET ", b"HEAD")
 _PATIENCE_S: Final = 2.0  # for a request
-
-_REASONS: Final = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-}
 
 
 class Health(NamedTuple):
@@ -128,7 +121,7 @@ def _response(
 ) -> bytes:
     body = text.encode()
     head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (body if with_body else b"")
