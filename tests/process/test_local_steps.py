@@ -18,7 +18,7 @@ from process.stage import Stage
 from unit.in_process import run_well
 
 import shoal
-from shoal.average import DiLoCo, OuterSGD
+from shoal.average import DiLoCo, ErrorFeedback, OuterSGD
 from shoal.errors import PeerLost, UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "local_steps.md"
@@ -63,6 +63,27 @@ def average_bfloat16() -> list[float]:
 def test_parameters_of_bfloat16_are_averaged() -> None:
     # Nesterov's steps by gradients of 0.375: 1.5 times it, then 1.75 times it.
     assert run_ranks(average_bfloat16, 2) == [[1 - 3.25 * 0.375] * 5] * 2
+
+
+def refuse_float16() -> None:
+    whole, half = (np.ones(5, kind) for kind in (np.float32, np.float16))
+    with shoal.init(wire="fp16") as group:
+        for weight, compress in (
+            (whole, None),
+            (whole, "fp16"),
+            (whole, ErrorFeedback("fp16")),
+            (half, "identity"),
+        ):
+            options: Any = {"every": 1, "compress": compress}
+            with pytest.raises(UsageError, match="weighted=True goes without float16, and there"):
+                DiLoCo(group, {"w": weight}, weighted=True, **options)
+        DiLoCo(group, {"w": half}, every=1)
+        for compress in ("bf16", "identity", ErrorFeedback("mxfp8")):
+            DiLoCo(group, {"w": whole}, every=1, weighted=True, compress=compress)
+
+
+def test_float16_is_refused_with_weights_whose_products_exceed_it() -> None:
+    run_ranks(refuse_float16, 2)
 
 
 def digest(arrays: dict[str, Any]) -> str:

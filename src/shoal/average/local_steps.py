@@ -14,7 +14,8 @@ from shoal.average.agreeing import agree, shared_by
 from shoal.average.averager import Averager
 from shoal.average.layout import FLOATS, ArraySpec
 from shoal.average.ready import ReadyFlags
-from shoal.dtypes import Op
+from shoal.codec import Codec
+from shoal.dtypes import DType, Op
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class LocalSteps:
         self._is_weighted = options.get("weighted", False)
         self._quorum, self._grace = options.get("quorum"), options.get("grace", 0.0)
         self._check()
+        if self._is_weighted:
+            self._check_range(group)
         if self._quorum is not None:
             self._alpha = math.nan  # steps on the way of an average stay
         n_fragments = len(self._fragments)
@@ -162,6 +165,21 @@ class LocalSteps:
         else:
             return
         raise UsageError(what)
+
+    def _check_range(self, group: Group) -> None:
+        """Refuse float16, whose range products of values and weights exceed: nothing bounds these.
+
+        Weights are divided by a mean of earlier ones, of which the first round has none.
+        """
+        halves = [str(one) for one in self._specs.values() if one.dtype is DType.FLOAT16]
+        wire = group.wire if self._compress is None else self._compress
+        if str(getattr(wire, "wire", wire)) == Codec.FP16.name:
+            halves.append(f"{wire!s} between hosts")
+        if halves:
+            raise UsageError(
+                f"weighted=True goes without float16, and there is {halves[0]}: products of values "
+                "and weights would exceed 65,504; use bfloat16, or leave weighted out"
+            )
 
     def _form(self, group: Group) -> None:
         """Make calls in a group of one's own, where no call of the program comes between."""
