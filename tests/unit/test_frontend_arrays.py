@@ -11,6 +11,7 @@ from ml_dtypes import bfloat16
 from unit.in_process import in_ranks, run_in_threads, run_well
 
 import shoal
+from shoal.average import ErrorFeedback
 from shoal.frontend import arrays
 from shoal.group.group import Group
 
@@ -130,3 +131,13 @@ def test_broadcast_refuses_what_differs_and_the_group_is_usable(group: Group) ->
     with pytest.raises(shoal.UsageError, match="root is not the same on all ranks"):
         arrays.broadcast(group, [], [], group.rank)
     group.barrier()
+
+
+@in_ranks(1)
+def test_averagers_that_keep_residuals_outlast_others(group: Group) -> None:
+    fed = {"compress": ErrorFeedback("mxfp4")}
+    given = np.array([6.0, 0.25], np.float32)  # 4-bit values of one scale: 6 and 0, or 6 and 0.5
+    assert average(group, {"fed": given}, **fed)["fed"].tolist() == [6, 0]
+    for length in range(40):
+        average(group, {"other": np.ones(length + 1, np.float32)})
+    assert average(group, {"fed": given}, **fed)["fed"].tolist() == [6, 0.5]

@@ -41,7 +41,7 @@ def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: 
     key = (specs, *options.items())
     if key not in group.kept:
         if len(group.kept) >= _MOST_KEPT:  # on all ranks: they make the same calls
-            group.kept.pop(next(iter(group.kept)))
+            group.kept.pop(min(group.kept, key=_has_residuals))
         named = {spec.name: (spec.shape, spec.dtype) for spec in specs}
         group.kept[key] = Averager(group, named, **options), threading.Lock()
     averager, lock = group.kept[key]
@@ -51,6 +51,12 @@ def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: 
         except BaseException:  # also Ctrl-C: the step has not ended, and another cannot begin
             group.kept.pop(key, None)
             raise
+
+
+def _has_residuals(key: Any) -> bool:
+    """True if an averager with these options keeps residuals, which are lost with it."""
+    compress = dict(key[1:]).get("compress")
+    return compress is not None and not isinstance(compress, str)
 
 
 def _step(averager: Averager, arrays: Sequence[Any]) -> None:
