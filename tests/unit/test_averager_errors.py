@@ -285,3 +285,20 @@ def test_equal_values_raise_nothing_and_without_a_number_nothing_is_compared(
 def test_a_wrong_number_of_steps_is_refused(group: shoal.Group, every: Any) -> None:
     with pytest.raises(UsageError, match="check_same must be a whole number of steps, or 0"):
         Averager(group, {"w": ((3,), "float32")}, check_same=every)
+
+
+@in_ranks(2)
+def test_an_array_whose_buffer_may_still_be_to_leave_cannot_be_waited_for(
+    group: shoal.Group,
+) -> None:
+    averager = Averager(group, {"a": A, "b": A})
+    for _ in range(2):
+        averager.begin()["a"][...] = averager.arrays["b"][...] = group.rank
+        averager.ready("a")
+        with pytest.raises(UsageError, match=r"call send_rest\(\) before wait_for\('a'\)"):
+            averager.wait_for("a")
+        averager.ready("b")
+        averager.send_rest()
+        averager.wait_for("a")
+        assert averager.arrays["a"].tolist() == [0.5] * 3
+        averager.wait()

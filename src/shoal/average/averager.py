@@ -365,8 +365,10 @@ class Averager:
     def wait_for(self, array: str | int) -> None:
         """Return when this array is an average, after `send_rest`; others may be on their way.
 
-        Raises: as `wait` does.
+        Raises: as `wait` does; UsageError before `send_rest`, when buffers may still be to leave.
         """
+        if not self._is_sent:
+            raise UsageError(f"{self}: call send_rest() before wait_for({array!r})")
         for buffer in self.layout.buffers_of[self.index(array)]:
             self._departures.wait(buffer)
 
