@@ -134,8 +134,8 @@ test-frameworks: $(INSTALLED)
 TORCH_TOOLS := numpy ml_dtypes prometheus-client 'matplotlib>=3.7' 'pytest>=8.2' 'pytest-timeout>=2.3' \
   'pytest-xdist>=3.6'
 TORCHES ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
-TORCH_TESTS := $(wildcard tests/contract/test_frontend_torch*.py tests/process/test_torch_*.py \
-  tests/process/test_servers_torch.py tests/unit/test_torch_*.py)
+TORCH_TESTS := $(wildcard tests/contract/test_*_torch*.py tests/process/test_torch_*.py \
+  tests/process/test_servers_torch.py tests/unit/test_torch_*.py) tests/unit/test_autoload.py
 
 test-torches: $(TORCHES:%=.venv-torch-%) $(INSTALLED)
 	rm -rf build/wheel
