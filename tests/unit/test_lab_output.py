@@ -22,9 +22,9 @@ def read(fd: int) -> bytes:
 
 
 def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[int, int]) -> None:
-    output = Output(pipe[1], colourful=False)
+    output = Output(pipe[1])
     source, sink = os.pipe()
-    lines = Lines(os.fdopen(source, "rb"), output, "h", 0)
+    lines = Lines(os.fdopen(source, "rb"), output, "h")
     for _ in range(2):
         os.write(sink, b"x" * 60_000)
         lines.read()
@@ -45,13 +45,13 @@ def test_the_rest_of_a_pipe_ends_though_a_child_writes_on() -> None:
 
         n_lines = 0
 
-        def add(self, label: str, line: bytes, number: int = 0) -> None:
+        def add(self, label: str, line: bytes) -> None:
             self.n_lines += 1
             assert self.n_lines < 100, "this would never end"
             os.write(sink, b"y\n")
 
-    echo = Echo(1, colourful=False)
-    lines = Lines(os.fdopen(source, "rb"), echo, "h", 0)
+    echo = Echo(1)
+    lines = Lines(os.fdopen(source, "rb"), echo, "h")
     os.write(sink, b"y\n" * 10)
     lines.read_rest()
     assert echo.n_lines == 10

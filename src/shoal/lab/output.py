@@ -16,15 +16,12 @@ _MOST_PENDING_BYTES: Final = 1 << 18
 # A writable pipe takes this much at once (pipe(7), PIPE_BUF).
 _PIECE_BYTES: Final = 4096
 
-_COLOURS: Final = (36, 33, 32, 35, 34, 31)  # cyan first; ECMA-48, SGR
-
 
 class Output:
     """A descriptor of this process with many writers, which never block on its reader."""
 
-    def __init__(self, fd: int, colourful: bool) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._colourful = colourful
         self._pending = bytearray()
 
     @property
@@ -35,13 +32,9 @@ class Output:
     def has_room(self) -> bool:
         return len(self._pending) < _MOST_PENDING_BYTES
 
-    def add(self, label: str, line: bytes, number: int = 0) -> None:
-        """Add a line, given without its end; `number` chooses the colour of its label."""
-        start = f"{label} | ".encode()
-        if self._colourful:
-            colour = _COLOURS[number % len(_COLOURS)]
-            start = b"\x1b[%dm%s\x1b[0m" % (colour, start)
-        self._pending += start + line + b"\n"
+    def add(self, label: str, line: bytes) -> None:
+        """Add a line, given without its end."""
+        self._pending += f"{label} | ".encode() + line + b"\n"
 
     def say(self, text: str) -> None:
         """Add a line of the lab's own."""
@@ -59,14 +52,13 @@ class Output:
 class Lines:
     """Passes the lines of one pipe of a process on to an output."""
 
-    def __init__(self, pipe: IO[Any], output: Output, label: str, number: int) -> None:
+    def __init__(self, pipe: IO[Any], output: Output, label: str) -> None:
         self._pipe = pipe  # owned: dropping it would close the descriptor
         self.fd = pipe.fileno()
         os.set_blocking(self.fd, False)
         self.output = output
         self.is_open = True
         self._label = label
-        self._number = number
         self._begun = b""
 
     def read(self) -> None:
@@ -82,7 +74,7 @@ class Lines:
             return
         *whole, self._begun = (self._begun + data).split(b"\n")
         for line in whole:
-            self.output.add(self._label, line, self._number)
+            self.output.add(self._label, line)
         if len(self._begun) > _MOST_LINE_BYTES:
             self._pass_on_begun()
 
@@ -103,10 +95,5 @@ class Lines:
             self._pass_on_begun()
 
     def _pass_on_begun(self) -> None:
-        self.output.add(self._label, self._begun, self._number)
+        self.output.add(self._label, self._begun)
         self._begun = b""
-
-
-def is_colourful(fd: int) -> bool:
-    """True if a descriptor is a terminal with colours, and NO_COLOR is unset (no-color.org)."""
-    return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

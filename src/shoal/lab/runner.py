@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import UsageError
-from shoal.lab.output import Lines, Output, is_colourful
+from shoal.lab.output import Lines, Output
 
 if TYPE_CHECKING:
     from shoal.lab.cluster import Lab
@@ -121,10 +121,7 @@ class _Run:
         self._signals = signals
         self._grace_s = grace_s
         self._is_patient = is_patient
-        self._out, self._err = (
-            Output(stream.fileno(), is_colourful(stream.fileno()))
-            for stream in (sys.stdout, sys.stderr)
-        )
+        self._out, self._err = Output(sys.stdout.fileno()), Output(sys.stderr.fileno())
         self._running: list[_Running] = []
         self._pipes: list[Lines] = []
         self._status = 0
@@ -135,14 +132,14 @@ class _Run:
 
     def start(self, tasks: Sequence[Task]) -> None:
         width = max(len(task.label) for task in tasks)
-        for number, task in enumerate(tasks):
+        for task in tasks:
             process = self._process_of(task)
             assert process.stdout is not None
             assert process.stderr is not None
             label = f"{task.label:<{width}}"
             pipes = [
-                Lines(process.stdout, self._out, label, number),
-                Lines(process.stderr, self._err, label, number),
+                Lines(process.stdout, self._out, label),
+                Lines(process.stderr, self._err, label),
             ]
             self._pipes += pipes
             self._running.append(_Running(task, process, pipes))
