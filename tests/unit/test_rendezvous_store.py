@@ -240,11 +240,14 @@ def test_it_serves_ipv6() -> None:
             assert store.try_get("a") == b"1"
 
 
-def test_a_client_warns_while_no_store_answers(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_warns_while_no_store_answers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.rendezvous.store.client._WARN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with caplog.at_level(logging.WARNING, "shoal"), pytest.raises(TimedOut):
-        TcpStoreClient("127.0.0.1", port, timeout_s=0.05, warn_s=0.0)
+        TcpStoreClient("127.0.0.1", port, timeout_s=0.05)
     assert f"no store of shoal answered at 127.0.0.1:{port}" in caplog.messages[0]
 
 

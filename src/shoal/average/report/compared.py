@@ -79,17 +79,10 @@ def _of_rank(
         if max(row, key=lambda other: row[other].own) == rank:
             held_up.append(first - second)
     mine = [row[rank] for row in timed or rows]
-    total, forward, backward, exposed, other, hidden = (
-        sum(getattr(step, part) for step in mine) / len(mine) for part in _PARTS
-    )
+    means = {part: sum(getattr(step, part) for step in mine) / len(mine) for part in _PARTS}
     return RankTimes(
         rank=rank,
-        total=total,
-        forward=forward,
-        backward=backward,
-        exposed=exposed,
-        other=other,
-        hidden=hidden,
+        **means,
         waited=sum(waited) / max(len(waited), 1),
         n_slowest=len(held_up),
         held_up=sum(held_up) / max(len(timed), 1),

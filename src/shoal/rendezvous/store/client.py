@@ -36,6 +36,7 @@ _N_AT_ONCE: Final = 16  # requests on the way: their replies, 64 KiB at most, fi
 # For one attempt to connect: a server that has restarted meanwhile, or whose answer was lost, is
 # found by the next one.
 _ATTEMPT_S: Final = 5.0
+_WARN_S: Final = 10.0  # until it warns that no store answers; again after twice as long
 _GRACE_S: Final = 5.0  # beyond a get's own timeout, until a silent server counts as lost
 
 _LOG: Final = logging.getLogger("shoal")
@@ -48,7 +49,6 @@ class TcpStoreClient:
         timeout_s: for connecting, which is retried until then, and for every single call; a `get`
             has its own time, and five seconds more.
         key: the job key, or None; the same as the server's.
-        warn_s: until it warns that no store answers; again after twice, four times as long.
         is_served: the server has listened before, so it has ended if it refuses to connect.
 
     Raises:
@@ -64,7 +64,6 @@ class TcpStoreClient:
         *,
         timeout_s: float,
         key: bytes | None = None,
-        warn_s: float = 10.0,
         is_served: bool = False,
     ) -> None:
         self.host: str | None = host
@@ -86,7 +85,7 @@ class TcpStoreClient:
             self._fail(error)
             raise
         try:
-            self._connect(store_key(key), warn_s)
+            self._connect(store_key(key))
         except BaseException:
             self.close()
             raise
@@ -185,9 +184,9 @@ class TcpStoreClient:
         if self._peer is not None:
             self._peer.close()
 
-    def _connect(self, key: bytes, warn_s: float) -> None:
+    def _connect(self, key: bytes) -> None:
         started = time.monotonic()
-        deadline, warn_at = started + self._timeout_s, started + warn_s
+        deadline, warn_at = started + self._timeout_s, started + _WARN_S
         while self._peer is None:
             now = time.monotonic()
             if now >= deadline:
