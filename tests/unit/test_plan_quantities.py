@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from shoal.errors import UsageError
-from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds, show_bytes, show_us
+from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
+from shoal.plan.text import show_bytes, show_us
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, OPERATIONS
 from shoal.errors import UsageError
-from shoal.plan.quantities import bytes_of, bytes_per_us
+from shoal.plan.quantities import bytes_per_us
 from shoal.schedule import COLLECTIVES as ROWS
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ PEERS: Final = ("gloo", "openmpi", "mpich")
 ALL_RANKS: Final = -1
 """Every rank is the root once."""
 
-_SCALES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # TCP's payload in a full Ethernet frame, which has 14 bytes of Ethernet, 20 of IP, and 20 of TCP
 # with 12 of timestamps. A lab counts all of them.
 _PAYLOAD: Final = 1448 / 1514
@@ -171,13 +169,6 @@ class CallKind:
             return [0]
         unit = self.element.n_bytes * (n_ranks if row.cut else 1)
         return list(dict.fromkeys(size // unit * unit for size in sizes if size >= unit))
-
-
-def size_of(text: str) -> int:
-    """Return bytes from "8", "64K", "128M" (by 1024), "25MiB" or "100MB"; UsageError for others."""
-    if found := re.fullmatch(r"(\d+)([KMG]?)", text, re.IGNORECASE):
-        return int(found[1]) * _SCALES[found[2].upper()]
-    return bytes_of(text)
 
 
 def mbit_of(text: str) -> float | None:

@@ -108,7 +108,8 @@ def _require_numpy() -> None:
 def sweep_of(args: argparse.Namespace) -> Sweep:
     """Return the run that the options ask for; UsageError if they make no sense."""
     from shoal.bench.elements import elements_of, operations_of
-    from shoal.bench.sweep import PEERS, SizeRange, Sweep, size_of
+    from shoal.bench.sweep import PEERS, SizeRange, Sweep
+    from shoal.plan.quantities import bytes_of
 
     for flag, number, least in (
         ("-n", args.iters, 1),
@@ -124,7 +125,7 @@ def sweep_of(args: argparse.Namespace) -> Sweep:
     for name in peers:
         if name not in PEERS:
             raise UsageError(f"--peers {name}: no such library; there are {', '.join(PEERS)}")
-    least, most, step = map(size_of, (args.minbytes, args.maxbytes, args.stepbytes))
+    least, most, step = map(bytes_of, (args.minbytes, args.maxbytes, args.stepbytes))
     has_torch = importlib.util.find_spec("torch") is not None
     return Sweep(
         place=_place_of(args),

@@ -14,7 +14,8 @@ from shoal.lab.cluster import CONGESTION, NIC_SHAPE, Lab, NicShape
 from shoal.lab.job import Job, private_key, tasks_of
 from shoal.lab.runner import run_tasks
 from shoal.lab.running import find_lab
-from shoal.plan.quantities import bytes_of, bytes_per_us, show_bytes
+from shoal.plan.quantities import bytes_in, bytes_per_us
+from shoal.plan.text import show_bytes
 from shoal.rendezvous import job_key
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
         servers = _hosts_of("--server-rate", args.server_rate, args.servers)
     hosts = dict(enumerate(workers + servers))
     name = args.name or f"lab{os.getpid()}"
-    shape = NicShape(_bytes("--burst", args.burst), _bytes("--queue", args.queue))
+    shape = NicShape(bytes_in("--burst", args.burst), bytes_in("--queue", args.queue))
     lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion, shape=shape)
     with ExitStack() as stack:
         key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
@@ -165,13 +166,6 @@ def _mbit(option: str, text: str) -> float | None:
             f"{option}: cannot read the rate {text!r}; write 400mbit or 1gbit, or none for an "
             "unshaped NIC"
         ) from None
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return bytes_of(text)
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def _change_links(args: argparse.Namespace) -> int:

@@ -23,8 +23,8 @@ from shoal.errors import UsageError
 from shoal.plan.channels import choose_channels
 from shoal.plan.choose import costs_of, narrowed
 from shoal.plan.planner import Planner
-from shoal.plan.quantities import show_bytes, show_us
 from shoal.plan.settings import forced_from
+from shoal.plan.text import show_bytes, show_us
 from shoal.plan.tuning import read_tuning
 from shoal.schedule import COLLECTIVES
 

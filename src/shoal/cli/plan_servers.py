@@ -16,8 +16,9 @@ from shoal.errors import UsageError
 from shoal.group.pool.rails import rail_of
 from shoal.plan.cluster import Cluster, Nic, Nics
 from shoal.plan.cost import cost_of
-from shoal.plan.quantities import bytes_of, bytes_per_us, show_bytes, show_us
+from shoal.plan.quantities import bytes_of, bytes_per_us
 from shoal.plan.served import Served, choose_with_servers
+from shoal.plan.text import show_bytes, show_us
 from shoal.schedule.weights import MOST_REDUCERS
 
 _COUNT: Final = re.compile(r"\d{1,4}", re.ASCII)

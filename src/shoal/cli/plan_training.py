@@ -15,7 +15,8 @@ from shoal.cli.described import cluster_of
 from shoal.cli.plan_servers import nics_of, workers_per_host
 from shoal.errors import UsageError
 from shoal.plan.cluster import Nic, Nics
-from shoal.plan.quantities import bytes_of, microseconds, show_bytes, show_us
+from shoal.plan.quantities import bytes_of, microseconds
+from shoal.plan.text import show_bytes, show_us
 from shoal.plan.training import StepCost, Training, advice, cost_of_step, ways
 from shoal.schedule.weights import MOST_REDUCERS
 

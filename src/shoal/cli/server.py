@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Final
 
 from shoal.errors import UsageError
 from shoal.group.pool.protocol import DEFAULT_PORT
-
-_UNITS: Final = {"M": 1 << 20, "G": 1 << 30}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +35,7 @@ def _run(args: argparse.Namespace) -> int:
     # The native core loads here, not with `shoal --help`.
     from shoal.group.pool.addresses import DEFAULT_JOB, parse_endpoint
     from shoal.plan import Settings
+    from shoal.plan.quantities import bytes_in
     from shoal.server.options import LEAST_MEMORY_BYTES, ServerOptions, keys_of, listen
     from shoal.server.registrar import start_registrar
     from shoal.server.server import Server
@@ -47,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--port must be from 1 to 65535, got {args.port}")
     if args.max_jobs < 1:
         raise UsageError(f"--max-jobs must be at least 1, got {args.max_jobs}")
-    memory_bytes = _bytes_of(args.memory)
+    memory_bytes = bytes_in("--memory", args.memory)
     if memory_bytes < LEAST_MEMORY_BYTES:
         raise UsageError(
             f"--memory {args.memory}: a view needs at least {LEAST_MEMORY_BYTES >> 20}M"
@@ -69,10 +67,3 @@ def _run(args: argparse.Namespace) -> int:
         start_registrar(endpoint, keys, addresses)
     Server(listeners, keys, options).run()
     return 0
-
-
-def _bytes_of(text: str) -> int:
-    digits, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 16):
-        raise UsageError(f"--memory {text!r} is not a size; write 512M or 2G")
-    return int(digits) * _UNITS.get(unit, 1)

@@ -15,7 +15,8 @@ from shoal.cli.described import add_cluster, cluster_of, cluster_text
 from shoal.cli.options import write
 from shoal.errors import UsageError, did_you_mean
 from shoal.plan.choose import candidates
-from shoal.plan.quantities import bytes_of, show_bytes, show_us
+from shoal.plan.quantities import bytes_of
+from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import check_writable
 from shoal.errors import UsageError
 from shoal.plan.choose import choose
-from shoal.plan.quantities import bytes_of, show_bytes, show_us
+from shoal.plan.quantities import bytes_of
+from shoal.plan.text import show_bytes, show_us
 from shoal.plan.wire import link_text
 from shoal.tune.measure import MEASURED, measure_group
 

@@ -18,7 +18,8 @@ from shoal import engine, limits
 from shoal.engine import RankInfo
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
-from shoal.plan.quantities import bytes_from, show_bytes
+from shoal.plan.quantities import bytes_from
+from shoal.plan.text import show_bytes
 from shoal.rendezvous import HostMemory, Membership, Store, join, reporting_failure
 from shoal.settings import monitored
 from shoal.state import SOURCES, heed_signal

@@ -1,6 +1,7 @@
 """Parse quantities as people write them: 100MiB, 25Gb, 20us. For commands and variables.
 
-`b` is a bit and `B` a byte; k, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024.
+`b` is a bit and `B` a byte; k, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024. A size
+that ends in K, M or G alone is of powers of 1024, as nccl-tests has it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.errors import UsageError
-from shoal.plan.text import show_bytes, show_us
-
-__all__ = ["bytes_from", "bytes_of", "bytes_per_us", "microseconds", "show_bytes", "show_us"]
+from shoal.plan.text import show_bytes
 
 _SCALES: Final = {
     "": 1.0,
@@ -28,12 +27,23 @@ _NUMBER: Final = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
 
 
 def bytes_of(text: str) -> int:
-    """Return the bytes of "100MiB", "100MB", "4B" or "4"; UsageError for other text."""
-    found = re.fullmatch(_NUMBER + r"(?:(Ki|Mi|Gi|Ti|[kKMGT]?)B)?\s*", text)
-    n_bytes = float(found[1]) * _SCALES[found[2] or ""] if found else math.inf
+    """Return the bytes of "100MiB" or "100M", "100MB", "4B" or "4"; UsageError for other text."""
+    found = re.fullmatch(_NUMBER + r"(?:(Ki|Mi|Gi|Ti|[kKMGT]?)B|([kKmMgG]))?\s*", text)
+    n_bytes = math.inf
+    if found:
+        scale = f"{found[3].upper()}i" if found[3] else found[2] or ""
+        n_bytes = float(found[1]) * _SCALES[scale]
     if math.isinf(n_bytes):  # also of several hundred digits
         raise UsageError(f"cannot read the bytes {text!r}: write 4B, 100MB (1000s) or 100MiB")
     return round(n_bytes)
+
+
+def bytes_in(name: str, text: str) -> int:
+    """Return the bytes of the text of an option or a variable; UsageError with its name."""
+    try:
+        return bytes_of(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 def bytes_from(
@@ -46,10 +56,7 @@ def bytes_from(
     text = environ.get(name, "")
     if not text:
         return None
-    try:
-        n_bytes = bytes_of(text)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
+    n_bytes = bytes_in(name, text)
     if not least <= n_bytes <= most:
         raise UsageError(
             f"{name}={text!r} is not from {show_bytes(least)} to {show_bytes(most)}; without it "
