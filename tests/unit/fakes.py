@@ -54,9 +54,10 @@ class FakeWork:
 
 
 class FakeGroup:
-    """Notes every call. Rank 1 of 2."""
+    """Notes every call, with the timeout that it has. Rank 1 of 2."""
 
     name, rank, size = "fake", 1, 2
+    timeout_s = 1.0
     check_fold = Calls.check_fold
 
     def __init__(self) -> None:
@@ -65,6 +66,7 @@ class FakeGroup:
 
     def __getattr__(self, name: str) -> Callable[..., FakeWork | None]:
         def call(*arguments: Any, **options: Any) -> FakeWork | None:
+            options = {"timeout_s": self.timeout_s, **options}
             self.calls.append((name, arguments, options))
             if not (options.get("async_op") or options.get("work")):
                 return None

@@ -344,10 +344,12 @@ class Calls:
     # Starting.
 
     def _start_in_place(self, plan: engine.Plan, span: BufferView, how: CallOptions) -> Work | None:
-        timeout_s, background, key = self._timeout(how), how.get("async_op", False), self._key(how)
-        call = self._native.post_in_place(
-            plan, key, span.address, timeout_s, background, how.get("subject", 0)
-        )
+        timeout_s, background, subject = self.timeout_s, False, 0
+        if how:
+            timeout_s, background = self._timeout(how), how.get("async_op", False)
+            subject = how.get("subject", 0)
+        key = self._key(how)
+        call = self._native.post_in_place(plan, key, span.address, timeout_s, background, subject)
         return self._finish(call, plan, span, how)
 
     def _start_between(
@@ -389,6 +391,8 @@ class Calls:
         return self._finish(call, plan, span, how)
 
     def _key(self, how: CallOptions) -> int:
+        if not how:  # the usual case
+            return self._numbers.take()
         name = how.get("name")
         if name is None:
             return self._number(how)
@@ -429,9 +433,10 @@ class Calls:
             return work
         try:
             wait_long(self, call, FOR_EVER_S)
-        finally:
-            if not call.done():  # interrupted
+        except BaseException:  # interrupted
+            if not call.done():
                 self._context.keep(self._work_of(call, owners))
+            raise
         if not call.succeeded():
             self._work_of(call, owners).wait()  # raises why
         return None

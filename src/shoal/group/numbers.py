@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
+import sys
 import threading
 from typing import Final
 
@@ -21,12 +21,14 @@ MOST_OPEN: Final = 2 * MOST_APART
 class Numbers:
     """One rank's numbers in one group, `where`, in program order except for reserved ones."""
 
+    __slots__ = ("_last", "_lock", "_next", "_open", "_where")
+
     def __init__(self, where: str) -> None:
         self._where = where
         self._lock = threading.Lock()
         self._next = 1
         self._open: dict[int, None] = {}  # reserved and not yet used, in order
-        self._last = math.inf  # the highest number that may be used, given the lowest open one
+        self._last = sys.maxsize  # the highest number that may be used, given the lowest open one
 
     def take(self) -> int:
         """Return the next unreserved number; UsageError if too far from an open reserved one."""
@@ -101,7 +103,7 @@ class Numbers:
 
     def _look(self) -> None:
         lowest = next(iter(self._open), None)
-        self._last = math.inf if lowest is None else lowest + MOST_APART
+        self._last = sys.maxsize if lowest is None else lowest + MOST_APART
 
     def _refuse(self, number: int) -> None:
         lowest = next(iter(self._open))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,8 @@ WRITTEN: Final[Access] = (False, True)
 UPDATED: Final[Access] = (True, True)
 
 
-class TorchCollective(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TorchCollective:
     """A collective as a method of a group: it takes the buffers, then the root, then the fold.
 
     Args:

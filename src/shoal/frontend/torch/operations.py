@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import (
     get_debug_level,
 )
 
+from shoal.errors import Unsupported
 from shoal.frontend.torch import collectives, layouts
 from shoal.frontend.torch.collectives import TorchCollective, fold_of
 from shoal.frontend.torch.layouts import Arguments, Tensors, only
@@ -32,10 +33,10 @@ from shoal.frontend.torch.work import (
     FinishedWork,
     InBackground,
     PendingWork,
-    current_options,
     profiling,
     recorded,
     register,
+    this_thread,
 )
 
 if TYPE_CHECKING:
@@ -93,15 +94,15 @@ class Operations:
 
     def __init__(self, group: Group, timeout: timedelta, store: Store | None = None) -> None:
         self._store: Any = store
-        self._timeout_s = timeout.total_seconds()
         self._making_devices = threading.Lock()
         # torch compares the calls of a Backend itself, and not those of a ProcessGroup in Python.
         self._compares = isinstance(self, ProcessGroup) and get_debug_level() == DebugLevel.DETAIL
         self._registers = True  # False: torch's own code hands out the works, and registers them
-        self._begin(group)
+        self._begin(group, timeout.total_seconds())
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: Group, timeout_s: float) -> None:
         """Make all later calls in this group."""
+        group.timeout_s = timeout_s
         self._group = group
         self._n_calls = 0
         self._coalesced: list[PendingWork] | None = None
@@ -138,11 +139,14 @@ class Operations:
 
     def allreduce(self, tensors: Any, *given: Any, **named: Any) -> dist.Work:
         """Fold one tensor over all ranks, in place."""
-        first = tensors[0] if isinstance(tensors, list) and tensors else tensors
-        if getattr(first, "is_sparse", False):
-            return self.allreduce_sparse(tensors, *given, **named)
         one = layouts.one_in_place
-        return self._run(collectives.ALL_REDUCE, one, tensors, None, given, named)
+        try:
+            return self._run(collectives.ALL_REDUCE, one, tensors, None, given, named)
+        except Unsupported:  # NOT asked before each call: few tensors are sparse
+            first = tensors[0] if isinstance(tensors, list) and tensors else tensors
+            if not getattr(first, "is_sparse", False):
+                raise
+        return self.allreduce_sparse(tensors, *given, **named)
 
     def allreduce_sparse(self, tensors: Any, *given: Any, **named: Any) -> dist.Work:
         """Sum one COO tensor over all ranks, in place; ranks may have different indices.
@@ -270,22 +274,20 @@ class Operations:
         Args:
             given: torch's options, or what its overloads take instead; `named`: the same.
         """
-        root, factor = None, None
         opts = _options(collective.options, given, named)
+        buffers = TensorBuffers(self._group, collective.name, collective.folds)
         rest: Arguments = ()
         if collective.has_root:
-            root = opts.rootRank
-            rest = (root,)
+            buffers.root = opts.rootRank
+            rest = (buffers.root,)
         if collective.folds:
-            fold, factor = fold_of(opts.reduceOp)
+            fold, buffers.factor = fold_of(opts.reduceOp)
             rest = (*rest, fold)
-        wire = current_options().get("wire")
-        widens = wire is not None and wire.is_narrow
-        buffers = TensorBuffers(
-            *(self._group, collective.name, root, collective.folds, factor, widens)
-        )
+        if options := this_thread.options:
+            wire = options.get("wire")
+            buffers.widens = wire is not None and wire.is_narrow
         calls = lay_out(buffers, outputs, inputs)
-        if collective.folds and len(calls) > 1:  # NOT left to the calls: the first would have begun
+        if len(calls) > 1 and collective.folds:  # NOT left to the calls: the first would have begun
             for view, *_ in calls:
                 self._group.check_fold(collective.name, view.dtype, fold)
         if profiling():
@@ -303,26 +305,29 @@ class Operations:
     ) -> dist.Work:
         """Start the collectives, and finish them if the caller is going to wait anyway."""
         self._n_calls += len(calls)
-        start, timeout_s = getattr(self._group, collective.name), self._seconds(opts.timeout)
-        if more := current_options():
-            start = functools.partial(start, **more)
-        if self._compares or buffers.device is None:
-            self._flush()
+        start, how = getattr(self._group, collective.name), this_thread.options
+        timeout = opts.timeout
+        if timeout > NO_TIMEOUT:
+            how = {**how, "timeout_s": timeout.total_seconds()}
+        if self._devices is not None and (self._compares or buffers.device is None):
+            self._devices.flush()
         if self._compares:
+            timeout_s = self._seconds(timeout)
             self._compare(collective.name, calls, rest, collective.alike, timeout_s)
         if buffers.device is not None:
-            of_group = self._timeout_s
+            of_group = self._group.timeout_s
+            start = functools.partial(start, **this_thread.options)
             work = self._on_devices().start(
-                collective, start, calls, rest, buffers, timeout_s, of_group
+                collective, start, calls, rest, buffers, self._seconds(timeout), of_group
             )
             return self._pending([work], buffers)
         if opts.asyncOp or self._coalesced is not None:
-            works = [start(*call, *rest, timeout_s=timeout_s, async_op=True) for call in calls]
+            works = [start(*call, *rest, async_op=True, **how) for call in calls]
             return self._pending(works, buffers)
         if len(calls) == 1:
-            start(*calls[0], *rest, timeout_s=timeout_s)
+            start(*calls[0], *rest, **how)
         else:
-            for work in [start(*call, *rest, timeout_s=timeout_s, work=True) for call in calls]:
+            for work in [start(*call, *rest, work=True, **how) for call in calls]:
                 work.wait()
         if buffers.copies:
             buffers.copy_back()
@@ -338,14 +343,13 @@ class Operations:
         source: int | None = -1,
     ) -> dist.Work:
         """Start one message to or from `peer`, a rank and a tag. torch's caller may not wait."""
-        timeout_s = self._timeout_s
         with recorded(start.__name__):
             if buffers.device is not None:
-                stage = self._on_devices().stage
+                stage, timeout_s = self._on_devices().stage, self._group.timeout_s
                 work: Any = stage(start, [(view,)], peer, (access,), buffers, timeout_s)
             else:
                 self._flush()
-                work = start(view, *peer, timeout_s=timeout_s, async_op=True)
+                work = start(view, *peer, async_op=True)
             return self._pending([work], buffers, source)
 
     def _pending(
@@ -387,13 +391,13 @@ class Operations:
 
     def _seconds(self, timeout: timedelta) -> float:
         """Return the seconds that a call may take; torch passes a negative time for none."""
-        return timeout.total_seconds() if timeout > NO_TIMEOUT else self._timeout_s
+        return timeout.total_seconds() if timeout > NO_TIMEOUT else self._group.timeout_s
 
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later calls without a timeout of their own."""
-        self._timeout_s = timeout.total_seconds()
+        self._group.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -440,7 +444,7 @@ class Operations:
     @property
     def options(self) -> Any:
         """The backend's options in torch's form."""
-        options: Any = Backend.Options("shoal", timedelta(seconds=self._timeout_s))
+        options: Any = Backend.Options("shoal", timedelta(seconds=self._group.timeout_s))
         options.group_name = self._group.name
         return options
 

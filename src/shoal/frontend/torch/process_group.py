@@ -90,10 +90,11 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
             UsageError: the uuid was used before, or the handles lack this process's.
             TimedOut, PeerLost: some members did not call it, or ended.
         """
-        group = self._reconfiguring().form(opts, self._group.name, self._timeout_s)
+        timeout_s = self._group.timeout_s
+        group = self._reconfiguring().form(opts, self._group.name, timeout_s)
         self._group.close()
         self._close_devices()
-        self._begin(group)
+        self._begin(group, timeout_s)
         return FinishedWork([])
 
     def _reconfiguring(self) -> Reconfiguring:
@@ -240,7 +241,7 @@ class ShoalProcessGroup(Operations, _OneBackend):
     alltoall_base = Operations.all_to_all_single
 
     def _split(self, ranks: list[int], name: str, timeout: timedelta | None) -> _OneBackend:
-        timeout = timeout or timedelta(seconds=self._timeout_s)
+        timeout = timeout or timedelta(seconds=self._group.timeout_s)
         return ShoalProcessGroup(self._group.subgroup(ranks, name=name), self._store, timeout)
 
     def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:

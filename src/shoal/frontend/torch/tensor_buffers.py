@@ -49,38 +49,30 @@ class TensorBuffers:
 
     Args:
         operation: its name in messages.
-        root: the rank that the call names; None if it names none.
         folds: True if values are computed, so shoal must know the dtype; else only bytes travel.
-        factor: multiplies the tensors that are read.
-        widens: bfloat16 and float16 travel as float32, which codecs are for.
 
     Attributes:
+        root: the rank that the call names; None if it names none.
+        factor: multiplies the tensors that are read; None: they are read as they are.
+        widens: True: bfloat16 and float16 travel as float32, which codecs are for.
         results: the tensors that the call writes.
         copies: pairs of a result and the contiguous copy that the call writes in its place.
         device: of a tensor outside CPU memory; None: there is none.
     """
 
     __slots__ = (
-        *("_factor", "_folds", "_in_order", "_widens"),
-        *("copies", "device", "group", "operation", "results", "root"),
+        *("_folds", "_in_order", "copies", "device", "factor", "group", "operation", "results"),
+        *("root", "widens"),
     )
 
-    def __init__(
-        self,
-        group: Group,
-        operation: str,
-        root: int | None = None,
-        folds: bool = False,
-        factor: Factor = None,
-        widens: bool = False,
-    ) -> None:
+    def __init__(self, group: Group, operation: str, folds: bool = False) -> None:
         self.group = group
         self.operation = operation
-        self.root = root
         self._folds = folds
-        self._factor = factor
         self._in_order = False
-        self._widens = widens
+        self.root: int | None = None
+        self.factor: Factor = None
+        self.widens = False
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.device: Device | None = None
         self.results: list[torch.Tensor] = []
@@ -108,7 +100,7 @@ class TensorBuffers:
         """Return memory that the collective reads and writes."""
         self.results.append(tensor)
         view = self._own_memory(tensor)
-        if view is not None and self._factor is None and not self._in_order:
+        if view is not None and self.factor is None and not self._in_order:
             return view
         copy = self._copy(tensor)
         return self._copied_back(tensor, copy.clone() if self._in_order else copy)
@@ -127,7 +119,7 @@ class TensorBuffers:
     def read(self, tensor: torch.Tensor) -> BufferView:
         """Return memory that the collective only reads."""
         view = self._own_memory(tensor)
-        if view is not None and self._factor is None:
+        if view is not None and self.factor is None:
             return view
         return self._view(self._copy(tensor))
 
@@ -148,12 +140,12 @@ class TensorBuffers:
             raise self._unsupported(tensor.layout, "pass tensor.to_dense()")
         if not tensor.is_cpu:
             self.note_device(tensor)
-        is_usable = _is_dense(tensor) and self._dtype_of(tensor) is tensor.dtype
-        return self._view(tensor) if is_usable else None
+        is_narrower = self.widens and tensor.dtype in HALVES
+        return self._view(tensor) if _is_dense(tensor) and not is_narrower else None
 
     def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
         """Return the type in which a tensor travels."""
-        return torch.float32 if self._widens and tensor.dtype in HALVES else tensor.dtype
+        return torch.float32 if self.widens and tensor.dtype in HALVES else tensor.dtype
 
     def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype, address, n_elems = DTYPES.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
@@ -169,7 +161,7 @@ class TensorBuffers:
         return BufferView(address, tensor.nbytes, DType.UINT8, tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor, factor = tensor.detach().to(self._dtype_of(tensor)), self._factor
+        tensor, factor = tensor.detach().to(self._dtype_of(tensor)), self.factor
         if factor is not None:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 what = f"PREMUL_SUM of {tensor.dtype}"
