@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torchft.process_group import ProcessGroupWrapper
 
-from shoal.errors import Closed, UsageError, without_internals
+from shoal.errors import Closed, ShoalError, UsageError, without_internals
 from shoal.frontend.torch import torch_group
 from shoal.group.form import form
-from shoal.rendezvous import MemoryStore, TorchStore
+from shoal.group.growing import SILENT_S
+from shoal.rendezvous import MemoryStore, TorchStore, job_key
+from shoal.rendezvous.door import Door, visit
+from shoal.rendezvous.key import HOW_TO_SET_KEY
+from shoal.rendezvous.record import find_host_id
+from shoal.rendezvous.store.asking import Asking
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from collections.abc import Callable, Iterator
+
+    from torch._C._distributed_c10d import Store as TheirStore
 
     from shoal.group.group import Group
+    from shoal.rendezvous import Store
 
 __all__ = ["ProcessGroupShoal"]
+
+# Seconds for the replicas of a quorum to form a group. The lighthouse sends them the quorum at one
+# time. If one dies before it comes, the others notice it by this deadline alone.
+_FORM_S: Final = 10.0
+_DOOR: Final = "shoal/door"  # the key under which replica 0 writes where all meet
+_ENDED: Final = "ProcessGroupShoal was ended by another thread while it formed a group"
 
 
 class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does not see torchft
@@ -30,6 +48,9 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
     It takes tensors on CPUs and CUDA devices. Reduction servers do not serve it.
 
     Threads: any may call `abort` and `shutdown`, also while another configures or waits.
+
+    Replicas meet at the door of replica 0, so the end of one that has come ends the forming on all
+    others at once. If one does not come within 10 s, the forming ends with `TimedOut`.
 
     Args:
         timeout: for forming a group, and for each call.
@@ -44,6 +65,8 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         super().__init__(timeout)
         self._form(MemoryStore(), 0, 1).close()
         self._n_ends = 0
+        self._door: Door | None = None
+        self._end_visit: Callable[[], None] = lambda: None  # the last visit; idempotent
 
     _pg: dist.ProcessGroup | None
 
@@ -66,19 +89,56 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
             ShoalError: the group did not form. There is then no group.
         """
         n_ends = self._n_ends
-        super().configure(*given, **named)
+        try:
+            super().configure(*given, **named)
+        except ShoalError as error:
+            if self._n_ends == n_ends:
+                raise
+            raise Closed(_ENDED) from error
         if self._n_ends != n_ends:
             self.shutdown()
-            raise Closed("ProcessGroupShoal was ended by another thread while it formed a group")
+            raise Closed(_ENDED)
 
-    def _form(self, store: Any, rank: int, size: int) -> Group:
+    def _form(self, store: Store, rank: int, size: int) -> Group:
         name = f"torchft quorum {self._quorum_id}"  # NOT "world", which reduction servers serve
-        return form(store, rank, size, timeout_s=self._timeout.total_seconds(), name=name)
+        timeout_s = self._timeout.total_seconds()
+        group = form(store, rank, size, timeout_s=min(timeout_s, _FORM_S), name=name)
+        group.timeout_s = timeout_s
+        return group
 
-    def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        group = self._form(TorchStore(store), rank, world_size)
+    def _create_pg(self, store: TheirStore, rank: int, world_size: int) -> dist.ProcessGroup:
+        if world_size == 1:
+            group = self._form(MemoryStore(), rank, world_size)
+        else:
+            with self._visit(store, rank) as meeting:
+                group = self._form(meeting, rank, world_size)
         devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
         return torch_group(group, store, self._timeout, devices)
+
+    @contextlib.contextmanager
+    def _visit(self, store: TheirStore, rank: int) -> Iterator[Store]:
+        """Visit the meeting of this quorum at the door of replica 0, which opens it."""
+        timeout_s = min(self._timeout.total_seconds(), _FORM_S)
+        deadline, host_id = time.monotonic() + timeout_s, find_host_id(os.environ)
+        with contextlib.closing(Asking(TorchStore(store), deadline)) as asking:
+            if rank == 0:
+                self._door, uuid = self._door or Door(), os.urandom(16).hex()
+                self._door.open(uuid, SILENT_S)
+                asking.set(_DOOR, f"{self._door.address} {uuid} {host_id}".encode())
+            written = asking.get(_DOOR, timeout_s)
+        try:
+            address, uuid, its_host = written.decode().split(" ", 2)
+        except ValueError as error:
+            raise UsageError(f"replica 0 wrote {written!r} as the place to meet") from error
+        if its_host != host_id and job_key() is None:
+            raise UsageError(f"replicas on several hosts need a job key. {HOW_TO_SET_KEY}")
+        left_s = max(0.001, deadline - time.monotonic())
+        hold = functools.partial(setattr, self, "_end_visit")
+        with visit(address, uuid, left_s, silent_s=SILENT_S, on_connect=hold) as meeting:
+            yield meeting
+        if rank == 0:  # another meeting under this prefix has another name
+            with contextlib.suppress(RuntimeError):  # the replica that serves the store has ended
+                store.delete_key(_DOOR)
 
     def abort(self, errored: bool = True) -> None:
         """End everything in flight on every rank with an error, and close the group. Idempotent.
@@ -87,6 +147,8 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
             errored: log it; False also leaves a `configure` alone that runs meanwhile.
         """
         self._n_ends += errored
+        if errored:
+            self._end_visit()
         # NOT left to torchft, which drops whatever group is there once the abort is through.
         group, self._pg = self._pg, None
         super().abort(errored)  # logs it
@@ -97,9 +159,13 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
         self._n_ends += 1
+        self._end_visit()
         group, self._pg = self._pg, None
+        door, self._door = self._door, None
         if group is not None:
             group.shutdown()
+        if door is not None:
+            door.close()
 
     def getBackendName(self) -> str:  # noqa: N802 - torchft's name
         """Return the name under which torchft registers the group with torch."""
