@@ -319,6 +319,36 @@ def test_a_newcomer_that_dies_while_it_joins_harms_neither_the_group_nor_another
         assert outcome.value == (rank, 4), outcome
 
 
+def await_a_newcomer_that_ends() -> float:
+    """Return how long `grow` took for a newcomer that ended before it came to the meeting."""
+    stage, group = Stage.from_environment(), shoal.init(timeout_s=LONG_S)
+    stage.store.set(f"address/{group.rank}", group.address.encode())
+    if group.rank == 1:
+        while not group.newcomers:
+            os.sched_yield()
+    group.barrier()
+    began = time.monotonic()
+    assert group.grow(timeout_s=LONG_S).size == 2
+    return time.monotonic() - began
+
+
+def end_once_invited() -> None:
+    stage = Stage.from_environment()
+    end_in("invited", stage)
+    shoal.init(join=stage.store.get("address/1", LONG_S).decode(), timeout_s=LONG_S)
+
+
+def test_members_do_not_wait_for_a_newcomer_that_ends_before_it_comes() -> None:
+    with (
+        Stage() as stage,
+        start_ranks(await_a_newcomer_that_ends, 2, env=stage.env) as ranks,
+        start_ranks(end_once_invited, 1, env=stage.env) as dying,
+    ):
+        assert dying.wait(60)[0].died == "was killed by SIGKILL"
+        outcomes = ranks.wait(60)
+    assert all(outcome.value < 2 for outcome in outcomes), outcomes
+
+
 @pytest.mark.parametrize("state", MEMBER_STATES)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_member_that_dies_while_the_group_grows_leaves_one_group_of_the_rest(

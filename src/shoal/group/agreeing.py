@@ -59,6 +59,7 @@ _HEAD: Final = struct.Struct("<9q18s")
 _V4: Final = "::ffff:"
 # Higher cores share the bits of lower ones, so that digests are short.
 _N_CORE_BITS: Final = 1024
+_MOST_MBIT: Final = 10**9  # a thousand times the fastest Ethernet
 
 _VARIABLES: Final = {
     "algorithms": "SHOAL_ALGO",
@@ -217,7 +218,13 @@ def _read(rank: int, digest: bytes) -> _Digest:
             f"rank {rank} gave a settings digest of {len(digest)} bytes, expected at least "
             f"{_HEAD.size}: install the same shoal on all hosts"
         ) from error
-    return _Digest._make((*head, int.from_bytes(digest[_HEAD.size :], "little")))
+    found = _Digest._make((*head, int.from_bytes(digest[_HEAD.size :], "little")))
+    if not (1 <= found.n_paths <= MOST_CONNECTIONS and 0 <= found.mbit <= _MOST_MBIT):
+        raise UsageError(
+            f"rank {rank} gave a settings digest with {found.n_paths} paths of {found.mbit} "
+            "Mbit/s: install the same shoal on all hosts"
+        )
+    return found
 
 
 def _compare(digests: Sequence[_Digest]) -> None:

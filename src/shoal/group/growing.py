@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.group.agreeing import difference
 from shoal.group.form import form
+from shoal.group.view import MOST_NUMBER
 from shoal.group.work import FOR_EVER_S
 from shoal.limits import DEAD_S
-from shoal.rendezvous.announcing import N_ID_BYTES, Announcement
-from shoal.rendezvous.door import visit
+from shoal.rendezvous.announcing import GONE, N_ID_BYTES, Announcement, here_key
+from shoal.rendezvous.door import parse_address, visit
 from shoal.rendezvous.packing import Unpacker, number, text_field
 from shoal.rendezvous.record import MAX_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shoal.group.group import Group
     from shoal.rendezvous import Store
@@ -56,9 +57,10 @@ class Plan(NamedTuple):
 
     Args:
         number: of the view that no member has asked for yet, for the vote.
-        host: the rank at whose door all meet, and `address` that door's.
+        host: the lowest rank with newcomers; all meet at its door, at `address`.
         uuid: the name of the meeting.
         ids: of all newcomers, in the order of their ranks.
+        own: the ids of the newcomers at this rank's door.
     """
 
     number: int
@@ -66,6 +68,7 @@ class Plan(NamedTuple):
     address: str
     uuid: str
     ids: tuple[str, ...]
+    own: tuple[str, ...]
 
 
 def agree(
@@ -79,34 +82,50 @@ def agree(
 
     Raises:
         PeerLost, TimedOut, Closed: as every call.
+        UsageError: a rank sent damaged numbers.
     """
-    own = waiting[:_MOST_NEWCOMERS]
+    own = tuple(newcomer.number for newcomer in waiting[:_MOST_NEWCOMERS])
     gathered = bytearray((_N_COUNT + _N_NUMBER) * group.size)
     first = bytearray(number(len(own), _N_COUNT) + number(asked, _N_NUMBER))
     group.all_gather(gathered, first, timeout_s=timeout_s)
+    firsts: list[tuple[int, int]] = []
     read = Unpacker(bytes(gathered))
-    firsts = [
-        (read.number(_N_COUNT, 0, _MOST_NEWCOMERS), read.number(_N_NUMBER, 0, 2**63))
-        for _ in range(group.size)
-    ]
+    for rank in range(group.size):
+        with _reading(rank):
+            n_newcomers = read.number(_N_COUNT, 0, _MOST_NEWCOMERS)
+            firsts.append((n_newcomers, read.number(_N_NUMBER, 0, MOST_NUMBER // 2)))
     n_ids = [n for n, _ in firsts]
     if not any(n_ids):
         return None
     head = text_field(address).ljust(_N_ADDRESS, b"\0") + os.urandom(_N_UUID)
     notes = [bytearray(_N_ADDRESS + _N_UUID + n * N_ID_BYTES) for n in n_ids]
-    ids = b"".join(bytes.fromhex(newcomer.number) for newcomer in own)
+    ids = b"".join(bytes.fromhex(one) for one in own)
     group.all_gather(notes, bytearray(head + ids), timeout_s=timeout_s)
-    addresses = [Unpacker(bytes(note)).text() for note in notes]
-    host = next(rank for rank, found in enumerate(addresses) if found)
+    host = next(rank for rank, n in enumerate(n_ids) if n)
+    with _reading(host):
+        at = Unpacker(bytes(notes[host])).text()
+        parse_address(at)
     tails = (note[_N_ADDRESS + _N_UUID :].hex() for note in notes)
     found = [
-        tail[at : at + 2 * N_ID_BYTES]
+        tail[first : first + 2 * N_ID_BYTES]
         for tail in tails
-        for at in range(0, len(tail), 2 * N_ID_BYTES)
+        for first in range(0, len(tail), 2 * N_ID_BYTES)
     ]
     uuid = notes[host][_N_ADDRESS : _N_ADDRESS + _N_UUID].hex()
     highest = max(asked for _, asked in firsts)
-    return Plan(highest + 1, host, addresses[host], uuid, tuple(found))
+    return Plan(highest + 1, host, at, uuid, tuple(found), own)
+
+
+@contextlib.contextmanager
+def _reading(rank: int) -> Iterator[None]:
+    """Raise an error that names the rank whose list of newcomers is damaged."""
+    try:
+        yield
+    except (ValueError, UsageError) as error:
+        raise UsageError(
+            f"rank {rank} sent a damaged list of newcomers ({error}): install the same version of "
+            "shoal on every machine"
+        ) from error
 
 
 def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
@@ -125,9 +144,8 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
     if group.rank == plan.host and door is not None:
         door.open(plan.uuid, SILENT_S)
     if door is not None:
-        for newcomer in door.newcomers:
-            if newcomer.number in plan.ids:
-                door.invite(newcomer, plan.address, plan.uuid)
+        for one in plan.own:
+            door.invite(one, plan.address, plan.uuid)
     ends = functools.partial(_end_with, group)
     try:
         visiting = visit(plan.address, plan.uuid, FORM_S, silent_s=SILENT_S, on_connect=ends)
@@ -137,7 +155,7 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
             largest = group.size + len(plan.ids)
             size = _number_in(_await_size(store), group.size, largest)
             if size == group.size:
-                raise TimedOut(f"no newcomer came to the meeting within {_ANSWER_S:g} s")
+                raise TimedOut("no newcomer came to the meeting")
             new = form(
                 *(store, group.rank, size),
                 timeout_s=max(0.001, deadline - time.monotonic()),
@@ -160,8 +178,8 @@ def _place(store: Store, n_members: int, ids: tuple[str, ...]) -> None:
     here = []
     for one in ids:
         with contextlib.suppress(TimedOut):
-            store.get(_here_key(one), max(0.0, until - time.monotonic()))
-            here.append(one)
+            if store.get(here_key(one), max(0.0, until - time.monotonic())) != GONE:
+                here.append(one)
     size = n_members + len(here)
     for rank, one in enumerate(here, n_members):
         store.set(_place_key(one), number(rank, _N_COUNT))
@@ -208,17 +226,13 @@ def take_place(store: Visit, own: str) -> tuple[int, int]:
         PeerLost: the member that serves the meeting has ended, or has stopped.
         UsageError: that member's answer is damaged.
     """
-    store.set(_here_key(own), b"")
+    store.set(here_key(own), b"")
     size = _number_in(_await_size(store), 1, MAX_SIZE)
     place = store.try_get(_place_key(own))
     if place is None:
         store.leave()
         raise TimedOut("this process came to the meeting too late")
     return _number_in(place, 1, size - 1), size
-
-
-def _here_key(one: str) -> str:
-    return f"here/{one}"
 
 
 def _place_key(one: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
-from shoal.group.view import Agreement, Report, View, decode, n_report_bytes
+from shoal.group.view import MOST_NUMBER, Agreement, Report, View, decode, n_report_bytes
 
 if TYPE_CHECKING:
     from shoal.engine import Mesh, RankInfo
@@ -131,8 +131,12 @@ class Line:
 
     def _take(self, peer: int, report: bytearray, error: ShoalError | None) -> None:
         if error is None:
-            self._agreement.receive(peer, decode(report, len(self._rank_infos)))
-        elif isinstance(error, PeerLost):
+            found = decode(report, len(self._rank_infos))
+            if found.number <= MOST_NUMBER:
+                self._agreement.receive(peer, found)
+                return
+            error = PeerLost(peer, "", "", "shrink", f"reported a view number of {found.number}")
+        if isinstance(error, PeerLost):
             self._lose(peer, error)
         else:
             raise error

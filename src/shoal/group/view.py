@@ -29,6 +29,9 @@ class View(NamedTuple):
     lost: tuple[int, ...] = ()
 
 
+MOST_NUMBER: Final = 1 << 33
+"""Higher numbers of a view are damaged."""
+
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 

@@ -16,6 +16,9 @@ _KIND: Final = b"shoal/nw"
 _ANSWER_KIND: Final = b"shoal/an"
 N_ID_BYTES: Final = 16
 NEWCOMER: Final = "newcomer"
+GONE: Final = b"gone"
+"""The value of `here_key` for a newcomer that was lost before it came."""
+
 _DAMAGED: Final = "its announcement is damaged, or of another version of shoal"
 
 
@@ -27,6 +30,11 @@ def announcement_key(number: str) -> str:
 def answer_key(number: str) -> str:
     """The store key of the answer to a newcomer."""
     return f"answer/{number}"
+
+
+def here_key(number: str) -> str:
+    """The key, in a meeting's part of the store, under which a newcomer shows that it has come."""
+    return f"here/{number}"
 
 
 class Announcement(NamedTuple):

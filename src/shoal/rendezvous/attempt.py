@@ -34,6 +34,7 @@ LAST_WORDS_S: Final = 0.5
 _N_REASON: Final = 500  # characters
 _N_LABEL: Final = 64
 _AGAIN, _LOST, _USAGE = range(3)
+_MOST_ATTEMPTS: Final = 10**9 - 1  # nine digits in keys
 _NOBODY_CAN: Final = "cannot join, so nobody can: "
 
 # The number of the last attempt, or of one before it where two ranks wrote at once.
@@ -229,7 +230,8 @@ def reporting_failure(store: Store, rank: int, size: int) -> Iterator[None]:
 
 def _last(store: Store) -> int:
     try:
-        return int.from_bytes(unseal(_LAST_KIND, store.try_get(ATTEMPT_KEY) or b"")[1], "little")
+        _, body = unseal(_LAST_KIND, store.try_get(ATTEMPT_KEY) or b"")
+        return Unpacker(body).number(4, 0, _MOST_ATTEMPTS)
     except ValueError:
         return 0  # none, or damaged
 

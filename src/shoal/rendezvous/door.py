@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import ShoalError, TimedOut, UsageError
-from shoal.rendezvous.announcing import NEWCOMER, Answer, answer_key, judge
+from shoal.rendezvous.announcing import GONE, NEWCOMER, Answer, answer_key, here_key, judge
 from shoal.rendezvous.attempt import End, end_key, find_record_key
 from shoal.rendezvous.interface import Advertised, choose_address
 from shoal.rendezvous.key import job_key
@@ -114,10 +114,10 @@ class Door(StoreServer):
         """The newcomers that wait here, the first to come first."""
         return self._doorman.newcomers
 
-    def invite(self, newcomer: Newcomer, address: str, uuid: str) -> None:
-        """Send a newcomer to a meeting; it does not wait here any more."""
+    def invite(self, number: str, address: str, uuid: str) -> None:
+        """Send the newcomer with this id to a meeting; it does not wait here any more."""
         answer = Answer(address=address, uuid=uuid)
-        self._doorman.submit(lambda: self._doorman.answer(newcomer.number, answer))
+        self._doorman.submit(lambda: self._doorman.invite(number, answer))
 
 
 class _Doorman(Serving):
@@ -134,6 +134,7 @@ class _Doorman(Serving):
         self._ended: dict[str, End] = {}
         self._ids: dict[Peer, str] = {}  # of all callers that have announced themselves
         self._waiting_newcomers: dict[str, Newcomer] = {}  # by id
+        self._invited: dict[str, str] = {}  # by id: the meeting; until the connection ends
         self.newcomers: tuple[Newcomer, ...] = ()  # the same, for other threads
         self.check: Check = lambda _: "the process there is in no group that takes newcomers"
 
@@ -190,6 +191,19 @@ class _Doorman(Serving):
             self._put(answer_key(number), answer.encode())
             self.newcomers = tuple(self._waiting_newcomers.values())
 
+    def invite(self, number: str, answer: Answer) -> None:
+        """Send a newcomer to a meeting, and note there if it has gone, or goes before it comes."""
+        self._invited[number] = _meeting_id(answer.uuid)
+        if number in self._waiting_newcomers:
+            self.answer(number, answer)
+        else:
+            self._note_loss(number)
+
+    def _note_loss(self, number: str) -> None:
+        meeting = self._invited.pop(number, "")
+        if meeting in self._meetings:  # it is at this door
+            self._put(f"{meeting}/{here_key(number)}", GONE)
+
     def _announce(self, peer: Peer, number: str, value: bytes) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", number) or number in self._ids.values():
             raise ValueError("no id, or another's")
@@ -204,6 +218,7 @@ class _Doorman(Serving):
 
     def _forget(self, peer: Peer) -> None:
         number = self._ids.pop(peer, "")
+        self._note_loss(number)
         self._waiting_newcomers.pop(number, None)
         self.newcomers = tuple(self._waiting_newcomers.values())
         self._drop(answer_key(number))

@@ -1,0 +1,174 @@
+"""A peer's random bytes end in an error that names it, or in nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.engine import HANDSHAKE_VERSION
+from shoal.errors import ShoalError, UsageError
+from shoal.group import agreeing, growing, view
+from shoal.plan import Settings
+from shoal.rendezvous import MemoryStore, announcing, attempt, record, roll, roster
+from shoal.rendezvous.door import Door
+from shoal.rendezvous.packing import seal
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.wire import GET, SET
+
+N_TRIES = 2000
+SIZE = 3
+
+
+def random_bytes(rng: random.Random) -> bytes:
+    """Bytes that are random, or mostly zeros or ones, as damaged numbers are."""
+    n, kind = rng.choice([0, 1, 2, 7, 8, 12, 40, 80, 255, 600]), rng.randrange(4)
+    if kind == 0:
+        return rng.randbytes(n)
+    fill = bytearray(b"\xff" * n if kind == 1 else bytes(n))
+    for _ in range(rng.randrange(4) if n else 0):
+        fill[rng.randrange(n)] = rng.randrange(256)
+    return bytes(fill)
+
+
+class Gathering:
+    """A group whose other ranks send random bytes."""
+
+    size, rank = SIZE, 0
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def all_gather(self, out: Any, own: bytearray, timeout_s: float) -> None:
+        parts = out if isinstance(out, list) else None
+        n = len(out) // SIZE if parts is None else 0
+        for rank in range(SIZE):
+            wanted = n if parts is None else len(parts[rank])
+            data = bytes(own) if rank == 0 else random_bytes(self.rng)
+            data = data[:wanted].ljust(wanted, b"\0")
+            if parts is None:
+                out[n * rank : n * (rank + 1)] = data
+            else:
+                parts[rank][:] = data
+
+
+def agree(rng: random.Random) -> None:
+    growing.agree(Gathering(rng), 1, "127.0.0.1:4000", (), 1.0)  # type: ignore[arg-type]
+
+
+def read_digests(rng: random.Random) -> None:
+    settings = Settings.read({})
+    digests = [agreeing.digest_of(settings), random_bytes(rng)]
+    agreeing.agreed_channels(settings, ["one", "two"], digests)
+    agreeing.difference(*digests)
+    agreeing.agreed_planner(0, settings, ["one", "two"], digests, "group 'world'")
+
+
+def one_number_wrong(rng: random.Random) -> None:
+    """A digest of the same settings, with any of its numbers replaced."""
+    settings = Settings.read({})
+    own = agreeing.digest_of(settings)
+    at = 8 * rng.randrange(9)
+    other = own[:at] + random_bytes(rng)[:8].ljust(8, rng.choice([b"\0", b"\xff"])) + own[at + 8 :]
+    agreeing.agreed_planner(0, settings, ["one", "two"], [own, other], "group 'world'")
+
+
+def read_attempts(rng: random.Random) -> None:
+    store = MemoryStore()
+    store.set(attempt.ATTEMPT_KEY, seal(b"shoal/at", HANDSHAKE_VERSION, random_bytes(rng)))
+    found = attempt.find_attempt(store, 1, "a host")
+    attempt.meet_again(store, found.number, 1, "a host", "was started again")
+    assert len(attempt.record_key(found.number, 1)) < 100
+
+
+def read_end(rng: random.Random) -> None:
+    attempt.decode_end(seal(b"shoal/en", HANDSHAKE_VERSION, random_bytes(rng))).error()
+
+
+def read_record(rng: random.Random) -> None:
+    record.decode(seal(b"shoal/rc", HANDSHAKE_VERSION, random_bytes(rng)))
+
+
+def read_roll(rng: random.Random) -> None:
+    part = roll.decode_part(seal(b"shoal/ro", HANDSHAKE_VERSION, random_bytes(rng)), SIZE)
+    if part is not None:
+        roll.decode([part], SIZE)
+
+
+def read_roster(rng: random.Random) -> None:
+    with contextlib.suppress(ValueError):  # `TreeLinks` makes a lost link of it
+        roster.decode(random_bytes(rng), frozenset(range(SIZE)))
+
+
+def read_announcement(rng: random.Random) -> None:
+    value = seal(b"shoal/nw", HANDSHAKE_VERSION, random_bytes(rng))
+    announcing.judge(value, lambda one: growing.refusal_of("world", one.digest, one))
+
+
+def read_answer(rng: random.Random) -> None:
+    with contextlib.suppress(ValueError):  # `entering` makes a UsageError of it
+        announcing.decode_answer(seal(b"shoal/an", HANDSHAKE_VERSION, random_bytes(rng)))
+
+
+def read_size(rng: random.Random) -> None:
+    assert 2 <= growing._number_in(random_bytes(rng), 2, 5) <= 5
+
+
+def read_view(rng: random.Random) -> None:
+    n = view.n_report_bytes(SIZE)
+    found = view.decode(random_bytes(rng)[:n].ljust(n, b"\0"), SIZE)
+    assert found.gone | found.gave_up <= frozenset(range(SIZE))
+    if found.number <= view.MOST_NUMBER:
+        agreement = view.Agreement(0, SIZE)
+        agreement.ask(2)
+        agreement.receive(1, found)
+        assert len(agreement.own.encode(SIZE)) == n
+
+
+READERS = [
+    *(agree, read_digests, one_number_wrong, read_attempts, read_end, read_record, read_roll),
+    *(read_roster, read_announcement, read_answer, read_size, read_view),
+]
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+def test_random_bytes_are_read_or_refused(reader: Callable[[random.Random], None]) -> None:
+    rng = random.Random(7)
+    for _ in range(N_TRIES):
+        with contextlib.suppress(ShoalError):
+            reader(rng)
+
+
+@pytest.mark.parametrize("number", [2**32 + 1, 2**64 - 1])
+def test_a_damaged_number_of_a_view_names_the_rank_that_sent_it(number: int) -> None:
+    class Damaged(Gathering):
+        def all_gather(self, out: Any, own: bytearray, timeout_s: float) -> None:
+            out[:] = own * 2 + bytearray(4) + number.to_bytes(8, "little")
+
+    with pytest.raises(UsageError, match="rank 2 sent a damaged list of newcomers"):
+        growing.agree(Damaged(random.Random(0)), 1, "127.0.0.1:4000", (), 1.0)  # type: ignore[arg-type]
+
+
+def test_a_door_goes_on_after_random_requests() -> None:
+    rng = random.Random(11)
+    with Door({}) as door:
+        door.take_newcomers(lambda _: "")
+        door.open("meeting")
+        host, port = door.address.rsplit(":", 1)
+        for _ in range(300):
+            with contextlib.closing(TcpStoreClient(host, int(port), timeout_s=20)) as client:
+                body = random_bytes(rng)
+                if rng.random() < 0.5:  # a key that the door knows
+                    key = rng.choice([b"newcomer/", b"answer/", b"here/", b"open", b"\xff/"])
+                    body = bytes([len(key)]) + bytes(rng.randrange(2)) + key + body
+                with contextlib.suppress(ShoalError):
+                    client._call("a test", rng.choice([SET, GET]), [body[:250]], 0.01)
+        assert not door.newcomers
+        with contextlib.closing(TcpStoreClient(host, int(port), timeout_s=20)) as client:
+            number = "0" * 32
+            own = announcing.Announcement("1", "world", "a host", b"")
+            client.set(announcing.announcement_key(number), own.encode())
+            assert [one.host_label for one in door.newcomers] == ["a host"]
