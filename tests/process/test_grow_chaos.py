@@ -1,7 +1,7 @@
 """Processes come and are killed at random moments, for as long as one job runs.
 
-Nothing may hang, every sum is right, and descriptors do not add up. `SHOAL_SOAK=1` makes a hundred
-events of it in each job, as `make test-soak` does.
+Nothing may hang, every sum is right, and neither descriptors nor memory add up. `SHOAL_SOAK=1`
+makes a hundred events of it in each job, as `make test-soak` does.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +45,11 @@ def step(group: shoal.Group, own: int) -> list[int]:
     return list(members.tolist())
 
 
-def live(own: int, addresses: str) -> tuple[int, int, float]:
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def live(own: int, addresses: str) -> tuple[int, int, float, float]:
     """A member from now on until the test ends the job; `own` tells it from all others."""
     os.environ["SHOAL_HOST_ID"] = str(own % 2)
     stage = Stage.from_environment()
@@ -52,6 +58,7 @@ def live(own: int, addresses: str) -> tuple[int, int, float]:
     else:
         group = shoal.init(timeout_s=LONG_S)
     opened: dict[int, int] = {}
+    first_mib = 0.0
     last, longest_s = time.monotonic(), 0.0
     while True:
         try:
@@ -60,6 +67,7 @@ def live(own: int, addresses: str) -> tuple[int, int, float]:
             last = time.monotonic()
             stage.store.set(f"address/{own}", group.address.encode())
             opened.setdefault(group.size, len(descriptors()))
+            first_mib = first_mib or resident_mib()
             if group.rank == 0:
                 wanted = stage.store.try_get("wanted") or b""
                 if wanted.decode().partition(":")[2] == str(sorted(members)):
@@ -71,7 +79,7 @@ def live(own: int, addresses: str) -> tuple[int, int, float]:
             group = group.grow(timeout_s=LONG_S)
         except ShoalError:
             group = group.reform(timeout_s=LONG_S)
-    found = len(descriptors()), opened[group.size], longest_s
+    found = len(descriptors()), opened[group.size], longest_s, resident_mib() - first_mib
     group.barrier()
     group.close()
     return found
@@ -158,8 +166,10 @@ def test_random_joins_and_deaths_leave_a_group_of_all_that_live(seed: int) -> No
             sys.stdout.write("\n".join([*story, ""]))
         for outcome in outcomes.values():
             assert outcome.value is not None, outcome
-            n_open, n_at_first, longest_s = outcome.value
+            n_open, n_at_first, longest_s, more_mib = outcome.value
             sys.stdout.write(
-                f"{n_open} of {n_at_first} descriptors, {longest_s:.2f} s for a step\n"
+                f"{n_open} of {n_at_first} descriptors, {longest_s:.2f} s for a step, "
+                f"{more_mib:.1f} MiB more\n"
             )
             assert n_open <= n_at_first + 6  # links that are made at their first use
+            assert more_mib < 32

@@ -60,6 +60,30 @@ def test_sums_of_every_type_and_shape_are_right_under_jit_and_outside() -> None:
     run_ranks(sums, 2, env=CPU)
 
 
+def sums_beside_torch() -> None:
+    import jax
+    import jax.numpy as jnp
+    import torch
+    import torch.distributed as dist
+
+    import shoal.jax
+
+    with shoal.init() as group:
+        dist.init_process_group("shoal")
+        both = jax.jit(functools.partial(shoal.jax.all_reduce, group=group))
+        for step in range(5):
+            tensor = torch.full((1000,), group.rank + 1.0)
+            pending = dist.all_reduce(tensor, async_op=True)
+            assert (np.asarray(both(jnp.full(1000, group.rank + step))) == 1 + 2 * step).all()
+            pending.wait()
+            assert tensor.tolist() == [3.0] * 1000
+        dist.destroy_process_group()
+
+
+def test_jax_and_torch_in_one_process_have_groups_of_their_own() -> None:
+    run_ranks(sums_beside_torch, 2, env=CPU)
+
+
 def trees() -> tuple[int, int]:
     import jax
     import jax.numpy as jnp

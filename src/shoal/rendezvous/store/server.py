@@ -304,7 +304,8 @@ def _why_not(host: str, port: int, failure: OSError | None) -> UsageError:
         return UsageError(
             f"port {port} at {host} is taken, so rank 0 cannot serve the store there: set "
             "MASTER_PORT to a free port on every rank, or stop the job that still uses it "
-            f"(`ss -ltnp sport = :{port}`)"
+            f"(`ss -ltnp sport = :{port}`); if torch.distributed holds it in this process, call "
+            "shoal.init() before init_process_group()"
         )
     why = failure.strerror if failure is not None else "it has no address"
     return UsageError(

@@ -1,0 +1,74 @@
+"""Ranks that torch.multiprocessing starts, and two frameworks in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+import shoal
+from shoal.errors import UsageError
+
+SPAWNED = Path(__file__).with_name("spawned.py")
+
+
+def run_spawned(*given: str) -> str:
+    """Return what the program prints; it ends long before the timeout of its calls."""
+    began = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, SPAWNED, *given], capture_output=True, text=True, timeout=250, check=True
+    )
+    assert time.monotonic() - began < 200, run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_spawned_ranks_meet_by_each_of_torchs_methods(method: str) -> None:
+    assert run_spawned(method, "meet") == "ended well\n"
+
+
+@pytest.mark.parametrize("action", ["raise", "kill"])
+def test_a_rank_that_fails_ends_the_others_and_the_parent_gets_an_error(action: str) -> None:
+    printed = run_spawned("fork", action)
+    # Of the rank whose end the parent sees first: rank 1, or one that lost it.
+    reasons = ["what rank 1 lacks", "process 1 terminated with signal SIGKILL", "PeerLost: rank 1"]
+    assert printed.startswith("Process"), printed
+    assert any(reason in printed for reason in reasons), printed
+
+
+def sum_in_both(torch_first: bool) -> None:
+    """Use a group of NumPy and torch's Gloo group side by side."""
+    if torch_first:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            with pytest.raises(UsageError, match=r"call shoal.init\(\) before init_process_group"):
+                shoal.init(timeout_s=20)
+        dist.barrier()
+        dist.destroy_process_group()
+        return
+    with shoal.init(timeout_s=60) as group:
+        dist.init_process_group("gloo")
+        for step in range(5):
+            array, tensor = np.full(1000, group.rank + step), torch.full((1000,), 1.0 + step)
+            group.all_reduce(array)
+            dist.all_reduce(tensor)
+            assert array.tolist() == [1 + 2 * step] * 1000
+            assert tensor.tolist() == [2.0 + 2 * step] * 1000
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("torch_first", [False, True])
+def test_a_group_of_numpy_stands_beside_torchs_group_if_it_forms_first(torch_first: bool) -> None:
+    run_ranks(sum_in_both, 2, torch_first)
