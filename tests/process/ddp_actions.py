@@ -146,7 +146,11 @@ def a_pass_raises_on_every_rank_and_another_is_averaged(run: Run) -> None:
     run.backward(run.loss())
 
 
-@action(PASS, torch_unless=("find_unused_parameters", "static_graph", "sparse"))
+# Where torch's own wrapper waits for ever in a join or averages something else.
+_TORCH_JOINS_UNLESS: Final = ("find_unused_parameters", "static_graph", "sparse", "widened")
+
+
+@action(PASS, torch_unless=_TORCH_JOINS_UNLESS)
 def inputs_run_out_on_some_ranks_before_others(run: Run) -> None:
     divides = run.source.random() < 0.5
     n_inputs, later = run.own.randint(0, 2), run.later_seeds()
@@ -155,7 +159,7 @@ def inputs_run_out_on_some_ranks_before_others(run: Run) -> None:
     _begin_anew(run, later)
 
 
-@action(PASS, torch_unless=("find_unused_parameters", "static_graph", "sparse"))
+@action(PASS, torch_unless=_TORCH_JOINS_UNLESS)
 def inputs_run_out_and_every_rank_stops(run: Run) -> None:
     n_inputs, later = run.own.randint(0, 2), run.later_seeds()
     if run.is_oracle:
