@@ -11,10 +11,10 @@ from typing import Final
 
 from bench.scoreboard.simulated import run_simulated
 from bench.scoreboard.suite import run_suite
-from shoal.bench.sweep import mbit_of
 from shoal.cli.bench import add_mpis
 from shoal.cli.options import Parser
 from shoal.errors import ShoalError, UsageError
+from shoal.plan.quantities import mbit_in
 
 _PROGRAM: Final = "python -m bench.scoreboard"
 
@@ -70,7 +70,7 @@ def _run_simulated(command: Sequence[str], words: Sequence[str]) -> int:
     add("--rate", action="append", metavar="RATE", help="of the NICs; default 200mbit and 1gbit")
     add("--rounds", type=int, default=5, metavar="N", help="default 5")
     args = parser.parse_args(words)
-    rates_mbit = [mbit_of(text) for text in args.rate or ("200mbit", "1gbit")]
+    rates_mbit = [mbit_in("--rate", text) for text in args.rate or ("200mbit", "1gbit")]
     shaped = [rate for rate in rates_mbit if rate is not None]
     if len(shaped) < len(rates_mbit) or args.rounds < 1:
         raise UsageError("the simulator needs NICs with a rate, and at least one round")

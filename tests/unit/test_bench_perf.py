@@ -12,10 +12,10 @@ from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, elements_of, operations_of
 from shoal.bench.measured import call_times, over_ranks
 from shoal.bench.perf import run_sweep
-from shoal.bench.sweep import ALL_RANKS, BenchPlace, CallKind, SizeRange, Sweep, mbit_of
+from shoal.bench.sweep import ALL_RANKS, BenchPlace, CallKind, SizeRange, Sweep
 from shoal.cli import main
 from shoal.errors import UsageError
-from shoal.plan.quantities import bytes_of
+from shoal.plan.quantities import bytes_of, mbit_in
 
 
 class ToldPool:
@@ -77,8 +77,8 @@ def test_sizes_and_rates_are_read_as_nccl_tests_and_tc_read_them() -> None:
     sizes = {"8": 8, "64K": 65536, "128M": 128 << 20, "1g": 1 << 30, "25MiB": 25 << 20}
     assert {text: bytes_of(text) for text in sizes} == sizes
     for text, mbit in (("400mbit", 400), ("1gbit", 1000), ("25Gb", 25000), ("500kbit", 0.5)):
-        assert mbit_of(text) == pytest.approx(mbit)
-    assert mbit_of("none") is None
+        assert mbit_in("--rate", text) == pytest.approx(mbit)
+    assert mbit_in("--rate", "none") is None
     for text in ("", "8X", "-4", "4Gb", "K"):
         with pytest.raises(UsageError, match="cannot read the bytes"):
             bytes_of(text)

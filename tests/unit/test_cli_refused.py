@@ -91,7 +91,7 @@ REFUSED = {
         --step 1s --model-bytes 1GB --workers 4 --html page.html | does not use --html
         --step 1s --model-bytes 1GB --workers 4 --size 4MB | does not use --size
         --step 1s --model-bytes 1GB --workers 4 --wire bf16 | compares all codecs; drop --wire
-        --step 1s --model-bytes 1GB --workers 1 | --workers 1: must be 2 to 4096
+        --step 1s --model-bytes 1GB --workers 1 | one worker has nothing to reduce
         --step 1s --model-bytes 1GB --workers 4 --servers -1 | --servers -1: must be 0 to 4096
         --step 1s --model-bytes 1GB --workers 4 --steps 0 | --steps 0: must be 1 to
         --step 1s --model-bytes 1GB --workers 4 --every -3 | --every -3: must be 1 to

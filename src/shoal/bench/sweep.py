@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, OPERATIONS
 from shoal.errors import UsageError
-from shoal.plan.quantities import bytes_per_us
 from shoal.schedule import COLLECTIVES as ROWS
 
 if TYPE_CHECKING:
@@ -169,10 +168,3 @@ class CallKind:
             return [0]
         unit = self.element.n_bytes * (n_ranks if row.cut else 1)
         return list(dict.fromkeys(size // unit * unit for size in sizes if size >= unit))
-
-
-def mbit_of(text: str) -> float | None:
-    """Return Mbit/s from "400mbit", "1gbit" or "25Gb", None from "none"; UsageError for others."""
-    if text == "none":
-        return None
-    return bytes_per_us(text) * 8

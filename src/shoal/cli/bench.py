@@ -168,7 +168,8 @@ def _root_of(text: str) -> int:
 
 
 def _place_of(args: argparse.Namespace) -> BenchPlace:
-    from shoal.bench.sweep import BenchPlace, mbit_of
+    from shoal.bench.sweep import BenchPlace
+    from shoal.plan.quantities import mbit_in
 
     is_launched = any(os.environ.get(name) for name in _LAUNCHED)
     if is_launched and (args.ranks is not None or args.hosts is not None):
@@ -184,5 +185,5 @@ def _place_of(args: argparse.Namespace) -> BenchPlace:
         raise UsageError("--ranks and --ranks-per-host start with 1, --hosts with 2")
     if args.hosts is None:
         return BenchPlace(2 if args.ranks is None else args.ranks)
-    rate_mbit = mbit_of(args.rate or _DEFAULT_RATE)
+    rate_mbit = mbit_in("--rate", args.rate or _DEFAULT_RATE)
     return BenchPlace(args.hosts * (args.ranks_per_host or 1), args.hosts, rate_mbit)

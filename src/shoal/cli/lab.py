@@ -14,7 +14,7 @@ from shoal.lab.cluster import CONGESTION, NIC_SHAPE, Lab, NicShape
 from shoal.lab.job import Job, private_key, tasks_of
 from shoal.lab.runner import run_tasks
 from shoal.lab.running import find_lab
-from shoal.plan.quantities import bytes_in, bytes_per_us
+from shoal.plan.quantities import bytes_in, mbit_in
 from shoal.plan.text import show_bytes
 from shoal.rendezvous import job_key
 
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
     _check_counts(args)
     workers = _hosts_of("--rate", args.rate, args.hosts)
     if args.nics:
-        workers = [tuple(_mbit("--nics", text) for text in args.nics.split(","))] * args.hosts
+        workers = [tuple(mbit_in("--nics", text) for text in args.nics.split(","))] * args.hosts
     servers = workers[:1] * args.servers
     if args.server_rate:
         servers = _hosts_of("--server-rate", args.server_rate, args.servers)
@@ -147,25 +147,13 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _hosts_of(option: str, text: str, n_hosts: int) -> list[tuple[float | None, ...]]:
     """The rates of each host's NIC, from one rate for all or several that hosts take in turn."""
-    rates = [_mbit(option, each) for each in text.split(",")]
+    rates = [mbit_in(option, each) for each in text.split(",")]
     if n_hosts % len(rates):
         raise UsageError(
             f"{option} lists {len(rates)} rates for {n_hosts} hosts; give one rate, or a number "
             "that divides the hosts evenly"
         )
     return [(rates[host % len(rates)],) for host in range(n_hosts)]
-
-
-def _mbit(option: str, text: str) -> float | None:
-    if text.strip() == "none":
-        return None
-    try:
-        return 8 * bytes_per_us(text)
-    except UsageError:
-        raise UsageError(
-            f"{option}: cannot read the rate {text!r}; write 400mbit or 1gbit, or none for an "
-            "unshaped NIC"
-        ) from None
 
 
 def _change_links(args: argparse.Namespace) -> int:

@@ -61,13 +61,7 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
 
 def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     """Yield the lines of the plan; UsageError if an option is invalid."""
-    if args.workers == 1:
-        raise UsageError("--workers 1: one worker has nothing to reduce; give 2 or more")
-    for what, n, least in (("--workers", args.workers, 2), ("--servers", args.servers, 0)):
-        if not least <= n <= MOST_REDUCERS:
-            raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
-    n_local = workers_per_host(args.workers, args.workers_per_host)
-    args.hosts, args.ranks_per_host = str(args.workers // n_local), n_local
+    n_local = place_workers(args)
     cluster, n_bytes = cluster_of(args), bytes_of(args.size or "100MiB")
     if n_bytes < 1:
         raise UsageError(f"--size {args.size}: a tensor of no bytes gains nothing")
@@ -84,15 +78,25 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     yield from textwrap.wrap(rows[-1].why, 98, break_long_words=False)
 
 
-def workers_per_host(n_workers: int, given: int | None) -> int:
-    """Return the workers of each of several hosts; UsageError if they do not divide evenly."""
-    n_local = 1 if given is None else given
+def place_workers(args: argparse.Namespace) -> int:
+    """Set the options that describe the workers' hosts; return the workers of each.
+
+    UsageError for numbers of workers and servers that cannot be.
+    """
+    n_workers = args.workers
+    if n_workers == 1:
+        raise UsageError("--workers 1: one worker has nothing to reduce; give 2 or more")
+    for what, n, least in (("--workers", n_workers, 2), ("--servers", args.servers or 0, 0)):
+        if not least <= n <= MOST_REDUCERS:
+            raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
+    n_local: int = 1 if args.workers_per_host is None else args.workers_per_host
     if not 1 <= n_local < n_workers or n_workers % n_local:
         fitting = [str(n) for n in range(1, n_workers) if n_workers % n == 0]
         raise UsageError(
             f"--workers {n_workers} --workers-per-host {n_local}: servers need equally many "
             f"workers on each of several hosts; give --workers-per-host {' or '.join(fitting)}"
         )
+    args.hosts, args.ranks_per_host = str(n_workers // n_local), n_local
     return n_local
 
 

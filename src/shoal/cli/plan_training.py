@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from shoal.cli.described import cluster_of
-from shoal.cli.plan_servers import nics_of, workers_per_host
+from shoal.cli.plan_servers import nics_of, place_workers
 from shoal.errors import UsageError
 from shoal.plan.cluster import Nic, Nics
 from shoal.plan.quantities import bytes_of, microseconds
 from shoal.plan.text import show_bytes, show_us
 from shoal.plan.training import StepCost, Training, advice, cost_of_step, ways
-from shoal.schedule.weights import MOST_REDUCERS
 
 _STEPS: Final = 10_000
 _EVERY: Final = 100
@@ -78,17 +77,12 @@ def plan_training(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _training_of(args: argparse.Namespace) -> Training:
-    n_servers = args.servers or 0
-    for what, n, least in (("--workers", args.workers, 2), ("--servers", n_servers, 0)):
-        if not least <= n <= MOST_REDUCERS:
-            raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
-    n_local = workers_per_host(args.workers, args.workers_per_host)
+    n_servers, n_local = args.servers or 0, place_workers(args)
     if n_local > 1 and n_servers:
         raise UsageError(
             "the plan of a training with servers has one worker on each host; drop --servers or "
             "--workers-per-host"
         )
-    args.hosts, args.ranks_per_host = str(args.workers // n_local), n_local
     n_bytes, compute_us = bytes_of(args.model_bytes), microseconds(args.step)
     if n_bytes < 4 or compute_us <= 0:
         raise UsageError(

@@ -76,6 +76,19 @@ def bytes_per_us(text: str) -> float:
     return rate / (1 if found[3] == "B" else 8) / 1e6
 
 
+def mbit_in(name: str, text: str) -> float | None:
+    """Return the Mbit/s of "400mbit" or "25Gb", None of "none"; UsageError with the name."""
+    if text.strip() == "none":
+        return None
+    try:
+        return 8 * bytes_per_us(text)
+    except UsageError:
+        raise UsageError(
+            f"{name}: cannot read the rate {text!r}; write 400mbit or 1gbit, or none for an "
+            "unshaped NIC"
+        ) from None
+
+
 def microseconds(text: str) -> float:
     """Return the microseconds of "20us", "1.5ms" or "2s"; UsageError for other text."""
     found = re.fullmatch(_NUMBER + r"(ns|us|ms|s)\s*", text)
