@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import shoal
+from shoal.rendezvous.listener import hold_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,10 +95,8 @@ def _hosts(state: float) -> Iterator[Lab | None]:
 
 def _round(n_ranks: int, state: float) -> list[float]:
     """The numbers that rank 0 prints, in ms, the pause with a newcomer first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    with _hosts(state) as lab:
+    with hold_port() as held, _hosts(state) as lab:
+        port = str(held.getsockname()[1])
         starter = _Starter(lab, state)
         place = {"MASTER_PORT": port, "WORLD_SIZE": str(n_ranks)}
         members = [

@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from shoal.rendezvous.listener import hold_port
+
 
 def run(module: str, function: str, size: int, deadline_s: float, **arguments: Any) -> list[Any]:
     """What each rank returned: {"error": text} from one that raised or ran past the deadline.
@@ -25,10 +26,8 @@ def run(module: str, function: str, size: int, deadline_s: float, **arguments: A
     Args:
         module: beside this file; its function takes `arguments`, and returns what JSON can say.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
+    with hold_port() as held, tempfile.TemporaryDirectory() as folder:
+        port = held.getsockname()[1]
         files = [Path(folder) / str(rank) for rank in range(size)]
         processes = []
         for rank, file in enumerate(files):

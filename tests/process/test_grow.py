@@ -8,17 +8,18 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import free_port, run_ranks, start_ranks
+from process.ranks import run_ranks, start_ranks
 from process.serving import await_that
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, ShoalError, TimedOut, UsageError
-from shoal.rendezvous.listener import port_range
+from shoal.rendezvous.listener import hold_port, port_range
 
 LONG_S = 50.0
 N_TURNS = 50
@@ -142,10 +143,10 @@ def test_a_subgroup_takes_no_newcomers() -> None:
 
 
 def errors_of_newcomers() -> Any:
-    with shoal.init() as group:
-        nowhere, door = f"127.0.0.1:{free_port()}", group.address
-        found = [error_of(shoal.init, join=at, timeout_s=0.3) for at in (nowhere, door)]
-        return nowhere, door, *map(str, found)
+    with shoal.init() as group, hold_port() as held, ThreadPoolExecutor(2) as both:
+        doors = f"127.0.0.1:{held.getsockname()[1]}", group.address
+        found = both.map(lambda door: error_of(shoal.init, join=door, timeout_s=2.0), doors)
+        return *doors, *map(str, found)
 
 
 def test_a_newcomer_that_nobody_lets_in_names_the_address_and_the_cause() -> None:

@@ -17,6 +17,7 @@ from process.ranks import free_port
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.launch import _end_service
 from shoal.rendezvous import MemoryStore, Store, TorchStore
+from shoal.rendezvous.listener import hold_port
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
 from shoal.rendezvous.store.wire import GET, SET
@@ -202,10 +203,19 @@ def test_an_address_of_another_host_is_named() -> None:
 
 
 def test_a_client_keeps_trying_until_its_deadline_and_names_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with pytest.raises(TimedOut, match=f"127.0.0.1:{port} within 0.5 s .*refused.*MASTER_PORT"):
-        TcpStoreClient("127.0.0.1", port, timeout_s=0.5)
+    with hold_port() as held:  # nobody listens
+        port = held.getsockname()[1]
+        with pytest.raises(TimedOut, match=f"127.0.0.1:{port} within 0.5 s .*refused.*MASTER_PORT"):
+            TcpStoreClient("127.0.0.1", port, timeout_s=0.5)
+
+
+def test_a_held_port_is_the_stores_that_is_started_there_and_no_other_programs() -> None:
+    with hold_port() as held, socket.socket() as other:
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with contextlib.closing(TcpStoreServer("127.0.0.1", port)) as server:
+            assert server.port == port
 
 
 def test_a_client_finds_a_server_that_starts_later() -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,16 +46,19 @@ class Placement:
 
 
 def start(
-    spec: JobSpec, placement: Placement, control: Path, errors: IO[bytes]
+    spec: JobSpec, placement: Placement, control: Path, errors: IO[bytes], port: int
 ) -> list[subprocess.Popen[bytes]]:
-    """Start a job's processes, which connect to `control`; Failure if a library is missing."""
+    """Start a job's processes, which connect to `control`; Failure if a library is missing.
+
+    Without hosts of their own, the ranks meet at `port`, which the caller holds.
+    """
     words = [spec.library, str(control)]
     if spec.library in MPIS:
         argv = mpi_command(spec, placement.mpi, placement.cluster, control.parent)
         environ = mpi_environment(spec, control.parent)
         return [_popen([*argv, "-m", _WORKER, *words], environ, errors)]
     require_torch(spec.library)
-    job = _job_environment(spec, placement)
+    job = _job_environment(spec, placement, port)
     argv = [sys.executable, "-m", placement.program, *words]
     if spec.n_ranks >= _FORKED_FROM and placement.cluster is None:
         return [_popen([*argv, "--fork", str(spec.n_ranks)], job, errors)]
@@ -99,18 +101,13 @@ def _rank_environment(spec: JobSpec, rank: int) -> dict[str, str]:
     return rank_environment(rank, on_host.index(rank), len(on_host))
 
 
-def _job_environment(spec: JobSpec, placement: Placement) -> dict[str, str]:
+def _job_environment(spec: JobSpec, placement: Placement, port: int) -> dict[str, str]:
     job, cluster = {"WORLD_SIZE": str(spec.n_ranks)}, placement.cluster
     if cluster is None:
-        return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return job | {
         "MASTER_ADDR": cluster.hosts[0].address,
         "MASTER_PORT": str(next(_LAB_PORTS)),
         **cluster.environment_of(0, range(spec.n_hosts)),
         **(placement.environ or {"SHOAL_KEY": secrets.token_hex(32)}),
     }
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from shoal.bench.job import Failure
 from shoal.bench.launch import Placement, start
+from shoal.rendezvous.listener import hold_port
 
 if TYPE_CHECKING:
     from shoal.bench.job import JobSpec
@@ -42,6 +43,7 @@ class WorkerPool:
         self._controls: list[socket.socket] = []
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
         self._errors_path = Path(self._folder.name, "errors")
+        self._held = hold_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._has_failed = False
         try:
@@ -77,6 +79,7 @@ class WorkerPool:
         for process in self._processes:
             _end(process)
         self._processes = []
+        self._held.close()
         self._folder.cleanup()
 
     def _start(self, placement: Placement) -> None:
@@ -84,7 +87,7 @@ class WorkerPool:
         with socket.socket(socket.AF_UNIX) as server, self._errors_path.open("wb") as errors:
             server.bind(str(path))
             server.listen(self.spec.n_ranks)
-            self._processes = start(self.spec, placement, path, errors)
+            self._processes = start(self.spec, placement, path, errors, self._held.getsockname()[1])
             for control in self._accept_all(server):
                 self._controls.append(control)
                 self._lines.append(control.makefile("rb"))

@@ -114,6 +114,18 @@ def listen_tcp(address: str, ports: Iterable[int]) -> socket.socket:
     raise failure
 
 
+def hold_port() -> socket.socket:
+    """Bind a free port of this host for a process that will listen on it.
+
+    Until the caller closes the socket, only a listener with SO_REUSEADDR, such as `listen_tcp` and
+    torch's store, gets the port: none that the kernel chooses, and no connection.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 def port_range(environ: Mapping[str, str]) -> Iterable[int]:
     """Return the ports that `SHOAL_PORT_RANGE=a-b` allows; unset, any; UsageError if wrong."""
     text = environ.get("SHOAL_PORT_RANGE", "")
