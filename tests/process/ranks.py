@@ -305,7 +305,7 @@ def _main(argv: list[str]) -> None:
         die_with(int(argv[1]))  # no rank is left over
         _run_one(sys.stdin.buffer, int(argv[0]))
         return
-    task_fd, result_fd = fork_ranks(int(argv[1]), int(argv[2]), argv[3])
+    task_fd, result_fd = fork_ranks(int(argv[1]), argv[2])
     with open(task_fd, "rb") as task:
         env = pickle.load(task)
         os.environ.clear()

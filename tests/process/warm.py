@@ -3,7 +3,8 @@
 A fork is as good as a fresh interpreter only because what is imported beforehand is never ours:
 every rank loads shoal, and its native core, by itself. There are two forkers of each kind, and the
 ranks take turns, so that neighbours differ in what a process draws when it starts: the seed of its
-hashes, and where its memory lies.
+hashes, and where its memory lies. All processes of a run of pytest share them, as importing torch
+takes 3 s of a core: the first that needs a forker starts it, and it ends with the last of them.
 
 What a library reads from the environment as it loads would come too late for a fork: a rank that
 differs in such a variable is given a fresh interpreter.
@@ -14,7 +15,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
+import hashlib
 import importlib
 import os
 import pickle
@@ -26,10 +29,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 N_FORKERS = 2
+_ALONE_S = 1.0  # how long a forker to which no process is connected waits for one
 
 # How the names begin of what libraries, the loader and Python itself read when they start.
 _READ_AT_START = ("LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH")
@@ -46,7 +50,7 @@ def forker_for(rank: int, modules: str, env: Mapping[str, str]) -> Forker | None
     """
     key = modules, rank % N_FORKERS
     if key not in _forkers:
-        _forkers[key] = Forker(modules, {**os.environ, "OMP_NUM_THREADS": "1"})
+        _forkers[key] = Forker(*key, {**os.environ, "OMP_NUM_THREADS": "1"})
     forker = _forkers[key]
     return forker if forker.at_start == _at_start(env) else None
 
@@ -56,21 +60,27 @@ def _at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Forker:
-    """A process that forks ranks, until this one ends."""
+    """A connection to a process that forks ranks, which is started if there is none."""
 
-    def __init__(self, modules: str, env: Mapping[str, str]) -> None:
+    def __init__(self, modules: str, number: int, env: Mapping[str, str]) -> None:
         self.at_start = _at_start(env)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            ranks = Path(__file__).with_name("ranks.py")
-            self._process = subprocess.Popen(
-                [sys.executable, ranks, "--fork", str(theirs.fileno()), str(os.getpid()), modules],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=env,
-            )
-        atexit.register(self._close)
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        kind = repr((run, number, modules, sorted(self.at_start.items())))
+        # An abstract address ends with its listener.
+        address = f"\0shoal-tests {hashlib.blake2b(kind.encode(), digest_size=16).hexdigest()}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                listener.listen(64)
+                _start_forker(listener, modules, env)
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while self._control.connect_ex(address) == errno.ECONNREFUSED:  # bound, and not yet open
+            os.sched_yield()
+        atexit.register(self._control.close)
 
     def start(self, task: bytes, env: Mapping[str, str], output: int, result: int) -> Fork:
         """A rank with this environment, whose task it reads from a file like from a pipe."""
@@ -81,10 +91,6 @@ class Forker:
             fds = [request.fileno(), output, result, theirs.fileno()]
             socket.send_fds(self._control, [b"."], fds)
         return Fork(ours)
-
-    def _close(self) -> None:
-        self._control.close()
-        self._process.wait()
 
 
 class Fork:
@@ -122,9 +128,21 @@ class Fork:
         return int(struct.unpack("i", data)[0])
 
 
-def fork_ranks(control_fd: int, parent: int, modules: str) -> tuple[int, int]:
+def _start_forker(listener: socket.socket, modules: str, env: Mapping[str, str]) -> None:
+    ranks, null = str(Path(__file__).with_name("ranks.py")), os.open(os.devnull, os.O_RDWR)
+    listener.set_inheritable(True)
+    # NOT by subprocess, which warns of a process that outlives its starter.
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, ranks, "--fork", str(listener.fileno()), modules],
+        env,
+        file_actions=[(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1)],
+    )
+    os.close(null)
+
+
+def fork_ranks(listener_fd: int, modules: str) -> tuple[int, int]:
     """Fork a rank for every request. Returns in each rank: its task's descriptor, its result's."""
-    die_with(parent)
     for name in modules.split():
         with contextlib.suppress(ImportError):  # then no rank has it
             importlib.import_module(name)
@@ -134,21 +152,38 @@ def fork_ranks(control_fd: int, parent: int, modules: str) -> tuple[int, int]:
     # 0.65 s of processor time with torch, and 0.23 s so.
     gc.collect()
     gc.freeze()
-    control = socket.socket(fileno=control_fd)
+    listener = socket.socket(fileno=listener_fd)
+    sockets = [listener]
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 1, 4)
-        if not message:
-            sys.exit()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        server = os.getpid()
-        if os.fork() == 0:
-            control.close()
-            die_with(server)
-            return _nurse(*fds)
-        for fd in fds:
-            os.close(fd)
+        for fds in _requests(listener, sockets):
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            server = os.getpid()
+            if os.fork() == 0:
+                for each in sockets:
+                    each.close()
+                die_with(server)
+                return _nurse(*fds)
+            for fd in fds:
+                os.close(fd)
+
+
+def _requests(listener: socket.socket, sockets: list[socket.socket]) -> Iterator[list[int]]:
+    """Wait for requests, and let processes connect; exit when no process is connected."""
+    readable, _, _ = select.select(sockets, [], [], _ALONE_S if sockets == [listener] else None)
+    if not readable:
+        sys.exit()
+    for each in readable:
+        if each is listener:
+            sockets.append(listener.accept()[0])
+            continue
+        message, fds, _, _ = socket.recv_fds(each, 1, 4)
+        if message:
+            yield fds
+        else:
+            sockets.remove(each)
+            each.close()
 
 
 def end_fork() -> None:
@@ -167,12 +202,20 @@ def end_fork() -> None:
 
 
 def _nurse(request: int, output: int, result: int, test: int) -> tuple[int, int]:
-    """Fork one rank, tell the test its number and how it ended; returns in the rank."""
+    """Fork one rank, tell the test its number and how it ended; returns in the rank.
+
+    The rank is killed if the test's process ends before it does.
+    """
     nurse, rank = os.getpid(), os.fork()
     if rank:
         os.close(output)
         os.close(result)
         os.write(test, struct.pack("i", rank))
+        end_or_test = select.poll()
+        end_or_test.register(os.pidfd_open(rank), select.POLLIN)
+        end_or_test.register(test, select.POLLHUP)
+        if test in dict(end_or_test.poll()):
+            os.kill(rank, signal.SIGKILL)  # which may be dead, and is not reaped
         end = os.waitid(os.P_PID, rank, os.WEXITED | os.WNOWAIT)
         assert end is not None
         code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
