@@ -10,6 +10,8 @@ the loss of a run in one process that nobody disturbed, with the longest time wi
 NOT under torchrun: it ends all workers of a host when one of them dies.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import random
@@ -194,8 +196,7 @@ class Chaos:
             self.start(MASTER_ADDR="127.0.0.1", **place)
         try:
             self.await_all()
-            until = time.monotonic() + seconds
-            while time.monotonic() + every < until:
+            for _ in range(int(seconds / every)):
                 time.sleep(every * self.random.uniform(0.5, 1.5))
                 self.happen()
             self.await_all()

@@ -1,31 +1,131 @@
-"""The programs in examples/, run as their users run them."""
+"""The programs in examples/, whose processes are forks of one that has imported torch.
 
+`run_example` runs the program itself in the test's process, and `Script` what it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
+from process.ranks import Outcome, free_port, start_process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DEADLINE_S = 200.0
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def run_example(
-    name: str, *options: str, timeout_s: float = 200
-) -> subprocess.CompletedProcess[str]:
-    """Run an example that must end well; return what it printed."""
-    run = subprocess.run(
-        [sys.executable, EXAMPLES / name, *options],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
-    )
-    assert run.returncode == 0, run.stderr
-    return run
+class Script:
+    """A program of examples/ in a forked process; what starts it uses it like a Popen."""
+
+    def __init__(self, number: int, command: Sequence[Any], env: Mapping[str, str]) -> None:
+        _python, path, *options = map(str, command)
+        needs = "torch" if "\nimport torch" in Path(path).read_text() else "numpy"
+        self._ranks = start_process(run_script, path, options, needs=needs, number=number, env=env)
+        self._outcome: Outcome | None = None
+        self.pid = self._ranks.pid(0)
+
+    def poll(self) -> int | None:
+        return self.wait() if self._ranks.has_ended(0) else None
+
+    def wait(self) -> int:
+        outcome = self.outcome
+        return -1 if outcome.died else int(outcome.error is not None)
+
+    def kill(self) -> None:
+        self._ranks.__exit__()
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it and what it printed, when it has ended."""
+        if self._outcome is None:
+            (self._outcome,) = self._ranks.wait(DEADLINE_S)
+        return self._outcome
+
+
+def run_script(path: str, options: list[str]) -> None:
+    """In a forked process, or in the test's own: the program itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [path, *options])
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+
+
+@contextlib.contextmanager
+def forked_scripts() -> Iterator[list[Script]]:
+    """Let `subprocess.Popen` start programs of examples/ as forks; yield those it started."""
+    started: list[Script] = []
+    popen = subprocess.Popen
+
+    def start(command: Sequence[Any], **how: Any) -> Any:
+        if Path(command[1]).parent != EXAMPLES:
+            return popen(command, **how)
+        started.append(Script(len(started), command, how["env"]))
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start)
+        try:
+            yield started
+        finally:
+            for script in started:
+                script.kill()
+
+
+def run_example(name: str, *options: str) -> str:
+    """Run an example that must end well; return what its processes printed."""
+    printed, failed = io.StringIO(), ""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        forked_scripts() as started,
+        warnings.catch_warnings(),
+    ):
+        for variable in LAUNCHERS:
+            patch.delenv(variable, raising=False)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            warnings.simplefilter("ignore", ResourceWarning)  # of what lives until a program ends
+            try:
+                run_script(str(EXAMPLES / name), list(options))
+            except SystemExit as end:
+                failed = f"{name} ended with {end}"
+        ended = [str(script.outcome) for script in started]
+    assert not failed, "\n".join([failed, printed.getvalue(), *ended])
+    return "\n".join([printed.getvalue(), *ended])
+
+
+def run_ranks_of(name: str, size: int, *options: str) -> list[str]:
+    """Run an example's ranks, as torchrun starts them; return what each printed."""
+    job = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "OMP_NUM_THREADS": 1}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    ranks = []
+    try:
+        for rank in range(size):
+            own = job | {"RANK": rank, "LOCAL_RANK": rank}
+            env = {**os.environ, **{variable: str(value) for variable, value in own.items()}}
+            ranks.append(Script(rank, [sys.executable, EXAMPLES / name, *options], env))
+        codes = [rank.wait() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [0] * size, "\n".join(str(rank.outcome) for rank in ranks)
+    return [rank.outcome.output for rank in ranks]
 
 
 def equal_digits(name: str) -> float:
     """In how many digits an example that compares ranks with one process finds both equal."""
-    [digits] = re.findall(r"equal in (\S+) digits", run_example(name).stdout)
+    [digits] = re.findall(r"equal in (\S+) digits", run_example(name))
     return float(digits)

@@ -100,6 +100,9 @@ class Ranks:
         """Wait until this rank has ended, however it does."""
         self._processes[rank].child.wait()
 
+    def has_ended(self, rank: int) -> bool:
+        return self._processes[rank].ends_by(0.0)
+
     def wait(self, deadline_s: float = 60.0) -> list[Outcome]:
         """Every rank's outcome. Those that run longer than this, from now on, are killed."""
         until = time.monotonic() + deadline_s
@@ -150,9 +153,7 @@ def start_ranks(
     env: Mapping[str, str] | None = None,
 ) -> Ranks:
     """Like `run_ranks`, without waiting: use it as a context manager."""
-    # Pickled twice: the arguments can be read only after the search path.
-    what = inspect.getfile(function), function.__qualname__, pickle.dumps(args)
-    task = pickle.dumps((sys.path, *what))
+    task = _task(function, args)
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     master["SHOAL_BACKSTOP_MS"] = str(_BACKSTOP_MS)
     master["SHOAL_DUMP"] = "off"  # many tests wait for a deadline
@@ -173,6 +174,25 @@ def start_ranks(
             processes.append(_Process(rank, task, whole, modules))
         on_error.pop_all()
     return ranks
+
+
+def start_process(
+    function: Callable[..., Any], *args: Any, needs: str, number: int, env: Mapping[str, str]
+) -> Ranks:
+    """Run function(*args) in one process that is no rank, with this whole environment.
+
+    Args:
+        needs: "torch" or "numpy", which it finds imported.
+        number: neighbours have different ones.
+    """
+    modules = {"torch": _TORCH, "numpy": _NUMPY}[needs]
+    return Ranks([_Process(number, _task(function, args), dict(env), modules)])
+
+
+def _task(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    # Pickled twice: the arguments can be read only after the search path.
+    what = inspect.getfile(function), function.__qualname__, pickle.dumps(args)
+    return pickle.dumps((sys.path, *what))
 
 
 def warm_up() -> None:

@@ -86,10 +86,10 @@ def test_the_page_about_averaging_runs_as_it_stands() -> None:
 
 
 def test_the_example_learns_and_ends_with_the_same_bits_on_all_workers() -> None:
-    run = run_example("train_numpy.py", "--workers=2")
-    losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", run.stdout)]
+    printed = run_example("train_numpy.py", "--workers=2")
+    losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", printed)]
     assert losses[-1] < losses[0] / 3
-    bits = re.findall(r"weights ([0-9a-f]{12})", run.stdout)
+    bits = re.findall(r"weights ([0-9a-f]{12})", printed)
     assert len(bits) == 2
     assert len(set(bits)) == 1
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from process.examples import EXAMPLES, run_ranks_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist.py"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+EXAMPLE = EXAMPLES / "mnist.py"
 
 
 def example() -> Any:
@@ -30,16 +28,9 @@ def example() -> Any:
 
 
 def test_two_ranks_learn_to_read_digits() -> None:
-    run = subprocess.run(
-        [sys.executable, *TORCHRUN, EXAMPLE, "--images=3000", "--epochs=5"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    reached = [float(found) for found in re.findall(r"accuracy ([\d.]+)", run.stdout)]
-    assert len(reached) == 5  # from rank 0 alone
+    printed, other = run_ranks_of("mnist.py", 2, "--images=3000", "--epochs=5")
+    reached = [float(found) for found in re.findall(r"accuracy ([\d.]+)", printed)]
+    assert (len(reached), other) == (5, "")
     assert reached[-1] > 0.95, reached
 
 

@@ -15,16 +15,17 @@ from process.examples import run_example
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
-SECONDS, EVERY = (60, 4) if os.environ.get("SHOAL_SOAK") else (5, 1.5)
+SECONDS, EVERY = (60, 4) if os.environ.get("SHOAL_SOAK") else (2, 1)
 
 
 def test_a_job_of_which_workers_are_killed_and_to_which_others_come_loses_no_step() -> None:
     options = f"--seconds={SECONDS}", f"--every={EVERY}", "--seed=1"
-    run = run_example("elastic.py", *options, timeout_s=SECONDS + 200)
-    events = re.search(r"(\d+) workers were killed, and (\d+) came", run.stdout)
-    assert events is not None, run.stdout
+    printed = run_example("elastic.py", *options)
+    events = re.search(r"(\d+) workers were killed, and (\d+) came", printed)
+    assert events is not None, printed
     assert min(map(int, events.groups())) > 0
-    found = re.search(r"loss after (\d+) steps: ([\d.]+), undisturbed: ([\d.]+)", run.stdout)
-    assert found is not None, run.stdout
-    assert int(found[1]) > 20
+    assert "was killed by SIGKILL" in printed
+    found = re.search(r"loss after (\d+) steps: ([\d.]+), undisturbed: ([\d.]+)", printed)
+    assert found is not None, printed
+    assert int(found[1]) > 1
     assert float(found[2]) == pytest.approx(float(found[3]), rel=1e-3)
