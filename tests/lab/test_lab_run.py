@@ -27,7 +27,7 @@ def lab(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
         env=os.environ | environ,
     )
 

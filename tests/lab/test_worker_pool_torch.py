@@ -18,8 +18,9 @@ NOWHERE = Placement({"openmpi": Path("nowhere")}, program="bench.scoreboard.work
 
 @pytest.fixture(scope="module")
 def pool_of() -> Iterator[Callable[[str], WorkerPool]]:
-    """Two ranks of a library, started once: each rank imports torch."""
-    with ExitStack() as on_exit:
+    """Two ranks of a library, forks of a process that has imported torch, started once."""
+    with ExitStack() as on_exit, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.bench.launch._FORKED_FROM", 2)
         yield cache(lambda name: on_exit.enter_context(WorkerPool(JobSpec(name, 2), NOWHERE)))
 
 

@@ -1,6 +1,7 @@
 """Error feedback between hosts, by workers and servers: a server that dies changes no bit."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from unit.feedback_model import round_flat
 import shoal
 from shoal.average import Averager, ErrorFeedback
 
+SOAK = bool(os.environ.get("SHOAL_SOAK"))
 N_ELEMS = 1_000_003
 N_STEPS = 4
 KILLED_IN = 2  # the step
@@ -93,7 +95,7 @@ def average_while_the_server_dies(codec: str) -> tuple[list[bool], str]:
     return right, bits.hexdigest()
 
 
-@pytest.mark.parametrize("codec", ["bf16", "mxint8", "mxfp4"])
+@pytest.mark.parametrize("codec", ["bf16", "mxint8", "mxfp4"] if SOAK else ["bf16", "mxfp4"])
 def test_a_server_lost_in_mid_step_changes_neither_averages_nor_residuals(
     tmp_path: Path, codec: str
 ) -> None:

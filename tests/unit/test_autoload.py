@@ -126,10 +126,9 @@ def test_the_entry_points_of_the_package_are_register(group: str) -> None:
 # ---- where torch loads no backends by itself ----
 
 
-@pytest.mark.parametrize("imports", ["torch, shoal", "shoal, torch, shoal.torch"])
-def test_importing_shoal_registers_where_torch_loads_no_backends(imports: str) -> None:
+def test_importing_shoal_before_torch_registers_where_torch_loads_no_backends() -> None:
     pytest.importorskip("torch")
-    code = f"import {imports}; from torch.distributed import Backend; print(Backend.backend_list)"
+    code = "import shoal, torch, shoal.torch; print(torch.distributed.Backend.backend_list)"
     assert "'shoal'" in run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
@@ -153,16 +152,20 @@ def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
     assert run_python(f"import shoal; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
-def test_the_wrapper_loads_nothing_of_torch_that_torchs_own_does_not() -> None:
+def test_after_torch_shoal_registers_and_its_wrapper_loads_nothing_that_torchs_does_not() -> None:
     """torch.distributed.optim alone takes 0.8 s of a core, on every rank."""
     pytest.importorskip("torch")
     code = (
         "import torch.nn.parallel.distributed; torchs = set(sys.modules); "
+        "import shoal; backends = torch.distributed.Backend.backend_list[:]; "
         "import shoal.torch; shoal.torch.DistributedDataParallel; "
-        "print([m for m in set(sys.modules) - torchs if m.startswith(('torch', 'sympy'))])"
+        "of_torch = [m for m in set(sys.modules) - torchs if m.startswith(('torch', 'sympy'))]; "
+        "print([backends, of_torch])"
     )
+    backends, of_torch = literal_eval(run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    assert "shoal" in backends
     hooks = "torch.distributed.algorithms.ddp_comm_hooks"
-    assert [name for name in literal_eval(run_python(code)) if not name.startswith(hooks)] == []
+    assert [name for name in of_torch if not name.startswith(hooks)] == []
 
 
 # What a group forms without, and every rank would pay for: most is for the first call, the rest for
