@@ -87,7 +87,7 @@ def test_a_firewall_between_two_hosts_is_named_with_both_and_fails_no_other_way(
 def test_a_rank_with_another_key_hears_of_it_and_rank_0_names_who_did_not_come() -> None:
     other = {1: {"SHOAL_KEY": "another key than theirs"}}
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
-        outcomes = findings_in(cluster, other, timeout_s=3.0)
+        outcomes = findings_in(cluster, other, timeout_s=8.0)
     assert "holds another key" in str(outcomes[1])
     assert problem_with(of_rank_0(outcomes), "rank 1 did not come")
 
