@@ -71,7 +71,7 @@ def forked_scripts() -> Iterator[list[Script]]:
     popen = subprocess.Popen
 
     def start(command: Sequence[Any], **how: Any) -> Any:
-        if Path(command[1]).parent != EXAMPLES:
+        if Path(*command[1:2]).parent != EXAMPLES:
             return popen(command, **how)
         started.append(Script(len(started), command, how["env"]))
         return started[-1]
