@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, ShoalError, TimedOut, UsageError
-from shoal.rendezvous.listener import hold_port, port_range
+from shoal.rendezvous.listener import hold_port, listen_tcp, port_range
 
 LONG_S = 50.0
 N_TURNS = 50
@@ -204,10 +204,10 @@ def newcomer_of_a_range() -> int:
 
 
 def test_a_newcomer_that_knows_only_the_range_of_ports_finds_a_door() -> None:
-    with socket.socket() as taken:  # the first port is another program's
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        first = min(taken.getsockname()[1], 65535 - N_PORTS)
+    # Below the ports that the kernel gives to connections, and those of `free_port`. The first is
+    # another program's.
+    with listen_tcp("127.0.0.1", range(random.randrange(14_000, 18_000), 18_900)) as taken:
+        first = taken.getsockname()[1]
         ports = {"SHOAL_PORT_RANGE": f"{first}-{first + N_PORTS}", "SHOAL_KEY": "k" * 32}
         with Stage() as stage:
             env = {**stage.env, **ports}
