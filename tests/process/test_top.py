@@ -1,5 +1,6 @@
 """Numbers of running ranks: `Group.stats()`, and `shoal top`, which asks them from outside."""
 
+import argparse
 import json
 import os
 import shutil
@@ -22,7 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from shoal.cli import main
-from shoal.state import monitor
+from shoal.cli.top import _reader as reader_of
+from shoal.state import monitor, remote
 
 
 def until(find: Callable[[], Any]) -> Any:
@@ -184,6 +186,57 @@ def check_prometheus(text: str, documents: list[dict[str, Any]]) -> None:
             sent = found["shoal_link_sent_bytes_total", world["rank"], str(link["rank"])]
             assert sent.value >= link["bytes_out"]
             assert sent.labels["link"] == "shm"
+
+
+def watched_member_or_newcomer() -> None:
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    if rank == 3:
+        address = stage.store.get("address", 60).decode()
+        group = shoal.init(join=address)
+    else:
+        os.environ["WORLD_SIZE"] = "3"
+        group = shoal.init()
+        group.barrier()
+        stage.cue(f"rank {rank} is ready")
+        try:
+            group.recv(bytearray(1), (rank + 1) % 3)  # nobody sends it
+        except shoal.PeerLost:
+            group = group.shrink()
+        if group.rank == 0:
+            stage.store.set("address", group.address.encode())
+            while not group.newcomers:
+                os.sched_yield()
+        group.barrier()
+        group = group.grow()
+    with group:
+        stage.cue(f"rank {group.rank} has grown")
+        stage.await_cue("all have been seen")
+        group.barrier()
+
+
+def test_top_follows_a_group_that_lost_rank_0_and_grew(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"SHOAL_KEY": "k" * 64}
+    env = {"XDG_RUNTIME_DIR": str(runtime.parent), "SHOAL_MONITOR": "1", **key}
+    monkeypatch.setenv("SHOAL_KEY", key["SHOAL_KEY"])
+    with (
+        Stage() as stage,
+        start_ranks(watched_member_or_newcomer, 4, env={**stage.env, **env}) as ranks,
+    ):
+        for rank in range(3):
+            stage.await_cue(f"rank {rank} is ready")
+        [one] = [found for found in monitor.read_all() if found["rank"] == 1]
+        place = remote.places_of(one)[1]
+        read = reader_of(argparse.Namespace(address=f"{place.address}:{place.port}"))
+        assert [found["pid"] for found in read()] == [ranks.pid(rank) for rank in range(3)]
+        os.kill(ranks.pid(0), signal.SIGKILL)
+        for rank in range(3):
+            stage.await_cue(f"rank {rank} has grown")
+        assert [found["pid"] for found in read()] == [ranks.pid(rank) for rank in (1, 2, 3)]
+        stage.cue("all have been seen")
+        outcomes = ranks.wait()
+    assert [outcome.error for outcome in outcomes[1:]] == [None] * 3
 
 
 def test_a_folder_that_others_can_enter_is_not_used(

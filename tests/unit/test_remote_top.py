@@ -1,5 +1,6 @@
 """How `shoal top` asks ranks over a network: which of them answer, with what, and which do not."""
 
+import argparse
 import contextlib
 import json
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from shoal.cli import main
+from shoal.cli.top import _reader as reader_of
 from shoal.errors import PeerLost, ShoalError
 from shoal.group import form as forming
 from shoal.group.agreeing import digest_of, monitor_of
@@ -54,11 +56,11 @@ def document(rank: Any, *monitors: list[Any], **changed: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def answering(read: Callable[[], bytes]) -> Iterator[int]:
+def answering(read: Callable[[], bytes], kind: type[Answering] = Answering) -> Iterator[int]:
     """The port of 127.0.0.1 at which a process answers."""
     listener = listen_tcp("127.0.0.1", (0,))
     port = listener.getsockname()[1]
-    serving = Answering(listener, KEY, read)
+    serving = kind(listener, KEY, read)
     thread = threading.Thread(target=serving.run)
     thread.start()
     try:
@@ -129,6 +131,43 @@ def test_ranks_that_do_not_answer_are_shown_beside_those_that_do(
         with answering(lambda: document(n_silent)) as alive:
             places = [*(at(port, rank) for rank in range(n_silent)), at(alive, n_silent)]
             assert errors_of(*places) == [*(["it does not answer"] * n_silent), None]
+
+
+def test_a_rank_that_answers_slowly_has_five_seconds_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(Answering):
+        def _get(self, peer: Any, key: str, wait_ms: int) -> None:
+            ended.wait(0.05)  # a little for each of a thousand parts
+            super()._get(peer, key, wait_ms)
+
+    assert remote._ANSWER_S == 5
+    monkeypatch.setattr(remote, "_ANSWER_S", 1.5)
+    monkeypatch.setattr(remote, "PATIENCE_S", 1.0)
+    ended = threading.Event()
+    with answering(lambda: b" " * remote.MOST_BYTES, Slow) as port:
+        begin_s = time.monotonic()
+        assert errors_of(at(port)) == ["it does not answer"]
+        assert time.monotonic() - begin_s < 10  # all parts together take 50 s
+        ended.set()
+
+
+@pytest.mark.usefixtures("key")
+def test_top_takes_another_world_only_if_nobody_answers_for_the_one_it_shows() -> None:
+    monitors: list[list[Any]] = []
+    worlds = ["w", "w"]
+    with (
+        answering(lambda: document(0, *monitors, world=worlds[0])) as first,
+        answering(lambda: document(1, *monitors, world=worlds[1])) as second,
+    ):
+        monitors += [[0, "a", "127.0.0.1", first], [1, "b", "127.0.0.1", second]]
+        read = reader_of(argparse.Namespace(address=f"127.0.0.1:{second}"))
+        assert [found["world"] for found in read()] == ["w", "w"]
+        worlds[1] = "another"
+        monitors[:] = [[1, "b", "127.0.0.1", second]]
+        assert [(found["rank"], found["world"]) for found in read()] == [(0, "w"), (1, "another")]
+        worlds[0] = "another"
+        assert [(found["rank"], found["world"]) for found in read()] == [(1, "another")]
 
 
 @pytest.mark.usefixtures("key")

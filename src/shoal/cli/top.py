@@ -74,7 +74,7 @@ def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
         return read_all
     from shoal.rendezvous import job_key
     from shoal.rendezvous.door import parse_address
-    from shoal.state.remote import ANY_RANK, Place, ask, places_of
+    from shoal.state.remote import Place, ask, places_of
 
     key = job_key()
     if key is None:
@@ -84,10 +84,16 @@ def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
 
     def read() -> list[dict[str, Any]]:
         if not places:
-            [first] = ask([Place("", ANY_RANK, host, host, port)], key)
+            [first] = ask([Place("", 0, host, host, port)], key)
             if "error" in first:
                 raise ShoalError(f"the process at {args.address}: {first['error']}")
             places.extend(places_of(first))
+        found = ask(places, key)
+        answers = [one for one in found if "error" not in one]
+        if not answers or any(one["world"] == places[0].world for one in answers):
+            return found
+        # The group has grown: its members answer at the same places, but the ranks are others.
+        places[:] = places_of(answers[0])
         return ask(places, key)
 
     return read

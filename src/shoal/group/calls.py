@@ -25,6 +25,7 @@ from shoal.state import AtDeadline
 if TYPE_CHECKING:
     from shoal.group.context import Context
     from shoal.plan import Planner
+    from shoal.state.monitor import Monitor
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -117,6 +118,11 @@ class Calls:
     def mesh(self) -> engine.Mesh | None:
         """The links of the calls; None once they are closed."""
         return self._context.mesh
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """Answers `shoal top` for the world of this group, with `SHOAL_MONITOR`."""
+        return self._context.monitor
 
     def await_at_close(self, call: engine.Call) -> None:
         """Let the closing of the links wait for a call that no caller waits for."""

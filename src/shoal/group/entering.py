@@ -15,7 +15,7 @@ from shoal.codec import parse_wire
 from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.group.agreeing import digest_of
 from shoal.group.elastic import CONFIRM_S
-from shoal.group.form import form
+from shoal.group.form import Growing, form
 from shoal.group.growing import FORM_S, SILENT_S, own_version, take_place
 from shoal.plan import Settings
 from shoal.rendezvous import job_key
@@ -87,7 +87,7 @@ def _enter_at(address: str, own: Announcement, deadline: float, wire: str | None
         with visit(at, uuid, FORM_S, silent_s=SILENT_S) as store:
             rank, size = take_place(store, number)
             group = form(
-                *(store, rank, size), timeout_s=FORM_S, name=own.group, wire=wire, begins=False
+                *(store, rank, size), timeout_s=FORM_S, name=own.group, wire=wire, growing=Growing()
             )
         try:
             # The members call it too once all of them have formed the group, and else close it.

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.codec import parse_wire
 from shoal.errors import UsageError
@@ -28,10 +28,21 @@ if TYPE_CHECKING:
     from shoal.rendezvous import Store
     from shoal.rendezvous.interface import Advertised
     from shoal.rendezvous.record import Endpoint
+    from shoal.state.monitor import Monitor
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 
 _LOG: Final = logging.getLogger("shoal")
+
+
+class Growing(NamedTuple):
+    """Of a group that is formed by `Group.grow`.
+
+    Attributes:
+        before: the monitor of the group from which it grows; readers find the new group there.
+    """
+
+    before: Monitor | None = None
 
 
 def form(
@@ -42,7 +53,7 @@ def form(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     name: str = "world",
     wire: str | None = None,
-    begins: bool = True,
+    growing: Growing | None = None,
 ) -> Group:
     """Meet all ranks through `store` and return the group of all of them.
 
@@ -50,7 +61,7 @@ def form(
         store: a store for all ranks, needed until this returns.
         timeout_s: seconds for the meeting, and the default timeout of calls.
         wire: the encoding of large sums between hosts, see `Group`; None: `SHOAL_WIRE`.
-        begins: call `Group.begin`.
+        growing: given by `Group.grow` and its newcomers, which begin the group themselves.
 
     Raises (nothing is left open):
         UsageError: a variable or the tuning file is wrong, or differs between ranks; keys differ;
@@ -68,7 +79,10 @@ def form(
         kind = _kind_of_group(settings, name)
         advertised, mbit = _advertised(store, settings) if size > 1 else ([], None)
         key = job_key() if monitored(os.environ) and advertised else None
-        readers, place = _listen_to_readers(advertised[0], size) if key else (None, None)
+        before = growing.before if growing is not None else None
+        readers, place = None, before.place if before is not None else None
+        if key and place is None:
+            readers, place = _listen_to_readers(advertised[0], size)
         digest = digest_of(settings, mbit, monitor=place[:2] if place else None)
     channels = functools.partial(agreed_channels, settings)
     with readers or contextlib.nullcontext():
@@ -83,14 +97,14 @@ def form(
             members = list(range(size))
             group = kind(context, members, name, timeout_s, planner, settings.wire)
             group.owns_context = True
-            if readers is not None and key is not None and context.monitor is not None:
-                context.monitor.listen(readers, key, _places_of_monitors(context))
+            if place is not None and context.monitor is not None:
+                context.monitor.answer(readers or before, place, key, _places_of_monitors(context))
                 if rank == 0:
                     _LOG.info("%s: `shoal top %s` shows all ranks", title, place)
         except BaseException:
             context.close()
             raise
-    if begins:
+    if growing is None:
         group.begin()
     if size > 1:
         load("shoal.plan.choose")  # the first call may have no file descriptor left

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.group.agreeing import difference
-from shoal.group.form import form
+from shoal.group.form import Growing, form
 from shoal.group.view import MOST_NUMBER
 from shoal.group.work import FOR_EVER_S
 from shoal.limits import DEAD_S
@@ -161,7 +161,7 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
                 timeout_s=max(0.001, deadline - time.monotonic()),
                 name=name,
                 wire=group.wire.name,
-                begins=False,
+                growing=Growing(group.monitor),
             )
     except ShoalError as error:
         ended = group.ended()

@@ -21,12 +21,15 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal import threads
 from shoal.errors import ShoalError, UsageError
 from shoal.state.remote import MOST_ASKED, PATIENCE_S, VERSION, Answering
 from shoal.state.stats import stats_of
+
+if TYPE_CHECKING:
+    from shoal.rendezvous.record import Endpoint
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -46,6 +49,8 @@ class Monitor:
         self._socket = socket.socket(socket.AF_UNIX)
         self._source = weakref.ref(source)
         self._answering: Answering | None = None
+        self.place: Endpoint | None = None
+        """Where readers on other hosts may ask."""
         self._monitors: list[tuple[int, str, str, int]] = []
         try:
             self._socket.bind(str(unready))
@@ -72,21 +77,36 @@ class Monitor:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
-    def listen(
-        self, listener: socket.socket, job_key: bytes, monitors: list[tuple[int, str, str, int]]
+    def answer(
+        self,
+        at: socket.socket | Monitor | None,
+        place: Endpoint,
+        job_key: bytes | None,
+        monitors: list[tuple[int, str, str, int]],
     ) -> None:
         """Answer on other hosts too; a warning, if that cannot be.
 
         Args:
-            listener: owned from here on.
+            at: a listener, owned from here on; or the monitor of the world from which this one
+                has grown, whose listener this one takes over.
+            place: where it listens.
             job_key: what readers must prove.
             monitors: of each rank of the world: its number, host, address and port for readers.
         """
-        self._monitors = monitors
+        self._monitors, self.place = monitors, place
+        if isinstance(at, Monitor):
+            self._answering, at._answering = at._answering, None
+            at.place = None
+            if self._answering is not None:
+                self._answering.read = self._document
+            return
+        if at is None or job_key is None:
+            return
         try:
-            self._answering = Answering(listener, job_key, self._document)
+            self._answering = Answering(at, job_key, self._document)
             threads.start("shoal-monitor", self._answering.run)
         except (OSError, ShoalError) as error:
+            self.place = None
             _LOG.warning("shoal top on other hosts cannot read this process: %s", error)
 
     def _serve(self) -> None:

@@ -33,16 +33,16 @@ VERSION: Final = 1
 """The version of the document; raised when a reader of the last one would misunderstand it."""
 
 PATIENCE_S: Final = 2.0  # of either end with the other
+_ANSWER_S: Final = 5.0  # for all parts of a document together
 MOST_BYTES: Final = 4 << 20  # of a document: the links of ten thousand ranks
 _MOST_READERS: Final = 64  # of a rank at a time
 MOST_ASKED: Final = 64  # ranks at a time: each takes a thread and five descriptors
 _READER_S: Final = 10.0  # until a rank drops a reader, which asks for one document
-ANY_RANK: Final = -1
 _N_PARTS: Final = "n_parts"
 
 
 class Place(NamedTuple):
-    """A rank of a world, or `ANY_RANK`, its host's name, and where it answers; port 0: nowhere."""
+    """A rank of a world, its host's name, and where it answers; port 0: nowhere."""
 
     world: str
     rank: int
@@ -74,7 +74,7 @@ class Answering(Serving):
 
     def __init__(self, listener: socket.socket, job_key: bytes, read: Callable[[], bytes]) -> None:
         super().__init__([listener], job_key, StoreLimits(n_clients=_MOST_READERS))
-        self._read = read
+        self.read = read
         self._documents: dict[Peer, bytes] = {}
         self._until: dict[Peer, float] = {}  # when each reader is dropped
 
@@ -95,7 +95,7 @@ class Answering(Serving):
 
     def _get(self, peer: Peer, key: str, wait_ms: int) -> None:
         if key == _N_PARTS:
-            document = self._documents[peer] = self._read()
+            document = self._documents[peer] = self.read()
             self._reply(peer, VALUE, b"%d" % -(-len(document) // MAX_VALUE_BYTES))
         else:
             begin = int(key) * MAX_VALUE_BYTES
@@ -125,7 +125,7 @@ def places_of(document: dict[str, Any]) -> list[Place]:
 def ask(places: Iterable[Place], job_key: bytes) -> list[dict[str, Any]]:
     """Return the document of each place; of one that fails, one with `error`.
 
-    Takes two seconds for each 64 of them that do not answer.
+    Takes two seconds for each 64 of them that do not answer, and five for 64 that answer slowly.
     """
     documents: list[dict[str, Any]] = []
     threads = Threads("shoal top", MOST_ASKED)
@@ -137,6 +137,7 @@ def ask(places: Iterable[Place], job_key: bytes) -> list[dict[str, Any]]:
 
 def _ask(place: Place, job_key: bytes, documents: list[dict[str, Any]]) -> None:
     why = "it was started without SHOAL_MONITOR=1, or without a job key"
+    begun_s = time.monotonic()
     if place.port:
         try:
             documents.append(_document_at(place, job_key))
@@ -144,15 +145,22 @@ def _ask(place: Place, job_key: bytes, documents: list[dict[str, Any]]) -> None:
         except TimedOut:
             why = "it does not answer"
         except PeerLost:
-            why = "it has ended, or its connection broke"
+            is_slow = time.monotonic() - begun_s >= PATIENCE_S
+            why = "it does not answer" if is_slow else "it has ended, or its connection broke"
         except (ShoalError, OSError) as error:
             why = str(error)
     documents.append({"world": place.world, "rank": place.rank, "host": place.host, "error": why})
 
 
 def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
-    where = place.address, place.port
-    client = TcpStoreClient(*where, timeout_s=PATIENCE_S, key=job_key, is_served=True)
+    client = TcpStoreClient(
+        place.address,
+        place.port,
+        timeout_s=PATIENCE_S,
+        total_s=_ANSWER_S,
+        key=job_key,
+        is_served=True,
+    )
     with contextlib.closing(client):
         try:
             n_parts = min(int(client.try_get(_N_PARTS) or 0), MOST_BYTES // MAX_VALUE_BYTES)
@@ -167,6 +175,6 @@ def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
             raise ShoalError("its numbers cannot be read") from error
     document = {name: found[name] for name in get_type_hints(_Document)}
     rank = document["rank"]
-    if place.rank not in (ANY_RANK, rank):
+    if document["world"] == place.world and rank != place.rank:
         raise ShoalError(f"rank {rank} answers in its place")
     return document

@@ -48,6 +48,7 @@ class TcpStoreClient:
     Args:
         timeout_s: for connecting, which is retried until then, and for every single call; a `get`
             has its own time, and five seconds more.
+        total_s: for connecting and all calls together.
         key: the job key, or None; the same as the server's.
         is_served: the server has listened before, so it has ended if it refuses to connect.
 
@@ -63,6 +64,7 @@ class TcpStoreClient:
         port: int,
         *,
         timeout_s: float,
+        total_s: float = float("inf"),
         key: bytes | None = None,
         is_served: bool = False,
     ) -> None:
@@ -71,6 +73,7 @@ class TcpStoreClient:
         self._port = port
         self._is_served = is_served
         self._timeout_s = timeout_s
+        self._until = time.monotonic() + total_s
         self._lock = threading.Lock()
         self._peer: Peer | None = None
         self._lost = ""  # why the connection is of no use any more
@@ -155,7 +158,7 @@ class TcpStoreClient:
             self._replies = []
             if self._endpoint.fileno() < 0:
                 self._lose("a forked child has no part in the connection of its parent")
-            until = time.monotonic() + timeout_s
+            until = min(time.monotonic() + timeout_s, self._until)
             try:
                 for body in bodies:
                     if self._peer is not None:
