@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing")
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None,
-    reason="NOT TESTED: pictures need matplotlib: pip install 'shoal[report]'",
+    reason="NOT TESTED: pictures need matplotlib: pip install matplotlib",
 )
 ALL_REDUCE = CallName("all_reduce", "float", "sum", -1, True)
 
@@ -149,7 +149,7 @@ def test_without_matplotlib_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert main(["report", str(file())]) == 2
-    assert "pip install 'shoal[report]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 @needs_matplotlib

@@ -47,7 +47,7 @@ def test_metrics_without_the_library_say_what_installs_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert ask("/metrics") == (
         501,
-        "metrics need prometheus_client: pip install 'shoal[metrics]'\n",
+        "metrics need prometheus_client: pip install prometheus_client\n",
     )
 
 

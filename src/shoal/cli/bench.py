@@ -102,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _require_numpy() -> None:
     if importlib.util.find_spec("numpy") is None:
-        raise UsageError("shoal bench needs NumPy to check results: pip install 'shoal[bench]'")
+        raise UsageError("shoal bench needs NumPy to check results: pip install numpy")
 
 
 def sweep_of(args: argparse.Namespace) -> Sweep:

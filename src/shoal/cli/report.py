@@ -29,7 +29,7 @@ def _run(args: argparse.Namespace) -> int:
 
     records = read_records(args.files)
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("shoal report draws with matplotlib: pip install 'shoal[report]'")
+        raise UsageError("shoal report draws with matplotlib: pip install matplotlib")
     from shoal.bench.report.charts import write_png
     from shoal.bench.report.page import draw_all, page_of
 

@@ -53,7 +53,7 @@ def check_addresses(roster: Mapping[int, Entry]) -> None:
         return
     first = roster[inside[0]]
     at = next(endpoint for endpoint in first.listens_at if is_loopback(endpoint.address))
-    more = f" (and {len(inside) - 1} more ranks)" if len(inside) > 1 else ""
+    more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
     raise UsageError(
         f"rank {inside[0]} on {first.host_label}{more} listens on {at.address} ({at.interface}), "
         "which other hosts cannot reach: set SHOAL_SOCKET_IFNAME on that host to the interface "

@@ -92,7 +92,7 @@ def _metrics(health: Health) -> tuple[int, str, str]:
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
     except ImportError:
-        text = "metrics need prometheus_client: pip install 'shoal[metrics]'\n"
+        text = "metrics need prometheus_client: pip install prometheus_client\n"
         return 501, text, "text/plain; charset=utf-8"
     registry, views = CollectorRegistry(), list(health.views)
     numbers = {

@@ -44,7 +44,7 @@ def plot(report: AveragingReport, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("plot draws with matplotlib: pip install 'shoal[report]'") from None
+        raise UsageError("plot draws with matplotlib: pip install matplotlib") from None
     ordered = sorted(report.steps, key=lambda step: step.total)
     number = ordered[len(ordered) // 2].number
     step = next(times for times in report.times if times.number == number)
