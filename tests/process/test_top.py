@@ -239,6 +239,67 @@ def test_top_follows_a_group_that_lost_rank_0_and_grew(
     assert [outcome.error for outcome in outcomes[1:]] == [None] * 3
 
 
+def member_whose_first_grow_fails_or_newcomer() -> None:
+    """Rank 1 forms the first larger group, and fails then: so all members keep the old one."""
+    from shoal.group import growing
+
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    form_new = growing.form_new
+
+    def fail_once(*given: Any) -> shoal.Group:
+        growing.form_new = form_new
+        form_new(*given).close()
+        raise shoal.TimedOut("once")
+
+    if rank == 2:
+        group = shoal.init(join=stage.store.get("address", 60).decode())
+    else:
+        os.environ["WORLD_SIZE"] = "2"
+        group = shoal.init()
+        if rank == 0:
+            stage.store.set("address", group.address.encode())
+        else:
+            growing.form_new = fail_once
+        for size in (2, 3):
+            while rank == 0 and not group.newcomers:
+                os.sched_yield()
+            group.barrier()
+            group = group.grow()
+            assert group.size == size
+            stage.cue(f"rank {rank} is in a group of {size}")
+            stage.await_cue(f"{size} have been seen")
+    with group:
+        stage.await_cue("3 have been seen")
+        group.barrier()
+
+
+def test_top_finds_a_group_at_its_addresses_after_a_grow_that_failed(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"SHOAL_KEY": "k" * 64}
+    env = {"XDG_RUNTIME_DIR": str(runtime.parent), "SHOAL_MONITOR": "1", **key}
+    monkeypatch.setenv("SHOAL_KEY", key["SHOAL_KEY"])
+    with (
+        Stage() as stage,
+        start_ranks(
+            member_whose_first_grow_fails_or_newcomer, 3, env={**stage.env, **env}
+        ) as ranks,
+    ):
+        for rank in range(2):
+            stage.await_cue(f"rank {rank} is in a group of 2")
+        one = next(found for found in monitor.read_all() if found["pid"] == ranks.pid(0))
+        place = remote.places_of(one)[0]
+        read = reader_of(argparse.Namespace(address=f"{place.address}:{place.port}"))
+        assert [found.get("pid") for found in read()] == [ranks.pid(rank) for rank in range(2)]
+        stage.cue("2 have been seen")
+        for rank in range(2):
+            stage.await_cue(f"rank {rank} is in a group of 3")
+        assert [found.get("pid") for found in read()] == [ranks.pid(rank) for rank in range(3)]
+        stage.cue("3 have been seen")
+        outcomes = ranks.wait()
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+
+
 def test_a_folder_that_others_can_enter_is_not_used(
     runtime: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,6 +49,7 @@ class Monitor:
         self._socket = socket.socket(socket.AF_UNIX)
         self._source = weakref.ref(source)
         self._answering: Answering | None = None
+        self._before: Monitor | None = None  # the one whose listener this one has
         self.place: Endpoint | None = None
         """Where readers on other hosts may ask."""
         self._monitors: list[tuple[int, str, str, int]] = []
@@ -71,7 +72,9 @@ class Monitor:
             self._socket.close()
         elif not self._ended.is_set():
             self._ended.set()
-            if self._answering is not None:
+            if self._before is not None and not self._before._ended.is_set():
+                self._before._take_over(self)  # the group did not grow after all
+            elif self._answering is not None:
                 self._answering.submit(None)
             self._path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
@@ -88,17 +91,15 @@ class Monitor:
 
         Args:
             at: a listener, owned from here on; or the monitor of the world from which this one
-                has grown, whose listener this one takes over.
+                has grown, whose listener this one takes over, until it is closed.
             place: where it listens.
             job_key: what readers must prove.
             monitors: of each rank of the world: its number, host, address and port for readers.
         """
         self._monitors, self.place = monitors, place
         if isinstance(at, Monitor):
-            self._answering, at._answering = at._answering, None
-            at.place = None
-            if self._answering is not None:
-                self._answering.read = self._document
+            self._before, at._before = at, None
+            self._take_over(at)
             return
         if at is None or job_key is None:
             return
@@ -108,6 +109,12 @@ class Monitor:
         except (OSError, ShoalError) as error:
             self.place = None
             _LOG.warning("shoal top on other hosts cannot read this process: %s", error)
+
+    def _take_over(self, other: Monitor) -> None:
+        self._answering, other._answering = other._answering, None
+        self.place, other.place = other.place, None
+        if self._answering is not None:
+            self._answering.read = self._document
 
     def _serve(self) -> None:
         with self._socket:
