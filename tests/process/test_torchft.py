@@ -236,6 +236,38 @@ def test_another_thread_ends_a_forming_on_all_replicas_at_once(address: str, how
         assert time.monotonic() - began < TIMEOUT.total_seconds() / 2
 
 
+def end_while_the_door_opens(address: str, moment: str) -> None:
+    """Another thread shuts down rank 0's group while that uses its door."""
+    from shoal.rendezvous.door import Door
+
+    rank, group = rank_of(), group_of()
+    configure(group, address, 1, 2)
+    owner: Any = os if moment == "urandom" else Door
+    whole = getattr(owner, moment)
+
+    def shut_down_once(*given: Any) -> Any:
+        setattr(owner, moment, whole)
+        done = whole(*given)
+        ending = threading.Thread(target=group.shutdown)
+        ending.start()
+        ending.join()
+        return done
+
+    if rank == 0:
+        setattr(owner, moment, shut_down_once)
+    with pytest.raises(Closed if rank == 0 else PeerLost):
+        configure(group, address, 2, 2)
+    configure(group, address, 3, 2)
+    assert total(group, rank) == 3
+
+
+@pytest.mark.parametrize("moment", ["urandom", "open"])
+def test_a_group_that_another_thread_ends_while_its_door_opens_can_be_formed_again(
+    address: str, moment: str
+) -> None:
+    run_ranks(end_while_the_door_opens, 2, address, moment)
+
+
 def configure_during_an_abort(address: str) -> None:
     group, begins, may_end = group_of(), threading.Event(), threading.Event()
     configure(group, address, 1, 1)

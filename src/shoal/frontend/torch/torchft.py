@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -66,6 +67,7 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         self._form(MemoryStore(), 0, 1).close()
         self._n_ends = 0
         self._door: Door | None = None
+        self._lock = threading.Lock()  # of the door, which another thread may close meanwhile
         self._end_visit: Callable[[], None] = lambda: None  # the last visit; idempotent
 
     _pg: dist.ProcessGroup | None
@@ -122,9 +124,11 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         deadline, host_id = time.monotonic() + timeout_s, find_host_id(os.environ)
         with contextlib.closing(Asking(TorchStore(store), deadline)) as asking:
             if rank == 0:
-                self._door, uuid = self._door or Door(), os.urandom(16).hex()
-                self._door.open(uuid, SILENT_S)
-                asking.set(_DOOR, f"{self._door.address} {uuid} {host_id}".encode())
+                with self._lock:
+                    door = self._door = self._door or Door()
+                uuid = os.urandom(16).hex()
+                door.open(uuid, SILENT_S)
+                asking.set(_DOOR, f"{door.address} {uuid} {host_id}".encode())
             written = asking.get(_DOOR, timeout_s)
         try:
             address, uuid, its_host = written.decode().split(" ", 2)
@@ -161,7 +165,8 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         self._n_ends += 1
         self._end_visit()
         group, self._pg = self._pg, None
-        door, self._door = self._door, None
+        with self._lock:
+            door, self._door = self._door, None
         if group is not None:
             group.shutdown()
         if door is not None:
