@@ -139,7 +139,7 @@ def group_for(who: str, process_group: dist.ProcessGroup | None) -> Group:
     Args:
         who: needs it.
     """
-    group = group_in(dist.group.WORLD if process_group is None else process_group)
+    group = default_group() if process_group is None else group_in(process_group)
     if group is None:
         raise UsageError(
             f"{who}: the process group is not one of shoal's; make it with "
