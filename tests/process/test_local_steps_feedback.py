@@ -11,10 +11,11 @@ import pytest
 from process.local_steps import Case, first_values, local_step
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage
+from unit.in_process import in_ranks
 from wires import rounded
 
 import shoal
-from shoal.average import Averager, DiLoCo, ErrorFeedback, OuterSGD
+from shoal.average import Averager, ChunkTopK, DiLoCo, ErrorFeedback, OuterSGD
 from shoal.errors import UsageError
 
 STREAM = Case(every=4, fragments=2, delay=1, alpha=0.5)
@@ -103,20 +104,49 @@ def test_a_round_in_which_nothing_has_a_weight_leaves_residuals_as_they_were() -
 
 
 def weigh_all_steps_alike() -> None:
-    """Train by steps of weight 1024, whose products are exact, and by steps without weights."""
-    plain, case = Case(every=2), Case(every=2, weighted=True)
+    """Train by steps of weight 1024, whose products are exact, and by steps without weights.
+
+    A round of one step follows rounds of four, and one of four follows it.
+    """
+    plain, case = Case(every=4), Case(every=4, weighted=True)
     with shoal.init() as group:
         found = []
         for one, weight in ((plain, None), (case, 1024.0)):
             weights, diloco = start(group, one)
-            for _ in range(6):
-                local_step(weights, group.rank)
-                diloco.step(weight)
+            for n_steps in (9, 4):
+                for _ in range(n_steps):
+                    local_step(weights, group.rank)
+                    diloco.step(weight)
+                diloco.sync()
+            assert diloco.rounds == 4
             given = diloco.state_dict()["rounding"][0]["residuals"]
             found.append({n: v.tobytes() for n, v in {**diloco.parameters, **weights}.items()})
             found[-1] |= {f"residual of {name}": one.tobytes() for name, one in given.items()}
         assert found[0] == found[1]
 
 
-def test_residuals_follow_the_unit_of_weights() -> None:
+def test_residuals_are_of_values_before_their_weights() -> None:
     run_ranks(weigh_all_steps_alike, 2)
+
+
+def leave_a_rank_out() -> None:
+    with shoal.init() as group:
+        weights, diloco = start(group, Case(every=1, weighted=True))
+        for weight in (1.0, float(group.rank)):
+            before = residuals(diloco)
+            local_step(weights, group.rank)
+            diloco.step(weight)
+        assert any(map(any, before.values()))
+        assert (residuals(diloco) == before) == (group.rank == 0)
+
+
+def test_a_rank_without_weight_keeps_its_residual() -> None:
+    run_ranks(leave_a_rank_out, 2)
+
+
+@in_ranks(1)
+def test_top_k_is_refused_where_rounds_have_other_weights(group: shoal.Group) -> None:
+    for more in ({"weighted": True}, {"quorum": 1}):
+        options: Any = {"every": 1, "compress": ChunkTopK(), **more}
+        with pytest.raises(UsageError, match="goes without weights and without a quorum"):
+            DiLoCo(group, {"w": np.ones(3, np.float32)}, **options)

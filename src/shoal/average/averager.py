@@ -481,9 +481,9 @@ class Averager:
             self._departures.subject.step = 0
 
     def scale_feedback(self, factor: float) -> None:
-        """Multiply the residuals, between two steps, as all later values are."""
+        """Multiply residuals from now on as the caller does its values, 0 for values left out."""
         if self._feedback is not None:
-            self._feedback.scale(factor)
+            self._feedback.factor = factor
 
     # What can be asked of it.
 

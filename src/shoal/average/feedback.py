@@ -27,12 +27,14 @@ class Feedback:
     A step adds the residuals to what it sends and makes new ones, by the rounding of `scheme`,
     which replace them when all averages have come. So a step that fails, or whose averages are not
     finite, leaves the residuals as they were: it can be repeated, and nothing is added twice.
-    `n_steps` counts the steps that have ended.
+    `n_steps` counts the steps that have ended. `factor` is what the caller has multiplied this
+    step's values by; residuals are of values that nothing has multiplied.
     """
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
         self.n_steps = 0
+        self.factor = 1.0
         self._layout: Layout | None = None
         self._sent: list[int] | None = None  # buffers that have left in this step, if there is one
         # Buffers whose residuals the last step replaced; None: another has begun since.
@@ -68,16 +70,24 @@ class Feedback:
         values, now, new = self._values[buffer], self._now[buffer], self._new[buffer]
         parts = [self._part(buffer, index) for index in left_out]
         with np.errstate(invalid="ignore", over="ignore"):
-            np.add(values, now, out=values)
+            np.add(values, self._scaled(now, new), out=values)
             for part in parts:
                 values[part] = 0
             new[...] = values
             round_to(codec, DType.FLOAT32, values.ctypes.data, values.size)
             np.subtract(new, values, out=new)
-        for part in parts:
+            if self.factor not in (0, 1):
+                np.divide(new, np.float32(self.factor), out=new)
+        for part in parts if self.factor else [slice(None)]:
             new[part] = now[part]
         self._sent.append(buffer)
         return codec
+
+    def _scaled(self, residuals: Any, scratch: Any) -> Any:
+        """Return residuals times `factor`, which is in most steps 1."""
+        if self.factor == 1:
+            return residuals
+        return numpy().multiply(residuals, numpy().float32(self.factor), out=scratch)
 
     def end(self) -> bool:
         """End a step whose averages have come; they are the same on all ranks. Idempotent.
@@ -102,13 +112,6 @@ class Feedback:
         self._swap(self._kept)
         self._kept = None
         self.n_steps -= 1
-
-    def scale(self, factor: float) -> None:
-        """Multiply the residuals: later values are in another unit. The last step stays ended."""
-        np = numpy()
-        for flat in self._now:
-            np.multiply(flat, np.float32(factor), out=flat)
-        self._kept = None
 
     def follow(self, n_steps: int) -> None:
         """Have ended as many steps as rank 0, where ranks may differ in whether the last one ended.

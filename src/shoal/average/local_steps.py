@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 from shoal.average.agreeing import agree, shared_by
 from shoal.average.averager import Averager
+from shoal.average.compress import ChunkTopK
 from shoal.average.layout import FLOATS, ArraySpec
 from shoal.average.ready import ReadyFlags
 from shoal.codec import Codec
@@ -127,6 +128,8 @@ class LocalSteps:
         self._check()
         if self._is_weighted:
             self._check_range(group)
+        if self._is_weighted or self._quorum is not None:
+            self._check_reducers()
         if self._quorum is not None:
             self._alpha = math.nan  # steps on the way of an average stay
         n_fragments = len(self._fragments)
@@ -179,6 +182,14 @@ class LocalSteps:
             raise UsageError(
                 f"weighted=True goes without float16, and there is {halves[0]}: products of values "
                 "and weights would exceed 65,504; use bfloat16, or leave weighted out"
+            )
+
+    def _check_reducers(self) -> None:
+        """Refuse `ChunkTopK`: reducers keep parts of sums, which have the weight of a round."""
+        if isinstance(self._compress, ChunkTopK):
+            raise UsageError(
+                f"{self._compress} goes without weights and without a quorum: what it leaves out "
+                "of one round would come into the next with another weight; use ErrorFeedback"
             )
 
     def _form(self, group: Group) -> None:
@@ -269,6 +280,7 @@ class LocalSteps:
         averager, part = self._averager_of(flight), flight.number % len(self._fragments)
         places = averager.begin()
         factor = flight.weight / self._units[part] if self._is_weighted or self._flags else 1.0
+        averager.scale_feedback(factor)
         keep = self._delay > 0 or self._flags is not None
         self._replica.give(places, factor, keep=keep)
         flight.has_landed = False
@@ -298,7 +310,7 @@ class LocalSteps:
         if self._is_weighted or self._flags:
             total = flight.total[0]
             factor = self._units[part] * self.group.size / total if total else 0.0
-            self._set_unit(part, total / self.group.size or self._units[part])
+            self._units[part] = total / self.group.size or self._units[part]
             self._folded += total
         if factor:  # if not, all weights are 0, and there is no average
             self._replica.step_outer(self._averager_of(flight).arrays, factor)
@@ -307,12 +319,6 @@ class LocalSteps:
         self._replica.mix(self._fragments[part], alpha)
         self._flying.popleft()
         self._n_done += 1
-
-    def _set_unit(self, part: int, unit: float) -> None:
-        """Divide the weights of later rounds by `unit`; residuals follow it."""
-        if unit != self._units[part]:
-            self._averagers[part].scale_feedback(self._units[part] / unit)
-            self._units[part] = unit
 
     def _averager_of(self, flight: _Flight) -> Averager:
         return self._averagers[flight.number % len(self._fragments)]
@@ -409,8 +415,7 @@ class LocalSteps:
         own.broadcast(data, root, name="fragment")
         if not is_root:
             self._replica.load(names, bytes(data))
-            self._set_unit(part, known[1])
-            self._folded = known[2]
+            _, self._units[part], self._folded = known
 
     # What is saved with a model.
 
