@@ -21,7 +21,7 @@ from process.stage import Stage, pretend_hosts
 import shoal
 from shoal.group.pool.addresses import Address, JobEndpoint
 from shoal.group.pool.protocol import key_id
-from shoal.group.pool.registry import leave, take_place
+from shoal.group.pool.registry import leave
 from shoal.rendezvous.store.torch_client import TorchStoreClient
 
 
@@ -94,8 +94,7 @@ def test_torchs_store_is_spoken_to_as_torch_does() -> None:
     client.set("other", b"\0" * 4096)
     assert client.try_get("other") == store.get("other") == b"\0" * 4096
     endpoint = JobEndpoint("127.0.0.1", store.port, "a job")
-    place = take_place(client, endpoint, b"k" * 32)
-    leave(client, place, endpoint, b"k" * 32, Address("fd00::1", 7))
+    place = leave(client, endpoint, b"k" * 32, Address("fd00::1", 7))
     assert store.get(place).endswith(b" [fd00::1]:7")
     store.set("long", "x" * 4097)
     with pytest.raises(OSError, match="answers with 4097 bytes"):

@@ -12,25 +12,25 @@ ENDPOINT, KEY = JobEndpoint("host", 1, "job"), bytes(range(32))
 
 
 class Store:
-    """One whose connection is lost once this many values were read."""
+    """One whose connection is lost once `n_left` values were read."""
 
-    def __init__(self, last: int = 1 << 60) -> None:
-        self._values: dict[str, bytes] = {}
-        self._n_left = last
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.n_left = 1 << 60
 
     def add(self, key: str) -> int:
-        n = int(self._values.get(key, b"0")) + 1
-        self._values[key] = str(n).encode()
+        n = int(self.values.get(key, b"0")) + 1
+        self.values[key] = str(n).encode()
         return n
 
     def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
+        self.values[key] = value
 
     def try_get(self, key: str) -> bytes | None:
-        self._n_left -= 1
-        if self._n_left < 0:
+        self.n_left -= 1
+        if self.n_left < 0:
             raise ConnectionResetError("it was started again")
-        return self._values.get(key)
+        return self.values.get(key)
 
     def close(self) -> None:
         pass
@@ -39,10 +39,10 @@ class Store:
 def test_a_server_is_found_in_a_store_that_was_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stores: list[Any] = [Store(last=3), Store()]
+    stores: list[Any] = [Store(), Store()]
     for store, port in ((stores[0], 1), (stores[0], 2), (stores[1], 3)):
-        place = registry.take_place(store, ENDPOINT, KEY)
-        registry.leave(store, place, ENDPOINT, KEY, Address("server", port))
+        registry.leave(store, ENDPOINT, KEY, Address("server", port))
+    stores[0].n_left = 3
     connections = iter(stores)
     monkeypatch.setattr(registry, "TorchStoreClient", lambda *_: next(connections))
     monkeypatch.setattr(registry, "_RETRY_S", 0.0)
@@ -59,3 +59,11 @@ def test_a_server_is_found_in_a_store_that_was_started_again(
     looking.close()
     assert was_found
     assert found == [1, 2, 3]
+
+
+def test_a_server_that_is_started_again_takes_no_other_place() -> None:
+    store: Any = Store()
+    first, second = Address("server", 1), Address("server", 2)
+    places = [registry.leave(store, ENDPOINT, KEY, one) for one in (first, second, first, second)]
+    assert places == 2 * [f"{registry._folder(ENDPOINT, KEY)}/{at}" for at in (1, 2)]
+    assert len(store.values) == 3  # and the number of places

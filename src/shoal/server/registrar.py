@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.group.pool.addresses import Address
-from shoal.group.pool.registry import leave, take_place
+from shoal.group.pool.registry import leave
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.store.torch_client import TorchStoreClient
 
@@ -70,14 +70,12 @@ def register_on(
                 TorchStoreClient(endpoint.host, endpoint.port, _TIMEOUT_S)
             ) as client:
                 address = address_for(client, addresses)
-                places = [take_place(client, endpoint, key) for key in keys]
-                for place, key in zip(places, keys, strict=True):
-                    leave(client, place, endpoint, key, address)
+                places = [leave(client, endpoint, key, address) for key in keys]
                 _LOG.info("registered at %s as %s", endpoint, address)
                 is_silent = False
                 while all(client.try_get(place) is not None for place in places):
                     time.sleep(_LOOK_S)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if not is_silent:
                 _LOG.warning("cannot register at %s: %s; tried again and again", endpoint, error)
             is_silent = True

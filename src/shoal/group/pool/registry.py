@@ -31,17 +31,19 @@ _MOST_LOOKS: Final = 20
 _LAST_S: Final = 0.5  # for the thread to end, unless the store keeps it
 
 
-def take_place(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes) -> str:
-    """Return a new key in the store for a server's address; OSError if it does not answer."""
+def leave(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes, address: Address) -> str:
+    """Write a server's address for jobs with this key, unless it is there; return its place.
+
+    The place is a key in the store. OSError or ValueError if the store does not answer as torch's.
+    """
     folder = _folder(endpoint, key)
-    return f"{folder}/{client.add(f'{folder}/n')}"
-
-
-def leave(
-    client: TorchStoreClient, place: str, endpoint: JobEndpoint, key: bytes, address: Address
-) -> None:
-    """Write a server's address at its place, for jobs with this key; OSError without a store."""
-    client.set(place, f"{_seal(endpoint, key, str(address))} {address}".encode())
+    value = f"{_seal(endpoint, key, str(address))} {address}".encode()
+    for at in range(1, _n_places(client, folder) + 1):
+        if client.try_get(f"{folder}/{at}") == value:  # of this server before it was started again
+            return f"{folder}/{at}"
+    place = f"{folder}/{client.add(f'{folder}/n')}"
+    client.set(place, value)
+    return place
 
 
 class Registry:
@@ -80,7 +82,7 @@ class Registry:
     def _look_on(self, client: TorchStoreClient) -> None:
         n_known, looks = 0, dict[int, int]()  # by place that was empty so far: how often it was
         while not self._closing.is_set():
-            n = min(MOST_SERVERS, int(client.try_get(f"{self._folder}/n") or 0))
+            n = _n_places(client, self._folder)
             if self._is_silent:
                 _LOG.info("servers are looked for at %s again", self._endpoint)
                 self._is_silent = False
@@ -109,6 +111,10 @@ class Registry:
 def _folder(endpoint: JobEndpoint, key: bytes) -> str:
     """Return the folder of the jobs with this id and key."""
     return f"shoal/servers/{endpoint.job}/{key_id(key):016x}"
+
+
+def _n_places(client: TorchStoreClient, folder: str) -> int:
+    return min(MOST_SERVERS, int(client.try_get(f"{folder}/n") or 0))
 
 
 def _seal(endpoint: JobEndpoint, key: bytes, text: str) -> str:
