@@ -64,22 +64,12 @@ class Forker:
 
     def __init__(self, modules: str, number: int, env: Mapping[str, str]) -> None:
         self.at_start = _at_start(env)
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        kind = repr((run, number, modules, sorted(self.at_start.items())))
-        # An abstract address ends with its listener.
-        address = f"\0shoal-tests {hashlib.blake2b(kind.encode(), digest_size=16).hexdigest()}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            try:
-                listener.bind(address)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                listener.listen(64)
-                _start_forker(listener, modules, env)
+        address = address_of(modules, number, env)
+        _start_if_none(address, modules, env)
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        while self._control.connect_ex(address) == errno.ECONNREFUSED:  # bound, and not yet open
-            os.sched_yield()
+        while self._control.connect_ex(address) == errno.ECONNREFUSED:
+            os.sched_yield()  # bound and not yet open, or its process has just ended
+            _start_if_none(address, modules, env)
         atexit.register(self._control.close)
 
     def start(self, task: bytes, env: Mapping[str, str], output: int, result: int) -> Fork:
@@ -126,6 +116,25 @@ class Fork:
             self._nurse.close()
             raise AssertionError("the process that forks ranks has died; see its words on stderr")
         return int(struct.unpack("i", data)[0])
+
+
+def address_of(modules: str, number: int, env: Mapping[str, str]) -> str:
+    """The abstract address of a forker, which ends with its listener."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    kind = repr((run, number, modules, sorted(_at_start(env).items())))
+    return f"\0shoal-tests {hashlib.blake2b(kind.encode(), digest_size=16).hexdigest()}"
+
+
+def _start_if_none(address: str, modules: str, env: Mapping[str, str]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            listener.listen(64)
+            _start_forker(listener, modules, env)
 
 
 def _start_forker(listener: socket.socket, modules: str, env: Mapping[str, str]) -> None:
