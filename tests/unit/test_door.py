@@ -1,10 +1,11 @@
-"""When the meeting at a door ends for the processes that have no record there yet."""
+"""When a visit of a door fails, or its meeting ends for processes without a record there."""
 
 import contextlib
+import socket
 
 import pytest
 
-from shoal.errors import PeerLost
+from shoal.errors import PeerLost, TimedOut
 from shoal.rendezvous.door import Door, Visit, visit
 
 
@@ -26,3 +27,13 @@ def test_a_visitor_that_asks_after_another_was_lost_does_not_wait() -> None:
         for asking in (early, enter()):
             with pytest.raises(PeerLost):
                 asking.get("size", 60)
+
+
+def test_a_process_that_has_stopped_is_named_by_the_address_of_its_door() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel still takes connections
+        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+        with pytest.raises(TimedOut) as raised, visit(address, "meeting", 60, {}, silent_s=0.1):
+            pass
+    assert str(raised.value).endswith(": is it stopped, or its host cut off?")
+    assert f"the process at {address} did not answer within 0.1 s" in str(raised.value)
+    assert "MASTER_ADDR" not in str(raised.value)

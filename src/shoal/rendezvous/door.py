@@ -323,12 +323,14 @@ def visit(
     """
     deadline = time.monotonic() + timeout_s
     host, port = parse_address(address)
-    client = TcpStoreClient(
-        *(host, port),
-        timeout_s=timeout_s if silent_s is None else min(timeout_s, silent_s),
-        key=job_key(environ),
-        is_served=True,
-    )
+    most_s = timeout_s if silent_s is None else min(timeout_s, silent_s)
+    try:
+        client = TcpStoreClient(host, port, timeout_s=most_s, key=job_key(environ), is_served=True)
+    except TimedOut as late:
+        raise TimedOut(
+            f"the process at {address} did not answer within {most_s:g} s ({late.__cause__}): is "
+            "it stopped, or its host cut off?"
+        ) from late
     with contextlib.closing(client):
         on_connect(client.close)
         part = Visit(client, uuid, outlives_join=silent_s is not None)
