@@ -66,7 +66,9 @@ def test_parameters_of_bfloat16_are_averaged() -> None:
 
 
 def refuse_float16() -> None:
-    whole, half = (np.ones(5, kind) for kind in (np.float32, np.float16))
+    from ml_dtypes import bfloat16
+
+    whole, half, brain = (np.ones(5, kind) for kind in (np.float32, np.float16, bfloat16))
     with shoal.init(wire="fp16") as group:
         for weight, compress in (
             (whole, None),
@@ -78,6 +80,7 @@ def refuse_float16() -> None:
             with pytest.raises(UsageError, match="weighted=True goes without float16, and there"):
                 DiLoCo(group, {"w": weight}, weighted=True, **options)
         DiLoCo(group, {"w": half}, every=1)
+        DiLoCo(group, {"w": brain}, every=1, weighted=True)  # no codec rounds it
         for compress in ("bf16", "identity", ErrorFeedback("mxfp8")):
             DiLoCo(group, {"w": whole}, every=1, weighted=True, compress=compress)
 

@@ -176,7 +176,8 @@ class LocalSteps:
         """
         halves = [str(one) for one in self._specs.values() if one.dtype is DType.FLOAT16]
         wire = group.wire if self._compress is None else self._compress
-        if str(getattr(wire, "wire", wire)) == Codec.FP16.name:
+        is_rounded = any(one.dtype is DType.FLOAT32 for one in self._specs.values())
+        if is_rounded and str(getattr(wire, "wire", wire)) == Codec.FP16.name:
             halves.append(f"{wire!s} between hosts")
         if halves:
             raise UsageError(
