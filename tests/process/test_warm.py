@@ -1,17 +1,19 @@
 """The processes that fork ranks, see `warm`."""
 
 import os
+import random
 import socket
+import struct
 import tempfile
 
 import pytest
-from process.warm import N_FORKERS, Forker, address_of
+from process.warm import N_FORKERS, Fork, Forker, address_of
 
 
 def test_a_forker_starts_where_another_process_ended_before_it_started_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    modules, number = "json", N_FORKERS  # no test's ranks have it
+    modules, number = "json", random.randrange(N_FORKERS, 1 << 32)  # no test's ranks have it
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind(address_of(modules, number, os.environ))
         monkeypatch.setattr(os, "sched_yield", other.close)
@@ -19,3 +21,13 @@ def test_a_forker_starts_where_another_process_ended_before_it_started_one(
     with tempfile.TemporaryFile() as printed:
         rank = forker.start(b"", os.environ, printed.fileno(), printed.fileno())
         assert rank.wait(60.0) == 1  # it has found no task
+
+
+def test_a_rank_whose_forker_has_died_is_named_once_and_not_killed() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.send(struct.pack("i", (1 << 31) - 1))  # no process's number
+    rank = Fork(ours)
+    with pytest.raises(AssertionError, match="the process that forks ranks has died"):
+        rank.wait(60.0)
+    rank.kill()

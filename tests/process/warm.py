@@ -114,6 +114,7 @@ class Fork:
         data = self._nurse.recv(4)
         if not data:
             self._nurse.close()
+            self.returncode = -signal.SIGKILL  # a rank does not outlive it
             raise AssertionError("the process that forks ranks has died; see its words on stderr")
         return int(struct.unpack("i", data)[0])
 
