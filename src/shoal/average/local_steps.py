@@ -315,8 +315,6 @@ class LocalSteps:
             self._folded += total
         if factor:  # if not, all weights are 0, and there is no average
             self._replica.step_outer(self._averager_of(flight).arrays, factor)
-        else:
-            self._averager_of(flight).undo_feedback()
         self._replica.mix(self._fragments[part], alpha)
         self._flying.popleft()
         self._n_done += 1
