@@ -57,7 +57,7 @@ def all_reduce_sparse(
             name=f"{name}/{what}",
             timeout_s=timeout_s,
         )
-    total = torch.sparse_coo_tensor(all_indices.t(), all_values, shape, check_invariants=False)
+    total = torch.sparse_coo_tensor(all_indices.t(), all_values, shape, check_invariants=True)
     with torch.no_grad():  # NOT detach(): of a sparse tensor that is a copy
         tensor.copy_(total.coalesce())
 
