@@ -74,7 +74,7 @@ def test_a_congestion_control_that_the_kernel_does_not_know_is_refused() -> None
 
 
 def shapers_of(cluster: Lab, host: int, nic: int = 0) -> Iterator[dict[str, float]]:
-    """What shapes a NIC: as its host sends, and as the switch sends to it."""
+    """Return the rates of a NIC's two shapers: the host's, and the switch's."""
     switch = f"{prefix_of(cluster.name)}-switch"
     ends = (cluster.hosts[host].namespace, f"eth{nic}"), (switch, f"port{host}-{nic}")
     for namespace, port in ends:

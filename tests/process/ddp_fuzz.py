@@ -81,7 +81,7 @@ class Program(NamedTuple):
 
     @property
     def sums_alike(self) -> bool:
-        """Whether all ranks compute a norm in one order; one with other strides has another."""
+        """False if a gradient has other strides on some ranks, which sum it in another order."""
         return all(name != "a_gradient_has_other_strides" for name, _ in self.actions)
 
     @property

@@ -47,7 +47,7 @@ class Script:
 
     @property
     def outcome(self) -> Outcome:
-        """What became of it and what it printed, when it has ended."""
+        """Wait until the example ends; return its status and what it printed."""
         if self._outcome is None:
             (self._outcome,) = self._ranks.wait(DEADLINE_S)
         return self._outcome

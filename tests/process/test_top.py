@@ -188,6 +188,21 @@ def check_prometheus(text: str, documents: list[dict[str, Any]]) -> None:
             assert sent.labels["link"] == "shm"
 
 
+@pytest.fixture
+def keyed(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of ranks that this process may read as another host does."""
+    monkeypatch.setenv("SHOAL_KEY", "k" * 64)
+    return {
+        "XDG_RUNTIME_DIR": str(runtime.parent),
+        "SHOAL_MONITOR": "1",
+        "SHOAL_KEY": os.environ["SHOAL_KEY"],
+    }
+
+
+def reader_at(place: remote.Place) -> Callable[[], list[dict[str, Any]]]:
+    return reader_of(argparse.Namespace(address=f"{place.address}:{place.port}"))
+
+
 def watched_member_or_newcomer() -> None:
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     if rank == 3:
@@ -215,20 +230,16 @@ def watched_member_or_newcomer() -> None:
 
 
 def test_top_follows_a_group_that_lost_rank_0_and_grew(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
+    keyed: dict[str, str],
 ) -> None:
-    key = {"SHOAL_KEY": "k" * 64}
-    env = {"XDG_RUNTIME_DIR": str(runtime.parent), "SHOAL_MONITOR": "1", **key}
-    monkeypatch.setenv("SHOAL_KEY", key["SHOAL_KEY"])
     with (
         Stage() as stage,
-        start_ranks(watched_member_or_newcomer, 4, env={**stage.env, **env}) as ranks,
+        start_ranks(watched_member_or_newcomer, 4, env={**stage.env, **keyed}) as ranks,
     ):
         for rank in range(3):
             stage.await_cue(f"rank {rank} is ready")
         [one] = [found for found in monitor.read_all() if found["rank"] == 1]
-        place = remote.places_of(one)[1]
-        read = reader_of(argparse.Namespace(address=f"{place.address}:{place.port}"))
+        read = reader_at(remote.places_of(one)[1])
         assert [found["pid"] for found in read()] == [ranks.pid(rank) for rank in range(3)]
         os.kill(ranks.pid(0), signal.SIGKILL)
         for rank in range(3):
@@ -274,22 +285,14 @@ def member_whose_first_grow_fails_or_newcomer() -> None:
 
 
 def test_top_finds_a_group_at_its_addresses_after_a_grow_that_failed(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
+    keyed: dict[str, str],
 ) -> None:
-    key = {"SHOAL_KEY": "k" * 64}
-    env = {"XDG_RUNTIME_DIR": str(runtime.parent), "SHOAL_MONITOR": "1", **key}
-    monkeypatch.setenv("SHOAL_KEY", key["SHOAL_KEY"])
-    with (
-        Stage() as stage,
-        start_ranks(
-            member_whose_first_grow_fails_or_newcomer, 3, env={**stage.env, **env}
-        ) as ranks,
-    ):
+    member = member_whose_first_grow_fails_or_newcomer
+    with Stage() as stage, start_ranks(member, 3, env={**stage.env, **keyed}) as ranks:
         for rank in range(2):
             stage.await_cue(f"rank {rank} is in a group of 2")
         one = next(found for found in monitor.read_all() if found["pid"] == ranks.pid(0))
-        place = remote.places_of(one)[0]
-        read = reader_of(argparse.Namespace(address=f"{place.address}:{place.port}"))
+        read = reader_at(remote.places_of(one)[0])
         assert [found.get("pid") for found in read()] == [ranks.pid(rank) for rank in range(2)]
         stage.cue("2 have been seen")
         for rank in range(2):

@@ -170,9 +170,9 @@ class LocalSteps:
         raise UsageError(what)
 
     def _check_range(self, group: Group) -> None:
-        """Refuse float16, whose range products of values and weights exceed: nothing bounds these.
+        """Refuse float16: products of values and weights may exceed its range.
 
-        Weights are divided by a mean of earlier ones, of which the first round has none.
+        Later rounds divide weights by the mean of earlier ones, but the first round cannot.
         """
         halves = [str(one) for one in self._specs.values() if one.dtype is DType.FLOAT16]
         wire = group.wire if self._compress is None else self._compress

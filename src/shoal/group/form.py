@@ -36,7 +36,7 @@ _LOG: Final = logging.getLogger("shoal")
 
 
 class Growing(NamedTuple):
-    """Of a group that is formed by `Group.grow`.
+    """How `Group.grow` and its newcomers form a group.
 
     Attributes:
         before: the monitor of the group from which it grows; readers find the new group there.

@@ -57,7 +57,13 @@ def all_reduce_sparse(
             name=f"{name}/{what}",
             timeout_s=timeout_s,
         )
-    total = torch.sparse_coo_tensor(all_indices.t(), all_values, shape, check_invariants=True)
+    try:
+        total = torch.sparse_coo_tensor(all_indices.t(), all_values, shape, check_invariants=True)
+    except RuntimeError as error:  # or it would be added outside of the sum's memory
+        raise UsageError(
+            f"all_reduce of sparse tensors in {group}: a rank sent damaged indices ({error}); "
+            "install the same shoal on all hosts"
+        ) from error
     with torch.no_grad():  # NOT detach(): of a sparse tensor that is a copy
         tensor.copy_(total.coalesce())
 
