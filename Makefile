@@ -29,10 +29,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-fuzz test-native test-clang test-native-sanitized test-asan
 .PHONY: test-tsan test-frameworks test-torches
-.PHONY: lint format docs site bench gpu-check peers demo wheels test-aarch64 clean
+.PHONY: lint format docs site bench gpu-check peers demo wheel wheels test-aarch64 clean
 
 help:
-	@echo "make venv, test, test-soak, test-fuzz, test-frameworks, test-torches, test-native, test-clang, test-native-sanitized, lint, format, docs, site, bench, gpu-check, peers, demo, wheels, test-aarch64 or clean"
+	@echo "make venv, test, test-soak, test-fuzz, test-frameworks, test-torches, test-native, test-clang, test-native-sanitized, lint, format, docs, site, bench, gpu-check, peers, demo, wheel, wheels, test-aarch64 or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -219,6 +219,10 @@ demo: $(INSTALLED)
 	$(PY) examples/demo.py $(ARGS)
 
 # ---- releases: packaging/RELEASE.md ----
+
+# One wheel, for this processor and for PYTHON.
+wheel: .venv-release
+	.venv-release/bin/python packaging/wheels.py --out dist --arch $(shell uname -m) --python $(PYTHON)
 
 # Python 3.10 to 3.12 by these names. Others: make wheels ARGS='--python ... --arch ...'
 wheels: .venv-release

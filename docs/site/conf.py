@@ -47,7 +47,7 @@ nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!shoal\.).*|shoal\._nati
 PAGES = {
     "Use it": [
         *("tutorial", "torch", "frameworks", "arrays", "averaging", "compression", "local_steps"),
-        *("servers", "cluster", "training", "horovod", "site/api"),
+        *("servers", "settings", "cluster", "training", "horovod", "site/api"),
     ],
     "When something is wrong": ["hang", "errors", "dump", "top", "check", "views", "elastic"],
     "How it works": [

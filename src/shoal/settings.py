@@ -1,7 +1,7 @@
 """The names of all environment variables that shoal reads, and a warning about unknown ones.
 
-A new setting takes one line here and a row in the README's table; a test compares the two, and
-both with what the source reads.
+A new setting takes one line here and a row in docs/settings.md; a test compares the two, and both
+with what the source reads.
 """
 
 from __future__ import annotations
