@@ -194,16 +194,6 @@ def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[st
         (document(float("inf")), "its numbers cannot be read"),
         (document(True), "its numbers cannot be read"),
         (document(0, world=["w"]), "its numbers cannot be read"),
-        (document(0, pid=None), "its numbers cannot be read"),
-        (document(0, n_calls="4\nshoal_calls_total 5"), "its numbers cannot be read"),
-        (document(0, counted_s=float("nan")), "its numbers cannot be read"),
-        (document(0, n_calls=10**400), "its numbers cannot be read"),
-        (document(0, stalls={"data": "1"}), "its numbers cannot be read"),
-        (document(0, ended={"barrier": [3]}), "its numbers cannot be read"),
-        (document(0, ended=[]), "its numbers cannot be read"),
-        (document(0, links={}), "its numbers cannot be read"),
-        (document(0, in_flight=[{"what": "barrier"}]), "its numbers cannot be read"),
-        (document(0, in_flight=[CALL | {"waits": [1]}]), "its numbers cannot be read"),
         (document(0, [0, "h", "a.name", 1]), "its numbers cannot be read"),
         (document(0, [0, "h", "::1", 65536]), "its numbers cannot be read"),
         (document(0, [0, "h", "::1", -1]), "its numbers cannot be read"),
@@ -213,6 +203,30 @@ def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[st
 def test_an_answer_that_makes_no_sense_is_an_error_of_its_rank(answer: bytes, why: str) -> None:
     with answering(lambda: answer) as port:
         assert errors_of(at(port)) == [why]
+
+
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n_calls": "4\nshoal_calls_total 5", "in_flight": None},
+        {"counted_s": "1"},
+        {"stalls": []},
+        {"links": {"a": 1}},
+        {"in_flight": [{"what": "barrier"}]},
+        {"in_flight": [CALL | {"waits": [1]}]},
+        {"in_flight": {"a": 1}},
+    ],
+)
+def test_a_rank_whose_numbers_make_no_sense_is_shown_as_such_and_has_no_metrics(
+    changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitors: list[list[Any]] = []
+    with answering(lambda: document(0, *monitors, **changed)) as port:
+        monitors.append([0, "a", "127.0.0.1", port])
+        for how in ("--once", "--prometheus"):
+            assert main(["top", f"127.0.0.1:{port}", how]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["rank 0 on h: its numbers cannot be read"]
 
 
 @pytest.mark.usefixtures("key")

@@ -14,7 +14,6 @@ import pytest
 from shoal import UsageError
 from shoal.cli import main
 from shoal.state import AtDeadline, document, watch
-from shoal.state import late as late_calls
 from shoal.state.culprit import verdict
 from shoal.state.document import WORDS, waits_of
 from shoal.state.files import pattern_of_job, stem_of, write
@@ -398,11 +397,11 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     later = {**call(step(1, "data"), absent=(1,), key=6), "age_s": 0.1}
     (world,) = state(0, late, later)["worlds"]
     (group,) = world["groups"]
-    due_s = dict[tuple[int, str], float]()
+    due = dict[int, tuple[str, float]]()
     n_told = []
     for age_s in (9.9, 10.0, 11.0, 19.9, 20.0, 35.0, 90.0, 159.0, 160.0):
         late["age_s"] = age_s
-        texts = late_in(world, 7, 10.0, due_s)
+        texts = late_in(world, 7, 10.0, due)
         n_told.append(len(texts))
     assert n_told == [0, 1, 0, 0, 1, 0, 1, 0, 1]
     (text,) = texts
@@ -410,13 +409,9 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     assert f"has waited 160.0 s in {WHAT} (call 5 of group {group['name']!r}) for rank 2" in text
     assert text.endswith("which has not joined this call")
     group["in_flight"].clear()
-    assert late_in(world, 7, 10.0, due_s) == []
-    assert due_s == {}
+    assert late_in(world, 7, 10.0, due) == []
+    assert due == {}
     # Neither is a rank that is in the call, nor one that has no message to send yet.
     message = {**call(step(1, "data"), absent=(1,), key=6), "awaits_message": True}
     for one in (call(step(1, "data")), message):
         assert late_in(state(0, one)["worlds"][0], 7, 10.0, {}) == []
-    # Warnings of groups that have ended are forgotten.
-    late_calls._due_s[(1 << 60, "5")] = 20.0  # no group has this number
-    late_calls.warn_of_late((1 << 60) + 1, 10.0)
-    assert late_calls._due_s == {}

@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
         if not worlds:
             lines.append("start a job on this host, as this user, with SHOAL_MONITOR=1")
         for world in worlds:
-            on = f" on {world['host']}" if args.address else ""
+            on = f" on {world.get('host')}" if args.address else ""
             lines += _lines(world, before.get((world["world"], world["rank"]), {}), on)
         # Names of hosts come from other machines, and must not control the terminal.
         lines = ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
@@ -99,7 +99,16 @@ def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
     return read
 
 
-def _lines(world: Mapping[str, Any], before: Mapping[str, Any], where: str) -> Iterator[str]:
+def _lines(world: Mapping[str, Any], before: Mapping[str, Any], where: str) -> list[str]:
+    from shoal.state.remote import DAMAGED
+
+    try:
+        return list(_shown(world, before, where))
+    except DAMAGED:
+        return [f"rank {world['rank']}{where}: its numbers cannot be read"]
+
+
+def _shown(world: Mapping[str, Any], before: Mapping[str, Any], where: str) -> Iterator[str]:
     who = f"rank {world['rank']}{where}" + (f", process {world['pid']}" if "pid" in world else "")
     if not world.get("is_readable"):
         yield f"{who}: {world.get('error', 'a thread holds its links')}"

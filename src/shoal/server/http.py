@@ -6,25 +6,31 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from shoal.state.prometheus import exposition
 
 MOST_BYTES: Final = 4096  # of a request
 BEGINNINGS: Final = (b"GET ", b"HEAD")
 _PATIENCE_S: Final = 2.0  # for a request
 
 
-class Health(NamedTuple):
-    """The state of a server that anyone may see.
+_PLAIN: Final = "text/plain; charset=utf-8"
+_METRICS: Final = {
+    "shoal_server_draining": "Whether it is about to end.",
+    "shoal_server_jobs": "Jobs that have reserved or are served.",
+    "shoal_server_views": "Views that are served: one of each job, two at a change.",
+    "shoal_server_calls_in_flight": "All-reduces in flight.",
+    "shoal_server_memory_bytes": "Held by segments.",
+    "shoal_server_receive_bytes_per_second": "From workers.",
+    "shoal_server_send_bytes_per_second": "To workers.",
+}
+_SUMMED: Final = ("n_in_flight", "staging_bytes", "bytes_in_per_s", "bytes_out_per_s")
 
-    Args:
-        views: the last report of each view. The names of jobs in it are not sent.
-    """
-
-    is_draining: bool
-    n_jobs: int
-    views: Iterable[dict[str, Any]]
+State = Callable[[], dict[str, Any]]
+"""Returns a server's state; the reports in "views" name jobs, and are sent as sums only."""
 
 
 class HttpCaller:
@@ -34,10 +40,8 @@ class HttpCaller:
     `deadline`.
     """
 
-    def __init__(
-        self, selector: selectors.BaseSelector, fd: int, health: Callable[[], Health]
-    ) -> None:
-        self._selector, self._health = selector, health
+    def __init__(self, selector: selectors.BaseSelector, fd: int, state: State) -> None:
+        self._selector, self._state = selector, state
         self._sock, self._request = socket.socket(fileno=fd), b""
         self._sock.setblocking(False)
         self.is_open, self.deadline = True, time.monotonic() + _PATIENCE_S
@@ -58,7 +62,7 @@ class HttpCaller:
         except OSError:
             data = b""
         self._request += data[: MOST_BYTES - len(self._request)]
-        response = answer(self._request, self._health) if data else b""
+        response = answer(self._request, self._state) if data else b""
         if response is None:
             return
         with contextlib.suppress(OSError):
@@ -67,58 +71,35 @@ class HttpCaller:
         self.close()
 
 
-def answer(request: bytes, health: Callable[[], Health]) -> bytes | None:
+def answer(request: bytes, state: State) -> bytes | None:
     """Return the response to a request; None if it is not complete yet."""
     if b"\r\n\r\n" not in request and b"\n\n" not in request:
         return _response(400, "the request is too long") if len(request) >= MOST_BYTES else None
     words = request.split(b"\n", 1)[0].split()
     path = words[1].split(b"?")[0] if len(words) == 3 else b""
-    status, text, kind = _page(path, health)
+    status, text, kind = _page(path, state)
     return _response(status, text, kind, with_body=words[:1] != [b"HEAD"])
 
 
-def _page(path: bytes, health: Callable[[], Health]) -> tuple[int, str, str]:
-    plain = "text/plain; charset=utf-8"
+def _page(path: bytes, state: State) -> tuple[int, str, str]:
     if path == b"/healthz":
-        return 200, "ok\n", plain
+        return 200, "ok\n", _PLAIN
     if path == b"/readyz":
-        return (503, "draining\n", plain) if health().is_draining else (200, "ready\n", plain)
+        return (503, "draining\n", _PLAIN) if state()["is_draining"] else (200, "ready\n", _PLAIN)
     if path == b"/metrics":
-        return _metrics(health())
-    return 404, "there are /healthz, /readyz and /metrics\n", plain
+        return 200, _metrics(state()), "text/plain; version=0.0.4; charset=utf-8"
+    return 404, "there are /healthz, /readyz and /metrics\n", _PLAIN
 
 
-def _metrics(health: Health) -> tuple[int, str, str]:
-    try:
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
-    except ImportError:
-        text = "metrics need prometheus_client: pip install prometheus_client\n"
-        return 501, text, "text/plain; charset=utf-8"
-    registry, views = CollectorRegistry(), list(health.views)
-    numbers = {
-        "shoal_server_draining": ("Whether it is about to end.", int(health.is_draining)),
-        "shoal_server_jobs": ("Jobs that have reserved or are served.", health.n_jobs),
-        "shoal_server_views": (
-            "Views that are served: one of each job, two at a change.",
-            len(views),
-        ),
-        "shoal_server_calls_in_flight": ("All-reduces in flight.", _sum(views, "n_in_flight")),
-        "shoal_server_memory_bytes": ("Held by segments.", _sum(views, "staging_bytes")),
-        "shoal_server_receive_bytes_per_second": ("From workers.", _sum(views, "bytes_in_per_s")),
-        "shoal_server_send_bytes_per_second": ("To workers.", _sum(views, "bytes_out_per_s")),
-    }
-    for name, (what, value) in numbers.items():
-        Gauge(name, what, registry=registry).set(value)
-    return 200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST
+def _metrics(state: dict[str, Any]) -> str:
+    views = state["views"]
+    sums = [sum(view.get(name, 0) for view in views) for name in _SUMMED]
+    values = [int(state["is_draining"]), state["n_jobs"], len(views), *sums]
+    metrics = {name: ("gauge", what) for name, what in _METRICS.items()}
+    return exposition(metrics, zip(_METRICS, values, [{}] * len(values), strict=True))
 
 
-def _sum(views: Iterable[dict[str, Any]], name: str) -> float:
-    return float(sum(view.get(name, 0) for view in views))
-
-
-def _response(
-    status: int, text: str, kind: str = "text/plain; charset=utf-8", *, with_body: bool = True
-) -> bytes:
+def _response(status: int, text: str, kind: str = _PLAIN, *, with_body: bool = True) -> bytes:
     body = text.encode()
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"

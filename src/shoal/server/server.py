@@ -33,7 +33,7 @@ from shoal.plan.text import counted
 from shoal.rendezvous.key import random_key
 from shoal.rendezvous.listener import note_turned_away, run_ready
 from shoal.server.child import start
-from shoal.server.http import BEGINNINGS, Health, HttpCaller
+from shoal.server.http import BEGINNINGS, HttpCaller
 from shoal.server.job import AT_ONCE_OF_KEY, Job, Pace
 from shoal.server.options import JobKey, ServerOptions
 from shoal.server.views import Views
@@ -185,7 +185,7 @@ class Server:
         if len(self._http) >= _MOST_HTTP:
             os.close(fd)
             return
-        self._http.append(HttpCaller(self._selector, fd, self._health))
+        self._http.append(HttpCaller(self._selector, fd, self._state))
 
     # Requests.
 
@@ -193,7 +193,7 @@ class Server:
         is_lacking = job.name is not None and job.place is None and self._drains_until is None
         if is_lacking and not job.open_place():
             job.send(Reserved("", self._identity, job.entry))
-        job.send(Status(as_text(self._state(job.key))))
+        job.send(Status(as_text(self._state(job.key.number))))
 
     def _on_reserve(self, job: Job, wanted: Reserve) -> None:
         why = self._why_not(job, wanted) or job.open_place()
@@ -244,20 +244,16 @@ class Server:
         _LOG.info("job %r: view %d is served by process %d", job.name, meet.view, pid)
         return ""
 
-    def _state(self, key: JobKey) -> dict[str, Any]:
-        """Return the state of the jobs with this key, and the number of all jobs."""
+    def _state(self, key: int | None = None) -> dict[str, Any]:
+        """Return the number of jobs, and the state of those with this key, or of all."""
         return {
             "version": own_version(),
             "is_draining": self._drains_until is not None,
             "n_jobs": len(self._views.keys()),
             "most_jobs": self._options.most_jobs,
             "memory_bytes": self._options.memory_bytes,
-            "views": self._views.reports_of(key.number),
+            "views": self._views.reports_of(key),
         }
-
-    def _health(self) -> Health:
-        n_jobs = len(self._views.keys())
-        return Health(self._drains_until is not None, n_jobs, self._views.reports_of(None))
 
     # Turns.
 

@@ -13,7 +13,8 @@ from shoal.state.text import named
 _LOG: Final = logging.getLogger("shoal")
 
 _lock = threading.Lock()
-_due_s: dict[tuple[int, str], float] = {}  # by group and call: its age at the next warning
+_due: dict[int, tuple[str, float]] = {}
+"""By group: its oldest call, and the age at which the next warning is due."""
 
 
 def warn_of_late(native_id: int | None, late_s: float) -> None:
@@ -21,15 +22,9 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
     if native_id is None or not _lock.acquire(blocking=False):
         return  # closed, or another thread is at it
     try:
-        ids = {
-            source: {group.native_id for group in all_of(source.groups)}
-            for source in all_of(SOURCES)
-        }
-        for key in [key for key in _due_s if not any(key[0] in living for living in ids.values())]:
-            del _due_s[key]
-        for source, living in ids.items():
-            if native_id in living:
-                for text in late_in(world_of(source), native_id, late_s, _due_s):
+        for source in all_of(SOURCES):
+            if native_id in {group.native_id for group in all_of(source.groups)}:
+                for text in late_in(world_of(source), native_id, late_s, _due):
                     _LOG.warning("%s", text)
     except Exception:  # noqa: BLE001 - a warning must not end the caller's wait
         _LOG.exception("the late rank cannot be named")
@@ -38,25 +33,25 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
 
 
 def late_in(
-    world: dict[str, Any], native_id: int, late_s: float, due_s: dict[tuple[int, str], float]
+    world: dict[str, Any], native_id: int, late_s: float, due: dict[int, tuple[str, float]]
 ) -> list[str]:
-    """Return the warnings due in a world's dump; `due_s`, ages by group and call, is updated."""
+    """Return the warnings due in a world's dump; updates `due`, which is as `_due`."""
     groups = [group for group in world["groups"] if group["id"] == f"{native_id:016x}"]
     calls = [call for group in groups for call in group["in_flight"] if not call["awaits_message"]]
-    for key in [key for key in due_s if key[0] == native_id]:
-        if key[1] not in {call["key"] for call in calls}:
-            del due_s[key]
     if not calls:
+        due.pop(native_id, None)
         return []
     oldest = max(calls, key=lambda call: float(call["age_s"]))
-    due = due_s.get((native_id, oldest["key"]), late_s)
+    key, due_s = due.get(native_id, ("", 0.0))
+    if key != oldest["key"]:
+        due_s = late_s
     ranks = world["ranks"]
     late = [wait["rank"] for wait in oldest["waits"] if wait["is_blamed"] and not wait["in_call"]]
-    if oldest["age_s"] < due or not late:
+    if oldest["age_s"] < due_s or not late:
         return []
-    while due <= oldest["age_s"]:
-        due *= 2
-    due_s[native_id, oldest["key"]] = due
+    while due_s <= oldest["age_s"]:
+        due_s *= 2
+    due[native_id] = oldest["key"], due_s
     return [
         f"{named(world['rank'], ranks)} has waited {oldest['age_s']:.1f} s in {oldest['what']} "
         f"(call {oldest['serial']} of group {groups[0]['name']!r}) for {named(rank, ranks)}, which "

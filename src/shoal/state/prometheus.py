@@ -1,9 +1,12 @@
-"""What `shoal top` shows as Prometheus text, with the labels of NCCL's Inspector where they fit."""
+"""Prometheus' text format, and `shoal top`'s metrics in it, labelled like NCCL Inspector's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from shoal.state.remote import DAMAGED
 
 _METRICS: Final = {
     "shoal_calls_in_flight": ("gauge", "Calls that have not ended."),
@@ -21,26 +24,47 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def text_of(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return the numbers of all ranks in Prometheus' text format."""
-    lines: dict[str, list[str]] = {name: [] for name in _METRICS}
-    for world in (world for world in documents if world.get("is_readable")):
-        own = {
-            "comm_id": f"0x{world['world']}",
-            "hostname": world["host"],
-            "rank": world["rank"],
-            "slurm_job_id": world["slurm_job_id"],
-            "pid": world["pid"],
-            "n_ranks": world["size"],
-            "n_nodes": world["n_hosts"],
-        }
-        for name, value, labels in _samples(world):
-            shown = (f'{key}="{_label(of)}"' for key, of in (own | labels).items())
-            lines[name].append(f"{name}{{{','.join(shown)}}} {value}\n")
+    """Return the numbers of all ranks in Prometheus' text format, without damaged documents."""
+    return exposition(_METRICS, _samples_of(documents))
+
+
+def exposition(
+    metrics: Mapping[str, tuple[str, str]],
+    samples: Iterable[tuple[str, float, Mapping[str, object]]],
+) -> str:
+    """Return metrics in Prometheus' text format; those without a sample are left out.
+
+    Args:
+        metrics: by name, the type and the help of each.
+        samples: a metric's name, a value, and its labels.
+    """
+    lines: dict[str, list[str]] = {name: [] for name in metrics}
+    for name, value, labels in samples:
+        shown = ",".join(f'{key}="{_label(of)}"' for key, of in labels.items())
+        lines[name].append(f"{name}{{{shown}}} {value}\n")
     return "".join(
         f"# HELP {name} {what}\n# TYPE {name} {kind}\n{''.join(lines[name])}"
-        for name, (kind, what) in _METRICS.items()
+        for name, (kind, what) in metrics.items()
         if lines[name]
     )
+
+
+def _samples_of(
+    documents: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    for world in (world for world in documents if world.get("is_readable")):
+        with contextlib.suppress(*DAMAGED):
+            own = {
+                "comm_id": f"0x{world['world']}",
+                "hostname": world["host"],
+                "rank": world["rank"],
+                "slurm_job_id": world["slurm_job_id"],
+                "pid": world["pid"],
+                "n_ranks": world["size"],
+                "n_nodes": world["n_hosts"],
+            }
+            samples = [(name, value + 0, own | labels) for name, value, labels in _samples(world)]
+            yield from samples
 
 
 def _label(value: object) -> str:
