@@ -42,14 +42,13 @@ def test_jobs_with_one_key_that_begin_on_one_host_have_names_of_their_own() -> N
         for rail in ("", " (rail 1)")
         for epoch in (1, 2, 1 << 63)
     ]
-    long = "world/" + 99 * "x"
-    for name in (f"{long}a/pool control", f"{long}b/pool control"):
-        control: Any = SimpleNamespace(name=name, epoch=1, native_id=7)
-        assert len(job_name(control, "")) < 90
-        controls.append(control)
-    for native_id in (7, 8):  # two groups of one name
-        named = SimpleNamespace(name="world/a/pool control", epoch=1, native_id=native_id)
-        controls.append(named)
+    for native_id in (7, 8):  # two groups of one name, and two of long ones
+        for name in ("world/a", "world/" + 99 * "x"):
+            control: Any = SimpleNamespace(
+                name=f"{name}/pool control", epoch=1, native_id=native_id
+            )
+            assert len(job_name(control, "")) < 90
+            controls.append(control)
     names = {job_name(control, "10.0.0.1") for control in controls}
     assert len(names) == 10
     assert (
@@ -183,9 +182,10 @@ def test_calls_that_are_made_while_another_looks_for_servers_are_made_as_that_on
     monkeypatch.setattr(served_group, "_FIRST_USE", lock)
     group: Any = object.__new__(ServedGroup)
     group._native, group._looks_at_first_use = NOTHING, True
-    group._kinds, group._timeout = {}, lambda _how: 1.0
+    group._timeout = lambda _how: 1.0
     group._number = group._finish = lambda *_: None
     monkeypatch.setattr(ServedGroup, "_kind", lambda *_: KIND)
+    monkeypatch.setattr(served_group, "FLOOR_BYTES", 8)
     servers = SimpleNamespace(changed=threading.Condition(), post=lambda *_: made.append("shared"))
 
     def make_alone(*_: object, **__: object) -> None:

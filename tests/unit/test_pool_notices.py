@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.group.pool.addresses import Address
-from shoal.group.pool.left_out import LeftOut
+from shoal.group.pool.leader import LeftOut
 from shoal.group.pool.notices import Notices
 from shoal.group.pool.probe import UNKNOWN
 from shoal.group.pool.view import nics_of

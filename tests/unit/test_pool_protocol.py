@@ -32,7 +32,7 @@ from shoal.group.pool.protocol import (
     server_key,
 )
 from shoal.limits import MOST_CONNECTIONS
-from shoal.rendezvous.packing import number, seal
+from shoal.rendezvous.packing import number
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roster import Entry
 from shoal.shapes import Shape
@@ -169,18 +169,11 @@ def test_a_name_that_does_not_fit_is_refused_where_it_is_sent() -> None:
 
 
 def test_random_announcements_give_a_shape_or_a_value_error() -> None:
-    draw = random.Random(8)
-    n_refused = 0
+    draw, n_refused = random.Random(8), 0
     for _ in range(N_TIMES):
         name = draw.choice([b"sharded[3*1|2].servers", draw.randbytes(draw.randrange(40))])
-        body = (
-            number(len(name), 2)
-            + name
-            + draw.choice([bytes(5), draw.randbytes(5)])
-            + draw.randbytes(draw.choice([8, 9]))
-        )
-        sealed = seal(b"shoal/pk", 3, body)
-        message = (number(len(sealed), 2) + sealed).ljust(N_BYTES, b"\0")
+        kind = draw.choice([bytes(5), draw.randbytes(5)]) + draw.randbytes(9)
+        message = (number(len(name), 2) + kind + name).ljust(N_BYTES, b"\0")
         try:
             shape = unpack(message, 3, 4)
         except ValueError:
@@ -190,30 +183,11 @@ def test_random_announcements_give_a_shape_or_a_value_error() -> None:
             assert 1 <= shape.n_lanes <= MOST_CONNECTIONS
             assert 1 <= shape.n_elems <= announce.MOST_ELEMS
     assert n_refused > 0
-
-
-def test_damaged_announcements_are_refused() -> None:
-    message = pack(SHAPE)
-    n_bytes = 2 + int.from_bytes(message[:2], "little")
-    for at in range(n_bytes):
-        damaged = bytearray(message)
-        damaged[at] ^= 0x20
-        with pytest.raises(ValueError, match=r".*"):
-            unpack(bytes(damaged), 3, 4)
     with pytest.raises(ValueError, match="more than a message"):
-        unpack(message[:-1] + b"x", 3, 4)
+        unpack(pack(SHAPE)[:-1] + b"x", 3, 4)
 
 
-# Commands.
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        control.Form(3),
-        control.End(3, is_lost=True),
-        control.End(4, is_lost=False),
-    ],
-)
-def test_a_command_is_read_as_it_was_written(command: control.Command) -> None:
+@pytest.mark.parametrize("what", control.What)
+def test_a_command_is_read_as_it_was_written(what: control.What) -> None:
+    command = control.Command(what, 3)
     assert control.decode(control.encode(command)) == command

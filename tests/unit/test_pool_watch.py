@@ -157,17 +157,6 @@ def test_a_roster_longer_than_a_socket_takes_at_once_arrives_whole_without_a_pin
     assert server.came == [Reserve("0", "a job", 3), *meets]
 
 
-def test_a_server_with_two_names_is_used_once_and_both_names_are_given(server: Server) -> None:
-    one, other = Address("127.0.0.1", server.port), Address("localhost", server.port)
-    seen, changes = watched(one, other)
-    try:
-        changes.await_that(lambda: seen.places().keys() == {one, other})
-        assert seen.ready().keys() == {one}
-        assert seen.trouble() == {other: f"is the same server as {one}: name it once"}
-    finally:
-        seen.close()
-
-
 def test_a_server_has_not_gone_when_its_worker_leaves(
     seen: tuple[Watch, Changes, Address],
 ) -> None:

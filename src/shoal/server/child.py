@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shoal.errors import ShoalError
@@ -32,50 +33,60 @@ def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) ->
 
     Closes the listeners, which the child keeps, in any case. OSError if there can be no child.
     """
-    try:
-        return _fork(meet, key_path, memory_bytes, listeners)
-    finally:
-        for listener in listeners:
-            os.close(listener)
 
-
-def _fork(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) -> tuple[int, int]:
-    read, write = os.pipe2(os.O_CLOEXEC)
-    # NOT let in before the child has handlers of its own: the parent's would make the parent drain.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
-    try:
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
-            _be_child(meet, key_path, memory_bytes, listeners, write, parent)
-    except OSError:
-        os.close(read)
-        os.close(write)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.close(write)
-    os.set_blocking(read, False)
-    return pid, read
-
-
-def _be_child(
-    meet: Meet, key_path: str, memory_bytes: int, listeners: list[int], pipe: int, parent: int
-) -> NoReturn:
-    """NOT returning, and NOT raising: the frames above belong to the parent."""
-    code = 1
-    try:
-        _leave_parent({pipe, *listeners}, parent)
+    def work() -> None:
         _limit(memory_bytes)
         for name in ("SHOAL_KEY", "MASTER_ADDR"):  # from the server's shell
             os.environ.pop(name, None)
         os.environ["SHOAL_KEY_FILE"] = key_path
         os.environ["SHOAL_STAGING_BYTES"] = str(memory_bytes // 2)
-        serve(meet, listeners, lambda report: _report(pipe, report))
+        serve(meet, listeners, lambda report: _report(write, report))
+
+    try:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = fork(f"serving view {meet.view} as rank {meet.rank}", work, {write, *listeners})
+        except OSError:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+    finally:
+        for listener in listeners:
+            os.close(listener)
+    os.set_blocking(read, False)
+    return pid, read
+
+
+def fork(doing: str, work: Callable[[], None], kept: Iterable[int] = ()) -> int:
+    """Fork a child that only does `work`, and is killed with this process; return its process id.
+
+    The child has a session of its own, keeps only `kept` and the standard descriptors open, and
+    leaves SIGTERM and SIGINT to this process. It logs what `work` raises. OSError if there can be
+    no child.
+    """
+    # NOT let in before the child ignores them: the parent's handlers would make the parent drain.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
+    try:
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            _be_child(doing, work, {*kept}, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _be_child(doing: str, work: Callable[[], None], kept: set[int], parent: int) -> NoReturn:
+    """NOT returning, and NOT raising: the frames above belong to the parent."""
+    code = 1
+    try:
+        _leave_parent(kept, parent)
+        work()
         code = 0
     except (ShoalError, OSError, ValueError) as error:
-        _LOG.warning("serving view %d as rank %d ended: %s", meet.view, meet.rank, error)
+        _LOG.warning("%s ended: %s", doing, error)
     except Exception:  # noqa: BLE001 - nothing of a child may reach the parent's frames
-        _LOG.exception("serving view %d failed", meet.view)
+        _LOG.exception("%s failed", doing)
     finally:
         with contextlib.suppress(Exception):
             sys.stderr.flush()

@@ -7,11 +7,7 @@ address stays: a server that has ended does not answer there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import os
-import resource
-import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -20,13 +16,13 @@ from shoal.group.pool.addresses import Address
 from shoal.group.pool.registry import leave
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.store.torch_client import TorchStoreClient
+from shoal.server.child import fork
 
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import JobEndpoint
     from shoal.server.options import JobKey
 
 _LOG: Final = logging.getLogger("shoal")
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _LOOK_S: Final = 2.0
 _RETRY_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
@@ -37,26 +33,12 @@ def start_registrar(
     endpoint: JobEndpoint, keys: Sequence[JobKey], addresses: Sequence[tuple[str, int]]
 ) -> None:
     """Fork the registrar, which ends with this process."""
-    parent = os.getpid()
-    if os.fork():
-        return
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        for number in (signal.SIGTERM, signal.SIGINT):  # they drain the server
-            signal.signal(number, signal.SIG_IGN)
-        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        if os.getppid() == parent:
-            register_on(endpoint, [_key_in(key) for key in keys], addresses)
-    except Exception:  # noqa: BLE001 - the frames above belong to the parent
-        _LOG.exception("registering at %s failed", endpoint)
-    finally:
-        os._exit(0)
 
+    def work() -> None:
+        found = [job_key({"SHOAL_KEY_FILE": key.path}) for key in keys]
+        register_on(endpoint, [key for key in found if key is not None], addresses)
 
-def _key_in(key: JobKey) -> bytes:
-    found = job_key({"SHOAL_KEY_FILE": key.path})
-    assert found is not None  # the server has read it
-    return found
+    fork(f"registering at {endpoint}", work)
 
 
 def register_on(

@@ -8,6 +8,7 @@ the latest.
 from __future__ import annotations
 
 import array
+import enum
 import os
 import select
 import struct
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 _COMMAND, _HELLO = 1, 2  # tags of messages
-_FORMAT: Final = struct.Struct("<BBxxxxxxQ")  # of a command
-_FORM, _END = 1, 2
+_FORMAT: Final = struct.Struct("<BxxxxxxxQ")  # of a command
 
 
 class Bell:
@@ -67,37 +67,33 @@ class Bell:
             os.close(self.fd)
 
 
-class Form(NamedTuple):
-    """Form a view; rank 0 then broadcasts with which servers."""
+class What(enum.IntEnum):
+    """What workers do with a view."""
 
+    FORM = 1
+    """Form it; rank 0 then broadcasts with which servers."""
+    END = 2
+    """End it once its calls have ended."""
+    LOSE = 3
+    """End it at once, since a server of it is lost."""
+
+
+class Command(NamedTuple):
+    """An order of rank 0, which all workers carry out."""
+
+    what: What
     view: int
-
-
-class End(NamedTuple):
-    """End a view: once its calls have ended, or at once if a server of it is lost."""
-
-    view: int
-    is_lost: bool
-
-
-Command = Form | End
 
 
 def encode(command: Command) -> bytes:
     """Return the command as bytes, all of one length."""
-    if isinstance(command, Form):
-        return _FORMAT.pack(_FORM, 0, command.view)
-    return _FORMAT.pack(_END, command.is_lost, command.view)
+    return _FORMAT.pack(*command)
 
 
 def decode(data: bytes) -> Command:
     """Return the command that `encode` wrote; ValueError for anything else."""
-    kind, flag, view = _FORMAT.unpack(data)
-    if kind == _FORM:
-        return Form(view)
-    if kind != _END:
-        raise ValueError(f"a command of kind {kind}")
-    return End(view, bool(flag))
+    what, view = _FORMAT.unpack(data)
+    return Command(What(what), view)
 
 
 class Control(Group):

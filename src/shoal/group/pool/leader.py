@@ -1,19 +1,18 @@
-"""The lowest worker decides: which servers are in the next view, and when a view ends."""
+"""The lowest worker decides which servers are in the next view, and when a view ends."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import PeerLost
 from shoal.group.context import hash_of
 from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
-from shoal.group.pool.control import Command, End, Form
-from shoal.group.pool.left_out import LeftOut
+from shoal.group.pool.control import Command, What
 from shoal.group.pool.notices import LateServers, Notices
 from shoal.group.pool.protocol import Meet, Reserve, own_version
 from shoal.group.pool.registry import Registry
@@ -35,6 +34,12 @@ _SETTLE_S: Final = 0.1
 _ENTRY_S: Final = 4.0
 _LEAST_PAUSE_S: Final = 0.25  # after a view that did not form; doubles
 _LONGEST_PAUSE_S: Final = 8.0
+# A link that flapped is used again after the least absence. Each try costs a process on every
+# server; no call waits for it. A link that has healed stays unused for the longest absence at most.
+_LEAST_ABSENCE_S: Final = 1.0
+_LONGEST_ABSENCE_S: Final = 32.0
+# A server that is not blamed for this many absences begins again with the least one.
+_N_FORGIVEN: Final = 4
 _MOST_NAMED: Final = 4  # workers, in a line
 _MOST_NAME: Final = 64  # letters of a group's name
 
@@ -50,12 +55,59 @@ def job_name(control: Control, host: str) -> str:
     Several jobs may share a key and a first host, and several groups of a job a name. So the name
     holds a hash of the mesh's random number and the group's number.
     """
-    name = control.name.removesuffix("/pool control")
-    if len(name) > _MOST_NAME:  # as torch's may be
-        name = (
-            f"{name[: _MOST_NAME - 9]}.{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
-        )
+    name = control.name.removesuffix("/pool control")[:_MOST_NAME]  # torch's may be longer
     return f"{name} {hash_of(control.epoch, control.native_id):016x} of {host}"
+
+
+@dataclass
+class _Absence:
+    """A server's process, by its identity, that is left out until a time.
+
+    `why` is a verb phrase; empty once a view stands with it again.
+    """
+
+    identity: bytes | None
+    pause_s: float
+    not_before: float
+    why: str
+
+    def lasts(self, identity: bytes, now: float) -> bool:
+        """Return whether that process is still left out."""
+        return self.identity == identity and now < self.not_before
+
+
+class LeftOut:
+    """Servers that are left out for a while. Takes the time as an argument.
+
+    A server that some worker cannot reach may still answer the lowest one. Unless it is left out,
+    view after view forms with it and ends by it.
+    """
+
+    def __init__(self) -> None:
+        self._absences: dict[Address, _Absence] = {}
+
+    def blame(self, address: Address, identity: bytes | None, why: str, now: float) -> None:
+        """Leave a server out, twice as long as the last time; `why` is a verb phrase."""
+        last, pause_s = self._absences.get(address), _LEAST_ABSENCE_S
+        if last is not None and last.identity == identity:
+            forgiven_at = last.not_before + _N_FORGIVEN * last.pause_s
+            pause_s = min(2 * last.pause_s, _LONGEST_ABSENCE_S) if now < forgiven_at else pause_s
+        self._absences[address] = _Absence(identity, pause_s, now + pause_s, why)
+
+    def used(self, addresses: Iterable[Address]) -> None:
+        """Record that a view stands with these servers."""
+        for address in addresses:
+            if address in self._absences:
+                self._absences[address].why = ""
+
+    def may_serve(self, ready: Mapping[Address, bytes], now: float) -> list[Address]:
+        """Return the servers that may be in a view, of those that answer with their identities."""
+        absences = ((one, self._absences.get(one), ready[one]) for one in ready)
+        return [one for one, last, own in absences if last is None or not last.lasts(own, now)]
+
+    def why(self) -> dict[Address, str]:
+        """Return the reason for each server that is left out."""
+        return {address: last.why for address, last in self._absences.items() if last.why}
 
 
 class Leader:
@@ -116,14 +168,14 @@ class Leader:
             self._late.look(stages.last, _now())
         return command
 
-    def _ending(self, views: Sequence[View], lowest_open: int) -> End | None:
+    def _ending(self, views: Sequence[View], lowest_open: int) -> Command | None:
         gone = self._watch.gone() if views else set()
         for view in views:
             if view.has_ended or not gone.isdisjoint(view.servers):
                 self._blame(view, gone)
-                return End(view.number, is_lost=True)
+                return Command(What.LOSE, view.number)
             if view.end is not None and view.is_idle(lowest_open):
-                return End(view.number, is_lost=False)
+                return Command(What.END, view.number)
         return None
 
     def _blame(self, view: View, gone: set[Address]) -> None:
@@ -155,7 +207,7 @@ class Leader:
         if self._is_unsettled(wanted) or wanted == serving:
             return None
         if not wanted and last is not None:
-            return End(last.number, is_lost=False)
+            return Command(What.END, last.number)
         places = self._watch.places()
         if _now() >= self._invited_at + _ENTRY_S:
             wanted = [one for one in wanted if one in places]
@@ -167,7 +219,7 @@ class Leader:
             del wanted[self._n_failures % len(wanted)]
         self._n_views += 1
         self._wanted = tuple(wanted)
-        return Form(self._n_views)
+        return Command(What.FORM, self._n_views)
 
     def _misplace(self, wanted: Sequence[Address], places: Mapping[Address, Entry]) -> bool:
         """Leave out servers that share a host, as they help nobody; return True if any does."""

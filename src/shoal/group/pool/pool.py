@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.dtypes import Op
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut, UsageError
-from shoal.group.pool.control import Bell, Form
+from shoal.group.pool.control import Bell, What
 from shoal.group.pool.ending import NumbersDiffer, finish
 from shoal.group.pool.forming import Forming
 from shoal.group.pool.leader import Leader
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shoal.engine import Call, NativeGroup
     from shoal.group.numbers import Numbers
     from shoal.group.pool.addresses import Address, JobEndpoint
-    from shoal.group.pool.control import Command, Control, End
+    from shoal.group.pool.control import Command, Control
     from shoal.group.pool.rails import Kind, Rail
     from shoal.group.pool.served_call import NativeError
     from shoal.group.pool.view import View
@@ -63,6 +63,7 @@ class Pool:
         key: the job's.
         world: the native group of all workers, where their parts of calls are posted.
         numbers: the numbers of calls that may be served, or of their pieces.
+        rail: this worker's.
 
     Threads: one, a daemon, from `start` to `close`; all methods may be called from any.
     """
@@ -79,7 +80,7 @@ class Pool:
         self._leader: Leader | None = None
         self._named: tuple[Sequence[Address], JobEndpoint | None] = (), None
         self._world = world
-        self._numbers, self._rail = numbers, rail
+        self._numbers, self.rail = numbers, rail
         self.changed = threading.Condition()
         self.stages: Stages[View] = Stages()
         self._views: list[View] = []  # that the workers have not ended yet
@@ -165,9 +166,9 @@ class Pool:
         ended the workers' group.
         """
         with self.changed:
-            view, key = self._claim(number, until), self._rail.key(number, Stage.RAIL)
+            view, key = self._claim(number, until), self.rail.key(number, Stage.RAIL)
             if view is None or not view.takes(number):
-                plan, left_s = self._rail.plan(kind.alone(self._rail)), _left_s(until)
+                plan, left_s = self.rail.plan(kind.alone(self.rail)), _left_s(until)
                 post = self._world.post_in_place
                 return post(plan, key, address, left_s, is_background, subject)
             try:
@@ -216,11 +217,11 @@ class Pool:
     ) -> Work:
         """Start a stage of a piece: a call of the piece's kind, at the piece's address."""
         if stage is not Stage.RAIL:
-            plan = self._rail.local(stage, kind.dtype, kind.op, kind.n_elems)
-            key = self._rail.key(number, stage)
+            plan = self.rail.local(stage, kind.dtype, kind.op, kind.n_elems)
+            key = self.rail.key(number, stage)
             native = self._world.post_in_place(plan, key, address, _left_s(until), True, subject)
             return Work(self.control, native, None)
-        own = self._rail.own(kind.dtype, kind.n_elems)
+        own = self.rail.own(kind.dtype, kind.n_elems)
         # The last stage makes the average: the group has more ranks than the rail.
         op = Op.SUM if kind.op is Op.AVG else kind.op
         part = kind._replace(op=op, n_elems=own.n_elems)
@@ -329,7 +330,7 @@ class Pool:
             while not self._is_closing:
                 self.check_world()
                 command = self._next_command()
-                if isinstance(command, Form):
+                if command is not None and command.what is What.FORM:
                     self._forming.form(command.view, self._begin)
                 elif command is not None:
                     self._end_view(command)
@@ -433,10 +434,10 @@ class Pool:
                 self._views.append(view)
             self.changed.notify_all()
 
-    def _end_view(self, command: End) -> None:
+    def _end_view(self, command: Command) -> None:
         """End a view: all its calls have ended well, or a server is lost and they are mended."""
         view = next(each for each in self._views if each.number == command.view)
-        if command.is_lost:
+        if command.what is What.LOSE:
             view.abort("a server of this view is lost")
             if isinstance(differ := view.group.ended(), UsageError):
                 raise differ

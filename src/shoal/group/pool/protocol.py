@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.engine import Peer
 
 DEFAULT_PORT: Final = 7077
-VERSION: Final = 4
+VERSION: Final = 5
 MOST_RANKS: Final = 4096  # workers and servers of one view
 MOST_STATUS_BYTES: Final = 60_000
 MOST_ROSTER_BYTES: Final = 2 << 20  # of `MOST_RANKS`, 512 bytes each
@@ -60,7 +60,7 @@ class Reserved(NamedTuple):
 
     Args:
         refused: a sentence for the job's log; empty: yes.
-        server: 16 random bytes of this server's process, so that two names of one are noticed.
+        server: 16 random bytes of this server's process, so that one started again is noticed.
         entry: after Reserve and Meet, the server's entry in the roster of the next view.
     """
 

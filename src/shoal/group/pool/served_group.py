@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from shoal.group.pool.rails import Rail
     from shoal.group.view import View
     from shoal.group.work import Work
-    from shoal.plan import Planner
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -45,7 +44,6 @@ FLOOR_BYTES: Final = 1 << 20
 
 # Two hosts send each other the tensor once anyway.
 _LEAST_HOSTS: Final = 3
-_MOST_KINDS: Final = 1024  # kept in a group
 _FIRST_USE: Final = threading.RLock()  # a signal's handler may close a group
 
 
@@ -57,10 +55,6 @@ class ServedGroup(Group):
 
     _pool: Pool | None = None
     _is_part = _looks_at_first_use = False
-
-    def __init__(self, *given: Any, **settings: Any) -> None:
-        super().__init__(*given, **settings)
-        self._kinds: dict[tuple[object, ...], Kind | None] = {}
 
     @property
     def pool(self) -> Pool | None:
@@ -166,12 +160,10 @@ class ServedGroup(Group):
         may_share = self._looks_at_first_use or self._pool is not None
         if not may_share or how.get("name") is not None or isinstance(self._native, ClosedGroup):
             return super().all_reduce(data, op, wire=wire, **how)
-        span = span_of(data)
-        key = span.dtype, op, span.n_elems, wire
-        kind = self._kinds[key] if key in self._kinds else self._kind(key, span, op, wire, how)
-        pool = self._pool
-        if kind is not None and pool is None:
-            pool = self._look_at_first_use()
+        span, found = span_of(data), parse_op(op)
+        is_large = span.n_bytes >= FLOOR_BYTES and engine.can_fold(span.dtype, found)
+        pool = (self._pool or self._look_at_first_use()) if is_large else None
+        kind = self._kind(pool, span, found, wire, how) if pool is not None else None
         if kind is None or pool is None:
             return super().all_reduce(span, op, wire=wire, **how)
         until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
@@ -196,45 +188,25 @@ class ServedGroup(Group):
         return super()._work_of(call, owners)
 
     def _kind(
-        self,
-        key: tuple[object, ...],
-        span: BufferView,
-        op: Op | str,
-        wire: str | Codec | None,
-        how: CallOptions,
+        self, pool: Pool, span: BufferView, op: Op, wire: str | Codec | None, how: CallOptions
     ) -> Kind | None:
-        """Return the kind of a call, kept by `key`; None if servers may not take part in it."""
-        n_bytes, found = span.n_bytes, parse_op(op)
-        if n_bytes < FLOOR_BYTES:
-            return None
-        kind = None
-        codec = self._codec("all_reduce", span.dtype, found, n_bytes, wire)
+        """Return the kind of a call; None if it cannot be cut over the rails."""
+        codec = self._codec("all_reduce", span.dtype, op, span.n_bytes, wire)
         if wire is None and not how.get("subject"):
             self._check_wire(codec)
-        if engine.can_fold(span.dtype, found):
-            n_lanes = self.planner.n_lanes("all_reduce", n_bytes)
-            kind = Kind(span.dtype, found, span.n_elems, codec, n_lanes)
-            rail = rail_of(self.planner.cluster.hosts, self.rank)
-            if rail is not None and rail.n_rails > 1:
-                pieces = rail.pieces(span.dtype, span.n_elems)
-                kind = kind._replace(pieces=tuple(pieces)) if pieces else None
-        if len(self._kinds) >= _MOST_KINDS:  # the program uses ever new sizes
-            self._kinds.clear()
-        self._kinds[key] = kind
-        return kind
-
-    def plan_by(self, planner: Planner) -> None:
-        """As `Group.plan_by`."""
-        super().plan_by(planner)
-        self._kinds.clear()
+        n_lanes = self.planner.n_lanes("all_reduce", span.n_bytes)
+        kind = Kind(span.dtype, op, span.n_elems, codec, n_lanes)
+        if pool.rail.n_rails == 1:
+            return kind
+        pieces = pool.rail.pieces(span.dtype, span.n_elems)
+        return kind._replace(pieces=tuple(pieces)) if pieces else None
 
     def _go_on_in(self, view: View) -> Self:
         """As `Members._go_on_in`; the next view begins to use the servers anew."""
         group = super()._go_on_in(view)
-        is_used = self._pool is not None
         self._leave_servers()
         group._is_part = self._is_part
-        if self._is_part and not is_used:
+        if self._is_part:
             group._look_later()
         else:
             group.begin_again()

@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Endpoint, Peer, Progress
@@ -80,20 +80,12 @@ class Watch:
     def ready(self) -> dict[Address, bytes]:
         """Return the identities of the servers that would serve, in the order of their names."""
         with self._lock:
-            return {one.address: one.identity for one, why in self._judged() if not why}
+            return {one.address: one.identity for one in self._servers if one.identity}
 
     def trouble(self) -> dict[Address, str]:
         """Return why the other servers would not serve."""
         with self._lock:
-            return {one.address: why for one, why in self._judged() if why}
-
-    def _judged(self) -> Iterator[tuple[_Server, str]]:
-        """Each server, and why it would not serve."""
-        names: dict[bytes, Address] = {}
-        for one in self._servers:
-            name = names.setdefault(one.identity, one.address) if one.identity else one.address
-            is_same = name != one.address
-            yield one, f"is the same server as {name}: name it once" if is_same else one.trouble
+            return {one.address: one.trouble for one in self._servers if one.trouble}
 
     def places(self) -> dict[Address, Entry]:
         """Return the entry in the next roster of each server that has sent one."""
