@@ -15,20 +15,13 @@ from unit.averages import SHAPES, fill
 from unit.in_process import in_ranks, run_well
 
 from shoal.average import ArraySpec, Averager, AveragingReport, Layout, StepTimes
-from shoal.average.report.breakdown import StepBreakdown, break_down
-from shoal.average.report.compared import compare, gather
+from shoal.average.report.breakdown import StepBreakdown, break_down, compare
+from shoal.average.report.report import gather
 from shoal.average.step_times import StepLog
 from shoal.dtypes import DType
-from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     import shoal
-
-
-def needs(module: str) -> Any:
-    return pytest.mark.skipif(
-        importlib.util.find_spec(module) is None, reason=f"NOT TESTED: {module} is not installed"
-    )
 
 
 def take_steps(averager: Averager, n_steps: int) -> None:
@@ -81,8 +74,6 @@ def test_a_report_before_the_first_step_says_so(group: shoal.Group) -> None:
     report = Averager(group, SHAPES).report()
     assert "no step has ended yet" in str(report)
     assert json.loads(report.to_json())["steps"] == []
-    with pytest.raises(UsageError, match="no step has ended"):
-        report.plot("never written.png")
 
 
 @in_ranks(2)
@@ -96,34 +87,6 @@ def test_a_report_in_mid_step_names_what_has_not_come(group: shoal.Group) -> Non
     assert report.missing == ("a",)
     assert report.rank == group.rank
     assert "Step 0 has not ended; not ready on this rank: 'a'" in str(report)
-
-
-@needs("matplotlib")
-def test_a_report_is_drawn_as_a_png(tmp_path: Path) -> None:
-    for number, report in enumerate([*run_well(take_and_report, 2, 3, False), one_report()]):
-        report.plot(tmp_path / f"{number}.png")
-        assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
-
-
-@needs("matplotlib")
-def test_the_legend_of_a_plot_names_every_kind_of_bar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.colors import to_rgba
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    run_well(take_and_report, 3, 6, False)[0].plot(tmp_path / "never written.png")
-    [figure], looks = drawn, lambda bar: (to_rgba(bar.get_facecolor()), bar.get_hatch())
-    legend = figure.legends[0]
-    named = {
-        looks(bar): text.get_text()
-        for bar, text in zip(legend.get_patches(), legend.get_texts(), strict=True)
-    }
-    bars = [bar for axes in figure.axes for bars in axes.containers for bar in bars]
-    assert {looks(bar) for bar in bars} <= named.keys()
-    assert [name for (_, hatch), name in named.items() if hatch] == ["waited for the slowest rank"]
 
 
 def rows_of(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
@@ -152,7 +115,9 @@ def test_a_trace_has_all_buffers_and_no_two_of_a_row_at_once(tmp_path: Path) -> 
     assert {event["pid"] for event in trace["traceEvents"]} == {0}
 
 
-@needs("torch")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="NOT TESTED: torch is not installed"
+)
 def test_a_trace_is_on_the_clock_of_torchs(tmp_path: Path) -> None:
     import torch
 

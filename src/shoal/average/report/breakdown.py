@@ -1,19 +1,25 @@
-"""Where the time of a step went, computed from its times. Pure.
+"""Where the time of a step went, computed from its times, and how ranks compare. Pure.
 
 A step lasts from the beginning of its forward pass to the beginning of the next one's; where no
 front end notes forward passes, from one `begin` to the next. All of it is forward, backward,
 exposed communication, or other: the optimizer, data, losses, and passes without averaging.
+
+Clocks of hosts are not compared: only how long each rank took since it had the last average of the
+step before, which all ranks have at about the same time. The error is at most the time between the
+first and the last rank that has that average: the end of one all-reduce.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from shoal.average.step_times import StepTimes
 
 Interval = tuple[int, int]
+
+_PARTS: Final = ("total", "forward", "backward", "exposed", "other", "hidden")
 
 
 class StepBreakdown(NamedTuple):
@@ -29,9 +35,8 @@ class StepBreakdown(NamedTuple):
         exposed: the rank waited for averages.
         other: the rest.
         hidden: communication of this step while the rank did not wait for it.
-        own: from when the last buffer of the step before was averaged to when the last of this one
-            left; -1: not known. All ranks see a buffer averaged at about the same time, so this
-            compares ranks without comparing their clocks.
+        own: from when the last buffer of the step before was averaged to when the last buffer of
+            this one left; -1: not known.
     """
 
     number: int
@@ -43,48 +48,28 @@ class StepBreakdown(NamedTuple):
     hidden: float
     own: float
 
-    @property
-    def communication(self) -> float:
-        """How long any buffer was on its way."""
-        return self.exposed + self.hidden
 
+class RankTimes(NamedTuple):
+    """One rank's mean step, in microseconds. For the parts see `StepBreakdown`.
 
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time, in intervals that are apart and in order."""
-    apart: list[Interval] = []
-    for begin, end in sorted(one for one in intervals if one[1] > one[0]):
-        if apart and begin <= apart[-1][1]:
-            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
-        else:
-            apart.append((begin, end))
-    return apart
+    Args:
+        waited: how much of `exposed` it waited for the slowest rank of each step: no network could
+            have been fast enough.
+        n_slowest: in how many of the compared steps its last buffer left last.
+        held_up: how much sooner its last buffer would have had to leave in those steps to be no
+            later than another rank's, as a mean over all compared steps.
+    """
 
-
-def length(intervals: Iterable[Interval]) -> int:
-    """How long intervals that are apart are together."""
-    return sum(end - begin for begin, end in intervals)
-
-
-def common(some: Sequence[Interval], others: Sequence[Interval]) -> int:
-    """How long both last at once; the intervals of each are apart."""
-    return length(some) + length(others) - length(merged([*some, *others]))
-
-
-def waits_of(times: StepTimes) -> list[Interval]:
-    """When a rank waited for the averages of a step."""
-    return merged([*times.waits, (times.wait, times.end)])
-
-
-def forward_of(times: StepTimes) -> Interval:
-    """When the forward pass was."""
-    if times.forward:
-        return times.forward, times.begin
-    return times.begin, times.backward or times.first or times.begin
-
-
-def backward_of(times: StepTimes) -> Interval:
-    """When the backward pass was."""
-    return times.backward or times.first or times.sent, times.sent
+    rank: int
+    total: float
+    forward: float
+    backward: float
+    exposed: float
+    other: float
+    hidden: float
+    waited: float
+    n_slowest: int
+    held_up: float
 
 
 def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
@@ -101,15 +86,49 @@ def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
     return found
 
 
+def compare(given: Mapping[int, Sequence[StepBreakdown]]) -> tuple[list[RankTimes], int]:
+    """Return the mean step of each rank, over the steps that all ranks of `given` know.
+
+    If the slowest rank of some of these steps is known, only these steps count. The number of
+    them is returned too; 0 if ranks cannot be compared.
+    """
+    by_number = {rank: {step.number: step for step in steps} for rank, steps in given.items()}
+    numbers = sorted(set.intersection(*map(set, by_number.values())))
+    if not numbers:
+        return [], 0
+    rows = [{rank: named[number] for rank, named in by_number.items()} for number in numbers]
+    timed = [row for row in rows if len(row) > 1 and all(step.own >= 0 for step in row.values())]
+    return [_of_rank(rank, rows, timed) for rank in given], len(timed)
+
+
+def waits_of(times: StepTimes) -> list[Interval]:
+    """When a rank waited for the averages of a step."""
+    return _merged([*times.waits, (times.wait, times.end)])
+
+
+def forward_of(times: StepTimes) -> Interval:
+    """When the forward pass was."""
+    if times.forward:
+        return times.forward, times.begin
+    return times.begin, times.backward or times.first or times.begin
+
+
+def backward_of(times: StepTimes) -> Interval:
+    """When the backward pass was."""
+    return times.backward or times.first or times.sent, times.sent
+
+
 def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBreakdown:
     waits = waits_of(times)
-    flights = merged(zip(times.posted, times.done, strict=True))
+    flights = _merged(zip(times.posted, times.done, strict=True))
     total = after - times.start
     forward, backward = (
-        length(one) - common(one, waits)
-        for one in (merged([forward_of(times)]), merged([backward_of(times)]))
+        _length(one) - _common(one, waits)
+        for one in (_merged([forward_of(times)]), _merged([backward_of(times)]))
     )
-    exposed = common([(times.start, after)], waits)
+    exposed = _common([(times.start, after)], waits)
+    last_done = max(before.done, default=0) if before is not None else 0
+    last_posted = max(times.posted, default=0)
     return StepBreakdown(
         number=times.number,
         total=total / 1e3,
@@ -117,12 +136,51 @@ def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBrea
         backward=backward / 1e3,
         exposed=exposed / 1e3,
         other=(total - forward - backward - exposed) / 1e3,
-        hidden=(length(flights) - common(flights, waits)) / 1e3,
-        own=_own(before, times),
+        hidden=(_length(flights) - _common(flights, waits)) / 1e3,
+        own=(last_posted - last_done) / 1e3 if last_done and last_posted else -1.0,
     )
 
 
-def _own(before: StepTimes | None, times: StepTimes) -> float:
-    done = max(before.done, default=0) if before is not None else 0
-    posted = max(times.posted, default=0)
-    return (posted - done) / 1e3 if done and posted else -1.0
+def _of_rank(
+    rank: int,
+    rows: Sequence[Mapping[int, StepBreakdown]],
+    timed: Sequence[Mapping[int, StepBreakdown]],
+) -> RankTimes:
+    waited: list[float] = []
+    held_up: list[float] = []
+    for row in timed:
+        second, first = sorted(step.own for step in row.values())[-2:]
+        waited.append(min(first - row[rank].own, row[rank].exposed))
+        if max(row, key=lambda other: row[other].own) == rank:
+            held_up.append(first - second)
+    mine = [row[rank] for row in timed or rows]
+    means = {part: sum(getattr(step, part) for step in mine) / len(mine) for part in _PARTS}
+    return RankTimes(
+        rank=rank,
+        **means,
+        waited=sum(waited) / max(len(waited), 1),
+        n_slowest=len(held_up),
+        held_up=sum(held_up) / max(len(timed), 1),
+    )
+
+
+# Intervals of time. What `_merged` returns is in order and does not overlap.
+
+
+def _merged(intervals: Iterable[Interval]) -> list[Interval]:
+    apart: list[Interval] = []
+    for begin, end in sorted(one for one in intervals if one[1] > one[0]):
+        if apart and begin <= apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
+        else:
+            apart.append((begin, end))
+    return apart
+
+
+def _length(apart: Iterable[Interval]) -> int:
+    return sum(end - begin for begin, end in apart)
+
+
+def _common(some: Sequence[Interval], others: Sequence[Interval]) -> int:
+    """How long both last at once; the intervals of each do not overlap."""
+    return _length(some) + _length(others) - _length(_merged([*some, *others]))

@@ -6,21 +6,16 @@ quarter of a year (Kineto's ChromeTraceBaseTime). Ours begin there too, so trace
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.report.breakdown import backward_of, forward_of, waits_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from shoal.average.report.breakdown import Interval
     from shoal.average.step_times import StepTimes
 
 _QUARTER_NS: Final = 7_889_238 * 10**9
-_BASE: Final = "baseTimeNanoseconds"
 
 # Rows of a process; the numbers of torch's are those of threads.
 _PASSES, _WAITS, _FIRST_LANE = 0, 1, 2
@@ -33,29 +28,23 @@ def trace_of(steps: Sequence[StepTimes], rank: int) -> dict[str, Any]:
     events = [event for times in steps for event in _events(times, base)]
     n_rows = max((event["tid"] for event in events), default=0) + 1
     names = {_PASSES: "shoal: passes", _WAITS: "shoal: waits"}
-    labels = [_label("thread_name", row, names.get(row, "shoal: buffers")) for row in range(n_rows)]
-    labels += [_label("thread_sort_index", row, row) for row in range(n_rows)]
-    labels.append(_label("process_name", 0, f"rank {rank}"))
+    labels = [_label("process_name", 0, name=f"rank {rank}")]
+    for row in range(n_rows):
+        labels.append(_label("thread_name", row, name=names.get(row, "shoal: buffers")))
+        labels.append(_label("thread_sort_index", row, sort_index=row))
     for event in (*labels, *events):
         event["pid"] = rank
     return {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
         "distributedInfo": {"rank": rank, "backend": "shoal"},
-        _BASE: base,
+        "baseTimeNanoseconds": base,
         "traceEvents": [*labels, *events],
     }
 
 
-def write(path: Path, trace: dict[str, Any]) -> None:
-    """Write a trace, compressed if the name ends in `.gz`; OSError if it cannot be written."""
-    text = json.dumps(trace).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-
-
-def _label(kind: str, row: int, value: str | int) -> dict[str, Any]:
-    key = "sort_index" if kind.endswith("index") else "name"
-    return {"ph": "M", "name": kind, "tid": row, "args": {key: value}}
+def _label(kind: str, row: int, **value: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "tid": row, "args": value}
 
 
 def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
@@ -92,7 +81,7 @@ def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
 
 
 def _lanes(times: StepTimes) -> Iterator[tuple[int, int]]:
-    """Give each averaged buffer a row in which no other one is on its way at the same time."""
+    """Give each averaged buffer a row in which no other buffer is in flight at the same time."""
     free_at: list[int] = []
     numbers = [number for number, done in enumerate(times.done) if done and times.posted[number]]
     for number in sorted(numbers, key=times.posted.__getitem__):

@@ -1,25 +1,26 @@
-"""Where the time of the last steps went: `AveragingReport`, and the forms it can be written in."""
+"""`AveragingReport`: where the time of the last steps went, as a table, JSON or a trace."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.average.report.breakdown import break_down
-from shoal.average.report.chrome import trace_of, write
-from shoal.average.report.compared import compare, gather
+from shoal.average.agreeing import texts_of_all
+from shoal.average.report.breakdown import StepBreakdown, break_down, compare
+from shoal.average.report.chrome import trace_of
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from shoal.average.report.breakdown import StepBreakdown
-    from shoal.average.report.compared import RankTimes
+    from shoal.average.report.breakdown import RankTimes
     from shoal.average.step_times import StepTimes
     from shoal.group.group import Group
 
+_MOST_COMPARED: Final = 64  # steps; 10 KB from each rank
 _MOST_NAMED: Final = 5
 _COLUMNS: Final = {
     "step": "total",
@@ -41,9 +42,9 @@ class AveragingReport:
         rank, size: of its group.
         steps: the steps of this rank that have ended, the oldest first, without the last one, whose
             length is not known.
-        ranks: the mean steps of all ranks, or of this one alone.
+        ranks: the mean step of each rank, or of this one alone.
         n_compared: the number of steps in which ranks were compared.
-        missing: the arrays that have not become ready in a step under way.
+        missing: the arrays that have not become ready in the step under way.
         times: of the steps that have ended, and of the one under way.
     """
 
@@ -65,7 +66,7 @@ class AveragingReport:
 
     @property
     def hidden_share(self) -> float:
-        """How much of the communication was not waited for, from 0 to 1; 1 where there is none."""
+        """The share of communication that this rank did not wait for; 1 where there is none."""
         hidden = sum(step.hidden for step in self.steps)
         whole = hidden + sum(step.exposed for step in self.steps)
         return hidden / whole if whole else 1.0
@@ -74,7 +75,7 @@ class AveragingReport:
         return "\n".join([*_table(self), *_remarks(self)])
 
     def to_json(self) -> str:
-        """All but the times of buffers, as JSON; times in microseconds."""
+        """Return all but the times of buffers as JSON; times are in microseconds."""
         written = {
             "name": self.name,
             "rank": self.rank,
@@ -88,25 +89,17 @@ class AveragingReport:
         }
         return json.dumps(written, indent=1)
 
-    def plot(self, path: str | PathLike[str]) -> None:
-        """Draw where the time went, by rank, and one step's buffers: a PNG.
-
-        Raises UsageError if matplotlib is not installed, or no step has ended.
-        """
-        from shoal.average.report.plot import plot
-
-        plot(self, Path(path))
-
     def chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write the steps of this rank as a trace for Perfetto, or chrome://tracing.
 
-        It has the clock of the traces that torch's profiler exports. A name that ends in `.gz` is
-        compressed.
+        The trace has the clock of the traces that torch's profiler exports. It is compressed if
+        the path ends in `.gz`.
 
         Raises:
             OSError: it cannot be written.
         """
-        write(Path(path), trace_of(self.times, self.rank))
+        text, path = json.dumps(trace_of(self.times, self.rank)).encode(), Path(path)
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
 def _table(report: AveragingReport) -> Iterator[str]:
@@ -140,6 +133,14 @@ def _remarks(report: AveragingReport) -> Iterator[str]:
         yield f"Step {now.number} has not ended; {not_ready}."
 
 
+def gather(
+    group: Group, name: str, steps: Sequence[StepBreakdown]
+) -> dict[int, list[StepBreakdown]]:
+    """Return the last steps of every rank, by rank, or ShoalError; every rank calls it."""
+    texts = texts_of_all(group, name, json.dumps(steps[-_MOST_COMPARED:]).encode())
+    return {r: [StepBreakdown(*row) for row in json.loads(text)] for r, text in enumerate(texts)}
+
+
 def report_on(
     group: Group,
     name: str,
@@ -149,7 +150,15 @@ def report_on(
     *,
     alone: bool,
 ) -> AveragingReport:
-    """Make the report of an averager from the times of its steps, `now` of the one under way."""
+    """Make the report of an averager.
+
+    Args:
+        name: of the averager.
+        times: of the steps that have ended.
+        now: the times of the step under way.
+        missing: the arrays that have not become ready in it.
+        alone: contact no other rank.
+    """
     # A step under way shows how long the one before lasted.
     every = (*times, now) if now is not None else tuple(times)
     steps = break_down(every) if times else []
