@@ -43,7 +43,7 @@ def _run_training(command: Sequence[str], words: Sequence[str]) -> int:
     parser = Parser(
         prog=f"{_PROGRAM} training",
         description="Measure trainings by torch's DistributedDataParallel and shoal's, on one host "
-        "and on the hosts of labs (root); see docs/training.md.",
+        "and on the hosts of labs (root); see bench/training.md.",
     )
     _add_options(parser)
     what = "write each table and its picture there (needs matplotlib)"

@@ -54,7 +54,14 @@ PAGES = {
         *("architecture", "algorithms", "planner", "simulation", "threads", "wire", "bits"),
         "decisions/README",
     ],
-    "Measuring it": ["bench", "lab", "/bench/README", "/bench/LOG", "/bench/gpu/report"],
+    "Measuring it": [
+        "bench",
+        "lab",
+        "/bench/README",
+        "/bench/training",
+        "/bench/LOG",
+        "/bench/gpu/report",
+    ],
     "The project": ["/CONTRIBUTING", "/CHANGELOG", "/SECURITY", "/packaging/RELEASE"],
 }
 
