@@ -66,6 +66,7 @@ def document() -> Mapping[str, str]:
     for collective, algorithms in ALGORITHMS.items():
         names = [*algorithms, *_MORE.get(collective, ())]
         page += ["", f"## {_title(collective)}", "", *_table(collective, names)]
+        described: dict[str, str] = {}
         for name in names:
             figure = f"{_FIGURES}/{collective}_{_plain(name)}.svg"
             files[figure] = _figure(collective, name)
@@ -73,7 +74,7 @@ def document() -> Mapping[str, str]:
                 "",
                 f"### {_heading(collective, name)}",
                 "",
-                *_section(collective, name, figure),
+                *_section(collective, name, figure, described),
             ]
     files[_PAGE] = "\n".join(page) + "\n"
     return files
@@ -97,13 +98,24 @@ def _plain(name: str) -> str:
     return name.replace("/", "_over_").replace("(", "_").replace(")", "")
 
 
-def _section(collective: str, name: str, figure: str) -> Iterator[str]:
+def _section(collective: str, name: str, figure: str, described: dict[str, str]) -> Iterator[str]:
+    """Return the lines of a section; `described` has the heading of each text of the collective."""
     said = describe(find(collective, name))
+    heading = _heading(collective, name)
+    picture = f"![{heading}]({figure})"
+    text = [f"- {field}: {said.fields[field]}" for field in FIELDS]
+    first = described.setdefault("\n".join([said.summary, said.remarks, *text]), heading)
+    if first != heading:
+        yield from (
+            f"Composed like [{first}](#{_anchor(first)}), of other algorithms.",
+            "",
+            picture,
+        )
+        return
     yield said.summary
     if said.remarks:
         yield from ("", said.remarks)
-    yield from ("", f"![{_heading(collective, name)}]({figure})", "")
-    yield from (f"- {field}: {said.fields[field]}" for field in FIELDS)
+    yield from ("", picture, "", *text)
 
 
 def _figure(collective: str, name: str) -> str:

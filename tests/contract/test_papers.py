@@ -24,14 +24,14 @@ def test_what_is_committed_is_what_the_code_says_now(name: str) -> None:
 
 
 def test_above_and_below_the_papers_too() -> None:
-    head, tail = frame(DOCS)
+    head, tail = frame()
     assert PAGE.startswith(head), "run make docs"
     assert PAGE.endswith(tail.rstrip() + "\n"), "run make docs"
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="takes half a minute: make test-soak")
 def test_the_page_has_nothing_else() -> None:
-    assert document(DOCS)["simulation.md"] == PAGE
+    assert document()["simulation.md"] == PAGE
 
 
 def test_every_plot_is_shown_and_no_other_is_kept() -> None:
