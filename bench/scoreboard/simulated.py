@@ -13,11 +13,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from bench.scoreboard.head import head_of
 from bench.scoreboard.streams import measure_streams, ring_of
 from shoal.analysis.simulate.simulator import simulate
 from shoal.bench.job import JobSpec
 from shoal.bench.launch import Placement
-from shoal.bench.machine import describe_run, render_run
+from shoal.bench.machine import render_run
 from shoal.bench.worker_pool import WorkerPool
 from shoal.lab import Lab
 from shoal.lab.cluster import NIC_SHAPE
@@ -126,7 +127,7 @@ def run_simulated(
     n_hosts: Sequence[int], rates_mbit: Sequence[float], n_rounds: int, command: Sequence[str]
 ) -> int:
     """Print a row for each point; return 0, also if some differ by more than 15 %."""
-    print(render_run(describe_run(command)), end="")
+    print(render_run(head_of(command)), end="")
     print("hosts  Mbit/s  algorithm       MiB  measured  min to max of rounds  simulated  ratio")
     points = []
     for n in n_hosts:

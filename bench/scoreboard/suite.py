@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.scoreboard.benchmark import Result, Section, run_section, summary_of
+from bench.scoreboard.head import head_of
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from bench.scoreboard.progress import Progress
 from bench.scoreboard.sections import SECTIONS
 from bench.scoreboard.table import label_of, render
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.machine import describe_run, render_run
+from shoal.bench.machine import render_run
 from shoal.bench.mpi_launch import MPIS
 from shoal.errors import UsageError
 
@@ -47,7 +48,7 @@ def run_suite(
     """
     _check(args)
     chosen = chosen_of(args)
-    run = describe_run(command)
+    run = head_of(command)
     head = text = _emit(render_run(run))
     tables: list[tuple[Section, list[Result]]] = []
     start_s, broken = time.monotonic(), False

@@ -8,20 +8,18 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 def describe_run(command: Sequence[str]) -> dict[str, str]:
-    """Return date, machine, load, versions, commit and command."""
+    """Return date, machine, load, versions and command."""
     return {
         "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores, {_memory()}",
         "kernel": platform.release(),
         "load": f"{os.getloadavg()[0]:.2f} before the run",
         "versions": f"Python {platform.python_version()}, torch {_version('torch')}",
-        "commit": _commit(),
         "command": shlex.join(command),
     }
 
@@ -46,19 +44,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _commit() -> str:
-    """Return the commit of the working tree; "+" if files differ from it."""
-    commit = _git("rev-parse", "--short", "HEAD")
-    if not commit:
-        return "none"
-    return commit + ("+" if _git("status", "--porcelain") else "")
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""  # no git
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,30 +19,14 @@ OURS: Final = "shoal"
 Ask = Callable[..., list[dict[str, Any]]]
 """Gives a command to every rank of a library: (library, command, arguments by name)."""
 
-_OVER_RANKS: Final[Sequence[Callable[[Sequence[float]], float]]] = (
-    lambda times_s: times_s[0],
-    statistics.fmean,
-    min,
-    max,
-)
-"""The time of one call, from its time on each rank; by the number that -a takes."""
-
 
 class CallTimes(NamedTuple):
     """Statistics of the seconds of calls, as nccl-tests defines them."""
 
-    min: float
-    max: float
     avg: float
     p50: float
     p95: float
     p99: float
-    stdev: float
-
-    @property
-    def cv_pct(self) -> float:
-        """The standard deviation in percent of the mean."""
-        return self.stdev / self.avg * 100 if self.avg > 0 else 0.0
 
 
 def call_times(times_s: Sequence[float]) -> CallTimes:
@@ -53,21 +36,11 @@ def call_times(times_s: Sequence[float]) -> CallTimes:
     exceed. The median of an even number is the upper one of the two in the middle.
     """
     ordered, n = sorted(times_s), len(times_s)
-    avg = math.fsum(ordered) / n
-    variance = math.fsum((one - avg) ** 2 for one in ordered) / n
 
     def at(percent: int) -> float:
         return ordered[min(n - 1, (n * percent + 99) // 100 - 1)]
 
-    return CallTimes(
-        min=ordered[0],
-        max=ordered[-1],
-        avg=avg,
-        p50=ordered[n // 2],
-        p95=at(95),
-        p99=at(99),
-        stdev=math.sqrt(variance),
-    )
+    return CallTimes(statistics.fmean(ordered), ordered[n // 2], at(95), at(99))
 
 
 @dataclass
@@ -76,7 +49,7 @@ class Figures:
 
     Args:
         bus: the factor of bus bandwidth.
-        times_s: the time of each call, over the ranks as asked for.
+        times_s: the time of each call on its slowest rank.
         rounds_s: the median call of each round.
         cpu_s: CPU seconds per call and rank, of each round.
         sent, received: bytes per call and rank over the NICs of its host, of each round; empty
@@ -222,7 +195,7 @@ class Column:
     def _add(
         self, figures: Figures, answers: Sequence[Mapping[str, Any]], n_on_host: Sequence[int]
     ) -> None:
-        times_s = over_ranks([rank["times_s"] for rank in answers], self._sweep.average)
+        times_s = [max(call) for call in zip(*(rank["times_s"] for rank in answers), strict=True)]
         figures.times_s += times_s
         figures.rounds_s.append(statistics.median(times_s))
         figures.cpu_s.append(statistics.fmean(statistics.fmean(rank["cpu_s"]) for rank in answers))
@@ -230,11 +203,6 @@ class Column:
             for way, rounds in (("sent", figures.sent), ("received", figures.received)):
                 each = zip(answers, n_on_host, strict=True)
                 rounds.append(statistics.fmean(rank[way] / n for rank, n in each))
-
-
-def over_ranks(times_s: Sequence[Sequence[float]], average: int) -> list[float]:
-    """Return the time of each call over the ranks: on rank 0, the mean, the least, the most."""
-    return [_OVER_RANKS[average](call) for call in zip(*times_s, strict=True)]
 
 
 def columns_of(sweep: Sweep, kind: CallKind) -> list[Column]:

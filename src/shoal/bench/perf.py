@@ -14,7 +14,7 @@ from shoal.bench.launch import Placement
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.measured import SizePoint, columns_of
 from shoal.bench.nccl_table import beside, foot, head, row
-from shoal.bench.record import now, record_of, write_record
+from shoal.bench.record import write_record
 from shoal.bench.worker_pool import StartedRanks
 from shoal.errors import UsageError
 from shoal.lab import Lab
@@ -54,7 +54,7 @@ def run_sweep(
         run = _Run(sweep, joined, is_first)
         code = run.measure(argv)
     if out and is_first:
-        write_record(out, run.record())
+        write_record(out, run.facts, run.points)
     return code
 
 
@@ -73,26 +73,22 @@ class _Run:
 
     def __init__(self, sweep: Sweep, ask: Ask, prints: bool) -> None:
         self._sweep, self._ask, self._prints = sweep, ask, prints
-        self._points: list[SizePoint] = []
-        self._start_time = now()
-        self._run: Mapping[str, str] = {}
+        self.points: list[SizePoint] = []
+        self.facts: Mapping[str, str] = {}
         self._ranks: Sequence[Mapping[str, Any]] = ()
 
     def measure(self, argv: Sequence[str]) -> int:
         """Measure everything; return the exit code."""
-        self._run = describe_run(["shoal", "bench", *argv])
+        place = self._sweep.place
+        self.facts = place.facts | describe_run(["shoal", "bench", *argv])
         self._ranks = self._ask(self._sweep.library, "who")
-        self._print(render_run(self._run))
+        self._print(render_run(self.facts))
         for kind in self._sweep.kinds():
             self._measure_kind(kind)
         is_bad = any(
-            point.n_wrong or not (point.ours(False) or point.ours(True)) for point in self._points
+            point.n_wrong or not (point.ours(False) or point.ours(True)) for point in self.points
         )
-        return int(is_bad or not self._points)
-
-    def record(self) -> Mapping[str, Any]:
-        """Return the contents of the file."""
-        return record_of(self._sweep, self._run, self._ranks, self._points, self._start_time)
+        return int(is_bad or not self.points)
 
     def _measure_kind(self, kind: CallKind) -> None:
         n_ranks = self._sweep.place.n_ranks
@@ -108,7 +104,7 @@ class _Run:
         mean = statistics.fmean(way.bus_gb_s for way in ours) if ours else 0.0
         self._print(beside(points, self._sweep.n_rounds))
         self._print(foot(kind, sum(bool(point.n_wrong) for point in points), mean))
-        self._points += points
+        self.points += points
 
     def _measure_size(self, kind: CallKind, n_bytes: int, columns: Sequence[Column]) -> SizePoint:
         """Measure all columns in turn, round after round: a machine's speed drifts."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, OPERATIONS
 from shoal.errors import UsageError
+from shoal.plan.text import counted
 from shoal.schedule import COLLECTIVES as ROWS
 
 if TYPE_CHECKING:
@@ -74,6 +75,16 @@ class BenchPlace:
     rate_mbit: float | None = None
     is_joined: bool = False
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """The ranks and their network in words."""
+        ranks = counted(self.n_ranks, "rank")
+        if not self.n_hosts:
+            return {"ranks": ranks}
+        rate = self.rate_mbit
+        nics = "NICs that nothing shapes" if rate is None else f"NICs at {rate:g} Mbit/s"
+        return {"ranks": f"{ranks} on {self.n_hosts} hosts of a lab", "network": nics}
+
     def least_time_s(self, collective: str, n_bytes: int) -> float | None:
         """Return the least time of a call, at the rate of TCP over the NICs; None if it is unknown.
 
@@ -99,7 +110,6 @@ class Sweep:
         n_warmup: calls before the first of them.
         n_checks: calls whose results are checked.
         is_apart: a barrier precedes each call; else they follow one another.
-        average: over ranks: the time of rank 0, the mean, the least, or the most (0 to 3).
         mpi: the environments of the MPIs.
         answer_s: how long all calls of one round may take.
     """
@@ -114,7 +124,6 @@ class Sweep:
     n_warmup: int = 5
     n_checks: int = 1
     is_apart: bool = False
-    average: int = 3
     n_rounds: int = 5
     library: str = "shoal"
     peers: Sequence[str] = ()

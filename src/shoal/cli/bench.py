@@ -55,8 +55,6 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     add("-c", "--check", type=int, default=1, metavar="N", help="checked calls; default 1")
     row = "1: a barrier before each call; default 0: calls in a row"
     add("-z", "--blocking", type=int, default=0, choices=(0, 1), help=row)
-    ranks = "time of a call: 0: rank 0's, 1: mean, 2: minimum, 3 (default): maximum over ranks"
-    add("-a", "--average", type=int, default=3, choices=(0, 1, 2, 3), help=ranks)
     add("--rounds", type=int, default=5, metavar="N", help="turns of each library; default 5")
     add("-J", "--json", type=Path, metavar="FILE", help="write all results, for `shoal report`")
     turn = "seconds for the calls of one turn; default 120"
@@ -138,7 +136,6 @@ def sweep_of(args: argparse.Namespace) -> Sweep:
         n_warmup=args.warmup_iters,
         n_checks=args.check,
         is_apart=bool(args.blocking),
-        average=args.average,
         n_rounds=min(args.rounds, args.iters),
         library="shoal" if (args.through or ("torch" * has_torch)) == "torch" else "group",
         peers=list(dict.fromkeys(peers)),

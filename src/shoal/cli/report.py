@@ -18,27 +18,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal report`."""
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a file of shoal bench --json")
-    default, page = "shoal-report.html", "the page, with pictures beside it; default %(default)s"
+    default, page = "shoal-report.html", "the page; default %(default)s"
     add("-o", "--out", type=Path, default=Path(default), metavar="FILE", help=page)
-    add("--no-png", action="store_true", help="write only the page")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from shoal.bench.report.read import read_records
+    from shoal.bench.record import read_records
 
     records = read_records(args.files)
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("shoal report draws with matplotlib: pip install matplotlib")
-    from shoal.bench.report.charts import write_png
-    from shoal.bench.report.page import draw_all, page_of
+    from shoal.bench.report.page import page_of
 
-    charts = draw_all(records)
-    write(page_of(records, charts), args.out)
-    print(f"wrote {args.out}")
-    for call, drawn in () if args.no_png else charts.items():
-        for chart in drawn:
-            path = args.out.with_name(f"{args.out.stem}-{call.stem}-{chart.name}.png")
-            write_png(chart, call.title, path)
-            print(f"wrote {path}")
+    write(page_of(records), args.out)
     return 0

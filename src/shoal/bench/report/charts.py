@@ -1,4 +1,4 @@
-"""Pictures of one kind of call, by matplotlib: as SVG for a page, or as PNG.
+"""Pictures of one kind of call, by matplotlib, as SVG for a page.
 
 The colours are those of Okabe and Ito, which people of all kinds of sight can distinguish. Each
 library has a mark of its own as well.
@@ -20,11 +20,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from shoal.plan.text import show_bytes, show_us
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.axes import Axes
 
-    from shoal.bench.report.read import BenchRecord, CallName, Measured
+    from shoal.bench.record import BenchRecord, CallName, Measured
 
 COLOURS: Final[Mapping[str, str]] = {
     "shoal": "#0072b2",
@@ -38,7 +36,6 @@ STYLE: Final[Any] = {
     "font.size": 9.5,
     "text.parse_math": False,  # a file or a parameter may have dollars in its name
 }
-_DPI: Final = 180
 _MARKS: Final = {"shoal": "o", "gloo": "s", "openmpi": "^", "mpich": "D"}
 _LINES: Final = ("-", "--", ":", "-.")
 _INCHES: Final = (4.7, 3.8)
@@ -50,7 +47,6 @@ _MOST_TICKS: Final = 7
 class Chart(NamedTuple):
     """One picture."""
 
-    name: str
     title: str
     figure: Figure
 
@@ -83,35 +79,28 @@ def charts_of(call: CallName, records: Sequence[BenchRecord]) -> list[Chart]:
             sizes, p50, p99 = zip(*edges, strict=True)
             axes.fill_between(sizes, p50, p99, color=_ink(line.library), alpha=0.13, linewidth=0)
         _plot(axes, lines, lambda point: point.p50_us)
-        _plot_limits(axes, lines, lambda _point, best_us: best_us)
+        _plot_limits(axes, lines, lambda _point, least_us: least_us)
         _finish(time, axes, lines)
         bandwidth, axes = _axes("bus bandwidth at the median", show_rate)
         _plot(axes, lines, lambda point: point.bus_bytes_per_s)
-        _plot_limits(axes, lines, lambda p, best_us: p.bus_bytes_per_s * p.p50_us / best_us)
+        _plot_limits(axes, lines, lambda p, least_us: p.bus_bytes_per_s * p.p50_us / least_us)
         _finish(bandwidth, axes, lines)
         charts = [
-            Chart("time", "Time of a call", time),
-            Chart("bandwidth", "Bus bandwidth", bandwidth),
+            Chart("Time of a call", time),
+            Chart("Bus bandwidth", bandwidth),
         ]
         if compared:
             ratios, axes = _axes("time of the peer / time of shoal", lambda ratio: f"{ratio:g}x")
             axes.axhline(1, color=_ink("shoal"), linewidth=1.6)
             _plot(axes, compared, lambda point: point.ratio or math.nan)
             _finish(ratios, axes, compared)
-            charts.append(Chart("ratio", "Peers beside shoal; above 1 shoal is faster", ratios))
+            charts.append(Chart("Peers beside shoal; above 1 shoal is faster", ratios))
     return charts
 
 
 def is_comparable(point: Measured) -> bool:
     """Return True if there is a ratio, of enough calls to mean something."""
     return point.ratio is not None and point.n_calls >= _FEWEST_CALLS
-
-
-def write_png(chart: Chart, subtitle: str, path: Path) -> None:
-    """Write the picture on white, with its title."""
-    with mpl.rc_context(STYLE):
-        chart.figure.suptitle(f"{chart.title}\n{subtitle}", fontsize=10)
-        chart.figure.savefig(path, dpi=_DPI)
 
 
 def svg_of(chart: Chart, label: str) -> str:
@@ -173,7 +162,7 @@ def _plot_limits(
 ) -> None:
     """Draw what the network allows, once for each file: by any of its libraries."""
     for line in {line.record: line for line in reversed(lines)}.values():
-        best = [(p.size, value(p, p.best_us)) for p in line.points if p.best_us]
+        best = [(p.size, value(p, p.least_us)) for p in line.points if p.least_us]
         if best:
             style = ":" if line.dashes == "-" else line.dashes
             label = "the line (TCP)" + (f", {line.record}" if line.record else "")

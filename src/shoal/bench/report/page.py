@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Final
@@ -12,8 +12,7 @@ from shoal.bench.report.charts import charts_of, is_comparable, show_rate, svg_o
 from shoal.plan.text import show_bytes, show_us
 
 if TYPE_CHECKING:
-    from shoal.bench.report.charts import Chart
-    from shoal.bench.report.read import BenchRecord, CallName, Measured
+    from shoal.bench.record import BenchRecord, CallName, Measured
 
 _MARK: Final = re.compile(r"\{\{(TITLE|STYLE|RUNS|CALLS|MISSING)\}\}")
 """The places of the parts. They are filled in one pass, so that no part can hold a mark."""
@@ -23,13 +22,9 @@ _COLUMNS: Final = (
 )
 
 
-def calls_of(records: Sequence[BenchRecord]) -> list[CallName]:
-    """Return every kind of call of any file, in the order of the measurements."""
-    return list(dict.fromkeys(call for record in records for call in record.series))
-
-
-def page_of(records: Sequence[BenchRecord], charts: Mapping[CallName, Sequence[Chart]]) -> str:
-    """Return the page, with the charts of each call from `charts_of`."""
+def page_of(records: Sequence[BenchRecord]) -> str:
+    """Return the page: the runs, and the pictures and numbers of every kind of call of any file."""
+    calls = dict.fromkeys(call for record in records for call in record.series)
     names = ", ".join(record.name for record in records)
     missing = dict.fromkeys(
         f"{record.name}: {text}" if len(records) > 1 else text
@@ -40,15 +35,10 @@ def page_of(records: Sequence[BenchRecord], charts: Mapping[CallName, Sequence[C
         "TITLE": escape(f"shoal bench: {names}"),
         "STYLE": _file("style.css"),
         "RUNS": "".join(map(_run, records)),
-        "CALLS": "".join(_call(call, records, charts[call]) for call in calls_of(records)),
+        "CALLS": "".join(_call(call, records) for call in calls),
         "MISSING": _missing(list(missing)),
     }
     return _MARK.sub(lambda mark: parts[mark[1]], _file("page.html"))
-
-
-def draw_all(records: Sequence[BenchRecord]) -> dict[CallName, list[Chart]]:
-    """Draw every kind of call."""
-    return {call: charts_of(call, records) for call in calls_of(records)}
 
 
 def _file(name: str) -> str:
@@ -61,11 +51,11 @@ def _run(record: BenchRecord) -> str:
     return f"<section class=run><h2>{escape(record.name)}</h2><dl>{rows}</dl></section>\n"
 
 
-def _call(call: CallName, records: Sequence[BenchRecord], charts: Sequence[Chart]) -> str:
+def _call(call: CallName, records: Sequence[BenchRecord]) -> str:
     pictures = "".join(
         f"<figure><figcaption>{escape(chart.title)}</figcaption>"
         f"{svg_of(chart, escape(f'{chart.title}: {call.title}'))}</figure>\n"
-        for chart in charts
+        for chart in charts_of(call, records)
     )
     return (
         f"<section class=call><h2>{escape(call.title)}</h2>\n"
@@ -108,7 +98,7 @@ def _rows(call: CallName, records: Sequence[BenchRecord]) -> Iterator[tuple[Meas
                 "" if point.share is None else f"{point.share:.0%}",
                 f"{point.ratio:.2f}x" if point.ratio and is_comparable(point) else "",
                 show_us(point.cpu_us),
-                "" if point.sent is None else show_bytes(point.sent),
+                "" if point.sent_bytes is None else show_bytes(point.sent_bytes),
                 "not checked" if point.n_wrong is None else str(point.n_wrong),
             ],
         )
