@@ -21,7 +21,7 @@ from shoal.bench.launch import Placement
 from shoal.bench.machine import render_run
 from shoal.bench.worker_pool import WorkerPool
 from shoal.lab import Lab
-from shoal.lab.cluster import NIC_SHAPE
+from shoal.lab.cluster import BURST_BYTES
 from shoal.plan import cluster as described
 from shoal.plan.defaults import (
     CONTENTION,
@@ -91,7 +91,7 @@ def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Clu
         wire=described.LinkCost(latency_us, 1e6 / bytes_per_s, WIRE.message_us),
         memory_us_per_byte=crowded * MEMORY_US_PER_BYTE,
         n_cores=1,
-        burst_bytes=NIC_SHAPE.burst_bytes,
+        burst_bytes=BURST_BYTES,
         network_us_per_byte=crowded * NETWORK_US_PER_BYTE,
         contention=CONTENTION,
     )

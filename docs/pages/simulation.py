@@ -26,7 +26,7 @@ _HEAD: Final = """\
 `shoal simulate` predicts how long a schedule takes on a cluster that need not exist:
 
 ```text
-shoal simulate ring --hosts 8 --ranks-per-host 4 --link 25Gb --latency 20us --bytes 100MiB
+shoal simulate ring --hosts 8 --ranks-per-host 4 --link 25Gb,20us --bytes 100MiB
 shoal simulate --all --hosts 256 --ranks-per-host 8 --link 100Gb --bytes 1MiB
 ```
 

@@ -15,7 +15,6 @@ from shoal.lab.cluster import Lab
 from shoal.lab.job import Job, private_key, server_command, tasks_of
 from shoal.lab.names import check_powers
 from shoal.rendezvous import job_key
-from shoal.schedule.table import ALGORITHMS
 
 
 def test_the_module_runs_the_command() -> None:
@@ -90,27 +89,9 @@ def test_an_interrupt_ends_a_command_in_one_line(
     def interrupted(_args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.cli.list._run", interrupted)
-    assert main(["list"]) == 130
+    monkeypatch.setattr("shoal.cli.draw._run", interrupted)
+    assert main(["draw", "ring"]) == 130
     assert capsys.readouterr().err == "shoal: interrupted\n"
-
-
-def test_the_list_names_every_algorithm_of_every_collective(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["list"]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines.keys() == ALGORITHMS.keys()
-    assert all(name in lines[kind] for kind, names in ALGORITHMS.items() for name in names)
-
-
-def test_a_command_says_which_file_it_wrote(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "ring.svg"
-    assert main(["draw", "ring", "--ranks", "3", "--out", str(out)]) == 0
-    assert capsys.readouterr().err == f"wrote {out}\n"
-    assert out.exists()
 
 
 # `shoal lab`.

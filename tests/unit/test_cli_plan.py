@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import sys
-import time
 
 import pytest
 
@@ -99,21 +96,13 @@ def test_servers_gain_by_their_links_and_the_size_of_calls(
     assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
 
 
-def test_a_link_may_be_said_in_one_option_or_in_three(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--hosts 4 --collective all_reduce --link 25Gb"
-    one = said(capsys, f"{words},20us,7us")
-    assert one == said(capsys, f"{words} --latency 20us --message 7us")
-    assert one == said(capsys, f"{words},20us --message 7us")
-    assert one != said(capsys, words)
-
-
 # Simulated.
 
 CLUSTER = ["--hosts", "8", "--ranks-per-host", "4", "--link", "25Gb"]
 
 
 def test_a_ring_is_shown_with_its_time_and_links(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "ring", *CLUSTER, "--bytes", "100MiB", "--stack", "1TB"]) == 0
+    assert main(["simulate", "ring", *CLUSTER, "--bytes", "100MiB"]) == 0
     out = capsys.readouterr().out
     # 2 * 31/32 * 100 MiB at 25 Gbit/s take 65.0 ms.
     assert re.search(r"time +65\.\d ms", out)
@@ -133,22 +122,3 @@ def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixtu
     assert {line.split()[0] for line in lines} == {"direct", "binomial", "chain", "scatter_gather"}
     # Direct sends it over one NIC to 28 ranks elsewhere.
     assert lines[-1].split()[0] == "direct"
-
-
-@pytest.mark.parametrize(("pause_s", "is_tty"), [(1, True), (0, True), (1, False)])
-def test_a_terminal_shows_the_progress_of_a_long_comparison(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    pause_s: int,
-    is_tty: bool,
-) -> None:
-    clock = itertools.count(step=pause_s)
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_tty)
-    argv = ["simulate", "--all", "--collective", "broadcast", *CLUSTER, "--bytes", "1MiB"]
-    assert main(argv) == 0
-    lines = capsys.readouterr().err.splitlines()
-    # The clock starts at 0 s; the third of four algorithms begins at 3 s.
-    late = [rf"shoal simulate: \w+, {number} of 4" for number in (3, 4)]
-    assert len(lines) == (len(late) if pause_s and is_tty else 0)
-    assert all(map(re.fullmatch, late, lines))

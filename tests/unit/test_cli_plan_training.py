@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from shoal.cli import main
+from shoal.plan import Cluster, LinkCost, Nic, Nics, default_cluster
+from shoal.plan.defaults import wire_of
+from shoal.plan.training import StepCost, Training, advice, cost_of_step, ways
 
 MB = 1_000_000
-# A NIC so slow, and cores so fast, that bytes alone count.
-SLOW = "--link 1Gb,0us,0us --memory 1000TB --stack 1000TB --fresh 1000TB"
 
 
-def planned(capsys: pytest.CaptureFixture[str], words: str) -> dict[str, Any]:
-    assert main(["plan", *words.split(), "--json"]) == 0
-    data: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return data | {"ways": {way["name"]: way for way in data["ways"]}}
+def planned(
+    cluster: Cluster, n_mb: int, step_us: float, n_servers: int = 0, every: int = 100
+) -> tuple[dict[str, StepCost], str]:
+    """The cost of each way by its name, and the advice."""
+    pool = Nics((Nic.of(cluster.wire),) * n_servers)
+    training = Training(n_mb * MB, step_us, cluster, pool)
+    costs = [cost_of_step(way, training) for way in ways(every)]
+    return {cost.way.name: cost for cost in costs}, advice(costs, step_us)
 
 
-def test_bytes_follow_from_the_bits_of_an_element(capsys: pytest.CaptureFixture[str]) -> None:
-    alone, served = (
-        planned(capsys, f"--workers 8 {more} --model-bytes 400MB --step 300ms --link 1Gb")
-        for more in ("", "--servers 8")
-    )
+def test_bytes_follow_from_the_bits_of_an_element() -> None:
+    hosts = default_cluster(range(8), wire=wire_of(1000))
+    (alone, _), (served, _) = (planned(hosts, 400, 300e3, n) for n in (0, 8))
     n = 100 * MB  # elements
     chunk = 1 + 41 * 12 / 8 + 41  # 1 % of 4,096, with a scale, rounded up to whole bytes
     bits = {
@@ -40,45 +42,45 @@ def test_bytes_follow_from_the_bits_of_an_element(capsys: pytest.CaptureFixture[
     }
     for name, each in bits.items():
         n_bytes = n * each / 8
-        assert alone["ways"][name]["sent_bytes"] == pytest.approx(2 * 7 / 8 * n_bytes, rel=0.001)
-        assert served["ways"][name]["sent_bytes"] == pytest.approx(n_bytes, rel=0.001)
-    assert alone["ways"]["float32"]["sent_bytes"] == pytest.approx(700 * MB, rel=1e-5)
+        assert alone[name].sent_bytes == pytest.approx(2 * 7 / 8 * n_bytes, rel=0.001)
+        assert served[name].sent_bytes == pytest.approx(n_bytes, rel=0.001)
+    assert alone["float32"].sent_bytes == pytest.approx(700 * MB, rel=1e-5)
 
 
-def test_a_step_is_as_long_as_its_bytes_on_a_slow_link(capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"--workers 2 --model-bytes 500MB --step 300ms --steps 3600 {SLOW}"
-    ways = planned(capsys, words)["ways"]
+def test_a_step_is_as_long_as_its_bytes_on_a_slow_link() -> None:
+    # Messages and memory cost nothing, so bytes alone count.
+    free = replace(
+        default_cluster(range(2), wire=LinkCost(0.0, 8 / 1000, 0.0)),
+        memory_us_per_byte=0.0,
+        fresh_us_per_byte=0.0,
+        network_us_per_byte=0.0,
+    )
+    costs, _ = planned(free, 500, 300e3)
     # Two workers send 500 MB each at 125 MB/s, after the forward pass and the first buffer.
-    assert ways["float32"]["averaging_us"] == pytest.approx(4e6, rel=0.01)
-    assert ways["float32"]["step_us"] == pytest.approx(4.1e6, rel=0.03)
-    assert ways["float32"]["hours"] == pytest.approx(4.1, rel=0.03)
-    assert ways["float32"]["sent_in_all_bytes"] == pytest.approx(1.8e12, rel=0.001)
-    assert ways["DiLoCo, H = 100"]["step_us"] == pytest.approx(0.34e6, rel=0.01)
-    assert not ways["float32"]["below_computing"]
-    assert ways["DiLoCo, H = 100"]["below_computing"]
-    ways = planned(capsys, f"{words} --every 400")["ways"]
-    assert ways["DiLoCo, H = 400"]["step_us"] == pytest.approx(0.31e6, rel=0.01)
+    assert costs["float32"].averaging_us == pytest.approx(4e6, rel=0.01)
+    assert costs["float32"].step_us == pytest.approx(4.1e6, rel=0.03)
+    assert costs["DiLoCo, H = 100"].step_us == pytest.approx(0.34e6, rel=0.01)
+    seldom, _ = planned(free, 500, 300e3, every=400)
+    assert seldom["DiLoCo, H = 400"].step_us == pytest.approx(0.31e6, rel=0.01)
 
 
-def test_advice_is_to_send_no_less_than_computing_hides(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--workers 8 --model-bytes 100MB --link 10Gb --step "
-    assert planned(capsys, words + "3s")["advice"].startswith("do not compress: averaging float32")
-    wide, narrow = (planned(capsys, words + step) for step in ("3s", "150ms"))
-    assert wide["ways"]["float32"]["below_computing"]
-    assert narrow["advice"].startswith("bf16 is enough: float32 adds ")
-    advice = planned(capsys, words.replace("10Gb", "100Mb") + "150ms")["advice"]
-    assert advice.startswith("no average of gradients is hidden: float32 adds ")
-    assert "DiLoCo, H = 100" in advice
+def test_advice_is_to_send_no_less_than_computing_hides() -> None:
+    fast, slow = (default_cluster(range(8), wire=wire_of(mbit)) for mbit in (10_000, 100))
+    assert planned(fast, 100, 3e6)[1].startswith("do not compress: averaging float32")
+    assert planned(fast, 100, 150e3)[1].startswith("bf16 is enough: float32 adds ")
+    _, advised = planned(slow, 100, 150e3)
+    assert advised.startswith("no average of gradients is hidden: float32 adds ")
+    assert "DiLoCo, H = 100" in advised
 
 
-def test_servers_and_codecs_shorten_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--workers 8 --model-bytes 500MB --step 300ms --link 1Gb"
-    alone, served = planned(capsys, words)["ways"], planned(capsys, words + " --servers 8")["ways"]
+def test_servers_and_codecs_shorten_a_step() -> None:
+    hosts = default_cluster(range(8), wire=wire_of(1000))
+    (alone, _), (served, _) = (planned(hosts, 500, 300e3, n) for n in (0, 8))
     names = ["float32", "bf16", 'ErrorFeedback("mxfp8")', 'ErrorFeedback("mxfp4")']
-    for ways in (alone, served):
-        steps = [ways[name]["step_us"] for name in names]
+    for costs in (alone, served):
+        steps = [costs[name].step_us for name in names]
         assert steps == sorted(steps, reverse=True)
-    assert all(served[name]["step_us"] < alone[name]["step_us"] for name in names)
+    assert all(served[name].step_us < alone[name].step_us for name in names)
 
 
 def test_a_table_has_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,5 +91,6 @@ def test_a_table_has_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> N
     # Each of two hosts sends the 500 MB once: a quarter for each of its workers.
     row = next(line for line in out.splitlines() if line.strip().startswith("float32"))
     assert row.split()[1:3] == ["119", "MiB"]
+    assert row.split()[-6:-4] == ["h", "1.14"]
     assert "below computing" in row
     assert "do not compress" in out

@@ -161,4 +161,4 @@ def test_a_drawing_goes_to_the_output_or_a_file(
     assert ET.fromstring(printed).tag == f"{SVG}svg"
     assert main(["draw", "tree", "--ranks", "8", "--out", str(tmp_path / "tree.svg")]) == 0
     assert (tmp_path / "tree.svg").read_text() == printed
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", f"wrote {tmp_path / 'tree.svg'}\n")

@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 COMMANDS: Final = (
     *("check", "trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump"),
-    *("top", "lab", "server", "status", "list"),
+    *("top", "lab", "server", "status"),
 )
 """The subcommands, each a module of this package. A name here is the whole registration."""
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else argv
         args = _parser(words[:1]).parse_args(words)
-        args.words = [*words]  # NOT list(): that is a module here
+        args.words = list(words)
         code: int = args.run(args)
         sys.stdout.flush()
     except ShoalError as error:

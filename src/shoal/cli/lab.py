@@ -10,12 +10,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
-from shoal.lab.cluster import CONGESTION, NIC_SHAPE, Lab, NicShape
+from shoal.lab.cluster import CONGESTION, Lab
 from shoal.lab.job import Job, private_key, tasks_of
 from shoal.lab.runner import run_tasks
 from shoal.lab.running import find_lab
-from shoal.plan.quantities import bytes_in, mbit_in
-from shoal.plan.text import show_bytes
+from shoal.plan.quantities import mbit_in
 from shoal.rendezvous import job_key
 
 if TYPE_CHECKING:
@@ -82,11 +81,6 @@ def _add_run(parser: Parser) -> None:
     add("--server-rate", metavar="RATE[,RATE...]", help="of the servers' NICs; default --rate")
     control = "congestion control of the hosts' TCP; default %(default)s, as in Linux"
     add("--congestion", default=CONGESTION, metavar="NAME", help=control)
-    burst, queue = show_bytes(NIC_SHAPE.burst_bytes), show_bytes(NIC_SHAPE.queue_bytes)
-    at_once = "bytes that an idle NIC passes at once; default %(default)s"
-    add("--burst", default=burst, metavar="BYTES", help=at_once)
-    waiting = "bytes that wait at a NIC, each way, before packets are lost; default %(default)s"
-    add("--queue", default=queue, metavar="BYTES", help=waiting)
     add("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
     add("--key-file", metavar="FILE", help="the job's key; default a new one")
     add("--name", default="", help="name for cut, heal and exec; default lab and a number")
@@ -107,8 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         servers = _hosts_of("--server-rate", args.server_rate, args.servers)
     hosts = dict(enumerate(workers + servers))
     name = args.name or f"lab{os.getpid()}"
-    shape = NicShape(bytes_in("--burst", args.burst), bytes_in("--queue", args.queue))
-    lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion, shape=shape)
+    lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion)
     with ExitStack() as stack:
         key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
         if key_file:

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 _COUNT: Final = r"[1-9]\d{0,5}"
 _HOSTS_TIMES_RANKS: Final = re.compile(f"({_COUNT})x({_COUNT})")
 _RANKS_OF_EACH: Final = re.compile(f"{_COUNT}(,{_COUNT})+")
-MOST_RANKS: Final = 1_000_000
+_MOST_RANKS: Final = 1_000_000
 """A bound far above any use, so that a typing error does not fill the memory."""
 
 
@@ -55,8 +55,8 @@ def hosts_of(text: str) -> tuple[int, ...]:
             f"cannot read the hosts {text!r}: write 2x4 for 2 hosts of 4 ranks each, "
             "or 4,4,2 for the ranks of each host"
         )
-    if sum(ranks_per_host) > MOST_RANKS:
-        raise UsageError(f"the hosts {text!r} have more than {MOST_RANKS} ranks")
+    if sum(ranks_per_host) > _MOST_RANKS:
+        raise UsageError(f"the hosts {text!r} have more than {_MOST_RANKS} ranks")
     return tuple(host for host, n_ranks in enumerate(ranks_per_host) for _ in range(n_ranks))
 
 

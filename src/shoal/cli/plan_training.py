@@ -6,10 +6,9 @@ Compares them by what gradients travel as, and how often.
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from shoal.cli.described import cluster_of
 from shoal.cli.plan_servers import nics_of, place_workers
@@ -32,13 +31,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add("--step", metavar="TIME", help="time that a step computes, with nothing to average")
     add("--steps", type=int, metavar="N", help=f"steps in all; default {_STEPS:,}")
     add("--every", type=int, metavar="H", help=f"steps between DiLoCo's averages; default {_EVERY}")
-    add("--json", action="store_true", help="print the numbers as JSON")
 
 
 def asks_for_training(args: argparse.Namespace) -> bool:
     """Return True if the options ask for a training; UsageError if they contradict each other."""
     options = ("model_bytes", "step", "steps", "every")
-    if not args.json and all(getattr(args, name) is None for name in options):
+    if all(getattr(args, name) is None for name in options):
         return False
     for name, needed in (
         ("model_bytes", "--model-bytes BYTES"),
@@ -61,11 +59,6 @@ def plan_training(args: argparse.Namespace) -> Iterator[str]:
     n_steps = _count("--steps", args.steps, _STEPS)
     every = _count("--every", args.every, _EVERY)
     costs = [cost_of_step(way, training) for way in ways(every)]
-    advised = advice(costs, training.compute_us)
-    if args.json:
-        rows = [_as_data(cost, training, n_steps) for cost in costs]
-        yield json.dumps({**_head(args, training, n_steps), "ways": rows, "advice": advised})
-        return
     n_servers = len(training.pool.servers)
     who = f"{args.workers} workers" + (f" and {n_servers} servers" if n_servers else "")
     what = (
@@ -73,6 +66,7 @@ def plan_training(args: argparse.Namespace) -> Iterator[str]:
     )
     yield f"{n_steps:,} steps of {who}: {what} in a step"
     yield from _table(costs, training, n_steps)
+    advised = advice(costs, training.compute_us)
     yield from textwrap.wrap(advised, 98, break_long_words=False)
 
 
@@ -112,31 +106,6 @@ def _table(costs: Sequence[StepCost], training: Training, n_steps: int) -> Itera
 def _hours(us: float) -> str:
     hours = us / _US_PER_HOUR
     return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.3g} h"
-
-
-def _head(args: argparse.Namespace, training: Training, n_steps: int) -> dict[str, Any]:
-    return {
-        "workers": args.workers,
-        "servers": len(training.pool.servers),
-        "model_bytes": training.n_bytes,
-        "compute_us": training.compute_us,
-        "steps": n_steps,
-    }
-
-
-def _as_data(cost: StepCost, training: Training, n_steps: int) -> dict[str, Any]:
-    return {
-        "name": cost.way.name,
-        "codec": cost.way.codec.name,
-        "every": cost.way.every,
-        "sent_bytes": cost.sent_bytes,
-        "averaging_us": cost.averaging_us,
-        "step_us": cost.step_us,
-        "computing": training.compute_us / cost.step_us,
-        "below_computing": cost.averaging_us < training.compute_us,
-        "hours": n_steps * cost.step_us / _US_PER_HOUR,
-        "sent_in_all_bytes": n_steps * cost.sent_bytes,
-    }
 
 
 def _count(option: str, given: int | None, default: int) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.analysis import charts
-from shoal.analysis.simulate.simulator import Simulation, simulate
+from shoal.analysis.simulate.simulator import simulate
 from shoal.cli.described import add_cluster, cluster_of, cluster_text
 from shoal.cli.options import write
 from shoal.errors import UsageError, did_you_mean
@@ -20,10 +18,10 @@ from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
+    from shoal.analysis.simulate.simulator import Simulation
     from shoal.plan.cluster import Cluster
 
 _MOST_RANKS = 32_768  # a ring of this size takes half a minute and two gigabytes
-_SILENT_S = 2.0
 _ABOUT = (
     "Each NIC out of a host and into it, over time. A NIC out is idle until its host's cores have "
     "the next segment ready. Colours show what that segment waited for last: data or a grant from "
@@ -61,13 +59,8 @@ def _run(args: argparse.Namespace) -> int:
     names = [args.algorithm]
     if args.all:
         names = candidates(args.collective, n_bytes, cluster)
-    every, begun = dict[str, Simulation](), time.monotonic()
-    for name in names:
-        if sys.stderr.isatty() and time.monotonic() - begun > _SILENT_S:
-            progress = f"{name}, {len(every) + 1} of {len(names)}"
-            print(f"shoal simulate: {progress}", file=sys.stderr)
-        how = {"root": args.root, "records": bool(args.html)}
-        every[name] = simulate(args.collective, name, cluster, n_bytes, **how)
+    how = {"root": args.root, "records": bool(args.html)}
+    every = {name: simulate(args.collective, name, cluster, n_bytes, **how) for name in names}
     if args.html:
         write(_page(args.collective, cluster, n_bytes, every), args.html)
     elif args.all:

@@ -30,7 +30,6 @@ from shoal.lab.names import (
     tc,
     write_hosts,
 )
-from shoal.plan.text import show_bytes
 
 INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
@@ -40,8 +39,16 @@ _MOST_NICS: Final = 8  # as many connections as two ranks may have
 _LEAST_MBIT: Final = 1
 _MOST_MBIT: Final = 100_000
 
-_LEAST_SIZE_BYTES: Final = 4096  # tbf drops a packet larger than its burst
-_MOST_SIZE_BYTES: Final = 1 << 30
+# The token bucket that keeps a NIC to its rate, each way: the burst passes at once after a pause.
+# The kernel queues up to 64 KiB of one connection as one packet, and tbf cuts packets larger than
+# the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s (all that TCP can) and
+# four at once 940 with 96 KiB or more; with 64 KiB 745 and 340. A larger burst only exceeds the
+# rate for longer: 128 KiB for 1 ms.
+BURST_BYTES: Final = 128 << 10
+# The bytes that wait at a NIC, each way, before packets are lost: 8 ms at 1 Gbit/s, about the
+# buffer of one port of a shallow switch. From 256 KiB to 4 MiB one stream and a ring of four ran
+# equally fast.
+_QUEUE_BYTES: Final = 1 << 20
 
 # The latency of a message between two hosts, and the time of a core at each end.
 _MESSAGE: Final = "10us,16us"
@@ -53,35 +60,6 @@ _CONGESTIONS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control"
 _NOBODY: Final = "02:00:00:00:00:01"  # a locally administered address
 
 _serials = itertools.count()
-
-
-@dataclass(frozen=True)
-class NicShape:
-    """The token bucket that keeps a NIC to its rate, each way; UsageError for sizes unfit for tbf.
-
-    The burst passes at once after a pause; the queue waits at the NIC before packets are lost.
-    """
-
-    # The kernel queues up to 64 KiB of one connection as one packet, and tbf cuts packets larger
-    # than the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s (all that TCP
-    # can) and four at once 940 with 96 KiB or more; with 64 KiB 745 and 340. A larger burst only
-    # exceeds the rate for longer: 128 KiB for 1 ms.
-    burst_bytes: int = 128 * 1024
-    # 8 ms at 1 Gbit/s, about the buffer of one port of a shallow switch. From 256 KiB to 4 MiB one
-    # stream and a ring of four ran equally fast.
-    queue_bytes: int = 1024 * 1024
-
-    def __post_init__(self) -> None:
-        for what, n_bytes in (("burst", self.burst_bytes), ("queue", self.queue_bytes)):
-            if not _LEAST_SIZE_BYTES <= n_bytes <= _MOST_SIZE_BYTES:
-                raise UsageError(
-                    f"a {what} of {show_bytes(n_bytes)} at each NIC: "
-                    f"expected {show_bytes(_LEAST_SIZE_BYTES)} to {show_bytes(_MOST_SIZE_BYTES)}"
-                )
-
-
-NIC_SHAPE: Final = NicShape()
-"""The default shape."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +123,6 @@ class Lab:
         apart: by host, the rates of all NICs of hosts that differ from the others.
         name: its name for `shoal lab`; if empty, one with the process id.
         congestion: the kernel's name of TCP's congestion control.
-        shape: the token bucket of each NIC.
 
     Raises:
         UsageError: the number of hosts or NICs, a rate or the name is out of range.
@@ -165,12 +142,10 @@ class Lab:
         apart: Mapping[int, Sequence[float | None]] | None = None,
         name: str = "",
         congestion: str = CONGESTION,
-        shape: NicShape = NIC_SHAPE,
     ) -> None:
         self.name = name or f"{os.getpid()}.{next(_serials)}"
         check_name(self.name)
         self._congestion = congestion
-        self._shape = shape
         self.rates = _rates_of(n_hosts, (rate_mbit, *more_mbit), apart or {})
         prefix = prefix_of(self.name)
         self.hosts = tuple(
@@ -275,7 +250,7 @@ class Lab:
         # receiving.
         for namespace, interface in ((inside, outlet), (self._switch, port)):
             if rate_mbit is not None:
-                _shape(namespace, interface, rate_mbit, self._shape)
+                _shape(namespace, interface, rate_mbit)
             ip("-n", namespace, "link", "set", interface, "up")
         # NOT by sysctl: /proc/sys may be read-only in a container.
         net, address = f"10.{_FIRST_NET + nic}.0.0/24", host.addresses[nic]
@@ -321,7 +296,7 @@ def _rates_of(
     return hosts
 
 
-def _shape(namespace: str, interface: str, rate_mbit: float, shape: NicShape) -> None:
+def _shape(namespace: str, interface: str, rate_mbit: float) -> None:
     rate = ("rate", f"{rate_mbit * 1000:.0f}kbit")
-    sizes = ("burst", f"{shape.burst_bytes}b", "limit", f"{shape.queue_bytes}b")
+    sizes = ("burst", f"{BURST_BYTES}b", "limit", f"{_QUEUE_BYTES}b")
     tc("-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate, *sizes)
