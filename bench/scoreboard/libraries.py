@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shoal.bench.collectives import COLLECTIVES, On
 from shoal.bench.elements import ELEMENTS
-from shoal.bench.libraries import LibraryRank, group_library, torch_library
+from shoal.bench.libraries import LibraryRank, allocate_array, group_library, torch_library
 from shoal.bench.values import FilledBuffer
 
 if TYPE_CHECKING:
@@ -134,6 +135,35 @@ def join_with_channels(n_channels: int) -> SuiteLibrary:
     return join_torch("shoal")
 
 
+def join_mpi() -> SuiteLibrary:
+    """Join MPI, on NumPy arrays."""
+    import mpi4py  # type: ignore[import-not-found]  # only in the environment of Open MPI
+
+    # One thread calls, so MPI may leave out its locks: its fastest mode, not mpi4py's default.
+    mpi4py.rc.threads = False
+    from mpi4py import MPI
+
+    from bench.scoreboard.mpi_calls import MPI_CALLS, OPERATIONS
+
+    world = MPI.COMM_WORLD
+
+    def bind(what: CallSpec, data: Any, other: Any) -> Call:
+        if COLLECTIVES[what.collective].folds and what.op not in OPERATIONS:
+            raise NotImplementedError(f"MPI has no {what.op}")
+        on = On(world, world.rank, world.size, OPERATIONS.get(what.op), what.root)
+        return MPI_CALLS[what.collective](on, data, other)
+
+    rank = LibraryRank(
+        rank=world.rank,
+        allocate=allocate_array,
+        barrier=world.Barrier,
+        bind=bind,
+        close=MPI.Finalize,
+        ranks=range(world.size),
+    )
+    return SuiteLibrary(rank)
+
+
 def join_nobody() -> SuiteLibrary:
     """Copy a buffer, each rank on a core of its own: the speed of the memory, without a library."""
 
@@ -171,5 +201,6 @@ JOIN: Final[Mapping[str, Callable[[], SuiteLibrary]]] = {
     "served torch": partial(join_torch, "shoal"),
     "one channel": partial(join_with_channels, 1),
     "two channels": partial(join_with_channels, 2),
+    "openmpi": join_mpi,
     "copy": join_nobody,
 }

@@ -27,7 +27,10 @@ Rows = Sequence[Mapping[str, Any]]
 _DPI: Final = 150
 _WIDTH: Final = 0.8  # of the bars of a row, together
 _BARS: Final = (
-    *(COLOURS[name] for name in ("gloo", "openmpi", "shoal", "mpich")),
+    COLOURS["gloo"],
+    "#009e73",
+    COLOURS["shoal"],
+    "#b8568c",
     "dimgray",
     "black",
     "#56b4e9",

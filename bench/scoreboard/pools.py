@@ -7,13 +7,14 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bench.scoreboard.job import SuiteJob, spec_of
 from bench.scoreboard.lab_servers import LabServers
+from bench.scoreboard.mpi import OPENMPI, openmpi_command, openmpi_environment
 from shoal.bench.job import Failure
 from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
@@ -21,6 +22,7 @@ from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from bench.scoreboard.case import Case
+    from shoal.bench.job import JobSpec
     from shoal.lab import Lab
 
 _SERVED: Final = "serve"
@@ -33,17 +35,17 @@ _LONGER_ON_HOSTS: Final = 4
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options for the number of samples, and the environments of MPIs.
+    """Options for the number of samples, and the environment of Open MPI.
 
     Args:
-        mpi: the environments of the MPIs, by library.
+        openmpi: the environment with Open MPI.
         share_of_samples: the part of a case's samples to measure.
         block_s: seconds of calls in a row if a case has no number of calls.
         answer_s: the deadline of a command.
     """
 
     n_rounds: int
-    mpi: Mapping[str, Path] = field(default_factory=dict)
+    openmpi: Path = Path(".venv-openmpi")
     share_of_samples: float = 1.0
     block_s: float = 0.01
     answer_s: float = 40.0
@@ -188,7 +190,14 @@ class WorkerPools:
     def _surroundings(self, spec: SuiteJob) -> Placement:
         servers = self._servers_of(spec).environment if spec.library.startswith(_SERVED) else {}
         lab = self._lab(spec) if spec.n_hosts else None
-        return Placement(self.settings.mpi, lab, servers, "bench.scoreboard.worker")
+        launchers = {OPENMPI: self._launch_openmpi}
+        return Placement(lab, servers, "bench.scoreboard.worker", launchers)
+
+    def _launch_openmpi(
+        self, spec: JobSpec, lab: Lab | None, scratch: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        command = openmpi_command(spec, self.settings.openmpi, lab, scratch)
+        return command, openmpi_environment(scratch)
 
     def _lab(self, spec: SuiteJob) -> Lab:
         if spec.place not in self._clusters:

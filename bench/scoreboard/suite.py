@@ -19,7 +19,6 @@ from bench.scoreboard.sections import SECTIONS
 from bench.scoreboard.table import label_of, render
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.machine import render_run
-from shoal.bench.mpi_launch import MPIS
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -125,8 +124,8 @@ def _reduced(section: Section, args: argparse.Namespace) -> Section:
 def _settings(args: argparse.Namespace, answer_s: float) -> BenchOptions:
     quick, usual = (1, 3) if getattr(args, "part", "") else (2, 5)
     n_rounds = args.rounds or (quick if args.quick else usual)
-    mpi = {name: getattr(args, name) for name in MPIS}
-    return BenchOptions(n_rounds, mpi, *((0.4, 0.004) if args.quick else (1.0, 0.01)), answer_s)
+    share, block_s = (0.4, 0.004) if args.quick else (1.0, 0.01)
+    return BenchOptions(n_rounds, args.openmpi, share, block_s, answer_s)
 
 
 def _emit(text: str) -> str:

@@ -1,6 +1,6 @@
 """One rank of one library, with the commands of the tables. `python -m bench.scoreboard.worker`.
 
-The ranks of MPIs run `shoal.bench.worker`, which is enough for these tables.
+Imports the standard library and NumPy: the ranks of Open MPI run in an environment without torch.
 """
 
 from __future__ import annotations

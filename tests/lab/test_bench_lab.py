@@ -1,4 +1,4 @@
-"""`shoal bench` on the hosts of a lab: what crosses the NICs, the line, and MPIs beside shoal."""
+"""Measuring on the hosts of a lab: what crosses the NICs, the line, and Open MPI beside shoal."""
 
 import json
 import subprocess
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from lab.labs import needs_root
 
+from bench.scoreboard.case import Case
+from bench.scoreboard.mpi import openmpi_command
+from bench.scoreboard.pools import BenchOptions, WorkerPools
 from shoal.bench.job import JobSpec
-from shoal.bench.mpi_launch import MPIS, mpi_command
 from shoal.lab import Lab
 
 pytestmark = needs_root
@@ -40,23 +42,18 @@ def test_bytes_over_nics_are_counted_beside_the_line(tmp_path: Path) -> None:
     assert "# of line: " in text
 
 
-@pytest.mark.parametrize("library", MPIS)
-def test_an_mpi_talks_over_the_nics_of_a_lab_and_not_around_them(
-    library: str, tmp_path: Path
-) -> None:
-    if not (PROJECT / f".venv-{library}" / "bin" / MPIS[library].launcher).exists():
-        pytest.skip(f"NOT TESTED: no {MPIS[library].title} here: make peers")
-    out = tmp_path / "run.json"
-    calls = ["-n", "2", "-w", "1", "--rounds", "1", "--through", "numpy", "--peers", library]
-    hosts = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "none"]
-    bench(out, "-b", "1M", "-e", "1M", *calls, *hosts)
-    _, peer = json.loads(out.read_text())["points"]
-    assert (peer["library"], peer.get("failure"), peer["n_wrong"]) == (library, None, 0)
-    # Of two ranks of a host together: at least a size each way.
-    assert 2 * peer["sent_bytes"] > SIZE
+def test_open_mpi_talks_over_the_nics_of_a_lab_and_not_around_them() -> None:
+    folder = PROJECT / ".venv-openmpi"
+    if not (folder / "bin" / "mpirun").exists():
+        pytest.skip("NOT TESTED: no Open MPI here: make peers")
+    case = Case(4, SIZE, n_hosts=2, rate_mbit=None)
+    with WorkerPools(BenchOptions(1, folder)) as pools:
+        assert pools.sample("openmpi", case).time_s > 0  # checks a result first
+        answers = pools.ask("openmpi", case, "measure", n_bytes=SIZE, n_calls=2, n_samples=1)
+    assert all(answer["sent"] > SIZE for answer in answers)  # by both ranks of its host
 
 
-def test_the_launcher_of_an_mpi_enters_the_hosts_by_a_script_in_the_place_of_ssh(
+def test_the_launcher_of_open_mpi_enters_the_hosts_by_a_script_in_the_place_of_ssh(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "env"
@@ -64,7 +61,7 @@ def test_the_launcher_of_an_mpi_enters_the_hosts_by_a_script_in_the_place_of_ssh
     for name in ("mpirun", "python"):
         (folder / "bin" / name).touch()
     with Lab(2, rate_mbit=None) as lab:
-        mpi_command(JobSpec("openmpi", 2, 2), {"openmpi": folder}, lab, tmp_path)
+        openmpi_command(JobSpec("openmpi", 2, 2), folder, lab, tmp_path)
         for host in lab.hosts:
             # As launchers call ssh: options, the host, and a command in one word or in several.
             words = ["-x", "-q", host.address, "A=1;", "hostname; ip -o addr show eth0"]

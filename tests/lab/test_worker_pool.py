@@ -11,12 +11,12 @@ from shoal.bench.worker_pool import WorkerPool
 
 # Ranks that copy need no library, and start in 0.2 s.
 COPIERS = JobSpec("copy", 2)
-NOWHERE = Placement({"openmpi": Path("nowhere")}, program="bench.scoreboard.worker")
+HERE = Placement(program="bench.scoreboard.worker")
 TENSOR = {"n_bytes": 4096}
 
 
 def test_ranks_check_measure_and_count_the_tensors_that_they_hold_and_are_quoted() -> None:
-    with WorkerPool(COPIERS, NOWHERE) as pool:
+    with WorkerPool(COPIERS, HERE) as pool:
         assert pool.ask("check", **TENSOR) == [{"n_wrong": 0}, {"n_wrong": 0}]
         for answer in pool.ask("measure", **TENSOR, n_calls=3, n_samples=4):
             assert len(answer["times_s"]) == len(answer["cpu_s"]) == 4
@@ -29,7 +29,7 @@ def test_ranks_check_measure_and_count_the_tensors_that_they_hold_and_are_quoted
 
 
 def test_no_process_outlives_a_team_that_failed() -> None:
-    pool = WorkerPool(COPIERS, NOWHERE)
+    pool = WorkerPool(COPIERS, HERE)
     pids = [int(answer["pid"]) for answer in pool.ask("peak")]
     os.kill(pids[1], 9)
     with pytest.raises(Failure, match="rank 1 died, ended by SIGKILL"):
@@ -42,7 +42,7 @@ def test_no_process_outlives_a_team_that_failed() -> None:
 
 def test_many_ranks_are_forks_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.bench.launch._FORKED_FROM", 2)
-    with WorkerPool(COPIERS, NOWHERE) as pool:
+    with WorkerPool(COPIERS, HERE) as pool:
         parents = {
             Path(f"/proc/{answer['pid']}/stat").read_text().rpartition(")")[2].split()[1]
             for answer in pool.ask("peak")

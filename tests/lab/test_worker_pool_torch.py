@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from shoal.bench.job import JobSpec
 from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 
-NOWHERE = Placement({"openmpi": Path("nowhere")}, program="bench.scoreboard.worker")
+HERE = Placement(program="bench.scoreboard.worker")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def pool_of() -> Iterator[Callable[[str], WorkerPool]]:
     """Two ranks of a library, forks of a process that has imported torch, started once."""
     with ExitStack() as on_exit, pytest.MonkeyPatch.context() as patch:
         patch.setattr("shoal.bench.launch._FORKED_FROM", 2)
-        yield cache(lambda name: on_exit.enter_context(WorkerPool(JobSpec(name, 2), NOWHERE)))
+        yield cache(lambda name: on_exit.enter_context(WorkerPool(JobSpec(name, 2), HERE)))
 
 
 @pytest.fixture(params=["gloo", "shoal"])

@@ -91,6 +91,6 @@ def test_a_table_has_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> N
     # Each of two hosts sends the 500 MB once: a quarter for each of its workers.
     row = next(line for line in out.splitlines() if line.strip().startswith("float32"))
     assert row.split()[1:3] == ["119", "MiB"]
-    assert row.split()[-6:-4] == ["h", "1.14"]
+    assert row.split()[8:] == ["0.851", "h", "1.14", "TiB", "below", "computing"]
     assert "below computing" in row
     assert "do not compress" in out

@@ -29,7 +29,7 @@ REFUSED = {
         -d quarter | -d quarter
         -o mul | -o mul
         send_recv --ranks 3 | 3 ranks are no pairs
-        --peers nccl | no such library; there are gloo, openmpi, mpich
+        --peers nccl | no such library; there are gloo
         --timeout 0 | must be above 0
         --json /nowhere/run.json | cannot write /nowhere/run.json
     """,

@@ -23,7 +23,7 @@ from shoal.bench.job import Failure
 
 @pytest.fixture
 def pools() -> WorkerPools:
-    return WorkerPools(BenchOptions(n_rounds=3, mpi={"openmpi": Path("nowhere")}))
+    return WorkerPools(BenchOptions(n_rounds=3, openmpi=Path("nowhere")))
 
 
 def section_of(*benchmarks: Benchmark, **more: Any) -> Section:

@@ -2,8 +2,8 @@
 
 A call works on two tensors of one size, `data` and `other`. Where a collective cuts a tensor in one
 block per rank, that is the larger of the two it takes, and the smaller one is this rank's block of
-the other tensor: where both are the same tensor, the call works in place. torch_calls.py,
-mpi_calls.py and libraries.py make the calls of each library.
+the other tensor: where both are the same tensor, the call works in place. torch_calls.py and
+libraries.py make the calls of each library.
 """
 
 from __future__ import annotations

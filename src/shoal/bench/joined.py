@@ -1,8 +1,7 @@
 """Ranks that a launcher has started: torchrun, mpirun, srun, `shoal lab run`.
 
 Every rank makes the same run and measures its own part; answers go round, so that all decide alike.
-The libraries live in one process, one after the other at work. They meet as the launcher says; a
-library that this launcher cannot start fails with the reason.
+The libraries live in one process, one after the other at work, and meet as the launcher says.
 """
 
 from __future__ import annotations
@@ -12,27 +11,22 @@ import gc
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from shoal.bench.collectives import CallSpec
 from shoal.bench.job import Failure
 from shoal.bench.launch import require_torch
-from shoal.bench.libraries import LibraryRank, join_group, join_mpi, torch_library
+from shoal.bench.libraries import LibraryRank, join_group, torch_library
 from shoal.bench.worker import Rank
 from shoal.rendezvous.environment import find_place
-
-_MPI_MARKS: Final[Mapping[str, tuple[str, str]]] = {
-    "openmpi": ("OMPI_COMM_WORLD_RANK", "Open MPI's mpirun"),
-    "mpich": ("PMI_RANK", "MPICH's mpiexec"),
-}
 
 
 class JoinedRanks:
     """The libraries of this process while the context lasts; call shoal before the others.
 
-    Each call that can have a deadline has `timeout_s`: MPI's have none.
+    Calls through torch have the deadline `timeout_s`.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -52,7 +46,7 @@ class JoinedRanks:
     def ask(self, library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
         """Have every rank obey a command; return the answers by rank. All ranks call it alike.
 
-        Raises Failure if this launcher cannot start the library, or a rank failed.
+        Raises Failure if torch is missing, or a rank failed.
         """
         if library not in self._ranks:
             joined = self._join(library)
@@ -70,21 +64,19 @@ class JoinedRanks:
         return answers
 
     def _join(self, library: str) -> LibraryRank:
-        if library in _MPI_MARKS:
-            return _joined_mpi(library)
         if library == "group":
             return join_group()
         require_torch(library)
-        return _joined_torch(library, self._timeout_s, is_first=self._shoal is None)
+        return _joined_torch(library, self._timeout_s)
 
 
-def _joined_torch(library: str, timeout_s: float, *, is_first: bool) -> LibraryRank:
+def _joined_torch(library: str, timeout_s: float) -> LibraryRank:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     timeout = dt.timedelta(seconds=timeout_s)
-    if is_first:
+    if not dist.is_initialized():
         dist.init_process_group(library, timeout=timeout, **_meeting())
         return torch_library(library, None, dist.destroy_process_group)
     group = dist.new_group(backend=library, timeout=timeout)
@@ -98,16 +90,6 @@ def _meeting() -> dict[str, Any]:
     place = find_place()
     where = f"tcp://{place.master_addr}:{place.master_port}"
     return {"init_method": where, "rank": place.rank, "world_size": place.size}
-
-
-def _joined_mpi(library: str) -> LibraryRank:
-    mark, launcher = _MPI_MARKS[library]
-    if mark not in os.environ:
-        raise Failure(f"start the ranks with {launcher} to measure it too: {mark} is not set")
-    try:
-        return join_mpi()
-    except ImportError as error:
-        raise Failure(f"{error}: pip install mpi4py into this environment") from None
 
 
 def _exchange(library: LibraryRank, answer: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -8,13 +8,12 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from shoal.bench.job import Failure, JobSpec, host_of, rank_environment
-from shoal.bench.mpi_launch import MPIS, mpi_command, mpi_environment
 
 if TYPE_CHECKING:
     from shoal.lab import Lab
@@ -28,21 +27,26 @@ _FORKED_FROM: Final = 32
 _LAB_PORTS: Final = itertools.count(29500)
 
 
+Launcher = Callable[[JobSpec, "Lab | None", Path], tuple[list[str], dict[str, str]]]
+
+
 @dataclass(frozen=True)
 class Placement:
     """The surroundings of a job's processes.
 
     Args:
-        mpi: the environments of the MPIs, by library.
         cluster: the lab of a job with hosts.
         environ: more variables of its ranks; empty: a new key on hosts.
         program: runs one rank; its arguments are the library and the path of `control`.
+        launchers: for libraries with a launcher of their own: a function of the job, its lab and a
+            folder for scratch files that returns the command, without the rank's arguments to
+            Python, and its variables.
     """
 
-    mpi: Mapping[str, Path] = field(default_factory=dict)
     cluster: Lab | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     program: str = _WORKER
+    launchers: Mapping[str, Launcher] = field(default_factory=dict)
 
 
 def start(
@@ -53,10 +57,9 @@ def start(
     Without hosts of their own, the ranks meet at `port`, which the caller holds.
     """
     words = [spec.library, str(control)]
-    if spec.library in MPIS:
-        argv = mpi_command(spec, placement.mpi, placement.cluster, control.parent)
-        environ = mpi_environment(spec, control.parent)
-        return [_popen([*argv, "-m", _WORKER, *words], environ, errors)]
+    if launcher := placement.launchers.get(spec.library):
+        argv, environ = launcher(spec, placement.cluster, control.parent)
+        return [_popen([*argv, "-m", placement.program, *words], environ, errors)]
     require_torch(spec.library)
     job = _job_environment(spec, placement, port)
     argv = [sys.executable, "-m", placement.program, *words]

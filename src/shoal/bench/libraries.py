@@ -1,7 +1,6 @@
 """The libraries under one interface: a function for each, which joins a group and says how to call.
 
-Each imports its library when it is called, because no process has all of them: MPI's ranks run in
-environments with NumPy and mpi4py alone.
+Each imports its library when it is called, because no process has all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shoal.bench.collectives import COLLECTIVES, On, there_and_back
+from shoal.bench.collectives import On, there_and_back
 from shoal.bench.elements import ELEMENTS
 from shoal.bench.values import FilledBuffer
 from shoal.codec import Codec, parse_wire
@@ -118,7 +117,7 @@ def group_library(group: Any, wire: str | None = None) -> LibraryRank:
 
     return LibraryRank(
         rank=group.rank,
-        allocate=_allocate_array,
+        allocate=allocate_array,
         barrier=group.barrier,
         bind=bind,
         close=group.close,
@@ -127,40 +126,13 @@ def group_library(group: Any, wire: str | None = None) -> LibraryRank:
     )
 
 
-def join_mpi() -> LibraryRank:
-    """Join MPI, on NumPy arrays."""
-    import mpi4py  # type: ignore[import-not-found]  # only in the environments of MPI
-
-    # One thread calls, so MPI may leave out its locks: its fastest mode, not mpi4py's default.
-    mpi4py.rc.threads = False
-    from mpi4py import MPI
-
-    from shoal.bench.mpi_calls import MPI_CALLS, OPERATIONS
-
-    world = MPI.COMM_WORLD
-
-    def bind(what: CallSpec, data: Any, other: Any) -> Call:
-        if COLLECTIVES[what.collective].folds and what.op not in OPERATIONS:
-            raise NotImplementedError(f"MPI has no {what.op}")
-        on = On(world, world.rank, world.size, OPERATIONS.get(what.op), what.root)
-        return MPI_CALLS[what.collective](on, data, other)
-
-    return LibraryRank(
-        rank=world.rank,
-        allocate=_allocate_array,
-        barrier=world.Barrier,
-        bind=bind,
-        close=MPI.Finalize,
-        ranks=range(world.size),
-    )
-
-
 def _codec_of(wire: str | None) -> Codec:
     """Return the codec of a group that is made with `wire`."""
     return parse_wire(wire or os.environ.get("SHOAL_WIRE") or Codec.IDENTITY)
 
 
-def _allocate_array(n_elems: int, dtype: str) -> FilledBuffer:
+def allocate_array(n_elems: int, dtype: str) -> FilledBuffer:
+    """Make an array; NotImplementedError for types that NumPy lacks."""
     element = ELEMENTS[dtype]
     if element.storage != element.name:
         raise NotImplementedError(f"NumPy has no {dtype}: measure it through torch")
@@ -172,6 +144,4 @@ JOIN: Final[Mapping[str, Callable[[], LibraryRank]]] = {
     "gloo": partial(join_torch, "gloo"),
     "shoal": partial(join_torch, "shoal"),
     "group": join_group,
-    "openmpi": join_mpi,
-    "mpich": join_mpi,
 }

@@ -49,7 +49,7 @@ def run_sweep(
             lab = stack.enter_context(Lab(sweep.place.n_hosts, sweep.place.rate_mbit))
         if joined is None:
             place = JobSpec(sweep.library, sweep.place.n_ranks, sweep.place.n_hosts)
-            started = StartedRanks(place, Placement(sweep.mpi, lab), sweep.answer_s)
+            started = StartedRanks(place, Placement(lab), sweep.answer_s)
             joined = stack.enter_context(started).ask
         run = _Run(sweep, joined, is_first)
         code = run.measure(argv)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shoal.bench.collectives import COLLECTIVES
@@ -16,7 +15,7 @@ from shoal.schedule import COLLECTIVES as ROWS
 if TYPE_CHECKING:
     from shoal.bench.elements import ElementType
 
-PEERS: Final = ("gloo", "openmpi", "mpich")
+PEERS: Final = ("gloo",)
 """The libraries that can be measured beside shoal."""
 
 ALL_RANKS: Final = -1
@@ -110,7 +109,6 @@ class Sweep:
         n_warmup: calls before the first of them.
         n_checks: calls whose results are checked.
         is_apart: a barrier precedes each call; else they follow one another.
-        mpi: the environments of the MPIs.
         answer_s: how long all calls of one round may take.
     """
 
@@ -127,7 +125,6 @@ class Sweep:
     n_rounds: int = 5
     library: str = "shoal"
     peers: Sequence[str] = ()
-    mpi: dict[str, Path] = field(default_factory=dict)
     answer_s: float = 120.0
 
     def kinds(self) -> Iterator[CallKind]:

@@ -69,17 +69,7 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     add("--rate", metavar="RATE", help="the lab's NICs: 400mbit, 25Gb or none; default 1gbit")
     interface = "interface to shoal; default torch if it is installed"
     add("--through", choices=("torch", "numpy"), help=interface)
-    add("--peers", default="", metavar="NAMES", help="libraries beside it: gloo,openmpi,mpich")
-    add_mpis(parser)
-
-
-def add_mpis(parser: argparse.ArgumentParser) -> None:
-    """Add the options for where MPIs are installed."""
-    for name in ("openmpi", "mpich"):
-        what = f"the environment with {name}; default .venv-{name}"
-        parser.add_argument(
-            f"--{name}", type=Path, default=Path(f".venv-{name}"), metavar="DIR", help=what
-        )
+    add("--peers", default="", metavar="NAMES", help="libraries beside it: gloo")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -139,7 +129,6 @@ def sweep_of(args: argparse.Namespace) -> Sweep:
         n_rounds=min(args.rounds, args.iters),
         library="shoal" if (args.through or ("torch" * has_torch)) == "torch" else "group",
         peers=list(dict.fromkeys(peers)),
-        mpi={"openmpi": args.openmpi, "mpich": args.mpich},
         answer_s=args.timeout,
     )
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 COLOURS: Final[Mapping[str, str]] = {
     "shoal": "#0072b2",
     "gloo": "#d55e00",
-    "openmpi": "#009e73",
-    "mpich": "#b8568c",
 }
 STYLE: Final[Any] = {
     "svg.fonttype": "none",
@@ -36,7 +34,7 @@ STYLE: Final[Any] = {
     "font.size": 9.5,
     "text.parse_math": False,  # a file or a parameter may have dollars in its name
 }
-_MARKS: Final = {"shoal": "o", "gloo": "s", "openmpi": "^", "mpich": "D"}
+_MARKS: Final = {"shoal": "o", "gloo": "s"}
 _LINES: Final = ("-", "--", ":", "-.")
 _INCHES: Final = (4.7, 3.8)
 _FEWEST_CALLS: Final = 5

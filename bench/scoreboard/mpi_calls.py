@@ -1,4 +1,4 @@
-"""The calls of MPI, on NumPy arrays. Imports mpi4py, which only MPI's own environments have."""
+"""The calls of MPI, on NumPy arrays. Imports mpi4py, which only Open MPI's own environment has."""
 
 from __future__ import annotations
 
