@@ -45,6 +45,7 @@ class ThreadDevice:
     def __init__(self) -> None:
         self._streams = itertools.cycle([ThreadStream() for _ in range(4)])
         self.n_copies = 0
+        self.n_bytes = 0  # copied
         self.n_sums = 0  # that the devices of a host have begun
         self._on_thread = threading.local()
 
@@ -79,6 +80,7 @@ class ThreadDevice:
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         self.n_copies += 1
+        self.n_bytes += source.nbytes
         mode = torch.is_inference_mode_enabled()
 
         def go() -> None:

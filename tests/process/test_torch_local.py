@@ -43,7 +43,7 @@ def total(n: int, dtype: torch.dtype) -> torch.Tensor:
 def reduce_much(hosts: str) -> tuple[bool, int, str]:
     """Whether devices worked among themselves, what they did, and what is left running."""
     device = start(hosts)
-    rank, group = dist.get_rank(), dist.group.WORLD
+    rank = dist.get_rank()
     for n, dtype in [(8192, torch.float32), (8191, torch.float64), (40_003, torch.int64)]:
         tensor = given(n, rank, dtype)
         dist.all_reduce(tensor)
@@ -64,18 +64,28 @@ def reduce_much(hosts: str) -> tuple[bool, int, str]:
     for n, tensor in zip(lengths, tensors, strict=True):
         assert torch.equal(tensor, total(n, torch.float32))
     assert all(future.done() for future in futures)
-    local = group._get_backend(torch.device("cpu"))._devices._local  # type: ignore[union-attr]
+    local = local_calls()
+    before = device.n_bytes
+    dist.all_reduce(torch.ones(8192))
+    if local is not None:  # out to the wire and back: this rank's half alone, or nothing
+        assert device.n_bytes - before == (2 * 4096 * 4 if "b" in hosts else 0)
     dist.destroy_process_group()
     return local is not None, device.n_sums, left_running()
 
 
-@pytest.mark.parametrize(("hosts", "is_local"), [("abab", True), ("aaab", False)])
+@pytest.mark.parametrize(("hosts", "is_local"), [("abab", True), ("aaaa", True), ("aaab", False)])
 def test_sums_are_right_wherever_the_ranks_are(hosts: str, is_local: bool) -> None:
-    # 5 calls alone, and of the 19 the 13 that are long enough.
-    expected = is_local, 5 + 13 if is_local else 0
+    # 6 calls alone, and of the 19 the 13 that are long enough.
+    expected = is_local, 6 + 13 if is_local else 0
     for was_local, n_sums, left in run_ranks(reduce_much, SIZE, hosts):
         assert (was_local, n_sums) == expected
         assert left == ""
+
+
+def local_calls() -> Any:
+    backend: Any = dist.group.WORLD
+    backend = backend._get_backend(torch.device("cpu"))
+    return backend._devices._local
 
 
 def reduce_and_wait(tensor: torch.Tensor) -> None:
@@ -112,3 +122,49 @@ def test_a_rank_that_dies_in_mid_call_is_named_on_its_host_and_elsewhere() -> No
     assert outcomes[3].died
     for outcome in outcomes[:3]:
         assert outcome.value == ("PeerLost", True, ""), str(outcome)
+
+
+def fail_on_a_device() -> tuple[str, str]:
+    """Return the error of a call whose reduce-scatter fails on rank 2, and what is left running."""
+    start("aabb", timeout_s=30)
+    tensor = torch.ones(1 << 18)
+    dist.all_reduce(tensor)
+    Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
+    if dist.get_rank() == 2:
+
+        def fail(*_given: Any) -> None:
+            raise RuntimeError("NCCL has failed")
+
+        local_calls()._collectives.reduce_scatter = fail
+    errors = [error_of(reduce_and_wait, tensor) for _ in range(2)]
+    dist.destroy_process_group()
+    assert all(errors)
+    return str(errors[0]), left_running()
+
+
+def test_a_device_that_fails_ends_the_group_on_every_rank() -> None:
+    with Stage() as stage:
+        outcomes = run_ranks(fail_on_a_device, SIZE, env=stage.env)
+    for error, left in outcomes:
+        assert "NCCL has failed" in error
+        assert left == ""
+
+
+def close_in_mid_call() -> tuple[str, str]:
+    """Return the error of a call that rank 3 lacks when the group closes, and what is left."""
+    start("aabb", timeout_s=30)
+    tensor = torch.ones(1 << 18)
+    dist.all_reduce(tensor)
+    work: Any = dist.all_reduce(tensor, async_op=True) if dist.get_rank() != 3 else None
+    Stage.from_environment().meet(dist.get_rank(), SIZE, "called")
+    dist.destroy_process_group()
+    error = error_of(work.wait) if work is not None else None
+    return type(error).__name__, left_running()
+
+
+def test_closing_fails_a_call_in_flight_and_ends_its_thread() -> None:
+    with Stage() as stage:
+        outcomes = run_ranks(close_in_mid_call, SIZE, env=stage.env)
+    assert outcomes[3] == ("NoneType", "")
+    for kind, left in outcomes[:3]:
+        assert (kind in ("Closed", "PeerLost"), left) == (True, ""), kind

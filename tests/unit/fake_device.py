@@ -164,10 +164,6 @@ class FakeDevice:
 
         self.give(stream, go, [extent(source)], [extent(to)])
 
-    def divide(self, tensor: torch.Tensor, divisor: int) -> None:
-        memory = plain(tensor)
-        self.give(self._current(), lambda: memory.div_(divisor), [extent(memory)], [extent(memory)])
-
     def record(self, stream: FakeStream | None = None) -> FakeEvent:
         event = FakeEvent()
         with self.lock:

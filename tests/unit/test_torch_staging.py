@@ -56,20 +56,7 @@ class ByHand:
         assert not self.waiting
 
 
-class Player:
-    """Does one thing at a time, of those that may happen next, as is chosen."""
-
-    def actions(self) -> list[Callable[[], object]]:
-        """Return what may happen next."""
-        raise NotImplementedError
-
-    def play(self, choose: Callable[[int], int], meanwhile: Callable[[], object]) -> None:
-        while actions := self.actions():
-            actions[choose(len(actions))]()
-            meanwhile()
-
-
-class Table(Player):
+class Table:
     """A rank with its device, wire and threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +85,12 @@ class Table(Player):
         if self.may_lose and self.wire.lost is None:
             may.append(lambda: self.wire.lose(LOST))
         return may
+
+    def play(self, choose: Callable[[int], int], meanwhile: Callable[[], object]) -> None:
+        """Do one action at a time, of those that may happen next, as is chosen."""
+        while actions := self.actions():
+            actions[choose(len(actions))]()
+            meanwhile()
 
 
 Game = Callable[[Callable[[int], int]], None]
@@ -142,34 +135,21 @@ def in_background(options: Any) -> Any:
 
 
 class Reduced:
-    """An all-reduce in a game: made by a kernel, read by one, then overwritten by one.
+    """An all-reduce in a game: made by a kernel, read by one, then overwritten by one."""
 
-    Args:
-        table: whose `device` and `operations` it takes.
-        expect: what becomes of what was given.
-    """
-
-    def __init__(
-        self,
-        table: Any,
-        n: int,
-        first: float,
-        op: Any = dist.ReduceOp.SUM,
-        expect: Callable[[torch.Tensor], torch.Tensor] = lambda given: given * 2 + 3,
-    ) -> None:
-        self.device, self.expect = table.device, expect
+    def __init__(self, table: Table, n: int, first: float) -> None:
+        self.device = table.device
         self.made = first + torch.arange(float(n))
         self.tensor = on_device(torch.full((n,), -1.0))
         self.seen: list[list[float]] = []
         self.raised: list[BaseException] = []
         self.device.kernel(lambda: plain(self.tensor).copy_(self.made))
-        options: Any = in_background(dist.AllreduceOptions())
-        options.reduceOp = op
+        options = in_background(dist.AllreduceOptions())
         self.work: Any = table.operations.allreduce([self.tensor], options)
         self.waited = False
 
     def expected(self) -> list[float]:
-        return self.expect(self.made).tolist()  # type: ignore[no-any-return]
+        return (self.made * 2 + 3).tolist()  # type: ignore[no-any-return]
 
     def look(self) -> None:
         """As soon as wait would not block: wait, read the result, and use the memory anew."""
