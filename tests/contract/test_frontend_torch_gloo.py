@@ -291,6 +291,128 @@ def case_gradients_of_functional_collectives(group: Group) -> Any:
     return results
 
 
+# ---- lists ----
+
+
+def whole_numbers(group: Group, n: int, seed: int = 1) -> Tensor:
+    """The values of a rank, which may be added in any order."""
+    return torch.arange(float(n)) * (group.rank() + seed) + 10 * group.rank()
+
+
+def case_gathered_from_the_own_blocks_of_the_outputs(group: Group) -> Any:
+    rank, size = group.rank(), group.size()
+    outputs = [torch.zeros(n * size) for n in (2, 5)]
+    with dist._coalescing_manager(group):
+        for n, output in zip((2, 5), outputs, strict=True):
+            own = output[rank * n : (rank + 1) * n]
+            own.copy_(whole_numbers(group, n))
+            dist.all_gather_into_tensor(output, own, group=group)
+    return outputs
+
+
+def case_gathered_twice_from_one_input(group: Group) -> Any:
+    mine = whole_numbers(group, 3)
+    outputs = [torch.zeros(3 * group.size()) for _ in range(2)]
+    with dist._coalescing_manager(group):
+        for output in outputs:
+            dist.all_gather_into_tensor(output, mine, group=group)
+    return outputs
+
+
+def case_lists_gathered_from_the_own_outputs(group: Group) -> Any:
+    outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(group.size())]
+    for one in outputs[group.rank()]:
+        one.copy_(whole_numbers(group, one.numel()))
+    inputs = outputs[group.rank()]
+    dist.all_gather_coalesced(outputs, inputs, group=group)
+    return [tensor for row in outputs for tensor in row]
+
+
+def unequal(group: Group) -> list[list[int]]:
+    """Lengths by rank: short ones, none for some rank, and some of more than a segment."""
+    n = group.size()
+    return [list(range(1, n + 1)), [0, *[5] * (n - 1)], [70_000 + 333 * rank for rank in range(n)]]
+
+
+def case_reduce_scatter_of_unequal_lists(group: Group) -> Any:
+    outputs = []
+    for lengths in unequal(group):
+        for dtype in (torch.float32, torch.float16, torch.int64):
+            for async_op in (False, True):
+                inputs = [
+                    whole_numbers(group, n, seed).remainder(64).to(dtype)
+                    for seed, n in enumerate(lengths)
+                ]
+                output = torch.zeros(lengths[group.rank()], dtype=dtype)
+                op = dist.ReduceOp.MAX if dtype is torch.int64 else dist.ReduceOp.SUM
+                work = dist.reduce_scatter(output, inputs, op, group, async_op)
+                if work is not None:
+                    work.wait()
+                outputs.append(output)
+    return outputs
+
+
+def case_all_gather_of_unequal_lists(group: Group) -> Any:
+    """Gloo refuses it, against torch's documentation; each block is broadcast there."""
+    outputs = []
+    for lengths in unequal(group):
+        lists = [torch.zeros(n) for n in lengths]
+        own = whole_numbers(group, lengths[group.rank()])
+        if ours(group):
+            dist.all_gather(lists, own, group=group)
+        else:
+            lists[group.rank()].copy_(own)
+            for root, block in enumerate(lists):
+                dist.broadcast(block, group=group, group_src=root)
+        outputs += lists
+    return outputs
+
+
+def case_all_gather_of_unequal_strided_and_coalesced_lists(group: Group) -> Any:
+    size = group.size()
+    rows = [[torch.zeros(3, rank + 2).t(), torch.zeros(4)] for rank in range(size)]
+    inputs = [whole_numbers(group, one.numel(), 2).view_as(one) for one in rows[group.rank()]]
+    if ours(group):
+        dist.all_gather_coalesced(rows, inputs, group=group)
+        return [one.contiguous() for row in rows for one in row]
+    found = [[one.contiguous() for one in row] for row in rows]
+    for one, block in zip(inputs, found[group.rank()], strict=True):
+        block.copy_(one)
+    for root, row in enumerate(found):
+        for block in row:
+            dist.broadcast(block, group=group, group_src=root)
+    return [block for row in found for block in row]
+
+
+def case_empty_lists(group: Group) -> Any:
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce_coalesced([], group=group),
+        lambda: group.allreduce_coalesced([], dist.AllreduceCoalescedOptions()).wait(),
+        lambda: dist.all_gather_coalesced([], [], group=group),
+        lambda: dist.all_gather_coalesced([[] for _ in range(group.size())], [], group=group),
+        lambda: dist.all_to_all([], [], group=group),
+        lambda: dist.all_gather([], torch.ones(2), group=group),
+        lambda: dist.reduce_scatter(torch.ones(2), [], group=group),
+        lambda: group.allreduce([]).wait(),
+        lambda: group.broadcast([]).wait(),
+        lambda: group.reduce([]).wait(),
+        lambda: group.send([], 0, 0).wait(),
+        lambda: group.recv([], 0, 0).wait(),
+        lambda: group.recv_anysource([], 0).wait(),
+    ]
+    names = ("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+    calls += [
+        lambda name=name: getattr(group, name)([], []).wait()
+        for name in names
+        if hasattr(group, name)  # until torch 2.13
+    ]
+    errors = [error_of(call) for call in calls]
+    return [
+        f"{number}: {isinstance(error, RuntimeError)}, {isinstance(error, NotImplementedError)}"
+        for number, error in enumerate(errors)
+    ]
+
+
 # ---- groups ----
 
 

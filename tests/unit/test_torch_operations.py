@@ -86,7 +86,8 @@ def rooted(kind: Any, root: int) -> Any:
 # ---- refused before anything moves ----
 
 ONE, THREE = torch.ones(2), ones(2, 2, 2)
-WHOLE = torch.ones(6)
+WHOLE, LONG = torch.ones(6), torch.ones(12)
+FIRST, SECOND = LONG[:6], LONG[6:]
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "outputs where there is no root": (
         lambda to: to.gather([THREE], [ONE], rooted(dist.GatherOptions, 0)),
@@ -171,6 +172,38 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda to: to.gather([[ONE, ONE, ONE]], [ONE], rooted(dist.GatherOptions, RANK)),
         "would write outputs",
     ),
+    "coalesced gathers on top of each other": (
+        lambda to: to.all_gather_single_coalesced([FIRST, LONG[5:11]], [ONE, ONE]),
+        "would write outputs 0 and 1 into the same memory",
+    ),
+    "coalesced gathers of which one reads what another writes": (
+        lambda to: to.all_gather_single_coalesced([FIRST, SECOND], [ONE, FIRST[1:3]]),
+        "would write output 0 where it reads input 1",
+    ),
+    "coalesced gathers of which one reads another rank's block of its output": (
+        lambda to: to.all_gather_single_coalesced([FIRST, SECOND], [ONE, SECOND[:2]]),
+        "would write output 1 where it reads input 1",
+    ),
+    "coalesced lists on top of each other": (
+        lambda to: to.allgather_coalesced([THREE[:2], ones(2, 2), [THREE[1], ONE]], ones(2, 2)),
+        "would write outputs",
+    ),
+    "coalesced scatters on top of each other": (
+        lambda to: to.reduce_scatter_single_coalesced([ONE, ONE], [FIRST, SECOND]),
+        "would write outputs 0 and 1 into the same memory",
+    ),
+    "coalesced scatters of which one reads what another writes in place": (
+        lambda to: to.reduce_scatter_single_coalesced([FIRST[2:4], ONE], [FIRST, FIRST]),
+        "would write output 0 where it reads input 1",
+    ),
+    "coalesced scatters of which one writes another rank's block of its input": (
+        lambda to: to.reduce_scatter_single_coalesced([ONE, SECOND[:2]], [WHOLE, SECOND]),
+        "would write output 1 where it reads input 1",
+    ),
+    "coalesced all-reduces of one tensor": (
+        lambda to: to.allreduce_coalesced([ONE, ONE]),
+        "would write outputs 0 and 1 into the same memory",
+    ),
     "a sparse maximum": (
         lambda to: to.allreduce([ONE.to_sparse()], op=dist.ReduceOp.MAX),
         "of sparse tensors takes ReduceOp.SUM only",
@@ -226,33 +259,13 @@ def freed_view() -> torch.Tensor:
     return tensor
 
 
-def to_root(kind: Any) -> Any:
-    return rooted(kind, RANK)
-
-
 GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
-    "all_reduce": lambda to, it: to.allreduce([it]),
-    "all_reduce of a product": lambda to, it: to.allreduce(
-        [it], op=dist._make_nccl_premul_sum(2.0)
-    ),
-    "all_reduce_coalesced": lambda to, it: to.allreduce_coalesced([ONE, it]),
-    "all_reduce between start and end": lambda to, it: (to.start_coalescing(), to.allreduce([it])),
-    "reduce": lambda to, it: to.reduce([it], to_root(dist.ReduceOptions)),
-    "broadcast": lambda to, it: to.broadcast([it]),
-    "all_gather": lambda to, it: to.allgather([ones(2, 2, 2)], [it]),
-    "all_gather into it": lambda to, it: to.allgather([[*ones(2, 2), it]], [ONE]),
-    "all_gather_single": lambda to, it: to.all_gather_single(WHOLE, it),
-    "gather": lambda to, it: to.gather([ones(2, 2, 2)], [it], to_root(dist.GatherOptions)),
-    "gather into it": lambda to, it: to.gather(
-        [[*ones(2, 2), it]], [ONE], to_root(dist.GatherOptions)
-    ),
-    "scatter": lambda to, it: to.scatter([ONE], [[*THREE[:2], it]], to_root(dist.ScatterOptions)),
-    "scatter into it": lambda to, it: to.scatter([it], [THREE], to_root(dist.ScatterOptions)),
-    "reduce_scatter": lambda to, it: to.reduce_scatter([ONE], [[*THREE[:2], it]]),
-    "reduce_scatter_single": lambda to, it: to.reduce_scatter_single(it, WHOLE),
-    "all_to_all": lambda to, it: to.alltoall(ones(2, 2, 2), [*THREE[:2], it]),
-    "send": lambda to, it: to.send([it], 0),
-    "recv": lambda to, it: to.recv([it], 0),
+    "updated": lambda to, it: to.allreduce([it]),
+    "updated and scaled": lambda to, it: to.allreduce([it], op=dist._make_nccl_premul_sum(2.0)),
+    "updated beside another": lambda to, it: to.allreduce_coalesced([ONE, it]),
+    "read": lambda to, it: to.all_gather_single(WHOLE, it),
+    "written": lambda to, it: to.allgather([[*ones(2, 2), it]], [ONE]),
+    "sent": lambda to, it: to.send([it], 0),
 }
 
 

@@ -27,6 +27,8 @@ Tensors = list[torch.Tensor]
 OneOrList = torch.Tensor | Tensors
 Lists = Tensors | list[Tensors]
 Blocks = torch.Tensor | Tensors | None
+Pair = tuple[Blocks, torch.Tensor]
+View = Callable[[torch.Tensor], BufferView]
 Rows = tuple[torch.Tensor, Sequence[int]]  # with the number of rows for each rank; none: evenly
 
 
@@ -46,7 +48,6 @@ def one_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> l
 def each_in_place(buffers: TensorBuffers, tensors: Tensors, _inputs: None) -> list[Arguments]:
     """Each tensor is read and written, by a collective of its own."""
     check_some(buffers, tensors)
-    buffers.write_in_order(tensors)
     views = [buffers.updated(tensor) for tensor in tensors]
     check_apart(buffers, views)
     return [(view,) for view in views]
@@ -67,7 +68,7 @@ def root_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> 
 def gathered_lists(buffers: TensorBuffers, outputs: Lists, inputs: OneOrList) -> list[Arguments]:
     """A list of outputs, at the root if there is one; and one input."""
     blocks = own_blocks(buffers, "outputs", outputs)
-    return _gathered(buffers, [(blocks, only(buffers, inputs))])
+    return _beside(buffers, "output", [(blocks, only(buffers, inputs))])
 
 
 def gathered_by_rank(
@@ -81,18 +82,16 @@ def gathered_by_rank(
             f"takes {size} lists of outputs, one for each rank, each as long as the list of "
             f"inputs, which has {len(inputs)}"
         )
-    blocks = [([row[i] for row in outputs], one) for i, one in enumerate(inputs)]
-    calls = _gathered(buffers, blocks)
-    # As Gloo does: the outputs of one rank after the other, where all are copied back.
-    buffers.copies = [pair for rank in range(size) for pair in buffers.copies[rank::size]]
-    return calls
+    return _beside(
+        buffers, "output", [([row[i] for row in outputs], one) for i, one in enumerate(inputs)]
+    )
 
 
 def gathered_wholes(
     buffers: TensorBuffers, outputs: OneOrList, inputs: OneOrList
 ) -> list[Arguments]:
     """A collective for each output, which is for all ranks, and its input."""
-    return _gathered(buffers, pairs(buffers, outputs, inputs))
+    return _beside(buffers, "output", pairs(buffers, outputs, inputs))
 
 
 def gathered_whole_at_root(
@@ -100,31 +99,10 @@ def gathered_whole_at_root(
 ) -> list[Arguments]:
     """One output for all ranks at the root, where the others may pass anything; and one input."""
     if buffers.group.rank != buffers.root:
-        return _gathered(buffers, [(None, given)])
+        return _beside(buffers, "output", [(None, given)])
     if output is None:
         raise buffers.error("takes an output here: this rank is the root")
-    return _gathered(buffers, [(output, given)])
-
-
-def _gathered(
-    buffers: TensorBuffers, pairs: Sequence[tuple[Blocks, torch.Tensor]]
-) -> list[Arguments]:
-    """The blocks are written; the input may be this rank's own block."""
-    arguments: list[Arguments] = []
-    outputs: list[BufferView] = []
-    buffers.write_in_order([each for blocks, _ in pairs for each in _tensors(blocks)])
-    for blocks, one in pairs:
-        if blocks is None:
-            return [(None, buffers.read(one))]
-        check_blocks(buffers, "output", blocks, one)
-        written = _views(blocks, buffers.written)
-        outputs += written if isinstance(written, list) else [written]
-        arguments.append((written, buffers.read(one)))
-    check_apart(buffers, outputs)
-    if len(arguments) > 1:
-        calls = [(_ranges(buffers, written), [read.extent]) for written, read in arguments]
-        check_calls_apart(buffers, calls)
-    return arguments
+    return _beside(buffers, "output", [(output, given)])
 
 
 # ---- the blocks of all ranks are read, one is written ----
@@ -133,40 +111,49 @@ def _gathered(
 def scattered_lists(buffers: TensorBuffers, outputs: OneOrList, inputs: Lists) -> list[Arguments]:
     """One output; and a list of inputs, at the root if there is one."""
     blocks = own_blocks(buffers, "inputs", inputs)
-    return _scattered(buffers, [(only(buffers, outputs), blocks)])
+    return _beside(buffers, "input", [(blocks, only(buffers, outputs))])
 
 
 def scattered_wholes(
     buffers: TensorBuffers, outputs: OneOrList, inputs: OneOrList
 ) -> list[Arguments]:
     """A collective for each output and its input, which holds the blocks of all ranks."""
-    return _scattered(buffers, pairs(buffers, outputs, inputs))
+    swapped = [(given, output) for output, given in pairs(buffers, outputs, inputs)]
+    return _beside(buffers, "input", swapped)
 
 
-def _scattered(
-    buffers: TensorBuffers, pairs: Sequence[tuple[torch.Tensor, Blocks]]
-) -> list[Arguments]:
-    """The blocks are read; the output may be this rank's own block."""
-    arguments: list[Arguments] = []
-    buffers.write_in_order([one for one, _ in pairs])
-    for one, blocks in pairs:
-        if blocks is None:
-            return [(buffers.written(one), None)]
-        check_blocks(buffers, "input", blocks, one)
-        arguments.append((buffers.written(one), _views(blocks, buffers.read)))
-    check_apart(buffers, [output for output, _ in arguments])
-    if len(arguments) > 1:
-        calls = [([written.extent], _ranges(buffers, read)) for written, read in arguments]
-        check_calls_apart(buffers, calls)
-    return arguments
+# ---- the blocks of all ranks on one side, one tensor on the other ----
 
 
-def _tensors(blocks: Blocks) -> Tensors:
-    return [blocks] if isinstance(blocks, torch.Tensor) else blocks or []
+def _beside(buffers: TensorBuffers, side: str, pairs: Sequence[Pair]) -> list[Arguments]:
+    """Return the written and the read buffer of each pair, which may be this rank's own block.
+
+    Args:
+        side: that of the blocks, which come first in a pair: "output" or "input".
+    """
+    blocks_at = int(side == "input")
+    views_of: list[View] = [buffers.written, buffers.read]
+    calls: list[Arguments] = []
+    for blocks, one in pairs:
+        if blocks is not None:
+            check_blocks(buffers, side, blocks, one)
+        call = [_views(blocks, views_of[blocks_at]), views_of[1 - blocks_at](one)]
+        calls.append(tuple(call[::-1] if blocks_at else call))
+    written = [call[0] for call in calls if call[0] is not None]
+    check_apart(buffers, [view for each in written for view in _list(each)])
+    if len(calls) > 1:
+        check_calls_apart(buffers, calls, blocks_at)
+    return calls
 
 
-def _views(blocks: OneOrList, view: Callable[[torch.Tensor], BufferView]) -> Any:
-    return view(blocks) if isinstance(blocks, torch.Tensor) else [view(block) for block in blocks]
+def _list(views: Any) -> list[BufferView]:
+    return views if isinstance(views, list) else [views]
+
+
+def _views(blocks: Blocks, view: View) -> Any:
+    if isinstance(blocks, list):
+        return [view(block) for block in blocks]
+    return None if blocks is None else view(blocks)
 
 
 # ---- the r-th output comes from rank r, the r-th input goes there ----
@@ -179,7 +166,6 @@ def exchanged_lists(buffers: TensorBuffers, outputs: Tensors, inputs: Tensors) -
     check_count(buffers, "inputs", inputs)
     sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
     check_exchange(buffers, [*outputs, *inputs], sent, taken)
-    buffers.write_in_order(outputs)
     written = _views(outputs, buffers.written)
     check_apart(buffers, written)
     return [(written, _views(inputs, buffers.read))]
@@ -345,21 +331,26 @@ def check_apart(buffers: TensorBuffers, outputs: Sequence[BufferView]) -> None:
         )
 
 
-def check_calls_apart(
-    buffers: TensorBuffers, calls: Sequence[tuple[list[Range], list[Range]]]
-) -> None:
+def check_calls_apart(buffers: TensorBuffers, calls: Sequence[Arguments], blocks_at: int) -> None:
     """Raise UsageError if one of several calls would write where it or another reads.
 
-    NOT left to the calls: the first has begun by then. `calls` has the addresses that each writes
-    and reads; this rank's own block may be in both.
+    NOT left to the calls: the first has begun by then.
+
+    Args:
+        calls: the written and the read buffer of each; one has the blocks of all ranks, at
+            `blocks_at`, of which this rank's own may be the other.
     """
-    rank = buffers.group.rank
-    written = [(number, each) for number, (outputs, _) in enumerate(calls) for each in outputs]
+    size, rank = buffers.group.size, buffers.group.rank
+    written: list[tuple[int, Range]] = []
     read: list[tuple[int, Range]] = []
-    for number, (outputs, inputs) in enumerate(calls):
-        own = inputs[rank if len(inputs) > 1 else 0]
-        in_place = own == outputs[rank if len(outputs) > 1 else 0]
-        read += [(number, each) for each in inputs if each is not own or not in_place]
+    for number, call in enumerate(calls):
+        of_blocks = blocks_of(call[blocks_at], size, writable=False).ranges()
+        one = call[1 - blocks_at].extent
+        outputs, inputs = ([one], of_blocks) if blocks_at else (of_blocks, [one])
+        if one == of_blocks[rank]:  # in place
+            inputs.remove(one)
+        written += [(number, each) for each in outputs]
+        read += [(number, each) for each in inputs]
     found = clash([each for _, each in written], [each for _, each in read])
     if found is not None:
         first, second = written[found[0]][0], read[found[1]][0]
@@ -367,10 +358,6 @@ def check_calls_apart(
             f"would write output {first} where it reads input {second}; give them memory of their "
             "own"
         )
-
-
-def _ranges(buffers: TensorBuffers, blocks: BufferView | list[BufferView]) -> list[Range]:
-    return blocks_of(blocks, buffers.group.size, writable=False).ranges()
 
 
 def _extent(tensor: torch.Tensor) -> str:

@@ -8,7 +8,7 @@ replaces views of a device's memory by the host's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -61,15 +61,14 @@ class TensorBuffers:
     """
 
     __slots__ = (
-        *("_folds", "_in_order", "copies", "device", "factor", "group", "operation", "results"),
-        *("root", "widens"),
+        *("_folds", "copies", "device", "factor", "group", "operation", "results", "root"),
+        "widens",
     )
 
     def __init__(self, group: Group, operation: str, folds: bool = False) -> None:
         self.group = group
         self.operation = operation
         self._folds = folds
-        self._in_order = False
         self.root: int | None = None
         self.factor: Factor = None
         self.widens = False
@@ -86,30 +85,21 @@ class TensorBuffers:
         for tensor, copy in self.copies:
             tensor.detach().copy_(copy)  # detach: a leaf that requires grad is written too
 
-    def write_in_order(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Copy back all of these outputs, in their order, if some have to be and some have not.
-
-        Those written at once could lie in others, which are written later.
-        """
-        if len(outputs) > 1:
-            self._in_order = 0 < sum(map(_is_dense, outputs)) < len(outputs)
-
     # ---- views ----
 
     def updated(self, tensor: torch.Tensor) -> BufferView:
         """Return memory that the collective reads and writes."""
         self.results.append(tensor)
         view = self._own_memory(tensor)
-        if view is not None and self.factor is None and not self._in_order:
+        if view is not None and self.factor is None:
             return view
-        copy = self._copy(tensor)
-        return self._copied_back(tensor, copy.clone() if self._in_order else copy)
+        return self._copied_back(tensor, self._copy(tensor))
 
     def written(self, tensor: torch.Tensor) -> BufferView:
         """Return memory that the collective only writes."""
         self.results.append(tensor)
         view = self._own_memory(tensor)
-        if view is not None and not self._in_order:
+        if view is not None:
             return view
         copy = torch.empty_like(
             tensor.detach(), dtype=self._dtype_of(tensor), memory_format=torch.contiguous_format
