@@ -1,25 +1,59 @@
-"""What a group keeps when `reform` is interrupted."""
+"""What Ctrl-C leaves of `shrink` and `reform`; ranks are threads of this process."""
 
-from types import SimpleNamespace
-from typing import Any
+from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import pytest
+from unit.in_process import in_ranks
 
-from shoal.errors import Closed
-from shoal.group.elastic import Elastic
+from shoal.errors import UsageError
+from shoal.group import growing
+from shoal.rendezvous.door import Newcomer
+
+if TYPE_CHECKING:
+    import shoal
 
 
-def test_an_interrupt_after_a_shrink_does_not_lose_the_shrunk_group() -> None:
-    def raising(error: BaseException) -> Any:
-        def grow(**_named: Any) -> None:
-            raise error
+def check_sum(group: shoal.Group) -> None:
+    data = np.full(3, 1.0 + group.rank)
+    group.all_reduce(data)
+    np.testing.assert_array_equal(data, np.full(3, group.size * (group.size + 1) / 2))
 
-        return grow
 
-    shrunk = SimpleNamespace(grow=raising(KeyboardInterrupt()))
-    first = SimpleNamespace(grow=raising(Closed("ended")), shrink=lambda **_named: shrunk)
-    first.timeout_s, first._vote_number, first._heir = 9.0, None, None
-    first.ended = lambda: Closed("ended")
-    with pytest.raises(KeyboardInterrupt):
-        Elastic.reform(first)
-    assert first._heir is shrunk
+@in_ranks(2)
+def test_shrink_returns_a_view_again_whose_return_was_interrupted(group: shoal.Group) -> None:
+    view = group.shrink()
+    assert group.shrink() is group.reform() is group.grow() is view
+    check_sum(view)
+    last = view.shrink()
+    assert group.reform() is group.shrink() is last
+    check_sum(last)
+
+
+@in_ranks(2)
+def test_reform_goes_on_from_a_view_that_an_interrupt_has_ended(group: shoal.Group) -> None:
+    group.barrier()
+    group.abort("a fault")
+    if group.rank == 0:
+        shrink = group.shrink
+
+        def interrupted(**how: Any) -> None:
+            shrink(**how)
+            raise KeyboardInterrupt
+
+        group.shrink = interrupted  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            group.reform()
+    check_sum(group.reform())
+
+
+@in_ranks(2)
+def test_more_processes_than_a_door_takes_are_refused_on_all_ranks(group: shoal.Group) -> None:
+    waiting = [Newcomer("0" * 32, "host")] * 1000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growing, "MOST_CLIENTS", 4001)
+        with pytest.raises(UsageError, match=r"2000 newcomers: .* 4002 in all; it takes 4001"):
+            growing.agree(group, 1, "127.0.0.1:1", waiting, 9.0)
+        group.barrier()

@@ -283,6 +283,23 @@ def test_a_group_is_not_asked_to_make_others() -> None:
     assert not hasattr(ShoalProcessGroup, "new_group")
 
 
+def test_a_timeout_that_is_set_while_reconfigure_forms_the_group_is_kept() -> None:
+    old, begun = SimpleNamespace(name="world", timeout_s=60.0, close=lambda: None), []
+
+    def form(*_given: Any) -> str:
+        old.timeout_s = 7.0  # `set_timeout` in another thread
+        return "new"
+
+    backend: Any = SimpleNamespace(
+        _group=old,
+        _reconfiguring=lambda: SimpleNamespace(form=form),
+        _close_devices=lambda: None,
+        _begin=lambda *given: begun.append(given),
+    )
+    ShoalBackend.reconfigure(backend, None)
+    assert begun == [("new", 7.0)]
+
+
 def test_options_are_torchs_own(operations: Operations) -> None:
     options = operations.options
     assert (options.backend, options._timeout) == ("shoal", timedelta(seconds=60))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from shoal.codec import parse_wire
 from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.group.agreeing import digest_of
-from shoal.group.elastic import CONFIRM_S
 from shoal.group.form import Growing, form
 from shoal.group.growing import FORM_S, SILENT_S, own_version, take_place
+from shoal.group.members import CONFIRM_S
 from shoal.plan import Settings
 from shoal.rendezvous import job_key
 from shoal.rendezvous.announcing import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 _CONNECT_S: Final = 1.0  # to one address, until the next one is tried
-_VOTE_S: Final = 30.0  # until the members have voted: elastic._VOTE_S, and more
+_VOTE_S: Final = 30.0  # until the members have voted: members._VOTE_S, and more
 
 
 def enter(

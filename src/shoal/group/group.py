@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.codec import parse_wire
 from shoal.dtypes import Op, parse_op
 from shoal.group.buffers import BlockBuffers, span_of
-from shoal.group.elastic import Elastic
+from shoal.group.members import Members
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 
-class Group(Elastic):
+class Group(Members):
     """A group of ranks and its collectives.
 
     Every rank makes the same calls in the same order, or gives them the same names.

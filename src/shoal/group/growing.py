@@ -1,4 +1,4 @@
-"""The steps by which a group takes in newcomers; `elastic.py` has their order.
+"""The steps by which a group takes in newcomers; `members.py` has their order.
 
 Members list the newcomers that wait at their doors, and meet them at the door of one member. There
 all form the new group as any group forms, while the old one stands.
@@ -23,6 +23,7 @@ from shoal.rendezvous.announcing import GONE, N_ID_BYTES, Announcement, here_key
 from shoal.rendezvous.door import parse_address, visit
 from shoal.rendezvous.packing import Unpacker, number, text_field
 from shoal.rendezvous.record import MAX_SIZE
+from shoal.rendezvous.store.server import MOST_CLIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +83,7 @@ def agree(
 
     Raises:
         PeerLost, TimedOut, Closed: as every call.
-        UsageError: a rank sent damaged numbers.
+        UsageError: a rank sent damaged numbers; or one door cannot take so many processes.
     """
     own = tuple(newcomer.number for newcomer in waiting[:_MOST_NEWCOMERS])
     gathered = bytearray((_N_COUNT + _N_NUMBER) * group.size)
@@ -97,6 +98,12 @@ def agree(
     n_ids = [n for n, _ in firsts]
     if not any(n_ids):
         return None
+    if (n_needed := group.size + 2 * sum(n_ids)) > MOST_CLIENTS:
+        raise UsageError(
+            f"{group} cannot let in {sum(n_ids)} newcomers: to the door where all meet, each "
+            f"member needs one connection and each newcomer two, {n_needed} in all; it takes "
+            f"{MOST_CLIENTS}"
+        )
     head = text_field(address).ljust(_N_ADDRESS, b"\0") + os.urandom(_N_UUID)
     notes = [bytearray(_N_ADDRESS + _N_UUID + n * N_ID_BYTES) for n in n_ids]
     ids = b"".join(bytes.fromhex(one) for one in own)

@@ -1,25 +1,48 @@
-"""The members of a group, from its forming to its end."""
+"""The members of a group: how it shrinks and grows, and how it ends.
+
+The ranks that are left agree on the next view (view.py, shrink.py). The steps by which a group
+grows are in growing.py: the old group stands while the new one forms. Then its members vote as they
+agree on a view, where the highest number that a member asks for counts: a member that has formed
+the new group asks for a number, one that has not for the next. If they agree on the first number,
+all have formed the new group, and go on in it. Otherwise none does, and they go on in the next view
+of the old one (docs/decisions/0077).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from shoal.codec import parse_wire
-from shoal.errors import Closed, UsageError
+from shoal.errors import Closed, PeerLost, ShoalError, UsageError
 from shoal.group.calls import Calls, ClosedGroup
 from shoal.group.context import hash_of
 from shoal.group.shrink import Line
 from shoal.group.view import View
 from shoal.group.work import FOR_EVER_S
+from shoal.lazy import load
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shoal.group.group import Group
     from shoal.plan import Planner
+    from shoal.rendezvous.door import Door
     from shoal.state.stats import Stats
+
+_LOG: Final = logging.getLogger("shoal")
+_OPENING: Final = threading.Lock()
+
+_TRIES: Final = 2  # in one `grow`: the second one without newcomers that failed
+_VOTE_S: Final = 25.0  # from the first member's vote to the last: growing.FORM_S, and more
+CONFIRM_S: Final = 20.0
+"""Seconds for the first call of the new group."""
 
 
 class Members(Calls):
@@ -28,7 +51,12 @@ class Members(Calls):
     owns_context = False
     _later_view: View | None = None
     _first: First | None = None
-    _next: Self | None = None
+    _next: Self | None = None  # the view or the larger group that followed this group
+    _is_unfinished = False  # the last `grow`, `reform` or `shrink` of this group raised
+    _door: Door | None = None
+    _vote_number: int | None = None  # of the view that means the new group, until the vote ends
+    _formed: Group | None = None  # the new group, until then
+    _last_warning = ""
     _last_stats: Stats | None = None
 
     def __enter__(self) -> Self:
@@ -88,32 +116,63 @@ class Members(Calls):
             exclude: living ranks to exclude, the same on every rank; they must not call it.
             timeout_s: seconds until all survivors must have called it; None takes the group's.
 
-        After an error this group is as before and can be shrunk again, except after PeerLost. After
-        an error of `grow` this returns the group in which all that called `grow` go on.
+        After an error this group is as before and can be shrunk again, except after PeerLost. If
+        another group has followed this one, which `grow`, `reform` or an earlier call has returned
+        or has been kept from by an error or Ctrl-C, this returns that one, shrunk if it has ended.
 
         Raises:
             TimedOut: names the living ranks that did not call it.
             PeerLost: the others go on without this rank: it was stopped for too long, or it and one
                 other rank lost each other. It can only join a new group.
             UsageError: bad arguments.
-            Closed: the group was closed, or shrunk before.
+            Closed: the group was closed.
         """
         for rank in exclude:
             self._check_rank(rank, "exclude")
         if self.rank in exclude:
             raise UsageError(f"{self}: exclude names this rank; only the others shrink the group")
-        regrouped = self._after_growing(self.timeout_s if timeout_s is None else timeout_s)
-        if regrouped is not None:
-            return regrouped
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        latest = self._latest
+        with self._regrouping():
+            if latest._vote_number is not None:
+                return latest._vote(latest._vote_number, timeout_s)
+            if latest is not self and latest._is_whole:
+                return latest
+            out = [self.view.ranks[rank] for rank in exclude] if latest is self else []
+            number = latest.view.number + 1
+            return latest._go_on_in(latest._next_view(number, out, timeout_s))
+
+    @property
+    def _latest(self) -> Self:
+        """The last of the groups that followed this one; this group if none has."""
+        group = self
+        while group._next is not None:
+            group = group._next
+        return group
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if the group needs no `shrink`; Closed if it was closed."""
         if isinstance(self._native, ClosedGroup):
             raise Closed(self._native.why)
-        out = [self.view.ranks[rank] for rank in exclude]
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        return self._go_on_in(self._next_view(self.view.number + 1, out, timeout_s))
+        return self._vote_number is None and self.ended() is None
 
-    def _after_growing(self, timeout_s: float) -> Self | None:
-        """Return the group to go on in after a growing that raised; None if there was none."""
-        raise NotImplementedError
+    @contextlib.contextmanager
+    def _regrouping(self) -> Iterator[None]:
+        """End the latest group if Ctrl-C ends the block, since others may wait for this rank there.
+
+        Then they call `reform` or `shrink` too. NOT after the block: they may be far on in that
+        group, and the next `grow`, `reform` or `shrink` of this one returns it.
+        """
+        try:
+            yield
+        except ShoalError:
+            self._is_unfinished = True
+            raise
+        except BaseException:
+            self._latest.abort("a rank was interrupted while the group shrank or grew")
+            raise
+        self._is_unfinished = False
 
     def _next_view(self, number: int, out: Sequence[int], timeout_s: float) -> View:
         """Agree on a view of at least this number, see `Line.next_view`."""
@@ -145,10 +204,198 @@ class Members(Calls):
             native_id=hash_of("view", first.native_id, view.number, *view.ranks),
         )
         group.owns_context, self.owns_context = self.owns_context, False
+        group._door, self._door = self._door, None
         group._later_view, group._first = view, first
         if not group.owns_context:
             group.end_with_its_holders()
         return group
+
+    @property
+    def address(self) -> str:
+        """The address of this rank's door, which newcomers give to `shoal.init(join=)`.
+
+        It is of the form `host:port`. The first use of `address`, `newcomers` or `grow` opens the
+        door, as a socket and a thread that sleeps. It stays the same while the group shrinks and
+        grows, and closes with the last group.
+
+        Raises:
+            UsageError: this is a subgroup, this process cannot listen, or the ranks are on several
+                hosts and have no job key.
+        """
+        return self._open_door().address
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """The host names of the newcomers that wait at this rank's door for `grow`.
+
+        Costs a microsecond, and nothing to calls. Ranks may see others: `grow` makes them agree.
+
+        Raises:
+            UsageError: as for `address`.
+        """
+        return tuple(newcomer.host_label for newcomer in self._open_door().newcomers)
+
+    def grow(self, *, timeout_s: float | None = None) -> Self:
+        """Let in all newcomers that wait at any rank's door, and return the larger group.
+
+        All ranks call it at the same place among their calls. The members keep their ranks, and
+        newcomers follow. Without newcomers it returns this group, and costs as much as a small
+        all_gather. Otherwise this group is closed with all its subgroups, and its calls in flight
+        fail. A newcomer that fails meanwhile is left out; if none can be let in, this returns the
+        next view of this group. A rank that cannot listen logs why, once, and takes part.
+
+        Args:
+            timeout_s: seconds until all ranks must have called it; None takes the group's. Forming
+                the new group takes up to 40 s more if processes stop answering.
+
+        Raises (then call `reform` or `shrink`):
+            PeerLost: a rank is gone.
+            TimedOut: a rank did not call it, or did not answer.
+            UsageError: this is a subgroup; or the group and its newcomers are too many for a door.
+            Closed: the group was closed.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        group = self._latest
+        if group is not self and not self._is_unfinished and group._is_whole:
+            return group
+        with self._regrouping():
+            for _ in range(_TRIES):
+                found = group._grow_once(timeout_s)
+                if found is None or found._context is not group._context:
+                    return found or group
+                lost = sorted(set(group.view.ranks) - set(found.view.ranks))
+                if lost:
+                    rank = group.view.ranks.index(lost[0])
+                    host, address, *_ = self._context.names[group._members[rank]]
+                    raise PeerLost(rank, host, address, "grow", "was lost while the group grew")
+                group = found
+            return group
+
+    def reform(self, *, timeout_s: float | None = None) -> Self:
+        """Shrink the group if it has ended, and let in all newcomers that wait.
+
+        All surviving ranks call it, also after an error of `grow`. Further deaths are handled until
+        `timeout_s` has passed.
+
+        Args, Raises: as for `shrink` and `grow`.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        group = self._latest
+        if group is not self and not self._is_unfinished and group._is_whole:
+            return group
+        with self._regrouping():
+            while True:
+                try:
+                    return group.grow(timeout_s=max(0.001, deadline - time.monotonic()))
+                except ShoalError:
+                    can_go_on = group._next or group._vote_number or group.ended()
+                    if not can_go_on or time.monotonic() >= deadline:
+                        raise
+                group = group.shrink(timeout_s=max(0.001, deadline - time.monotonic()))
+
+    def begin_again(self) -> None:
+        """Called instead of `begin` when the group follows another one."""
+
+    def _grow_once(self, timeout_s: float) -> Self | None:
+        """Try to grow; return the new group, or the next view of this one; None: no newcomers."""
+        if isinstance(self._native, ClosedGroup):
+            raise Closed(self._native.why)
+        if self._vote_number is not None:
+            return self._vote(self._vote_number, timeout_s)
+        self._check_can_grow()
+        growing = load("shoal.group.growing")
+        group = cast("Group", self)
+        address = ""
+        with self._warning("cannot listen for newcomers"):
+            address = self.address
+        first = self._first
+        asked = self.view.number if first is None else first.line.number
+        waiting = self._door.newcomers if self._door is not None else ()
+        plan = growing.agree(group, asked, address, waiting, timeout_s)
+        if plan is None:
+            return None
+        self._vote_number = plan.number
+        with self._warning("could not let in newcomers"):
+            name = self.name if first is None else first.name
+            self._formed = growing.form_new(group, name, self._door, plan)
+        return self._vote(plan.number, _VOTE_S)
+
+    def _vote(self, number: int, timeout_s: float) -> Self:
+        """Agree whether all members have formed the new group; return the group to go on in.
+
+        Raises:
+            TimedOut: a member does not vote; this may be called again.
+            PeerLost: the others go on without this rank.
+        """
+        formed = self._formed
+        try:
+            view = self._next_view(number if formed is not None else number + 1, (), timeout_s)
+        except PeerLost:
+            self._end_vote()
+            raise
+        if formed is not None and view.number == number:
+            return self._move_to(cast("Self", formed))
+        self._end_vote()
+        return self._go_on_in(view)
+
+    def _end_vote(self) -> None:
+        """Close the new group, which not all members have formed."""
+        formed, self._vote_number, self._formed = self._formed, None, None
+        if formed is not None:
+            formed.close()
+
+    def _move_to(self, new: Self) -> Self:
+        """Close this group in favour of one with newcomers; all members do so."""
+        self._next = new
+        try:
+            self._vote_number, self._formed = None, None
+            new._door, self._door = self._door, None
+            self.close()
+            with contextlib.suppress(ShoalError):  # the next call raises it again
+                cast("Group", new).barrier(timeout_s=CONFIRM_S)
+            new.begin_again()
+        except BaseException:
+            new.abort("a rank could not go on in the group that has grown")
+            raise
+        return new
+
+    @contextlib.contextmanager
+    def _warning(self, what: str) -> Iterator[None]:
+        """Log an error of what this rank tries alone, unless it was the last one; and go on."""
+        try:
+            yield
+        except (ShoalError, OSError) as error:
+            text = f"{self} {what}: {error}"
+            if text != self._last_warning:
+                _LOG.warning("%s", text)
+            self._last_warning = text
+
+    def _open_door(self) -> Door:
+        with _OPENING:
+            if self._door is None:
+                self._door = self._new_door()
+            return self._door
+
+    def _check_can_grow(self) -> None:
+        if not self.owns_context:
+            raise UsageError(f"{self}: only the group that init returned can grow, or a view of it")
+
+    def _new_door(self) -> Door:
+        if isinstance(self._native, ClosedGroup):
+            raise Closed(self._native.why)
+        self._check_can_grow()
+        rendezvous, growing = load("shoal.rendezvous.door"), load("shoal.group.growing")
+        if self.planner.cluster.n_hosts > 1 and load("shoal.rendezvous.key").job_key() is None:
+            raise UsageError(
+                f"{self}: a group on several hosts lets newcomers in only with a job key: set "
+                "SHOAL_KEY_FILE to the same file of mode 0600 on every host"
+            )
+        name = self._first.name if self._first is not None else self.name
+        door = cast("Door", rendezvous.Door())
+        digest = self._context.digests[self._context.rank]
+        door.take_newcomers(functools.partial(growing.refusal_of, name, digest))
+        return door
 
     def stats(self) -> Stats:
         """Return what the group does now: calls in flight, whom they wait for, and its links.
@@ -170,8 +417,10 @@ class Members(Calls):
 
         The group that `form` made, or its last view, closes its subgroups and all links, and peers
         that still need this rank get `PeerLost`. Leaving a subgroup sends nothing: calls of other
-        members that need this rank end at their deadlines.
+        members that need this rank end at their deadlines. The door closes too.
         """
+        door, self._door = self._door, None
+        self._end_vote()
         if self.owns_context:
             self._context.close()
             for group in list(self._context.groups):
@@ -180,6 +429,8 @@ class Members(Calls):
             native = self._native
             self.abandon("it was closed")  # first, since other threads may be calling
             native.drop()
+        if door is not None:
+            door.close()
 
 
 class First(NamedTuple):

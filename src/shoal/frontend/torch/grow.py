@@ -110,7 +110,6 @@ def _replace(new: Group, deadline: float, old: Group | None = None) -> None:
             new.close()
         else:
             new.abort("a rank did not get it as torch's default group")
-            old.go_on_from(new)
         raise
     replace_default(new, store)
 

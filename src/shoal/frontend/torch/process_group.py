@@ -90,11 +90,10 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
             UsageError: the uuid was used before, or the handles lack this process's.
             TimedOut, PeerLost: some members did not call it, or ended.
         """
-        timeout_s = self._group.timeout_s
-        group = self._reconfiguring().form(opts, self._group.name, timeout_s)
+        group = self._reconfiguring().form(opts, self._group.name, self._group.timeout_s)
         self._group.close()
         self._close_devices()
-        self._begin(group, timeout_s)
+        self._begin(group, self._group.timeout_s)  # which `set_timeout` may have changed meanwhile
         return FinishedWork([])
 
     def _reconfiguring(self) -> Reconfiguring:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 _ENTRY_BYTES: Final = 256  # what a dictionary takes for an entry besides its key and value
+MOST_CLIENTS: Final = 4096  # of one store, unless its limits say otherwise
 _MOST_QUEUED: Final = 4 * MAX_VALUE_BYTES  # replies that a client does not take
 
 
@@ -57,7 +58,7 @@ class StoreLimits(NamedTuple):
             room for a hundred restarts.
     """
 
-    n_clients: int = 4096
+    n_clients: int = MOST_CLIENTS
     n_bytes: int = 64 << 20
 
 
