@@ -94,7 +94,7 @@ def monitored(environ: Mapping[str, str]) -> bool:
 def _is_yes(name: str, word: str, where: str) -> bool:
     if word.lower() not in (*_YES, *_NO):
         raise UsageError(
-            f"{name}={word!r} says neither yes nor no: set it to one of "
+            f"{name}={word!r} is neither yes nor no: set it to one of "
             f"{', '.join((*_YES, *_NO))}, on {where}"
         )
     return word.lower() in _YES

@@ -77,7 +77,7 @@ def refuse_float16() -> None:
             (half, "identity"),
         ):
             options: Any = {"every": 1, "compress": compress}
-            with pytest.raises(UsageError, match="weighted=True goes without float16, and there"):
+            with pytest.raises(UsageError, match="weighted=True excludes float16, but there"):
                 DiLoCo(group, {"w": weight}, weighted=True, **options)
         DiLoCo(group, {"w": half}, every=1)
         DiLoCo(group, {"w": brain}, every=1, weighted=True)  # no codec rounds it

@@ -139,7 +139,7 @@ def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=close_one)
         thread.start()
-        with pytest.raises(ShoalError, match="is no shoal server, or of another version"):
+        with pytest.raises(ShoalError, match="is not a shoal server, or runs another version"):
             ask(Address("127.0.0.1", listener.getsockname()[1]), environ)
         thread.join()
 
@@ -147,5 +147,5 @@ def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[" * 60_000, "1" * 60_000, "no JSON"])
 def test_an_answer_that_cannot_be_read_is_an_error_with_the_servers_address(text: str) -> None:
     asking = _Asking(Address("there", 7077), 1)
-    with pytest.raises(ShoalError, match="server there:7077 answers what makes no sense"):
+    with pytest.raises(ShoalError, match="server there:7077 sent an answer that cannot be read"):
         asking.received(SimpleNamespace(), *encode(Status(text)), -1)

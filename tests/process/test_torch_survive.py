@@ -87,7 +87,7 @@ def test_the_default_group_its_rank_and_its_new_groups_are_those_of_the_survivor
 def shrink_another_backend() -> None:
     dist.init_process_group("gloo")
     assert shoal.torch.peer_lost() is None
-    with pytest.raises(Unsupported, match="only those of shoal can be shrunk"):
+    with pytest.raises(Unsupported, match="only shoal's can shrink"):
         shoal.torch.shrink_group()
     dist.barrier()
     dist.destroy_process_group()

@@ -221,6 +221,6 @@ def test_calls_that_do_not_fit_are_named_and_left_out(capsys: pytest.CaptureFixt
     sweep = Sweep(place, ("send_recv", "all_gather", "reduce"), sizes, n_calls=1, n_rounds=1)
     assert told_run(sweep, {"shoal": ToldPool([[1e-3]] * 3, hosts="aaa")}) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "# send_recv: not measured, 3 ranks are no pairs" in lines
+    assert "# send_recv: not measured, 3 ranks cannot be paired" in lines
     assert "# all_gather: an element of each rank takes 12 B" in lines
     assert len([line for line in lines if not line.startswith("#")]) == 1

@@ -28,7 +28,7 @@ REFUSED = {
         -r x | a rank or all
         -d quarter | -d quarter
         -o mul | -o mul
-        send_recv --ranks 3 | 3 ranks are no pairs
+        send_recv --ranks 3 | 3 ranks cannot be paired
         --peers nccl | no such library; there are gloo
         --timeout 0 | must be above 0
         --json /nowhere/run.json | cannot write /nowhere/run.json
@@ -74,7 +74,7 @@ REFUSED = {
         --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each of several hosts
         --workers 7 --servers 1 --workers-per-host 0 | give --workers-per-host 1
         --workers 4 --servers 1 --workers-per-host 4 | give --workers-per-host 1 or 2
-        --workers 4 --servers 1 --size 0 | --size 0: a tensor of no bytes
+        --workers 4 --servers 1 --size 0 | --size 0: must be above 0
         --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
         --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2
         --workers 4 --servers 2 --server-link yx1Gb | 'y' is not a number of servers

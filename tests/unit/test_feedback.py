@@ -304,7 +304,7 @@ def test_what_a_failed_step_sent_is_not_fed_back_when_it_is_repeated() -> None:
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "two ways": ({"compress": "bf16", "wire": "bf16"}, "either wire='bf16' or compress='bf16'"),
     "no codec": ({"compress": "bf17"}, "unknown wire 'bf17'"),
-    "no scheme": ({"compress": 8}, "compress=8 is no way to compress"),
+    "no scheme": ({"compress": 8}, "compress=8 is not a way to compress"),
 }
 
 

@@ -98,5 +98,5 @@ def test_a_failed_meeting_names_a_misspelt_setting(
 def test_monitoring_is_asked_for_by_a_word() -> None:
     assert not any(map(settings.monitored, ({}, {"SHOAL_MONITOR": ""}, {"SHOAL_MONITOR": "0"})))
     assert settings.monitored({"SHOAL_MONITOR": "Yes"})
-    with pytest.raises(UsageError, match="SHOAL_MONITOR='2' says neither yes nor no"):
+    with pytest.raises(UsageError, match="SHOAL_MONITOR='2' is neither yes nor no"):
         settings.monitored({"SHOAL_MONITOR": "2"})

@@ -273,7 +273,8 @@ def test_the_signal_is_read_with_and_without_its_prefix() -> None:
         assert wanted is not None
         assert wanted.name == "SIGUSR2"
     for name in ("KILL", "SEGV", "INT", "12", "USR3"):
-        with pytest.raises(UsageError, match=f"SHOAL_DUMP_SIGNAL='{name}' is none of USR1, USR2"):
+        wrong = f"SHOAL_DUMP_SIGNAL='{name}' is not one of USR1, USR2"
+        with pytest.raises(UsageError, match=wrong):
             watch.signal_of({"SHOAL_DUMP_SIGNAL": name})
 
 

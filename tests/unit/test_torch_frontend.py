@@ -382,7 +382,7 @@ def test_a_wrong_setting_for_gpus_is_refused_before_ranks_meet(
     word: str, formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
-    with pytest.raises(UsageError, match=f"SHOAL_LOCAL_NCCL='{word}' says neither yes nor no"):
+    with pytest.raises(UsageError, match=f"SHOAL_LOCAL_NCCL='{word}' is neither yes nor no"):
         frontend.create_process_group(options_of_torch())
     assert formed == []
 

@@ -187,8 +187,8 @@ class SameCheck:
         held = {name: _in_words(value) for name, value in values}
         if found := difference_among(self._group, self._name, held):
             raise UsageError(
-                f"{self._group}: in step {step} {found}; the ranks have drifted apart: look for "
-                "what changed it on some of them only, and go on from a state that all ranks share"
+                f"{self._group}: in step {step} {found}; the ranks have drifted apart: find "
+                "what changed it on some of them only, and continue from a state that all share"
             )
 
 

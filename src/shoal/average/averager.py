@@ -197,7 +197,7 @@ class Averager:
             ShoalError: as for every call of the new group; call it again with the next group.
         """
         if self.is_under_way and self.group.native_id is not None and self.group.ended() is None:
-            raise UsageError(f"{self}: regroup within a step; wait() for it first")
+            raise UsageError(f"{self}: regroup within a step; call wait() first")
         self._departures.give_up_step()
         self._departures.fill = fill or self._departures.fill
         self._shared.dropped.append(set(self.open_calls))  # of a group that may go on
@@ -257,7 +257,7 @@ class Averager:
         self._check_alive()
         self._check_weight(weight)
         if self.is_under_way:
-            raise UsageError(f"{self}: the step before has not ended; wait() for it first")
+            raise UsageError(f"{self}: the previous step has not ended; call wait() first")
         if self._preparation is not None:
             self._preparation.begin(weight)
         self.log.begin_step()
@@ -327,7 +327,7 @@ class Averager:
         """
         index = self.index(array)
         if not self._is_open or self._is_sent:
-            raise UsageError(f"{self}: {self.entries[index]} is ready outside a step; begin() one")
+            raise UsageError(f"{self}: {self.entries[index]} is ready outside a step; call begin()")
         if self.countdown.is_counted(index):
             raise UsageError(f"{self}: {self.entries[index]} was ready before in this step")
         self.countdown.count(index)
@@ -349,7 +349,7 @@ class Averager:
             ShoalError: as `wait` does.
         """
         if not self._is_open:
-            raise UsageError(f"{self}: no step has begun; begin() one")
+            raise UsageError(f"{self}: no step has begun; call begin() first")
         if self._is_sent:
             return
         self.countdown.paused = self._is_sent = True
@@ -459,7 +459,7 @@ class Averager:
                 are given, or there are residuals and `compress` keeps none. Nothing has changed.
         """
         if self.is_under_way:
-            raise UsageError(f"{self}: load_state_dict within a step; wait() for it first")
+            raise UsageError(f"{self}: load_state_dict within a step; call wait() first")
         if not isinstance(state, Mapping):
             raise UsageError(f"{self}: give what state_dict returned, not {state!r}")
         if self._feedback is not None:

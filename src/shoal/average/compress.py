@@ -98,8 +98,8 @@ def check_hosts(compress: object, hosts: Sequence[int]) -> None:
         first = next(host for host in hosts if hosts.count(host) > 1)
         shared = ", ".join(str(rank) for rank, host in enumerate(hosts) if host == first)
         raise Unsupported(
-            f"{compress}: ranks {shared} share a host, and what the sum of a host loses on its way "
-            "would be lost for good: start one rank on each host, or use ErrorFeedback"
+            f"{compress}: ranks {shared} share a host, whose sum would be cut without feedback: "
+            "start one rank on each host, or use ErrorFeedback"
         )
 
 
@@ -121,7 +121,7 @@ def parse_compress(
     if isinstance(compress, (ErrorFeedback, ChunkTopK)):
         return None, compress
     if not isinstance(compress, str):
-        raise UsageError(f"compress={compress!r} is no way to compress: {_GIVE}")
+        raise UsageError(f"compress={compress!r} is not a way to compress: {_GIVE}")
     return str(parse_wire(compress)), None
 
 

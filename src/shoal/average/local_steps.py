@@ -181,7 +181,7 @@ class LocalSteps:
             halves.append(f"{wire!s} between hosts")
         if halves:
             raise UsageError(
-                f"weighted=True goes without float16, and there is {halves[0]}: products of values "
+                f"weighted=True excludes float16, but there is {halves[0]}: products of values "
                 "and weights would exceed 65,504; use bfloat16, or leave weighted out"
             )
 
@@ -189,8 +189,8 @@ class LocalSteps:
         """Refuse `ChunkTopK`: reducers keep parts of sums, which have the weight of a round."""
         if isinstance(self._compress, ChunkTopK):
             raise UsageError(
-                f"{self._compress} goes without weights and without a quorum: what it leaves out "
-                "of one round would come into the next with another weight; use ErrorFeedback"
+                f"{self._compress} excludes weights and a quorum: what it leaves out "
+                "of one round would enter the next with another weight; use ErrorFeedback"
             )
 
     def _form(self, group: Group) -> None:

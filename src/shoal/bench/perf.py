@@ -65,7 +65,7 @@ def _check(sweep: Sweep) -> None:
         if root >= n_ranks:
             raise UsageError(f"-r {root}: the ranks are 0 to {n_ranks - 1}")
     if n_ranks % 2 and all(COLLECTIVES[name].in_pairs for name in sweep.collectives):
-        raise UsageError(f"send_recv pairs the ranks up, and {n_ranks} ranks are no pairs")
+        raise UsageError(f"send_recv pairs the ranks up, and {n_ranks} ranks cannot be paired")
 
 
 class _Run:
@@ -126,5 +126,5 @@ class _Run:
 
 def _why_nothing(kind: CallKind, n_ranks: int) -> str:
     if COLLECTIVES[kind.collective].in_pairs and n_ranks % 2:
-        return f"not measured, {n_ranks} ranks are no pairs"
+        return f"not measured, {n_ranks} ranks cannot be paired"
     return f"an element of each rank takes {show_bytes(kind.element.n_bytes * n_ranks)}"

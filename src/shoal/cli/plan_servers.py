@@ -64,7 +64,7 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     n_local = place_workers(args)
     cluster, n_bytes = cluster_of(args), bytes_of(args.size or "100MiB")
     if n_bytes < 1:
-        raise UsageError(f"--size {args.size}: a tensor of no bytes gains nothing")
+        raise UsageError(f"--size {args.size}: must be above 0")
     codec = parse_wire(args.wire)
     pool = Nics(nics_of(args.server_link, args.servers, Nic.of(cluster.wire)))
     numbers = _numbers(args.servers)

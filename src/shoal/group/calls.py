@@ -403,7 +403,7 @@ class Calls:
         if name is None:
             return self._number(how)
         if how.get("number") is not None:
-            raise UsageError(f"{self}: a call has a name or a number; this one has both")
+            raise UsageError(f"{self}: a call has a name or a number, and got both")
         return FIRST_NAMED_KEY | hash_of(name, self._named.count(name)) >> 2
 
     def _number(self, how: CallOptions) -> int:

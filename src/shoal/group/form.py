@@ -164,7 +164,7 @@ def _listen_to_readers(
         # From the last port on: links take the first ones.
         return listen_at("`shoal top`", advertised, reversed(ports), os.environ)
     except (OSError, UsageError) as error:
-        _LOG.warning("this rank cannot be asked from other hosts: %s", error)
+        _LOG.warning("`shoal top` on other hosts cannot reach this rank: %s", error)
         return None, None
 
 

@@ -60,8 +60,8 @@ def _read(path: str) -> bytes:
             raise UsageError(f"SHOAL_KEY_FILE={path} is not a regular file")
         if found.st_uid != os.geteuid():
             raise UsageError(
-                f"SHOAL_KEY_FILE={path} belongs to user {found.st_uid}, not to us "
-                f"({os.geteuid()}): use a file of your own"
+                f"SHOAL_KEY_FILE={path} belongs to user {found.st_uid}, but this process "
+                f"runs as user {os.geteuid()}: use a file of your own"
             )
         if found.st_mode & 0o077:
             raise UsageError(

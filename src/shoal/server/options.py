@@ -94,6 +94,6 @@ def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
             listener.close()
         raise UsageError(
             f"--listen {where}, port {port}: {error.strerror}. Give an address of this host "
-            f"({known}), and a port that is free (`ss -ltnp sport = :{port}` says who has it)"
+            f"({known}), and a free port (`ss -ltnp sport = :{port}` shows who uses this one)"
         ) from error
     return listeners

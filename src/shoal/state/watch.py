@@ -34,8 +34,8 @@ def signal_of(environ: Mapping[str, str]) -> signal.Signals | None:
     name = wanted.upper().removeprefix("SIG")
     if name not in _KNOWN:
         raise UsageError(
-            f"SHOAL_DUMP_SIGNAL={wanted!r} is none of {', '.join(_KNOWN)}; leave it unset to have "
-            "no signal handled"
+            f"SHOAL_DUMP_SIGNAL={wanted!r} is not one of {', '.join(_KNOWN)}; leave it unset to "
+            "handle no signal"
         )
     return signal.Signals[f"SIG{name}"]
 

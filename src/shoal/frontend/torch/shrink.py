@@ -96,6 +96,6 @@ def default_of(caller: str, group: dist.ProcessGroup | None = None) -> Group:
     if old is None or set(config.values()) != {"shoal"}:
         raise Unsupported(
             f"{caller}: the default group's backends are {dist.get_backend_config()!r}, and only "
-            "those of shoal can be shrunk or grow"
+            "shoal's can shrink or grow"
         )
     return old

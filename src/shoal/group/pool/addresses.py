@@ -43,7 +43,7 @@ def parse_endpoint(text: str, job: str, what: str) -> JobEndpoint:
     if not 1 <= address.port <= 65535:
         raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
     if not re.fullmatch(r"[!-~]{1,64}", job):
-        raise UsageError(f"{what}: {job!r} is no id of 1 to 64 printable letters without spaces")
+        raise UsageError(f"{what}: {job!r} is not an id: 1 to 64 printable characters, no spaces")
     return JobEndpoint(*address, job)
 
 
@@ -69,7 +69,7 @@ def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
     if match is None and _is_ipv6(text):
         return Address(text, port)
     if match is None:
-        raise UsageError(f"{what}: {text!r} is no HOST, HOST:PORT or [ADDRESS]:PORT")
+        raise UsageError(f"{what}: {text!r} is not HOST, HOST:PORT or [ADDRESS]:PORT")
     digits = match[2] or match[4]
     if digits is not None and not 0 <= int(digits) <= 65535:
         raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")

@@ -31,7 +31,7 @@ def ask(address: Address, environ: Mapping[str, str]) -> dict[str, Any]:
     """
     key = job_key(environ)
     if key is None:
-        raise UsageError("SHOAL_KEY_FILE is not set: a server answers who holds a job's key")
+        raise UsageError("SHOAL_KEY_FILE is not set: a server answers only holders of a job's key")
     try:
         found = resolve(*address, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -72,7 +72,7 @@ class _Asking:
         """Raise why, once no dial has reached the server."""
         why = ShoalError(f"server {self._address} cannot be reached: {os.strerror(error)}")
         if was_connected:
-            why = ShoalError(f"{self._address} is no shoal server, or of another version")
+            why = ShoalError(f"{self._address} is not a shoal server, or runs another version")
         if progress is Progress.KEY_DIFFERS:
             where = f"server {self._address}"
             why = UsageError(f"{where} holds no job key like this one (SHOAL_KEY_FILE)")
@@ -88,7 +88,7 @@ class _Asking:
             self.answer = dict(json.loads(message.text))
         except (TypeError, ValueError, RecursionError) as error:
             raise ShoalError(
-                f"server {self._address} answers what makes no sense: {error}"
+                f"server {self._address} sent an answer that cannot be read: {error}"
             ) from None
 
     def lost(self, _peer: Peer, _error: int, why: str) -> None:

@@ -121,8 +121,8 @@ class LateServers:
             server, times = late_server([each / _N_LOOKS for each in self._waiting], view.shares)
             if server is not None:
                 _LOG.warning(
-                    "server %s is late: in front of it wait %.1f times as many bytes of its share "
-                    "as in front of others; start it with SHOAL_LINK=RATE if its link is slower",
+                    "server %s is late: its queue holds %.1f times as many bytes of its share as "
+                    "the other queues; start it with SHOAL_LINK=RATE if its link is slower",
                     *(view.servers[server], times),
                 )
 

@@ -246,7 +246,7 @@ class _Server:
             self.fail("speaks another protocol: install the same shoal on all", _RETRY_REFUSED_S)
         elif was_connected:  # a server that speaks another protocol closes without a word
             self.fail(
-                "closes the connection: it is no shoal server, or of another version", _RETRY_S
+                "closes the connection: it is not a shoal server, or runs another version", _RETRY_S
             )
         else:
             self.fail(f"cannot be reached: {os.strerror(error)}", _RETRY_S)

@@ -82,7 +82,7 @@ class MemoryStore:
         """The value, waiting until there is one; `TimedOut` if it does not come."""
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values, timeout_s):
-                raise TimedOut(f"nobody set {key!r} within {timeout_s:g} s")
+                raise TimedOut(f"no process set {key!r} within {timeout_s:g} s")
             return self._values[key]
 
     def try_get(self, key: str) -> bytes | None:
@@ -136,7 +136,7 @@ class TorchStore:
             # timeout takes that long, by its own clock. Who takes a loss for one hears of it next.
             if time.monotonic() - started < timeout_s - _CLOCK_SLACK_S:
                 raise
-            raise TimedOut(f"nobody set {key!r} within {timeout_s:g} s") from error
+            raise TimedOut(f"no process set {key!r} within {timeout_s:g} s") from error
         return bytes(self._store.get(key))
 
     def try_get(self, key: str) -> bytes | None:

@@ -109,7 +109,7 @@ class TcpStoreClient:
         body = number(int(min(wait_s * 1000, 2**32 - 1)), N_WAIT) + _encode(key)
         ((kind, value),) = self._call(f"get of {key!r}", GET, [body], wait_s + _GRACE_S)
         if kind == MISSING:
-            raise TimedOut(f"nobody set {key!r} at {self._address} within {timeout_s:g} s")
+            raise TimedOut(f"no process set {key!r} at {self._address} within {timeout_s:g} s")
         return value
 
     def try_get(self, key: str) -> bytes | None:
@@ -271,7 +271,7 @@ class TcpStoreClient:
         if error:
             self._fail(OSError(error, os.strerror(error)))
         else:
-            self._fail(ConnectionError("what answers there is no store of shoal"))
+            self._fail(ConnectionError("the process that answers there is not a store of shoal"))
 
     def received(self, _peer: Peer, kind: int, body: bytes, _fd: int) -> None:
         """Keep a reply."""

@@ -223,9 +223,9 @@ class GradientKeeper:
     def _check_not_over(self) -> None:
         if self._is_over:
             raise UsageError(
-                "DistributedDataParallel: this pass belongs to the group before regroup(), or "
-                "regroup() has failed: call it for the group that goes on, then repeat the step "
-                "from its forward pass"
+                "DistributedDataParallel: this pass began before regroup(), or regroup() has "
+                "failed: call regroup() with the new group, then repeat the step from its forward "
+                "pass"
             )
 
     def queue_end(self) -> None:
@@ -283,9 +283,10 @@ class GradientKeeper:
         for other, name in self._sharing.items():
             if other.averaging.is_armed and not (shows_pass and other._shows_pass):
                 self.refuse(
-                    f"parameter {name} is another wrapper's too, of which a forward pass has no "
-                    "backward pass yet; and one of both is in no_sync(), or no tensor was found in "
-                    "its output: have the backward pass first, or that forward pass in no_grad()"
+                    f"parameter {name} belongs to another wrapper too, which has made a forward "
+                    "pass without its backward pass; one of the two passes is in no_sync(), or has "
+                    "an output without tensors: run the backward pass first, or the forward pass "
+                    "in no_grad()"
                 )
 
     def _stop_others(self) -> None:
@@ -293,14 +294,14 @@ class GradientKeeper:
             if other._pass.is_under_way:
                 self.refuse(
                     f"parameter {name} is in two wrapped models, and one backward pass goes "
-                    "through both: have a backward pass for the loss of each, or wrap one model "
+                    "through both: run a backward pass for the loss of each, or wrap one model "
                     "that has both as its parts"
                 )
             if other.averaging.is_armed:
                 if other.averaging.has_begun and not other._pass.has_raised:
                     self.refuse(
-                        f"parameter {name} is another wrapper's too, of whose gradients some are "
-                        "on their way: have all backward passes of its forward pass first"
+                        f"parameter {name} belongs to another wrapper too, which has some of its "
+                        "gradients and waits for the rest: run its backward passes first"
                     )
                 other.averaging.stop()
                 self._stopped.append(other.averaging)
@@ -340,10 +341,10 @@ class GradientKeeper:
             return
         if is_nested():
             self.refuse(
-                f"a backward pass within another, as of a reentrant checkpoint, brought the first "
-                f"gradient, of parameter {self.names[index]}: no tensor was found in the model's "
-                "output that shows when the outer pass begins and ends; give checkpoints "
-                "use_reentrant=False, or have the model return tensors"
+                f"the first gradient, of parameter {self.names[index]}, came from a backward pass "
+                "within another, such as a reentrant checkpoint's, and the model's output has no "
+                "tensor that shows when the outer pass begins and ends: give checkpoints "
+                "use_reentrant=False, or return tensors from the model"
             )
         self._begin_pass()
 

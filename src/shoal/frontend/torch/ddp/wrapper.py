@@ -273,7 +273,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         for option in ("weighted", "check_finite"):
             if self._options[option]:
                 raise Unsupported(
-                    f"DistributedDataParallel: {option} goes without sparse gradients, which "
+                    f"DistributedDataParallel: {option} excludes sparse gradients, which "
                     f"parameter {name} has: leave it out, or make that Embedding with sparse=False"
                 )
 
@@ -299,8 +299,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _hooked(self, gradients: Gradients, hook: Any, state: object) -> Averaging:
         if any(value not in (None, False, "identity") for value in self._options.values()):
             raise Unsupported(
-                "DistributedDataParallel: wire, compress, weighted and check_finite go without "
-                "communication hooks; of them, parameters on a GPU take compress alone, such as "
+                "DistributedDataParallel: wire, compress, weighted and check_finite cannot be used "
+                "with a communication hook; with parameters on a GPU only compress can, such as "
                 'compress="bf16" in place of wire="bf16"'
             )
         on_full = not_held(self.reducer.queue_end)

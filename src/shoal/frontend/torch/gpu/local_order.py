@@ -120,7 +120,7 @@ class LocalOrder:
         self._coming = None
         turn = Turn(*divmod(int.from_bytes(word, "little"), 2))
         if turn not in self._ready:
-            raise InternalError(f"{self._group}: was told to begin {turn}, which is not ready")
+            raise InternalError(f"{self._group}: its first rank chose {turn}, which is not ready")
         return turn
 
     def _all_are(self, one: _Ready) -> bool:
@@ -128,8 +128,8 @@ class LocalOrder:
             return False
         if bytes(one.word) != one.said:
             raise UsageError(
-                f"{self._group}: this rank comes with {one.what}, and another rank of this host "
-                "with something else; every rank must make the same calls in the same order"
+                f"{self._group}: this rank has made {one.what}, and another rank of this host a "
+                "different call; every rank must make the same calls in the same order"
             )
         return True
 

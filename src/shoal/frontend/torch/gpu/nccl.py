@@ -82,7 +82,7 @@ class NcclCollectives:
         event = device.record(stream)
         while not device.has_passed(event):
             if time.monotonic() > deadline:
-                raise TimedOut("NCCL's first calls among the GPUs of this host were not through")
+                raise TimedOut("NCCL's first calls among this host's GPUs did not finish in time")
             time.sleep(1e-3)
         if flat.tolist() != [float(self.size)] * (self.size + 1):
             raise RuntimeError(f"NCCL summed ones of {self.size} GPUs to {flat.tolist()}")
