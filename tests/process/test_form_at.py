@@ -33,7 +33,7 @@ def total(group: shoal.Group) -> float:
 
 
 def form_without_a_group(ranks_per_host: int) -> list[Any]:
-    from shoal.group.form_at import form_at
+    from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
 
     stage = Stage.from_environment()
@@ -68,7 +68,7 @@ def test_a_group_forms_at_a_door_without_another_beside_one_and_after_an_abort()
 
 
 def die_while_forming(victim: int) -> tuple[str, float] | None:
-    from shoal.group.form_at import form_at
+    from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
     from shoal.rendezvous.meeting import Meeting
 
@@ -109,7 +109,7 @@ def test_the_death_of_a_member_ends_a_forming_at_once_and_the_rest_can_form_agai
 
 
 def refuse() -> list[str]:
-    from shoal.group.form_at import form_at
+    from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
 
     door, other = Door(), Door()
@@ -138,7 +138,7 @@ def test_wrong_addresses_and_a_meeting_that_nobody_opens_are_errors() -> None:
 
 
 def form_often() -> None:
-    from shoal.group.form_at import form_at
+    from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
 
     stage = Stage.from_environment()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from shoal.engine import HANDSHAKE_VERSION
-from shoal.rendezvous.packing import Unpacker, field, seal, text_field, unseal
+from shoal.rendezvous.packing import field, seal, text_field, unpack
 
 _KIND: Final = b"shoal/nw"
 _ANSWER_KIND: Final = b"shoal/an"
@@ -64,10 +64,7 @@ Check = Callable[[Announcement], str]
 def judge(value: bytes, check: Check) -> tuple[str, str]:
     """The host name in an announcement, and why the process is refused; empty if it is not."""
     try:
-        version, body = unseal(_KIND, value)
-        if version != HANDSHAKE_VERSION:
-            return "", _DAMAGED
-        data = Unpacker(body)
+        data = unpack(_KIND, value)
         found = Announcement(data.text(), data.text(), data.text(), data.field())
         data.end()
     except ValueError:
@@ -89,10 +86,7 @@ class Answer(NamedTuple):
 
 def decode_answer(value: bytes) -> Answer:
     """Return the answer in this value; ValueError if it holds none of this version."""
-    version, body = unseal(_ANSWER_KIND, value)
-    data = Unpacker(body)
+    data = unpack(_ANSWER_KIND, value)
     found = Answer(data.text(), data.text(), data.text())
     data.end()
-    if version != HANDSHAKE_VERSION:
-        raise ValueError("of another version")
     return found

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.rendezvous.options import JoinOptions
-from shoal.rendezvous.packing import Unpacker, number, seal, text_field, unseal
+from shoal.rendezvous.packing import number, seal, text_field, unpack
 from shoal.rendezvous.record import MAX_SIZE, decode
 from shoal.rendezvous.store.asking import Asking
 
@@ -136,13 +136,12 @@ _DAMAGED: Final = End(0, "", _AGAIN, "damaged in the store")
 def decode_end(value: bytes) -> End:
     """The end that this value holds; if it is damaged, one after which all meet again."""
     try:
-        version, body = unseal(_KIND, value)
-        data = Unpacker(body)
+        data = unpack(_KIND, value)
         rank, kind = data.number(4, 0, MAX_SIZE) - 1, data.number(1, _AGAIN, _USAGE)
         found = End(rank, data.text(), kind, data.rest().decode())
     except ValueError:
         return _DAMAGED
-    return found if version == HANDSHAKE_VERSION and found.reason.isprintable() else _DAMAGED
+    return found if found.reason.isprintable() else _DAMAGED
 
 
 def find_end(store: Store, attempt: int) -> End | None:
@@ -230,8 +229,8 @@ def reporting_failure(store: Store, rank: int, size: int) -> Iterator[None]:
 
 def _last(store: Store) -> int:
     try:
-        _, body = unseal(_LAST_KIND, store.try_get(ATTEMPT_KEY) or b"")
-        return Unpacker(body).number(4, 0, _MOST_ATTEMPTS)
+        value = store.try_get(ATTEMPT_KEY) or b""
+        return unpack(_LAST_KIND, value).number(4, 0, _MOST_ATTEMPTS)
     except ValueError:
         return 0  # none, or damaged
 

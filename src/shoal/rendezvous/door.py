@@ -14,7 +14,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import ShoalError, TimedOut, UsageError
@@ -24,7 +24,6 @@ from shoal.rendezvous.interface import Advertised, choose_address
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import is_out_of_descriptors, listen_at, port_range
 from shoal.rendezvous.record import decode
-from shoal.rendezvous.store import PartOfStore
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import Serving, StoreLimits, StoreServer
 from shoal.rendezvous.store.wire import VALUE
@@ -280,16 +279,32 @@ class _Doorman(Serving):
                 self._lose(meeting, peer, why or "closed its connection")
 
 
-class Visit(PartOfStore):
-    """A meeting at a door, as a visitor sees it.
+class Visit:
+    """A meeting at a door, as a visitor sees it: a store of its own in the door's.
 
     Args:
         outlives_join: the door's process is a member, so a group without it is of no use.
     """
 
     def __init__(self, store: Store, uuid: str, *, outlives_join: bool) -> None:
-        super().__init__(store, f"{_meeting_id(uuid)}/")
-        self.outlives_join = outlives_join
+        self._store, self._prefix = store, f"{_meeting_id(uuid)}/"
+        self.host, self.outlives_join = store.host, outlives_join
+
+    def set(self, key: str, value: bytes) -> None:
+        """As `Store.set`."""
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """As `Store.get`."""
+        return self._store.get(self._prefix + key, timeout_s)
+
+    def try_get(self, key: str) -> bytes | None:
+        """As `Store.try_get`."""
+        return self._store.try_get(self._prefix + key)
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """As `Store.try_get_all`."""
+        return self._store.try_get_all([self._prefix + key for key in keys])
 
     def leave(self) -> None:
         """Leave without ending the meeting: the others do not need this process any more."""

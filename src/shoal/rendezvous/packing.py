@@ -10,6 +10,8 @@ import struct
 import zlib
 from typing import Final
 
+from shoal.engine import HANDSHAKE_VERSION
+
 MAX_FIELD_BYTES: Final = 255
 _HEAD: Final = struct.Struct("<8sH")
 _CRC: Final = struct.Struct("<I")
@@ -32,6 +34,14 @@ def unseal(kind: bytes, value: bytes) -> tuple[int, bytes]:
     if zlib.crc32(value[: -_CRC.size]) != _CRC.unpack_from(value, len(value) - _CRC.size)[0]:
         raise ValueError("damaged")
     return _HEAD.unpack_from(value)[1], value[_HEAD.size : -_CRC.size]
+
+
+def unpack(kind: bytes, value: bytes) -> Unpacker:
+    """Return the fields of a value of `seal`; ValueError also if it is of another version."""
+    version, body = unseal(kind, value)
+    if version != HANDSHAKE_VERSION:
+        raise ValueError("of another version")
+    return Unpacker(body)
 
 
 def field(data: bytes) -> bytes:

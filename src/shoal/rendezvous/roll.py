@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.engine import HANDSHAKE_VERSION, N_NONCE_BYTES
 from shoal.rendezvous.key import N_KEY_BYTES
-from shoal.rendezvous.packing import Unpacker, number, seal, text_field, unseal
+from shoal.rendezvous.packing import Unpacker, number, seal, text_field, unpack
 from shoal.rendezvous.record import MAX_SIZE
 from shoal.rendezvous.store import MAX_VALUE_BYTES
 
@@ -88,13 +88,11 @@ def decode_part(value: bytes, size: int) -> Part | None:
     """A part of the roll of so many ranks; None if it is none."""
     most = 1 + size * (_N_RANK_BYTES + _N_HOST_BYTES) // _PART_BYTES
     try:
-        version, body = unseal(_KIND, value)
-        data = Unpacker(body)
+        data = unpack(_KIND, value)
         epoch, n_parts = data.number(8, 0, 2**64 - 1), data.number(4, 1, most)
-        found = Part(epoch, n_parts, data.number(4, 0, n_parts - 1), body[16:])
+        return Part(epoch, n_parts, data.number(4, 0, n_parts - 1), data.rest())
     except ValueError:
         return None
-    return found if version == HANDSHAKE_VERSION else None
 
 
 def decode(parts: Sequence[Part], size: int) -> Roll | None:

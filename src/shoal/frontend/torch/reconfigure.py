@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shoal.errors import UsageError
-from shoal.group.form_at import form_at
+from shoal.group.form import form_at
 from shoal.rendezvous.door import Door
 
 if TYPE_CHECKING:

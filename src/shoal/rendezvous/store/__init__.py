@@ -39,30 +39,6 @@ class Store(Protocol):
         """All values if there are all by now: a few requests, however many keys."""
 
 
-class PartOfStore:
-    """The keys of a store that begin with a prefix."""
-
-    def __init__(self, store: Store, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-        self.host = store.host
-
-    def set(self, key: str, value: bytes) -> None:
-        """Write a value, over whatever is there."""
-        self._store.set(self._prefix + key, value)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """The value, waiting until there is one; `TimedOut` if it does not come."""
-        return self._store.get(self._prefix + key, timeout_s)
-
-    def try_get(self, key: str) -> bytes | None:
-        """The value if there is one by now."""
-        return self._store.try_get(self._prefix + key)
-
-    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """All values if there are all by now."""
-        return self._store.try_get_all([self._prefix + key for key in keys])
-
-
 class MemoryStore:
     """A store for ranks that are threads of one process."""
 
