@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from process.serving import Talker
@@ -28,7 +28,7 @@ from shoal.group.pool.protocol import (
 )
 from shoal.server import child
 from shoal.server import server as server_module
-from shoal.server.job import AT_ONCE_OF_KEY, Job, Pace
+from shoal.server.job import Pace
 from shoal.server.options import JobKey, listen
 from shoal.server.registrar import address_for
 from shoal.server.server import Server, as_text
@@ -61,36 +61,13 @@ class Peer:
         self.is_open = False
 
 
-def job_of(pace: Pace) -> Job:
-    return Job(cast("Any", Peer()), KEY, pace)
-
-
-def test_a_job_that_asks_for_views_too_often_is_refused_until_its_turn_comes() -> None:
-    job = job_of(Pace(AT_ONCE_OF_KEY))
-    assert [job.take_turn(NOW) for _ in range(18)] == [True] * 16 + [False] * 2
-    assert not job.take_turn(NOW + 0.249)
-    assert job.take_turn(NOW + 0.25)
-    assert not job.take_turn(NOW + 0.25)
-
-
-def test_sixteen_rails_that_restart_twice_at_once_are_not_refused() -> None:
-    pace = Pace(AT_ONCE_OF_KEY)
-    for _ in range(3):  # the first start, and two more
-        assert all(job_of(pace).take_turn(NOW) for _ in range(16))
-
-
-def test_one_connection_cannot_take_the_turns_of_all_rails() -> None:
-    pace = Pace(AT_ONCE_OF_KEY)
-    one, other = job_of(pace), job_of(pace)
-    assert sum(one.take_turn(NOW) for _ in range(70)) == 16
-    assert other.take_turn(NOW)
-
-
-def test_a_key_whose_connections_took_all_its_turns_gets_four_a_second() -> None:
-    pace = Pace(AT_ONCE_OF_KEY)
-    taken = [sum(job_of(pace).take_turn(NOW) for _ in range(16)) for _ in range(5)]
-    assert taken == [16, 16, 16, 16, 0]
-    assert sum(job_of(pace).take_turn(NOW + 1.0) for _ in range(16)) == 4
+def test_a_key_gets_64_views_at_once_and_four_a_second_and_no_more_after_a_rest() -> None:
+    pace = Pace()
+    for now in (NOW, 2 * NOW):
+        assert [pace.take(now) for _ in range(66)] == [True] * 64 + [False] * 2
+        assert pace.next_at == now + 0.25
+        assert not pace.take(now + 0.249)
+        assert [pace.take(now + 1.0) for _ in range(5)] == [True] * 4 + [False]
 
 
 @pytest.fixture
@@ -117,22 +94,28 @@ def tell(server: Any, job: Any, message: Message) -> list[Message]:
     return list(job.peer.sent[n:])
 
 
-def test_a_view_beyond_the_rate_of_its_job_gets_no_process(
+def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_the_order_in_which_they_came(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began: list[Meet] = []
-    monkeypatch.setattr(server_module, "start", lambda meet, *_: (began.append(meet), (1, 2))[1])
-    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    monkeypatch.setattr(server._views, "add", lambda *_: None)
-    del server._serve
-    job = come(server)
-    answers = []
-    for _ in range(17):
-        job.place = PLACE
-        answers += tell(server, job, MEET)
-    assert began == [MEET] * 16
-    assert [answer.refused for answer in answers[:16]] == [""] * 16  # type: ignore[union-attr]
-    assert "asks for views too often" in answers[16].refused  # type: ignore[union-attr]
+    began: list[Any] = []
+    now = [100.0]
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    server._serve = lambda job, meet: (began.append((job, meet.view)), "")[1]
+    one, other, gone = (come(server) for _ in range(3))
+    for view in range(64):
+        assert tell(server, one, MEET._replace(view=view))
+    assert not tell(server, one, MEET)
+    assert not tell(server, gone, MEET)
+    server.lost(gone.peer)
+    assert not tell(server, other, MEET._replace(view=2))
+    assert not tell(server, one, MEET._replace(view=3))  # in place of the one that waits
+    monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
+    assert server._wake_at() == 100.25
+    del began[:]
+    for now[0] in (100.25, 100.25, 100.5, 100.75):
+        server._serve_waiting()
+    assert began == [(one, 3), (other, 2)]
+    assert not server._waiting
 
 
 def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_later(
@@ -191,12 +174,6 @@ def test_a_job_that_takes_no_answers_is_given_up_and_one_that_takes_them_late_is
         else:
             assert not seen.is_open
     server._close()
-
-
-def test_a_pace_that_was_not_used_is_no_more_than_so_many_at_once() -> None:
-    job = job_of(Pace(AT_ONCE_OF_KEY))
-    for now in (NOW, 2 * NOW):
-        assert [job.take_turn(now) for _ in range(17)] == [True] * 16 + [False]
 
 
 def test_an_answer_about_more_views_than_it_holds_is_whole_and_short() -> None:

@@ -1,4 +1,4 @@
-"""A job's connection to a server, and the rate at which it gets views."""
+"""A job's connection to a server, and the rate at which the jobs of a key get views."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ if TYPE_CHECKING:
     from shoal.engine import Peer
     from shoal.server.options import JobKey
 
-# A job whose servers come one after another asks for up to ten views in a second, and then for few.
-# Forking one takes the parent 10 ms: a key in a loop gets a 25th of its time.
-AT_ONCE: Final = 16
-AT_ONCE_OF_KEY: Final = 4 * AT_ONCE
-"""Each rail of a job asks for its own views, all at the same time."""
+# A job whose servers come one after another asks for up to ten views in a second, and then for few;
+# each rail of a job asks for its own views, all at the same time. Forking one takes the parent
+# 10 ms: a key in a loop gets a 25th of its time.
+AT_ONCE: Final = 64
 _PAUSE_S: Final = 0.25
 
 
 class Pace:
-    """Allows a number at once, and then one each 0.25 s. Reads no clock."""
+    """Allows 64 at once, and then one each 0.25 s. Reads no clock."""
 
-    def __init__(self, at_once: int = AT_ONCE) -> None:
-        self._early_s = (at_once - 1) * _PAUSE_S
-        self._free_at = 0.0
+    def __init__(self) -> None:
+        self.next_at = 0.0  # the time from which one can be taken
+        self._early_s = (AT_ONCE - 1) * _PAUSE_S
 
-    def allows(self, now: float) -> bool:
-        """Return True if one can be taken."""
-        return now >= self._free_at - self._early_s
-
-    def take(self, now: float) -> None:
-        """Take one, which must be allowed."""
-        self._free_at = max(now, self._free_at) + _PAUSE_S
+    def take(self, now: float) -> bool:
+        """Take one, if one is allowed now; return True if it was."""
+        if now < self.next_at:
+            return False
+        self.next_at = max(self.next_at, now - self._early_s) + _PAUSE_S
+        return True
 
 
 class Job:
@@ -51,10 +49,9 @@ class Job:
     """
 
     def __init__(self, peer: Peer, key: JobKey, pace: Pace) -> None:
-        self.peer, self.key = peer, key
+        self.peer, self.key, self.pace = peer, key, pace
         self.name: str | None = None
         self.place: Place | None = None
-        self._paces = pace, Pace()  # of its key, and its own
         expect(peer, FROM_WORKERS)
 
     @property
@@ -87,11 +84,3 @@ class Job:
         """Close its connection; idempotent."""
         self.peer.close()
         self._close_place()
-
-    def take_turn(self, now: float) -> bool:
-        """Return True, and count a process, if its key and it may have another one now."""
-        if not all(pace.allows(now) for pace in self._paces):
-            return False
-        for pace in self._paces:
-            pace.take(now)
-        return True

@@ -34,7 +34,7 @@ from shoal.rendezvous.key import random_key
 from shoal.rendezvous.listener import note_turned_away, run_ready
 from shoal.server.child import start
 from shoal.server.http import BEGINNINGS, HttpCaller
-from shoal.server.job import AT_ONCE_OF_KEY, Job, Pace
+from shoal.server.job import Job, Pace
 from shoal.server.options import JobKey, ServerOptions
 from shoal.server.views import Views
 
@@ -79,11 +79,12 @@ class Server:
     ) -> None:
         self._options = options or ServerOptions()
         self._keys = {key.number: key for key in keys}
-        self._paces = {number: Pace(AT_ONCE_OF_KEY) for number in self._keys}
+        self._paces = {number: Pace() for number in self._keys}
         self._identity = os.urandom(16)
         self._selector = selectors.DefaultSelector()
         self._views = Views(self._selector)
         self._jobs: dict[Peer, Job] = {}
+        self._waiting: dict[Job, Meet] = {}  # for a process of the key; the first has come first
         self._http: list[HttpCaller] = []
         self._drains_until: float | None = None
         self._ends = False
@@ -171,7 +172,9 @@ class Server:
 
     def lost(self, peer: Peer, _error: int = 0, _why: str = "") -> None:
         """Forget a job."""
-        self._jobs.pop(peer).close()
+        job = self._jobs.pop(peer)
+        self._waiting.pop(job, None)
+        job.close()
 
     def key_differs(self, hello: Hello) -> None:
         """Do nothing: the caller logs it, and any stranger can cause it here."""
@@ -201,6 +204,15 @@ class Server:
         job.send(Reserved(why, self._identity, job.entry))
 
     def _on_meet(self, job: Job, meet: Meet) -> None:
+        self._waiting[job] = meet  # NOT beside one that waits: its workers have given that up
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        now = time.monotonic()
+        for job in [one for one in self._waiting if one.pace.take(now)]:
+            self._begin_view(job, self._waiting.pop(job))
+
+    def _begin_view(self, job: Job, meet: Meet) -> None:
         why = self._serve(job, meet)
         if not why and (lack := job.open_place()):  # NOT refused: it is served
             _LOG.warning("job %r: there is no place for its next view: %s", job.name, lack)
@@ -231,8 +243,6 @@ class Server:
             return "nothing was reserved"
         if self._drains_until is not None:
             return "it is draining, and about to end"
-        if not job.take_turn(time.monotonic()):
-            return "the job asks for views too often: 16 at once, and then four a second are served"
         self._views.make_room(job.key.number, job.name, _MOST_VIEWS)
         self._views.make_room(job.key.number, None, _MOST_VIEWS_OF_KEY)
         try:
@@ -268,6 +278,7 @@ class Server:
         now = time.monotonic()
         self._endpoint.step(now)
         self._views.expire(now)
+        self._serve_waiting()
         for caller in self._http:
             if now >= caller.deadline:
                 caller.close()
@@ -279,6 +290,7 @@ class Server:
 
     def _wake_at(self) -> float:
         times: list[float | None] = [one.deadline for one in self._http]
+        times += [job.pace.next_at for job in self._waiting]
         times += [self._endpoint.deadline, self._views.next_deadline(), self._drains_until]
         return min(at for at in times if at is not None)
 
