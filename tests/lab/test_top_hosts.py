@@ -104,13 +104,6 @@ def test_a_holder_of_the_key_sees_all_ranks_and_each_that_stops_or_ends(
             assert f"3 ranks of the job at {address}" in output
             assert f", process {ranks.pid(2)}: " in output
 
-            code, output = top(cluster, 1, {"SHOAL_KEY": "k" * 32}, address, "--json")
-            assert code != 0
-            assert "holds another key" in output
-            code, output = top(cluster, 1, {}, address, "--json")
-            assert code == 2
-            assert "set SHOAL_KEY_FILE" in output
-
             stop(ranks.pid(1))
             begin_s = time.monotonic()
             key_bytes = job["SHOAL_KEY"].encode()

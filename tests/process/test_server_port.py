@@ -65,7 +65,7 @@ def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Pat
             stranger.sendall(b"\x16\x03\x01" + os.urandom(200))
             assert is_closed(stranger)
         flood = [connect(server.port) for _ in range(N_FLOODERS)]
-        with pytest.raises(UsageError, match="holds no job key like this one"):
+        with pytest.raises(UsageError, match="holds no job key like ours"):
             ask(where, {"SHOAL_KEY_FILE": str(other)})
         assert all(map(is_closed, flood))
         for sock in flood:

@@ -13,6 +13,7 @@ from typing import Any
 from process.ranks import free_port, run_ranks, start_ranks
 from process.serving import (
     N_WORKERS,
+    Lines,
     ServerProcess,
     await_servers,
     job_env,
@@ -24,24 +25,17 @@ from process.stage import Stage, pretend_hosts
 import shoal
 
 
-class Warnings(logging.Handler):
+class Warnings(Lines):
     """What a rank warns of, and whether a view did not form."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
         self.has_no_view = threading.Event()
-        logging.getLogger("shoal").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
+        super().emit(record)
         if "did not form" in self.told[-1]:
             self.has_no_view.set()
-
-
-def call(group: shoal.Group, right: list[bool]) -> None:
-    number = len(right)
-    right.append(sums(group, number))
 
 
 def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
@@ -52,19 +46,19 @@ def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
     with shoal.init(timeout_s=30.0) as group:
         pool: Any = group.pool  # type: ignore[attr-defined]
         await_servers(group, 1)
-        call(group, right)
+        right.append(sums(group, len(right)))
         stage.meet(group.rank, N_WORKERS, "has one server")
         if group.rank == 0:
             stage.cue("the first view stands")
             assert warnings.has_no_view.wait(30.0)
-        call(group, right)
+        right.append(sums(group, len(right)))
         stage.cue(f"rank {group.rank}: goes on with one server")
         await_servers(group, 2)
         if group.rank == 0:
             ctypes.PyDLL(None).usleep(1_500_000)  # keeps the interpreter
-        call(group, right)
+        right.append(sums(group, len(right)))
         await_servers(group, 2)
-        call(group, right)
+        right.append(sums(group, len(right)))
         assert pool._thread.is_alive()
         stage.meet(group.rank, N_WORKERS, "has looked at its thread")  # which ends when one leaves
     return right, warnings.told

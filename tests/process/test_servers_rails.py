@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from process.arrays import Array
-from process.ranks import run_ranks
 from process.serving import (
     await_servers,
     await_that,
     in_order,
-    job_env,
     job_with_a_server,
     n_servers,
     new_key,
@@ -222,16 +220,3 @@ def test_a_call_that_a_worker_never_makes_ends_at_its_deadline_on_all_hosts(
     for first, second in told:
         assert first.startswith("TimedOut")
         assert second.startswith(("TimedOut", "Closed"))
-
-
-def be_unlike() -> list[Any]:
-    os.environ["SHOAL_HOST_ID"] = "ab"[int(os.environ["RANK"]) // 2]
-    with shoal.init(timeout_s=30.0) as group:
-        data = np.ones(N_ELEMS, np.float32)
-        group.all_reduce(data)
-        return [group.pool is None, float(data[-1])]  # type: ignore[attr-defined]
-
-
-def test_hosts_with_unlike_numbers_of_workers_do_without_servers(tmp_path: Path) -> None:
-    env = job_env(new_key(tmp_path), "127.0.0.1:1")
-    assert run_ranks(be_unlike, 3, env=env) == [[True, 3.0]] * 3

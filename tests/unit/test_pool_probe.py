@@ -54,6 +54,9 @@ class Unanswered:
     def drive(self, _timeout_s: float) -> bool:
         return False
 
+    def done(self) -> bool:
+        return False
+
 
 @contextlib.contextmanager
 def never_alone(_until: float) -> Iterator[bool]:

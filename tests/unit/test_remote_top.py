@@ -293,9 +293,14 @@ def test_the_settings_digest_carries_where_a_rank_answers(place: tuple[str, int]
 
 
 @pytest.mark.usefixtures("key")
-def test_what_is_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_address_is_refused_and_so_is_a_reader_without_a_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["top", "--once", "10.0.0.2"]) == 2
     assert "'10.0.0.2' is not an address; expected host:port" in capsys.readouterr().err
+    monkeypatch.delenv("SHOAL_KEY")
+    assert main(["top", "--once", "10.0.0.2:7"]) == 2
+    assert "set SHOAL_KEY_FILE" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("key")

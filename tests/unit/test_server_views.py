@@ -18,11 +18,10 @@ class Child:
 
     def __init__(self, *lines: str) -> None:
         code = f"import sys\nfor line in {lines}: print(line, flush=True)\nsys.stdin.read()"
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-S", "-c", code], **pipes)
-        assert self.process.stdout is not None
-        self.pipe = os.dup(self.process.stdout.fileno())
-        self.process.stdout.close()
+        self.pipe, out = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+        argv = [sys.executable, "-S", "-c", code]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
+        os.close(out)
         os.set_blocking(self.pipe, False)
 
     def end(self) -> None:

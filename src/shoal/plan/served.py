@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.codec import Codec
 from shoal.errors import UsageError
+from shoal.limits import SEGMENT_BYTES
 from shoal.plan.choose import choose, narrowed
 from shoal.plan.cluster import Cluster, Nic, Nics
 from shoal.plan.cost import Cost, price
-from shoal.plan.served_counts import count_served
 from shoal.plan.shares import kept_beside, loads, servers_alone, shares_beside
 from shoal.plan.text import counted, show_bytes, show_us
+from shoal.schedule import Copy, Finish, Send, find
+from shoal.schedule.counts import Counts, StepCounts
 
 if TYPE_CHECKING:
     from shoal.plan.shares import Shares
+    from shoal.schedule import Algorithm
     from shoal.schedule.weights import Weights
 
 # NICs that are busy for this part of the longest time are bottlenecks too: whole numbers as weights
@@ -32,6 +35,8 @@ _WORTH: Final = 0.98
 # NICs; if fewer servers than workers reduce everything, many send to few (docs/decisions/0033).
 _COMPETING: Final = 1.04
 _INCAST: Final = 1.2
+# In groups up to this size every rank is counted; in larger ones the ranks with the most work.
+_FEW_RANKS: Final = 48
 
 
 class Served(NamedTuple):
@@ -147,7 +152,7 @@ def cost_with_servers(
     slower = [
         (wire.out / nic.out, wire.into / nic.into) for nic in (*_nics(cluster, pool), *pool.servers)
     ]
-    counts = count_served(weights, n_bytes, slower)
+    counts = _count(weights, n_bytes, slower)
     chunk = n_bytes / counts.n_chunks
     stream = chunk * max(nic.sent for nic in counts.ranks) / max(1, counts.n_peers)
     return price(counts, chunk, "all_reduce", narrowed(both, codec), stream)
@@ -202,3 +207,78 @@ def competing(weights: Weights) -> float:
     if any(weights.workers):
         return _COMPETING
     return _INCAST if len(weights.servers) < len(weights.workers) else 1.0
+
+
+def _count(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, float]]) -> Counts:
+    """Count the work of ranks and NICs, in chunks of the mean length of a buffer cut by weights.
+
+    `slower` is by NIC, out and in, its time for a byte over that of the cluster's wire. Takes the
+    steps of at most 48 ranks, and of 7 in larger groups.
+    """
+    n, size = len(weights.workers), len(weights.workers) + len(weights.servers)
+    algorithm = find("all_reduce", weights.name()).fitted(n_bytes, size)
+    assert algorithm.cut_rule is not None  # it is by weights
+    lengths = algorithm.cut_rule(n_bytes, size)[1]
+    mean = n_bytes / len(lengths) or 1.0
+    ranks, nics, n_peers = [], [], 0
+    for rank in _counted_ranks(weights, slower):
+        work, peers = _work(algorithm, rank, size, [length / mean for length in lengths], mean)
+        ranks.append(work)
+        out, into = slower[rank]
+        nics.append(work._replace(sent=work.sent * out, received=work.received * into))
+        n_peers = max(n_peers, peers)
+    return Counts(
+        n_chunks=len(lengths),
+        n_scratch=max(len(algorithm.scratch(rank, size)) for rank in {0, n // 2, n - 1}),
+        ranks=tuple(dict.fromkeys(ranks)),
+        hosts=tuple(dict.fromkeys(nics)),
+        n_intra=0,
+        n_inter=len(algorithm.chain(size)),
+        n_peers=n_peers,
+    )
+
+
+def _counted_ranks(weights: Weights, slower: Sequence[tuple[float, float]]) -> Sequence[int]:
+    """Return all ranks of a small group, else those of each role with the most for their NIC."""
+    n, size = len(weights.workers), len(slower)
+    if size <= _FEW_RANKS:
+        return range(size)
+    shares = (*weights.workers, *weights.servers)
+    by_load = sorted(range(size), key=lambda rank: -shares[rank] * max(slower[rank]))
+    slowest = max(range(n), key=lambda rank: max(slower[rank]))
+    workers = [rank for rank in by_load if rank < n]
+    servers = [rank for rank in by_load if rank >= n]
+    return sorted({0, n - 1, slowest, *workers[:2], *servers[:2]})
+
+
+def _work(
+    algorithm: Algorithm, rank: int, size: int, lengths: Sequence[float], mean: float
+) -> tuple[StepCounts, int]:
+    """Return the work of a rank, and the number of others that it exchanges with."""
+    n_copied = n_messages = 0.0
+    sent, received = [0.0, 0.0], [0.0, 0.0]  # chunks that others fold, and chunks folded here
+    to, source = set[int](), set[int]()
+    like = algorithm.scratch(rank, size)
+    steps = list(algorithm.steps(rank, size))
+    own = {step.chunk for step in steps if isinstance(step, Finish)}
+    each = max(1, -(-mean // SEGMENT_BYTES))
+    for step in steps:
+        if isinstance(step, Finish):
+            continue
+        n = lengths[like[step.chunk] if step.buffer and like else step.chunk]
+        if isinstance(step, Copy):
+            n_copied += n
+            continue
+        n_messages += -(-n * mean // SEGMENT_BYTES) / each
+        chunks, peers = (sent, to) if isinstance(step, Send) else (received, source)
+        chunks[step.chunk in own] += n
+        peers.add(step.peer)
+    work = StepCounts(
+        inter=n_messages,
+        moved=n_copied + sent[False] + received[True] + received[False] + sent[True],
+        sent=sum(sent),
+        received=sum(reversed(received)),
+        before=received[True],
+        passed_on=sent[True],
+    )
+    return work, min(len(to), len(source))

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import os
+import select
 import selectors
 import signal
 import time
@@ -20,7 +21,6 @@ _LOG: Final = logging.getLogger("shoal")
 # A child reports twice a second once its view has formed (3 s at most). Its workers have given up
 # a stopped one long before this.
 SILENT_S: Final = 10.0
-_MOST_UNREAD: Final = 64 << 10  # of a pipe; a line is shorter than one page
 
 
 @dataclass
@@ -33,7 +33,6 @@ class _View:
     key: int
     job: str
     reported_at: float
-    unread: bytes = b""
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -105,7 +104,7 @@ class Views:
         if view.pipe < 0:
             return
         try:
-            data = os.read(view.pipe, _MOST_UNREAD)
+            data = os.read(view.pipe, select.PIPE_BUF)  # one report: the pipe keeps them apart
         except BlockingIOError:
             return
         except OSError:
@@ -114,13 +113,9 @@ class Views:
             self._forget_pipe(view)
             return
         view.reported_at = time.monotonic()
-        *lines, view.unread = (view.unread + data).split(b"\n")
-        if len(view.unread) > _MOST_UNREAD:
-            view.unread = b""
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                report = json.loads(line)
-                view.report = report if isinstance(report, dict) else view.report
+        with contextlib.suppress(ValueError):
+            report = json.loads(data)
+            view.report = report if isinstance(report, dict) else view.report
 
     def _ended(self, view: _View) -> None:
         if view not in self._views:

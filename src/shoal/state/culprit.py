@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shoal.errors import UsageError
 from shoal.limits import FIRST_NAMED_KEY, LAST_FINISHED
 from shoal.state.document import VERSION, WORDS
-from shoal.state.text import named, ranks_of
+from shoal.state.text import group_name, named, ranks_of
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ class _Case:
                     parts = [
                         f"{ranks_of(r)} called {by_rank[r[0]]['what']}" for r in kinds.values()
                     ]
-                    name = _name(next(iter(group.values())))
+                    name = group_name(next(iter(group.values())))
                     yield f"the ranks made different calls in {name}: {', but '.join(parts)}"
 
     def _lacks(self) -> Iterator[_Lack]:
@@ -126,8 +126,8 @@ class _Case:
         )
         text = (
             f"{named(lack.rank, self._ranks)} has not made {lack.call['what']} "
-            f"(call {lack.call['serial']} in {_name(lack.group)}), which {ranks_of(lack.waiting)} "
-            f"made up to {longest_s:.1f} s ago"
+            f"(call {lack.call['serial']} in {group_name(lack.group)}), which "
+            f"{ranks_of(lack.waiting)} made up to {longest_s:.1f} s ago"
         )
         if group is None or not group["is_made"]:
             text += "; it has not made that group, or has closed it"
@@ -218,7 +218,3 @@ def _reached(edges: Mapping[int, set[int]], start: int) -> set[int]:
         found |= new
         ahead += new
     return found
-
-
-def _name(group: dict[str, Any]) -> str:
-    return f"group {group['name']!r}" if group["name"] else f"group {group['id']}"

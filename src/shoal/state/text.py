@@ -31,6 +31,11 @@ def named(rank: int, ranks: Sequence[dict[str, str]]) -> str:
     return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
+def group_name(group: dict[str, Any]) -> str:
+    """Return a group's name, or its number if this rank has not made it."""
+    return f"group {group['name']!r}" if group["name"] else f"group {group['id']}"
+
+
 def ranks_of(ranks: Sequence[int]) -> str:
     """Return the numbers of several ranks, at most eight of them."""
     return f"rank{'s' if len(ranks) > 1 else ''} {_some([str(rank) for rank in ranks])}"
@@ -79,7 +84,7 @@ def _channel(entry: dict[str, Any]) -> str:
 
 
 def _group(group: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[str]:
-    name = f"group {group['name']!r}" if group["name"] else f"group {group['id']}"
+    name = group_name(group)
     if not group["is_made"]:
         yield f"  {name}: not made here yet, but others have made calls on it"
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -12,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.engine import Endpoint, Peer, Progress
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
-from shoal.group.pool.protocol import Ask, Status, decode, expect, hello_of, send, server_key
+from shoal.group.pool.protocol import (
+    Ask,
+    Status,
+    decode,
+    expect,
+    hello_of,
+    send,
+    server_key,
+    why_not_reached,
+)
 from shoal.rendezvous.interface import resolve
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import wait_for
@@ -70,13 +78,9 @@ class _Asking:
 
     def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
         """Raise why, once no dial has reached the server."""
-        why = ShoalError(f"server {self._address} cannot be reached: {os.strerror(error)}")
-        if was_connected:
-            why = ShoalError(f"{self._address} is not a shoal server, or runs another version")
-        if progress is Progress.KEY_DIFFERS:
-            where = f"server {self._address}"
-            why = UsageError(f"{where} holds no job key like this one (SHOAL_KEY_FILE)")
-        self._failures[dial] = why
+        kind = UsageError if progress is Progress.KEY_DIFFERS else ShoalError
+        why = why_not_reached(error, progress, was_connected)
+        self._failures[dial] = kind(f"server {self._address} {why}")
         if self._peer is None and len(self._failures) == self._n_dials:
             raise max(self._failures.values(), key=lambda one: isinstance(one, UsageError))
 

@@ -72,7 +72,7 @@ class _Absence:
     why: str
 
     def lasts(self, identity: bytes, now: float) -> bool:
-        """Return whether that process is still left out."""
+        """Return True if that process is still left out."""
         return self.identity == identity and now < self.not_before
 
 
@@ -238,7 +238,7 @@ class Leader:
         return has_any
 
     def _is_unsettled(self, wanted: list[Address]) -> bool:
-        """Return whether more servers may be about to come, to form one view for all of them."""
+        """Return True if more servers may be about to come, to form one view for all of them."""
         now = _now()
         if wanted != self._seen:
             self._seen, self._seen_at = wanted, now

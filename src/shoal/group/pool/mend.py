@@ -115,7 +115,7 @@ def mend(control: Control, call: ServedCall) -> None:
 
 
 def is_whole_here(call: ServedCall) -> bool:
-    """Return whether this worker holds the whole result of a servers' part that has failed."""
+    """Return True if this worker holds the whole result of a servers' part that has failed."""
     if call.servers is None or not call.servers.done():
         return False
     segment = call.shape.segment_bytes

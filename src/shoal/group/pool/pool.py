@@ -115,22 +115,19 @@ class Pool:
 
     def await_servers(self, n: int, timeout_s: float) -> None:
         """Wait until `n` servers serve; TimedOut names each missing server on rank 0, and why."""
-        until = time.monotonic() + timeout_s
         with self.changed:
-            while True:
-                view = self.stages.last
-                if view is not None and len(view.servers) >= n:
-                    return
-                left_s = until - time.monotonic()
-                if left_s <= 0 or self.has_ended:
-                    break
-                self.changed.wait(min(left_s, _LOOK_S))
-        n_found = 0 if view is None else len(view.servers)
+            self.changed.wait_for(lambda: self.has_ended or self._n_serving() >= n, timeout_s)
+            n_found = self._n_serving()
+        if n_found >= n:
+            return
         raise TimedOut(
             f"SHOAL_SERVERS_REQUIRED={n}, and {counted(n_found, 'server')} "
             f"{'serves' if n_found == 1 else 'serve'} after {timeout_s:.3g} s: "
             f"{self.trouble() or 'the error of rank 0 says why'}"
         )
+
+    def _n_serving(self) -> int:
+        return 0 if self.stages.last is None else len(self.stages.last.servers)
 
     def close(self) -> None:
         """Leave the servers, and end the thread. Calls in flight fail. Idempotent."""
@@ -255,20 +252,19 @@ class Pool:
         return self.stages.claim(number)
 
     def _await_stage(self, number: int, until: float) -> None:
-        while not self.has_ended:
+        def is_free() -> bool:
             view = self.stages.of(number)
-            if not self.stages.holds(number) and not (view is not None and view.is_settling):
-                return
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                late = f"all_reduce #{number} before the workers agreed on its servers"
-                why = f"reached the deadline of {late}"
-                self._world.fail(Fault.TIMED_OUT, why)  # the other workers may make this call
-                raise TimedOut(f"rank {self.rank} {why}")
-            self.changed.wait(min(left_s, _LOOK_S))
+            is_settling = view is not None and view.is_settling
+            return self.has_ended or not (self.stages.holds(number) or is_settling)
+
+        if not self.changed.wait_for(is_free, _left_s(until)):
+            late = f"all_reduce #{number} before the workers agreed on its servers"
+            why = f"reached the deadline of {late}"
+            self._world.fail(Fault.TIMED_OUT, why)  # the other workers may make this call
+            raise TimedOut(f"rank {self.rank} {why}")
 
     def may_come(self, number: int) -> bool:
-        """Return whether this worker may yet make this call. The caller holds `changed`."""
+        """Return True if this worker can still make the call. The caller holds `changed`."""
         return number in self._held or self._numbers.is_open(number)
 
     def lowest_open(self) -> int:
@@ -374,7 +370,7 @@ class Pool:
         self.control.abort(f"rank {self.rank} ends the search for servers: {why}")
 
     def _have_differed(self, error: Exception) -> bool:
-        """Return whether the thread ends because workers have made different calls."""
+        """Return True if the thread ends because workers have made different calls."""
         groups = (self.control, *(view.group for view in self._views))
         have_differed = any(isinstance(group.ended(), UsageError) for group in groups)
         is_mismatch = isinstance(error, UsageError) and have_differed

@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError
+from shoal.group.pool.view_mesh import is_in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,6 @@ _MOST_BYTES: Final = 8 << 20
 _ENOUGH_S: Final = 0.002
 _N_TIMED: Final = 3
 _EQUAL: Final = 0.75  # of a worker's rate: equal links were measured as far apart as this
-_LOOK_S: Final = 0.02
 
 
 def measure(group: PoolGroup, servers: Sequence[int], is_wanted: Callable[[], bool]) -> list[int]:
@@ -115,12 +115,9 @@ def _rate_of(group: PoolGroup, rank: int, until: float, is_wanted: Callable[[], 
 
 
 def _ends(work: Work | None, until: float, is_wanted: Callable[[], bool]) -> bool:
-    """Return whether a message ends well by then. A late one stays in flight."""
+    """Return True if a message ends well by then. A late one stays in flight."""
     assert work is not None  # of `async_op`
-    while not work.drive(max(0.001, min(until - time.monotonic(), _LOOK_S))):
-        if time.monotonic() >= until or not is_wanted():
-            return False
-    return work.error() is None
+    return is_in_time(work, until, is_wanted) and work.error() is None
 
 
 @contextlib.contextmanager

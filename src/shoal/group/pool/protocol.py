@@ -12,11 +12,12 @@ the job's. Its messages are those of an `Endpoint`: sealed, in order, and bounde
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from shoal.engine import Hello
+from shoal.engine import Hello, Progress
 from shoal.rendezvous.key import pair_key
 from shoal.rendezvous.packing import MAX_FIELD_BYTES, Unpacker, number, text_field
 from shoal.rendezvous.roster import MAX_ENTRY_BYTES
@@ -162,6 +163,20 @@ def decode(kind: int, body: bytes) -> Message:
     return message
 
 
+def why_not_reached(error: int, progress: Progress, was_connected: bool) -> str:
+    """Return why a dial of a server has failed, as a verb phrase."""
+    if progress is Progress.KEY_DIFFERS:
+        return (
+            "holds no job key like ours: start it with --key-file and the file that SHOAL_KEY_FILE "
+            "names"
+        )
+    if progress is not Progress.WAITING:
+        return "speaks another protocol: install the same shoal on all"
+    if was_connected:  # a server that speaks another protocol closes without a word
+        return "closes the connection: it is not a shoal server, or runs another version"
+    return f"cannot be reached: {os.strerror(error)}"
+
+
 def own_version() -> str:
     """Return the version of the shoal that runs here."""
     return str(sys.modules["shoal"].__version__)
@@ -179,7 +194,7 @@ def hello_of(job_key: bytes) -> Hello:
 
 
 def is_for_server(hello: Hello) -> bool:
-    """Return whether a caller speaks to a server, in this version."""
+    """Return True if a caller speaks to a server, in this version."""
     return (hello.rank, hello.to_rank, hello.path) == (VERSION, 0, _TO_SERVER)
 
 

@@ -74,11 +74,11 @@ class RailCall:
     # The methods of a native call.
 
     def done(self) -> bool:
-        """Return whether it has ended. Does not wait for the lock, which others may hold long."""
+        """Return True if it has ended. Does not wait for the lock, which others may hold long."""
         return self._is_over or self._look(blocking=False)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it ends within this time."""
+        """Return True if it ends within this time."""
         until = time.monotonic() + timeout_s
         while not self._is_over:
             running = next(
@@ -101,7 +101,7 @@ class RailCall:
             )
 
     def succeeded(self) -> bool:
-        """Return whether it has ended well."""
+        """Return True if it has ended well."""
         return self.done() and self._outcome is None
 
     def error(self) -> NativeError:
@@ -157,7 +157,7 @@ class RailCall:
         self._look(blocking=True)
 
     def _may_go_on(self, one: _Passage) -> bool:
-        """Return whether its stage has ended well and this thread is to start the next one."""
+        """Return True if its stage has ended well and this thread is to start the next one."""
         with self._lock:
             if self._outcome is not None or one.goes_on or not one.part.done():
                 return False
@@ -202,7 +202,7 @@ class RailCall:
             self._pool.end_by_stage(error)
 
     def _look(self, *, blocking: bool) -> bool:
-        """Return whether the call is over; if it is, run its callbacks."""
+        """Return True if the call is over; if it is, run its callbacks."""
         if not self._lock.acquire(blocking):
             return False
         try:

@@ -202,7 +202,7 @@ class RailNumbers:
         self._coming.discard(number)
 
     def is_open(self, number: int) -> bool:
-        """Return whether a piece may yet leave."""
+        """Return True if a piece may yet leave."""
         return number in self._coming or self._calls.is_open(number // MOST_PIECES)
 
     def lowest_open(self) -> int:

@@ -91,14 +91,14 @@ class ServedCall:
     # The methods of a native call.
 
     def done(self) -> bool:
-        """Return whether the call has ended, well or not."""
+        """Return True if the call has ended, well or not."""
         if self.is_fine or (self.outcome is not None and self.are_parts_over):
             return True
         self._end_servers_with_workers()
         return self.are_parts_over and self.is_settled()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether the call ends within this time."""
+        """Return True if the call ends within this time."""
         until = time.monotonic() + timeout_s
         if self.workers is not None and not self.workers.wait(timeout_s):
             return False
@@ -113,7 +113,7 @@ class ServedCall:
         return self.is_fine or self._await_settled(until)
 
     def succeeded(self) -> bool:
-        """Return whether the call has ended well."""
+        """Return True if the call has ended well."""
         return self.is_fine
 
     @property
@@ -141,7 +141,7 @@ class ServedCall:
     # Its end.
 
     def is_settled(self) -> bool:
-        """Return whether the outcome is known; if not, the pool's thread is to mend the call."""
+        """Return True if the outcome is known; if not, the pool's thread is to mend the call."""
         if self.is_fine:
             return True
         pool, workers = self.pool, self.workers

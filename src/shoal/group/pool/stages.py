@@ -32,7 +32,7 @@ class Stages(Generic[View]):
         return self._stages[-1][1]
 
     def holds(self, number: int) -> bool:
-        """Return whether this call is held back."""
+        """Return True if this call is held back."""
         return self._held_from is not None and number >= self._held_from
 
     def propose(self) -> int:

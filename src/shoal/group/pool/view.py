@@ -111,7 +111,7 @@ class View:
         return self.servers[error.rank - self.n_workers], why
 
     def is_idle(self, lowest_open: int) -> bool:
-        """Return whether all its calls were made and have ended; `lowest_open` may come yet."""
+        """Return True if all its calls were made and have ended; `lowest_open` may come yet."""
         if self.end is None or lowest_open < self.end:
             return False
         return all(call.is_whole for call in list(self.calls))
@@ -149,7 +149,7 @@ class View:
         return call, parts
 
     def takes(self, number: int) -> bool:
-        """Return whether servers have a part in this call, which has not been made yet."""
+        """Return True if servers have a part in this call, which has not been made yet."""
         return self.left is None or number in self.left
 
     def standings(

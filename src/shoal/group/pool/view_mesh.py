@@ -219,7 +219,7 @@ def _greet(group: PoolGroup, n_workers: int, until: float, is_wanted: Callable[[
     servers = range(n_workers, group.size) if group.rank < n_workers else [group.rank]
     words = {server: group.first_word(server, n_workers) for server in servers}
     for word in words.values():  # NOT by their own deadlines, each of which writes a file
-        if not _is_in_time(word, until, is_wanted):
+        if not is_in_time(word, until, is_wanted):
             break
     if not is_wanted():
         group.abort("the view is given up")  # or the others would wait until time is up
@@ -235,10 +235,11 @@ def _greet(group: PoolGroup, n_workers: int, until: float, is_wanted: Callable[[
         word.wait()
 
 
-def _is_in_time(word: Work, until: float, is_wanted: Callable[[], bool]) -> bool:
-    while not word.drive(max(0.01, min(until - time.monotonic(), _LOOK_S))):
+def is_in_time(work: Work, until: float, is_wanted: Callable[[], bool]) -> bool:
+    """Return True if the work ends by then; stop waiting once `is_wanted` returns False."""
+    while not work.drive(max(0.001, min(until - time.monotonic(), _LOOK_S))):
         if time.monotonic() >= until or not is_wanted():
-            return word.done()
+            return work.done()
     return True
 
 

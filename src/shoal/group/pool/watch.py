@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Endpoint, Peer, Progress
 from shoal.errors import ShoalError
+from shoal.group.pool.control import Bell
 from shoal.group.pool.protocol import (
     FROM_SERVERS,
     MOST_ROSTER_BYTES,
@@ -27,6 +28,7 @@ from shoal.group.pool.protocol import (
     hello_of,
     send,
     server_key,
+    why_not_reached,
 )
 from shoal.rendezvous.interface import resolve
 from shoal.rendezvous.roster import decode as decode_entries
@@ -65,17 +67,18 @@ class Watch:
     ) -> None:
         self.key, self.reserve, self.on_change = job_key, reserve, on_change
         self._lock = threading.RLock()  # `on_change` may ask what has changed
-        self._waker, self._woken = socket.socketpair()
+        self._bell = Bell()
+        self._bell.open()
         self._is_closing = False
         self.endpoint = Endpoint(self, dial_s=_CONNECT_S, most_queued=2 * MOST_ROSTER_BYTES)
-        self._servers = [_Server(address, self) for address in addresses]
+        self._servers = [_Server(address, self, self._bell) for address in addresses]
         self._thread = start("shoal servers", self._run)
 
     def add(self, address: Address) -> None:
         """Watch one more server."""
         with self._lock:
-            self._servers.append(_Server(address, self))
-        self.wake()
+            self._servers.append(_Server(address, self, self._bell))
+        self._bell.ring()
 
     def ready(self) -> dict[Address, bytes]:
         """Return the identities of the servers that would serve, in the order of their names."""
@@ -104,38 +107,31 @@ class Watch:
                 server = next(one for one in self._servers if one.address == address)
                 server.entry = None  # the answer brings the next one
                 server.send(meet)
-        self.wake()
+        self._bell.ring()
 
     def close(self) -> None:
         """Leave all servers; idempotent."""
         self._is_closing = True
-        self.wake()
+        self._bell.ring()
         if self._thread is not threading.current_thread():
             self._thread.join(_LAST_S)
 
-    def wake(self) -> None:
-        """Let the thread look at its servers."""
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
-
     def _run(self) -> None:
         ready = select.poll()
-        for one in (self._woken, self.endpoint):
+        for one in (self._bell.fd, self.endpoint):
             ready.register(one, select.POLLIN)
         try:
             while not self._is_closing:
                 with self._lock:
                     wake_at = self._step(time.monotonic())
                 wait_s = max(0.001, min(wake_at - time.monotonic(), 1.0))
-                if any(fd == self._woken.fileno() for fd, _ in ready.poll(1e3 * wait_s)):
-                    self._woken.recv(4096)
+                if any(fd == self._bell.fd for fd, _ in ready.poll(1e3 * wait_s)):
+                    os.eventfd_read(self._bell.fd)
         finally:
             with self._lock:
                 for server in self._servers:
                     server.peer = None  # NOT lost: this worker leaves
                 self.endpoint.close()
-            self._waker.close()
-            self._woken.close()
 
     def _step(self, now: float) -> float:
         """Do what is due; return when to look again."""
@@ -182,16 +178,24 @@ class _Server:
         peer: the connection.
     """
 
-    def __init__(self, address: Address, watch: Watch) -> None:
+    def __init__(self, address: Address, watch: Watch, bell: Bell) -> None:
         self.address, self.trouble = address, "has not answered yet"
-        self._watch, self._lookup = watch, _Lookup(address, watch.wake)
+        self._watch, self._bell = watch, bell
         self.identity = b""
         self.entry: Entry | None = None
-        self._targets: list[str] = []
+        self._found: list[str] = []  # its addresses, the best first; kept until others are found
+        self._targets: list[str] = []  # those of them that are still to be tried
+        self._lookup_trouble = ""  # why none is known
+        self._is_looking = False
+        self._look_at = float("-inf")
         self.dial: int | None = None
         self.peer: Peer | None = None
         self._not_before = 0.0
         self._until = self._ping_at = float("inf")
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, address.host)
+            self._found, self._look_at = [address.host], float("inf")
 
     def step(self, read_at: float) -> float:
         """Connect, ping or give up if it is time to; return when to look again.
@@ -209,10 +213,10 @@ class _Server:
         if self.peer is None and self.dial is None:
             if now < self._not_before:
                 return self._not_before
-            self._targets = self._targets or self._lookup.found.copy()
+            self._targets = self._targets or self._found.copy()
             if not self._targets:
-                self.trouble = self._lookup.trouble or self.trouble
-                return self._lookup.begin(now)  # or when it has found some
+                self.trouble = self._lookup_trouble or self.trouble
+                return self._look_up(now)  # or when it has found some
             self._connect(now)
         return min(self._until, self._ping_at)
 
@@ -230,26 +234,15 @@ class _Server:
     def reached(self, peer: Peer) -> None:
         """Reserve: it has proved the key."""
         self.dial, self.peer, self._targets = None, peer, []
-        self._lookup.prefer(self._target)
+        self._found = [self._target, *(one for one in self._found if one != self._target)]
         expect(peer, FROM_SERVERS)
         self.send(self._watch.reserve)
 
     def not_reached(self, error: int, progress: Progress, was_connected: bool) -> None:
         """Note why it cannot be reached now, or what it is."""
-        if progress is Progress.KEY_DIFFERS:
-            self.fail(
-                "holds no job key like ours: start it with --key-file and the file that "
-                "SHOAL_KEY_FILE names",
-                _RETRY_REFUSED_S,
-            )
-        elif progress is not Progress.WAITING:
-            self.fail("speaks another protocol: install the same shoal on all", _RETRY_REFUSED_S)
-        elif was_connected:  # a server that speaks another protocol closes without a word
-            self.fail(
-                "closes the connection: it is not a shoal server, or runs another version", _RETRY_S
-            )
-        else:
-            self.fail(f"cannot be reached: {os.strerror(error)}", _RETRY_S)
+        is_refused = progress is not Progress.WAITING
+        why = why_not_reached(error, progress, was_connected)
+        self.fail(why, _RETRY_REFUSED_S if is_refused else _RETRY_S)
 
     def take(self, message: Message) -> None:
         """Handle a message; ValueError if its entry is none."""
@@ -277,57 +270,37 @@ class _Server:
         now = time.monotonic()
         self._not_before = now + (0.0 if self._targets else retry_s)
         if was_tried and not self._targets:  # no known address leads there
-            self._lookup.begin(now)
+            self._look_up(now)
         self._lose(why)
 
     def _lose(self, why: str) -> None:
         self.trouble, self.identity, self.entry = why, b"", None
         self._watch.on_change()
 
+    def _look_up(self, now: float) -> float:
+        """Look its name up, unless a lookup runs or has just ended; return when to call again.
 
-class _Lookup:
-    """The addresses of a server, best first. The last good ones stay until others are found.
-
-    `trouble`, a verb phrase, says why none is known; `on_found` is called when a lookup has ended.
-    Threads: all methods on one; a lookup has a daemon thread of its own, however long it takes.
-    """
-
-    def __init__(self, address: Address, on_found: Callable[[], None]) -> None:
-        self._address, self._on_found = address, on_found
-        self.trouble = ""
-        self.found: list[str] = []
-        self._is_running = False
-        self._not_before = float("-inf")
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        with contextlib.suppress(OSError):
-            socket.inet_pton(family, address.host)
-            self.found, self._not_before = [address.host], float("inf")
-
-    def prefer(self, address: str) -> None:
-        """Put the address at which the server was reached first."""
-        self.found = [address, *(one for one in self.found if one != address)]
-
-    def begin(self, now: float) -> float:
-        """Look the name up, unless a lookup runs or has just ended; return when to call again."""
-        if self._is_running:
-            return float("inf")  # it wakes the caller
-        if now >= self._not_before:
-            self._not_before = now + _LOOKUP_S
-            self._is_running = True
+        A lookup has a daemon thread of its own, however long it takes.
+        """
+        if self._is_looking:
+            return float("inf")  # it rings the bell
+        if now >= self._look_at:
+            self._look_at = now + _LOOKUP_S
+            self._is_looking = True
             try:
-                start("shoal lookup", self._run)
+                start("shoal lookup", self._resolve)
             except ShoalError as error:
-                self._is_running = False
-                self.trouble = f"has a name that cannot be looked up: {error}"
-        return self._not_before
+                self._is_looking = False
+                self._lookup_trouble = f"has a name that cannot be looked up: {error}"
+        return self._look_at
 
-    def _run(self) -> None:
+    def _resolve(self) -> None:
         try:
-            targets = resolve(*self._address, socket.SOCK_STREAM)
+            targets = resolve(*self.address, socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            self.trouble = f"has a name that does not resolve ({error})"
+            self._lookup_trouble = f"has a name that does not resolve ({error})"
         else:
-            self.found = list(dict.fromkeys(str(target[0]) for *_, target in targets))
-            self.trouble = ""
-        self._is_running = False
-        self._on_found()
+            self._found = list(dict.fromkeys(str(target[0]) for *_, target in targets))
+            self._lookup_trouble = ""
+        self._is_looking = False
+        self._bell.ring()
