@@ -293,13 +293,6 @@ def is_right(data: Array, number: int = 0, n_workers: int = N_WORKERS) -> bool:
     return data.tobytes() == wanted(number, n_workers, data.size).tobytes()
 
 
-def rounded(x: Array) -> Array:
-    """To the nearest bfloat16, ties to even: what docs/wire.md says."""
-    bits = x.view(np.uint32)
-    bits = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16 << 16
-    return bits.view(np.float32)
-
-
 def status_of(key: Path, address: str) -> dict[str, Any]:
     """What `shoal status --json` prints."""
     return dict(json.loads(status_text(key, address, "--json")))

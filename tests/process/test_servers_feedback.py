@@ -15,11 +15,11 @@ from process.serving import (
     in_order,
     new_key,
     noise,
-    rounded,
     run_and_kill_the_server,
 )
 from process.stage import Stage, pretend_hosts
 from unit.feedback_model import round_flat
+from wires import rounded
 
 import shoal
 from shoal.average import Averager, ErrorFeedback
@@ -52,7 +52,7 @@ class Expected:
         """True if `found` is what comes back of the average of what all have sent."""
         average = in_order(sent) / np.float32(N_WORKERS)
         if self.codec == "bf16":
-            return found.tobytes() == rounded(average)[:N_ELEMS].tobytes()
+            return found.tobytes() == rounded("bf16", average)[:N_ELEMS].tobytes()
         whole = np.zeros(self.n_elems, np.float32)
         whole[:N_ELEMS] = found
         unit = mx.FORMATS[self.codec].magnitudes[-1] - mx.FORMATS[self.codec].magnitudes[-2]

@@ -1,5 +1,6 @@
 """Several workers on each host: servers take part along each rail, and the bits never tell."""
 
+import functools
 import hashlib
 import os
 import signal
@@ -17,7 +18,6 @@ from process.serving import (
     n_servers,
     new_key,
     noise,
-    rounded,
     run_and_kill_the_server,
     run_while_servers_die,
     run_with_a_server,
@@ -25,6 +25,7 @@ from process.serving import (
     wait_for_all,
 )
 from process.stage import Stage, error_of, pretend_hosts
+from wires import rounded
 
 import shoal
 from shoal.errors import PeerLost
@@ -43,7 +44,7 @@ def wanted(
     number: int, op: str = "sum", n_elems: int = N_ELEMS, *, is_narrow: bool = False
 ) -> Array:
     """The sum as docs/bits.md says it for several workers on a host."""
-    travels = rounded if is_narrow else np.asarray
+    travels = functools.partial(rounded, "bf16" if is_narrow else "identity")
     x = [noise(rank, number, n_elems) for rank in range(N_RANKS)]
     total = np.empty_like(x[0])
     length = whole_lines(n_elems, 4)

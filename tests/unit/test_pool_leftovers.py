@@ -201,7 +201,7 @@ def test_calls_that_are_made_while_another_looks_for_servers_are_made_as_that_on
         assert lock.is_awaited.wait(10.0)
         group._pool = servers
 
-    group.use_servers = look
+    group._use_servers = look
     group.all_reduce(data)
     other.join()
     assert made == ["shared", "shared"]

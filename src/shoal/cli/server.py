@@ -36,7 +36,7 @@ def _run(args: argparse.Namespace) -> int:
     from shoal.group.pool.addresses import DEFAULT_JOB, parse_endpoint
     from shoal.plan import Settings
     from shoal.plan.quantities import bytes_in
-    from shoal.server.options import LEAST_MEMORY_BYTES, ServerOptions, keys_of, listen
+    from shoal.server.options import LEAST_MEMORY_BYTES, keys_of, listen
     from shoal.server.registrar import start_registrar
     from shoal.server.server import Server
     from shoal.settings import warn_of_unknown
@@ -57,7 +57,6 @@ def _run(args: argparse.Namespace) -> int:
         job = args.rdzv_id or DEFAULT_JOB
         endpoint = parse_endpoint(args.rdzv_endpoint, job, "--rdzv-endpoint and --rdzv-id")
     keys = keys_of(args.key_file)
-    options = ServerOptions(args.max_jobs, memory_bytes, not args.no_http)
     listeners = listen(args.listen, args.port)
     os.environ.setdefault("SHOAL_DEBUG", "INFO")  # the log is its output
     warn_of_unknown(os.environ)
@@ -65,5 +64,6 @@ def _run(args: argparse.Namespace) -> int:
     addresses = [listener.getsockname()[:2] for listener in listeners]
     if endpoint is not None:
         start_registrar(endpoint, keys, addresses)
-    Server(listeners, keys, options).run()
+    how = {"most_jobs": args.max_jobs, "memory_bytes": memory_bytes, "http": not args.no_http}
+    Server(listeners, keys, **how).run()
     return 0

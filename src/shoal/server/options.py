@@ -1,4 +1,4 @@
-"""The options of `shoal server`: where it listens, whom it serves, and their limits."""
+"""The options of `shoal server`: where it listens, and whom it serves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from shoal.rendezvous.interface import list_interfaces, resolve
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_tcp
 
-MEMORY_BYTES: Final = 1 << 30
-"""The default for one view: half of it for staging, half of that for windows."""
-
 LEAST_MEMORY_BYTES: Final = 64 << 20
 
 
@@ -28,22 +25,6 @@ class JobKey(NamedTuple):
     path: str
     number: int
     proof: bytes
-
-
-class ServerOptions(NamedTuple):
-    """What a server may cost.
-
-    Args:
-        most_jobs: that are served at a time.
-        memory_bytes: of one view.
-        http: whether /healthz, /readyz and /metrics are answered.
-        drain_s: seconds after SIGTERM until what is still in flight is cut off.
-    """
-
-    most_jobs: int = 16
-    memory_bytes: int = MEMORY_BYTES
-    http: bool = True
-    drain_s: float = 10.0
 
 
 def keys_of(paths: list[str]) -> list[JobKey]:

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.group.pool.protocol import (
@@ -35,13 +35,16 @@ from shoal.rendezvous.listener import note_turned_away, run_ready
 from shoal.server.child import start
 from shoal.server.http import BEGINNINGS, HttpCaller
 from shoal.server.job import Job, Pace
-from shoal.server.options import JobKey, ServerOptions
 from shoal.server.views import Views
+
+if TYPE_CHECKING:
+    from shoal.server.options import JobKey
 
 _LOG: Final = logging.getLogger("shoal")
 
 _MOST_CONNECTIONS: Final = 1024
 _MOST_HTTP: Final = 32
+_DRAIN_S: Final = 10.0  # after SIGTERM, until what is still in flight is cut off
 _PAUSE_S: Final = 0.05  # after a turn that failed: it may fail again at once
 # Of one job or rail: the view that serves, the next one, and two that their workers have left.
 _MOST_VIEWS: Final = 4
@@ -69,15 +72,26 @@ def as_text(state: dict[str, Any]) -> str:
 
 
 class Server:
-    """Serves jobs at its own `listeners`, until a signal ends it."""
+    """Serves jobs until a signal ends it.
+
+    Args:
+        listeners: owned from here on.
+        keys: whose holders may come.
+        most_jobs: that are served at a time.
+        memory_bytes: of one view: half of it for staging, half of that for windows.
+        http: whether /healthz, /readyz and /metrics are answered.
+    """
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
         keys: Sequence[JobKey],
-        options: ServerOptions | None = None,
+        *,
+        most_jobs: int = 16,
+        memory_bytes: int = 1 << 30,
+        http: bool = True,
     ) -> None:
-        self._options = options or ServerOptions()
+        self._most_jobs, self._memory_bytes = most_jobs, memory_bytes
         self._keys = {key.number: key for key in keys}
         self._paces = {number: Pace() for number in self._keys}
         self._identity = os.urandom(16)
@@ -97,7 +111,7 @@ class Server:
             self,
             most_queued=_MOST_QUEUED_BYTES,
             patience_s=_PATIENCE_S,
-            beginnings=BEGINNINGS if self._options.http else (),
+            beginnings=BEGINNINGS if http else (),
         )
         self._selector.register(self._endpoint, selectors.EVENT_READ, lambda: None)
         self.addresses = [listener.getsockname()[:2] for listener in listeners]
@@ -137,7 +151,7 @@ class Server:
         if self._drains_until is not None:
             self._ends = True
             return
-        self._drains_until = time.monotonic() + self._options.drain_s
+        self._drains_until = time.monotonic() + _DRAIN_S
         n = self._views.n
         _LOG.info("draining: %s %s served", counted(n, "view"), "is" if n == 1 else "are")
         for job in self._jobs.values():
@@ -229,7 +243,7 @@ class Server:
             return "it is draining, and about to end"
         held = {other.key.number for other in self._jobs.values() if other.name is not None}
         held |= self._views.keys()
-        if job.key.number not in held and len(held) >= self._options.most_jobs:
+        if job.key.number not in held and len(held) >= self._most_jobs:
             return f"it serves {counted(len(held), 'job')}, the most that --max-jobs allows"
         others = [one for one in self._jobs.values() if one.key is job.key and one is not job]
         n_others = sum(one.name is not None for one in others)
@@ -246,7 +260,7 @@ class Server:
         self._views.make_room(job.key.number, job.name, _MOST_VIEWS)
         self._views.make_room(job.key.number, None, _MOST_VIEWS_OF_KEY)
         try:
-            pid, pipe = start(meet, job.key.path, self._options.memory_bytes, job.place.take())
+            pid, pipe = start(meet, job.key.path, self._memory_bytes, job.place.take())
             self._views.add(pid, pipe, job.key.number, job.name)
         except OSError as error:
             _LOG.warning("no child can be started for view %d: %s", meet.view, error)
@@ -260,8 +274,8 @@ class Server:
             "version": own_version(),
             "is_draining": self._drains_until is not None,
             "n_jobs": len(self._views.keys()),
-            "most_jobs": self._options.most_jobs,
-            "memory_bytes": self._options.memory_bytes,
+            "most_jobs": self._most_jobs,
+            "memory_bytes": self._memory_bytes,
             "views": self._views.reports_of(key),
         }
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError, UsageError
 from shoal.group.pool.mend import mend
@@ -31,29 +31,18 @@ class Standing(IntEnum):
     OTHER = 3  # its number was skipped, or used for a call without servers
 
 
-class Settlement(NamedTuple):
-    """What the workers agree on about the calls of a view.
-
-    Args:
-        whole: the calls that are open on some worker and whole on another.
-        left: the calls that the workers mend, each once all have made it. All other calls are
-            over, or no worker has made them yet.
-    """
-
-    whole: Collection[int]
-    left: Sequence[int]
-
-
 class NumbersDiffer(UsageError):  # noqa: N818 - says what is wrong
     """Some workers used a number for a call, and others did not."""
 
 
-def settle(first: int, told: Sequence[bytes]) -> Settlement:
+def settle(first: int, told: Sequence[bytes]) -> tuple[set[int], list[int]]:
     """Return what becomes of calls from `first` on, by each worker's `Standing` of each.
 
+    Returns the calls that are open on some worker and whole on another, and those that the workers
+    mend, each once all have made it. All other calls are over, or no worker has made them yet.
     A pure function. Raises NumbersDiffer if some workers use a number and others do not.
     """
-    whole, left = set(), []
+    whole, left = set[int](), list[int]()
     for at, standings in enumerate(zip(*told, strict=True)):
         if Standing.OPEN not in standings:
             continue
@@ -62,7 +51,7 @@ def settle(first: int, told: Sequence[bytes]) -> Settlement:
             continue
         _check(first + at, standings)
         left.append(first + at)
-    return Settlement(whole, left)
+    return whole, left
 
 
 def made_by_all(numbers: Sequence[int], told: Sequence[bytes]) -> list[int]:
@@ -98,15 +87,15 @@ def finish(pool: Pool, view: View, end: int) -> None:
     begin = min([pool.lowest_open(), *(call.number for call in calls if not call.is_whole)])
     begin = max(view.begin, -pool.control.most(-begin))
     told = _standings(pool, view, range(begin, end))
-    settled = settle(begin, told)
+    whole, left = settle(begin, told)
     with pool.changed:
         for call in calls:
-            if call.number in settled.whole:
+            if call.number in whole:
                 call.is_mended = True
-        view.left, view.is_settling = frozenset(settled.left), False
+        view.left, view.is_settling = frozenset(left), False
     pool.call_back()
-    _mend_all(pool, view, settled.left)
-    n_open = len(settled.whole) + len(settled.left)
+    _mend_all(pool, view, left)
+    n_open = len(whole) + len(left)
     if n_open and pool.rank == 0:
         took_ms = 1e3 * (time.monotonic() - started)
         _LOG.warning(

@@ -88,8 +88,7 @@ def mend(control: Control, call: ServedCall) -> None:
     Raises ShoalError, with memory partly folded, if the workers' group has ended.
     """
     offsets, lengths = layouts_of(call.shape)[0]
-    segment = call.shape.segment_bytes
-    n_segments = [-(-length // segment) for length in lengths]
+    segment, n_segments = call.shape.segment_bytes, _n_segments(call.shape)
     told = control.bytes_of_all(_own(call, n_segments), _left_s(call), call.subject)
     cuts = list(itertools.accumulate(((n + 7) // 8 for n in n_segments), initial=0))
     landed = [[held[a:b] for a, b in itertools.pairwise(cuts)] for held in told]
@@ -118,13 +117,13 @@ def is_whole_here(call: ServedCall) -> bool:
     """Return True if this worker holds the whole result of a servers' part that has failed."""
     if call.servers is None or not call.servers.done():
         return False
-    segment = call.shape.segment_bytes
-    n_segments = [-(-length // segment) for length in layouts_of(call.shape)[0][1]]
-    held = dict(call.servers.landed())
-    return all(
-        int.from_bytes(held.get(chunk, b""), "little").bit_count() == n
-        for chunk, n in enumerate(n_segments)
-    )
+    n_segments = _n_segments(call.shape)
+    return int.from_bytes(_own(call, n_segments), "little").bit_count() == sum(n_segments)
+
+
+def _n_segments(shape: Shape) -> list[int]:
+    """Return the number of segments of each chunk."""
+    return [-(-length // shape.segment_bytes) for length in layouts_of(shape)[0][1]]
 
 
 def _own(call: ServedCall, n_segments: list[int]) -> bytes:

@@ -293,7 +293,7 @@ class Pool:
             call.outcome = (Fault.TIMED_OUT, -1, f"rank {self.rank} {why}", "")
         self._world.fail(Fault.TIMED_OUT, why)
         self.control.abort(why)
-        call.view.abort(why)
+        call.view.group.abort(why)
         self.call_back()
 
     def call_back(self) -> None:
@@ -434,7 +434,7 @@ class Pool:
         """End a view: all its calls have ended well, or a server is lost and they are mended."""
         view = next(each for each in self._views if each.number == command.view)
         if command.what is What.LOSE:
-            view.abort("a server of this view is lost")
+            view.group.abort("a server of this view is lost")
             if isinstance(differ := view.group.ended(), UsageError):
                 raise differ
         if view.end is None:

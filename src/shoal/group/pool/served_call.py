@@ -175,7 +175,7 @@ class ServedCall:
         if workers is None or servers is None or not workers.done() or workers.succeeded():
             return
         if not servers.done():
-            self.view.abort("the group of the workers has ended")
+            self.view.group.abort("the group of the workers has ended")
 
 
 class ServedWork(Work):

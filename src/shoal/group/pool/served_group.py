@@ -72,18 +72,25 @@ class ServedGroup(Group):
             )
 
     def begin(self) -> None:
-        """Begin to use the servers, or close the group and raise as `use_servers` does."""
+        """Begin to use the servers of the environment.
+
+        If fewer than `SHOAL_SERVERS_REQUIRED` serve within the group's timeout, or none can be
+        used, closes the group and raises TimedOut or UsageError.
+        """
         try:
-            self.use_servers(os.environ, self.timeout_s)
+            self._use_servers(n_required_from(os.environ))
         except BaseException:
             self.close()
             raise
 
-    def use_servers(self, environ: Mapping[str, str], timeout_s: float) -> None:
-        """Use the servers of the environment; TimedOut if fewer serve in time than it requires."""
-        servers, n_required = servers_from(environ), n_required_from(environ)
-        key, why = job_key(environ), self._why_not(environ)
-        if why or key is None:
+    def begin_again(self) -> None:
+        """Begin to use the servers, and wait for none."""
+        self._use_servers(0)
+
+    def _use_servers(self, n_required: int) -> None:
+        rail, key = rail_of(self.planner.cluster.hosts, self.rank), job_key(os.environ)
+        why = self._why_not(rail)
+        if why or key is None or rail is None:
             level = logging.WARNING if self.rank == 0 else logging.DEBUG
             _LOG.log(level, "%s: SHOAL_SERVERS is not used: %s", self, why)
             if n_required:
@@ -91,13 +98,16 @@ class ServedGroup(Group):
             return
         if self.rank == 0 and self.planner.cluster.n_hosts < _LEAST_HOSTS:
             _LOG.warning("%s: servers are not used: two hosts send no less to servers", self)
-        rail = rail_of(self.planner.cluster.hosts, self.rank)
-        assert rail is not None  # else `_why_not` gives the reason
-        self._pool = pool = self._pool_of(rail, key)
+        native = self._native
+        if isinstance(native, ClosedGroup):
+            raise Closed(native.why)
+        # NOT the group itself, which would live as long as the thread.
+        numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
+        self._pool = pool = Pool(Control.of(self, rail), key, native, numbers, rail)
         weakref.finalize(self, pool.close).atexit = False
-        pool.start(servers, endpoint_from(environ))
+        pool.start(servers_from(os.environ), endpoint_from(os.environ))
         if n_required:
-            pool.await_servers(n_required, timeout_s)
+            pool.await_servers(n_required, self.timeout_s)
 
     def subgroup(self, ranks: Sequence[int], name: str, *, wire: str | None = None) -> Self:
         """As `Group.subgroup`; the group begins to use servers at its first large call."""
@@ -115,37 +125,29 @@ class ServedGroup(Group):
         with _FIRST_USE:
             if self._looks_at_first_use:
                 try:
-                    self.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
+                    self.begin_again()
                 finally:
                     # NOT before: calls of other threads would be made without servers, and not
                     # match the calls of other ranks.
                     self._looks_at_first_use = False
             return self._pool
 
-    def _why_not(self, environ: Mapping[str, str]) -> str:
+    def _why_not(self, rail: Rail | None) -> str:
         """Return why no servers can be used, the same on every rank, or an empty string."""
         if self.size == 1:
             return "there is one worker, and nothing to reduce"
         hosts = self.planner.cluster.hosts
         if self.planner.cluster.n_hosts == 1:
             return "all workers are on one host"
-        if rail_of(hosts, self.rank) is None:
+        if rail is None:
             counts = sorted(Counter(hosts).values())
             return (
                 f"hosts have from {counts[0]} to {counts[-1]} workers, and servers serve only jobs "
                 "with the same number on each: start the same number on every host"
             )
         if self.planner.forced.of("all_reduce"):
-            return f"SHOAL_ALGO={environ.get('SHOAL_ALGO')} chooses the algorithm"
+            return f"SHOAL_ALGO={os.environ.get('SHOAL_ALGO')} chooses the algorithm"
         return ""
-
-    def _pool_of(self, rail: Rail, key: bytes) -> Pool:
-        native = self._native
-        if isinstance(native, ClosedGroup):
-            raise Closed(native.why)
-        # NOT the group itself, which would live as long as the thread.
-        numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
-        return Pool(Control.of(self, rail), key, native, numbers, rail)
 
     def all_reduce(
         self,
@@ -211,10 +213,6 @@ class ServedGroup(Group):
         else:
             group.begin_again()
         return group
-
-    def begin_again(self) -> None:
-        """Begin to use the servers, and wait for none."""
-        self.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
 
     def close(self) -> None:
         """As `Group.close`, after leaving the servers."""

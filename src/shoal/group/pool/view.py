@@ -116,10 +116,6 @@ class View:
             return False
         return all(call.is_whole for call in list(self.calls))
 
-    def abort(self, why: str) -> None:
-        """End its group on every rank; calls in flight fail."""
-        self.group.abort(why)
-
     def parts(self, kind: Kind) -> Parts:
         """Return the plans of this kind, which the lowest worker announces to the servers."""
         found = self._kinds.get(kind)
