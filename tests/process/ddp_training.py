@@ -70,6 +70,14 @@ def gradients(net: nn.Module) -> Gradients:
     return [p.grad if p.grad is None else p.grad.clone() for p in net.parameters()]
 
 
+def run_case(case: Callable[..., Any]) -> None:
+    """In a rank: run a case, with both wrappers if it takes one."""
+    if case.__code__.co_argcount:
+        beside_gloo(case)
+    else:
+        case()
+
+
 def beside_gloo(loop: Callable[[Wrap], list[Gradients]]) -> None:
     """In a rank: a loop sees with shoal's wrapper what it sees with torch's over Gloo."""
     gloo = dist.new_group(backend="gloo")

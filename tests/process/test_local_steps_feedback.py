@@ -150,5 +150,5 @@ def test_a_rank_without_weight_keeps_its_residual() -> None:
 def test_top_k_is_refused_where_rounds_have_other_weights(group: shoal.Group) -> None:
     for more in ({"weighted": True}, {"quorum": 1}):
         options: Any = {"every": 1, "compress": ChunkTopK(), **more}
-        with pytest.raises(UsageError, match="excludes weights and a quorum"):
+        with pytest.raises(UsageError, match="cannot be used with weights or a quorum"):
             DiLoCo(group, {"w": np.ones(3, np.float32)}, **options)

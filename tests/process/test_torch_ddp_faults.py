@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from process.ranks import start_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in
 
 if importlib.util.find_spec("torch") is None:
@@ -19,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
-from process.ddp_training import inputs, mine, start, whole, wrap
+from process.ddp_training import inputs, mine, whole, wrap
 from process.stage import error_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -284,46 +281,6 @@ def test_nothing_of_a_step_that_was_not_finite_is_in_the_next(
     as_views: bool, ranks: SharedRanks
 ) -> None:
     ranks.run(skip_a_step_that_is_not_finite, as_views)
-
-
-# ---- a rank that leaves ----
-
-
-def leave_in_mid_step(victim: int) -> list[torch.Tensor]:
-    """The victim dies when half of its gradients are on their way; the others go on."""
-    import shoal.torch
-
-    start()
-    net = Two()
-    wrapped = wrap(net)
-    rank = dist.get_rank()
-    data, _ = inputs(0)
-    wrapped(mine(data), True).sum().backward()
-    if rank == victim:
-        net.first.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    try:
-        wrapped(mine(data), True).sum().backward()
-    except RuntimeError:
-        lost = shoal.torch.peer_lost()
-        if lost is None:
-            raise
-        assert lost.rank == victim
-        shoal.torch.shrink_group()
-        wrapped = wrap(net)
-    wrapped.zero_grad()
-    data, _ = inputs(1)
-    wrapped(mine(data), True).sum().backward()
-    assert_averaged(net, data)
-    dist.destroy_process_group()
-    return [parameter.grad.tolist() for parameter in net.parameters()]
-
-
-def test_when_a_rank_leaves_in_mid_step_the_others_go_on_by_the_documented_lines() -> None:
-    with start_ranks(leave_in_mid_step, 3, 1) as ranks:
-        first, died, second = ranks.wait(60)
-    assert "SIGKILL" in died.died
-    assert first.value is not None, first
-    assert first.value == second.value, second
 
 
 # ---- values that should be the same on all ranks, and are not ----

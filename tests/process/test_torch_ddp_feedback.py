@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from unit.feedback_model import Arrays, FeedbackModel
 
 from shoal.average import ChunkTopK, ErrorFeedback
-from shoal.errors import Unsupported, UsageError
+from shoal.errors import Unsupported
 
 SHAPES = {"first": (9, 5), "second": (333,), "third": (2, 3, 4)}
 NAMES = list(SHAPES)
@@ -212,25 +212,6 @@ def case_a_saved_state_goes_on_to_the_bit_in_another_wrapper() -> None:
         check(anew, model, gradients(step))
 
 
-def case_residuals_of_another_model_are_refused_by_name() -> None:
-    other = feeding(Net(first=(9, 5), second=(334,)))
-    other({"first": np.ones((9, 5), np.float32), "second": np.ones(334, np.float32)}).backward()
-    with pytest.raises(UsageError, match=r"'third' has no residual there; 'second' is \[334\] "):
-        feeding().load_feedback_state_dict(other.feedback_state_dict())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_gradients_of_other_types_are_refused_by_name(
-    dtype: torch.dtype, ranks: SharedRanks
-) -> None:
-    ranks.run(other_types_are_refused, dtype)
-
-
-def other_types_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(UsageError, match=f"'first' {str(dtype)[6:]}.*keep that gradient in"):
-        feeding(Net(dtype))
-
-
 def case_gradients_that_are_kept_in_float32_are_compressed() -> None:
     net = Net(torch.bfloat16)
     if not hasattr(net.first, "grad_dtype"):
@@ -244,14 +225,8 @@ def case_gradients_that_are_kept_in_float32_are_compressed() -> None:
 
 
 def case_communication_hooks_are_refused_beside_it() -> None:
-    with pytest.raises(Unsupported, match=r"compress.*without communication hooks"):
+    with pytest.raises(Unsupported, match=r"compress.*with communication hooks"):
         feeding().register_comm_hook(None, allreduce_hook)
-
-
-def case_ranks_that_compress_in_other_ways_are_named() -> None:
-    ways = [ErrorFeedback("bf16"), "bf16"]
-    with pytest.raises(UsageError, match="compress is not the same on all ranks"):
-        wrap(Net(), compress=ways[dist.get_rank()])
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

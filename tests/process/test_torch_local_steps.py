@@ -209,7 +209,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
         ({"delay": 4}, "delay must be 0 to 3 steps"),
         ({"alpha": 1.5}, "alpha must be 0 to 1"),
         ({"quorum": 0}, "quorum must be at least 1"),
-        ({"quorum": 2, "delay": 1}, "go without a quorum"),
+        ({"quorum": 2, "delay": 1}, "cannot be used with a quorum"),
         ({"grace": 1.0}, "give quorum, or leave grace out"),
         ({"compress": "bf17"}, "unknown wire 'bf17'"),
         ({"every": 4 + dist.get_rank()}, "every is not the same on all ranks: 4 on rank 0, 5 on"),
@@ -220,7 +220,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     less = torch.optim.SGD([net.get_parameter("wide")], lr=0.7)
     refused(lambda: shoal.torch.DiLoCo(net, inner, less, every=2), "outer optimizer lacks .* one")
     other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    refused(lambda: shoal.torch.LocalSGD(net, other, every=2), "steps no parameter of this model")
+    refused(lambda: shoal.torch.LocalSGD(net, other, every=2), "has no parameter of this model")
     refused(lambda: shoal.torch.DiLoCo(net, inner, torch.optim.SGD, every=2), "a torch optimizer")
     outer = torch.optim.SGD(net.parameters(), lr=0.7 + dist.get_rank())
     refused(

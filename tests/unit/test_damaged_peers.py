@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shoal.average.agreeing import texts_of_all
 from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import ShoalError, UsageError
 from shoal.group import agreeing, growing, view
@@ -150,6 +151,18 @@ def test_a_damaged_number_of_a_view_names_the_rank_that_sent_it(number: int) -> 
 
     with pytest.raises(UsageError, match="rank 2 sent a damaged list of newcomers"):
         growing.agree(Damaged(random.Random(0)), 1, "127.0.0.1:4000", (), 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [-1, 2**62])
+def test_a_damaged_length_of_a_text_names_the_rank_that_sent_it(length: int) -> None:
+    class Damaged:
+        size = SIZE
+
+        def all_gather(self, out: Any, own: Any, name: str) -> None:
+            out[2] = length
+
+    with pytest.raises(ShoalError, match=f"rank 2 announced a text of {length} bytes"):
+        texts_of_all(Damaged(), "a test", b"")  # type: ignore[arg-type]
 
 
 def test_a_door_goes_on_after_random_requests() -> None:

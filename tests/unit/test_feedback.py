@@ -260,6 +260,22 @@ def test_residuals_of_other_arrays_are_refused_by_name_or_dropped_with_one_line(
         np.testing.assert_array_equal(one, 0 if fits else before["residuals"][name])
 
 
+@in_ranks(2)
+def test_reducers_forget_in_a_step_that_has_begun_when_its_state_is_loaded(
+    group: shoal.Group,
+) -> None:
+    averager = feeding(group)
+    for _ in range(2):
+        average(averager, gradients(2, 0)[group.rank])
+    averager.begin()
+    averager.load_state_dict(averager.state_dict())
+    assert averager._departures.subject.step == 1  # in which they do
+    average(averager, gradients(2, 1)[group.rank])
+    averager.load_state_dict(averager.state_dict())
+    average(averager, gradients(2, 2)[group.rank])
+    assert averager._departures.subject.step == 1
+
+
 @in_ranks(1)
 def test_a_state_is_refused_within_a_step_and_without_feedback(group: shoal.Group) -> None:
     averager, plain = feeding(group), feeding(group, compress=None)

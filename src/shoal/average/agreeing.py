@@ -1,4 +1,4 @@
-"""What the averagers of a group agree on: their names, what they average, its order, and values."""
+"""Exchanges in which the averagers of a group agree on names, arrays, their order, and values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.group.buffers import span_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 _N_DIGEST_BYTES: Final = 32
+_MOST_TEXT_BYTES: Final = 1 << 28
 _MOST_RANKS: Final = 8  # that an error lists
 
 
@@ -41,7 +42,7 @@ def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[s
 
 
 def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
-    """Name the first of these values that differs among ranks, and who has what; "" if none does.
+    """Name the first of these values that differs among ranks, and each rank's value; or "".
 
     Every rank calls it. A small all-gather of hashes, and of the values only where these differ.
     """
@@ -55,19 +56,28 @@ def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
 
 
 def texts_of_all(group: Group, name: str, text: bytes) -> list[bytes]:
-    """The text of every rank, by rank; every rank calls it."""
+    """Return the text of every rank, by rank; every rank calls it.
+
+    Raises ShoalError on every rank if the length from a rank cannot be right.
+    """
     lengths = array("q", bytes(8 * group.size))
     group.all_gather(lengths, array("q", [len(text)]), name=name)
+    for rank, n_bytes in enumerate(lengths):
+        if not 0 <= n_bytes <= _MOST_TEXT_BYTES:
+            raise ShoalError(
+                f"{group}: rank {rank} announced a text of {n_bytes} bytes; the limit is "
+                f"{_MOST_TEXT_BYTES}. Its memory may be damaged: look at that machine"
+            )
     texts = [bytearray(n_bytes) for n_bytes in lengths]
     group.all_gather(texts, bytearray(text), name=name)
     return [bytes(one) for one in texts]
 
 
 def difference(given: Sequence[Mapping[str, str]]) -> str:
-    """The first value that differs among ranks, and which ranks have what.
+    """Name the first value that differs among ranks, and the ranks that have each value.
 
     Args:
-        given: by rank: the values by name. They are not all the same.
+        given: by rank, the values by name; they are not all the same.
     """
     for name in dict.fromkeys(itertools.chain.from_iterable(given)):
         by_value: dict[str, list[int]] = {}
@@ -85,11 +95,11 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 class Shared:
-    """Names for the averagers of a group, and the calls that dropped ones have not made.
+    """Numbers for the names of a group's averagers, and the calls that dropped ones have not made.
 
     Attributes:
         names: numbers for names; all ranks make averagers in one order.
-        dropped: the numbers of calls in steps in which an averager was dropped, to be skipped.
+        dropped: the numbers of calls to skip, of steps in which an averager was dropped.
     """
 
     def __init__(self) -> None:
@@ -97,7 +107,7 @@ class Shared:
         self.dropped: deque[set[int]] = deque()
 
     def drop(self, numbers: set[int], countdown: Countdown) -> None:
-        """Note that an averager is gone: its hooks count nothing any more.
+        """Note that an averager is gone; its hooks do nothing from now on.
 
         NOT skipped there and then: the garbage collector may run under the lock that this takes.
         """
@@ -109,14 +119,15 @@ _SHARED: Final[weakref.WeakKeyDictionary[Group, Shared]] = weakref.WeakKeyDictio
 
 
 def shared_by(group: Group) -> Shared:
-    """What the averagers of this group share; does not keep the group alive."""
+    """Return what the averagers of this group share; does not keep the group alive."""
     return _SHARED.setdefault(group, Shared())
 
 
 class FirstOrder:
-    """Broadcasts the order of the first step; every rank calls it at the same places of a step.
+    """Broadcasts the order of the first step; every rank calls it at the same places in a step.
 
-    `is_known` if all ranks know the order already.
+    Args:
+        is_known: all ranks know the order already, and nothing is sent.
     """
 
     def __init__(self, group: Group, name: str, *, is_known: bool = False) -> None:
@@ -127,13 +138,15 @@ class FirstOrder:
 
     @property
     def is_known(self) -> bool:
-        """True if the order has come, or stays as it is."""
+        """True if the order has come, or is kept."""
         return self._is_sent and self._coming is None
 
     def end_step(self, came: Sequence[int], last: Sequence[int]) -> None:
-        """Send the order of arrays after the first step: those that came, then those of `last`.
+        """Send the order of arrays after the first step; later steps send nothing.
 
-        Later steps send nothing.
+        Args:
+            came: the arrays that became ready, in their order.
+            last: the order of the layout, for the other arrays.
         """
         if self._is_sent:
             return
@@ -146,7 +159,7 @@ class FirstOrder:
         self._coming = work, order
 
     def keep(self) -> None:
-        """Send no order: arrays stay laid out as they are. Every rank calls it before a step."""
+        """Send no order: the layout stays. Every rank calls it before the first step."""
         self._is_sent = True
 
     def take(self) -> tuple[int, ...] | None:
@@ -166,7 +179,7 @@ class FirstOrder:
 
 
 class SameCheck:
-    """Compares named values over all ranks in every `every`-th step; 0: never; or UsageError."""
+    """Compares named values over all ranks in every `every`-th step; 0: never."""
 
     def __init__(self, group: Group, every: int) -> None:
         self._group = group
@@ -180,9 +193,9 @@ class SameCheck:
     def compare(self, values: Iterable[tuple[str, Any]], step: int) -> None:
         """Compare named values with those of all other ranks; every rank calls it.
 
-        Values are memory, as `span_of` takes it, numbers, strings and lists of them. They are sent
-        only where their hashes differ: UsageError on every rank then names the first, and the
-        ranks.
+        Values are memory, as `span_of` takes it, numbers, strings and lists of them. Only if their
+        hashes differ are they sent: UsageError on every rank then names the first that differs, and
+        the ranks.
         """
         held = {name: _in_words(value) for name, value in values}
         if found := difference_among(self._group, self._name, held):
@@ -193,7 +206,7 @@ class SameCheck:
 
 
 def checked_interval(every: int) -> int:
-    """Return a number of steps, or 0; UsageError if it is neither."""
+    """Return a number of steps, or 0 for never; UsageError if it is neither."""
     try:
         found = operator.index(every)
     except TypeError:
@@ -206,7 +219,7 @@ def checked_interval(every: int) -> int:
 
 
 def _in_words(value: Any) -> str:
-    """Describe a number as it is, and memory by its type, length and hash."""
+    """Describe a number by its value, and memory by its type, length and hash."""
     if value is None or isinstance(value, (bool, int, float, complex, str, tuple, list)):
         return repr(value)
     span = span_of(value, writable=False)

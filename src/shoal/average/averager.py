@@ -1,4 +1,4 @@
-"""`Averager`: arrays that every rank has are averaged over all of them, a buffer at a time."""
+"""`Averager` averages arrays over all ranks, one fusion buffer at a time."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shoal.average.agreeing import FirstOrder, SameCheck, agree, checked_interva
 from shoal.average.compress import check_hosts, parse_compress
 from shoal.average.departures import Departures, words_for
 from shoal.average.feedback import Feedback
+from shoal.average.lacking import GO_ON, check_alive, end_group, explaining, named
 from shoal.average.layout import ALIGN_BYTES, FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
 from shoal.average.preparing import Preparation, numpy_arrays
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-# In a step; beyond it they are longer than asked for. Half as many as a group can have reserved.
+# The most buffers of a step; a larger step has longer buffers than were asked for. A group can
+# have twice as many calls reserved.
 _MOST_BUFFERS: Final = 1024
-_MOST_NAMED: Final = 5
 
 
 class Averager:
@@ -54,33 +55,34 @@ class Averager:
             ...
             averager.wait()  # now they are averages, the same bits on every rank
 
-    The arrays lie in memory of `shoal.empty`'s kind, flattened into *fusion buffers* of equal
-    length. A buffer leaves as soon as all that lies in it is ready, while the caller computes the
-    rest, and no rank waits for another's order. In the first step arrays are expected in the
-    reverse of the order in which they are named; then in the order in which they came on rank 0.
+    The averager owns the memory of the arrays, which is allocated like `shoal.empty`'s. The arrays
+    are flattened into *fusion buffers* of equal length. A buffer is sent as soon as all its arrays
+    are ready, while the caller computes the others, whatever the order on other ranks. The first
+    step expects arrays in the reverse of the order in which they are named; later steps in the
+    order in which they became ready on rank 0.
 
-    Every rank makes it with the same arguments, and calls `begin` and `wait` as often as the
-    others; the calling thread may change, but there is one at a time. One that is dropped in
-    mid-step keeps its memory until what is on its way has ended.
+    Every rank makes its averager with the same arguments, and calls `begin` and `wait` equally
+    often. Any thread may call it, one at a time. An averager that is dropped within a step keeps
+    its memory until the buffers in flight are done.
 
     Args:
-        arrays: by name: a shape and a dtype, or anything that has both. Values are not taken.
-        fusion_bytes: of a buffer, at most; None: `SHOAL_FUSION_BYTES`, or the planner's choice.
-        wire: how float32 travels between hosts, as `Group.all_reduce` has it.
-        compress: as `wire`, in buffers of any length; or `ErrorFeedback` or `ChunkTopK`, which add
-            what a value lost in a step to the next step's. They take 8 bytes for each element, and
-            NumPy.
-        find_unused: arrays may never be ready in a step, and which ones may differ by rank. Costs a
-            small all-reduce in `wait`.
-        weighted: `begin` takes the weight of this rank. Costs a small all-reduce that overlaps, and
-            a pass over memory; needs NumPy.
-        check_finite: look at what this rank gives before it leaves; `wait` raises `NotFinite`.
+        arrays: by name: a shape and a dtype, or anything that has both. Values are not copied.
+        fusion_bytes: the longest buffer; None: `SHOAL_FUSION_BYTES`, or the planner's choice.
+        wire: the codec of float32 between hosts, see `Group.all_reduce`.
+        compress: a codec, as for `wire`; or `ErrorFeedback` or `ChunkTopK`, which add what a value
+            lost in one step to the same value in the next. These need 8 more bytes for each
+            element, and NumPy.
+        find_unused: arrays may never become ready in a step, and which ones may differ by rank.
+            Costs a small all-reduce in `wait`.
+        weighted: `begin` takes the weight of this rank. Costs a small all-reduce, which overlaps
+            with computing, and a pass over memory; needs NumPy.
+        check_finite: check the values of this rank before they are sent; `wait` raises `NotFinite`.
             Costs a pass over memory and a small all-gather in `wait`; needs NumPy.
-        check_same: how many steps apart `check_same` compares what it is given; 0: never.
-        fill: for front ends: called with the indices of arrays before a buffer leaves with them,
-            to write their values into `memory`; also with arrays that are not ready here, but on
-            another rank. It must not keep the averager or its hooks alive, since the collector of
-            cycles does not see all of them. None: values are there when an array is ready.
+        check_same: the method `check_same` compares values in every N-th step; 0: never.
+        fill: for front ends: called with the indices of arrays before their buffer is sent, to
+            write their values into `memory`; also with arrays that only other ranks have ready. It
+            must not keep the averager or its hooks alive, since Python's collector of cycles
+            cannot see all references. None: an array holds its values when it is ready.
 
     Raises:
         UsageError: there is nothing to average, or a dtype has no average. Or ranks average
@@ -110,9 +112,14 @@ class Averager:
         self._find_unused, self._weighted = find_unused, weighted
         self._clears = fill is None
         self._asked_bytes = fusion_bytes
-        self._options: dict[str, Any] = {"wire": wire, "compress": compress}
-        self._options |= {"find_unused": find_unused, "weighted": weighted}
-        self._options |= {"check_finite": check_finite, "check_same": checked_interval(check_same)}
+        self._options: dict[str, Any] = {
+            "wire": wire,
+            "compress": compress,
+            "find_unused": find_unused,
+            "weighted": weighted,
+            "check_finite": check_finite,
+            "check_same": checked_interval(check_same),
+        }
         wire, scheme = parse_compress(compress, wire, self.entries)
         self._feedback = None if scheme is None else Feedback(scheme)
         self._departures = Departures(wire, fill, self._feedback, finds_unused=find_unused)
@@ -128,13 +135,13 @@ class Averager:
         self._lay_out(layout)
 
     def _join(self, group: Group, order: Sequence[int], *, is_known: bool) -> Layout:
-        """Serve a group from now on, with the layout that this returns; every rank calls it.
+        """Average in this group from now on, and return the layout to use; every rank calls it.
 
-        A new averager and one that goes on make the same calls, so both may be in one group.
+        A new averager and one that goes on make the same calls, so a group may have both.
 
         Args:
-            order: of the arrays, if this is rank 0.
-            is_known: it is the order of a first step.
+            order: the order of the arrays, if this is rank 0.
+            is_known: True if a first step has shown that order.
         """
         self.group = group
         self._shared = shared_by(group)
@@ -147,7 +154,13 @@ class Averager:
         order = self._follow_rank_0(group, order, is_known=is_known)
         layout = Layout.of(self.entries, order, self.fusion_bytes)
         self._check_types()
-        self._preparation = self._prepared(group)
+        self._preparation = None
+        has_float16 = any(one.dtype is DType.FLOAT16 for one in self.entries)
+        check_finite = self._options["check_finite"]
+        if self._weighted or check_finite or has_float16:
+            self._preparation = Preparation(
+                group, self.name, weighted=self._weighted, check_finite=check_finite
+            )
         self._departures.join(group, subject, self._preparation)
         if self._over is not None:
             self._over.detach()
@@ -158,7 +171,7 @@ class Averager:
     def _follow_rank_0(
         self, group: Group, order: Sequence[int], *, is_known: bool
     ) -> Sequence[int]:
-        """Take the number of steps and the order of arrays that rank 0 knows; return the order."""
+        """Take over rank 0's numbers of steps, and return its order of arrays."""
         n_rounded = 0 if self._feedback is None else self._feedback.n_steps
         known = array("q", [self.log.n_steps, n_rounded, is_known, *order])
         group.broadcast(known, 0, name=self.name)
@@ -169,49 +182,41 @@ class Averager:
             self._feedback.follow(known[1])
         return known[3:]
 
-    def _prepared(self, group: Group) -> Preparation | None:
-        weighted, check_finite = self._weighted, self._options["check_finite"]
-        has_float16 = any(one.dtype is DType.FLOAT16 for one in self.entries)
-        if not (weighted or check_finite or has_float16):
-            return None
-        return Preparation(group, self.name, weighted=weighted, check_finite=check_finite)
-
     def regroup(self, group: Group, *, fill: Callable[[Sequence[int]], None] | None = None) -> None:
         """Go on in another group, such as `group.shrink()`, also after an error within a step.
 
         Every rank of the group calls it, in the place where a rank that is new to the group makes
-        its averager. A step that was under way is given up: what its arrays hold is undefined, and
+        its averager. A step under way is given up: the contents of its arrays are undefined, and
         all ranks repeat it from `begin`. The order of arrays, the times of steps, hooks and
         residuals stay. The length of buffers is chosen for the new group.
 
-        A step may have ended on some ranks only. The last step of rank 0 decides whether it counts
-        for residuals, so all ranks go on from the weights of rank 0. What reducers kept back is
-        lost.
+        If a step has ended on some ranks only, it counts for residuals if it ended on rank 0. So
+        all ranks must go on from the weights of rank 0. What reducers kept back is lost.
 
         Args:
-            fill: for front ends: takes the place of the one before.
+            fill: for front ends: replaces the earlier one.
 
         Raises:
-            UsageError: a step is under way in a group that goes on; nothing has changed. Or ranks
-                average different arrays.
+            UsageError: a step is under way in a group that has not ended; nothing has changed. Or
+                ranks average different arrays.
             ShoalError: as for every call of the new group; call it again with the next group.
         """
         if self.is_under_way and self.group.native_id is not None and self.group.ended() is None:
             raise UsageError(f"{self}: regroup within a step; call wait() first")
         self._departures.give_up_step()
         self._departures.fill = fill or self._departures.fill
-        self._shared.dropped.append(set(self.open_calls))  # of a group that may go on
+        self._shared.dropped.append(set(self.open_calls))  # the old group may go on
         self.open_calls.clear()
         self.countdown.paused = True
         self._is_open = False
         self._memory.forget_aside()
-        with contextlib.suppress(ShoalError):  # the order was on its way, and is lost
+        with contextlib.suppress(ShoalError):  # the order was in flight, and is lost
             self.next_layout()
         order = (self._next_layout or self.layout).order
         self._lay_out(self._join(group, order, is_known=self._order.is_known))
 
     def _fusion_bytes(self, asked: int | None) -> int:
-        """The longest that a buffer may be; the same on every rank."""
+        """Return the longest that a buffer may be; the same on every rank."""
         total = sum(entry.n_bytes for entry in self.entries)
         name, otherwise = "SHOAL_FUSION_BYTES", "the planner chooses"
         if asked is None:
@@ -232,30 +237,33 @@ class Averager:
     # A step.
 
     def begin(self, weight: float | None = None, *, reserve: bool = True) -> dict[str, Any]:
-        """Begin a step; the results of the one before are over.
+        """Begin a step; the arrays of the last step may be overwritten from now on.
 
-        In the second step all arrays have other places, what they hold means nothing, and NumPy
-        arrays of the first step cannot be written to any more.
+        The second step moves all arrays: their contents are undefined, and NumPy arrays of the
+        first step become read-only.
 
         Args:
-            weight: of this rank's values, where the averager is `weighted`: a number of samples or
+            weight: of this rank's values, if the averager is `weighted`: a number of samples or
                 tokens, 0 or more. The average is the sum of all values times weights, over the sum
                 of weights.
-            reserve: have the step take its place among the group's calls here. If not, on every
-                rank, `reserve` does, or the first buffer that leaves: then a step that begins may
-                be left alone, also on some ranks only.
+            reserve: reserve the numbers of this step's calls here. If False, on every rank, they
+                are reserved by `reserve` or by the first buffer that is sent; until then the step
+                may be abandoned, also on some ranks only.
 
         Returns:
             The arrays by name, for the caller to write until the next `begin`. They are NumPy
             arrays (of the bits for bfloat16), or flat views (`BufferView`) without NumPy.
 
         Raises:
-            UsageError: the step before has not ended, or a weight is missing, negative, not finite
-                or not asked for. Nothing has begun.
+            UsageError: the last step has not ended, or a weight is missing, negative, not finite
+                or not expected. Nothing has begun.
             ShoalError: as `wait` does; the group has ended.
         """
-        self._check_alive()
-        self._check_weight(weight)
+        check_alive(self.group)
+        if self._weighted != (weight is not None):
+            raise UsageError(f"{self}: begin takes a weight if, and only if, weighted=True")
+        if weight is not None and not 0 <= weight < math.inf:
+            raise UsageError(f"{self}: weight must be a finite number >= 0, got {weight}")
         if self.is_under_way:
             raise UsageError(f"{self}: the previous step has not ended; call wait() first")
         if self._preparation is not None:
@@ -271,7 +279,7 @@ class Averager:
             self._lay_out(layout)
         self._departures.begin()
         if reserve:
-            self.reserve()
+            self._departures.reserve()
         self.unused = ()
         self.countdown.begin()
         self.countdown.paused = False
@@ -279,16 +287,16 @@ class Averager:
         return self.arrays
 
     def keep_layout(self) -> None:
-        """Keep the layout of the first step, and wait for no order; every rank calls it before."""
+        """Keep the layout of the first step; every rank calls it before that step."""
         self._order.keep()
 
     def next_layout(self) -> Layout | None:
-        """The layout that the next `begin` takes, if it is another one; waits for rank 0's order.
+        """Return the layout that the next `begin` takes, if it differs; waits for rank 0's order.
 
         Raises:
             ShoalError: as `wait` does.
         """
-        with self._departures.explaining():
+        with explaining(self.group):
             order = self._order.take()
         if order is not None and order != self.layout.order:
             self._next_layout = Layout.of(self.entries, order, self.fusion_bytes)
@@ -296,34 +304,28 @@ class Averager:
 
     @property
     def is_under_way(self) -> bool:
-        """True if a step has begun in which an array was ready, or its weight was sent."""
+        """True if a step has begun in which an array was ready, or the weight was sent."""
         has_sent = self._preparation is not None and self._preparation.has_sent_weight
         return self._is_open and (self.countdown.n_counted > 0 or has_sent)
 
     def reserve(self) -> None:
-        """Have the step take its place among the group's calls, if it has none; on every rank.
+        """Reserve the numbers of this step's calls, after `begin(reserve=False)`. Idempotent.
 
-        From here on its weight stands; before, it may `begin` again with another.
+        Every rank calls it at the same place among its calls. Until then, `begin` may be called
+        again with another weight.
         """
-        with self._departures.explaining():
-            self._departures.reserve()
-
-    def _check_weight(self, weight: float | None) -> None:
-        if self._weighted != (weight is not None):
-            raise UsageError(f"{self}: begin takes a weight if, and only if, weighted=True")
-        if weight is not None and not 0 <= weight < math.inf:
-            raise UsageError(f"{self}: weight must be a finite number >= 0, got {weight}")
+        self._departures.reserve()
 
     def ready(self, array: str | int) -> None:
-        """Let an array, which holds this rank's values, be averaged; do not touch it until `wait`.
+        """Mark an array as ready to be averaged: it holds this rank's values until `wait`.
 
         Args:
             array: a name, or an index in the order of names.
 
         Raises:
-            UsageError: there is no such array, or no step has begun, or it was ready before in this
-                step. Nothing has changed.
-            ShoalError: a buffer cannot leave; the group has ended.
+            UsageError: there is no such array, or no step has begun, or the array was marked before
+                in this step. Nothing has changed.
+            ShoalError: a buffer cannot be sent; the group has ended.
         """
         index = self.index(array)
         if not self._is_open or self._is_sent:
@@ -335,17 +337,17 @@ class Averager:
     def hook(self, array: str | int) -> Callable[..., None]:
         """Return a function that marks an array as ready, whatever it is called with.
 
-        A C function: it costs no Python frame. Outside a step it does nothing; a second call in one
-        step makes `wait` raise. It keeps the averager's countdown alive.
+        It is a C function, which costs no Python frame. Outside a step it does nothing; a second
+        call in one step makes `wait` raise. It keeps the averager's countdown alive.
         """
         return self.countdown.hook(self.index(array))
 
     def send_rest(self) -> None:
-        """Send what has not left: no more arrays will be ready in this step. Idempotent.
+        """Declare that no more arrays become ready in this step, and send the rest. Idempotent.
 
         Raises:
             UsageError: arrays never became ready here, or on another rank, and `find_unused` is
-                not set: names them and the rank. The group has ended, on every rank.
+                not set: names the arrays and the rank. The group has ended, on every rank.
             ShoalError: as `wait` does.
         """
         if not self._is_open:
@@ -354,18 +356,23 @@ class Averager:
             return
         self.countdown.paused = self._is_sent = True
         self.log.note_sent()
-        self.reserve()
+        self._departures.reserve()
         if self._find_unused:
-            with self._departures.explaining():
-                self._send_used()
-        elif self.countdown.n_counted < len(self.entries):
-            self._check_alive()  # an array of a group that has ended is not missing
-            self._departures.give_up(self._missing_text())
+            self._send_used()
+        elif missing := self.not_ready():
+            check_alive(self.group)  # otherwise its error is the reason
+            why = (
+                f"{named([repr(self.entries[index].name) for index in missing])} never became "
+                f"ready on rank {self.group.rank} in a step that it ended; give find_unused=True "
+                "if arrays may be left out"
+            )
+            end_group(self.group, why)
+            raise UsageError(f"{self.group}: {why}{GO_ON}")
 
     def wait_for(self, array: str | int) -> None:
-        """Return when this array is an average, after `send_rest`; others may be on their way.
+        """Return when this array is an average, after `send_rest`; others may be in flight.
 
-        Raises: as `wait` does; UsageError before `send_rest`, when buffers may still be to leave.
+        Raises UsageError before `send_rest`, when buffers may not have been sent; else as `wait`.
         """
         if not self._is_sent:
             raise UsageError(f"{self}: call send_rest() before wait_for({array!r})")
@@ -373,34 +380,34 @@ class Averager:
             self._departures.wait(buffer)
 
     def done(self) -> bool:
-        """Return True if `wait` would not wait for an average, after `send_rest`."""
+        """Return True if `wait` would return at once, after `send_rest`."""
         return self._departures.done()
 
     def wait(self) -> None:
         """End the step: return when all arrays are averages, the same bits on every rank.
 
-        Arrays that no rank had ready are as they were; `unused` has their indices.
+        Arrays that were ready on no rank are unchanged; `unused` has their indices.
 
         Raises:
-            UsageError: arrays never became ready, as `send_rest` says, and the group has ended. Or
-                an array was ready twice, or all weights were 0: the step is over on every rank, and
+            UsageError: arrays never became ready, see `send_rest`, and the group has ended. Or an
+                array was ready twice, or all weights were 0: the step is over on every rank, and
                 these values are undefined.
             NotFinite: on every rank; the step is over.
-            TimedOut: a buffer did not come in time; names what lies in it. The group has ended.
+            TimedOut: a buffer was not averaged in time; names its arrays. The group has ended.
             PeerLost, Closed: as for every call of the group, which has ended.
         """
         wait_ns = time.monotonic_ns()
         self.send_rest()
         for buffer in range(len(self.layout.buffers)):
             self._departures.wait(buffer)
-        if self._feedback is not None and not self._feedback.end():
-            self._departures.subject.step = 0  # see KeptBack in native/engine/segments
-        self._memory.put_back()
         self._is_open = False
+        if self._feedback is not None and not self._feedback.end():
+            self._forget_kept_back()
+        self._memory.put_back()
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
         repeated = self.countdown.repeated
         try:
-            with self._departures.explaining():
+            with explaining(self.group):
                 self._order.end_step(self.countdown.order, self.layout.order)
                 if self._preparation is not None:
                     self._preparation.end()
@@ -410,16 +417,11 @@ class Averager:
         if repeated >= 0:
             raise UsageError(
                 f"{self}: {self.entries[repeated]} was ready twice in one step, and may have been "
-                "averaged as it was in between; begin() a step for each time"
+                "averaged with its first values; begin() a step for each time"
             )
 
-    def _check_alive(self) -> None:
-        with self._departures.explaining():
-            if (error := self.group.ended()) is not None:
-                raise error
-
     def check_same(self, values: Mapping[str, Any]) -> None:
-        """Compare values that all ranks should hold alike, in every `check_same`-th step.
+        """Compare values that should be equal on all ranks, in every `check_same`-th step.
 
         Every rank calls it between two steps with the same names: weights, the state of an
         optimizer, numbers. Costs a pass over memory and a small all-gather in these steps.
@@ -435,28 +437,27 @@ class Averager:
         if self._same.is_due(step):
             self._same.compare(values.items(), step)
 
-    # What `compress` keeps.
+    # Residuals of `compress`.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `compress` keeps on this rank, for `load_state_dict`: a copy.
+        """Return a copy of the residuals after the last step that ended, for `load_state_dict`.
 
-        The residuals are those after the last step that ended. They belong to this rank: each rank
-        saves its own. {} if `compress` keeps nothing.
+        Every rank has its own residuals, and saves them. {} if `compress` keeps none.
         """
         if self._feedback is None:
             return {}
         return {"n_steps": self._feedback.n_steps, "residuals": self._feedback.residuals()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Take what `state_dict` returned, between two steps; every rank calls it.
+        """Load what `state_dict` returned, between two steps; every rank calls it.
 
         Args:
-            strict: raise where the residuals belong to other arrays. If not, what fits is taken and
-                the rest is dropped, with one line in the log.
+            strict: raise if the residuals belong to other arrays. If False, load those that fit and
+                drop the others, with one line in the log.
 
         Raises:
-            UsageError: a step is under way, or the residuals belong to other arrays, whose names
-                are given, or there are residuals and `compress` keeps none. Nothing has changed.
+            UsageError: a step is under way, or the residuals belong to other arrays, which are
+                named, or there are residuals and `compress` keeps none. Nothing has changed.
         """
         if self.is_under_way:
             raise UsageError(f"{self}: load_state_dict within a step; call wait() first")
@@ -465,12 +466,12 @@ class Averager:
         if self._feedback is not None:
             residuals, n_steps = state.get("residuals", {}), int(state.get("n_steps", 0))
             self._feedback.load(residuals, n_steps, strict=strict, who=str(self))
-            self._departures.subject.step = 0  # reducers forget what they kept back
+            self._forget_kept_back()
         elif state:
             raise UsageError(f"{self} keeps no residuals: give compress=ErrorFeedback(...)")
 
     def end_feedback(self) -> None:
-        """Keep what the last step's rounding took: it has failed here and ended on another rank."""
+        """Keep the residuals of a step that failed here, and ended on another rank."""
         if self._feedback is not None:
             self._feedback.end()
 
@@ -478,18 +479,22 @@ class Averager:
         """Go back to the residuals before the last step, whose averages are not used."""
         if self._feedback is not None:
             self._feedback.undo()
-            self._departures.subject.step = 0
+            self._forget_kept_back()
 
     def scale_feedback(self, factor: float) -> None:
-        """Multiply residuals from now on as the caller does its values, 0 for values left out."""
+        """Set the factor by which the caller multiplies its values; 0 for values left out."""
         if self._feedback is not None:
             self._feedback.factor = factor
 
-    # What can be asked of it.
+    def _forget_kept_back(self) -> None:
+        """Have the next buffers be those of step 1, in which reducers drop what they kept back."""
+        self._departures.subject.step = int(self._is_open and self._departures.is_reserved)
+
+    # Results and state.
 
     @property
     def open_calls(self) -> set[int]:
-        """The live set of the numbers of this step's calls that have not been made."""
+        """The numbers of this step's calls that have not been made; a live set."""
         return self._departures.open
 
     @property
@@ -498,20 +503,20 @@ class Averager:
         return self.log.kept
 
     def not_ready(self) -> list[int]:
-        """The arrays that have not become ready since `begin`."""
+        """Return the indices of the arrays that have not become ready since `begin`."""
         n_entries, is_counted = len(self.entries), self.countdown.is_counted
         if self.countdown.n_counted == n_entries:
             return []
         return [index for index in range(n_entries) if not is_counted(index)]
 
     def report(self, *, alone: bool = False) -> AveragingReport:
-        """Report where the time of the last steps went: `print` it, or see its other forms.
+        """Report where the time of the last steps went: `print` it, or write it as JSON or a trace.
 
         Every rank calls it at the same place among its steps: a small all-gather finds the slowest
         rank. If a rank does not call it, the others raise `TimedOut`, as for any call.
 
         Args:
-            alone: ask no other rank. For what only one rank calls, and after the group has ended.
+            alone: contact no other rank: for calls of one rank only, or after the group has ended.
 
         Raises:
             ShoalError: as for every call of the group, which has ended.
@@ -521,11 +526,7 @@ class Averager:
         return report_on(self.group, self.name, [*self.times], now, missing, alone=alone)
 
     def index(self, array: str | int) -> int:
-        """The index of an array, by its name.
-
-        Raises:
-            UsageError: there is no such array.
-        """
+        """Return the index of an array, by its name; UsageError if there is none."""
         found = self._indices.get(array, -1) if isinstance(array, str) else operator.index(array)
         if not 0 <= found < len(self.entries):
             raise UsageError(f"{self}: there is no array {array!r}")
@@ -537,18 +538,16 @@ class Averager:
 
     @property
     def memory(self) -> Any:
-        """The bytes of all arrays, with Python's buffer interface; the same object always."""
+        """The bytes of all arrays, with Python's buffer interface; always the same object."""
         return self._memory.data
 
     def __str__(self) -> str:
         return f"{self.group}, {self.name}"
 
-    # What a step does.
-
     def _lay_out(self, layout: Layout) -> None:
         for old in self.arrays.values():
             if hasattr(old, "flags"):
-                old.flags.writeable = False  # a program that kept it would write into another's
+                old.flags.writeable = False  # its memory belongs to other arrays from now on
         self.layout = self._memory.layout = layout
         self.log.lay_out(len(layout.buffers))
         self.countdown.lay_out(layout.buffers_of, len(layout.buffers))
@@ -562,17 +561,8 @@ class Averager:
         arrays = numpy_arrays(self.memory, layout)
         self.arrays = arrays or {entry.name: self.span(entry.name) for entry in self.entries}
 
-    def _missing_text(self) -> str:
-        missing = self.not_ready()
-        named = ", ".join(repr(self.entries[index].name) for index in missing[:_MOST_NAMED])
-        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        return (
-            f"{named}{more} never became ready on rank {self.group.rank} in a step that it ended; "
-            "give find_unused=True if arrays may be left out"
-        )
-
     def _send_used(self) -> None:
-        """Send the buffers that any rank has a part in; skip the others, as all ranks do."""
+        """Send the buffers with an array that any rank has ready; skip the others on all ranks."""
         missing = self.not_ready()
         used = bytearray(b"\1" * len(self.entries))
         for index in missing:

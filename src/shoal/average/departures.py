@@ -1,15 +1,15 @@
-"""One step's buffers on their way: each leaves when it is full, and is matched by its number."""
+"""Sends the fusion buffers of a step: each as soon as it is full, matched by its number."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
-from shoal.average.lacking import GO_ON, end_group, reason_of
+from shoal.average.lacking import explaining
 from shoal.dtypes import DType, Op
-from shoal.errors import Closed, ShoalError, TimedOut, UsageError
+from shoal.errors import ShoalError, TimedOut
 
 if TYPE_CHECKING:
     from shoal.average.feedback import Feedback
@@ -28,7 +28,7 @@ class Departures:
     """Sends the buffers of a layout, a step at a time. Does not keep its averager alive.
 
     Args:
-        wire: as for `Group.all_reduce`.
+        wire: see `Group.all_reduce`.
         fill: called with arrays before a buffer that holds them leaves; None: they hold their
             values already.
         feedback: rounds buffers of float32 before they leave, and chooses their wire; None: no
@@ -36,10 +36,10 @@ class Departures:
         finds_unused: every step calls `all_reduce_used`.
 
     Attributes:
-        fill: as given; a front end that goes on in another group may replace it.
+        fill: may be replaced by a front end that goes on in another group.
         subject: of the calls.
         open: the numbers of this step's calls that have not been made.
-        n_steps: how many steps have made a call, the last one included.
+        n_steps: the number of steps that have made a call, the current one included.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Departures:
         """Send in this group from now on; `lay_out` is called next.
 
         Args:
-            subject: what ranks compare, with the step and the buffer.
+            subject: identifies the averager; ranks compare it, with the step and the buffer.
             preparation: changes a buffer before it leaves, after `fill` and before the feedback.
         """
         self._group = group
@@ -73,7 +73,7 @@ class Departures:
         self._n_ahead = self._has_weights + self._finds_unused
 
     def lay_out(self, layout: Layout, memory: ArrayMemory) -> None:
-        """Send the buffers of another layout from now on; none is on its way."""
+        """Send the buffers of another layout from now on; no buffer is in flight."""
         self._layout = layout
         self._spans = [memory.buffer(number) for number in range(len(layout.buffers))]
         self.begin()
@@ -92,11 +92,14 @@ class Departures:
     def reserve(self) -> range:
         """Return the numbers of the buffers' calls, reserved by the first call in the step.
 
-        Every rank makes that first call at the same place among its own calls. The calls that no
-        buffer makes have the first numbers: where ranks are in steps of different averagers, these
-        meet, and are found to be unlike, though the steps have different numbers of buffers.
+        Every rank makes that first call at the same place among its own calls. The weight's call
+        and the call that finds unused arrays have the first numbers. So if ranks are in steps of
+        different averagers, these calls meet and are seen to differ, even if the steps have
+        different numbers of buffers.
         """
-        if not self._numbers:
+        if self.is_reserved:
+            return self._numbers[self._n_ahead :]
+        with explaining(self._group):
             n_buffers = len(self._layout.buffers)
             self._numbers = self._group.reserve(self._n_ahead + n_buffers)
             self.open.update(self._numbers)
@@ -106,14 +109,20 @@ class Departures:
                 self._preparation.send_weight(*self._ahead(0))
         return self._numbers[self._n_ahead :]
 
+    @property
+    def is_reserved(self) -> bool:
+        """True if `reserve` was called since `begin`."""
+        return bool(self._numbers)
+
     def all_reduce_used(self, used: bytearray) -> None:
         """Return when `used` has a 1 for each array that was ready on any rank; or ShoalError."""
         self.reserve()
         number, subject = self._ahead(self._n_ahead - 1)
-        self._group.all_reduce(used, Op.BOR, number=number, subject=subject)
+        with explaining(self._group):
+            self._group.all_reduce(used, Op.BOR, number=number, subject=subject)
 
     def _ahead(self, at: int) -> tuple[int, int]:
-        """Return the number and the subject of a call of this step that no buffer makes."""
+        """Return the number and the subject of a call of this step that averages no buffer."""
         number = self._numbers[at]
         self.open.discard(number)
         return number, self.subject.of(len(self._layout.buffers) + at)
@@ -123,16 +132,16 @@ class Departures:
         return self._posted_ns[buffer] != 0
 
     def send(self, buffer: int, arrays: Sequence[int] | None = None) -> None:
-        """Average a full buffer, after filling in `arrays` (None: all that lie in it).
+        """Average a full buffer, after filling in `arrays` (None: all its arrays).
 
-        Raises ShoalError as `Group.all_reduce`, or why another rank cannot end its step; the group
-        has ended.
+        Raises ShoalError as `Group.all_reduce`, or the reason why another rank cannot end its step;
+        the group has ended.
         """
         entries = self._layout.buffers[buffer].entries
         arrays = entries if arrays is None else arrays
         if self.fill is not None:
             self.fill(arrays)
-        with self.explaining():
+        with explaining(self._group):
             number, span = self.reserve()[buffer], self._spans[buffer]
             if self._preparation is not None:
                 self._preparation.prepare(buffer)
@@ -159,15 +168,15 @@ class Departures:
     def wait(self, buffer: int) -> None:
         """Return when a buffer is averaged; at once if it has not left in this step.
 
-        Raises (the group has ended):
-            ShoalError: as `Work.wait`, or why another rank cannot end its step.
+        Raises ShoalError as `Work.wait`, or the reason why another rank cannot end its step; the
+        group has ended.
         """
         work = self._works[buffer]
         if work is None:
             return
         since = time.monotonic_ns()
         try:
-            with self.explaining():
+            with explaining(self._group):
                 work.wait()
         except TimedOut as error:
             raise TimedOut(f"{self._named(buffer)}: {error.args[0]}") from error
@@ -177,7 +186,7 @@ class Departures:
         self._done_ns[buffer] = work.finished_ns or until
 
     def give_up_step(self) -> None:
-        """Return when no buffer of this step is on its way, in a group that has ended."""
+        """Return when no buffer of this step is in flight, in a group that has ended."""
         for work in filter(None, self._works):
             with contextlib.suppress(ShoalError):
                 work.wait()
@@ -188,32 +197,12 @@ class Departures:
         return all(work is None or work.done() for work in self._works)
 
     def times(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """By buffer, as of now: when it left, when it was averaged, when it was waited for."""
+        """Return when each buffer left, when it was averaged, and when the caller waited for it."""
         done = list(self._done_ns)
         for buffer, work in enumerate(self._works):
             if work is not None and work.error() is None:
                 done[buffer] = work.finished_ns
         return self._posted_ns, done, self._waits
-
-    def give_up(self, why: str) -> NoReturn:
-        """End the group on every rank with this reason.
-
-        Raises:
-            UsageError: always.
-        """
-        end_group(self._group, why)
-        raise UsageError(f"{self._group}: {why}{GO_ON}")
-
-    @contextlib.contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Raise `UsageError` with the reason where the group has ended since a rank gave up."""
-        try:
-            yield
-        except Closed as error:
-            reason = reason_of(self._group, error)
-            if reason is None:
-                raise
-            raise reason from error
 
     def _named(self, buffer: int) -> str:
         entries = self._layout.entries

@@ -30,7 +30,7 @@ class OuterSGD:
     momenta: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def step(self, name: str, parameter: Any, gradient: Any) -> None:
-        """Change a parameter in place, by a gradient that may be overwritten."""
+        """Update a parameter in place; `gradient` may be overwritten."""
         if self.momentum:
             momentum = self.momenta.get(name)
             if momentum is None:
@@ -56,23 +56,23 @@ class DiLoCo(LocalSteps):
         diloco.sync()
 
     After `every` local steps the ranks average the difference between the global parameters, which
-    all ranks hold alike, and their own. The outer optimizer takes it for a gradient of the global
-    ones, from which all ranks train on.
+    are the same on all ranks, and their local parameters. The outer optimizer uses this average as
+    the gradient of the global parameters, and all ranks train on from the result.
 
-    Every rank makes it with the same arguments, and begins with the parameters of rank 0.
+    Every rank passes the same arguments, and begins with the parameters of rank 0.
 
     Args:
         parameters: NumPy arrays by name; changed in place.
         outer: the outer optimizer.
         every: local steps from one round of a fragment to its next.
-        fragments: how many parts the parameters are cut into, of which one is sent at a time; or
-            the names in each part. 1 if left out.
-        delay: local steps that a rank makes before it takes up an average. 0 if left out.
-        alpha: the share of local parameters that stays when an average is taken up. 0 if left out.
-        compress: as for `Averager`.
+        fragments: the number of parts that the parameters are cut into, of which one is sent at a
+            time; or the names in each part. Default 1.
+        delay: local steps that a rank makes before it applies an average. Default 0.
+        alpha: the share of local parameters that stays when an average is applied. Default 0.
+        compress: see `Averager`.
         weighted: `step` takes the weight of each step.
         quorum: the number of ranks that open a round when they have made their steps. The others
-            join with the steps that they have made. None: each rank makes all its steps before.
+            join with the steps that they have made by then. None: every rank makes all its steps.
         grace: seconds that an open round waits for the other ranks.
 
     Raises:
@@ -91,14 +91,14 @@ class DiLoCo(LocalSteps):
     ) -> None:
         arrays = _Arrays(parameters, outer or OuterSGD())
         self.parameters = arrays.shared
-        """The global parameters: those after the last finished round of each fragment."""
+        """The global parameters, after the last finished round of each fragment."""
         super().__init__(group, arrays, parameters, **options)
 
     def step(self, weight: float | None = None) -> None:
-        """Count a local step that has been made, and do what is due after it.
+        """Count a local step, and send or apply averages that are due.
 
         Args:
-            weight: if `weighted`: the samples or tokens of the step.
+            weight: with `weighted`, the samples or tokens of the step.
 
         Raises:
             PeerLost: a rank is lost; `regroup(group.shrink())` goes on.
@@ -108,12 +108,7 @@ class DiLoCo(LocalSteps):
 
 
 class _Arrays:
-    """The parameters in NumPy, see `Replica`.
-
-    Attributes:
-        shared: the global ones.
-        outer: the outer optimizer in words.
-    """
+    """A `Replica` of NumPy arrays; `shared` are the global parameters."""
 
     def __init__(self, parameters: Mapping[str, Any], outer: OuterSGD) -> None:
         np = numpy()
@@ -126,7 +121,7 @@ class _Arrays:
         self._kept: dict[str, Any] = {}
 
     def _typed(self, places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The arrays of an averager in the dtypes of parameters; it has the bits of bfloat16."""
+        """View the arrays of an averager, which has the bits of bfloat16, in the true dtypes."""
         return ((name, place.view(self.shared[name].dtype)) for name, place in places.items())
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:

@@ -1,4 +1,4 @@
-"""Residuals: what rounding took from this rank's values in one step, to be added in the next."""
+"""Residuals: what this rank's values lost by rounding in one step, to be added in the next."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.average.lacking import named
 from shoal.average.preparing import not_finite, numpy
 from shoal.dtypes import DType
 from shoal.engine import round_to
@@ -17,18 +18,21 @@ if TYPE_CHECKING:
     from shoal.codec import Codec
 
 _LOG: Final = logging.getLogger("shoal")
-_MOST_NAMED: Final = 5
 _ITEM: Final = 4  # bytes of a float32
 
 
 class Feedback:
     """The residuals of one averager on one rank, a float32 for each element.
 
-    A step adds the residuals to what it sends and makes new ones, by the rounding of `scheme`,
-    which replace them when all averages have come. So a step that fails, or whose averages are not
-    finite, leaves the residuals as they were: it can be repeated, and nothing is added twice.
-    `n_steps` counts the steps that have ended. `factor` is what the caller has multiplied this
-    step's values by; residuals are of values that nothing has multiplied.
+    A step adds the residuals to the values that it sends, and computes new residuals by the
+    rounding of `scheme`. The new ones replace the old when all averages have come. So a step that
+    fails, or whose averages are not finite, leaves the residuals unchanged: it can be repeated, and
+    nothing is added twice.
+
+    Attributes:
+        n_steps: the number of steps that have ended.
+        factor: by which the caller has multiplied this step's values; residuals belong to the
+            values before that.
     """
 
     def __init__(self, scheme: Scheme) -> None:
@@ -36,12 +40,12 @@ class Feedback:
         self.n_steps = 0
         self.factor = 1.0
         self._layout: Layout | None = None
-        self._sent: list[int] | None = None  # buffers that have left in this step, if there is one
-        # Buffers whose residuals the last step replaced; None: another has begun since.
+        self._sent: list[int] | None = None  # buffers sent in this step; None: no step is open
+        # Buffers whose residuals the last step replaced; None: another step has begun since.
         self._kept: list[int] | None = None
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
-        """Serve another layout of the same arrays from now on; their residuals move with them."""
+        """Use another layout of the same arrays from now on; the residuals move with the arrays."""
         np = numpy()
         residuals = self.residuals() if self._layout is not None else {}
         self._layout, self._sent, self._kept = layout, None, None
@@ -56,7 +60,7 @@ class Feedback:
         self._put(residuals)
 
     def begin(self) -> None:
-        """Begin a step; one before that has not ended has changed nothing."""
+        """Begin a step, also in place of one that has not ended."""
         self._sent, self._kept = [], None
 
     def send(self, buffer: int, left_out: Collection[int] = ()) -> Codec:
@@ -84,7 +88,7 @@ class Feedback:
         return codec
 
     def _scaled(self, residuals: Any, scratch: Any) -> Any:
-        """Return residuals times `factor`, which is in most steps 1."""
+        """Return residuals times `factor`, which is 1 in most steps."""
         if self.factor == 1:
             return residuals
         return numpy().multiply(residuals, numpy().float32(self.factor), out=scratch)
@@ -106,7 +110,7 @@ class Feedback:
         return False
 
     def undo(self) -> None:
-        """Go back to before the last step, whose averages are not used. Idempotent."""
+        """Restore the residuals of before the last step: its averages are not used. Idempotent."""
         if self._kept is None:
             return
         self._swap(self._kept)
@@ -114,10 +118,10 @@ class Feedback:
         self.n_steps -= 1
 
     def follow(self, n_steps: int) -> None:
-        """Have ended as many steps as rank 0, where ranks may differ in whether the last one ended.
+        """Adopt rank 0's number of ended steps; the last step may have ended on some ranks only.
 
-        A step that ended here alone is undone if no other has begun since. One that ended on rank 0
-        alone has sent all its buffers here, and ends.
+        A step that ended here and not on rank 0 is undone if no other has begun since. A step that
+        ended on rank 0 and not here has sent all its buffers here, and ends.
         """
         if self.n_steps == n_steps + 1:
             self.undo()
@@ -130,13 +134,8 @@ class Feedback:
             self._now[one], self._new[one] = self._new[one], self._now[one]
 
     def _part(self, buffer: int, index: int) -> slice:
-        """Where an array lies in a buffer, in elements."""
         assert self._layout is not None
-        whole = self._layout.buffers[buffer].extent
-        part = whole.common(self._layout.places[index])
-        return slice((part.offset - whole.offset) // _ITEM, (part.end - whole.offset) // _ITEM)
-
-    # What is saved with a model.
+        return self._layout.part(buffer, index)
 
     def residuals(self) -> dict[str, Any]:
         """A copy of the residual of each float32 array, by name."""
@@ -151,10 +150,10 @@ class Feedback:
         return found
 
     def load(self, residuals: Mapping[str, Any], n_steps: int, *, strict: bool, who: str) -> None:
-        """Take residuals that `residuals` returned, here or in another run, for the averager `who`.
+        """Load residuals that `residuals` returned, here or in another run, for the averager `who`.
 
-        If they belong to other arrays: with `strict` UsageError names them, and nothing changes;
-        else what fits is taken, with one line in the log about the rest.
+        If some belong to other arrays: with `strict` UsageError names these, and nothing changes;
+        else the others are loaded, with one line in the log about these.
         """
         np, held = numpy(), self.residuals()
         given = {name: np.asarray(one, np.float32) for name, one in residuals.items()}
@@ -165,12 +164,11 @@ class Feedback:
             for name, one in given.items()
             if name in held and one.shape != held[name].shape
         ]
-        more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-        what = f"{who}: these residuals are of other arrays: {'; '.join(wrong[:_MOST_NAMED])}{more}"
+        what = f"{who}: these residuals belong to other arrays: {named(wrong)}"
         if wrong and strict:
-            raise UsageError(f"{what}. Load those of this model, or give strict=False")
+            raise UsageError(f"{what}. Load the residuals of this model, or give strict=False")
         if wrong:
-            _LOG.warning("%s. What does not fit is dropped: those residuals begin at 0", what)
+            _LOG.warning("%s. These residuals are dropped, and begin at 0", what)
         fits = {n: one for n, one in given.items() if n in held and one.shape == held[n].shape}
         for flat in self._now:
             flat.fill(0)

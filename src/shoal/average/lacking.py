@@ -1,4 +1,4 @@
-"""A rank lacks arrays of a step that others wait for: it announces which, and ends their wait."""
+"""Ends the wait of other ranks for arrays that a rank lacks, with the names of the arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal import threads
@@ -23,45 +23,67 @@ GO_ON: Final = (
     "; the group has ended: call shrink() of it on every rank (in torch "
     "shoal.torch.shrink_group()), then regroup() of the averager, wrapper or optimizer"
 )
-"""What ranks do next whose group has ended since one of them could not end its step."""
+"""What ranks do next after one of them could not end its step, which has ended the group."""
 
-# How long a rank asks whether all others lack something too. If one of them is later than that, the
-# group ends without need; a longer time delays the error.
+_MOST_NAMED: Final = 5
+
+# How long a rank waits for all others to announce that they lack something too. If one of them is
+# later than that, the group ends without need; a longer time delays the error.
 _GRACE_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.05
 
 # The part of the deadline for which others may wait for a rank that has more to give, and how often
-# it looks in that time. It does not know since when they wait: it may be for one look less.
+# it looks in that time. They may have waited for up to one look longer than it has seen.
 _PATIENCE: Final = 0.75
 _N_LOOKS: Final = 6
 
 _LOCK_S: Final = 5.0  # to wait for the links' lock
 
 
+def named(names: Sequence[str]) -> str:
+    """List the first names, and the number of the others."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+
+
 def end_group(group: Group, why: str) -> None:
     """End the group on every rank, since this one cannot end its step.
 
-    Calls that ranks have in flight raise the reason too, so it says what to do next.
+    The calls that ranks have in flight raise this reason too, so it says what to do next.
     """
     group.abort(f"{_MARK}{why}{GO_ON}")
 
 
-def reason_of(group: Group, error: Closed) -> UsageError | None:
-    """Return what to raise in place of this error where a rank that lacked arrays ended it."""
-    _, mark, why = str(error).partition(_MARK)
-    return UsageError(f"{group}: {why}") if mark else None
+@contextlib.contextmanager
+def explaining(group: Group) -> Iterator[None]:
+    """Raise UsageError with the reason in place of Closed, if a rank has called `end_group`."""
+    try:
+        yield
+    except Closed as error:
+        _, mark, why = str(error).partition(_MARK)
+        if not mark:
+            raise
+        raise UsageError(f"{group}: {why}") from error
+
+
+def check_alive(group: Group) -> None:
+    """Raise the error that ended the group, explained; return if it has not ended."""
+    with explaining(group):
+        if (error := group.ended()) is not None:
+            raise error
 
 
 def announce(group: Group, name: str, why: str, begun: Collection[int] | None = None) -> None:
     """Let the ranks that wait for this one know that their arrays will not come.
 
-    Every rank that lacks something calls it. It returns when all ranks have: no rank waits, and the
-    group goes on; or when the group has ended, on every rank and with this reason.
+    Every rank that lacks arrays calls it. It returns when all ranks have called it, so that none
+    waits and the group goes on; or when the group has ended, on every rank and with this reason.
 
     Args:
         name: of the step's averager, the same on every rank.
-        begun: the calls that this rank has not made in a step that others may have left too, after
-            some of its calls: a rank waits if it made all of these. None: if it made any call.
+        begun: the calls that this rank has not made, in a step that other ranks may have left too
+            after some of its calls. Another rank waits if it made all of these calls. With None it
+            waits if it made any call that this rank has not made.
     """
     is_vain = is_waited_for if begun is None else functools.partial(has_made_all, numbers=begun)
     until = time.monotonic() + min(_GRACE_S, group.timeout_s / 4)
@@ -79,32 +101,20 @@ def announce(group: Group, name: str, why: str, begun: Collection[int] | None = 
         group.barrier(name=f"{name}, all lacking")
 
 
-def announce_or_raise(group: Group, name: str, why: str, begun: Collection[int]) -> None:
-    """Announce, where the group is to go on.
-
-    Raises:
-        ShoalError: it has ended; `UsageError` with a rank's reason, where one gave it.
-    """
-    announce(group, name, why, begun)
-    error = group.ended()
-    if error is not None:
-        raise (reason_of(group, error) if isinstance(error, Closed) else None) or error
-
-
 def is_waited_for(group: Group, numbers: Collection[int] | None = None) -> bool:
     """True if another rank is known to have made a call that this one has not.
 
     Costs about a millisecond.
 
     Args:
-        numbers: of the calls that count; None: all that have one.
+        numbers: look only at the calls with these numbers; None: at all numbered calls.
     """
     keys = _made_by_others(group)
     return any(key < FIRST_NAMED_KEY if numbers is None else key in numbers for key in keys)
 
 
 def has_made_all(group: Group, numbers: Collection[int]) -> bool:
-    """True if one other rank is known to have made all of these calls, and there are any."""
+    """True if one other rank is known to have made all of these calls; False without calls."""
     made = _made_by_others(group)
     return bool(numbers) and bool(set.intersection(*(made.get(n, set()) for n in numbers)))
 
@@ -123,13 +133,13 @@ def _made_by_others(group: Group) -> dict[int, set[int]]:
 
 
 class StepWatch:
-    """Ends a step that has begun here and goes no further, before the others' deadline does.
+    """Ends the group if a step makes no progress on this rank while other ranks wait for it.
 
-    Their deadline would end the group too, but would not name what is lacking. What counts is how
-    long others wait, not how long the step has stood still.
+    It acts before the deadline of the other ranks, whose error would not name the missing arrays.
+    What counts is how long others wait, not how long the step has stood still.
 
     Args:
-        numbers: of the step's calls that are not made yet. Read by another thread.
+        numbers: the live set of the step's calls that are not made yet. Read by another thread.
     """
 
     def __init__(self, group: Group, numbers: Collection[int]) -> None:
@@ -138,7 +148,7 @@ class StepWatch:
         self._over: threading.Event | None = None
 
     def start(self, why: str) -> None:
-        """Watch until `stop`: the rest of the step may come."""
+        """Watch until `stop`; the missing arrays may still come."""
         self.stop()
         self._over = over = threading.Event()
         every_s = _PATIENCE * self.group.timeout_s / _N_LOOKS
@@ -147,7 +157,7 @@ class StepWatch:
         threads.start("shoal-watch", _watch, weakref.ref(self), over, every_s, why)
 
     def stop(self) -> None:
-        """Watch no longer: the rest comes, or its lack is announced. Idempotent."""
+        """Watch no longer. Idempotent."""
         over, self._over = self._over, None
         if over is not None:
             over.set()

@@ -1,9 +1,9 @@
-"""Where each array lies in the fusion buffers. Pure: the same on every rank that knows the same.
+"""Where each array lies in the fusion buffers. Pure: equal inputs give the same layout.
 
-All arrays of one element type are laid one after the other, in the order in which they are
-expected, and that is cut into buffers of equal length, of which only the last may be shorter, or
-longer by padding. So an array may span two buffers, or many, and
-every reducer has an equal share of every buffer.
+All arrays of one element type are laid out one after the other, in the order in which they are
+expected, and cut into buffers of equal length. Only the last buffer may be shorter, or longer by
+padding. So an array may span two buffers or more, and every reducer has an equal share of every
+buffer.
 
 Source: Thangakrishnan et al., "Herring", SC 2020, III-1 and III-2.
 """
@@ -22,12 +22,12 @@ from shoal.errors import UsageError
 ALIGN_BYTES: Final = 64
 """Arrays and buffers begin at multiples of it: a cache line, and whole elements of every type."""
 
-# Host-mates read a buffer where it lies, but for what shares a page with another buffer: a segment
-# of each was copied, 4 % of 34 MiB in 16 buffers. Short buffers would grow by more than that.
+# Ranks of one host read a buffer in place, except for a segment that shares a page with another
+# buffer, which is copied: 4 % of 34 MiB in 16 buffers. Short buffers would grow by more than that.
 _PAGE_BYTES: Final = 4096
 _PAGED_FROM: Final = 16 * _PAGE_BYTES
 
-# A rest of this part of a buffer is shared by the others, which are longer for it.
+# A last buffer shorter than this part of the others is distributed over them.
 _LONGER: Final = 1 / 16
 
 # The last floating-point type ends with padding. It is kept because the length of a buffer decides
@@ -41,11 +41,7 @@ FLOATS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """An array to be averaged: a name, a shape as NumPy's, and the type of its elements.
-
-    Attributes:
-        n_elems, n_bytes: how long it is.
-    """
+    """An array to be averaged: its name, shape, element type and length."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,7 +56,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, name: str, given: Any) -> ArraySpec:
-        """Describe an array by its shape and dtype, or one that has both; UsageError for others."""
+        """Describe an array, given with its shape and dtype or as both; UsageError for others."""
         try:
             shape, dtype = (given.shape, given.dtype) if hasattr(given, "shape") else given
             sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
@@ -88,7 +84,7 @@ class Extent(NamedTuple):
         return self.offset + self.n_bytes
 
     def common(self, other: Extent) -> Extent:
-        """The bytes that both have; of length 0 if there are none."""
+        """Return the bytes that are in both; of length 0 if there are none."""
         offset = max(self.offset, other.offset)
         return Extent(offset, max(0, min(self.end, other.end) - offset))
 
@@ -96,7 +92,7 @@ class Extent(NamedTuple):
 class FusionBuffer(NamedTuple):
     """One piece of the flattened arrays, which is averaged by one call.
 
-    `entries` are the indices of the arrays that lie in it, at least in part, in their order.
+    `entries` are the indices of the arrays that it holds at least a part of, in their order.
     """
 
     dtype: DType
@@ -105,7 +101,7 @@ class FusionBuffer(NamedTuple):
 
     @property
     def n_elems(self) -> int:
-        """How many elements it has, padding between arrays included."""
+        """The number of elements, including padding between arrays."""
         return self.extent.n_bytes // item_size(self.dtype)
 
 
@@ -114,11 +110,11 @@ class Layout:
     """The places of arrays in one piece of memory, and the buffers that it is cut into.
 
     Args:
-        entries: the arrays; an *index* is one into these.
-        order: their indices, in the order in which they are expected.
-        places: of each array, by index.
-        buffers: in the order in which they are full if arrays come in `order`.
-        buffers_of: of each array, by index: the numbers of the buffers that it is counted in.
+        entries: the arrays; an *index* is an index into this tuple.
+        order: the indices, in the order in which the arrays are expected.
+        places: the place of each array, by index.
+        buffers: in the order in which they become full if arrays come in `order`.
+        buffers_of: by index, the numbers of the buffers that count an array.
         n_bytes: of the memory; the same for every order.
     """
 
@@ -135,15 +131,21 @@ class Layout:
 
         Args:
             order: every index once.
-            fusion_bytes: the longest that a buffer may be, but for rounding up to whole pages,
-                padding, and a sixteenth more if that takes one buffer less.
+            fusion_bytes: the longest that a buffer may be, apart from rounding up to whole pages,
+                padding, and a sixteenth more if that saves a buffer.
 
         Raises:
             UsageError: there are no arrays, two have one name, a shape has a negative dimension,
-                `order` is not one, or buffers would be shorter than `ALIGN_BYTES`.
+                `order` is not a permutation, or buffers would be shorter than `ALIGN_BYTES`.
         """
         _check(entries, order, fusion_bytes)
         return _Maker(entries, order, fusion_bytes).layout()
+
+    def part(self, buffer: int, index: int) -> slice:
+        """Return the elements of a buffer that belong to an array."""
+        dtype, whole, _ = self.buffers[buffer]
+        part, size = whole.common(self.places[index]), item_size(dtype)
+        return slice((part.offset - whole.offset) // size, (part.end - whole.offset) // size)
 
 
 def _check(entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int) -> None:
@@ -167,7 +169,7 @@ def _aligned(n_bytes: int, to: int = ALIGN_BYTES) -> int:
 
 
 class _Maker:
-    """Lays the arrays of each type out, and numbers all buffers in the order they are full in."""
+    """Lays out the arrays of each type, and numbers all buffers in the order they become full."""
 
     def __init__(
         self, entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int
@@ -182,7 +184,7 @@ class _Maker:
         tail_type = next((dtype for dtype in reversed(types) if dtype in FLOATS), None)
         made: list[tuple[int, FusionBuffer]] = []
         at = 0
-        # Types whose buffers lie at pages are first, so that no rest of others is before them.
+        # Types whose buffers begin at pages come first, so that no others move them off a page.
         for dtype in sorted(types, key=lambda one: not self._is_paged(one)):
             tail = _TAIL_BYTES if dtype is tail_type else 0
             begin, end = at, self._place(dtype, at)
@@ -207,7 +209,7 @@ class _Maker:
         return sum(one.n_bytes for one in self._entries if one.dtype is dtype) >= _PAGED_FROM
 
     def _place(self, dtype: DType, at: int) -> int:
-        """Lay out all arrays of a type from `at` on; return where they end."""
+        """Lay out all arrays of a type at `at` and after; return where they end."""
         for index in self._order:
             entry = self._entries[index]
             if entry.dtype is dtype:
@@ -216,12 +218,12 @@ class _Maker:
         return at
 
     def _cut(self, dtype: DType, arrays: Extent, upto: int) -> Iterator[tuple[int, FusionBuffer]]:
-        """The buffers of a type, each with how many arrays have come when it is full.
+        """Yield the buffers of a type, each with its place in the order of becoming full.
 
         Args:
-            arrays: of this type.
-            upto: the last buffer has the padding up to here: of a page that it shared, it would be
-                copied.
+            arrays: the extent of all arrays of this type.
+            upto: the end of the last buffer, which includes padding: a page that it shared with
+                another buffer would be copied.
         """
         if upto == arrays.offset:  # there are only arrays without elements
             return
@@ -237,7 +239,7 @@ class _Maker:
         for offset in range(arrays.offset, max(arrays.end, arrays.offset + 1), length):
             is_last = arrays.end - offset <= length
             extent = Extent(offset, upto - offset if is_last else length)
-            # The first that reaches into it is the last that begins at or before its begin.
+            # The first array in the buffer is the last that begins at or before its begin.
             first = max(0, bisect.bisect_right(begins, extent.offset) - 1)
             last = bisect.bisect_left(begins, extent.end)
             held = [
@@ -247,7 +249,7 @@ class _Maker:
             yield when, FusionBuffer(dtype, extent, tuple(index for _, index in held))
 
     def _length(self, n_bytes: int) -> int:
-        """The length of all buffers of a type but the last."""
+        """Return the length of all buffers of a type except the last."""
         n_buffers = -(-n_bytes // self._fusion_bytes)
         rest = n_bytes - (n_buffers - 1) * self._fusion_bytes
         if n_buffers > 1 and rest <= self._fusion_bytes * _LONGER:  # NOT one for some padding
@@ -258,7 +260,7 @@ class _Maker:
     def _buffers_of(self, buffers: Sequence[FusionBuffer]) -> tuple[tuple[int, ...], ...]:
         found: list[list[int]] = [[] for _ in self._entries]
         for number, buffer in enumerate(buffers):
-            # A buffer of nothing but padding leaves with the last array.
+            # A buffer of padding alone is sent with the last array.
             for index in buffer.entries or self._order[-1:]:
                 found[index].append(number)
         return tuple(map(tuple, found))

@@ -1,4 +1,4 @@
-"""Rounds of ranks that train alone for many steps, and average how far each has come since."""
+"""Rounds in which ranks that train alone for many steps average the changes they have made."""
 
 from __future__ import annotations
 
@@ -26,56 +26,62 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.group.work import Work
 
+_DEFAULTS: Final = {
+    "fragments": 1,
+    "delay": 0,
+    "alpha": 0.0,
+    "compress": None,
+    "weighted": False,
+    "quorum": None,
+    "grace": 0.0,
+}
 _SAVED: Final = ("step", "n_sent", "n_done", "sent_at", "since", "units", "folded")
 
 
 class Replica(Protocol):
-    """One rank's parameters, and the global ones with the state of the outer optimizer.
+    """One rank's local parameters, the global parameters, and the outer optimizer's state.
 
-    The global parameters are the same on every rank: those after the last finished round. Only
-    rounds change them, and a round changes one fragment.
-
-    Args:
-        places: the NumPy arrays of an averager, by name, for the parameters of a fragment.
+    The global parameters are the same on every rank. Only rounds change them; each round changes
+    those of one fragment. `places` are the NumPy arrays of an averager, by parameter name.
 
     Attributes:
-        outer: the outer optimizer as it was made, in words; the same on every rank.
+        outer: a description of the outer optimizer's arguments; the same on every rank.
     """
 
     outer: str
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
-        """Write (global - local) * factor to the places: what this rank gives to a round.
+        """Write (global - local) * factor to the places: this rank's contribution to a round.
 
         Args:
-            keep: remember the local parameters until `mix`; a second call gives them again.
+            keep: keep the local parameters until `mix`; a second call uses them again.
         """
 
     def step_outer(self, places: Mapping[str, Any], factor: float) -> None:
-        """Let the outer optimizer change the global parameters by the averages * factor."""
+        """Step the outer optimizer with the averages * factor as gradients."""
 
     def mix(self, names: Iterable[str], alpha: float) -> None:
-        """Change local parameters by the global ones, after a round.
+        """Move local parameters to the global ones, after a round.
 
-        With `alpha`, local = alpha * local + (1 - alpha) * global. If alpha is NaN, what changed
-        locally since `give` stays: local = global + local - kept.
+        local = alpha * local + (1 - alpha) * global. If alpha is NaN, local changes since `give`
+        stay: local = global + local - kept.
         """
 
     def dump(self, names: Iterable[str]) -> bytes:
-        """The global parameters and the outer optimizer's state of a fragment."""
+        """Return the global parameters and the outer optimizer's state of a fragment."""
 
     def load(self, names: Iterable[str], data: bytes) -> None:
-        """Take what `dump` returned on another rank."""
+        """Load what `dump` returned on another rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that this keeps beside the local parameters."""
+        """Return a copy of everything except the local parameters."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned."""
+        """Load what `state_dict` returned."""
 
 
 class Options(TypedDict, total=False):
-    """What all kinds of rounds take, see `shoal.average.DiLoCo`; the same on every rank."""
+    """Options of all kinds of rounds, the same on every rank; see `shoal.average.DiLoCo`."""
 
     every: Required[int]
     fragments: int | Sequence[Sequence[str]]
@@ -89,14 +95,14 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class _Flight:
-    """A fragment that was sent, and whose average has not been taken up.
+    """A round that was sent, and whose average was not applied yet.
 
     Attributes:
-        number: of the round, from 0 on; the fragment is its remainder by the number of fragments.
+        number: of the round, from 0; its fragment is `number % n_fragments`.
         step: this rank's step when it was sent.
         weight: of this rank's values.
         total: the weight of all ranks' values, once it has landed.
-        has_landed: the average is there.
+        has_landed: True if the average has arrived.
     """
 
     number: int
@@ -108,11 +114,13 @@ class _Flight:
 
 
 class LocalSteps:
-    """Runs the rounds of one rank; `count` after each local step does what is due.
+    """Runs the rounds of one rank; `count`, called after each local step, does what is due.
 
-    Rounds have numbers, and all ranks send them in that order. So ranks that know how many rounds
-    each of them has sent and finished, know what each of them lacks. UsageError for wrong options,
-    or if ranks differ in parameters or options.
+    Rounds have numbers, and all ranks send them in that order. So two numbers, of the rounds that a
+    rank has sent and finished, say which rounds it lacks.
+
+    Raises:
+        UsageError: options are wrong, or ranks differ in parameters or options.
     """
 
     def __init__(
@@ -120,24 +128,29 @@ class LocalSteps:
     ) -> None:
         self._specs = {name: ArraySpec.of(name, given) for name, given in arrays.items()}
         self._replica = replica
-        self._every, self._compress = options["every"], options.get("compress")
-        self._fragments = fragments_of(self._specs, options.get("fragments", 1))
-        self._delay, self._alpha = options.get("delay", 0), options.get("alpha", 0.0)
-        self._is_weighted = options.get("weighted", False)
-        self._quorum, self._grace = options.get("quorum"), options.get("grace", 0.0)
+        given: dict[str, Any] = {**_DEFAULTS, **options}
+        self._fragments = fragments_of(self._specs, given["fragments"])
+        self._compared = given | {"fragments": self._fragments, "outer": replica.outer}
+        self._every: int = given["every"]
+        self._delay: int = given["delay"]
+        self._alpha: float = given["alpha"]
+        self._compress: str | ErrorFeedback | None = given["compress"]
+        self._is_weighted: bool = given["weighted"]
+        self._quorum: int | None = given["quorum"]
+        self._grace: float = given["grace"]
+        # Rounds are means by weight: of samples, or of the number of steps with a quorum.
+        self._has_weights = self._is_weighted or self._quorum is not None
         self._check()
         if self._is_weighted:
             self._check_range(group)
-        if self._is_weighted or self._quorum is not None:
-            self._check_reducers()
         if self._quorum is not None:
-            self._alpha = math.nan  # steps on the way of an average stay
+            self._alpha = math.nan  # steps made while an average travels stay
         n_fragments = len(self._fragments)
         self._step = self._n_sent = self._n_done = self._sent_at = 0
-        self._until = 0  # rounds that a `sync` has begun are sent up to this one
+        self._until = 0  # send the rounds below this number at once: a `sync` has begun them
         self._since = [0.0] * n_fragments  # the weight of the steps since a fragment was sent
-        # Divides weights on their way, so that values stay near those without weights: the mean
-        # weight of the round before.
+        # By fragment, the mean weight of its last round. Weights are divided by it while they
+        # travel, so that values stay near those without weights.
         self._units = [1.0] * n_fragments
         self._folded = 0.0
         self._flying: deque[_Flight] = deque()
@@ -158,13 +171,18 @@ class LocalSteps:
         elif not 0 <= self._alpha <= 1:
             what = f"alpha must be 0 to 1, got {self._alpha}"
         elif self._quorum is None and self._grace != 0:
-            what = "grace is for rounds that a quorum opens: give quorum, or leave grace out"
+            what = "grace needs a quorum: give quorum, or leave grace out"
         elif self._quorum is not None and self._quorum < 1:
             what = f"quorum must be at least 1 rank, got {self._quorum}"
         elif not 0 <= self._grace < math.inf:
             what = f"grace must be a number of seconds, got {self._grace}"
         elif self._quorum is not None and (self._alpha or self._delay):
-            what = "delay and alpha go without a quorum, which takes averages up as they arrive"
+            what = "delay and alpha cannot be used with a quorum, which applies averages on arrival"
+        elif self._has_weights and isinstance(self._compress, ChunkTopK):
+            what = (
+                f"{self._compress} cannot be used with weights or a quorum: values that it leaves "
+                "out of one round would count in the next with another weight; use ErrorFeedback"
+            )
         else:
             return
         raise UsageError(what)
@@ -181,27 +199,16 @@ class LocalSteps:
             halves.append(f"{wire!s} between hosts")
         if halves:
             raise UsageError(
-                f"weighted=True excludes float16, but there is {halves[0]}: products of values "
-                "and weights would exceed 65,504; use bfloat16, or leave weighted out"
-            )
-
-    def _check_reducers(self) -> None:
-        """Refuse `ChunkTopK`: reducers keep parts of sums, which have the weight of a round."""
-        if isinstance(self._compress, ChunkTopK):
-            raise UsageError(
-                f"{self._compress} excludes weights and a quorum: what it leaves out "
-                "of one round would enter the next with another weight; use ErrorFeedback"
+                f"weighted=True cannot be used with float16 ({halves[0]}): products of values and "
+                "weights would exceed 65,504; use bfloat16, or leave weighted out"
             )
 
     def _form(self, group: Group) -> None:
-        """Make calls in a group of one's own, where no call of the program comes between."""
+        """Make a subgroup and averagers, so that no call of the program comes between rounds."""
         name = f"local steps {next(shared_by(group).names)}"
         self.group = group
         self._own = group.subgroup(range(group.size), name)
-        options = {"every": self._every, "fragments": self._fragments, "delay": self._delay}
-        options |= {"alpha": self._alpha, "weighted": self._is_weighted, "quorum": self._quorum}
-        options |= {"outer": self._replica.outer}
-        agree(self._own, name, tuple(self._specs.values()), options)
+        agree(self._own, name, tuple(self._specs.values()), self._compared)
         averagers = [
             Averager(
                 self._own, {name: self._specs[name] for name in names}, compress=self._compress
@@ -223,7 +230,7 @@ class LocalSteps:
         """Count a local step of this weight (samples or tokens), and do what is due after it.
 
         Raises:
-            UsageError: a weight is missing, or not asked for. Nothing was counted.
+            UsageError: a weight is missing, or not expected. Nothing was counted.
             ShoalError: as `Averager.wait`; the group has ended. The step was counted: `regroup`.
         """
         if self._is_weighted != (weight is not None):
@@ -235,7 +242,7 @@ class LocalSteps:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Take up and send what is due; after an error, `regroup` does the rest of it."""
+        """Apply and send what is due; after an error, `regroup` does the rest."""
         while True:
             if self._flying and self._is_expected(self._flying[0]):
                 self._take_up(self._alpha)
@@ -245,7 +252,7 @@ class LocalSteps:
                 return
 
     def _is_expected(self, flight: _Flight) -> bool:
-        """True if an average is to be taken up now, also by waiting for it."""
+        """True if an average must be applied now, even if that means waiting for it."""
         if self._flags is None or flight.has_landed:
             return self._step >= flight.step + self._delay
         assert flight.summing is not None
@@ -280,12 +287,12 @@ class LocalSteps:
     def _post(self, flight: _Flight) -> None:
         averager, part = self._averager_of(flight), flight.number % len(self._fragments)
         places = averager.begin()
-        factor = flight.weight / self._units[part] if self._is_weighted or self._flags else 1.0
+        factor = flight.weight / self._units[part] if self._has_weights else 1.0
         averager.scale_feedback(factor)
         keep = self._delay > 0 or self._flags is not None
         self._replica.give(places, factor, keep=keep)
         flight.has_landed = False
-        if self._is_weighted or self._flags:
+        if self._has_weights:
             flight.total[0] = flight.weight
             name = f"weights of fragment {part}"
             flight.summing = self._own.all_reduce(flight.total, Op.SUM, name=name, async_op=True)
@@ -294,7 +301,7 @@ class LocalSteps:
         averager.send_rest()
 
     def _land(self, flight: _Flight) -> None:
-        """Return when the average of a round is there."""
+        """Return when the average of a round has arrived."""
         if flight.has_landed:
             return
         self._averager_of(flight).wait()
@@ -308,7 +315,7 @@ class LocalSteps:
         flight, factor = self._flying[0], 1.0
         self._land(flight)
         part = flight.number % len(self._fragments)
-        if self._is_weighted or self._flags:
+        if self._has_weights:
             total = flight.total[0]
             factor = self._units[part] * self.group.size / total if total else 0.0
             self._units[part] = total / self.group.size or self._units[part]
@@ -324,12 +331,12 @@ class LocalSteps:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds that this rank has finished; a round is of one fragment."""
+        """The number of rounds that this rank has finished; each averages one fragment."""
         return self._n_done
 
     @property
     def folded(self) -> float:
-        """The weights of all ranks in all finished rounds; 0 without weights and quorum."""
+        """The sum of all ranks' weights in finished rounds; 0 without weights and quorum."""
         return self._folded
 
     # What every rank calls.
@@ -337,8 +344,8 @@ class LocalSteps:
     def sync(self) -> None:
         """Run a round of all fragments now, after which all ranks have the global parameters.
 
-        Every rank calls it after as many steps, or with a quorum after any number: at the end of
-        training, before an evaluation, or before one rank saves for all.
+        Every rank calls it after the same number of steps, or with a quorum after any number: at
+        the end of training, before an evaluation, or before one rank saves for all.
 
         Raises:
             ShoalError: as in a step.
@@ -359,8 +366,8 @@ class LocalSteps:
     def regroup(self, group: Group) -> None:
         """Go on in another group, such as `group.shrink()`, and finish what an error interrupted.
 
-        A round that some rank has finished counts on all; every other one is sent again, by the
-        ranks of the new group. Every rank of it calls this.
+        Every rank of the new group calls it. A round that some rank has finished counts on all
+        ranks; all other rounds are sent again.
 
         Raises:
             ShoalError: as in a step; call it again with the next group.
@@ -369,7 +376,7 @@ class LocalSteps:
         counts = self._counts(group)
         done = [n_done for n_done, *_ in counts]
         self._until = max(until for *_, until, _ in counts)
-        if self._flags is not None:  # no flag in the new group opens what one rank has sent
+        if self._flags is not None:  # in the new group no flag opens a round that a rank has sent
             self._until = max(self._until, *(n_sent for _, n_sent, *_ in counts))
         self._settle(max(done))
         self._form(group)
@@ -388,7 +395,7 @@ class LocalSteps:
         self._go_on()
 
     def _settle(self, n_done: int) -> None:
-        """Keep what rounding took in the rounds before this one, and give it back to the others."""
+        """Keep the residuals of rounds below this number, and undo those of later rounds."""
         for flight in self._flying:
             if flight.number >= n_done:
                 self._averager_of(flight).undo_feedback()
@@ -398,14 +405,14 @@ class LocalSteps:
             self._averagers[self._n_sent % len(self._fragments)].end_feedback()
 
     def _counts(self, group: Group) -> list[tuple[int, int, int, int]]:
-        """By rank: rounds that it has finished and sent, `_until`, and 1 if it has steps left."""
+        """Return for each rank `_n_done`, `_n_sent`, `_until`, and 1 if it has unsent steps."""
         own = array("q", [self._n_done, self._n_sent, self._until, max(self._since) > 0])
         found = array("q", bytes(8 * len(own) * group.size))
         group.all_gather(found, own, name="counts of rounds")
         return list(zip(*(found[at::4] for at in range(4)), strict=True))
 
     def _share(self, part: int, root: int) -> None:
-        """Give all ranks what one rank knows of the finished rounds of a fragment."""
+        """Give all ranks one rank's state after the finished rounds of a fragment."""
         is_root, own, names = self._own.rank == root, self._own, self._fragments[part]
         data = bytearray(self._replica.dump(names) if is_root else b"")
         known = array("d", [len(data), self._units[part], self._folded])
@@ -419,7 +426,7 @@ class LocalSteps:
     # What is saved with a model.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the local parameters; waits for averages on their way.
+        """Return all state except the local parameters; waits for averages in flight.
 
         It changes nothing: a run that saves has the same bits as one that does not.
 
@@ -438,12 +445,13 @@ class LocalSteps:
         return state | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned, with the local parameters of then; every rank calls it.
+        """Load what `state_dict` returned; every rank calls it, after loading its local parameters.
 
         All ranks then have the global parameters of rank 0.
 
         Raises:
-            UsageError: ranks load states of different rounds, one of other fragments, or no state.
+            UsageError: ranks load states of different rounds, or of other fragments, or something
+                else.
             ShoalError: as in a step.
         """
         if not {*_SAVED, "replica", "flying"}.issubset(state or ()):
@@ -453,7 +461,7 @@ class LocalSteps:
                 f"{self._own}: this state has {n_saved} fragments, and there are "
                 f"{len(self._fragments)} here; make it with fragments={n_saved}, as it was saved"
             )
-        self._leave()  # what is on its way belongs to the steps before
+        self._leave()  # averages in flight belong to earlier steps
         self._form(self.group)
         rounds = {"rounds": str((state["n_done"], state["n_sent"]))}
         agree(self._own, "rounds", (), rounds)
@@ -475,7 +483,7 @@ class LocalSteps:
             self._share(part, 0)
 
     def close(self) -> None:
-        """End; what is on its way is lost, so `sync` before."""
+        """End. Averages in flight are lost: call `sync` before."""
         self._leave()
 
     def _leave(self) -> None:
@@ -485,7 +493,7 @@ class LocalSteps:
 
 
 def copies(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of NumPy arrays, or of tensors."""
+    """Copy NumPy arrays or tensors."""
     return {n: one.copy() if hasattr(one, "copy") else one.clone() for n, one in arrays.items()}
 
 
@@ -495,7 +503,7 @@ def fragments_of(
     """Return the names of each fragment's parameters.
 
     Args:
-        asked: a number of fragments, which are runs of parameters of about equal bytes; or the
+        asked: a number of fragments, each a run of parameters, of about equal bytes; or the
             names.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What a rank does to a buffer before it leaves: weigh it, and look for what is not finite.
+"""Prepares a buffer before it is sent: scales it by the rank's weight, and checks it for NaNs.
 
-float16 is divided by the number of ranks here, as torch's wrapper does, and then summed: a sum can
-be infinite where the average is not.
+float16 is divided by the number of ranks here, as in torch's wrapper, and then summed: a sum can be
+infinite where the average is not.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - says what is wrong
-    """A rank gave an infinity or a NaN. Raised on every rank; the averages of this step hold it.
+    """A rank's values had an infinity or a NaN. Raised on every rank; the averages have it too.
 
     Args:
         name: of the array.
-        rank: that gave it; the lowest, where several did.
-        element: an index into the flattened array, of one that is not finite.
+        rank: whose values they were; the lowest of several.
+        element: the index of a value that is not finite, in the flattened array.
     """
 
     def __init__(self, name: str, rank: int, element: int) -> None:
@@ -36,7 +36,7 @@ class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - says what is wrong
     def __str__(self) -> str:
         return (
             f"element {self.element} of {self.name!r} on rank {self.rank} was not finite before it "
-            "was averaged: skip this step, or look at what that rank computed"
+            "was averaged: skip this step, or find out what that rank computed"
         )
 
 
@@ -96,7 +96,7 @@ class Preparation:
     def end(self) -> None:
         """End the step, on every rank.
 
-        All raise NotFinite if one gave such a value, or UsageError if all weights were 0.
+        Every rank raises NotFinite if a rank had such a value, or UsageError if all weights were 0.
         """
         if self._check_finite:
             self._raise_not_finite()
@@ -107,14 +107,11 @@ class Preparation:
         dtype, extent, entries = self._layout.buffers[buffer]
         if not_finite(self._flats[buffer], dtype) is None:
             return
-        for index in entries:  # NOT what is found in the padding: it is left over from elsewhere
-            place = self._layout.places[index]
-            part = extent.common(place)
-            first = (part.offset - extent.offset) // dtype.n_bytes
-            values = self._flats[buffer][first : first + part.n_bytes // dtype.n_bytes]
-            at = not_finite(values, dtype)
+        for index in entries:  # NOT the padding, which may hold old values
+            at = not_finite(self._flats[buffer][self._layout.part(buffer, index)], dtype)
             if at is not None:
-                self._worst = (index, (part.offset - place.offset) // dtype.n_bytes + at)
+                before = max(0, extent.offset - self._layout.places[index].offset)
+                self._worst = (index, before // dtype.n_bytes + at)
                 return
 
     def _raise_not_finite(self) -> None:
@@ -134,7 +131,7 @@ class Preparation:
         return self._total[0]
 
     def _factor_of_rank(self) -> float:
-        """How many times an equal share this rank's values count."""
+        """Return this rank's weight over the mean weight of all ranks."""
         if self._factor is None:
             total = self._total_weight()
             self._factor = self._weight * self._group.size / total if total else 0.0
@@ -143,11 +140,11 @@ class Preparation:
 
 # ---- elements as NumPy sees them ----
 
-_NO_NUMPY: Final = "weights, and a look at what is not finite, need NumPy, which is not installed"
+_NO_NUMPY: Final = "weights, check_finite and error feedback need NumPy: pip install numpy"
 
 
 def numpy_type(dtype: DType) -> str:
-    """The name of NumPy's type for one element; for bfloat16, which it lacks, that of its bits."""
+    """Return the name of NumPy's type for one element; uint16 for bfloat16, which NumPy lacks."""
     return {DType.BOOL: "bool", DType.BFLOAT16: "uint16"}.get(dtype, str(dtype))
 
 
@@ -161,7 +158,7 @@ def numpy() -> Any:
 
 
 def numpy_arrays(memory: Any, layout: Layout) -> dict[str, Any] | None:
-    """All arrays by name, as NumPy has them; None where NumPy is not installed."""
+    """Return all arrays by name, as NumPy arrays; None if NumPy is not installed."""
     try:
         import numpy as np
     except ImportError:
@@ -189,7 +186,7 @@ def scale(flat: Any, dtype: DType, factor: float) -> None:
 
 
 def not_finite(flat: Any, dtype: DType) -> int | None:
-    """The index of the first infinity or NaN; None if there is none.
+    """Return the index of the first infinity or NaN; None if there is none.
 
     Args:
         flat: one dimension; of `numpy_type(dtype)`.
@@ -206,7 +203,7 @@ def _from_bfloat16(bits: Any) -> Any:
 
 
 def _to_bfloat16(values: Any) -> Any:
-    """Rounded to the nearest, ties to even; a NaN stays one."""
+    """Round to the nearest, ties to even; a NaN stays a NaN."""
     np = numpy()
     bits = values.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16

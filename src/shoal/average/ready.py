@@ -1,4 +1,4 @@
-"""Flags by which the ranks of a group find out that enough of them are ready for a round."""
+"""Flags that tell the ranks of a group when enough of them are ready for a round."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.group.work import Work
 
-_NEVER_S: Final = 1e9  # a flag may come at any time; the group's own end ends the wait for it
+_NEVER_S: Final = 1e9  # a flag may come at any time; the end of the group ends the wait
 
 
 class ReadyFlags:
-    """A message to each other rank says for which round this rank is ready. Nothing here waits.
+    """Sends every other rank the number of the round that this rank is ready for. Never waits.
 
     Args:
         quorum: how many ranks open a round.
@@ -22,7 +22,7 @@ class ReadyFlags:
     """
 
     def __init__(self, group: Group, quorum: int, grace: float) -> None:
-        # A group of its own, so that no report of late ranks names a flag for which nobody waits.
+        # A group of its own, so that no report of late ranks names a flag that nobody waits for.
         self._group = group.subgroup(range(group.size), "ready flags")
         self._quorum = min(quorum, group.size)
         self._grace = grace
@@ -33,7 +33,7 @@ class ReadyFlags:
             self._listen_to(rank)
 
     def announce(self, number: int) -> None:
-        """Send the other ranks the number of the round for which this rank is ready, once."""
+        """Send the other ranks the number of the round that this rank is ready for, once."""
         if self._latest[self._group.rank] >= number:
             return
         self._latest[self._group.rank] = number
@@ -57,7 +57,7 @@ class ReadyFlags:
         return n_ready == len(latest) or max(latest) > number or is_late
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._group.close()
 
     def _listen_to(self, rank: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.average.agreeing import texts_of_all
+from shoal.average.lacking import named
 from shoal.average.report.breakdown import StepBreakdown, break_down, compare
 from shoal.average.report.chrome import trace_of
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 _MOST_COMPARED: Final = 64  # steps; 10 KB from each rank
-_MOST_NAMED: Final = 5
 _COLUMNS: Final = {
     "step": "total",
     "forward": "forward",
@@ -126,10 +126,8 @@ def _remarks(report: AveragingReport) -> Iterator[str]:
             f"steps, and held the others up by {slowest.held_up / 1e3:.3f} ms in a mean step."
         )
     if now is not None and not now.end:
-        named = ", ".join(map(repr, report.missing[:_MOST_NAMED]))
-        if len(report.missing) > _MOST_NAMED:
-            named += f" and {len(report.missing) - _MOST_NAMED} more"
-        not_ready = f"not ready on this rank: {named}" if named else "all arrays are ready"
+        names = named(list(map(repr, report.missing)))
+        not_ready = f"not ready on this rank: {names}" if names else "all arrays are ready"
         yield f"Step {now.number} has not ended; {not_ready}."
 
 

@@ -36,16 +36,16 @@ class DiLoCo(LocalSteps):
                 inner.step()  # every 100th also averages
             diloco.sync()  # all ranks have the same model now
 
-    The options are those of `shoal.average.DiLoCo`. It counts the steps of `inner` until `close`,
+    The options are those of `shoal.average.DiLoCo`. The steps of `inner` are counted until `close`,
     or the end of a `with` statement. Buffers of the model, such as statistics of batch
-    normalisation, stay each rank's own.
+    normalisation, are not averaged.
 
     Args:
         model: not wrapped by `DistributedDataParallel` over the same ranks.
         inner: the optimizer of each step.
-        outer: the optimizer of the global parameters, made for the parameters of the model.
-        process_group: of ranks with a model each; None: the default group.
-        fragments: also modules, whose parameters are a fragment each.
+        outer: the optimizer of the global parameters, made with the parameters of the model.
+        process_group: of ranks that each have a whole model; None: the default group.
+        fragments: may also be modules: the parameters of each are a fragment.
 
     Raises:
         UsageError: wrong options; ranks differ; `outer` lacks a parameter; or `inner` has none.
@@ -65,8 +65,8 @@ class DiLoCo(LocalSteps):
         stepped = {id(one) for kind in inner.param_groups for one in kind["params"]}
         if stepped.isdisjoint(id(one) for one in trained.values()):
             raise UsageError(
-                "the inner optimizer steps no parameter of this model, whose steps would not be "
-                "counted: make it of model.parameters()"
+                "the inner optimizer has no parameter of this model, so its steps would not train "
+                "it: make it with model.parameters()"
             )
         self._model = model
         self._trained = {id(one) for one in trained.values()}
@@ -86,7 +86,7 @@ class DiLoCo(LocalSteps):
         self.close()
 
     def close(self) -> None:
-        """End, and count no more steps; what is on its way is lost, so `sync` before."""
+        """End, and count no more steps. Averages in flight are lost: call `sync` before."""
         self._hook.remove()
         super().close()
 
@@ -103,7 +103,7 @@ class DiLoCo(LocalSteps):
         super()._send()
 
     def _check_trained(self) -> None:
-        """Refuse parameters that are trained and not averaged: ranks would drift apart."""
+        """Refuse parameters that are trained but not averaged: ranks would drift apart."""
         named = self._model.named_parameters()
         others = [n for n, one in named if one.requires_grad and id(one) not in self._trained]
         if others:
@@ -114,9 +114,9 @@ class DiLoCo(LocalSteps):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the model and `inner`, to be saved with theirs; as `torch.load` takes it.
+        """Return all state but that of the model and `inner`; `torch.load` accepts it.
 
-        Waits for averages on their way, and changes nothing.
+        Waits for averages in flight, and changes nothing.
         """
         state = super().state_dict()
         parts = [one["residuals"] for one in state["rounding"] if one]
@@ -130,7 +130,7 @@ class DiLoCo(LocalSteps):
         Every rank of the new group calls it.
 
         Args:
-            group: None takes that of torch's default group.
+            group: None: the group of torch's default process group.
         """
         super().regroup(group or frontend.group_for("DiLoCo", None))
 
@@ -138,7 +138,8 @@ class DiLoCo(LocalSteps):
 class LocalSGD(DiLoCo):
     """Averages the parameters of all ranks once in `every` steps of an optimizer.
 
-    It is `DiLoCo` whose outer optimizer takes the average as it is, with the same options.
+    It is `DiLoCo` with an outer optimizer that replaces the global parameters by the average, and
+    takes the same options.
     """
 
     def __init__(
@@ -153,12 +154,7 @@ class LocalSGD(DiLoCo):
 
 
 class _Parameters:
-    """The parameters of a model, see `Replica`. Global ones are kept on the CPU.
-
-    Attributes:
-        shared: the global ones.
-        outer: the outer optimizer in words.
-    """
+    """A `Replica` of a model's parameters; `shared` are the global parameters, on the CPU."""
 
     def __init__(
         self, parameters: Mapping[str, torch.nn.Parameter], outer: torch.optim.Optimizer
@@ -180,7 +176,7 @@ class _Parameters:
         self._kept: dict[str, torch.Tensor] = {}
 
     def _tensors(self, places: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The memory of arrays as tensors; NumPy has the bits of bfloat16."""
+        """View the arrays of an averager, which has the bits of bfloat16, as tensors."""
         for name, place in places.items():
             yield name, torch.from_numpy(place).view(self.shared[name].dtype)
 
@@ -198,11 +194,11 @@ class _Parameters:
 
     @torch.no_grad()
     def step_outer(self, places: Mapping[str, Any], factor: float) -> None:
-        """The optimizer steps the model's parameters, which hold the global ones for that long."""
+        """Step the optimizer on the model's parameters, which hold the global ones meanwhile."""
         held = [one for group in self._outer.param_groups for one in group["params"]]
         gradients = [one.grad for one in held]
         local = {name: self._local[name].clone() for name in places}
-        for one in held:  # those of other fragments do not step
+        for one in held:  # without a gradient, other fragments do not step
             one.grad = None
         for name, place in self._tensors(places):
             self._local[name].copy_(self.shared[name])
@@ -262,7 +258,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_like(value: object, parameter: torch.Tensor) -> bool:
-    """True if this state of an optimizer lies on its parameter's device."""
+    """True if this state of an optimizer belongs on its parameter's device."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 

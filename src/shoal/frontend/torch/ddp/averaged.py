@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.average import ArraySpec, Averager
-from shoal.average.lacking import StepWatch, announce, announce_or_raise
+from shoal.average.lacking import StepWatch, announce, check_alive
 from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.buckets import twice
 from shoal.frontend.torch.ddp.gradients import Gradients, like_gradient, place_in
@@ -60,7 +60,6 @@ class FusedGradients:
         self._watch = StepWatch(group, self.averager.open_calls)
         self.is_weighted = bool(options.get("weighted"))
         self._begun_with: float | None = None  # the weight of the step under way
-        self._is_stopped = False
         self._settle()
 
     @property
@@ -106,7 +105,7 @@ class FusedGradients:
         if layout is not None:
             self._settle()
         self.gradients.begin()
-        self.averager.countdown.paused = self._is_stopped = False
+        self.arm()
 
     def note_forward(self) -> None:
         """Note that a forward pass begins whose gradients will be averaged."""
@@ -119,13 +118,12 @@ class FusedGradients:
         self.averager.reserve()
 
     def stop(self) -> None:
-        """Count no gradients until `begin` or `resume`."""
-        self.averager.countdown.paused = self._is_stopped = True
+        """Count no gradients until `begin` or `arm`."""
+        self.averager.countdown.paused = True
 
-    def resume(self) -> None:
-        """Count gradients of this step again, if `stop` was called in it."""
-        if self._is_stopped:
-            self.averager.countdown.paused = self._is_stopped = False
+    def arm(self) -> None:
+        """Count gradients of the step under way."""
+        self.averager.countdown.paused = False
 
     def give_up(self) -> None:
         """Count no more gradients, and leave them to the program; the averager may go on."""
@@ -147,15 +145,16 @@ class FusedGradients:
         announce(self.averager.group, self.averager.name, why)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this: a backward pass raised on all.
+        """Return when every rank has called this: a backward pass raised on all of them.
 
         Raises:
-            ShoalError: the group has ended, since another rank waits for this step; `UsageError`
-                with a rank's reason.
+            UsageError: another rank waits for this step. The group has ended.
+            ShoalError: the group has ended for another reason.
         """
         self._watch.stop()
         group, open_calls = self.averager.group, set(self.averager.open_calls)
-        announce_or_raise(group, f"{self.averager.name}, raised", why, open_calls)
+        announce(group, f"{self.averager.name}, raised", why, open_calls)
+        check_alive(group)
 
     def sent(self) -> set[int]:
         """The parameters of which some element has been sent in this step."""

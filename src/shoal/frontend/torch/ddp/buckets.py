@@ -1,8 +1,8 @@
-"""Gradients averaged by one of torch's communication hooks, bucket by bucket.
+"""Averages gradients with one of torch's communication hooks, bucket by bucket, on any device.
 
-A hook gets whole parameters, and the buckets in one order on every rank, since it may call any
-collective. The calls in callbacks of futures come in one order too: the callbacks of a bucket run
-when the pass is over, before those of the next. This serves any device.
+A hook gets whole parameters, and gets the buckets in one order on every rank, since it may call any
+collective. Calls in callbacks of futures are in one order too: the callbacks of a bucket run when
+the pass is over, before those of the next bucket.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
 from shoal.average.departures import words_for
-from shoal.average.lacking import announce, announce_or_raise, reason_of
-from shoal.errors import Closed
+from shoal.average.lacking import announce, check_alive, explaining
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, like_gradient, place_in
 from shoal.frontend.torch.ddp.parameter_hooks import not_held
 from shoal.frontend.torch.work import calls_of_hook
@@ -35,7 +34,7 @@ class HookedBuckets:
         gradients: gets its places here.
         process_group: torch's, which a hook may call; `group` is shoal's in it.
         on_full: called when all gradients of a bucket have come.
-        n_bytes: of a bucket, at least; a larger parameter has one of its own.
+        n_bytes: the least length of a bucket.
         hook: called as `hook(state, bucket)`, in a backward pass, for each bucket in turn.
     """
 
@@ -66,7 +65,7 @@ class HookedBuckets:
         self._bucket_of = {i: b for b, members in enumerate(self._members) for i in members}
         self._buffers, places = _laid_out(gradients.parameters, self._members)
         gradients.settle(places)
-        self.is_armed = self._is_stopped = False
+        self.is_armed = False
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []
         self._futures: list[tuple[Sequence[Any], Any]] = []
@@ -87,8 +86,9 @@ class HookedBuckets:
         return any(self._came)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this: a backward pass raised on all."""
-        announce_or_raise(self._group, "buckets, raised", why, ())
+        """Return when every rank has called this: a backward pass raised on all of them."""
+        announce(self._group, "buckets, raised", why, ())
+        check_alive(self._group)
 
     def sent(self) -> set[int]:
         """The parameters whose buckets a hook has been called with in this step."""
@@ -100,7 +100,7 @@ class HookedBuckets:
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
         self.gradients.begin()
-        self.is_armed, self._is_stopped = True, False
+        self.arm()
 
     def note_forward(self) -> None:
         """Do nothing: no times are kept."""
@@ -109,13 +109,12 @@ class HookedBuckets:
         """Do nothing: buckets are matched by their order."""
 
     def stop(self) -> None:
-        """Count no gradients until `begin` or `resume`."""
-        self.is_armed, self._is_stopped = False, True
+        """Count no gradients until `begin` or `arm`."""
+        self.is_armed = False
 
-    def resume(self) -> None:
-        """Count gradients of this step again, if `stop` was called in it."""
-        if self._is_stopped:
-            self.is_armed, self._is_stopped = True, False
+    def arm(self) -> None:
+        """Count gradients of the step under way."""
+        self.is_armed = True
 
     def give_up(self) -> None:
         """Count no more gradients, and leave them to the program."""
@@ -152,13 +151,8 @@ class HookedBuckets:
 
         With `unused`, gradients that came on no rank stay as they are.
         """
-        try:
+        with explaining(self._group):
             self._end(unused, factor)
-        except Closed as error:
-            reason = reason_of(self._group, error)
-            if reason is None:
-                raise
-            raise reason from error
 
     def undo_feedback(self) -> None:
         """Do nothing: only the hook knows what it keeps."""
@@ -213,7 +207,7 @@ class HookedBuckets:
 
 
 def twice(name: str) -> str:
-    """Why a gradient that comes twice is refused."""
+    """Return the reason why a gradient that comes twice is refused."""
     return (
         f"Expected to mark a variable ready only once: the gradient of parameter {name} came twice "
         "before all others had come. Where losses of one forward pass have a backward pass each, "
@@ -225,7 +219,7 @@ def twice(name: str) -> str:
 def _laid_out(
     parameters: Sequence[torch.nn.Parameter], buckets: Sequence[Sequence[int]]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The buffer of each bucket, and each parameter's place."""
+    """Make the buffer of each bucket, and return these and each parameter's place."""
     buffers: list[torch.Tensor] = []
     places = [torch.empty(0)] * len(parameters)
     for members in buckets:
@@ -240,13 +234,14 @@ def _laid_out(
     return buffers, places
 
 
-# ---- what torch's hooks take for a GradBucket, which Python cannot make ----
+# Python cannot construct torch's GradBucket, so hooks get this class instead.
 
 
 class Bucket:
     """Some gradients in one flat tensor, with the methods of `torch.distributed.GradBucket`.
 
-    `buffer` may be one sparse gradient instead; `gradients` are views into it.
+    `gradients` are views into `buffer`, in the shapes of the parameters. `buffer` may instead be a
+    sparse gradient.
     """
 
     def __init__(
@@ -264,19 +259,19 @@ class Bucket:
         self._parameters = list(parameters)
 
     def index(self) -> int:
-        """Its place among the buckets, which hooks get in this order."""
+        """The number of the bucket; hooks get buckets in this order."""
         return self._index
 
     def is_last(self) -> bool:
-        """True if no other bucket of this backward pass comes after it."""
+        """True for the last bucket of a backward pass."""
         return self._is_last
 
     def buffer(self) -> torch.Tensor:
-        """All gradients in one dimension."""
+        """All gradients, flattened."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Take another tensor for the buffer."""
+        """Replace the buffer."""
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
@@ -305,7 +300,7 @@ def call_hook(
 
 
 def result_of(future: Any) -> torch.Tensor:
-    """Wait for the average that a hook's future is of; some have it in a list."""
+    """Wait for the average in a hook's future; some hooks return it in a list."""
     result = future.wait()
     found: torch.Tensor = result[0] if isinstance(result, (list, tuple)) else result
     return found

@@ -1,4 +1,4 @@
-"""The log that torch's wrapper keeps of itself, and `_get_ddp_logging_data` returns."""
+"""The data that `_get_ddp_logging_data` of torch's wrapper returns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 
 class WrapperLog:
-    """Torch's `Logger` for this wrapper: keeps words and numbers.
+    """Takes the place of torch's `Logger`.
 
     Args:
-        measured: returns the numbers that change from step to step.
+        measured: returns the entries that change from step to step.
     """
 
     def __init__(
@@ -26,13 +26,11 @@ class WrapperLog:
         group = wrapper.process_group
         modules = list(wrapper.module.modules())
         self._measured = measured
-        self._words = {
+        self._data: dict[str, str | int] = {
             "module_name": type(wrapper.module).__name__,
             "backend_name": dist.get_backend(group),
             "device_ids": ", ".join(map(str, wrapper.device_ids or [])),
             "dtypes": ", ".join(sorted({str(parameter.dtype)[6:] for parameter in parameters})),
-        }
-        self._numbers = {
             "world_size": dist.get_world_size(group),
             "rank": dist.get_rank(group),
             "output_device": -1 if wrapper.output_device is None else wrapper.output_device,
@@ -49,21 +47,20 @@ class WrapperLog:
         """Do nothing: times are kept with each step."""
 
     def set_error_and_log(self, message: str) -> None:
-        """Keep why something failed."""
-        self._words["error"] = message
-        self._numbers["has_error"] = 1
+        """Keep why a step failed."""
+        self._data |= {"error": message, "has_error": 1}
 
     def _set_comm_hook_name(self, name: str) -> None:
-        self._words["comm_hook"] = name
+        self._data["comm_hook"] = name
 
     def _set_static_graph(self) -> None:
-        self._numbers["static_graph"] = 1
+        self._data["static_graph"] = 1
 
     def _set_uneven_input_join(self) -> None:
-        self._numbers["join_uneven_inputs"] = 1
+        self._data["join_uneven_inputs"] = 1
 
     def _get_ddp_logging_data(self) -> SimpleNamespace:
-        words, numbers = dict(self._words), dict(self._numbers)
-        for name, value in self._measured().items():
-            (numbers if isinstance(value, int) else words)[name] = value
+        data = self._data | self._measured()
+        words = {name: value for name, value in data.items() if isinstance(value, str)}
+        numbers = {name: value for name, value in data.items() if name not in words}
         return SimpleNamespace(strs_map=words, ints_map=numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.hooks import RemovableHandle
@@ -86,23 +86,46 @@ def not_held(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Registrations:
-    """Compares the parameters and modules of all parts of a model with those at `watch`.
+    """Finds the parameters of a model that require a gradient, and did not when it was wrapped.
 
     Looks into the dicts of each module, 50 ns for an entry: programs, and torch's own conversions,
     write past the functions that register.
+
+    Args:
+        ignored: the names of parameters that are not averaged.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.watch(model)
+    def __init__(self, model: torch.nn.Module, ignored: Collection[str]) -> None:
+        self._model = model
+        self._ignored = ignored
+        self._watch()
 
-    def watch(self, model: torch.nn.Module) -> None:
-        """Compare with what is registered now."""
+    def new(self, trained: Iterable[torch.nn.Parameter]) -> tuple[list[str], list[str]]:
+        """Return the names of parameters that are averaged nowhere: registered since, and thawed.
+
+        Args:
+            trained: the parameters that are averaged.
+        """
+        registered: list[str] = []
+        if self._has_changed():
+            known = set(map(id, trained))
+            registered = [
+                name for name, one in self._named() if one.requires_grad and id(one) not in known
+            ]
+            if not registered:
+                self._watch()
+        return registered, [name for name, one in self._frozen.items() if one.requires_grad]
+
+    def _watch(self) -> None:
+        self._frozen = {name: one for name, one in self._named() if not one.requires_grad}
         self._known: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for part in model.modules():
+        for part in self._model.modules():
             self._known += [(held, dict(held)) for held in (part._parameters, part._modules)]
 
-    @property
-    def changed(self) -> bool:
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return ((n, one) for n, one in self._model.named_parameters() if n not in self._ignored)
+
+    def _has_changed(self) -> bool:
         return any(
             len(held) != len(known)
             or any(name not in held or held[name] is not one for name, one in known.items())

@@ -1,32 +1,32 @@
-"""Do all ranks wrap the same model in the same way? Found out before a byte of it moves."""
+"""Checks that all ranks wrap the same model in the same way, before a byte of it moves."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
-from shoal.average.agreeing import difference
+from shoal.average.agreeing import difference_among, shared_by
 from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
 
 
 def check_same_model(
     module: torch.nn.Module,
     options: Mapping[str, object],
-    group: dist.ProcessGroup,
+    group: Group,
     *,
-    device: torch.device,
     ignored: Collection[str],
     has_buffers: bool,
 ) -> None:
     """Compare the options, parameters and buffers of all ranks, but for names in `ignored`.
 
-    Of each tensor the name, shape and dtype; of trained parameters the strides too, which their
-    gradients have. One exchange of 16 bytes, on `device`, where they are the same. If not,
-    UsageError on every rank names the first option or tensor that differs, and the ranks.
+    Of each tensor the name, shape and dtype count; of trained parameters the strides too, which
+    their gradients have. One exchange of 32 bytes where they are the same. If not, UsageError on
+    every rank names the first option or tensor that differs, and the ranks.
     """
     named = {name: repr(value) for name, value in options.items()}
     for name, parameter in module.named_parameters():
@@ -35,19 +35,11 @@ def check_same_model(
     for name, buffer in module.named_buffers() if has_buffers else ():
         if name not in ignored:
             named[f"buffer {name}"] = _tensor_text(buffer)
-    digest = hashlib.blake2b(repr(list(named.items())).encode(), digest_size=16).digest()
-    own = torch.tensor(list(digest), dtype=torch.uint8, device=device)
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, own, group=group)
-    if all(torch.equal(other, own) for other in every):
-        return
-    given: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(given, named, group=group)
-    raise UsageError(
-        "DistributedDataParallel: what the ranks wrap, or how, appears not to match: "
-        f"{difference(given)}; build the same model on every rank, and wrap it with the same "
-        "arguments"
-    )
+    if found := difference_among(group, f"model {next(shared_by(group).names)}", named):
+        raise UsageError(
+            "DistributedDataParallel: what the ranks wrap, or how, appears not to match: "
+            f"{found}; build the same model on every rank, and wrap it with the same arguments"
+        )
 
 
 def values_of(

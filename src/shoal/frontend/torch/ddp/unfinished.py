@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
+from shoal.average.lacking import named
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,12 +24,10 @@ class Missing(NamedTuple):
 
     def for_others(self) -> str:
         """What is wrong, for the ranks that have all gradients."""
-        named = ", ".join(self.names[index] for index in self.indices[:5])
-        more = f" and {len(self.indices) - 5} more" if len(self.indices) > 5 else ""
+        names = named([self.names[index] for index in self.indices])
         return (
-            f"no gradient has come of parameter {named}{more} on rank "
-            f"{self.rank}: use it in the loss there, or wrap the model with "
-            f"find_unused_parameters=True{self._frozen()}"
+            f"no gradient has come of parameter {names} on rank {self.rank}: use it in the loss "
+            f"there, or wrap the model with find_unused_parameters=True{self._frozen()}"
         )
 
     def here(self, is_static: bool, go_on: str) -> str:

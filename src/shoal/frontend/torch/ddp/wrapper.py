@@ -44,10 +44,10 @@ _verify_shapes: Final[Any] = torch_utils._verify_param_shape_across_processes
 _sync_module_states: Final[Any] = torch_utils._sync_module_states
 _TORCH_SIGNATURE: Final = inspect.signature(_Base.__init__)
 
-# torch refuses these of its own where there is no GPU; shoal's ranks can do them.
+# torch refuses these hooks without a GPU; shoal supports them on the CPU.
 _BF16_HOOKS: Final = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
-# Some may share parameters: each averages the gradients of its own backward passes.
+# All wrappers alive. Those that share parameters average the gradients of their own passes.
 _wrappers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
@@ -55,21 +55,22 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     """Averages a model's gradients over all ranks, in place of torch's wrapper of this name.
 
     Args:
-        module: the model, the same on every rank; its state becomes that of rank 0.
-        args, options: those of the installed torch's wrapper. `bucket_cap_mb` is the size of a
-            fusion buffer; None leaves it to shoal.
-        weighted: ranks count as `weigh` says, for batches of unequal lengths.
+        module: the model, the same on every rank; it gets the state of rank 0.
+        args, options: the arguments of the installed torch's wrapper. `bucket_cap_mb` is the size
+            of a fusion buffer; with None shoal chooses it.
+        weighted: gradients are weighted by what `weigh` was called with, for batches of unequal
+            lengths.
         check_finite: `backward` raises `shoal.average.NotFinite` on every rank, with the parameter
-            and the rank, where a gradient was infinite or NaN before it was averaged.
-        check_same: every so many steps, at the end of `backward`, parameters, buffers and what the
-            method `check_same` was given are compared over all ranks; 0: never.
-        wire: "bf16" has float32 travel between hosts in half the bytes, as `shoal.Group` says.
+            and the rank, if a gradient was infinite or NaN before it was averaged.
+        check_same: every N steps, at the end of `backward`, compare parameters, buffers and the
+            optimizers given to the method `check_same` over all ranks; 0: never.
+        wire: "bf16" sends float32 between hosts in half the bytes; see `shoal.Group`.
         compress: a codec, `shoal.average.ErrorFeedback` or `ChunkTopK`, as for an `Averager`.
 
     Raises:
         UsageError: the models of the ranks differ, or the model is wrapped already.
-        Unsupported: an argument asks for what shoal does not do; says which.
-        RuntimeError, ValueError: as torch's own: no parameter is trained, for one.
+        Unsupported: shoal does not support an argument, which is named.
+        RuntimeError, ValueError: as torch's wrapper, for example if no parameter is trained.
     """
 
     def __init__(
@@ -133,15 +134,16 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def weigh(self, weight: float) -> None:
         """Set the weight of this rank's gradients of the next forward pass.
 
-        With `weighted=True`, and then before every forward pass on every rank. Of several passes
-        before a backward pass the last weight counts. Passes in `no_sync` have none: their sum has
-        the weight of the pass that averages it.
+        With `weighted=True` every rank calls it before every forward pass. The last weight before
+        a backward pass counts. Do not call it for passes in `no_sync`: the sum of their gradients
+        has the weight of the pass that averages it.
 
         Args:
-            weight: 0 or more: the number of samples or tokens, of which the loss is a mean.
+            weight: 0 or more: the number of samples or tokens that the loss is a mean of.
 
         Raises:
-            UsageError: the wrapper does not weigh, or this is no weight. Nothing has changed.
+            UsageError: the wrapper has no weights, or the number is out of range. Nothing has
+                changed.
         """
         averaging = self.reducer.averaging
         if not self._options["weighted"] or not isinstance(averaging, FusedGradients):
@@ -151,9 +153,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         averaging.weight = weight
 
     def check_same(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Compare the state and the hyperparameters of these optimizers too, on every rank.
+        """Compare the state and the hyperparameters of these optimizers too.
 
-        With `check_same=N`. They replace the optimizers of an earlier call.
+        Every rank calls it. The optimizers replace those of an earlier call.
 
         Raises:
             UsageError: the wrapper compares nothing.
@@ -163,9 +165,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self._optimizers = optimizers
 
     def feedback_state_dict(self) -> dict[str, Any]:
-        """Return what `compress` keeps on this rank: residuals by parameter, copied; or {}.
+        """Return a copy of what `compress` keeps on this rank, residuals by parameter; or {}.
 
-        `state_dict` leaves them out, since each rank has its own: every rank saves this beside it.
+        Every rank saves its own, beside the model's `state_dict`, which has no residuals.
         """
         averaging = self.reducer.averaging
         if not isinstance(averaging, FusedGradients):
@@ -176,7 +178,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return state
 
     def load_feedback_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Take what `feedback_state_dict` returned, as `Averager.load_state_dict` does."""
+        """Load what `feedback_state_dict` returned; see `Averager.load_state_dict`."""
         averaging = self.reducer.averaging
         if isinstance(averaging, FusedGradients):
             averaging.averager.load_state_dict(state, strict=strict)
@@ -187,7 +189,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
 
     def report(self, *, alone: bool = False) -> AveragingReport:
-        """Report where the time of the last steps went, as `shoal.average.Averager.report` does.
+        """Report where the time of the last steps went; see `shoal.average.Averager.report`.
 
         Raises:
             Unsupported: a communication hook averages the gradients, as on a device.
@@ -211,24 +213,16 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 "DistributedDataParallel: a part of the model is wrapped already; its gradients "
                 "would be averaged twice. Wrap the whole alone"
             )
-        self._frozen = self._not_trained()
-        self._registrations = Registrations(self.module)
+        self._registrations = Registrations(self.module, self.parameters_to_ignore)
         if self._checks_models:
             check_same_model(
                 self.module,
                 self._alike,
-                self.process_group,
-                device=parameters[0].device,
+                self._group(),
                 ignored=self.parameters_to_ignore,
                 has_buffers=self._syncs_buffers,
             )
         return parameters, are_sparse
-
-    def _not_trained(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that require no gradient."""
-        ignored = self.parameters_to_ignore
-        named = self.module.named_parameters()
-        return {n: p for n, p in named if not p.requires_grad and n not in ignored}
 
     def _ddp_init_helper(
         self,
@@ -237,15 +231,21 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         _names: object,
         static_graph: bool,
     ) -> None:
-        names = self._names_of(parameters)
-        dense = [index for index, sparse in enumerate(are_sparse) if not sparse]
-        others = [index for index, sparse in enumerate(are_sparse) if sparse]
-        if others:
-            self._refuse_beside_sparse(names[others[0]])
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        pairs = list(zip(parameters, are_sparse, strict=True))
+        dense = [parameter for parameter, is_sparse in pairs if not is_sparse]
+        sparse = [parameter for parameter, is_sparse in pairs if is_sparse]
+        for option in ("weighted", "check_finite") if sparse else ():
+            if self._options[option]:
+                raise Unsupported(
+                    f"DistributedDataParallel: {option} cannot be used with sparse gradients, "
+                    f"which parameter {names[id(sparse[0])]} has: leave it out, or make that "
+                    "Embedding with sparse=False"
+                )
         self.logger = WrapperLog(self, parameters, not_held(self._measured))
         self._allows_unused = self.find_unused_parameters or static_graph
         self.reducer = GradientKeeper(
-            [names[index] for index in (*dense, *others)],
+            [names[id(parameter)] for parameter in (*dense, *sparse)],
             self.process_group,
             self.find_unused_parameters,
             self.logger.set_error_and_log,
@@ -253,12 +253,11 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         )
         refuse = not_held(self.reducer.refuse)
         gradients = Gradients(
-            [parameters[index] for index in dense],
-            [names[index] for index in dense],
+            dense,
+            [names[id(parameter)] for parameter in dense],
             refuse,
             as_views=self.gradient_as_bucket_view,
         )
-        sparse = [parameters[index] for index in others]
         self.reducer.use(
             self._averaging(gradients), SparseGradients(sparse, self.process_group, refuse)
         )
@@ -269,21 +268,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         _wrappers.add(self)
         self._passing_sync_batchnorm_handle(self.module)
 
-    def _refuse_beside_sparse(self, name: str) -> None:
-        for option in ("weighted", "check_finite"):
-            if self._options[option]:
-                raise Unsupported(
-                    f"DistributedDataParallel: {option} excludes sparse gradients, which "
-                    f"parameter {name} has: leave it out, or make that Embedding with sparse=False"
-                )
-
     def _averaging(self, gradients: Gradients) -> Averaging:
         """How dense gradients are averaged without a communication hook."""
         if any(parameter.device.type != "cpu" for parameter in gradients.parameters):
             if self._options["compress"] is None:
                 return self._hooked(gradients, allreduce_hook, self.process_group)
-            gradients.as_views = False  # places are in host memory, where codecs work
-        if not gradients.parameters:  # all are sparse, and averaged beside this
+            gradients.as_views = False  # gradients on a device cannot be views of host memory
+        if not gradients.parameters:  # all are sparse, which `SparseGradients` averages
             return self._hooked(gradients, allreduce_hook, None)
         return FusedGradients(
             gradients,
@@ -300,19 +291,21 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if any(value not in (None, False, "identity") for value in self._options.values()):
             raise Unsupported(
                 "DistributedDataParallel: wire, compress, weighted and check_finite cannot be used "
-                "with a communication hook; with parameters on a GPU only compress can, such as "
-                'compress="bf16" in place of wire="bf16"'
+                "with communication hooks. With parameters on a GPU only compress can be used, "
+                'such as compress="bf16" instead of wire="bf16"'
             )
-        on_full = not_held(self.reducer.queue_end)
-        how = on_full, self.bucket_bytes_cap, hook, state
-        return HookedBuckets(gradients, self.process_group, self._group(), *how)
+        return HookedBuckets(
+            gradients,
+            self.process_group,
+            self._group(),
+            not_held(self.reducer.queue_end),
+            self.bucket_bytes_cap,
+            hook,
+            state,
+        )
 
     def _group(self) -> Group:
         return frontend.group_for("DistributedDataParallel", self.process_group)
-
-    def _names_of(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
-        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        return [names[id(parameter)] for parameter in parameters]
 
     def _measured(self) -> dict[str, Any]:
         sizes = ", ".join(map(str, self.reducer.averaging.sizes))
@@ -324,34 +317,17 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _pre_forward(self, *inputs: Any, **options: Any) -> Any:
         if torch.is_grad_enabled():
             self.reducer.forget_raised()  # NOT later: torch's own calls come next
-            if self._registrations.changed:
-                self._look_at_registered()
-            if thawed := [name for name, one in self._frozen.items() if one.requires_grad]:
-                self._refuse_unwatched(
-                    thawed, "requires a gradient now on {}, and did not when the model was wrapped"
+            registered, thawed = self._registrations.new(self._trained())
+            if registered or thawed:
+                rank = f"rank {dist.get_rank(self.process_group)}"
+                what = f"requires a gradient now on {rank}, and did not when the model was wrapped"
+                if registered:
+                    what = f"was registered on {rank} after the model was wrapped"
+                self.reducer.refuse(
+                    f"parameter {', '.join(registered or thawed)} {what}, so it would not be "
+                    "averaged: wrap `model.module` anew, on every rank"
                 )
         return super()._pre_forward(*inputs, **options)
-
-    def _look_at_registered(self) -> None:
-        known = set(map(id, self._trained()))
-        named = self.module.named_parameters()
-        new = [name for name, one in named if one.requires_grad and id(one) not in known]
-        if new := [name for name in new if name not in self.parameters_to_ignore]:
-            self._refuse_unwatched(new, "was registered on {} after the model was wrapped")
-        self._frozen = self._not_trained()
-        self._registrations.watch(self.module)
-
-    def _refuse_unwatched(self, names: Sequence[str], what: str) -> None:
-        """Refuse parameters whose gradients nobody counts.
-
-        Args:
-            what: happened to them, with a place for the rank.
-        """
-        rank = f"rank {dist.get_rank(self.process_group)}"
-        self.reducer.refuse(
-            f"parameter {', '.join(names)} {what.format(rank)}, so it would not be averaged: wrap "
-            "`model.module` anew, on every rank"
-        )
 
     def _post_forward(self, output: Any) -> Any:
         if self._delay_all_reduce_all_params:
@@ -378,10 +354,10 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     # Communication hooks.
 
     def register_comm_hook(self, state: object, hook: Callable[[Any, Any], Any]) -> None:
-        """Average with one of torch's communication hooks, or one's own like them.
+        """Average with one of torch's communication hooks, or another with their signature.
 
-        It is called with a bucket that has the methods of a `torch.distributed.GradBucket`, with
-        whole parameters, and returns a future of the bucket's average.
+        The hook gets a bucket of whole parameters, which has the methods of a
+        `torch.distributed.GradBucket`, and returns a future of the bucket's average.
 
         Raises:
             TypeError, ValueError: as torch's own.
@@ -421,7 +397,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
             handles = torch_optimizers.param_to_optim_hook_handle_map
             for parameter in self._trained():
-                # They would step before the average.
+                # These hooks would step before the average.
                 for handle in handles.get(parameter, []):  # type: ignore[no-untyped-call]
                     handle.remove()
             self._steps_in_backward = True
@@ -446,14 +422,14 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self.reducer.match()
 
     def _match_unused_params_allreduce(self) -> None:
-        """It has been matched with the rest."""
+        """Do nothing: `match` has done it."""
 
     def regroup(self, process_group: dist.ProcessGroup | None = None) -> None:
         """Go on in another process group, as after `shoal.torch.shrink_group`.
 
         Every rank of the group calls it in the place where a rank that is new to the group wraps
-        its model, with the same arguments. As there, ranks compare models, and parameters and
-        buffers become those of rank 0 unless `init_sync=False`. Communication hooks, residuals,
+        its model, with the same arguments. As in wrapping, ranks compare models, and all get the
+        parameters and buffers of rank 0 unless `init_sync=False`. Communication hooks, residuals,
         the order of fusion buffers and the times of steps stay.
 
         A backward pass that a lost rank interrupted is given up: call `zero_grad`, and repeat the
@@ -462,16 +438,17 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         sparse ones are undefined.
 
         Args:
-            process_group: None takes torch's default group.
+            process_group: None: torch's default group.
 
         Raises:
             UsageError: the models of the ranks differ.
-            Unsupported: within `join`, or with `delay_all_reduce_named_params`. Nothing changed.
+            Unsupported: within `join`, or with `delay_all_reduce_named_params`. Nothing has
+                changed.
             RuntimeError: as for every call of the new group; call it again with the next group.
         """
         if self._join_config.enable or self._delay_all_reduce_params:
             raise Unsupported(
-                "DistributedDataParallel: regroup() goes neither within join() nor with "
+                "DistributedDataParallel: regroup() cannot be called within join() or with "
                 "delay_all_reduce_named_params; wrap `model.module` anew, on every rank"
             )
         keeper, former, hooks = self.reducer, self.process_group, self._comm_hooks
@@ -511,8 +488,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         raise Unsupported(
-            "DistributedDataParallel: the ranks of a new process group have to meet in it: have "
-            "each of them call regroup(group)"
+            "DistributedDataParallel: call regroup(group) on every rank of the new process group "
+            "instead"
         )
 
 
