@@ -1,7 +1,7 @@
 """Random training programs, run by shoal's DistributedDataParallel, by torch's and without any.
 
 A program is data: a model's features, options, an optimizer and a list of actions. It prints as a
-script, and a program with some of that left out is a program too, so a failing one can be cut down.
+script, and a program with some of that left out is a program too.
 """
 
 from __future__ import annotations
@@ -409,21 +409,6 @@ def judged(program: Program, findings: Sequence[Finding]) -> str:
         if len(set(own)) > 1 and len(set(other)) == 1 and program.sums_alike:
             return f"after {name}, parameters differ between ranks"
     return ""
-
-
-def shorter(program: Program) -> Iterator[Program]:
-    """Programs with one thing less, the largest cuts first."""
-    n_actions = len(program.actions)
-    for length in (n_actions // 2, n_actions // 4, 1):
-        for at in range(0, n_actions, max(1, length)):
-            left = program.actions[:at] + program.actions[at + max(1, length) :]
-            yield program._replace(actions=left)
-    for name in program.features:
-        yield program._replace(features=tuple(n for n in program.features if n != name))
-    for name in program.options:
-        yield program._replace(options={n: v for n, v in program.options.items() if n != name})
-    if program.optimizer != "SGD":
-        yield program._replace(optimizer="SGD")
 
 
 def show(program: Program) -> None:

@@ -1,6 +1,6 @@
 """Models and optimizers for random training programs, and what averaging means without a reducer.
 
-A model is put together from features, so that a failing program can be made shorter.
+A model is put together from features, which a failing program can leave out one by one.
 """
 
 from __future__ import annotations

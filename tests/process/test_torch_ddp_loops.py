@@ -19,11 +19,11 @@ from process.ddp_training import (
     OneOf,
     Wrap,
     assert_same_bits,
-    beside_gloo,
     gradients,
     inputs,
     mine,
     randoms,
+    run_case,
 )
 from process.ddp_training import wrap as wrap_ours
 from process.shared_ranks import Case, SharedRanks, cases_in
@@ -291,17 +291,9 @@ def case_torchs_bf16_hook_runs_without_a_gpu() -> None:
     assert torch.equal(net.parts[0].grad, torch.full((3,), 2.0))
 
 
-def in_rank(case: str) -> None:
-    run = globals()[case]
-    if run.__code__.co_argcount:
-        beside_gloo(run)
-    else:
-        run()
-
-
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_beside_torchs_wrapper(case: Case, ranks: SharedRanks) -> None:
-    ranks.run(in_rank, case.__name__)
+    ranks.run(run_case, case)
 
 
 def order_of_a_static_graph() -> list[int]:
