@@ -345,25 +345,6 @@ def case_a_report_of_a_communication_hook_is_refused() -> None:
         net.report()
 
 
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.idle = nn.Linear(16, 8), nn.Linear(16, 8)
-
-    def forward(self, data: torch.Tensor) -> torch.Tensor:
-        return self.used(data)
-
-
-def case_a_gradient_that_never_came_is_named_in_the_report() -> None:
-    net = wrap(Part())
-    net(torch.ones(4, 16)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"idle\.weight"):
-        net(torch.ones(4, 16))
-    report = net.report(alone=True)
-    assert report.missing == ("idle.weight", "idle.bias")
-    assert "not ready on this rank: 'idle.weight', 'idle.bias'" in str(report)
-
-
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_shoals_wrapper(case: Case, ranks: SharedRanks) -> None:
     ranks.run(case)

@@ -147,7 +147,7 @@ def test_weights_come_before_the_residual(group: shoal.Group) -> None:
         check(averager, model, gradients(2, step), weight=weights[group.rank], factors=factors)
 
 
-# What is not finite, and zeros.
+# What is not finite.
 
 
 @in_ranks(2)
@@ -194,18 +194,6 @@ def test_a_step_that_is_not_finite_on_one_rank_leaves_all_residuals_as_they_were
     else:
         check(averager, model, given)
     check(averager, model, gradients(2, 2))
-
-
-@in_ranks(2)
-def test_zeros_bring_out_what_is_left_and_then_nothing(group: shoal.Group) -> None:
-    averager, model = feeding(group), new_model(2)
-    check(averager, model, gradients(2, 0))
-    zeros = [
-        {name: np.zeros_like(one) for name, one in arrays.items()} for arrays in gradients(2, 0)
-    ]
-    for _ in range(3):
-        check(averager, model, zeros)
-    assert not any(one.any() for one in averager.arrays.values())
 
 
 # Saved and loaded.

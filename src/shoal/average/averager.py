@@ -110,7 +110,6 @@ class Averager:
         self.entries = tuple(ArraySpec.of(name, given) for name, given in arrays.items())
         self._indices = {entry.name: index for index, entry in enumerate(self.entries)}
         self._find_unused, self._weighted = find_unused, weighted
-        self._clears = fill is None
         self._asked_bytes = fusion_bytes
         self._options: dict[str, Any] = {
             "wire": wire,
@@ -358,7 +357,7 @@ class Averager:
         self.log.note_sent()
         self._departures.reserve()
         if self._find_unused:
-            self._send_used()
+            self.unused = self._departures.send_used(self.not_ready())
         elif missing := self.not_ready():
             check_alive(self.group)  # otherwise its error is the reason
             why = (
@@ -560,28 +559,6 @@ class Averager:
             self._preparation.lay_out(layout, self.memory)
         arrays = numpy_arrays(self.memory, layout)
         self.arrays = arrays or {entry.name: self.span(entry.name) for entry in self.entries}
-
-    def _send_used(self) -> None:
-        """Send the buffers with an array that any rank has ready; skip the others on all ranks."""
-        missing = self.not_ready()
-        used = bytearray(b"\1" * len(self.entries))
-        for index in missing:
-            used[index] = 0
-        self._departures.all_reduce_used(used)
-        if not missing:
-            return
-        self.unused = tuple(index for index, is_used in enumerate(used) if not is_used)
-        if self._clears:
-            self._memory.clear([index for index in missing if used[index]])
-        for number, buffer in enumerate(self.layout.buffers):
-            if self._departures.is_sent(number):
-                continue
-            # A buffer of nothing but padding leaves with the last array.
-            if any(used[index] for index in buffer.entries or self.layout.order[-1:]):
-                self._memory.put_aside(number, [i for i in buffer.entries if not used[i]])
-                self._departures.send(number, [i for i in buffer.entries if used[i]])
-            else:
-                self._departures.skip(number)
 
     def _times(self, wait_ns: int = 0, end_ns: int = 0) -> StepTimes:
         calls = self._departures.times()

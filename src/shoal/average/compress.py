@@ -1,4 +1,4 @@
-"""What `compress=` takes: how the float32 arrays of an averager are rounded before they travel."""
+"""The values of `compress=`: how float32 arrays of an averager are rounded before they travel."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _GIVE: Final = 'give the name of a codec, ErrorFeedback("bf16"), ChunkTopK() or 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback:
-    """Add what rounding took from a gradient in one step to the same gradient in the next step.
+    """Add what a gradient lost by rounding in one step to the same gradient in the next step.
 
     Args:
-        wire: the name of a codec, as `Group.all_reduce` takes it.
+        wire: the name of a codec, see `Group.all_reduce`.
 
     Raises:
         UsageError: there is no such codec, or it does not round.
@@ -43,7 +43,7 @@ class ErrorFeedback:
             raise UsageError(f"{self} has no error to feed back; leave compress out")
 
     def codec(self, step: int) -> Codec:
-        """The codec of all calls of a step, of which the first is 0."""
+        """Return the codec of all calls of a step; steps count from 0."""
         return parse_wire(self.wire)
 
 
@@ -51,11 +51,11 @@ class ErrorFeedback:
 class ChunkTopK:
     """Send the largest values of each chunk of 4,096, and add the others to the next step's.
 
-    The rank that reduces a chunk keeps the largest sums alone, in the same way, and divides them by
-    the number of ranks, whichever of them have sent the value.
+    The rank that reduces a chunk sends back only the largest sums, and adds the others to the next
+    step's. It divides sums by the number of ranks, however many ranks have sent the value.
 
     Args:
-        share: of the values that are sent.
+        share: the share of the values that are sent.
         bits: of a value: 8, or 2 for its sign and magnitude roughly. An index takes 12 bits.
         warm_up: the number of steps in which more is sent: shares of 1/4, 1/16, 1/64 and so on down
             to `share`, each in the same number of steps.
@@ -83,7 +83,7 @@ class ChunkTopK:
                 raise UsageError(f"{self}: {name} must be {needed}")
 
     def codec(self, step: int) -> Codec:
-        """The codec of all calls of a step, of which the first is 0."""
+        """Return the codec of all calls of a step; steps count from 0."""
         n_stages = math.ceil(math.log(1 / self.share, 4)) - 1  # powers of 1/4 above the share
         share = self.share
         if step < self.warm_up and n_stages > 0:
@@ -130,6 +130,6 @@ def _check_entries(compress: Any, entries: Sequence[ArraySpec]) -> None:
     for entry in entries:
         if entry.dtype in FLOATS and entry.dtype is not DType.FLOAT32:
             raise UsageError(
-                f"compress={compress!r} is for float32, and {entry} would travel whole: keep that "
-                "gradient in float32, or leave compress out"
+                f"compress={compress!r} supports float32 only, and {entry} would travel whole: "
+                "keep that gradient in float32, or leave compress out"
             )

@@ -33,7 +33,7 @@ class Departures:
             values already.
         feedback: rounds buffers of float32 before they leave, and chooses their wire; None: no
             residuals.
-        finds_unused: every step calls `all_reduce_used`.
+        finds_unused: every step calls `send_used`.
 
     Attributes:
         fill: may be replaced by a front end that goes on in another group.
@@ -74,7 +74,7 @@ class Departures:
 
     def lay_out(self, layout: Layout, memory: ArrayMemory) -> None:
         """Send the buffers of another layout from now on; no buffer is in flight."""
-        self._layout = layout
+        self._layout, self._memory = layout, memory
         self._spans = [memory.buffer(number) for number in range(len(layout.buffers))]
         self.begin()
 
@@ -114,22 +114,45 @@ class Departures:
         """True if `reserve` was called since `begin`."""
         return bool(self._numbers)
 
-    def all_reduce_used(self, used: bytearray) -> None:
-        """Return when `used` has a 1 for each array that was ready on any rank; or ShoalError."""
+    def send_used(self, missing: Sequence[int]) -> tuple[int, ...]:
+        """Send the rest of the buffers with arrays that any rank has ready; every rank calls it.
+
+        In these, arrays that only other ranks have ready count as zero, unless `fill` fills them.
+
+        Args:
+            missing: the arrays that are not ready on this rank.
+
+        Returns:
+            The arrays that are ready on no rank; their values are set aside in the memory.
+        """
+        used = bytearray(b"\1" * len(self._layout.entries))
+        for index in missing:
+            used[index] = 0
         self.reserve()
         number, subject = self._ahead(self._n_ahead - 1)
         with explaining(self._group):
             self._group.all_reduce(used, Op.BOR, number=number, subject=subject)
+        if not missing:
+            return ()
+        if self.fill is None:
+            self._memory.clear([index for index in missing if used[index]])
+        for at, buffer in enumerate(self._layout.buffers):
+            if self._posted_ns[at]:
+                continue
+            # A buffer of padding alone is sent with the last array.
+            if any(used[index] for index in buffer.entries or self._layout.order[-1:]):
+                self._memory.put_aside(at, [i for i in buffer.entries if not used[i]])
+                self.send(at, [i for i in buffer.entries if used[i]])
+            else:
+                self.open.remove(self._numbers[self._n_ahead + at])
+                self._group.skip(self._numbers[self._n_ahead + at])
+        return tuple(index for index, is_used in enumerate(used) if not is_used)
 
     def _ahead(self, at: int) -> tuple[int, int]:
         """Return the number and the subject of a call of this step that averages no buffer."""
         number = self._numbers[at]
         self.open.discard(number)
         return number, self.subject.of(len(self._layout.buffers) + at)
-
-    def is_sent(self, buffer: int) -> bool:
-        """True if a buffer has left in this step."""
-        return self._posted_ns[buffer] != 0
 
     def send(self, buffer: int, arrays: Sequence[int] | None = None) -> None:
         """Average a full buffer, after filling in `arrays` (None: all its arrays).
@@ -158,12 +181,6 @@ class Departures:
                 subject=self.subject.of(buffer),
                 async_op=True,
             )
-
-    def skip(self, buffer: int) -> None:
-        """Leave a buffer out of this step, as every rank does."""
-        number = self.reserve()[buffer]
-        self.open.remove(number)
-        self._group.skip(number)
 
     def wait(self, buffer: int) -> None:
         """Return when a buffer is averaged; at once if it has not left in this step.

@@ -1,4 +1,4 @@
-"""The memory of all arrays of an averager, and values that are put aside during a step."""
+"""The memory of all arrays of an averager, and values that are set aside during a step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ArrayMemory:
-    """One piece of `shoal.empty`'s kind, for `what`, and any layout of the same arrays.
+    """Memory like that of `shoal.empty`, for any layout of the same arrays.
 
-    `data` has the bytes, alive as long as anything refers to them; `layout` is of the arrays now.
-    ShoalError if the machine has not that much left.
+    `data` holds the bytes, and keeps them alive; `layout` is the current layout. `what` names the
+    owner in errors. ShoalError if the machine has too little memory left.
     """
 
     def __init__(self, layout: Layout, what: str) -> None:
@@ -39,20 +39,20 @@ class ArrayMemory:
         )
 
     def clear(self, indices: Sequence[int]) -> None:
-        """Make arrays zero."""
+        """Set arrays to zero."""
         for index in indices:
             place = self.layout.places[index]
             ctypes.memset(self._begin + place.offset, 0, place.n_bytes)
 
     def clear_padding(self) -> None:
-        """Make what lies between arrays zero: what another layout left there would be rounded."""
+        """Set the padding between arrays to zero: codecs would round old values in it."""
         at = 0
         for offset, n_bytes in [*sorted(self.layout.places), (self.layout.n_bytes, 0)]:
             ctypes.memset(self._begin + at, 0, max(0, offset - at))
             at = max(at, offset + n_bytes)
 
     def put_aside(self, number: int, indices: Sequence[int]) -> None:
-        """Keep the values that these arrays have in a buffer, and make them zero."""
+        """Save the parts of these arrays that are in a buffer, and set them to zero."""
         extent = self.layout.buffers[number].extent
         for index in indices:
             offset, n_bytes = extent.common(self.layout.places[index])
@@ -60,11 +60,11 @@ class ArrayMemory:
             ctypes.memset(self._begin + offset, 0, n_bytes)
 
     def forget_aside(self) -> None:
-        """Forget what was put aside, in a step that is given up."""
+        """Forget the saved values of a step that is given up."""
         self._aside.clear()
 
     def put_back(self) -> None:
-        """Put back what was put aside."""
+        """Restore the saved values."""
         for offset, values in self._aside:
             ctypes.memmove(self._begin + offset, values, len(values))
         self._aside.clear()

@@ -1,4 +1,4 @@
-"""Gradients averaged by shoal's Averager, in its memory."""
+"""Averages gradients with shoal's `Averager`, in its memory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class FusedGradients:
     """Averages gradients in balanced fusion buffers, each as soon as it is full.
 
     Args:
-        gradients: on the CPU; gets its places here, and others after the first step.
+        gradients: on the CPU; they get places here, and other places after the first step.
         on_full: called when all gradients of a buffer have come.
-        before: averages these parameters in another group, and is used no more: its averager goes
-            on in this group if it has the same arrays, and else its residuals.
+        before: averaged these parameters in another group, and is used no more. Its averager goes
+            on in this group if it has the same arrays; otherwise only its residuals do.
         options: of an `Averager`.
 
     Attributes:
         weight: of the next forward pass.
 
     Raises:
-        UsageError: ranks differ in any of this.
+        UsageError: ranks differ in parameters or options.
     """
 
     def __init__(
@@ -73,29 +73,29 @@ class FusedGradients:
 
     @property
     def has_begun(self) -> bool:
-        """True if gradients of this step have come, or other ranks know of the step."""
+        """True if gradients of this step have come, or its weight was sent."""
         return self.averager.is_under_way
 
     def hooks(self) -> list[Callable[..., None]]:
-        """What each parameter calls when its gradient is there: C functions."""
+        """Return what each parameter calls when its gradient has come: C functions."""
         return [self.averager.hook(index) for index in range(len(self.averager.entries))]
 
     def begin(self, *, again: bool = False) -> None:
-        """Count gradients from now on; `again`: of the same forward pass, with its weight.
+        """Count gradients from now on; with `again`, of the same forward pass, with its weight.
 
-        Raises UsageError if the pass has no weight, or the one before has not ended.
+        Raises UsageError if the pass has no weight, or the last pass has not ended.
         """
         if not again:
             self._begun_with, self.weight = self.weight, None
         if self.is_weighted and self._begun_with is None:
             raise UsageError(
-                "DistributedDataParallel: with weighted=True every forward pass has a weight; call "
-                "model.weigh(n) before it, where n is the number of its samples or tokens"
+                "DistributedDataParallel: with weighted=True every forward pass needs a weight; "
+                "call model.weigh(n) before it, where n is the number of its samples or tokens"
             )
         if self.has_begun:
             raise UsageError(
-                "DistributedDataParallel: the backward pass before has not ended, and some of its "
-                "gradients are on their way: wrap `model.module` anew, on every rank"
+                "DistributedDataParallel: the last backward pass has not ended, and some of its "
+                "gradients were sent: wrap `model.module` anew, on every rank"
             )
         layout = self.averager.next_layout()
         if layout is not None:
@@ -112,7 +112,7 @@ class FusedGradients:
         self.averager.log.note_forward()
 
     def reserve(self) -> None:
-        """Take this step's place among the calls: a backward pass has begun, on every rank."""
+        """Reserve the numbers of this step's calls: a backward pass has begun, on every rank."""
         self._watch.stop()
         self.averager.log.note_backward()
         self.averager.reserve()
@@ -126,13 +126,13 @@ class FusedGradients:
         self.averager.countdown.paused = False
 
     def give_up(self) -> None:
-        """Count no more gradients, and leave them to the program; the averager may go on."""
+        """Count no more gradients, and return them to the program; the averager may go on."""
         self._watch.stop()
         self.stop()
         self.gradients.release(self.sent() if self.has_begun else ())
 
     def missing(self) -> list[int]:
-        """The parameters whose gradients have not come since `begin`."""
+        """Return the parameters whose gradients have not come since `begin`."""
         return self.averager.not_ready()
 
     def wait_for_rest(self, why: str) -> None:
@@ -157,15 +157,15 @@ class FusedGradients:
         check_alive(group)
 
     def sent(self) -> set[int]:
-        """The parameters of which some element has been sent in this step."""
+        """Return the parameters with elements that were sent in this step."""
         counted = self.averager.countdown.is_counted
         full = (one for one in self.averager.layout.buffers if all(map(counted, one.entries)))
         return {index for buffer in full for index in buffer.entries}
 
     def end(self, unused: bool, factor: float = 1.0) -> None:
-        """Wait for all averages, times `factor`; every gradient then is its average.
+        """Wait for all averages, and store them times `factor` in the gradients.
 
-        With `unused`, gradients that came on no rank stay as they are. UsageError if one came
+        With `unused`, gradients that came on no rank are unchanged. UsageError if a gradient came
         twice, after which the step is over; ShoalError as `Averager.wait`.
         """
         self._watch.stop()
@@ -184,7 +184,7 @@ class FusedGradients:
         self.gradients.deliver(averaged)
 
     def undo_feedback(self) -> None:
-        """Go back to the residuals before the last step, whose averages are not used."""
+        """Restore the residuals of before the last step, whose averages are not used."""
         self.averager.undo_feedback()
 
     def _fill(self, indices: Sequence[int]) -> None:
@@ -192,7 +192,7 @@ class FusedGradients:
         self._on_full()
 
     def _settle(self) -> None:
-        """Take the averager's places for the gradients."""
+        """Give the gradients their places in the averager's layout."""
         whole, likes = self.averager.memory, self._likes
         extents = self.averager.layout.places
 

@@ -16,10 +16,10 @@ _STREAMED_BYTES: Final = 1 << 16
 
 
 def place_in(memory: torch.Tensor, first: int, like: torch.Tensor) -> torch.Tensor:
-    """The elements of a flat tensor from `first` on, in the shape of another one.
+    """View the elements of a flat tensor from `first` on in the shape of another tensor.
 
-    The strides are the other's as well, where it has its memory to itself: torch then keeps what it
-    adds up here, and an optimizer runs through both in the same order.
+    The view has the other's strides too, if its elements are dense: torch then accumulates in
+    place, and an optimizer reads both in the same order.
     """
     if torch.ops.aten.is_non_overlapping_and_dense(like):
         place = memory.as_strided(like.size(), like.stride(), memory.storage_offset() + first)
@@ -34,7 +34,7 @@ def dtype_of_gradient(parameter: torch.Tensor) -> torch.dtype:
 
 
 def like_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """The shape, strides and type of a gradient, without memory; the parameter may change later."""
+    """Return a meta tensor with the shape, strides and type of a parameter's gradient."""
     shape, strides = parameter.size(), parameter.stride()
     return torch.empty_strided(shape, strides, dtype=dtype_of_gradient(parameter), device="meta")
 
@@ -43,16 +43,16 @@ class Gradients:
     """The parameters, and for each the place in which its gradient is averaged.
 
     Gradients belong to the program, which may replace, move, share, keep, resize or save them
-    between any two steps. So a step looks at the memory that `parameter.grad` has in that step, and
-    at no tensor of an earlier one. By default gradients keep memory of their own: `bring` copies
-    them to their places, and `deliver` copies the averages back.
+    between any two steps. So a step reads `parameter.grad` anew, and remembers no tensor of an
+    earlier step. By default gradients keep memory of their own: `bring` copies them to their
+    places, and `deliver` copies the averages back.
 
     Args:
         parameters: with dense gradients.
         names: of the parameters.
         refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
-        as_views: let gradients be views of their places after a step, which saves the copy back and
-            its memory. The next step overwrites what the program has kept of them.
+        as_views: make gradients views of their places after a step, which saves the copy back and
+            its memory. The next step overwrites views that the program has kept.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Gradients:
     def settle(
         self, places: Sequence[torch.Tensor], view: Callable[[int], torch.Tensor] | None = None
     ) -> None:
-        """Take new places; gradients do not move there.
+        """Use new places; gradients do not move there.
 
-        `view` makes a tensor for a parameter's place, with a storage that the program may move.
+        `view` makes a tensor over a parameter's place, with a storage that the program may move.
         """
         self.places = list(places)
         self._kinds = [(place.dtype, place.shape) for place in places]
@@ -89,10 +89,10 @@ class Gradients:
         self._brought.clear()
 
     def bring(self, indices: Iterable[int]) -> None:
-        """Copy these gradients to their places, once in a step; where there is none, write zeros.
+        """Copy these gradients to their places, once in a step; zeros where a gradient is None.
 
-        Raises UsageError for a type or shape other than when the model was wrapped, or elements
-        that share memory, into which no average can be copied.
+        Raises UsageError if a gradient has another type or shape than when the model was wrapped,
+        or elements that share memory and cannot hold an average.
         """
         new = [index for index in indices if index not in self._brought]
         self._brought.update(new)
@@ -114,12 +114,12 @@ class Gradients:
                 moved.append(index)
                 given.append(gradient)
         copy_tensors([self.places[index] for index in moved], given)
-        if self.as_views:  # now, which gives back the memory that autograd has allocated
+        if self.as_views:  # at once, which frees the memory that autograd has allocated
             for index in moved:
                 self.parameters[index].grad = self._view(index)
 
     def deliver(self, indices: Iterable[int]) -> None:
-        """Have these gradients hold what is in their places."""
+        """Copy the averages from their places to these gradients."""
         if self._is_hidden:
             return
         to: list[torch.Tensor] = []
@@ -135,7 +135,7 @@ class Gradients:
                 parameter.grad = gradient = torch.empty_like(place, device=parameter.device)
             elif (gradient.dtype, gradient.shape) != self._kinds[index]:
                 self._refuse_kind(index, gradient)
-            if gradient.is_conj():  # of which torch writes no lists
+            if gradient.is_conj():  # which `_foreach_copy_` does not support
                 gradient, place = gradient.conj(), place.conj()
             to.append(gradient)
             averages.append(place)
@@ -144,7 +144,7 @@ class Gradients:
         copy_tensors(to, averages)
 
     def leave(self, indices: Iterable[int]) -> None:
-        """Give these gradients memory of their own where they lie in their places."""
+        """Give these gradients memory of their own if they are views of their places."""
         if not self.as_views:
             return
         for index in indices:
@@ -156,7 +156,7 @@ class Gradients:
         """Give all gradients memory of their own.
 
         Args:
-            lost: parameters whose places have been sent: gradients that lie there become None.
+            lost: parameters whose places were sent: gradients that are views of these become None.
         """
         for index in lost if self.as_views else ():
             gradient = self.parameters[index].grad
@@ -166,10 +166,10 @@ class Gradients:
 
     @contextlib.contextmanager
     def hidden(self, lost: Collection[int] = ()) -> Iterator[None]:
-        """Contribute zeros meanwhile, and leave the program's gradients as they are.
+        """Contribute zeros meanwhile, and do not change the program's gradients.
 
         Args:
-            lost: as for `release`.
+            lost: see `release`.
         """
         self.release(lost)
         self._is_hidden = True
@@ -195,7 +195,7 @@ class Gradients:
         )
 
     def _refuse_shared(self) -> None:
-        """Refuse gradients of two parameters in one place, where one average replaced the other."""
+        """Refuse two parameters with one gradient tensor: one average would replace the other."""
         first: dict[int, str] = {}
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if parameter.grad is None or not parameter.numel():
@@ -216,7 +216,7 @@ class Gradients:
 
 
 def copy_tensors(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-    """Copy tensors; long ones past the caches, which all gradients together would only flush."""
+    """Copy tensors; bypass the caches for long ones, since all gradients together exceed them."""
     others_to: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
     for target, source in zip(to, given, strict=True):
@@ -233,7 +233,7 @@ def copy_tensors(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> N
 
 
 def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """True if the bytes of both are their elements. One is a place, which has no gaps."""
+    """True if the bytes of both can be copied as they are. One is a place, which has no gaps."""
     return target.stride() == source.stride() and all(
         type(one) is torch.Tensor
         and one.is_cpu

@@ -1,7 +1,8 @@
-"""When gradients are averaged: what torch's C++ reducer is to its DistributedDataParallel.
+"""Decides when gradients are averaged, in place of torch's C++ reducer.
 
-A backward pass begins when a gradient reaches an output of the model, and ends when all that it has
-set off is done. Which gradients came in between is counted, and what is full leaves at once.
+A backward pass begins when a gradient reaches an output of the model, and ends when autograd has
+finished everything that the pass has started. The gradients that come in between are counted, and
+each full buffer is sent at once.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 
 @not_compiled
 class GradientKeeper:
-    """Counts gradients, and has them averaged once `use` has said how.
+    """Counts gradients, and averages them in the way that `use` has set.
 
-    Threads: the one that runs the backward pass.
+    Only the thread that runs the backward pass may call it.
 
     Args:
         names: of the parameters, the sparse ones last.
         find_unused: parameters may get no gradient, and not the same ones on every rank.
-        on_error: called with why a step cannot be ended.
+        on_error: called with the reason why a step cannot end.
         on_step: called after each step with its number, and True if ranks may have run out of
             inputs in it.
     """
@@ -73,32 +74,32 @@ class GradientKeeper:
         self._awaited: list[Any] = []
         self._static: StaticGraph | None = None
         self._was_rebuilt = False
-        self._came: set[int] = set()  # since the last average; kept where gradients are noted
-        self._is_unseen = False  # no output shows a backward pass: the first gradient does
+        self._came: set[int] = set()  # since the last average; empty if hooks do not note them
+        self._is_unseen = False  # no output has a hook, so the first gradient begins a pass
         self._unused: list[int] | None = None
         self._is_static = True
         self._graph_has_changed = False
         # Keepers of other wrappers, each with the name of a parameter that both average.
         self._sharing: weakref.WeakKeyDictionary[GradientKeeper, str] = weakref.WeakKeyDictionary()
         self._is_over = False  # another keeper has taken over
-        self._shows_pass = True  # an output of the last forward pass shows its backward pass
+        self._shows_pass = True  # an output of the last forward pass has a hook
 
     # What torch's wrapper calls.
 
     @not_inlined
     def prepare_for_forward(self) -> None:
-        """Note that a forward pass begins whose gradients are to be averaged."""
+        """Note that a forward pass begins whose gradients will be averaged."""
         self.averaging.note_forward()
 
     @not_inlined
     def forget_raised(self) -> None:
         """Forget a backward pass that raised: a forward pass begins, on every rank."""
         self._check_not_over()
-        if not self._pass.has_raised or self._graph_has_changed:  # the others know of that already
+        if not self._pass.has_raised or self._graph_has_changed:  # other ranks have that reason
             return
         why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
         self.averaging.agree_to_forget(why)
-        # What has been sent on some ranks has to be sent on all; its averages are of no use.
+        # Buffers that some ranks have sent must be sent by all; their averages are not used.
         with self._zeros(self.averaging.sent()), contextlib.suppress(NotFinite, UsageError):
             self.averaging.arm()
             self._count(self.averaging.missing())
@@ -107,11 +108,11 @@ class GradientKeeper:
         self._is_expecting = False
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Count gradients: a forward pass with these outputs has ended, to be averaged.
+        """Count gradients: a forward pass with these outputs has ended, and will be averaged.
 
-        Raises RuntimeError, which names them, if gradients of the pass before have not come.
+        Raises RuntimeError with the names if gradients of the last pass have not come.
         """
-        # The base too: a loss that changes a view in place goes past the view's own node.
+        # The base too: a loss that changes a view in place bypasses the view's own node.
         found = {id(one): one for output in outputs for one in (output, output._base)}
         hooked = [one for one in found.values() if one is not None and one.grad_fn is not None]
         if not hooked and not self._is_unseen:
@@ -128,7 +129,7 @@ class GradientKeeper:
         self._hooks.note_own(len(hooked))
 
     def forget_forward(self) -> None:
-        """Note that a forward pass has ended whose gradients are not to be averaged."""
+        """Note that a forward pass has ended whose gradients will not be averaged."""
         self._stop_others()
         if self.averaging.weight is not None:
             self.averaging.weight = None
@@ -145,7 +146,7 @@ class GradientKeeper:
             self._fail_unfinished(self._missing())
 
     def _rebuild_buckets(self) -> bool:
-        """Return True once: after the first step, when gradients have other places."""
+        """Return True once, after the first step, which moves gradients to other places."""
         rebuilt = not self._was_rebuilt and self.n_steps > 0 and not self._finds_unused
         self._was_rebuilt = self._was_rebuilt or rebuilt
         return rebuilt
@@ -171,7 +172,7 @@ class GradientKeeper:
         return self._is_static
 
     def _get_local_used_map(self) -> torch.Tensor:
-        """How many ranks had a gradient of each parameter in the last step; every rank calls it."""
+        """Count the ranks with a gradient, by parameter, in the last step; every rank calls it."""
         absent = set(self._unused or [])
         used = torch.tensor([int(index not in absent) for index in range(len(self.names))])
         dist.all_reduce(used, group=self._group)
@@ -187,7 +188,7 @@ class GradientKeeper:
         self._hooks.remove()
 
     def _reset_state(self) -> None:
-        if not self._pass.has_raised:  # which is to be forgotten together
+        if not self._pass.has_raised:  # `forget_raised` does that on all ranks together
             self._pass.forget()
         self._is_expecting = False
         self.averaging.stop()
@@ -198,9 +199,9 @@ class GradientKeeper:
     def use(
         self, averaging: Averaging, sparse: SparseGradients, hook: Any = None, state: object = None
     ) -> None:
-        """Average dense and sparse gradients in another way, outside backward passes.
+        """Average dense and sparse gradients in this way; called outside backward passes.
 
-        `hook` and its `state` are a communication hook for the sparse ones.
+        `hook` and its `state` are a communication hook for the sparse gradients.
         """
         self.averaging, self.sparse = averaging, sparse
         self._hook, self._state = hook, state
@@ -209,8 +210,8 @@ class GradientKeeper:
     def give_up(self) -> None:
         """Give up the step under way, and average no more: another keeper takes over. Idempotent.
 
-        Gradients are the program's: those that came are this rank's own. Where they were views of
-        the averager's memory and parts of them were sent, they are None.
+        Gradients that came are this rank's own. Views of the averager's memory become None if a
+        part of them was sent.
         """
         self._is_over = True
         self._hooks.remove()
@@ -228,16 +229,16 @@ class GradientKeeper:
             )
 
     def queue_end(self) -> None:
-        """Have the backward pass under way end: gradients come in it."""
+        """End the step when the backward pass under way ends: gradients come in it."""
         self._pass.queue_end(self._end_pass)
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise UsageError, here and on ranks that wait for this one: the model cannot go on."""
+        """Raise UsageError, here and on the ranks that wait for this one."""
         self.averaging.lack(why)
         raise UsageError(f"DistributedDataParallel: {why}{self._go_on()}")
 
     def match(self) -> None:
-        """Take part in a backward pass of the others with zeros: this rank has no more inputs."""
+        """Take part in a backward pass of other ranks with zeros: this rank has no more inputs."""
         with self._zeros():
             self.averaging.weight = 0.0 if self.averaging.is_weighted else None
             self._begin()
@@ -256,7 +257,7 @@ class GradientKeeper:
             yield
 
     def _count(self, indices: Sequence[int]) -> None:
-        """Count these gradients as if they came now, in the order of a backward pass."""
+        """Count these gradients as if they came now, from the last parameter to the first."""
         hooks = [*self.averaging.hooks(), *self.sparse.hooks(lambda: None)]
         for index in reversed(indices):
             hooks[index]()
@@ -265,15 +266,15 @@ class GradientKeeper:
     # with the last forward pass counts gradients, until a backward pass reaches another's output.
 
     def share(self, parameters: Collection[int], other: GradientKeeper) -> None:
-        """Count nothing in the other's backward passes if it averages one of these parameters too.
+        """Take turns with another keeper, if it averages one of these parameters too.
 
         Args:
-            parameters: the ids of the other's parameters.
+            parameters: the ids of the other keeper's parameters.
         """
         named = zip(self.names, self._parameters(), strict=True)
         name = next((name for name, parameter in named if id(parameter) in parameters), None)
         if name is not None:
-            self.averaging.stop()  # what has begun is over
+            self.averaging.stop()  # a step that has begun is over
             self._sharing[other] = other._sharing[self] = name
 
     def _stop_others(self) -> None:
@@ -312,14 +313,14 @@ class GradientKeeper:
         self._hooks.put(self._parameters(), hooks)
 
     def _noting(self, index: int, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook that notes what comes in any pass, and passes on what is to be averaged.
+        """Return a hook that notes a gradient in any pass, and calls the given hook.
 
-        Where no output shows a pass, the first gradient begins it.
+        If no output has a hook, the first gradient begins the pass.
         """
         note = not_held(self._note)
 
         def come(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:  # torch calls hooks for none, too (`UndefinedGrad`)
+            if parameter.grad is not None:  # torch also calls hooks without one (`UndefinedGrad`)
                 note(index)
                 hook()
 
@@ -342,7 +343,7 @@ class GradientKeeper:
         return [*self.averaging.gradients.parameters, *self.sparse.parameters]
 
     def _check_attached(self, missing: Sequence[int]) -> None:
-        """Refuse parameters whose gradients can not be counted any more: none would be missed."""
+        """Refuse parameters that have lost their hooks, so that their gradients are not counted."""
         lost = self._hooks.lost(missing)
         if lost is not None:
             self.refuse(
@@ -364,7 +365,7 @@ class GradientKeeper:
         if not self._pass.is_shown:
             self._stop_others()
             self._hooks.come_last()
-        if not self.averaging.is_armed:  # another over one forward pass, or one that was paused
+        if not self.averaging.is_armed:  # a second pass over one forward pass, or it was stopped
             self._begin(again=True)
         # NOT with the forward pass: a rank may make one more, which has no backward pass.
         self.averaging.reserve()
@@ -382,10 +383,10 @@ class GradientKeeper:
             self._finish()
 
     def _all_has_come(self) -> bool:
-        """Return True if the step can end; else the rest comes in another pass over its forward."""
+        """Return True if the step can end; else another pass over its forward brings the rest."""
         static = self._static
         if static is not None and static.has_seen_none:
-            return False  # autograd.grad, for what is no parameter
+            return False  # autograd.grad, for tensors that are not parameters
         if static is not None and static.is_learning:
             static.learn()
             self._agree_on_graph(static)
@@ -397,7 +398,7 @@ class GradientKeeper:
         missing = self._missing()
         self._check_attached(missing)
         if self._pass.creates_graph and len(missing) == len(self.names):
-            return False  # autograd.grad, for a loss that is made of what it returns
+            return False  # autograd.grad, whose results a later loss uses
         if missing and not (self._finds_unused if static is None else static.absent == missing):
             if len(missing) < len(self.names):
                 self.averaging.wait_for_rest(self._described(missing).for_others())
@@ -408,7 +409,7 @@ class GradientKeeper:
         return True
 
     def _agree_on_graph(self, static: StaticGraph) -> None:
-        """Find out if any rank lacks a gradient, once; every rank calls it at the same place."""
+        """Find out once if any rank lacks a gradient; every rank calls it at the same place."""
         if not static.is_agreed:
             self._finds_unused = static.agree(self._group)
 
@@ -418,9 +419,9 @@ class GradientKeeper:
         self.sparse.end(factor, self._hook, self._state, len(self.averaging.sizes))
 
     def _factor(self) -> float:
-        """What averages are multiplied by: ranks that have run out of inputs may not count."""
+        """Return the factor for averages, by which ranks without inputs may not count."""
         join, self._join = self._join, None
-        if join is None or join[1] or self.averaging.is_weighted:  # they weigh 0
+        if join is None or join[1] or self.averaging.is_weighted:  # ranks without inputs weigh 0
             return 1.0
         join[0].wait()
         return dist.get_world_size(self._group) / float(join[0].result()[0].item())
@@ -468,7 +469,7 @@ class GradientKeeper:
         return Missing(missing, self.names, self._parameters(), dist.get_rank(self._group))
 
     def _go_on(self) -> str:
-        """What to do first where other ranks have waited for what is missing."""
+        """Return what to do first if other ranks have waited for missing gradients, or ""."""
         group = frontend.group_in(self._group)
         return "" if group is None or group.ended() is None else GO_ON
 

@@ -1,4 +1,4 @@
-"""What a wrapper puts on a program's model, and notices in it, without keeping it alive."""
+"""Hooks on a program's parameters, and a check for new parameters, that keep nothing alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ParameterHooks:
-    """One hook on each parameter, after those of the program. Removed when this goes."""
+    """One hook on each parameter, after the program's hooks. Deleting this removes the hooks."""
 
     def __init__(self) -> None:
         self._parameters: Sequence[torch.nn.Parameter] = ()
@@ -25,7 +25,7 @@ class ParameterHooks:
     def put(
         self, parameters: Sequence[torch.nn.Parameter], hooks: Sequence[Callable[..., None]]
     ) -> None:
-        """Put these hooks in place of those before."""
+        """Replace the hooks by these."""
         self.remove()
         self._parameters = parameters
         self._handles += [
@@ -39,9 +39,9 @@ class ParameterHooks:
         _remove(self._handles)
 
     def come_last(self) -> None:
-        """Move these hooks behind those that others have put since, which change gradients."""
+        """Move these hooks behind hooks that were added since, which may change gradients."""
         if self._next_id == RemovableHandle.next_id:
-            return  # no hook has been put anywhere
+            return  # no hook was added to any tensor
         self._next_id = RemovableHandle.next_id
         for parameter, handle in zip(self._parameters, self._handles, strict=False):
             hooks: Any = parameter._post_accumulate_grad_hooks
@@ -49,11 +49,11 @@ class ParameterHooks:
                 hooks[handle.id] = hooks.pop(handle.id)  # NOT move_to_end: C++ would not see it
 
     def note_own(self, n_hooks: int) -> None:
-        """Note that the caller has put hooks elsewhere, which change no gradients."""
+        """Note that the caller has added hooks elsewhere, which change no gradients."""
         self._next_id += n_hooks
 
     def lost(self, indices: Iterable[int]) -> int | None:
-        """The first of these parameters that has lost its hook; None if none has."""
+        """Return the first of these parameters that has lost its hook, or None."""
         for index in indices if self._handles else ():
             parameter = self._parameters[index]
             hooks: Any = parameter._post_accumulate_grad_hooks or ()
@@ -70,11 +70,11 @@ def _remove(handles: list[Any]) -> None:
 
 
 def not_held(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a method of what may be gone; then the call does nothing.
+    """Wrap a method so that it does not keep its object alive; the call then does nothing.
 
-    For what is kept by something that lives longer, as hooks by parameters, or by what the method's
-    object keeps itself: so a dropped wrapper frees its memory without the collector of cycles,
-    which does not see through native parts.
+    For callbacks held by objects that live longer, such as hooks on parameters, or by objects that
+    the method's object holds: a dropped wrapper then frees its memory without Python's collector of
+    cycles, which does not see through native parts.
     """
     held = weakref.WeakMethod(method)
 

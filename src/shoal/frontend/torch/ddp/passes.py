@@ -1,4 +1,4 @@
-"""The backward pass under way: when it ends, whether it raised, whether it runs within another."""
+"""Finds out when the backward pass under way ends, if it raised, and if it runs within another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class BackwardPass:
     def __init__(self) -> None:
         self.creates_graph = False
         self._is_shown = False
-        # To the end of the pass under way. A pass that raises forgets it, and it is gone.
+        # A weak reference to the callback at the end of the pass. If the pass raises, autograd
+        # drops the callback.
         self._end: Callable[[], object] = _no_end
 
     @property
@@ -43,9 +44,9 @@ class BackwardPass:
         return self._end is not _no_end and self._end() is None
 
     def queue_end(self, on_end: Callable[[], None], *, shown: bool = False) -> None:
-        """Call `on_end` at the end of all that the pass has set off, while it is under way, once.
+        """Call `on_end` once, when autograd has finished the pass under way.
 
-        `shown`: an output of the model shows the pass, not a buffer that is full.
+        `shown`: an output of the model was reached; without it a full buffer shows the pass.
         """
         if not self.is_under_way:
             self._is_shown = False
@@ -56,12 +57,12 @@ class BackwardPass:
         self._is_shown = self._is_shown or shown
 
     def forget(self) -> None:
-        """Take the pass under way for over."""
+        """Treat the pass under way as ended."""
         self._end = _no_end
 
     @contextlib.contextmanager
     def stood_in_for(self) -> Iterator[None]:
-        """Queue no end meanwhile: gradients are counted outside a pass."""
+        """Queue no end meanwhile; for gradients that are counted outside a pass."""
         self._end = lambda: self
         try:
             yield
@@ -72,7 +73,7 @@ class BackwardPass:
         try:
             on_end()
         finally:
-            self._end = _no_end  # NOT before: the last buffer that leaves would queue another end
+            self._end = _no_end  # NOT earlier: sending the last buffer would queue another end
 
 
 def _no_end() -> None:

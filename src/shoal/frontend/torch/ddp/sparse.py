@@ -1,4 +1,4 @@
-"""Gradients that are sparse: summed one by one at the end of a backward pass."""
+"""Averages sparse gradients, one by one, at the end of a backward pass."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SparseGradients:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Contribute nothing meanwhile, and leave the program's gradients as they are."""
+        """Contribute nothing meanwhile, and do not change the program's gradients."""
         kept = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""A graph that is the same in every step: the first shows how often each gradient comes."""
+"""Learns from the first step of a static graph how often each gradient comes in a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Hook = Callable[..., None]
 class StaticGraph:
     """Counts how often each gradient comes in a backward pass.
 
-    Reentrant checkpoints have a gradient come several times; it is whole with the last. `fail`
-    raises that the graph has changed, and `is_armed` is true while gradients are counted.
+    With reentrant checkpoints a gradient comes several times, and is complete with the last. `fail`
+    raises an error because the graph has changed; `is_armed` is true while gradients are counted.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class StaticGraph:
         self._n_left = list(self._counts)
 
     def around(self, hooks: Sequence[Hook], queue_end: Callable[[], None]) -> list[Hook]:
-        """What the parameters call instead of these hooks.
+        """Return hooks for the parameters that call these hooks when a gradient is complete.
 
         Args:
-            queue_end: has the pass end, where no output has begun it.
+            queue_end: ends the step with the pass, if no output has begun the pass.
         """
         self._hooks = list(hooks)
         if self.is_learning:
@@ -62,17 +62,17 @@ class StaticGraph:
 
     @property
     def has_seen_none(self) -> bool:
-        """True if no gradient has come that could be learnt from."""
+        """True if no gradient has come in the step to learn from."""
         return self.is_learning and not any(self._counts)
 
     def learn(self) -> None:
-        """Keep the counts of the first pass, which has ended, and pass its gradients on."""
+        """Keep the counts of the first pass, which has ended; call the hooks of its gradients."""
         self.is_learning = False
         for index in self._came:
             self._hooks[index]()
 
     def agree(self, group: dist.ProcessGroup) -> bool:
-        """True if any rank lacks a gradient; one that has no inputs yet lacks all."""
+        """Return True if any rank lacks a gradient; a rank without inputs lacks all."""
         self.is_agreed = True
         some_missing = torch.tensor([int(0 in self._counts)])
         dist.all_reduce(some_missing, op=dist.ReduceOp.MAX, group=group)

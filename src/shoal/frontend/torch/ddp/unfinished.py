@@ -1,4 +1,4 @@
-"""What is said where gradients have not come."""
+"""Error texts about gradients that have not come."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Missing(NamedTuple):
-    """Gradients that have not come on a rank: the indices, and all names and parameters."""
+    """The gradients that have not come on a rank: their indices into all names and parameters."""
 
     indices: Sequence[int]
     names: Sequence[str]
@@ -23,7 +23,7 @@ class Missing(NamedTuple):
     rank: int
 
     def for_others(self) -> str:
-        """What is wrong, for the ranks that have all gradients."""
+        """Describe the error for ranks that have all gradients."""
         names = named([self.names[index] for index in self.indices])
         return (
             f"no gradient has come of parameter {names} on rank {self.rank}: use it in the loss "
@@ -31,10 +31,10 @@ class Missing(NamedTuple):
         )
 
     def here(self, is_static: bool, go_on: str) -> str:
-        """What is wrong, for this rank.
+        """Describe the error for this rank.
 
         Args:
-            go_on: what to do first where others have waited.
+            go_on: what to do first if other ranks have waited.
         """
         names = ", ".join(self.names[index] for index in self.indices)
         indices = " ".join(map(str, self.indices))
@@ -47,7 +47,7 @@ class Missing(NamedTuple):
         )
 
     def _frozen(self) -> str:
-        """Of what is missing, what does not ask for a gradient any more."""
+        """Name the missing gradients whose parameters do not require one any more."""
         frozen = [self.names[i] for i in self.indices if not self.parameters[i].requires_grad]
         if not frozen:
             return ""
@@ -57,7 +57,7 @@ class Missing(NamedTuple):
         )
 
 
-# The beginnings are torch's own words, which programs and their users look for.
+# These begin with torch's own words, which programs and their users look for.
 _NOT_USED: Final = (
     "This error indicates that your module has parameters that were not used in producing loss, "
     "and the averages of others wait for their gradients. If that is as it should be, enable it by "
