@@ -111,7 +111,7 @@ def test_a_step_is_not_given_up_while_its_group_goes_on(group: shoal.Group) -> N
     other = group.subgroup([0, 1], "other")
     averager.begin()
     fill(averager, 0, NAMES)
-    with pytest.raises(UsageError, match=r"regroup within a step; wait\(\) for it first"):
+    with pytest.raises(UsageError, match=r"regroup within a step; call wait\(\) first"):
         averager.regroup(other)
     averager.wait()
     check(averager, 0)
