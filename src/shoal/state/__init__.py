@@ -77,12 +77,10 @@ def _dump(why: str, pattern: str | None, taken: Mapping[Any, dict[str, Any]] | N
 
 def heed_signal() -> None:
     """Make the signal in `SHOAL_DUMP_SIGNAL` write the state; UsageError for an unusable signal."""
-    if not os.environ.get("SHOAL_DUMP_SIGNAL"):
-        return
-    from shoal.state.watch import call_at, signal_of
+    if name := os.environ.get("SHOAL_DUMP_SIGNAL"):
+        from shoal.state.watch import call_at, signal_of
 
-    wanted = signal_of(os.environ)
-    if wanted is not None:
+        wanted = signal_of(name)
         call_at(wanted, lambda: _write_at_signal(wanted))
 
 

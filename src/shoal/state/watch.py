@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from shoal import engine, threads
@@ -26,11 +26,8 @@ _lock: Final = threading.Lock()
 _watched = 0  # the process that has the thread: a forked child has none
 
 
-def signal_of(environ: Mapping[str, str]) -> signal.Signals | None:
-    """Return the signal in `SHOAL_DUMP_SIGNAL`, or None; UsageError for an unusable signal."""
-    wanted = environ.get("SHOAL_DUMP_SIGNAL", "")
-    if not wanted:
-        return None
+def signal_of(wanted: str) -> signal.Signals:
+    """Return the signal that `SHOAL_DUMP_SIGNAL` names; UsageError for an unusable one."""
     name = wanted.upper().removeprefix("SIG")
     if name not in _KNOWN:
         raise UsageError(
