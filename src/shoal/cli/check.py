@@ -6,8 +6,8 @@ Start it as the job itself, on every rank at once:
   srun shoal check
   shoal check --hosts host0,host1     # over ssh, one rank for each host
 
-Rank 0 prints who reaches whom, by which interface, how late and how fast, with the versions, MTUs,
-clocks, keys and limits of all hosts, and what to change.
+Rank 0 prints which hosts reach each other, by which interface, with what latency and rate; the
+versions, MTUs, clocks, keys and limits of all hosts; and what to change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal check`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--hosts", metavar="A,B", help="start it there, over ssh, in this folder with this Python")
+    add("--hosts", metavar="A,B", help="run the check there, over ssh, in this folder, this Python")
     ssh = "the command that runs another on a host; default %(default)s"
     add("--ssh", default="ssh", metavar="COMMAND", help=ssh)
     wait = "how long to wait for ranks that have not started; default %(default)g"

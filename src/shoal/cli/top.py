@@ -26,7 +26,7 @@ _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal top`."""
-    where = "show all ranks of the job in which the rank at this address is"
+    where = "the address of any rank: show all ranks of its job"
     parser.add_argument("address", nargs="?", metavar="HOST:PORT", help=where)
     parser.add_argument("--once", action="store_true", help="print one screen and end")
     add = parser.add_mutually_exclusive_group().add_argument
