@@ -121,7 +121,6 @@ def form_at(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     name: str = "world",
-    wire: str | None = None,
 ) -> Group:
     """Form the group of the processes whose doors have these addresses; ranks in their order.
 
@@ -132,7 +131,7 @@ def form_at(
         door: this process's own.
         addresses: the `Door.address` of each member, in the same order on every one.
         uuid: a name for this meeting, the same on every member, that no earlier meeting had.
-        timeout_s, name, wire: as for `form`.
+        timeout_s, name: as for `form`.
 
     Raises (nothing is left open but the door):
         UsageError: as for `form`; or `addresses` lacks this door or repeats one.
@@ -153,7 +152,7 @@ def form_at(
         door.open(uuid)
     with visit(addresses[0], uuid, timeout_s) as store:
         left_s = max(0.001, deadline - time.monotonic())
-        group = form(store, rank, len(addresses), timeout_s=left_s, name=name, wire=wire)
+        group = form(store, rank, len(addresses), timeout_s=left_s, name=name)
     group.timeout_s = timeout_s
     return group
 
