@@ -197,12 +197,12 @@ def _requests(listener: socket.socket, sockets: list[socket.socket]) -> Iterator
 
 
 def end_fork() -> None:
-    """End a forked rank; above rank 0, without taking apart what torch has loaded.
+    """End a forked rank; above rank 0, without taking apart the modules and libraries it loaded.
 
-    Modules and static objects of libraries would copy most pages that the fork shares: 0.25 s of
-    processor time. Threads are joined and exit functions run on every rank.
+    That would copy most pages that the fork shares: 0.05 s of processor time with NumPy, and 0.25 s
+    with torch. Threads are joined and exit functions run on every rank.
     """
-    if os.environ.get("RANK", "0") == "0" or "torch" not in sys.modules:
+    if os.environ.get("RANK", "0") == "0":
         return
     threading._shutdown()
     atexit._run_exitfuncs()
