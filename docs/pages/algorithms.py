@@ -146,7 +146,7 @@ def _table(collective: str, names: Sequence[str]) -> Iterator[str]:
 
 def _count(collective: str, name: str, size: int) -> _Count:
     hosts = tuple(rank // _RANKS_PER_HOST for rank in range(size))
-    proof = prove(collective, name, size, hosts=hosts)
+    proof = prove(collective, name, size, hosts=hosts, n_segments=1)  # counts are by chunk
     n_chunks = find(collective, name).n_chunks(size, hosts)
     by_rank, by_host = Counter[int](), Counter[int]()
     for (sender, receiver), n_sent in proof.n_sent.items():
