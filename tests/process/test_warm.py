@@ -7,7 +7,7 @@ import struct
 import tempfile
 
 import pytest
-from process.warm import N_FORKERS, Fork, Forker, address_of
+from process.warm import N_FORKERS, Fork, Forker, address_of, forker_for
 
 
 def test_a_forker_starts_where_another_process_ended_before_it_started_one(
@@ -21,6 +21,14 @@ def test_a_forker_starts_where_another_process_ended_before_it_started_one(
     with tempfile.TemporaryFile() as printed:
         rank = forker.start(b"", os.environ, printed.fileno(), printed.fileno())
         assert rank.wait(60.0) == 1  # it has found no task
+
+
+def test_only_a_variable_that_is_read_at_start_gives_a_rank_an_interpreter_of_its_own() -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    forker = forker_for(0, "json", env)
+    assert forker is not None
+    assert forker_for(0, "json", env | {"TORCHINDUCTOR_CACHE_DIR": "elsewhere"}) is forker
+    assert forker_for(0, "json", env | {"TORCH_LOGS": "all"}) is None
 
 
 def test_a_rank_whose_forker_has_died_is_named_once_and_not_killed() -> None:
