@@ -8,7 +8,6 @@ import pytest
 from lab.labs import enter, env_of, needs_root
 from process.ranks import run_ranks
 
-import shoal
 from shoal.check.report import Findings
 from shoal.check.run import check
 from shoal.errors import ShoalError
@@ -21,19 +20,12 @@ N_HOSTS = 3
 
 
 def check_in(
-    namespaces: list[str], special: dict[int, dict[str, str]], version: str, timeout_s: float
+    namespaces: list[str], special: dict[int, dict[str, str]], timeout_s: float
 ) -> Findings | str | None:
-    """What this rank finds, or its error.
-
-    Args:
-        special: variables of single ranks.
-        version: what the last rank takes itself for.
-    """
+    """What this rank finds, or its error; `special` has variables of single ranks."""
     rank = int(os.environ["RANK"])
     enter(namespaces[rank])
     os.environ |= special.get(rank, {})
-    if version and rank == N_HOSTS - 1:
-        shoal.__version__ = version
     try:
         return check(timeout_s)
     except ShoalError as error:
@@ -43,13 +35,12 @@ def check_in(
 def findings_in(
     cluster: Lab,
     special: dict[int, dict[str, str]] | None = None,
-    version: str = "",
     timeout_s: float = 30.0,
     **environ: str,
 ) -> list[Findings | str | None]:
     namespaces = [host.namespace for host in cluster.hosts]
     env = env_of(cluster) | environ
-    return run_ranks(check_in, N_HOSTS, namespaces, special or {}, version, timeout_s, env=env)
+    return run_ranks(check_in, N_HOSTS, namespaces, special or {}, timeout_s, env=env)
 
 
 def of_rank_0(outcomes: list[Findings | str | None]) -> Findings:
@@ -92,12 +83,6 @@ def test_a_rank_with_another_key_hears_of_it_and_rank_0_names_who_did_not_come()
     assert problem_with(of_rank_0(outcomes), "rank 1 did not come")
 
 
-def test_two_versions_are_named_with_their_hosts() -> None:
-    with Lab(N_HOSTS, rate_mbit=None) as cluster:
-        found = of_rank_0(findings_in(cluster, version="0.0.9"))
-    assert problem_with(found, "shoal differs", f"{shoal.__version__} on", "0.0.9 on", "(rank 2)")
-
-
 def test_a_switch_that_loses_full_packets_is_told_from_a_firewall() -> None:
     with Lab(N_HOSTS, rate_mbit=100) as cluster:
         for host in cluster.hosts:
@@ -131,7 +116,7 @@ def test_a_host_that_none_reaches_is_named_with_its_other_address() -> None:
         cluster.cut(0, 1)
         env = env_of(cluster) | {"MASTER_ADDR": cluster.hosts[0].addresses[1]}
         namespaces = [host.namespace for host in cluster.hosts]
-        found = of_rank_0(run_ranks(check_in, 2, namespaces, {}, "", 30.0, env=env))
+        found = of_rank_0(run_ranks(check_in, 2, namespaces, {}, 30.0, env=env))
     problem = problem_with(found, "(rank 1): no host reaches it at eth0")
     assert f"eth1 ({cluster.hosts[1].addresses[1]}" in problem
 

@@ -14,8 +14,6 @@ from shoal.bench.measured import call_times
 from shoal.bench.perf import run_sweep
 from shoal.bench.sweep import ALL_RANKS, BenchPlace, CallKind, SizeRange, Sweep
 from shoal.cli import main
-from shoal.errors import UsageError
-from shoal.plan.quantities import bytes_of, mbit_in
 
 
 class ToldPool:
@@ -66,15 +64,7 @@ def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests() -> None:
     assert {name: one.bus(4) for name, one in COLLECTIVES.items()} == wanted
 
 
-def test_sizes_and_rates_are_read_as_nccl_tests_and_tc_read_them() -> None:
-    sizes = {"8": 8, "64K": 65536, "128M": 128 << 20, "1g": 1 << 30, "25MiB": 25 << 20}
-    assert {text: bytes_of(text) for text in sizes} == sizes
-    for text, mbit in (("400mbit", 400), ("1gbit", 1000), ("25Gb", 25000), ("500kbit", 0.5)):
-        assert mbit_in("--rate", text) == pytest.approx(mbit)
-    assert mbit_in("--rate", "none") is None
-    for text in ("", "8X", "-4", "4Gb", "K"):
-        with pytest.raises(UsageError, match="cannot read the bytes"):
-            bytes_of(text)
+def test_sizes_grow_by_a_factor_or_a_step() -> None:
     assert SizeRange(8, 100, factor=4).sizes() == [8, 32]
     assert SizeRange(8, 20, step=4).sizes() == [8, 12, 16, 20]
     assert SizeRange(8, 8).sizes() == [8]

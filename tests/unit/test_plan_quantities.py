@@ -13,7 +13,7 @@ from shoal.plan.text import show_bytes, show_us
     ("read", "values"),
     [
         (bytes_of, {"0": 0, "4": 4, "4B": 4, "100MB": 100_000_000, "100MiB": 104_857_600}),
-        (bytes_of, {"0.5 KiB": 512, "2kB": 2000, "1GiB": 1 << 30}),
+        (bytes_of, {"0.5 KiB": 512, "2kB": 2000, "1GiB": 1 << 30, "64K": 65536, "1g": 1 << 30}),
         (bytes_per_us, {"8Mb": 1, "25Gb": 3125, "25Gbit/s": 3125, "10Gbps": 1250}),
         (bytes_per_us, {"3GB/s": 3000, "400mbit": 50, "1gbit": 125, "8kbit": 0.001}),
         (microseconds, {"20us": 20, "1.5ms": 1500, "500ns": 0.5, "2s": 2e6}),

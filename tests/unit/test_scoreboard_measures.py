@@ -60,9 +60,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("case", "seconds_of_the_tensor"),
     [
-        (replace(CASE, n_servers=8), 1.0),
         (CASE, 2 * 8 * 7 / (64 + 4 * 8 - 2 * 4)),  # Jiang et al., OSDI 2020
-        (replace(CASE, n_servers=12), 1.0),
         # Half of the servers carry half: 3 servers' worth.
         (replace(CASE, server_mbit=(400, 200)), 2 * 8 * 7 / (64 + 3 * 8 - 2 * 3)),
         (replace(CASE, n_servers=8, more_mbit=(400 / 3,)), 0.5),  # the fake's NICs are alike

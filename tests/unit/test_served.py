@@ -99,16 +99,11 @@ def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take(
     assert "would take 1.64 s where sharded of the workers alone" in found.why
 
 
-@pytest.mark.parametrize(("k", "slower"), [(1, 1.1), (2, 1.1), (4, 1.25), (8, 1.1), (12, 1.1)])
-def test_shares_are_as_good_in_the_simulator_as_the_program_says(k: int, slower: float) -> None:
-    """Over one connection to each server, workers are done with each other before servers are."""
+@pytest.mark.parametrize("k", [1, 2, 4, 8, 12])
+def test_costs_are_within_a_quarter_of_the_simulation(k: int) -> None:
     weights = shared(8, k)
-    both = replace(flat(8 + k), contention=0.0)
-    played = simulate("all_reduce", weights.name(), both, 100 * MIB)
-    best = best_shares([Nic(125, 125)] * 8, pool(k).servers).us_per_byte * 100 * MIB
-    assert best <= played.time_us < slower * best
+    played = simulate("all_reduce", weights.name(), replace(flat(8 + k), contention=0.0), 100 * MIB)
     planned = cost_with_servers(weights, 100 * MIB, flat(8), pool(k)).cost_us
-    # The planner's costs are within a quarter, as those of other algorithms are.
     assert played.time_us == pytest.approx(planned, rel=0.25)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.analysis.simulate.simulator import Simulation
     from shoal.plan.cluster import Cluster
 
@@ -63,37 +64,9 @@ def _run(args: argparse.Namespace) -> int:
     every = {name: simulate(args.collective, name, cluster, n_bytes, **how) for name in names}
     if args.html:
         write(_page(args.collective, cluster, n_bytes, every), args.html)
-    elif args.all:
-        _print_all(cluster, n_bytes, every)
     else:
-        _print_one(args.collective, names[0], cluster, n_bytes, every[names[0]])
+        _print(args.collective, cluster, n_bytes, every)
     return 0
-
-
-def _print_one(
-    collective: str, algorithm: str, cluster: Cluster, n_bytes: int, played: Simulation
-) -> None:
-    print(f"{collective} by {algorithm}, {show_bytes(n_bytes)}, {cluster_text(cluster)}")
-    print(f"  time                 {show_us(played.time_us)}")
-    print(f"  algorithm bandwidth  {_rate(played.n_bytes, played.time_us)}")
-    print(f"  rounds               {played.rounds}")
-    share = played.busy_us / played.time_us if played.time_us else 0.0
-    print(f"  busiest              {played.busiest}, {share:.0%} of the time")
-    print("  bytes                of each link, and how many links carry as much")
-    for n_sent, n_links in sorted(_by_bytes(played).items(), reverse=True)[:8]:
-        example = next(link for link in played.links if link.n_bytes == n_sent)
-        print(
-            f"    {show_bytes(n_sent):>10}  {n_links} links, such as rank {example.source} "
-            f"to rank {example.peer}"
-        )
-    print("".join(f"  note: {note}\n" for note in _notes(cluster, n_bytes, played)), end="")
-
-
-def _by_bytes(played: Simulation) -> Counter[int]:
-    n_links: Counter[int] = Counter()
-    for link in played.links:
-        n_links[link.n_bytes] += link.n_alike
-    return n_links
 
 
 def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
@@ -107,14 +80,19 @@ def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
     return notes
 
 
-def _print_all(cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) -> None:
-    print(f"{show_bytes(n_bytes)}, {cluster_text(cluster)}")
+def _print(
+    collective: str, cluster: Cluster, n_bytes: int, played: Mapping[str, Simulation]
+) -> None:
+    """Print a row for each algorithm, the fastest first; of a single one, also the notes."""
+    print(f"{collective} of {show_bytes(n_bytes)}, {cluster_text(cluster)}")
     print(f"{'algorithm':>16}  {'time':>10}  {'bandwidth':>11}  {'rounds':>6}  busiest")
     for name, one in sorted(played.items(), key=lambda item: item[1].time_us):
         share = one.busy_us / one.time_us if one.time_us else 0.0
-        rate = _rate(one.n_bytes, one.time_us)
+        rate = f"{show_bytes(one.n_bytes / one.time_us * 1e6)}/s" if one.time_us else "-"
         row = f"{name:>16}  {show_us(one.time_us):>10}  {rate:>11}  {one.rounds:>6}"
-        print(f"{row}  {one.busiest}, {share:.0%}")
+        print(f"{row}  {one.busiest}, {share:.0%} of the time")
+        if len(played) == 1:
+            print("".join(f"note: {note}\n" for note in _notes(cluster, n_bytes, one)), end="")
 
 
 def _page(collective: str, cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) -> str:
@@ -132,7 +110,3 @@ def _page(collective: str, cluster: Cluster, n_bytes: int, played: dict[str, Sim
         sections.append(charts.section(name, "; ".join(notes), figures))
     title = f"shoal simulate: {collective} of {show_bytes(n_bytes)}, {cluster_text(cluster)}"
     return charts.page_of(title, _ABOUT, sections)
-
-
-def _rate(n_bytes: int, time_us: float) -> str:
-    return f"{show_bytes(n_bytes / time_us * 1e6)}/s" if time_us else "-"
