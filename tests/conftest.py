@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from process.shared_ranks import SharedRanks
 
 
+gc.disable()  # until the tests are collected, which takes each worker 1.4 s less so
+
+
 def pytest_collection_finish() -> None:
     """Let the collector forget what will stay: torch, numpy, and the tests themselves.
 
@@ -19,6 +22,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module")
