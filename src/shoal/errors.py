@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 __all__ = [
     "ShoalError",
@@ -73,6 +73,9 @@ class PeerLost(ShoalError):  # noqa: N818 - says what happened
         reason: a verb phrase: how the peer was lost, such as "closed the link".
     """
 
+    # The end of the message; front ends whose users shrink no group put their own here.
+    remedy: ClassVar[str] = "shrink the group to go on without it"
+
     def __init__(
         self, rank: int, host: str = "", address: str = "", doing: str = "", reason: str = "is gone"
     ) -> None:
@@ -95,7 +98,7 @@ class PeerLost(ShoalError):  # noqa: N818 - says what happened
             return f"{what}; this rank can only form a new group, with ranks that join it"
         if self.reason.startswith(("has left the meeting", "no longer serves the store")):
             return f"{what}; no group has formed, so every rank has to join anew"
-        return f"{what}; shrink the group to go on without it"
+        return f"{what}; {self.remedy}"
 
 
 class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - says what happened

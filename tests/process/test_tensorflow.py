@@ -120,6 +120,29 @@ def test_independent_calls_of_one_function_keep_their_order_also_in_loops() -> N
     run_ranks(ordered, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
+def sums_beside_torch() -> None:
+    import tensorflow as tf
+    import torch
+    import torch.distributed as dist
+
+    import shoal.tensorflow
+
+    with shoal.init() as group:
+        dist.init_process_group("shoal")
+        both = tf.function(functools.partial(shoal.tensorflow.all_reduce, group=group))
+        for step in range(5):
+            tensor = torch.full((1000,), group.rank + 1.0)
+            pending = dist.all_reduce(tensor, async_op=True)
+            assert (both(tf.fill([1000], group.rank + step)).numpy() == 1 + 2 * step).all()
+            pending.wait()
+            assert tensor.tolist() == [3.0] * 1000
+        dist.destroy_process_group()
+
+
+def test_tensorflow_and_torch_in_one_process_have_groups_of_their_own() -> None:
+    run_ranks(sums_beside_torch, 2, env=CPU, deadline_s=DEADLINE_S)
+
+
 def tapes() -> int:
     import tensorflow as tf
 

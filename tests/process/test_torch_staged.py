@@ -10,13 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from contract import (
-    test_frontend_torch,
-    test_frontend_torch_folds,
-    test_frontend_torch_moves,
-)
+from contract import test_frontend_torch
 from process.ranks import start_ranks
-from process.shared_ranks import SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import Stage, error_of
 
 if importlib.util.find_spec("torch") is None:
@@ -27,7 +23,6 @@ import torch.distributed as dist
 from process.test_torch_layers import ddp, train
 
 SIZE = 3
-FILES = (test_frontend_torch, test_frontend_torch_folds, test_frontend_torch_moves)
 # Of a call that waits: here it waits in its Work.
 NOT_SO = "futures_hold_the_list_of_tensors"
 
@@ -53,16 +48,10 @@ def staged_ranks() -> Iterator[SharedRanks]:
 
 
 @pytest.mark.parametrize(
-    ("file", "case"),
-    [
-        pytest.param(file, *one.values, id=one.id)
-        for file in FILES
-        for one in cases_in(vars(file))
-        if one.id != NOT_SO
-    ],
+    "case", [one for one in cases_in(vars(test_frontend_torch)) if one.id != NOT_SO]
 )
-def test_a_check_of_the_front_end_passes(file: Any, case: Any, staged_ranks: SharedRanks) -> None:
-    staged_ranks.run(file.in_rank, case.__name__)
+def test_a_check_of_the_front_end_passes(case: Case, staged_ranks: SharedRanks) -> None:
+    staged_ranks.run(test_frontend_torch.in_rank, case.__name__)
 
 
 def train_staged() -> None:

@@ -129,7 +129,7 @@ def reconfigure_often(address: str) -> tuple[int, int]:
 
     group, rank, before = group_of(), rank_of(), (0, 0)
     for quorum in range(60):
-        configure(group, address, quorum, 2)
+        configure(group, address, quorum // 2, 2)  # each prefix twice
         pending = group.allreduce([torch.ones(300_000)], dist.ReduceOp.SUM)
         assert total(group, rank) == 3
         pending.wait()
@@ -139,19 +139,8 @@ def reconfigure_often(address: str) -> tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
-def test_fifty_reconfigurations_leave_no_descriptor_and_no_thread(address: str) -> None:
+def test_fifty_more_groups_leave_no_descriptor_and_no_thread(address: str) -> None:
     assert run_ranks(reconfigure_often, 2, address) == [(0, 0)] * 2
-
-
-def same_prefix(address: str) -> None:
-    group, rank = group_of(), rank_of()
-    for _ in range(3):
-        configure(group, address, 1, 2)
-        assert total(group, rank) == 3
-
-
-def test_a_prefix_that_was_used_before_forms_a_new_group(address: str) -> None:
-    run_ranks(same_prefix, 2, address)
 
 
 def lose_a_replica(address: str) -> None:
@@ -162,7 +151,7 @@ def lose_a_replica(address: str) -> None:
         stage.cue("formed")
         threading.Event().wait()
     pending = group.allreduce([torch.ones(1_000_000)], dist.ReduceOp.SUM)
-    with pytest.raises(PeerLost, match="rank 2"):
+    with pytest.raises(PeerLost, match=r"rank 2 .*; discard this step, .*forms the next group"):
         pending.wait()
     with pytest.raises(RuntimeError, match="rank 2"):
         pending.get_future().wait()

@@ -84,11 +84,11 @@ def compress(
     for where, module, parameters in sharded:
         if of_gradients is not None:
             calls = _Calls(of_gradients, f"gradients of {where}")
-            module.set_custom_reduce_scatter(_ReduceScatter(calls))
+            module.set_custom_reduce_scatter(_ReduceScatter(calls, DefaultReduceScatter()))
         if of_weights is not None:
             only = parameters.mesh_info.shard_process_group
             calls = _Calls(of_weights, f"parameters of {where}", only)
-            module.set_custom_all_gather(_AllGather(calls))
+            module.set_custom_all_gather(_AllGather(calls, DefaultAllGather()))
 
 
 _NARROWED: Final = (torch.float32, *HALVES)
@@ -210,40 +210,33 @@ class _Calls:
         )
 
 
-class _ReduceScatter(ReduceScatter):
-    def __init__(self, calls: _Calls) -> None:
+class _Compressing:
+    """One of torch's collectives, whose calls get a codec."""
+
+    def __init__(self, calls: _Calls, usual: Any) -> None:
         self._calls = calls
-        self._usual = DefaultReduceScatter()
+        self._usual = usual
 
     def allocate(self, *size: Any, **kind: Any) -> torch.Tensor:
-        return self._usual.allocate(*size, **kind)
+        found: torch.Tensor = self._usual.allocate(*size, **kind)
+        return found
 
     def __call__(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
         with self._calls.of(input_tensor, group):
-            return self._usual(output_tensor, input_tensor, group, op, async_op)
+            return self._usual(output_tensor, input_tensor, group, *rest, **named)
 
 
-class _AllGather(AllGather):
-    def __init__(self, calls: _Calls) -> None:
-        self._calls = calls
-        self._usual = DefaultAllGather()
+# NOT derived from the default ones: torch would replace those by others, and drop the codec.
+class _ReduceScatter(_Compressing, ReduceScatter):
+    pass
 
-    def allocate(self, *size: Any, **kind: Any) -> torch.Tensor:
-        return self._usual.allocate(*size, **kind)
 
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        with self._calls.of(input_tensor, group):
-            return self._usual(output_tensor, input_tensor, group, async_op)
+class _AllGather(_Compressing, AllGather):
+    pass

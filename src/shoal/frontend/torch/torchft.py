@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torchft.process_group import ProcessGroupWrapper
 
-from shoal.errors import Closed, ShoalError, UsageError, without_internals
+from shoal.errors import Closed, PeerLost, ShoalError, UsageError, without_internals
 from shoal.frontend.torch import torch_group
 from shoal.group.form import form
 from shoal.group.growing import SILENT_S
@@ -39,6 +39,10 @@ __all__ = ["ProcessGroupShoal"]
 _FORM_S: Final = 10.0
 _DOOR: Final = "shoal/door"  # the key under which replica 0 writes where all meet
 _ENDED: Final = "ProcessGroupShoal was ended by another thread while it formed a group"
+
+PeerLost.remedy = (
+    "discard this step, as should_commit() says; torchft's Manager forms the next group without it"
+)
 
 
 class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does not see torchft
