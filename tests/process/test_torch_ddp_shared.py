@@ -94,17 +94,20 @@ def case_forward_passes_of_both_may_come_before_their_backward_passes() -> None:
             assert torch.allclose(parameter.grad, mean)
 
 
-def case_a_pass_in_no_sync_leaves_the_gradients_of_the_other_to_its_own_pass() -> None:
+def case_a_buffer_that_is_full_before_the_output_is_reached_stops_the_other_too() -> None:
+    """A parameter of one wrapper alone fills buffers before a gradient reaches its output."""
     whole, one, other = two_heads()
+    one.only = nn.Parameter(torch.ones(64, dtype=torch.float64))
     a, b = wrap_ours(one), wrap_ours(other)
-    wanted = averaged(whole[0], one(randoms(0)).pow(2).sum() + other(randoms(1)).pow(2).sum())
+    loss = one(randoms(0)).pow(2).sum() + other(randoms(1)).pow(2).sum()
+    wanted = averaged(whole, loss)
     for _ in range(2):
         whole.zero_grad()
-        first = a(randoms(0)).pow(2).sum()
-        with b.no_sync():
-            b(randoms(1)).pow(2).sum().backward()
+        first = a(randoms(0)).pow(2).sum() + one.only.pow(2).sum()
+        second = b(randoms(1)).pow(2).sum()
         first.backward()
-        for parameter, mean in zip(whole[0].parameters(), wanted, strict=True):
+        second.backward()
+        for parameter, mean in zip(whole.parameters(), wanted, strict=True):
             assert torch.allclose(parameter.grad, mean)
 
 
@@ -128,15 +131,20 @@ def case_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
     assert all(map(torch.allclose, found, wanted))
     boxed = wrap_ours(Boxed(one))
     boxed(randoms(0))().sum().backward()
-    boxed(randoms(0))
-    with pytest.raises(shoal.UsageError, match="with an output without tensors"):
-        b(randoms(0))
+    b(randoms(0))
+    with pytest.raises(shoal.UsageError, match="or has an output without tensors"):
+        boxed(randoms(0))
 
 
 def case_a_pass_of_one_in_the_middle_of_the_others_step_is_refused() -> None:
     _, one, other = two_heads()
     a, b = wrap_ours(one), wrap_ours(other)
     output = a(randoms(0))
+    with (
+        b.no_sync(),
+        pytest.raises(shoal.UsageError, match=r"of the two passes is in no_sync"),
+    ):
+        b(randoms(0))
     last = list(one.parameters())[-2:]
     torch.autograd.backward(output.sum(), inputs=last)  # the rest comes in another pass
     with pytest.raises(shoal.UsageError, match="waits for the rest: run its backward passes first"):

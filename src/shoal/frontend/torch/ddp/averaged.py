@@ -60,6 +60,7 @@ class FusedGradients:
         self._watch = StepWatch(group, self.averager.open_calls)
         self.is_weighted = bool(options.get("weighted"))
         self._begun_with: float | None = None  # the weight of the step under way
+        self._is_stopped = False
         self._settle()
 
     @property
@@ -105,7 +106,7 @@ class FusedGradients:
         if layout is not None:
             self._settle()
         self.gradients.begin()
-        self.arm()
+        self.averager.countdown.paused, self._is_stopped = False, False
 
     def note_forward(self) -> None:
         """Note that a forward pass begins whose gradients will be averaged."""
@@ -118,12 +119,13 @@ class FusedGradients:
         self.averager.reserve()
 
     def stop(self) -> None:
-        """Count no gradients until `begin` or `arm`."""
-        self.averager.countdown.paused = True
+        """Count no gradients until `begin` or `resume`."""
+        self.averager.countdown.paused, self._is_stopped = True, True
 
-    def arm(self) -> None:
-        """Count gradients of the step under way."""
-        self.averager.countdown.paused = False
+    def resume(self) -> None:
+        """Count gradients of this step again, if `stop` was called in it."""
+        if self._is_stopped:
+            self.averager.countdown.paused, self._is_stopped = False, False
 
     def give_up(self) -> None:
         """Count no more gradients, and return them to the program; the averager may go on."""

@@ -65,7 +65,7 @@ class HookedBuckets:
         self._bucket_of = {i: b for b, members in enumerate(self._members) for i in members}
         self._buffers, places = _laid_out(gradients.parameters, self._members)
         gradients.settle(places)
-        self.is_armed = False
+        self.is_armed = self._is_stopped = False
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []
         self._futures: list[tuple[Sequence[Any], Any]] = []
@@ -100,7 +100,7 @@ class HookedBuckets:
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
         self.gradients.begin()
-        self.arm()
+        self.is_armed, self._is_stopped = True, False
 
     def note_forward(self) -> None:
         """Do nothing: no times are kept."""
@@ -109,12 +109,13 @@ class HookedBuckets:
         """Do nothing: buckets are matched by their order."""
 
     def stop(self) -> None:
-        """Count no gradients until `begin` or `arm`."""
-        self.is_armed = False
+        """Count no gradients until `begin` or `resume`."""
+        self.is_armed, self._is_stopped = False, True
 
-    def arm(self) -> None:
-        """Count gradients of the step under way."""
-        self.is_armed = True
+    def resume(self) -> None:
+        """Count gradients of this step again, if `stop` was called in it."""
+        if self._is_stopped:
+            self.is_armed, self._is_stopped = True, False
 
     def give_up(self) -> None:
         """Count no more gradients, and leave them to the program."""

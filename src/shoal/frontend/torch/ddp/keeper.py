@@ -81,6 +81,7 @@ class GradientKeeper:
         self._graph_has_changed = False
         # Keepers of other wrappers, each with the name of a parameter that both average.
         self._sharing: weakref.WeakKeyDictionary[GradientKeeper, str] = weakref.WeakKeyDictionary()
+        self._stopped: list[Averaging] = []  # of these, for the backward pass under way
         self._is_over = False  # another keeper has taken over
         self._shows_pass = True  # an output of the last forward pass has a hook
 
@@ -101,7 +102,7 @@ class GradientKeeper:
         self.averaging.agree_to_forget(why)
         # Buffers that some ranks have sent must be sent by all; their averages are not used.
         with self._zeros(self.averaging.sent()), contextlib.suppress(NotFinite, UsageError):
-            self.averaging.arm()
+            self.averaging.resume()
             self._count(self.averaging.missing())
             self.averaging.end(unused=False)
         self.averaging.undo_feedback()
@@ -118,8 +119,7 @@ class GradientKeeper:
         if not hooked and not self._is_unseen:
             self._is_unseen = True
             self._attach()
-        self._stop_others()
-        self._shows_pass = bool(hooked)
+        self._check_turn(shows_pass=bool(hooked))
         self._check_finished()
         self._hooks.come_last()
         self._is_expecting = True
@@ -130,7 +130,7 @@ class GradientKeeper:
 
     def forget_forward(self) -> None:
         """Note that a forward pass has ended whose gradients will not be averaged."""
-        self._stop_others()
+        self._check_turn(shows_pass=False)
         if self.averaging.weight is not None:
             self.averaging.weight = None
             self.refuse(
@@ -219,6 +219,7 @@ class GradientKeeper:
         for other in self._sharing:
             other._sharing.pop(self, None)
         self._sharing.clear()
+        self._resume_others()
 
     def _check_not_over(self) -> None:
         if self._is_over:
@@ -262,8 +263,8 @@ class GradientKeeper:
         for index in reversed(indices):
             hooks[index]()
 
-    # Wrappers that share parameters: each averages what its own backward passes bring. Only the one
-    # with the last forward pass counts gradients, until a backward pass reaches another's output.
+    # Wrappers that share parameters: each averages the gradients of its own backward passes. While
+    # one has a backward pass, the others count nothing.
 
     def share(self, parameters: Collection[int], other: GradientKeeper) -> None:
         """Take turns with another keeper, if it averages one of these parameters too.
@@ -277,8 +278,20 @@ class GradientKeeper:
             self.averaging.stop()  # a step that has begun is over
             self._sharing[other] = other._sharing[self] = name
 
+    def _check_turn(self, *, shows_pass: bool) -> None:
+        """Refuse a forward pass after which gradients could belong to either wrapper's pass."""
+        self._shows_pass = shows_pass
+        self._resume_others()
+        for other, name in self._sharing.items():
+            if other.averaging.is_armed and not (shows_pass and other._shows_pass):
+                self.refuse(
+                    f"parameter {name} belongs to another wrapper too, which has made a forward "
+                    "pass without its backward pass; one of the two passes is in no_sync(), or has "
+                    "an output without tensors: run the backward pass first, or the forward pass "
+                    "in no_grad()"
+                )
+
     def _stop_others(self) -> None:
-        """Have other wrappers of these parameters count nothing until their outputs are reached."""
         for other, name in self._sharing.items():
             if other._pass.is_under_way:
                 self.refuse(
@@ -286,20 +299,18 @@ class GradientKeeper:
                     "through both: run a backward pass for the loss of each, or wrap one model "
                     "that has both as its parts"
                 )
-            if not other.averaging.is_armed:
-                continue
-            if other.averaging.has_begun and not other._pass.has_raised:
-                self.refuse(
-                    f"parameter {name} belongs to another wrapper too, which has some of its "
-                    "gradients and waits for the rest: run its backward passes first"
-                )
-            if not other._shows_pass:
-                self.refuse(
-                    f"parameter {name} belongs to another wrapper too, which has made a forward "
-                    "pass without its backward pass, and with an output without tensors: run the "
-                    "backward pass first, or return tensors from the model"
-                )
-            other.averaging.stop()
+            if other.averaging.is_armed:
+                if other.averaging.has_begun and not other._pass.has_raised:
+                    self.refuse(
+                        f"parameter {name} belongs to another wrapper too, which has some of its "
+                        "gradients and waits for the rest: run its backward passes first"
+                    )
+                other.averaging.stop()
+                self._stopped.append(other.averaging)
+
+    def _resume_others(self) -> None:
+        while self._stopped:
+            self._stopped.pop().resume()
 
     # Hooks.
 
@@ -379,8 +390,11 @@ class GradientKeeper:
             self._pass.queue_end(self._end_pass)
 
     def _end_pass(self) -> None:
-        if self._all_has_come():
-            self._finish()
+        try:
+            if self._all_has_come():
+                self._finish()
+        finally:
+            self._resume_others()
 
     def _all_has_come(self) -> bool:
         """Return True if the step can end; else another pass over its forward brings the rest."""
