@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +48,37 @@ def test_reform_goes_on_from_a_view_that_an_interrupt_has_ended(group: shoal.Gro
         with pytest.raises(KeyboardInterrupt):
             group.reform()
     check_sum(group.reform())
+
+
+@in_ranks(2)
+def test_a_view_that_is_interrupted_as_it_begins_keeps_the_links_and_the_door(
+    group: shoal.Group,
+) -> None:
+    address, enter = group.address, group._enter
+
+    def interrupted(*args: Any) -> None:
+        enter(*args)
+        raise KeyboardInterrupt
+
+    group._enter = interrupted  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        group.shrink()
+    group._enter = enter  # type: ignore[method-assign]
+    view = group.shrink()
+    assert view.owns_context
+    assert view.address == address
+    check_sum(view)
+
+
+@in_ranks(1)
+def test_a_with_statement_closes_the_last_of_more_groups_than_calls_can_nest(
+    group: shoal.Group,
+) -> None:
+    view = group
+    with group:
+        for _ in range(sys.getrecursionlimit()):
+            view = view.shrink()
+    assert view.mesh is None
 
 
 @in_ranks(2)

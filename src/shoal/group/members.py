@@ -69,8 +69,7 @@ class Members(Calls):
         trace: TracebackType | None,
     ) -> None:
         """Close the group, or the last view of it."""
-        if self._next is not None:
-            self._next.__exit__(kind, error, trace)
+        self._latest.close()  # NOT one by one: a long job regroups a thousand times
         self.close()
 
     @property
@@ -186,6 +185,7 @@ class Members(Calls):
         """Leave this group for the next view."""
         assert self._first is not None  # it has agreed on the view
         self._next = self._enter(view, self._first)
+        self.owns_context, self._door = False, None  # NOT sooner: Ctrl-C would lose them
         native = self._native
         self.abandon(f"it was shrunk: use {self._next.name!r}")
         native.drop()
@@ -203,8 +203,7 @@ class Members(Calls):
             self.wire,
             native_id=hash_of("view", first.native_id, view.number, *view.ranks),
         )
-        group.owns_context, self.owns_context = self.owns_context, False
-        group._door, self._door = self._door, None
+        group.owns_context, group._door = self.owns_context, self._door
         group._later_view, group._first = view, first
         if not group.owns_context:
             group.end_with_its_holders()
