@@ -1,5 +1,7 @@
 """How a worker's pool ends: whatever others do meanwhile, nobody waits in vain."""
 
+import math
+import threading
 from collections import deque
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -63,6 +65,28 @@ def test_a_pool_ends_while_calls_are_made_and_completes_those_that_are_whole_her
     worker.pool._end()
     assert worker.pool.has_ended
     assert [call.is_mended for call in calls] == [True, True]
+
+
+def test_a_call_without_a_deadline_goes_on_before_the_servers_are_left() -> None:
+    pool: Any = Worker(View()).pool
+    looked, went_on = threading.Event(), threading.Event()
+    pool.stages.holds = lambda _number: not looked.set()
+
+    def call() -> None:
+        with pool.changed:
+            pool._await_stage(7, math.inf)
+            went_on.set()
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    looked.wait()
+    with pool.changed:  # once the caller waits
+        pass
+    had_gone_on: list[bool] = []
+    pool._leader = SimpleNamespace(close=lambda: had_gone_on.append(went_on.wait(5)))
+    pool._end()
+    caller.join()
+    assert had_gone_on == [True]
 
 
 def test_a_view_goes_on_until_it_ends_though_another_worker_has_left() -> None:

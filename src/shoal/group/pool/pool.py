@@ -35,7 +35,7 @@ from shoal.group.pool.rails import RailNumbers, Stage
 from shoal.group.pool.served_call import ServedCall, ServedWork
 from shoal.group.pool.stages import Stages
 from shoal.group.pool.view_mesh import MEETING_S
-from shoal.group.work import Work
+from shoal.group.work import FOR_EVER_S, Work
 from shoal.plan.text import counted
 from shoal.threads import start
 
@@ -116,7 +116,8 @@ class Pool:
     def await_servers(self, n: int, timeout_s: float) -> None:
         """Wait until `n` servers serve; TimedOut names each missing server on rank 0, and why."""
         with self.changed:
-            self.changed.wait_for(lambda: self.has_ended or self._n_serving() >= n, timeout_s)
+            most_s = min(timeout_s, FOR_EVER_S)
+            self.changed.wait_for(lambda: self.has_ended or self._n_serving() >= n, most_s)
             n_found = self._n_serving()
         if n_found >= n:
             return
@@ -411,6 +412,7 @@ class Pool:
         self.control.abort("it has left")  # else threads of other workers may wait for this one
         with self.changed:
             self.has_ended = True
+            self.changed.notify_all()  # NOT after the leader: it may take a second to close
         if self._leader is not None:
             self._leader.close()
         self.call_back()
@@ -460,4 +462,4 @@ class Pool:
 
 
 def _left_s(until: float) -> float:
-    return max(0.0, until - time.monotonic())
+    return min(max(0.0, until - time.monotonic()), FOR_EVER_S)
