@@ -82,7 +82,7 @@ def come(server: Any, open_place: Callable[[], str] = str) -> Any:
     """A job that has proved the key of the server, and asked for a reservation."""
     server.welcome(Peer(), Hello(KEY.number, 0, 0))
     job = [*server._jobs.values()][-1]
-    job.open_place = open_place
+    job.open_place, job.place = open_place, PLACE
     tell(server, job, Reserve(own_version(), f"group {len(server._jobs)}", 3))
     return job
 
@@ -116,6 +116,39 @@ def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_the_order_in_which
         server._serve_waiting()
     assert began == [(one, 3), (other, 2)]
     assert not server._waiting
+
+
+def test_a_view_that_has_waited_until_its_workers_give_it_up_takes_no_process(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[Any] = []
+    now = [100.0]
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    server._serve = lambda job, _meet: (began.append(job), "")[1]
+    jobs = [come(server) for _ in range(20)]
+    for _ in range(64):
+        tell(server, jobs[0], MEET)
+    for job in jobs[1:]:
+        assert not tell(server, job, MEET)
+    del began[:]
+    monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
+    while server._waiting:
+        now[0] = server._wake_at()
+        server._serve_waiting()
+    assert now == [101.5]
+    assert began == jobs[1:6]
+    assert all(job.peer.sent[-1] == Reserved("", server._identity, b"an entry") for job in jobs)
+
+
+def test_a_view_of_a_job_that_has_not_reserved_is_refused_at_once_and_takes_no_turn(
+    server: Any,
+) -> None:
+    job = come(server)
+    job.name = None
+    for _ in range(99):
+        (answer,) = tell(server, job, MEET)
+        assert answer.refused == "nothing was reserved"
+    assert job.pace.next_at == 0.0
 
 
 def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_later(

@@ -29,6 +29,7 @@ from shoal.group.pool.protocol import (
     is_for_server,
     own_version,
 )
+from shoal.group.pool.view_mesh import MEETING_S
 from shoal.plan.text import counted
 from shoal.rendezvous.key import random_key
 from shoal.rendezvous.listener import note_turned_away, run_ready
@@ -45,6 +46,9 @@ _LOG: Final = logging.getLogger("shoal")
 _MOST_CONNECTIONS: Final = 1024
 _MOST_HTTP: Final = 32
 _DRAIN_S: Final = 10.0  # after SIGTERM, until what is still in flight is cut off
+# Of a view, for a process: a later one would begin as its workers give it up.
+_MOST_WAIT_S: Final = MEETING_S / 2
+_UNRESERVED: Final = "nothing was reserved"
 _PAUSE_S: Final = 0.05  # after a turn that failed: it may fail again at once
 # Of one job or rail: the view that serves, the next one, and two that their workers have left.
 _MOST_VIEWS: Final = 4
@@ -98,7 +102,8 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._views = Views(self._selector)
         self._jobs: dict[Peer, Job] = {}
-        self._waiting: dict[Job, Meet] = {}  # for a process of the key; the first has come first
+        # For a process of the key, until a time; the first has come first.
+        self._waiting: dict[Job, tuple[Meet, float]] = {}
         self._http: list[HttpCaller] = []
         self._drains_until: float | None = None
         self._ends = False
@@ -218,16 +223,23 @@ class Server:
         job.send(Reserved(why, self._identity, job.entry))
 
     def _on_meet(self, job: Job, meet: Meet) -> None:
-        self._waiting[job] = meet  # NOT beside one that waits: its workers have given that up
+        if job.name is None:  # NOT to wait: all rosters together may be large
+            self._end_turn(job, _UNRESERVED)
+            return
+        # NOT beside one that waits: its workers have given that up.
+        self._waiting[job] = meet, time.monotonic() + _MOST_WAIT_S
         self._serve_waiting()
 
     def _serve_waiting(self) -> None:
         now = time.monotonic()
-        for job in [one for one in self._waiting if one.pace.take(now)]:
-            self._begin_view(job, self._waiting.pop(job))
+        for job, (meet, until) in list(self._waiting.items()):
+            is_late = now >= until
+            if is_late or job.pace.take(now):
+                del self._waiting[job]
+                self._end_turn(job, "" if is_late else self._serve(job, meet))
 
-    def _begin_view(self, job: Job, meet: Meet) -> None:
-        why = self._serve(job, meet)
+    def _end_turn(self, job: Job, why: str) -> None:
+        """Send a job the place of its next view, and why this one is refused, if it is."""
         if not why and (lack := job.open_place()):  # NOT refused: it is served
             _LOG.warning("job %r: there is no place for its next view: %s", job.name, lack)
         job.send(Reserved(why, self._identity, job.entry))
@@ -254,7 +266,7 @@ class Server:
     def _serve(self, job: Job, meet: Meet) -> str:
         """Start a process for a view; return why not, or an empty string."""
         if job.name is None or job.place is None:
-            return "nothing was reserved"
+            return _UNRESERVED
         if self._drains_until is not None:
             return "it is draining, and about to end"
         self._views.make_room(job.key.number, job.name, _MOST_VIEWS)
@@ -304,7 +316,7 @@ class Server:
 
     def _wake_at(self) -> float:
         times: list[float | None] = [one.deadline for one in self._http]
-        times += [job.pace.next_at for job in self._waiting]
+        times += [min(job.pace.next_at, until) for job, (_, until) in self._waiting.items()]
         times += [self._endpoint.deadline, self._views.next_deadline(), self._drains_until]
         return min(at for at in times if at is not None)
 
