@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import functools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -194,6 +196,13 @@ def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[st
         (document(float("inf")), "its numbers cannot be read"),
         (document(True), "its numbers cannot be read"),
         (document(0, world=["w"]), "its numbers cannot be read"),
+        (document(0, counted_s=float("nan")), "its numbers cannot be read"),
+        (document(0, n_calls=10**400), "its numbers cannot be read"),
+        (document(0, links=[{"bytes_in": [-math.inf]}]), "its numbers cannot be read"),
+        (
+            document(0, pid=functools.reduce(lambda v, _: [v], range(99), 1)),
+            "its numbers cannot be read",
+        ),
         (document(0, [0, "h", "a.name", 1]), "its numbers cannot be read"),
         (document(0, [0, "h", "::1", 65536]), "its numbers cannot be read"),
         (document(0, [0, "h", "::1", -1]), "its numbers cannot be read"),

@@ -37,6 +37,10 @@ MOST_ASKED: Final = 64  # ranks at a time: each takes a thread and five descript
 _READER_S: Final = 10.0  # until a rank drops a reader, which asks for one document
 _N_PARTS: Final = "n_parts"
 
+# Of a document. Its fields have four levels; the printing of JSON ends at a thousand.
+_MOST_DEPTH: Final = 16
+_MOST_NUMBER: Final = 2.0**64  # Prometheus refuses a page with a number that no double holds
+
 DAMAGED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What showing a document raises whose fields are missing or of other types."""
 
@@ -111,10 +115,23 @@ def places_of(document: dict[str, Any]) -> list[Place]:
     return places
 
 
+def _check_bounds(document: dict[str, Any]) -> None:
+    """Raise ValueError for what readers of a document would choke on, wherever it is."""
+    level: list[Any] = [document]
+    for _ in range(_MOST_DEPTH):
+        within = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [one for several in within for one in several if not isinstance(one, str)]
+        if not all(abs(one) <= _MOST_NUMBER for one in level if isinstance(one, (int, float))):
+            raise ValueError("a number that is not finite, or that no counter reaches")
+        level = [one for one in level if isinstance(one, (dict, list))]
+    if level:
+        raise ValueError("values in values in values")
+
+
 def ask(places: Iterable[Place], job_key: bytes) -> list[dict[str, Any]]:
     """Return the document of each place; of one that fails, one with `error`.
 
-    Fields besides `world`, `rank` and `monitors` are as the rank wrote them, and are not checked.
+    Numbers are finite. Fields besides `world`, `rank` and `monitors` may lack, or be of any type.
     Takes two seconds for each 64 of them that do not answer, and five for 64 that answer slowly.
     """
     documents: list[dict[str, Any]] = []
@@ -161,6 +178,7 @@ def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
             found.pop("error", None)  # only readers write one
             if type(found["world"]) is not str or type(found["rank"]) is not int:
                 raise ValueError("a world or a rank that cannot be")
+            _check_bounds(found)
             places_of(found)
         except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             raise ShoalError("its numbers cannot be read") from error
