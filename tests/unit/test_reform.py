@@ -50,6 +50,18 @@ def test_reform_goes_on_from_a_view_that_an_interrupt_has_ended(group: shoal.Gro
     check_sum(group.reform())
 
 
+@in_ranks(4)
+def test_shrink_excludes_a_rank_also_from_a_view_that_has_followed(group: shoal.Group) -> None:
+    others = group.shrink([1]) if group.rank != 1 else None
+    if others is None:
+        return
+    assert group.shrink([1]) is others
+    if group.rank != 3:
+        last = group.shrink([3])  # rank 2 of the others
+        assert last.view.ranks == (0, 2)
+        check_sum(last)
+
+
 @in_ranks(2)
 def test_a_view_that_is_interrupted_as_it_begins_keeps_the_links_and_the_door(
     group: shoal.Group,

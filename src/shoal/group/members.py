@@ -117,7 +117,8 @@ class Members(Calls):
 
         After an error this group is as before and can be shrunk again, except after PeerLost. If
         another group has followed this one, which `grow`, `reform` or an earlier call has returned
-        or has been kept from by an error or Ctrl-C, this returns that one, shrunk if it has ended.
+        or has been kept from by an error or Ctrl-C, this returns that one, shrunk if it has ended
+        or has a rank to exclude.
 
         Raises:
             TimedOut: names the living ranks that did not call it.
@@ -131,15 +132,25 @@ class Members(Calls):
         if self.rank in exclude:
             raise UsageError(f"{self}: exclude names this rank; only the others shrink the group")
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        latest = self._latest
+        latest, out = self._latest, self._ranks_in_latest(exclude)
         with self._regrouping():
             if latest._vote_number is not None:
                 return latest._vote(latest._vote_number, timeout_s)
-            if latest is not self and latest._is_whole:
+            if latest is not self and latest._is_whole and not out:
                 return latest
-            out = [self.view.ranks[rank] for rank in exclude] if latest is self else []
+            out = [latest.view.ranks[rank] for rank in out]
             number = latest.view.number + 1
             return latest._go_on_in(latest._next_view(number, out, timeout_s))
+
+    def _ranks_in_latest(self, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks that these ranks of this group have in `_latest`, if they are there."""
+        group, found = self, list(ranks)
+        while (after := group._next) is not None:
+            if after._context is group._context:  # else it has grown, and members keep their ranks
+                first = [group.view.ranks[rank] for rank in found]
+                found = [after.view.ranks.index(one) for one in first if one in after.view.ranks]
+            group = after
+        return found
 
     @property
     def _latest(self) -> Self:
