@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Reducer
+from torch.autograd import Variable
 
 import shoal.frontend.torch as frontend
 from shoal.average import NotFinite
@@ -113,9 +114,7 @@ class GradientKeeper:
 
         Raises RuntimeError with the names if gradients of the last pass have not come.
         """
-        # The base too: a loss that changes a view in place bypasses the view's own node.
-        found = {id(one): one for output in outputs for one in (output, output._base)}
-        hooked = [one for one in found.values() if one is not None and one.grad_fn is not None]
+        hooked = _differentiable(outputs)
         if not hooked and not self._is_unseen:
             self._is_unseen = True
             self._attach()
@@ -124,13 +123,14 @@ class GradientKeeper:
         self._hooks.come_last()
         self._is_expecting = True
         self._begin()
-        for output in hooked:
-            output.register_hook(self._begin_pass)  # type: ignore[no-untyped-call]
-        self._hooks.note_own(len(hooked))
+        self._hook_outputs(hooked, self._begin_pass)
 
-    def forget_forward(self) -> None:
-        """Note that a forward pass has ended whose gradients will not be averaged."""
-        self._check_turn(shows_pass=False)
+    def forget_forward(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Note that a forward pass with these outputs has ended, and will not be averaged."""
+        if self._sharing:
+            hooked = _differentiable(outputs)
+            self._check_turn(shows_pass=bool(hooked))
+            self._hook_outputs(hooked, self._begin_local_pass)
         if self.averaging.weight is not None:
             self.averaging.weight = None
             self.refuse(
@@ -139,6 +139,13 @@ class GradientKeeper:
             )
         if not self._pass.is_under_way and len(self._missing()) == len(self.names):
             self.averaging.stop()
+
+    def _hook_outputs(
+        self, outputs: Sequence[torch.Tensor], hook: Callable[[torch.Tensor], None]
+    ) -> None:
+        for output in outputs:
+            output.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooks.note_own(len(outputs))
 
     def _check_reducer_finalized(self) -> None:
         self._check_finished()
@@ -286,13 +293,25 @@ class GradientKeeper:
             if other.averaging.is_armed and not (shows_pass and other._shows_pass):
                 self.refuse(
                     f"parameter {name} belongs to another wrapper too, which has made a forward "
-                    "pass without its backward pass; one of the two passes is in no_sync(), or has "
-                    "an output without tensors: run the backward pass first, or the forward pass "
-                    "in no_grad()"
+                    "pass without its backward pass; the output of one of the two passes has no "
+                    "tensors: run the backward pass first, or the forward pass in no_grad()"
                 )
 
-    def _stop_others(self) -> None:
+    def _begin_local_pass(self, _gradient: torch.Tensor) -> None:
+        """Begin a backward pass of a forward pass in no_sync(), which nobody averages."""
+        self._stop_others(may_join=True)
+        Variable._execution_engine.queue_callback(self._resume_others)
+
+    def _stop_others(self, *, may_join: bool = False) -> None:
+        """Have the other wrappers count nothing until `_resume_others`.
+
+        Args:
+            may_join: leave a wrapper alone whose own backward pass is under way: this one, of a
+                pass in no_sync(), only adds to its gradients.
+        """
         for other, name in self._sharing.items():
+            if may_join and other._pass.is_under_way:
+                continue
             if other._pass.is_under_way:
                 self.refuse(
                     f"parameter {name} is in two wrapped models, and one backward pass goes "
@@ -486,6 +505,13 @@ class GradientKeeper:
         """Return what to do first if other ranks have waited for missing gradients, or ""."""
         group = frontend.group_in(self._group)
         return "" if group is None or group.ended() is None else GO_ON
+
+
+def _differentiable(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the outputs that a backward pass can reach, and the tensors that they view."""
+    # The base too: a loss that changes a view in place bypasses the view's own node.
+    found = {id(one): one for output in outputs for one in (output, output._base)}
+    return [one for one in found.values() if one is not None and one.grad_fn is not None]
 
 
 def _unsupported(name: str) -> Callable[..., NoReturn]:

@@ -340,7 +340,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         else:
             self.require_forward_param_sync = False
             if torch.is_grad_enabled():
-                self.reducer.forget_forward()
+                self.reducer.forget_forward(list(_find_tensors(output)))
         self._clear_grad_buffer()
         return output
 
