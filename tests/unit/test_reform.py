@@ -29,6 +29,7 @@ def test_shrink_returns_a_view_again_whose_return_was_interrupted(group: shoal.G
     assert group.shrink() is group.reform() is group.grow() is view
     check_sum(view)
     last = view.shrink()
+    assert not view._plans  # `group` keeps it alive
     assert group.reform() is group.shrink() is last
     check_sum(last)
 

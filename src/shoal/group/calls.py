@@ -143,6 +143,7 @@ class Calls:
         """Refuse all later calls, without a message to other ranks."""
         self._native = ClosedGroup(f"{self}: {why}")
         self.kept.clear()
+        self._plans.clear()  # a program may hold the group that all others have followed
         if self._unheld is not None:  # it would keep the descriptors of the mesh
             self._unheld.detach()
 
