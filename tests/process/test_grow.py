@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +21,7 @@ from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, ShoalError, UsageError
+from shoal.group import entering
 from shoal.rendezvous.listener import hold_port, listen_tcp, port_range
 
 LONG_S = 50.0
@@ -102,6 +105,15 @@ def test_an_interrupted_member_goes_on_with_the_others(moment: str) -> None:
         assert [outcome.value[2] for outcome in outcomes] == [0, 1, 0, 0]
 
 
+@contextlib.contextmanager
+def texts_of_warnings() -> Iterator[list[str]]:
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("shoal").addHandler(handler)
+    yield texts
+
+
 def errors_of_newcomers() -> Any:
     with shoal.init() as group, hold_port() as held, ThreadPoolExecutor(2) as both:
         doors = f"127.0.0.1:{held.getsockname()[1]}", group.address
@@ -109,22 +121,35 @@ def errors_of_newcomers() -> Any:
         return *doors, *map(str, found)
 
 
+def warnings_of_newcomers() -> Any:
+    """As above, with all times shortened: what they warn of until the error."""
+    entering.SILENT_S, entering._WARN_S = 0.1, 0.3
+    with texts_of_warnings() as texts:
+        *doors, _refused, _waited = errors_of_newcomers()
+    return *doors, texts
+
+
+def test_a_newcomer_that_nobody_lets_in_warns_at_doubling_intervals() -> None:
+    ((nowhere, door, texts),) = run_ranks(warnings_of_newcomers, 1)
+    for cause in (f"nothing of shoal answered at {nowhere} (", f"at {door} have not called grow"):
+        warnings = [text for text in texts if cause in text]
+        assert 1 <= len(warnings) <= 3
+        assert all("to be let into the group 'world': " in text for text in warnings)
+
+
 def test_a_newcomer_that_nobody_lets_in_names_the_address_and_the_cause() -> None:
     ((nowhere, door, refused, waited),) = run_ranks(errors_of_newcomers, 1)
     assert f"nothing of shoal answered at {nowhere} ([Errno 111] Connection refused)" in refused
     assert f"the members did not call grow while it waited at {door}" in waited
     for text in (refused, waited):
+        assert text.count("timed out") == 1
         assert "rank 0" not in text
         assert "MASTER_" not in text
 
 
 def warnings_of_grow() -> list[str]:
     pretend_hosts(1)
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("shoal").addHandler(handler)
-    with shoal.init() as group:
+    with texts_of_warnings() as texts, shoal.init() as group:
         for _ in range(3):
             assert group.grow() is group
         group.barrier()

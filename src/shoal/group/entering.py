@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 _CONNECT_S: Final = 1.0  # to one address, until the next one is tried
 _VOTE_S: Final = 30.0  # until the members have voted: members._VOTE_S, and more
+_WARN_S: Final = 10.0  # until a newcomer warns that nobody has let it in; again after twice that
 
 
 def enter(
@@ -61,29 +62,55 @@ def enter(
     for address in addresses:
         parse_address(address)
     deadline = time.monotonic() + timeout_s
+    warnings = _Warnings(name)
     why: ShoalError | None = None
     for address in itertools.cycle(addresses):
         if time.monotonic() >= deadline:
             break
         try:
-            group = _enter_at(address, own, deadline, wire)
+            group = _enter_at(address, own, deadline, wire, warnings)
         except (PeerLost, TimedOut, Closed, UsageError) as error:
             if not is_of_another_rank(error):
                 raise
             why = error  # a member or another newcomer has failed: announce this one anew
+            warnings.warn_if_due(_without_head(why))
         else:
             group.timeout_s = timeout_s
             group.begin_again()
             return group
     raise TimedOut(
         f"no member of the group {name!r} let this process in within {timeout_s:g} s, at "
-        f"{', '.join(addresses)}: {why}"
+        f"{', '.join(addresses)}: {_without_head(why)}"
     ) from why
 
 
-def _enter_at(address: str, own: Announcement, deadline: float, wire: str | None) -> Group:
+def _without_head(error: ShoalError | None) -> str:
+    return str(error).removeprefix("timed out: ")
+
+
+class _Warnings:
+    """What a newcomer warns of while nobody lets it in, at doubling intervals."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._started = time.monotonic()
+        self._after_s = _WARN_S  # the next time
+
+    def warn_if_due(self, why: str) -> None:
+        elapsed_s = time.monotonic() - self._started
+        if elapsed_s >= self._after_s:
+            self._after_s *= 2
+            _LOG.warning(
+                "this process has waited %.1f s to be let into the group %r: %s",
+                *(elapsed_s, self._name, why),
+            )
+
+
+def _enter_at(
+    address: str, own: Announcement, deadline: float, wire: str | None, warnings: _Warnings
+) -> Group:
     """Ask for entry at one member's door."""
-    with _announced(address, own, deadline) as (at, uuid, number):
+    with _announced(address, own, deadline, warnings) as (at, uuid, number):
         with visit(at, uuid, FORM_S, silent_s=SILENT_S) as store:
             rank, size = take_place(store, number)
             group = form(
@@ -99,7 +126,9 @@ def _enter_at(address: str, own: Announcement, deadline: float, wire: str | None
 
 
 @contextlib.contextmanager
-def _announced(address: str, own: Announcement, deadline: float) -> Iterator[tuple[str, str, str]]:
+def _announced(
+    address: str, own: Announcement, deadline: float, warnings: _Warnings
+) -> Iterator[tuple[str, str, str]]:
     """Wait at this door; the address and the name of a meeting, and this newcomer's id."""
     number = os.urandom(N_ID_BYTES).hex()
     left_s = max(0.001, deadline - time.monotonic())
@@ -107,12 +136,15 @@ def _announced(address: str, own: Announcement, deadline: float) -> Iterator[tup
     try:
         client = TcpStoreClient(host, port, timeout_s=min(_CONNECT_S, left_s), key=job_key())
     except TimedOut as late:
-        raise TimedOut(f"nothing of shoal answered at {address} ({late.__cause__})") from late
+        raise TimedOut(
+            f"nothing of shoal answered at {address} ({late.__cause__}): give the `group.address` "
+            "of a living member"
+        ) from late
     with contextlib.closing(client):
         client.set(announcement_key(number), own.encode())
         _LOG.info("this process waits at %s to be let into the group %r", address, own.group)
         try:
-            answer = decode_answer(_await_answer(client, number, address, deadline))
+            answer = decode_answer(_await_answer(client, number, address, deadline, warnings))
         except ValueError as error:
             raise UsageError(f"{address} runs another version of shoal") from error
         if answer.refusal:
@@ -120,7 +152,9 @@ def _announced(address: str, own: Announcement, deadline: float) -> Iterator[tup
         yield answer.address, answer.uuid, number
 
 
-def _await_answer(client: TcpStoreClient, number: str, address: str, deadline: float) -> bytes:
+def _await_answer(
+    client: TcpStoreClient, number: str, address: str, deadline: float, warnings: _Warnings
+) -> bytes:
     """Wait in short calls: a member that has stopped answers none, and another one may."""
     while True:
         left_s = max(0.001, deadline - time.monotonic())
@@ -131,3 +165,4 @@ def _await_answer(client: TcpStoreClient, number: str, address: str, deadline: f
                 raise TimedOut(
                     f"the members did not call grow while it waited at {address}"
                 ) from late
+            warnings.warn_if_due(f"the members at {address} have not called grow")
