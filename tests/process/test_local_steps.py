@@ -66,7 +66,7 @@ def test_parameters_of_bfloat16_are_averaged() -> None:
     assert run_ranks(average_bfloat16, 2) == [[1 - 3.25 * 0.375] * 5] * 2
 
 
-def refuse_float16() -> None:
+def refuse_options() -> None:
     from ml_dtypes import bfloat16
 
     whole, half, brain = (np.ones(5, kind) for kind in (np.float32, np.float16, bfloat16))
@@ -80,14 +80,17 @@ def refuse_float16() -> None:
             options: Any = {"every": 1, "compress": compress}
             with pytest.raises(UsageError, match="weighted=True cannot be used with float16"):
                 DiLoCo(group, {"w": weight}, weighted=True, **options)
+        misspelt: Any = {"every": 1, "quorm": 2}
+        with pytest.raises(TypeError, match="no option 'quorm' of local steps: give one of every"):
+            DiLoCo(group, {"w": whole}, **misspelt)
         DiLoCo(group, {"w": half}, every=1)
         DiLoCo(group, {"w": brain}, every=1, weighted=True)  # no codec rounds it
         for compress in ("bf16", "identity", ErrorFeedback("mxfp8")):
             DiLoCo(group, {"w": whole}, every=1, weighted=True, compress=compress)
 
 
-def test_float16_is_refused_with_weights_whose_products_exceed_it() -> None:
-    run_ranks(refuse_float16, 2)
+def test_unknown_options_are_refused_and_float16_with_weights_whose_products_exceed_it() -> None:
+    run_ranks(refuse_options, 2)
 
 
 def digest(arrays: dict[str, Any]) -> str:

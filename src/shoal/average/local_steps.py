@@ -121,6 +121,7 @@ class LocalSteps:
 
     Raises:
         UsageError: options are wrong, or ranks differ in parameters or options.
+        TypeError: there is no such option.
     """
 
     def __init__(
@@ -128,6 +129,11 @@ class LocalSteps:
     ) -> None:
         self._specs = {name: ArraySpec.of(name, given) for name, given in arrays.items()}
         self._replica = replica
+        for name in options.keys() - Options.__annotations__.keys():
+            raise TypeError(
+                f"there is no option {name!r} of local steps: give one of "
+                f"{', '.join(Options.__annotations__)}"
+            )
         given: dict[str, Any] = {**_DEFAULTS, **options}
         self._fragments = fragments_of(self._specs, given["fragments"])
         self._compared = given | {"fragments": self._fragments, "outer": replica.outer}
