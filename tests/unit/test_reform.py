@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from unit.in_process import in_ranks
 
 from shoal.errors import UsageError
 from shoal.group import growing
+from shoal.group.group import Group
 from shoal.rendezvous.door import Newcomer
 
 if TYPE_CHECKING:
@@ -81,6 +83,22 @@ def test_a_view_that_is_interrupted_as_it_begins_keeps_the_links_and_the_door(
     assert view.owns_context
     assert view.address == address
     check_sum(view)
+
+
+def test_a_move_that_is_interrupted_as_it_begins_keeps_the_door() -> None:
+    class Old(Group):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "_vote_number":
+                raise KeyboardInterrupt
+            super().__setattr__(name, value)
+
+    door, new = object(), SimpleNamespace(abort=lambda _why: None)
+    old: Any = object.__new__(Old)
+    old._door = door
+    with pytest.raises(KeyboardInterrupt):
+        old._move_to(new)
+    assert old._next is new
+    assert new._door is door
 
 
 @in_ranks(1)

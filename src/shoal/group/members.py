@@ -357,10 +357,10 @@ class Members(Calls):
 
     def _move_to(self, new: Self) -> Self:
         """Close this group in favour of one with newcomers; all members do so."""
+        new._door = self._door  # NOT after the next line: newcomers wait there
         self._next = new
         try:
-            self._vote_number, self._formed = None, None
-            new._door, self._door = self._door, None
+            self._door, self._vote_number, self._formed = None, None, None
             self.close()
             with contextlib.suppress(ShoalError):  # the next call raises it again
                 cast("Group", new).barrier(timeout_s=CONFIRM_S)
