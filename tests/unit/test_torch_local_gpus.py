@@ -141,7 +141,7 @@ def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.M
     backend, device = MagicMock(), MagicMock(place=torch.device("cpu"))
     device.has_passed.return_value = False
     monkeypatch.setattr(nccl, "_backend", lambda *_: backend)
-    with pytest.raises(TimedOut, match="first calls among the GPUs of this host"):
+    with pytest.raises(TimedOut, match="first calls among this host's GPUs"):
         nccl.NcclCollectives(device, dist.HashStore(), 0, 1, 0.01)
     backend.abort.assert_called_once()
 
