@@ -138,6 +138,8 @@ def test_a_store_to_look_for_servers_at_has_a_port_and_a_job() -> None:
     assert endpoint_from({"SHOAL_SERVERS": "rdzv://[fd00::1]:1"}) == ("fd00::1", 1, "none")
     assert endpoint_from({"SHOAL_SERVERS": "cpu1"}) is None
     assert n_required_from({"SHOAL_SERVERS": "rdzv://a:1", "SHOAL_SERVERS_REQUIRED": "7"}) == 7
+    with pytest.raises(UsageError, match="names no store: write rdzv://HOST:PORT/ID"):
+        endpoint_from({"SHOAL_SERVERS": "rdzv://"})
     for wrong in (
         "rdzv://host0",
         "rdzv://host0:0",

@@ -54,6 +54,8 @@ def endpoint_from(environ: Mapping[str, str]) -> JobEndpoint | None:
         raise UsageError(f"SHOAL_SERVERS names {len(found)} stores ({_SCHEME}...); one can be")
     for name in found:
         where, _, job = name.removeprefix(_SCHEME).partition("/")
+        if not where:
+            raise UsageError(f"SHOAL_SERVERS={name} names no store: write {_SCHEME}HOST:PORT/ID")
         return parse_endpoint(where, job or DEFAULT_JOB, "SHOAL_SERVERS")
     return None
 
