@@ -65,8 +65,8 @@ class DiLoCo(LocalSteps):
         parameters: NumPy arrays by name; changed in place.
         outer: the outer optimizer.
         every: local steps from one round of a fragment to its next.
-        fragments: the number of parts that the parameters are cut into, of which one is sent at a
-            time; or the names in each part. Default 1.
+        fragments: the number of parts into which the parameters are cut, or the names in each
+            part; one part is sent at a time. Default 1.
         delay: local steps that a rank makes before it applies an average. Default 0.
         alpha: the share of local parameters that stays when an average is applied. Default 0.
         compress: see `Averager`.

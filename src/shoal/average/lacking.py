@@ -23,7 +23,7 @@ GO_ON: Final = (
     "; the group has ended: call shrink() of it on every rank (in torch "
     "shoal.torch.shrink_group()), then regroup() of the averager, wrapper or optimizer"
 )
-"""What ranks do next after one of them could not end its step, which has ended the group."""
+"""The advice in an error that ended the group because a rank could not end its step."""
 
 _MOST_NAMED: Final = 5
 

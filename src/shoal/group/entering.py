@@ -89,7 +89,7 @@ def _without_head(error: ShoalError | None) -> str:
 
 
 class _Warnings:
-    """What a newcomer warns of while nobody lets it in, at doubling intervals."""
+    """Logs at doubling intervals that nobody has let a newcomer in yet, and why."""
 
     def __init__(self, name: str) -> None:
         self._name = name

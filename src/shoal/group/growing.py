@@ -83,7 +83,7 @@ def agree(
 
     Raises:
         PeerLost, TimedOut, Closed: as every call.
-        UsageError: a rank sent damaged numbers; or one door cannot take so many processes.
+        UsageError: a rank sent damaged numbers; or members and newcomers need too many connections.
     """
     own = tuple(newcomer.number for newcomer in waiting[:_MOST_NEWCOMERS])
     gathered = bytearray((_N_COUNT + _N_NUMBER) * group.size)

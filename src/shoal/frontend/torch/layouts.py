@@ -337,8 +337,8 @@ def check_calls_apart(buffers: TensorBuffers, calls: Sequence[Arguments], blocks
     NOT left to the calls: the first has begun by then.
 
     Args:
-        calls: the written and the read buffer of each; one has the blocks of all ranks, at
-            `blocks_at`, of which this rank's own may be the other.
+        calls: the written and the read buffer of each call; the one at `blocks_at` has the blocks
+            of all ranks. This rank's own block may be the other buffer.
     """
     size, rank = buffers.group.size, buffers.group.rank
     written: list[tuple[int, Range]] = []

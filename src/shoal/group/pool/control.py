@@ -68,10 +68,10 @@ class Bell:
 
 
 class What(enum.IntEnum):
-    """What workers do with a view."""
+    """The verbs of a command: what the workers do with a view."""
 
     FORM = 1
-    """Form it; rank 0 then broadcasts with which servers."""
+    """Form it; rank 0 then broadcasts its servers."""
     END = 2
     """End it once its calls have ended."""
     LOSE = 3
