@@ -77,7 +77,7 @@ def warning_of(
 def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() -> None:
     store, both = MemoryStore(), threading.Barrier(2)
     # Early ones may tell only of the store, which was too slow to answer.
-    words = "rank 2 never published a record (not started, dead, or using"
+    words = "rank 2 never published a record (not started, dead,"
     logs = [Together(both, words, 4), Together(both, words, 4)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda rank: warning_of(logs[rank], store, rank, 3, {}), range(2)))

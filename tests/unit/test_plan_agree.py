@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,20 +106,33 @@ def test_a_link_that_is_named_counts_more_than_a_file_and_a_file_more_than_the_i
 
 
 @pytest.mark.parametrize(
-    ("changed", "variable"),
+    ("changed", "variable", "values"),
     [
-        (Settings(link=link_of("1Gb")), "SHOAL_LINK"),
-        (Settings(forced=Forced("ring", "ring")), "SHOAL_ALGO"),
-        (Settings(tuning=Tuning((0, 1), 2, {}, digest=7)), "the content of SHOAL_TUNING"),
-        (Settings(refuse=False), "SHOAL_TUNING_MISMATCH"),
-        (Settings(servers="cpu1 0"), re.escape("SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)")),
-        (Settings(wire=Codec.BF16), re.escape("(SHOAL_WIRE, or init(wire=))")),
+        (Settings(link=link_of("1Gb")), "SHOAL_LINK", ("not set", "1Gb,")),
+        (Settings(forced=Forced("ring", "ring")), "SHOAL_ALGO", ("not set", "ring")),
+        (
+            Settings(tuning=Tuning((0, 1), 2, {}, path="/t.json", digest=7)),
+            *("the content of SHOAL_TUNING", ("not set", "that of /t.json")),
+        ),
+        (Settings(refuse=False), "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")),
+        (
+            Settings(servers="a:1 0"),
+            "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)",
+            ("not set", "a:1"),
+        ),
+        (Settings(wire=Codec.BF16), "(SHOAL_WIRE, or init(wire=))", ("identity", "bf16")),
     ],
 )
-def test_settings_that_differ_name_the_ranks(changed: Settings, variable: str) -> None:
+def test_settings_that_differ_name_the_ranks_and_the_own_value(
+    changed: Settings, variable: str, values: tuple[str, str]
+) -> None:
     digests = [digest_of(Settings()), digest_of(Settings()), digest_of(changed)]
-    with pytest.raises(UsageError, match=f"{variable} is not the same on all ranks: rank 2 differ"):
-        agreed_planner(0, Settings(), ["a", "b", "c"], digests, "")
+    for rank, settings, value in ((0, Settings(), values[0]), (2, changed, values[1])):
+        with pytest.raises(UsageError) as caught:
+            agreed_planner(rank, settings, ["a", "b", "c"], digests, "")
+        text = str(caught.value)
+        assert f"{variable} is not the same on all ranks: rank 2 differs from rank 0" in text
+        assert f"(on this rank it is {value}" in text
 
 
 def test_rates_are_told_apart_coarsely_and_downwards() -> None:

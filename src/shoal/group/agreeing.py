@@ -175,7 +175,7 @@ class _Agreed(NamedTuple):
 
 def _agree(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]) -> _Agreed:
     read = [_read(other, digest) for other, digest in enumerate(digests)]
-    _compare(read)
+    _compare(read, settings)
     hosts = numbered(host_ids)
     n_cores = _fewest_cores(hosts, read)
     misfit = _misfit(settings, hosts, n_cores)
@@ -227,7 +227,7 @@ def _read(rank: int, digest: bytes) -> _Digest:
     return found
 
 
-def _compare(digests: Sequence[_Digest]) -> None:
+def _compare(digests: Sequence[_Digest], settings: Settings) -> None:
     for field, variable in _VARIABLES.items():
         values = [getattr(digest, field) for digest in digests]
         # The variable was set on some ranks only.
@@ -236,8 +236,24 @@ def _compare(digests: Sequence[_Digest]) -> None:
             named = ", ".join(map(str, others[:8])) + ", ..." * (len(others) > 8)
             raise UsageError(
                 f"{variable} is not the same on all ranks: rank{'s' * (len(others) > 1)} {named} "
-                f"differ{'s' * (len(others) == 1)} from rank 0; set it alike on all"
+                f"differ{'s' * (len(others) == 1)} from rank 0 (on this rank it is "
+                f"{_value(settings, field) or 'not set'}); set it alike on all"
             )
+
+
+def _value(settings: Settings, field: str) -> str:
+    """Return this process's value of a field that all ranks compare; empty: not set."""
+    if field == "algorithms":
+        return settings.forced.text
+    if field == "tuning":
+        return f"that of {settings.tuning.path}" if settings.tuning else ""
+    if field == "wire":
+        return settings.wire.name
+    if field == "link":
+        return link_text(settings.link) if settings.link else ""
+    if field == "refuse":
+        return "refuse" if settings.refuse else "ignore"
+    return str(getattr(settings, field) or "")
 
 
 def difference(digest: bytes, other: bytes) -> str:

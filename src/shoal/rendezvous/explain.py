@@ -62,8 +62,9 @@ def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
     missing = [rank for rank in absent if rank not in known]
     if missing:
         yield (
-            f"{_ranks(missing)} never published a record (not started, dead, or using another "
-            "store: are MASTER_ADDR, MASTER_PORT and WORLD_SIZE the same on every rank?)"
+            f"{_ranks(missing)} never published a record (not started, dead, refused for another "
+            "job key, or using another store: are MASTER_ADDR, MASTER_PORT and WORLD_SIZE the same "
+            "on every rank?)"
         )
         if meeting.store_host and names_loopback(meeting.store_host):
             yield (
