@@ -8,8 +8,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -21,6 +23,7 @@
 #include "test/check.h"
 #include "test/sockets.h"
 #include "test/truth.h"
+#include "test/values.h"
 
 namespace shoal::test {
 
@@ -123,6 +126,20 @@ class Cluster {
   }
   // All ranks, each in a thread.
   void run_all(const Job& job);
+  // True once all paths between hosts are open at both ends. A connection is one earlier, before it
+  // has proven its key and the link uses it; a link that loses the last one it uses is lost.
+  bool has_all_paths() const {
+    for (const auto& mesh : meshes) {
+      const auto state = mesh->state(kPatience);
+      List channels = {*state};
+      if (n_channels_ > 1) std::ranges::copy(list(*state, "more"), std::back_inserter(channels));
+      for (const Value& channel : channels)
+        for (const Value& peer : list(channel, "peers"))
+          for (const Value& path : list(peer, "paths"))
+            if (text(path, "state") != "open") return false;
+    }
+    return true;
+  }
   bool is_asleep(int rank) const {
     return (arenas[at(rank)]->header().watch.load() & kCallerSleeps) != 0;
   }

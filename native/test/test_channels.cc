@@ -90,7 +90,8 @@ TEST("many threads that make calls, cut and whole, on each rank all come to an e
 TEST("two paths for each of two channels carry calls that are cut, also when one is cut off") {
   Cluster cluster(2, 1, 0, 2, 0, 2);
   cluster.run_all(large(1));
-  CHECK(eventually([] { return connections().size() == 8; }));  // both ends of each
+  // Both ends of each; those who asked for one have hung up.
+  CHECK(eventually([&] { return cluster.has_all_paths() && connections().size() == 8; }));
   shutdown(connections().back(), SHUT_RDWR);
   for (uint64_t key = 2; key < 10; ++key) cluster.run_all(large(key));
 }

@@ -263,7 +263,8 @@ TEST("calls go on when one of two paths is cut in the middle of them, and nobody
     job.n_elems = 300'000;
     job.segment_bytes = 128u << 10;
     cluster.run_all(job);
-    CHECK(eventually([] { return connections().size() == 4; }));  // both ends of both paths
+    // Both ends of both paths; those who asked for one have hung up.
+    CHECK(eventually([&] { return cluster.has_all_paths() && connections().size() == 4; }));
     const int victim = connections().front();
     in_threads(3, [&](int rank) {
       if (rank == 2) {

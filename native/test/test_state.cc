@@ -13,29 +13,13 @@
 #include "test/check.h"
 #include "test/cluster.h"
 #include "test/pool_world.h"
+#include "test/values.h"
 #include "transport/shm_link.h"
 #include "transport/socket_pipe.h"
 #include "transport/tcp_link.h"
 
 namespace shoal::test {
 namespace {
-
-const Value& at(const Value& value, std::string_view name) {
-  static const Value nothing;
-  for (const auto& [field, one] : std::get<Fields>(value.is))
-    if (field == name) return one;
-  fail(__FILE__, __LINE__, "there is no field " + std::string(name));
-  return nothing;
-}
-const List& list(const Value& value, std::string_view name) {
-  return std::get<List>(at(value, name).is);
-}
-int64_t number(const Value& value, std::string_view name) {
-  return std::get<int64_t>(at(value, name).is);
-}
-const std::string& text(const Value& value, std::string_view name) {
-  return std::get<std::string>(at(value, name).is);
-}
 
 Value state_of(World& world, int rank) { return StateReader(world.engine(rank), world.now).read(); }
 const List& calls_in(const Value& state) { return list(list(state, "groups").at(0), "in_flight"); }
