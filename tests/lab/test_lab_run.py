@@ -102,10 +102,10 @@ def test_torch_meets_over_gloo_and_over_shoal() -> None:
 
 def test_the_first_that_fails_ends_the_others_and_gives_the_status(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    # 1 fails once 0 listens to signals.
+    # 1 fails once 0 has blocked the signal, which then waits to be waited for.
     fail = "import os, signal, sys\nif os.environ['RANK'] == '1':\n    open(sys.argv[1]).read()\n"
-    fail += "    sys.exit(7)\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('told'))\n"
-    fail += "open(sys.argv[1], 'w').close()\nsignal.pause()"
+    fail += "    sys.exit(7)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    fail += "open(sys.argv[1], 'w').close()\nsignal.sigwait([signal.SIGTERM])\nsys.exit('told')"
     run = lab("run", "--hosts", "2", "--", sys.executable, "-c", fail, str(tmp_path / "fifo"))
     assert run.returncode == 7
     assert run.stderr.splitlines() == [
@@ -114,9 +114,13 @@ def test_the_first_that_fails_ends_the_others_and_gives_the_status(tmp_path: Pat
     ]
 
 
-def test_a_rank_that_does_not_end_when_asked_is_killed() -> None:
-    stay = "if [ $RANK = 1 ]; then kill -KILL $$; fi; trap '' TERM; while :; do sleep 0.01; done"
-    run = lab("run", "--hosts", "2", "--grace", "0.2", "--", "sh", "-c", stay)
+def test_a_rank_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    # 1 is killed once 0 ignores the signal.
+    stay = "if [ $RANK = 1 ]; then read it < $0; kill -KILL $$; fi; trap '' TERM; echo > $0; "
+    stay += "while :; do sleep 0.01; done"
+    fifo = str(tmp_path / "fifo")
+    run = lab("run", "--hosts", "2", "--grace", "0.2", "--", "sh", "-c", stay, fifo)
     assert run.returncode == 128 + signal.SIGKILL
     assert run.stderr.splitlines() == [
         "shoal lab: host1 was ended by SIGKILL; ending the other 1",
