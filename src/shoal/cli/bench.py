@@ -1,9 +1,9 @@
 """`shoal bench`: measure collectives of shoal and of other libraries.
 
 Time collectives by size, check every result, and print a table like nccl-tests; --peers measures
-other libraries in the same run, in turn. Ranks are started here (--ranks N), on the hosts of a lab
-of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
-(torchrun, mpirun, srun). docs/bench.md explains the numbers.
+other libraries in the same run, in turn. The command starts ranks on this host (--ranks N) or on
+the hosts of a lab of network namespaces (--hosts N, needs root). Under torchrun, mpirun or srun it
+uses the ranks that they start. docs/bench.md explains the numbers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_calls(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "collectives", nargs="*", metavar="COLLECTIVE", help="all_reduce by default; or all"
+        "collectives", nargs="*", metavar="COLLECTIVE", help="a name, or all; default all_reduce"
     )
     add = parser.add_argument_group("calls, as in nccl-tests").add_argument
     add("-b", "--minbytes", default="32M", metavar="N", help="smallest size; default 32M")
     add("-e", "--maxbytes", default="32M", metavar="N", help="largest size; default 32M")
-    add("-i", "--stepbytes", default="1M", metavar="N", help="added to each size; default 1M")
-    add("-f", "--stepfactor", type=int, default=1, metavar="N", help="multiplies each size instead")
+    add("-i", "--stepbytes", default="1M", metavar="N", help="step between sizes; default 1M")
+    add("-f", "--stepfactor", type=int, default=1, metavar="N", help="factor, instead of a step")
     add("-o", "--op", default="sum", metavar="OP", help="sum, prod, min, max, avg or all")
     add("-d", "--datatype", default="float", metavar="TYPE", help="such as float, half or all")
     add("-r", "--root", default="0", metavar="RANK", help="a rank or all; default 0")
@@ -57,7 +57,7 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     add("-z", "--blocking", type=int, default=0, choices=(0, 1), help=row)
     add("--rounds", type=int, default=5, metavar="N", help="turns of each library; default 5")
     add("-J", "--json", type=Path, metavar="FILE", help="write all results, for `shoal report`")
-    turn = "seconds for the calls of one turn; default 120"
+    turn = "limit of one turn's calls; default 120"
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help=turn)
 
 
@@ -69,7 +69,7 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     add("--rate", metavar="RATE", help="the lab's NICs: 400mbit, 25Gb or none; default 1gbit")
     interface = "interface to shoal; default torch if it is installed"
     add("--through", choices=("torch", "numpy"), help=interface)
-    add("--peers", default="", metavar="NAMES", help="libraries beside it: gloo")
+    add("--peers", default="", metavar="NAMES", help="libraries to measure beside shoal: gloo")
 
 
 def _run(args: argparse.Namespace) -> int:

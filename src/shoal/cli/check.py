@@ -1,13 +1,13 @@
 """`shoal check`: see whether the machines of a job reach each other, and how fast.
 
-Start it as the job itself, on every rank at once:
+Start it the way you start the job, on every rank at once:
 
   torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host0:29500 --no-python shoal check
   srun shoal check
   shoal check --hosts host0,host1     # over ssh, one rank for each host
 
-Rank 0 prints which hosts reach each other, by which interface, with what latency and rate; the
-versions, MTUs, clocks, keys and limits of all hosts; and what to change.
+Rank 0 prints which hosts reach each other, over which interface, with which latency and rate;
+each host's versions, MTU, clock, key and limits; and what to change.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal check`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--hosts", metavar="A,B", help="run the check there, over ssh, in this folder, this Python")
-    ssh = "the command that runs another on a host; default %(default)s"
+    hosts = "start one rank on each host over ssh, in this folder with this Python"
+    add("--hosts", metavar="A,B", help=hosts)
+    ssh = "command that runs another on a host; default %(default)s"
     add("--ssh", default="ssh", metavar="COMMAND", help=ssh)
-    wait = "how long to wait for ranks that have not started; default %(default)g"
+    wait = "how long to wait for missing ranks; default %(default)g"
     add("--timeout", type=float, default=30.0, metavar="SECONDS", help=wait)
     parser.set_defaults(run=_run)
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that `cluster_of` reads."""
     add = parser.add_argument_group("the cluster").add_argument
-    add("--hosts", metavar="N", help="number of hosts; or 2x4 or 4,4,2: their ranks")
+    add("--hosts", metavar="N", help="number of hosts, or the ranks of each: 2x4 or 4,4,2")
     add("--ranks", help=argparse.SUPPRESS)  # as other commands call it, and people type it
-    add("--ranks-per-host", type=int, metavar="N", help="if --hosts is a number; default 1")
+    add("--ranks-per-host", type=int, metavar="N", help="ranks on each; default 1")
     add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
-    link = "rate of a NIC each way, or with the latency and a core's time for a message: "
+    link = "rate of a NIC each way, or rate, latency and CPU time per message: "
     link += "25Gb,20us,5us; default 10Gb,30us,5us"
     add("--link", default="10Gb", metavar="LINK", help=link)
 

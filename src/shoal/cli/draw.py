@@ -13,7 +13,7 @@ from shoal.cli.trace import add_schedule, trace_of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal draw`."""
     add_schedule(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default the standard output")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the SVG; default standard output")
     parser.set_defaults(run=_run)
 
 

@@ -1,9 +1,9 @@
 """`shoal dump`: name the ranks that hold up a job that hangs.
 
-Read the JSON files that ranks wrote when a deadline passed, a signal came (SHOAL_DUMP_SIGNAL), or
-the program called shoal.dump(path). Give the files of as many ranks as possible; the .txt file
-beside each is skipped. The output names ranks that lack a call in which others wait, ranks that
-made a different call, and the ranks for which all wait.
+Read the JSON files that ranks wrote at a deadline, at a signal (SHOAL_DUMP_SIGNAL), or when the
+program called shoal.dump(path). Give the files of as many ranks as possible; the .txt file
+beside each is skipped. The output names the ranks that have not made a call in which others wait,
+the ranks that made a different call, and the ranks for which all others wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.state.text import text_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal dump`."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rank's JSON file")
     parser.add_argument("--text", action="store_true", help="print each file in words as well")
     parser.set_defaults(run=_run)
 

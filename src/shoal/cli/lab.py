@@ -1,4 +1,4 @@
-"""`shoal lab`: a cluster on this machine: hosts, NICs of given rates, links to cut; needs root."""
+"""`shoal lab`: run a job on network namespaces as hosts, with NICs of given rates; needs root."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ examples:
 docs/lab.md lists the variables that the processes get, and the limits of such a lab.
 """
 
-_RUN_MORE: Final = ", and remove the lab when it ends, however it ends"
+_RUN_MORE: Final = ", and remove the lab afterwards, also after a failure"
 _GRACE_S: Final = 5.0
 _MOST_RANKS_PER_HOST: Final = 1000
 
@@ -56,13 +56,13 @@ def add_arguments(parser: Parser) -> None:
         parsers[name].set_defaults(run=run, is_cut=name == "cut")
     for name in ("cut", "heal", "exec"):
         add = parsers[name].add_argument
-        add("lab", metavar="NAME", help="the name of the lab: its --name, or lab and its process")
-        add("host", type=int, metavar="HOST", help="the host's number, from 0; servers come last")
+        add("lab", metavar="NAME", help="the --name of the lab, or lab and its process id")
+        add("host", type=int, metavar="HOST", help="number of the host, from 0; servers come last")
     for name in ("cut", "heal"):
         add = parsers[name].add_argument
         add("to", type=int, nargs="?", metavar="HOST", help="the other host; default all others")
-        add("--nic", type=int, metavar="N", help="only by this NIC, from 0; default by all")
-        add("--one-way", action="store_true", help="only the direction from the first host")
+        add("--nic", type=int, metavar="N", help="only links of this NIC, from 0; default all")
+        add("--one-way", action="store_true", help="only packets from the first host")
     _add_run(parsers["run"])
     for name in ("run", "exec"):
         add = parsers[name].add_argument
@@ -72,22 +72,22 @@ def add_arguments(parser: Parser) -> None:
 def _add_run(parser: Parser) -> None:
     add = parser.add_argument
     add("--hosts", type=int, required=True, metavar="N", help="hosts that run the command")
-    add("--servers", type=int, default=0, metavar="K", help="more hosts, with a reduction server")
+    add("--servers", type=int, default=0, metavar="K", help="more hosts, each with a server")
     rates = parser.add_mutually_exclusive_group().add_argument
-    rate = "rate of each host's NIC, each way, such as 400mbit; hosts take several rates in turn; "
-    rate += "none: not shaped; default 1gbit"
+    rate = "rate of each host's NIC, each way, such as 400mbit, or none: not shaped; hosts take "
+    rate += "several rates in turn; default 1gbit"
     rates("--rate", default="1gbit", metavar="RATE[,RATE...]", help=rate)
-    rates("--nics", metavar="RATE,RATE", help="several NICs in each host, and the rate of each")
-    add("--server-rate", metavar="RATE[,RATE...]", help="of the servers' NICs; default --rate")
+    rates("--nics", metavar="RATE,RATE", help="give each host several NICs, with these rates")
+    add("--server-rate", metavar="RATE[,RATE...]", help="servers' NICs; default host 0's")
     control = "congestion control of the hosts' TCP; default %(default)s, as in Linux"
     add("--congestion", default=CONGESTION, metavar="NAME", help=control)
-    add("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
-    add("--key-file", metavar="FILE", help="the job's key; default a new one")
+    add("--ranks-per-host", type=int, default=1, metavar="N", help="ranks on each; default 1")
+    add("--key-file", metavar="FILE", help="the job's key; default SHOAL_KEY_FILE, else a new one")
     add("--name", default="", help="name for cut, heal and exec; default lab and a number")
-    grace = "time between the first failure or an interrupt and killing the others; default "
-    grace += f"{_GRACE_S:g}; a second interrupt kills at once"
+    grace = "time from the first failure or Ctrl-C until the others are killed; default "
+    grace += f"{_GRACE_S:g}; a second Ctrl-C kills at once"
     add("--grace", type=float, default=_GRACE_S, metavar="SECONDS", help=grace)
-    add("--keep-going", action="store_true", help="a failed process does not end the others")
+    add("--keep-going", action="store_true", help="do not end the others when a process fails")
 
 
 def _run(args: argparse.Namespace) -> int:

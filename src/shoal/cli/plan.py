@@ -1,8 +1,8 @@
-"""`shoal plan`: show the algorithms of a described cluster, the gain of servers, or of codecs.
+"""`shoal plan`: show the algorithms for a described cluster, or the gain of servers or codecs.
 
-Show the algorithm of each collective on a described cluster, by size, and the reason; with
---workers and --servers, the time of an all-reduce by the number of reduction servers; with
---workers, --model-bytes and --step, the hours and bytes of a training by what gradients travel as.
+Show the algorithm of each collective on a described cluster, by size, and the reason. With
+--workers and --servers, show the time of an all-reduce with each number of reduction servers. With
+--workers, --model-bytes and --step, show the hours and bytes of a training for each codec.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoal.schedule import COLLECTIVES
 _SIZES: Final = tuple(1 << power for power in range(2, 29))
 _EVERY: Final = 4  # of these sizes are on a page
 _MOST_RANKS: Final = 1 << 16
-_WIRES: Final = f"of float32 between hosts: {', '.join(CODECS)}"
+_WIRES: Final = f"codec of float32 between hosts: {', '.join(CODECS)}"
 _ABOUT: Final = (
     "The time of each algorithm by the planner's model; the coloured one is chosen. Bars longer "
     "than ten times the shortest are cut."
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal plan`."""
     add, known = parser.add_argument, sorted(COLLECTIVES)
     add("--collective", action="append", choices=known, metavar="NAME", help="only this")
-    add("--tuning", type=Path, metavar="FILE", help="choose by what `shoal tune` measured")
+    add("--tuning", type=Path, metavar="FILE", help="choose by times that `shoal tune` wrote")
     add("--wire", default="identity", metavar="CODEC", help=_WIRES)
-    add("--html", type=Path, metavar="FILE", help="write a page with bars by algorithm and size")
+    add("--html", type=Path, metavar="FILE", help="a page with bars by algorithm and size")
     add_cluster(parser)
     add_servers(parser)
     add_training(parser)

@@ -28,10 +28,10 @@ _ALL_UPTO: Final = 12
 def add_servers(parser: argparse.ArgumentParser) -> None:
     """Add the options that `plan_servers` reads."""
     add = parser.add_argument_group("reduction servers").add_argument
-    add("--workers", type=int, metavar="N", help="number of workers in all")
+    add("--workers", type=int, metavar="N", help="total number of workers")
     add("--workers-per-host", type=int, metavar="L", help="workers on each host; default 1")
     add("--servers", type=int, metavar="K", help="estimate the gain of up to this many servers")
-    add("--server-link", metavar="RATES", help="10Gb, or 2x10Gb,2x5Gb; default: as --link")
+    add("--server-link", metavar="RATES", help="10Gb, or 2x10Gb,2x5Gb; default as --link")
     add("--size", metavar="BYTES", help="size of the tensor; default 100MiB")
 
 

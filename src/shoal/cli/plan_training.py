@@ -27,9 +27,9 @@ _US_PER_HOUR: Final = 3600e6
 def add_training(parser: argparse.ArgumentParser) -> None:
     """Add the options that `plan_training` reads."""
     add = parser.add_argument_group("a training, with --workers").add_argument
-    add("--model-bytes", metavar="BYTES", help="bytes of all gradients in float32: compare codecs")
-    add("--step", metavar="TIME", help="time that a step computes, with nothing to average")
-    add("--steps", type=int, metavar="N", help=f"steps in all; default {_STEPS:,}")
+    add("--model-bytes", metavar="BYTES", help="size of all float32 gradients: compare codecs")
+    add("--step", metavar="TIME", help="time of a step without averaging, such as 300ms")
+    add("--steps", type=int, metavar="N", help=f"number of steps; default {_STEPS:,}")
     add("--every", type=int, metavar="H", help=f"steps between DiLoCo's averages; default {_EVERY}")
 
 

@@ -1,7 +1,7 @@
 """`shoal report`: draw the results of shoal bench.
 
-Draw the results of `shoal bench --json FILE`: time, bus bandwidth, and peers beside shoal, by size,
-with the network's limit. Several files, such as before and after, share the pictures.
+Draw the results of `shoal bench --json FILE` by size: time, bus bandwidth, and shoal beside its
+peers, with the network's limit. Several files, such as before and after, share the pictures.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`shoal server`: reduce for the workers of jobs.
 
-Serve the jobs whose keys are in the files. Workers that name this host in SHOAL_SERVERS send it a
-part of their large all-reduces and receive the sums, so each of their network interfaces carries
-less. Runs until SIGTERM, which lets calls in flight end; see docs/servers.md.
+Serve the jobs whose keys --key-file gives. Workers that name this host in SHOAL_SERVERS send it
+parts of their large all-reduces and receive the sums, so each worker's network interface carries
+less. SIGTERM ends the server after the calls in flight; see docs/servers.md.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shoal.group.pool.protocol import DEFAULT_PORT
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal server`."""
     add = parser.add_argument
-    add("--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="address for workers")
-    add("--port", type=int, default=DEFAULT_PORT, help="port; default: %(default)s")
-    key = "the key of a job (SHOAL_KEY_FILE of its workers); once for each job"
+    add("--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="where workers connect")
+    add("--port", type=int, default=DEFAULT_PORT, help="port; default %(default)s")
+    key = "the key of a job (its workers' SHOAL_KEY_FILE); repeat for each job"
     add("--key-file", action="append", required=True, metavar="FILE", help=key)
-    store = "a torch store where workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID find this server"
+    store = "register in this torch store, for workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID"
     add("--rdzv-endpoint", metavar="HOST:PORT", help=store)
-    add("--rdzv-id", metavar="ID", help="id of the job there; default: none")
-    add("--max-jobs", type=int, default=16, metavar="N", help="jobs at a time; default: 16")
-    memory = "memory of a view: 512M, 2G; default: 1G"
+    add("--rdzv-id", metavar="ID", help="id of the job in that store; default none")
+    add("--max-jobs", type=int, default=16, metavar="N", help="jobs served at a time; default 16")
+    memory = "memory limit of a view, such as 512M; default 1G"
     add("--memory", default="1G", metavar="BYTES", help=memory)
     add("--no-http", action="store_true", help="do not answer /healthz, /readyz and /metrics")
     parser.set_defaults(run=_run)

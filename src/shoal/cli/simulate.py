@@ -1,4 +1,4 @@
-"""`shoal simulate`: estimate the time of a schedule on a cluster that options describe."""
+"""`shoal simulate`: estimate the time of an algorithm on a described cluster."""
 
 from __future__ import annotations
 

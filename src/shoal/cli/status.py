@@ -1,8 +1,8 @@
-"""`shoal status`: show the work of a server for a job.
+"""`shoal status`: show what a server does for a job.
 
-Show the work of a server (HOST or HOST:PORT) for the job whose key is in SHOAL_KEY_FILE or
-SHOAL_KEY: its views, their traffic and the rate of its link, the calls in flight, and the workers
-for which they wait. Other jobs are only counted.
+Show what a server does for the job whose key is in SHOAL_KEY_FILE or SHOAL_KEY: the job's views,
+their traffic, the rate of the server's link, the calls in flight, and the workers that these wait
+for. Other jobs are only counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.plan.text import counted, show_bytes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal status`."""
-    parser.add_argument("server", metavar="HOST[:PORT]")
+    parser.add_argument("server", metavar="HOST[:PORT]", help="default port 7077")
     parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
     parser.set_defaults(run=_run)
 

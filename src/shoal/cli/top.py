@@ -1,9 +1,9 @@
 """`shoal top`: show what the ranks of a job do, once per second.
 
 Show, for each rank of this user on this host that was started with SHOAL_MONITOR=1: the share of
-time in which a call was in flight, the rates of its links, the calls in flight, and the ranks for
-which they wait. Given the address of a rank, which rank 0 logs at SHOAL_DEBUG=INFO, and
-SHOAL_KEY_FILE, show all ranks of its job instead, on all hosts. Ctrl-C ends it.
+time in which a call was in flight, the rates of its links, the calls in flight, and the ranks that
+these wait for. With SHOAL_KEY_FILE and the address of a rank (rank 0 logs its own at
+SHOAL_DEBUG=INFO), show the ranks of that job on all hosts instead. Ctrl-C ends it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Measure the links between the hosts of this job, and the time of every promising algorithm, by
 collective and size. With SHOAL_TUNING=FILE later jobs choose algorithms by these times.
 
-Run it as the job will run: under torchrun, mpirun or srun, once per rank.
+Start it the way you start the job, under torchrun, mpirun or srun.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal tune`."""
     add, only = parser.add_argument, "measure only this collective; may be repeated"
-    add("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
+    out = "file for the measurements; default %(default)s"
+    add("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE", help=out)
     add("--collective", action="append", choices=MEASURED, help=only)
     add("--links", action="store_true", help="measure only the links; takes a second")
-    add("--from", dest="least", default="4B", help="smallest size (4B)")
-    add("--to", dest="most", default="64MiB", help="largest size (64MiB)")
-    add("--rounds", type=int, default=5, help="samples of each (5)")
+    add("--from", dest="least", default="4B", help="smallest size; default 4B")
+    add("--to", dest="most", default="64MiB", help="largest size; default 64MiB")
+    add("--rounds", type=int, default=5, help="samples of each time; default 5")
     parser.set_defaults(run=_run)
 
 
