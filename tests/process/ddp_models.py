@@ -1,6 +1,6 @@
-"""Models and optimizers for random training programs, and what averaging means without a reducer.
+"""Models and optimizers for random training programs, and an oracle that averages.
 
-A model is put together from features, which a failing program can leave out one by one.
+A model is composed of features, which can be left out to shrink a failing program.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FEATURES: Final = {
 
 
 class Answer:
-    """An output in which nobody looks for tensors."""
+    """An output type that torch does not search for tensors."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
 
 
 class Net(nn.Module):
-    """Layers that are called in any order, and what the features ask for."""
+    """Layers called in any order, plus the parts that the features ask for."""
 
     def __init__(self, features: Iterable[str], source: random.Random) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Net(nn.Module):
 
 
 def loss_of(output: Any, *, in_place: bool) -> torch.Tensor:
-    """A number that depends on all of an output, whatever it is."""
+    """Return a scalar that depends on every tensor of an output."""
     if isinstance(output, dict):
         right, total = output["right"]
         return (output["left"] ** 2).mean() + right.sin().mean() + total
@@ -134,7 +134,7 @@ def loss_of(output: Any, *, in_place: bool) -> torch.Tensor:
 
 
 class Previous(torch.optim.Optimizer):
-    """Keeps the gradient itself as the one before."""
+    """Keeps a reference to each gradient as the previous one."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -182,13 +182,13 @@ OPTIMIZERS: Final[dict[str, Callable[[list[torch.Tensor]], Any]]] = {
 
 
 class MeanOfGradients(nn.Module):
-    """What a wrapper promises, word for word: every rank looks at all ranks' gradients.
+    """The contract of a wrapper, done literally: every rank reads all ranks' gradients.
 
-    After a pass that is averaged, a gradient that came on any rank since the last average is the
-    mean over ranks; a rank without one counts as zero. Others stay as they are.
+    After an averaged pass, a gradient computed on any rank since the last average is the
+    mean over ranks; a rank without one counts as zero. Other gradients do not change.
 
     Attributes:
-        group: over which ranks exchange gradients; NOT one of shoal's.
+        group: exchanges the gradients; NOT a shoal group.
     """
 
     group: dist.ProcessGroup
@@ -231,7 +231,7 @@ class MeanOfGradients(nn.Module):
         self.module.load_state_dict(last)
 
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers."""
+        """Return the minimum over ranks."""
         return min(self._gathered(number))
 
     def average(self) -> None:
@@ -263,7 +263,7 @@ def _note(parameter: Any) -> None:
 
 
 def _wide(gradient: torch.Tensor | None) -> Any:
-    """The values in the widest type, as NumPy's array, which is pickled faster; None for none."""
+    """Widen to a NumPy array, which pickles faster; None stays None."""
     if gradient is None:
         return None
     dtype = torch.complex128 if gradient.is_complex() else torch.float64

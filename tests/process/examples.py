@@ -26,7 +26,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Script:
-    """A program of examples/ in a forked process; what starts it uses it like a Popen."""
+    """A program of examples/ in a forked process, with the interface of a Popen."""
 
     def __init__(self, number: int, command: Sequence[Any], env: Mapping[str, str]) -> None:
         _python, path, *options = map(str, command)
@@ -47,14 +47,14 @@ class Script:
 
     @property
     def outcome(self) -> Outcome:
-        """Wait until the example ends; return its status and what it printed."""
+        """Wait until the example ends; return its status and output."""
         if self._outcome is None:
             (self._outcome,) = self._ranks.wait(DEADLINE_S)
         return self._outcome
 
 
 def run_script(path: str, options: list[str]) -> None:
-    """In a forked process, or in the test's own: the program itself."""
+    """Run the program, in a forked process or in the test's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [path, *options])
         try:
@@ -66,7 +66,7 @@ def run_script(path: str, options: list[str]) -> None:
 
 @contextlib.contextmanager
 def forked_scripts() -> Iterator[list[Script]]:
-    """Let `subprocess.Popen` start programs of examples/ as forks; yield those it started."""
+    """Make `subprocess.Popen` fork programs of examples/; yield the started ones."""
     started: list[Script] = []
     popen = subprocess.Popen
 
@@ -86,7 +86,7 @@ def forked_scripts() -> Iterator[list[Script]]:
 
 
 def run_example(name: str, *options: str) -> str:
-    """Run an example that must end well; return what its processes printed."""
+    """Run an example that must succeed; return the output of its processes."""
     printed, failed = io.StringIO(), ""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -97,7 +97,7 @@ def run_example(name: str, *options: str) -> str:
             patch.delenv(variable, raising=False)
         patch.setenv("OMP_NUM_THREADS", "1")
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            warnings.simplefilter("ignore", ResourceWarning)  # of what lives until a program ends
+            warnings.simplefilter("ignore", ResourceWarning)  # of long-lived objects
             try:
                 run_script(str(EXAMPLES / name), list(options))
             except SystemExit as end:
@@ -108,7 +108,7 @@ def run_example(name: str, *options: str) -> str:
 
 
 def run_ranks_of(name: str, size: int, *options: str) -> list[str]:
-    """Run an example's ranks, as torchrun starts them; return what each printed."""
+    """Run an example's ranks, as torchrun starts them; return the output of each."""
     job = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "OMP_NUM_THREADS": 1}
     job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = []
@@ -126,6 +126,6 @@ def run_ranks_of(name: str, size: int, *options: str) -> list[str]:
 
 
 def equal_digits(name: str) -> float:
-    """In how many digits an example that compares ranks with one process finds both equal."""
+    """Return the number of digits to which an example finds ranks and one process equal."""
     [digits] = re.findall(r"equal in (\S+) digits", run_example(name))
     return float(digits)

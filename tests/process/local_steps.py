@@ -1,4 +1,4 @@
-"""DiLoCo in one process and float64, as the papers write it: what the ranks' results must be."""
+"""DiLoCo in one process and float64, as the papers define it: the expected results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def target(name: str, rank: int) -> Any:
 
 
 def local_step(values: dict[str, Any], rank: int) -> None:
-    """A step towards this rank's own target."""
+    """Step towards this rank's target."""
     for name, value in values.items():
         value[...] -= RATE * (value - target(name, rank))
 
@@ -47,7 +47,7 @@ def weight_of(rank: int, step: int) -> int:
 
 
 def fragment_of(name: str, n_fragments: int) -> int:
-    """Fragments are runs of parameters with about equal bytes; here by hand."""
+    """Fragments are runs of parameters of about equal bytes, fixed by hand here."""
     by_hand = {
         1: {},
         2: {"long": 1, "none": 1, "last": 1},
@@ -57,7 +57,7 @@ def fragment_of(name: str, n_fragments: int) -> int:
 
 
 class Model:
-    """All ranks of a run."""
+    """The state of all ranks of a run."""
 
     def __init__(self, case: Case, size: int) -> None:
         self.case = case
@@ -114,10 +114,10 @@ class Model:
 
 
 def expected(case: Case, size: int, n_steps: int, lost: Sequence[tuple[int, int]] = ()) -> Model:
-    """The model after some steps.
+    """Return the model after some steps.
 
     Args:
-        lost: ranks that make no more steps from this one on.
+        lost: for each lost rank, its first missing step.
     """
     model = Model(case, size)
     for step in range(1, n_steps + 1):

@@ -1,4 +1,4 @@
-"""Records of ranks, changed by a test as if the rank had published something else."""
+"""Rendezvous records that a test changes before they reach the store."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from shoal.rendezvous.record import Record, decode
 
 
 def record_of(value: bytes) -> Record:
-    """What this value of the store says."""
+    """Return the record that a value of the store holds."""
     record = decode(value)
     assert record is not None
     return record
 
 
 def rewritten(value: bytes, **changes: Any) -> bytes:
-    """This record with other values in some of its fields."""
+    """Return the record with some of its fields replaced."""
     return record_of(value)._replace(**changes).encode()

@@ -1,14 +1,14 @@
-"""Ranks that stay, for the tests of a file that need a process group of torch and nothing else.
+"""Long-lived ranks for the tests of a file that need only a torch process group.
 
-    def case_sums_are_equal() -> None: ...      # in each rank, in a default group made for the call
+    def case_sums_are_equal() -> None: ...      # on each rank, in a new default group
 
     @pytest.mark.parametrize("case", cases_in(globals()))
     def test_torch(case: Case, ranks: SharedRanks) -> None:
         ranks.run(case)
 
 The fixtures `ranks` and `three_ranks` of `conftest.py` start two and three ranks for each file.
-Every call has a default group of its own, so a call that fails or ends its group harms no other.
-Changes that a function makes to torch itself stay for the calls after it.
+Every call has its own default group, so a call that fails or ends its group affects no other.
+Changes that a function makes to torch itself persist for later calls.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from process.stage import pretend_hosts
 
 Case = Callable[..., Any]
 
-CALL_S = 90.0  # how long a call may take, which no test comes near
-_IDLE_S = 600.0  # how long ranks wait for the next call
+CALL_S = 90.0  # seconds; every call is far quicker
+_IDLE_S = 600.0  # seconds that ranks wait for the next call
 
 
 @contextlib.contextmanager
 def gloo_group(**how: Any) -> Iterator[dist.ProcessGroup]:
-    """Make a group of Gloo's between two meetings of all ranks over shoal.
+    """Make a Gloo group between two barriers of all ranks over shoal.
 
     Gloo fails on a rank that still connects, or is still in a call, when another rank leaves.
     """
@@ -73,7 +73,7 @@ class SharedRanks:
         """Call a function of a test file in every rank.
 
         Returns:
-            What it returned, by rank.
+            The returned values, by rank.
 
         Raises:
             AssertionError: a rank raised, died or hung.
@@ -115,14 +115,14 @@ class SharedRanks:
 
 
 def answer_calls(port: int, backend: str) -> None:
-    """In a rank: make the calls in turn, and leave each one's value or error in the store."""
+    """On a rank: make the calls in turn, and put each result or error into the store."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=_IDLE_S))
     if "RANKS_PER_HOST" in os.environ:
         pretend_hosts(int(os.environ["RANKS_PER_HOST"]))
 
     def meet(where: str) -> None:
-        """Return when all ranks have come here, if the default group is one of Gloo's."""
+        """Wait for all ranks, if the default group uses Gloo."""
         if backend == "gloo":  # see `gloo_group`; shoal's ranks may leave when they like
             store.set(f"{where} {number} {rank}", "")
             store.wait([f"{where} {number} {other}" for other in range(size)])

@@ -1,4 +1,4 @@
-"""The demo, with a model and a run small enough for a test, and forks for torchrun's workers."""
+"""The demo with a small model, a short run, and forked processes as torchrun's workers."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def row(table: str, label: str) -> list[str]:
     return line.split()
 
 
-def test_demo_prints_a_table_in_which_both_backends_learn_the_same(
+def test_the_demo_prints_equal_losses_for_both_backends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     progress: list[str] = []

@@ -1,4 +1,4 @@
-"""What a lost and closed group leaves behind: nothing, without any help of the cycle collector."""
+"""A lost and closed group frees everything without the cycle collector."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ SIZE = 3
 
 
 def held() -> set[str]:
-    """The descriptors of this process, and its mappings of what ranks share."""
+    """Return the descriptors of this process and its mappings of shared memory."""
     with open("/proc/self/maps") as maps:
         found = {line for line in maps if "shoal" in line and "memfd" in line}
     return found | {f"{fd} {name}" for fd, name in descriptors().items()}
@@ -35,7 +35,7 @@ def reduce_until_lost(group: shoal.Group, buffers: list[Callable[[], object]]) -
 
 
 def lose_a_rank(ranks_per_host: int) -> tuple[set[str], bool]:
-    """What is held while the error is, and whether the buffer outlives that."""
+    """Return what the process holds while it keeps the error, and if the buffer outlives it."""
     pretend_hosts(ranks_per_host)
     stage = Stage.from_environment()
     gc.collect()

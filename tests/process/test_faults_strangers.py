@@ -1,4 +1,4 @@
-"""Whoever connects without the job's key: refused and closed, and the job is none the worse."""
+"""Connections without the job's key are closed, and the job is not affected."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ LONG_S = 60.0
 
 
 def listening() -> list[str]:
-    """The lines of the kernel's tables that show a socket of ours accepting connections."""
+    """Lines of the kernel's tables for listening sockets of this process."""
     mine = {target[len("socket:[") : -1] for target in descriptors().values()}
     found = []
     for name, inode, column, state in (
@@ -34,7 +34,7 @@ def listening() -> list[str]:
 
 
 def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
-    """Silent ones, ones that say nonsense, ones that begin well, and ones that hang up."""
+    """Connect silently, send garbage, begin a valid handshake, or hang up."""
     words = [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -56,7 +56,7 @@ def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
 
 
 def use_store_among_strangers() -> float:
-    """The meeting's own port: rank 1 comes only when strangers have filled it."""
+    """Rank 1 joins only after strangers have filled the rendezvous port."""
     stage = Stage.from_environment()
     if os.environ["RANK"] == "1":
         stage.await_cue("the strangers are in")
@@ -66,7 +66,7 @@ def use_store_among_strangers() -> float:
         return float(data[0])
 
 
-def test_strangers_at_the_meeting_place_do_not_keep_the_ranks_from_meeting() -> None:
+def test_ranks_meet_while_strangers_fill_the_rendezvous_port() -> None:
     port = free_port()
     with contextlib.ExitStack() as stack, Stage() as stage:
         env = {**stage.env, "MASTER_PORT": str(port)}
@@ -87,7 +87,7 @@ def look_for_listeners(ranks_per_host: int) -> list[str]:
     return found + listening()
 
 
-def test_ranks_listen_only_between_hosts_and_until_the_group_is_closed() -> None:
+def test_ranks_listen_only_across_hosts_and_until_the_group_closes() -> None:
     assert run_ranks(look_for_listeners, 3, 3) == [[], [], []]
     for found in run_ranks(look_for_listeners, 3, 1):
         assert len(found) == 1

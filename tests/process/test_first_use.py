@@ -1,6 +1,6 @@
-"""Ranks of different hosts connect when they first have to do with each other, and not before.
+"""Ranks of different hosts connect at their first exchange.
 
-The native tests of first use, unlinked peers and path makers cover peers that die or leave unseen.
+Native tests of first use, unlinked peers and path makers cover peers that die or leave.
 """
 
 import os
@@ -50,7 +50,7 @@ def test_a_ring_of_four_hosts_connects_each_rank_to_its_two_neighbours_only() ->
 
 
 def send_and_leave() -> float:
-    """Rank 0 ends before there can be a connection: rank 1 has to dial it first."""
+    """Rank 0 closes before any connection exists, because rank 1 dials first."""
     pretend_hosts(1)
     data = np.full(8, 7.0, np.float32)
     with shoal.init() as group:
@@ -62,5 +62,5 @@ def send_and_leave() -> float:
     return float(data.sum())
 
 
-def test_what_a_rank_sends_last_arrives_though_it_never_was_connected() -> None:
+def test_a_last_message_arrives_though_the_sender_was_not_connected() -> None:
     assert run_ranks(send_and_leave, 2) == [56.0, 56.0]

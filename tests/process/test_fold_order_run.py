@@ -1,4 +1,4 @@
-"""Real processes get the same bits whoever reduces: those of docs/bits.md, worked out by NumPy."""
+"""Any set of reducers yields the bits that docs/bits.md defines, as computed by NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def by_any_set(size: int) -> list[str]:
-    """Sharded by every set of workers that is not empty."""
+    """Sharded algorithms over every non-empty set of workers."""
     sets = itertools.product((0, 1), repeat=size)
     return [f"sharded[{','.join(map(str, chosen))}|]" for chosen in sets if any(chosen)]
 
@@ -45,7 +45,7 @@ def check(group: shoal.Group, name: str, n_elems: int, dtype: str, fold: np.ufun
 
 
 def reduce_by_everyone(ranks_per_host: int) -> int:
-    """In one stripe, in three, in one for each worker, and in several segments for each."""
+    """Use one stripe, three, one per worker, and several segments per worker."""
     pretend_hosts(ranks_per_host)
     n_checked = 0
     with shoal.init() as group:
@@ -69,6 +69,6 @@ def reduce_by_everyone(ranks_per_host: int) -> int:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(4, 4), (3, 1)])
-def test_real_processes_get_the_same_bits_whoever_reduces(size: int, ranks_per_host: int) -> None:
+def test_every_set_of_reducers_yields_the_same_bits(size: int, ranks_per_host: int) -> None:
     n_checked = 3 * (2**size + 1)
     assert run_ranks(reduce_by_everyone, size, ranks_per_host) == [n_checked] * size

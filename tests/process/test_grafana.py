@@ -39,7 +39,7 @@ pytestmark = [
 
 
 def sum_until_the_end() -> None:
-    """Sum again and again; once the test has seen rates, rank 1 is late until it has seen waits."""
+    """Sum in a loop; once the test has seen rates, rank 1 is late until it has seen waits."""
     stage = Stage.from_environment()
     pretend_hosts(1)
     with shoal.init() as group:
@@ -120,7 +120,7 @@ def as_grafana_does(query: str) -> str:
     return query
 
 
-def test_every_panel_shows_what_ranks_on_two_hosts_do(
+def test_every_panel_shows_data_of_ranks_on_two_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = {

@@ -1,4 +1,4 @@
-"""Ranks that make many calls before the others make theirs: nobody is kept from calling."""
+"""Ranks may call far ahead of the others."""
 
 import numpy as np
 from process.ranks import run_ranks
@@ -6,7 +6,7 @@ from process.ranks import run_ranks
 import shoal
 from shoal.group.work import Work
 
-N_CALLS = 14_000  # more than are told to a rank that was heard in none of them
+N_CALLS = 14_000  # more than are announced to a rank that has answered no call
 
 
 def wait_for_all(works: list[Work | None]) -> None:
@@ -49,13 +49,13 @@ def receive_what_is_sent_after_a_call_of_another_group() -> bool:
         return bool((data == 1).all())
 
 
-def test_receives_may_all_be_posted_before_the_first_send() -> None:
+def test_all_receives_may_be_posted_before_the_first_send() -> None:
     assert run_ranks(receive_before_sending, 2) == [True, True]
 
 
-def test_calls_by_name_may_come_in_opposite_orders_however_many() -> None:
+def test_many_named_calls_may_be_made_in_opposite_orders() -> None:
     assert run_ranks(call_by_name_in_opposite_orders, 2) == [True, True]
 
 
-def test_calls_of_one_group_do_not_keep_those_of_another_waiting() -> None:
+def test_calls_of_one_group_do_not_delay_another_group() -> None:
     assert run_ranks(receive_what_is_sent_after_a_call_of_another_group, 2) == [True, True]

@@ -1,6 +1,6 @@
-"""Groups made and ended over and over leave nothing behind in the process or on the machine.
+"""Groups that are formed and closed repeatedly leave nothing behind.
 
-`SHOAL_SOAK=1` makes it ten thousand times, as `make test-soak` does; it takes minutes.
+`SHOAL_SOAK=1` repeats it ten thousand times, as `make test-soak` does; it takes minutes.
 """
 
 import gc
@@ -15,7 +15,7 @@ import shoal
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_CYCLES = 10_000 if SOAK else 100
-N_FIRST = 20  # loads and grows whatever is loaded or grows once
+N_FIRST = 20  # one-time loads and growth
 
 
 def lines(path: str) -> list[str]:
@@ -24,7 +24,7 @@ def lines(path: str) -> list[str]:
 
 
 def holdings() -> dict[str, int]:
-    """Everything of this process that a group could have left behind."""
+    """Count everything of this process that a group could leave behind."""
     gc.collect()
     maps = lines("/proc/self/maps")
     status = dict(line.split(":", 1) for line in lines("/proc/self/status"))
@@ -39,7 +39,7 @@ def holdings() -> dict[str, int]:
 
 
 def cycle(stage: Stage, rank: int) -> None:
-    """A short life with a bit of everything in it."""
+    """Form a group, make some calls of each kind, and close it."""
     shared, private = shoal.empty(40_000), np.ones(40_000, np.float32)
     shared[:] = 1
     with shoal.init(stage.store, rank, 2) as group:
@@ -65,7 +65,7 @@ def live_many_lives(n_cycles: int, ranks_per_host: int) -> tuple[dict[str, int],
 
 
 def files() -> set[str]:
-    """Shared memory that has a name outlives its processes; ours has none."""
+    """Named shared memory outlives its processes; shoal's has no name."""
     return {name for name in os.listdir("/dev/shm") if "shoal" in name}
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: a group that nobody holds any more has been left."""
+"""Ranks as threads of one process: dropping the last reference to a group leaves it."""
 
 import gc
 import threading
@@ -15,7 +15,7 @@ from shoal.group.form import form
 from shoal.rendezvous.store import MemoryStore
 
 SIZE = 3
-# Longer than the ranks may run: an error that they return does not come from a deadline.
+# Longer than the ranks may run, so no returned error comes from a deadline.
 TIMEOUT_S = 600.0
 
 
@@ -35,7 +35,7 @@ def call_and_wait(group: shoal.Group, how: str) -> None:
 
 
 def drop_one_of_three(how: str) -> list[str]:
-    gc.disable()  # so that whatever is left to the collector stays
+    gc.disable()  # so that garbage stays uncollected
     store = MemoryStore()
     with ThreadPoolExecutor(SIZE) as threads:
 

@@ -1,4 +1,4 @@
-"""How much memory calls in flight take beside the user's own."""
+"""Memory of calls in flight, beside the user's buffers."""
 
 import resource
 
@@ -18,7 +18,7 @@ def peak_mib() -> float:
 
 
 def reduce_many_at_once(ranks_per_host: int) -> float:
-    """All-reduces that need scratch, all in flight; by how much the process grew meanwhile."""
+    """Return the growth of the process while all-reduces that need scratch are in flight."""
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         data = [np.full(N_ELEMS, at + group.rank, np.float32) for at in range(N_CALLS)]
@@ -37,6 +37,6 @@ def test_scratch_of_many_calls_stays_under_the_ceiling_of_staging() -> None:
         grown = run_ranks(
             reduce_many_at_once, 2, ranks_per_host, env={"SHOAL_ALGO": "all_reduce:direct"}
         )
-        # Beside the ceiling there are slots, one call's scratch, and what the allocator holds back:
+        # Besides the ceiling there are slots, one call's scratch, and memory the allocator keeps:
         # 48 to 88 MiB in all, where the scratch of all calls alone would be 240.
         assert max(grown) < 2.5 * CEILING_MIB, grown

@@ -1,7 +1,7 @@
-"""Processes come and are killed at random moments, for as long as one job runs.
+"""Processes join and are killed at random moments during one job.
 
-Nothing may hang, every sum is right, and neither descriptors nor memory add up. `SHOAL_SOAK=1`
-makes a hundred events of it in each job, as `make test-soak` does.
+Nothing hangs, every sum is right, and no descriptors or memory leak. `SHOAL_SOAK=1` runs a
+hundred events in each job, as `make test-soak` does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def values(member: int, size: int) -> np.ndarray:
 
 
 def step(group: shoal.Group, own: int) -> list[int]:
-    """Sum what all members add; returns the members, by rank."""
+    """Make one sum over all members; return the members, by rank."""
     members = np.empty(group.size, np.int64)
     group.all_gather(members, np.array([own]))
     data = values(own, group.size)
@@ -50,7 +50,7 @@ def resident_mib() -> float:
 
 
 def live(own: int, addresses: str) -> tuple[int, int, float, float]:
-    """A member from now on until the test ends the job; `own` tells it from all others."""
+    """Be a member until the test ends the job; `own` is unique among all members."""
     os.environ["SHOAL_HOST_ID"] = str(own % 2)
     stage = Stage.from_environment()
     if addresses:
@@ -86,7 +86,7 @@ def live(own: int, addresses: str) -> tuple[int, int, float, float]:
 
 
 class Job:
-    """The processes of one job, started and killed by its seed."""
+    """The processes of one job, which a seed starts and kills."""
 
     def __init__(self, seed: int, stage: Stage, stack: contextlib.ExitStack) -> None:
         self.random = random.Random(seed)
@@ -120,13 +120,13 @@ class Job:
         self.dead.append(ranks)
 
     def await_members(self, event: int) -> None:
-        """Return when all that live, and no others, have made a step together."""
+        """Wait until exactly the living processes have made a step together."""
         wanted = f"{event}:{self.members()}"
         self.stage.store.set("wanted", wanted.encode())
         self.stage.await_cue(f"reached {wanted}", LONG_S)
 
     def happen(self) -> str:
-        """Let processes come and die, at random moments."""
+        """Start and kill processes at random moments."""
         known = self.members()
         n_come = self.random.choice([0, 1, 1, 2]) if len(known) < MOST else 0
         come = [self.start_newcomer() for _ in range(n_come)]
@@ -135,13 +135,13 @@ class Job:
         if come and self.random.random() < 0.4:
             victims.append(self.random.choice(come))
         for victim in victims:
-            # The moment is the point here, and no cue has all of them.
+            # Any moment is wanted here, so no cue is awaited.
             threading.Event().wait(self.random.choice([0.0, 0.02, 0.1, 0.3]) * self.random.random())
             self.kill(victim)
         return f"{come} came, {victims} were killed"
 
     def end(self) -> dict[int, Outcome]:
-        """Let all stop; the outcomes of those that lived."""
+        """Stop the job; return the outcomes of the living processes."""
         self.stage.store.set(STOP, b"")
         outcomes = {own: ranks.wait(LONG_S)[0] for own, ranks in self.alive.items()}
         for ranks in self.dead:
@@ -151,7 +151,7 @@ class Job:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2, 3] if N_EVENTS > 12 else [1])
-def test_random_joins_and_deaths_leave_a_group_of_all_that_live(seed: int) -> None:
+def test_random_joins_and_deaths_leave_a_group_of_all_living_ranks(seed: int) -> None:
     story: list[str] = []
     with Stage() as stage, contextlib.ExitStack() as stack:
         job = Job(seed, stage, stack)

@@ -1,4 +1,4 @@
-"""One flipped bit in a handshake costs another attempt, and nothing else."""
+"""One flipped bit in a handshake costs one more attempt."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ from shoal.rendezvous.store.server import TcpStoreServer
 
 HOSTS = hosts("a", "b")
 
-# Bytes of the whole conversation, by who says them.
+# Bytes of the complete exchange, by sender.
 FROM_CLIENT = {"hello: epoch": 12, "hello: rank": 20, "hello: nonce": 40, "hello: mac": 50}
 FROM_CLIENT["proof: mac"] = 64 + 20
 FROM_SERVER = {"challenge: nonce": 20, "welcome: kind": 28 + 10, "welcome: mac": 28 + 20}
@@ -25,7 +25,7 @@ FLIPS += [("server", *flip) for flip in FROM_SERVER.items()]
 
 
 class Relay:
-    """Passes connections on to a port; flips one bit in the first of them."""
+    """Forwards connections to a port and flips one bit in the first."""
 
     def __init__(self, port: Callable[[], int], who: str, at: int) -> None:
         self._target = port
@@ -78,7 +78,7 @@ def relay(port: Callable[[], int], who: str, at: int) -> Iterator[Relay]:
 
 
 class Detour(MemoryStore):
-    """Says that rank 0 listens at the relay."""
+    """Publishes the relay as the address of rank 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Detour(MemoryStore):
 
 
 @pytest.mark.parametrize(("who", "what", "at"), FLIPS)
-def test_a_bit_that_flips_while_a_rank_proves_itself_does_not_end_the_join(
+def test_a_bit_flipped_during_authentication_does_not_fail_the_join(
     who: str, what: str, at: int
 ) -> None:
     store = Detour()
@@ -112,7 +112,7 @@ def test_a_bit_that_flips_while_a_rank_proves_itself_does_not_end_the_join(
 
 
 @pytest.mark.parametrize(("who", "what", "at"), FLIPS)
-def test_a_bit_that_flips_on_the_way_to_the_store_does_not_end_the_job(
+def test_a_bit_flipped_on_the_way_to_the_store_does_not_fail_the_job(
     who: str, what: str, at: int
 ) -> None:
     with (

@@ -1,4 +1,4 @@
-"""Ranks that meet through a store, as threads with pretended hosts."""
+"""Ranks join through a store, as threads on simulated hosts."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 20])
-def test_ranks_of_one_host_are_linked_pairwise_without_tcp(size: int) -> None:
+def test_ranks_of_one_host_link_pairwise_without_tcp(size: int) -> None:
     store = MemoryStore()
     grounds = [Ground(rank) for rank in range(size)]
     with joined(store, size * [ONE_HOST], grounds) as members:
@@ -50,7 +50,7 @@ def test_ranks_of_one_host_are_linked_pairwise_without_tcp(size: int) -> None:
         assert record_of(store.get(f"shoal/0/rank/{rank}", 0)).endpoint is None
 
 
-def test_ranks_of_several_hosts_know_where_each_of_the_others_listens() -> None:
+def test_ranks_of_several_hosts_know_the_address_of_every_other_rank() -> None:
     grounds = [Ground(rank) for rank in range(5)]
     with joined(MemoryStore(), hosts("a", "a", "b", "c", "b"), grounds) as members:
         for member in members:
@@ -66,7 +66,7 @@ def test_ranks_of_several_hosts_know_where_each_of_the_others_listens() -> None:
 
 
 @pytest.mark.parametrize("n_hosts", [2, 3, 4, 7, 8, 13])
-def test_any_number_of_hosts_meets_along_a_tree(n_hosts: int) -> None:
+def test_any_number_of_hosts_joins_along_a_tree(n_hosts: int) -> None:
     environs = hosts(*(f"host {rank % n_hosts}" for rank in range(2 * n_hosts - 1)))
     with joined(MemoryStore(), environs) as members:
         assert len({member.epoch for member in members}) == 1
@@ -76,7 +76,7 @@ def test_any_number_of_hosts_meets_along_a_tree(n_hosts: int) -> None:
             ]
 
 
-def test_each_rank_hears_the_cards_and_the_paths_of_all() -> None:
+def test_each_rank_receives_the_cards_and_paths_of_all_ranks() -> None:
     environs = hosts("a", "b", "b", "c")
     for rank, environ in enumerate(environs):
         environ.update(SHOAL_PATHS=str(1 + rank), SHOAL_SOCKET_IFNAME="lo")
@@ -99,7 +99,7 @@ def test_each_rank_hears_the_cards_and_the_paths_of_all() -> None:
 
 
 class Unasked(MemoryStore):
-    """Is of no use to anyone."""
+    """A store whose every method fails."""
 
     def set(self, key: str, value: bytes) -> None:
         raise AssertionError(key)
@@ -108,7 +108,7 @@ class Unasked(MemoryStore):
         raise AssertionError(key)
 
 
-def test_who_is_alone_asks_no_store_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_rank_uses_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JOIN, "_FIRST_LOOK_S", 0.0)
     monkeypatch.setattr(JOIN, "_PER_RANK_S", 0.0)
     never = options(ONE_HOST, warn_s=10 * LONG_S)
@@ -117,7 +117,7 @@ def test_who_is_alone_asks_no_store_however_long_it_takes(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("ids", ["aaa", "aab", "abc"])
-def test_ranks_meet_without_being_reminded(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_meet_without_reminders(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JOIN, "_FIRST_LOOK_S", 10 * LONG_S)
     never = [options(environ, warn_s=10 * LONG_S) for environ in hosts(*ids)]
     store = MemoryStore()
@@ -149,7 +149,7 @@ def test_listeners_stay_within_the_port_range() -> None:
             assert low < endpoint.port <= low + 20
 
 
-def test_the_lowest_rank_of_a_host_makes_its_memory_and_each_enters_it_once() -> None:
+def test_the_lowest_rank_of_a_host_creates_its_memory_and_each_rank_enters_once() -> None:
     said: list[tuple[str, int, int]] = []
 
     class Noting(Ground):
@@ -169,7 +169,7 @@ def test_the_lowest_rank_of_a_host_makes_its_memory_and_each_enters_it_once() ->
         assert sorted(said) == sorted(makers + all_of_them)
 
 
-def test_what_is_taken_is_the_callers_to_close() -> None:
+def test_the_caller_closes_what_it_took_from_the_join() -> None:
     for environs in (2 * [ONE_HOST], hosts("a", "b")):
         with joined(MemoryStore(), environs) as members:
             taken = members[0].take()
@@ -180,7 +180,7 @@ def test_what_is_taken_is_the_callers_to_close() -> None:
                 os.close(fd)
 
 
-def test_a_store_that_still_holds_an_earlier_groups_records_serves_the_next() -> None:
+def test_a_store_with_records_of_an_earlier_group_serves_the_next() -> None:
     store = MemoryStore()
     epochs = set()
     for environs in (3 * [ONE_HOST], hosts("a", "b", "c"), 4 * [ONE_HOST], 3 * [ONE_HOST]):
@@ -189,8 +189,8 @@ def test_a_store_that_still_holds_an_earlier_groups_records_serves_the_next() ->
     assert len(epochs) == 4
 
 
-def test_a_leftover_whose_listener_is_alive_but_silent_is_overcome() -> None:
-    """A dead host leader of another host, at whose acceptor something else stands now."""
+def test_a_stale_record_with_a_live_but_silent_listener_is_overcome() -> None:
+    """The leader of another host is dead, and another program listens at its address."""
     store, environs = MemoryStore(), hosts("a", "b", "b")
     with joined(store, environs):
         record = store.get("shoal/0/rank/1", 0)
@@ -208,7 +208,7 @@ def test_a_leftover_whose_listener_is_alive_but_silent_is_overcome() -> None:
             rank.result().close()
 
 
-def test_a_rank_may_close_at_once_without_harm_to_the_others() -> None:
+def test_a_rank_may_close_right_after_joining() -> None:
     def one(rank: int) -> int:
         with join(store, rank, 4, timeout_s=LONG_S) as membership:
             return membership.epoch
@@ -219,7 +219,7 @@ def test_a_rank_may_close_at_once_without_harm_to_the_others() -> None:
             assert len(set(pool.map(one, range(4)))) == 1
 
 
-def test_ranks_with_different_keys_are_both_told_at_once() -> None:
+def test_ranks_with_different_keys_both_fail_at_once() -> None:
     environs = [{"SHOAL_KEY": "a key of some length"}, {"SHOAL_KEY": "a key of other length"}]
     for error in join_all(MemoryStore(), environs):
         assert isinstance(error, UsageError)
@@ -227,7 +227,7 @@ def test_ranks_with_different_keys_are_both_told_at_once() -> None:
         assert "holds another job key. SHOAL_KEY_FILE (or SHOAL_KEY)" in str(error)
 
 
-def test_with_a_key_of_its_own_the_job_puts_none_into_the_store() -> None:
+def test_a_job_with_its_own_key_puts_none_into_the_store() -> None:
     store = MemoryStore()
     with joined(store, hosts("a", "b", SHOAL_KEY="a key of some length")) as members:
         assert members[0].job_key == members[1].job_key == b"a key of some length"
@@ -246,7 +246,7 @@ def test_with_a_key_of_its_own_the_job_puts_none_into_the_store() -> None:
         (hosts("a", "b", SHOAL_KEY="a key of some length"), 0),
     ],
 )
-def test_only_a_job_across_hosts_without_a_key_is_warned_and_once(
+def test_only_a_job_across_hosts_without_a_key_warns_and_once(
     environs: list[dict[str, str]], n_warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "shoal"), joined(MemoryStore(), environs):
@@ -255,7 +255,7 @@ def test_only_a_job_across_hosts_without_a_key_is_warned_and_once(
     assert all("SHOAL_KEY_FILE" in message for message in caplog.messages)
 
 
-def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:
+def test_only_the_rank_that_keeps_a_host_waiting_is_named() -> None:
     store = MemoryStore()
     with joined(store, 3 * [ONE_HOST]):
         store.set("shoal/1/rank/2", store.get("shoal/0/rank/2", 0))
@@ -268,7 +268,7 @@ def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:
     assert "rank 0 on" not in second
 
 
-def test_two_processes_of_one_rank_are_an_error_on_all_ranks() -> None:
+def test_two_processes_with_one_rank_are_an_error_on_all_ranks() -> None:
     store = Noticing()
     with ThreadPoolExecutor() as pool:
         first = pool.submit(join, store, 1, 3, timeout_s=LONG_S)
@@ -281,7 +281,7 @@ def test_two_processes_of_one_rank_are_an_error_on_all_ranks() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (3, 3, 4)])
-def test_ranks_that_disagree_about_their_number_all_hear_of_it(sizes: tuple[int, ...]) -> None:
+def test_ranks_that_disagree_about_the_size_all_fail(sizes: tuple[int, ...]) -> None:
     store = MemoryStore()
     with ThreadPoolExecutor() as pool:
         joining = [
@@ -295,7 +295,7 @@ def test_ranks_that_disagree_about_their_number_all_hear_of_it(sizes: tuple[int,
         assert f"group of {sizes[0]}, rank {len(sizes) - 1} in one of {sizes[-1]}" in str(error)
 
 
-def test_a_record_that_an_earlier_larger_group_left_ends_nothing() -> None:
+def test_a_record_left_by_an_earlier_larger_group_is_ignored() -> None:
     store = MemoryStore()
     with joined(store, 3 * [ONE_HOST]):
         pass

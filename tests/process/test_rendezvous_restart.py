@@ -1,4 +1,4 @@
-"""Ranks that meet as real processes, and those that die on the way and are started again."""
+"""Real processes join, die on the way, and are started again."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
 
 def join_and_die_once(when: str) -> int:
-    """Rank 1 dies when it has published or entered; its successor is rank 3 of the test."""
+    """Rank 1 dies after it published or entered; its successor is process 3 of the test."""
     place = find_place()
     store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
     rank = 1 if place.rank == 3 else place.rank
@@ -69,7 +69,7 @@ def join_and_die_once(when: str) -> int:
 
 
 @pytest.mark.parametrize("when", ["published", "entered"])
-def test_a_rank_that_dies_while_joining_can_be_started_again(when: str) -> None:
+def test_a_rank_that_dies_while_joining_can_be_restarted(when: str) -> None:
     with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
         port = {"STORE_PORT": str(server.port)}
         with start_ranks(join_and_die_once, 4, when, env=port) as ranks:
@@ -78,8 +78,8 @@ def test_a_rank_that_dies_while_joining_can_be_started_again(when: str) -> None:
     assert first.value == third.value == successor.value is not None, (first, third, successor)
 
 
-def test_a_file_that_an_earlier_job_left_serves_the_next(tmp_path: Path) -> None:
-    """Of the second job only two ranks come, and give up; the third job is whole again."""
+def test_a_store_file_left_by_an_earlier_job_serves_the_next(tmp_path: Path) -> None:
+    """In the second job only two ranks join and give up; the third job is complete."""
     dist = pytest.importorskip("torch.distributed")
     path, left = str(tmp_path / "store"), []
 
@@ -100,10 +100,10 @@ def test_a_file_that_an_earlier_job_left_serves_the_next(tmp_path: Path) -> None
     assert first != third
 
 
-def test_a_rank_that_is_started_again_alone_learns_that_the_others_must_be_too(
+def test_a_rank_restarted_alone_learns_that_all_must_be_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late the store's answer comes
+    monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late the store answers
     store = MemoryStore()
     with joined(store, [ONE_HOST, ONE_HOST]), pytest.raises(TimedOut) as caught:
         join(store, 1, 2, timeout_s=SHORT_S)
@@ -114,11 +114,11 @@ def test_a_rank_that_is_started_again_alone_learns_that_the_others_must_be_too(
 
 
 class _DiedError(Exception):
-    """In the place of a death: everything of the rank is closed."""
+    """Raised in place of a death: everything of the rank is closed."""
 
 
 def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event) -> None:
-    """This rank gives its report no sooner."""
+    """Delay this rank's report."""
     is_ready = TreeLinks.is_ready
 
     def is_ready_in_its_turn(self: TreeLinks) -> bool:
@@ -130,7 +130,7 @@ def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event
 def make_rank_0_late(
     monkeypatch: pytest.MonkeyPatch, are_linked: threading.Event, until: threading.Event
 ) -> None:
-    """Rank 0 reads no report before; `are_linked` is set once all below it are linked."""
+    """Delay rank 0's reading of reports; set `are_linked` once all its children are linked."""
     is_ready = TreeLinks.is_ready
 
     def is_ready_late(self: TreeLinks) -> bool:
@@ -143,7 +143,7 @@ def make_rank_0_late(
 
 
 @pytest.mark.parametrize(("dying", "is_rank_0_late"), [(1, False), (3, False), (4, True)])
-def test_a_rank_that_dies_after_its_report_can_be_started_again(
+def test_a_rank_that_dies_after_its_report_can_be_restarted(
     dying: int, is_rank_0_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another host reports after the death; a late rank 0 finds both reports at once."""
@@ -184,7 +184,7 @@ def test_a_rank_that_dies_after_its_report_can_be_started_again(
 
 
 class _Ending(MemoryStore):
-    """Is gone once that is said."""
+    """A store that is gone once rank 0 has sent the group."""
 
     has_ended = False
 
@@ -194,7 +194,7 @@ class _Ending(MemoryStore):
         return super().try_get(key)
 
 
-def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_else(
+def test_a_rank_lost_during_the_final_broadcast_delays_no_other_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     send_report = TreeLink.send_report
@@ -214,10 +214,10 @@ def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_els
         assert isinstance(lost.exception(), PeerLost)
 
 
-def test_the_report_of_a_rank_that_has_lost_one_below_it_does_not_count(
+def test_a_report_is_void_after_its_sender_loses_a_child(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 2 dies when rank 1 has sent its report for both; rank 3 sends its own only then."""
+    """Rank 2 dies after rank 1 reported for both; rank 3 reports only then."""
     has_reported, is_known = threading.Event(), threading.Event()
     send_report, end_attempt = TreeLinks.send_report, JOIN._Join._end_attempt
 

@@ -1,4 +1,4 @@
-"""Reduction servers: the same bits with them and without, whoever comes and goes."""
+"""Reduction servers: the bits are the same with and without them, also when some die."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ N_CORES = len(os.sched_getaffinity(0))
 
 
 def n_linked(group: shoal.Group) -> int:
-    """Over how many channels this worker and the server are connected before any call."""
+    """Return the number of channels that connect this worker to the server before any call."""
     pool: Any = group.pool  # type: ignore[attr-defined]
     state = pool.view.group.mesh.state(10.0)
     peers = [channel["peers"][N_WORKERS] for channel in (state, *state.get("more", []))]
@@ -46,7 +46,7 @@ def n_linked(group: shoal.Group) -> int:
 
 
 def share_with_a_server(n_channels: int) -> list[str]:
-    """What was wrong."""
+    """Return the calls that went wrong."""
     pretend_hosts(1)
     wrong = []
     with shoal.init(timeout_s=30.0) as group:
@@ -73,11 +73,11 @@ def share_with_a_server(n_channels: int) -> list[str]:
 
 
 @pytest.mark.parametrize("channels", ["", "2"])
-def test_sums_that_servers_share_in_have_the_bits_that_bits_md_says(
+def test_sums_with_servers_have_the_bits_that_bits_md_defines(
     tmp_path: Path, channels: str
 ) -> None:
     key, n_channels = new_key(tmp_path), min(N_CORES, int(channels or 1))
-    # The last of the two with as little memory as a job can have: half of it for 90 MiB of calls.
+    # The second server has the least memory a job can have: half of it for 90 MiB of calls.
     more = ["--memory", "64M"] if channels else []
     with ServerProcess(key, more=more) as server:
         env = job_env(key, server.address, SHOAL_CHANNELS=channels)
@@ -89,7 +89,7 @@ def test_sums_that_servers_share_in_have_the_bits_that_bits_md_says(
 
 
 def kill_while_calls_run(n_calls: int) -> list[bool]:
-    """Calls one after another and at once, while servers die."""
+    """Call in turn and concurrently while servers die."""
     stage, right = Stage.from_environment(), []
     with served_group(2) as group:
         for turn in range(n_calls):
@@ -101,7 +101,7 @@ def kill_while_calls_run(n_calls: int) -> list[bool]:
     return right
 
 
-def test_servers_that_die_one_after_the_other_at_any_moment_cost_no_call(tmp_path: Path) -> None:
+def test_servers_that_die_in_turn_at_any_moment_cost_no_call(tmp_path: Path) -> None:
     key, n_calls = new_key(tmp_path), 6
     with Stage() as stage, ServerProcess(key, host="a") as one, ServerProcess(key, host="b") as two:
         env = job_env(key, one.address, two.address, SHOAL_CHANNELS="2") | dict(stage.env)
@@ -117,7 +117,7 @@ def test_servers_that_die_one_after_the_other_at_any_moment_cost_no_call(tmp_pat
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(4))
-def test_servers_that_die_and_come_back_for_a_while_cost_no_call(tmp_path: Path, seed: int) -> None:
+def test_servers_that_die_and_return_repeatedly_cost_no_call(tmp_path: Path, seed: int) -> None:
     n_calls = 200
     outcomes = run_while_servers_die(
         kill_while_calls_run, N_WORKERS, n_calls, new_key(tmp_path), every=10, seed=seed
@@ -142,11 +142,11 @@ def call_while_a_server_drains() -> list[bool]:
     return right
 
 
-def test_a_server_that_drains_ends_its_calls_and_then_itself(tmp_path: Path) -> None:
+def test_a_draining_server_finishes_its_calls_and_exits(tmp_path: Path) -> None:
     with job_with_a_server(tmp_path, call_while_a_server_drains) as (stage, server, ranks):
         stage.await_cue("rank 0: has called")
         (view,) = status_of(server.keys[0], server.address)["views"]
-        os.kill(view["pid"], signal.SIGTERM)  # as who ends all processes of a service does
+        os.kill(view["pid"], signal.SIGTERM)  # as an init system stops all processes of a service
         server.send(signal.SIGTERM)
         await_that(lambda: any("draining" in line for line in server.log), "draining")
         stage.cue("the server drains")
@@ -166,17 +166,15 @@ def call_while_it_stands_still(comes_back: bool) -> list[Any]:
         begun = time.monotonic()
         group.all_reduce(data)
         took_s = time.monotonic() - begun
-        await_servers(group, 1 if comes_back else 0)  # by another process of it
+        await_servers(group, 1 if comes_back else 0)  # by another of its processes
         trouble = group.pool.trouble()  # type: ignore[attr-defined]
         stage.meet(group.rank, N_WORKERS, "has looked")
         return [is_right(data), took_s, trouble]
 
 
 @pytest.mark.parametrize("is_all", [True, False])
-def test_a_server_that_is_stopped_is_left_soon_and_costs_no_call(
-    tmp_path: Path, is_all: bool
-) -> None:
-    """All of it, or only the process of the view, in whose place comes another."""
+def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_all: bool) -> None:
+    """Stop all its processes, or only the view's process, which is then replaced."""
     with job_with_a_server(tmp_path, call_while_it_stands_still, not is_all) as job:
         stage, server, ranks = job
         stage.await_all(N_WORKERS, "has a server")
@@ -188,10 +186,10 @@ def test_a_server_that_is_stopped_is_left_soon_and_costs_no_call(
         outcomes = ranks.wait()
     right, took_s, (why, *others) = zip(*(outcome.value for outcome in outcomes), strict=True)
     assert right == (True,) * N_WORKERS
-    # 1.2 s of silence; it was 5 s, and as long again where one asked another.
+    # 1.2 s of silence; it was once 5 s, and 10 s where one rank asked another.
     assert max(took_s) < 4.5, outcomes
     assert others == [""] * (N_WORKERS - 1)
-    # Its parent process does not answer, and that of the view is silent: whichever shows first.
+    # The parent does not answer, and the view's process is silent: either may show first.
     told = {f"{server.address} does not answer", f"{server.address} was silent for 1.2 s"}
     assert not is_all or why in told
 
@@ -207,7 +205,7 @@ def share_a_while() -> bool:
 
 
 def idle_text(key: Path, address: str) -> str:
-    """What `shoal status` says of a server with nothing to do; empty while it has something."""
+    """Return what `shoal status` prints for an idle server; empty while it is busy."""
     text = status_text(key, address)
     return text if "  0 calls in flight; 0 B held, 0 B to be sent\n" in text else ""
 
@@ -216,7 +214,7 @@ def shoal_key() -> str:
     return Path(os.environ["SHOAL_KEY_FILE"]).name
 
 
-def test_one_server_serves_two_jobs_with_two_keys_and_tells_each_of_its_own(tmp_path: Path) -> None:
+def test_one_server_serves_two_jobs_and_reports_to_each_only_its_own(tmp_path: Path) -> None:
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     with Stage() as stage, ServerProcess(*keys) as server:
         jobs = [
@@ -253,7 +251,7 @@ def fail_to_begin() -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def test_a_job_that_requires_servers_says_of_each_why_it_does_not_serve(tmp_path: Path) -> None:
+def test_a_job_that_requires_servers_names_why_each_does_not_serve(tmp_path: Path) -> None:
     key, other = new_key(tmp_path), new_key(tmp_path, "other")
     with Stage() as stage, ServerProcess(other) as server:
         servers = [server.address, "127.0.0.1:1", "no-such-name.invalid"]
@@ -286,7 +284,7 @@ def shrink_and_go_on() -> bool:
             return sums(survivors, 1)
 
 
-def test_the_survivors_of_a_worker_go_on_with_the_server(tmp_path: Path) -> None:
+def test_survivors_of_a_lost_worker_go_on_with_the_server(tmp_path: Path) -> None:
     with job_with_a_server(tmp_path, shrink_and_go_on, n_ranks=N_WORKERS + 1) as (
         _stage,
         _server,
@@ -297,7 +295,7 @@ def test_the_survivors_of_a_worker_go_on_with_the_server(tmp_path: Path) -> None
 
 
 def fork_and_drop() -> list[bool]:
-    """A forked child closes the group; the parent uses it, and then drops it without closing it."""
+    """A forked child closes the group; the parent uses it, then drops it without a close."""
     pretend_hosts(1)
     stage, group = Stage.from_environment(), shoal.init(timeout_s=30.0)
     await_servers(group, 1)
@@ -316,7 +314,7 @@ def fork_and_drop() -> list[bool]:
     return right
 
 
-def test_a_group_that_is_dropped_leaves_its_servers_and_a_forked_child_does_not(
+def test_a_dropped_group_leaves_its_servers_and_a_forked_child_does_not(
     tmp_path: Path,
 ) -> None:
     with job_with_a_server(tmp_path, fork_and_drop) as (stage, server, ranks):

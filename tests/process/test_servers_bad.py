@@ -1,4 +1,4 @@
-"""What workers announce wrong: a clear error where somebody can act, and no harm."""
+"""Wrong announcements of workers cause a clear error where somebody can act."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from shoal.shapes import Shape
 
 
 def ask_for_what_cannot_be_served() -> list[Any]:
-    """Rank 0 announces a plan that nobody can make; then it comes to its senses."""
+    """Rank 0 announces an impossible plan, and then a valid one."""
     lines, right_pack = Lines(), pool_view.pack
 
     def pack(shape: Shape) -> bytes:
@@ -30,7 +30,7 @@ def ask_for_what_cannot_be_served() -> list[Any]:
     pool_view.pack = pack
     right = []
     with served_group() as group:
-        group.barrier()  # the first call ends the view, which every rank is to have seen
+        group.barrier()  # the first call ends the view, which every rank must have seen
         for number in range(2):
             pool: Any = group.pool  # type: ignore[attr-defined]
             view = pool.view
@@ -42,7 +42,7 @@ def ask_for_what_cannot_be_served() -> list[Any]:
     return [right, shared > 0, lines.told]
 
 
-def test_a_server_that_is_asked_for_an_impossible_plan_says_so_to_the_workers(
+def test_a_server_reports_an_impossible_plan_to_the_workers(
     tmp_path: Path,
 ) -> None:
     keys = [new_key(tmp_path, name) for name in ("one", "two")]

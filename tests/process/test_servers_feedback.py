@@ -31,14 +31,14 @@ KILLED_IN = 2  # the step
 
 
 class Expected:
-    """What some workers send in turn, and the averages if these are all workers."""
+    """The NumPy model of what workers send in turn, and of their averages."""
 
     def __init__(self, codec: str, n_elems: int, workers: Iterable[int]) -> None:
         self.codec, self.n_elems = codec, n_elems
         self.residuals = {rank: np.zeros(n_elems, np.float32) for rank in workers}
 
     def step(self, number: int) -> list[Array]:
-        """What each sends."""
+        """Return what each worker sends."""
         sent = []
         for rank, before in self.residuals.items():
             x = np.zeros(self.n_elems, np.float32)  # the buffer ends with padding
@@ -49,7 +49,7 @@ class Expected:
         return sent
 
     def is_rounded(self, found: Array, sent: Sequence[Array]) -> bool:
-        """True if `found` is what comes back of the average of what all have sent."""
+        """True if `found` is a valid rounding of the average of all sent values."""
         average = in_order(sent) / np.float32(N_WORKERS)
         if self.codec == "bf16":
             return found.tobytes() == rounded("bf16", average)[:N_ELEMS].tobytes()
@@ -96,7 +96,7 @@ def average_while_the_server_dies(codec: str) -> tuple[list[bool], str]:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "mxint8", "mxfp4"] if SOAK else ["bf16", "mxfp4"])
-def test_a_server_lost_in_mid_step_changes_neither_averages_nor_residuals(
+def test_a_server_lost_in_mid_step_changes_no_average_and_no_residual(
     tmp_path: Path, codec: str
 ) -> None:
     task = average_while_the_server_dies

@@ -1,4 +1,4 @@
-"""Jobs that want more memory of a server than it has for them: each is held to its own."""
+"""A server bounds the memory of each job, also when jobs ask for more."""
 
 import itertools
 import resource
@@ -23,20 +23,20 @@ from process.serving import (
 from process.stage import Stage
 
 MEMORY = 64 << 20  # the least that --memory takes
-N_AHEAD = 8  # calls of 15 MiB of each worker: all that two of them send is 5 times the memory
+N_AHEAD = 8  # calls of 15 MiB per worker: two workers send 5 times the memory
 MORE = ["--memory", "64M"]
 SEGMENT = 256 << 10
 SPARE = 4 << 20
 
 
 def in_proc(pid: int, field: str) -> int:
-    """Of a process's memory, in bytes."""
+    """One figure of a process's memory, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0]) << 10
 
 
 def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
-    """The one that the server has for this job, once it has told how it fares."""
+    """Return the server's view of this job, once it has reported."""
 
     def told() -> dict[str, Any] | None:
         views = status_of(key, server.address)["views"]
@@ -46,12 +46,12 @@ def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
 
 
 def held_at_last(key: Path, server: ServerProcess) -> int:
-    """What a view holds when it takes no more."""
+    """Return the memory a view holds once it has stopped growing."""
     told = [{"for_s": -1.0, "staging_bytes": -1}]
 
     def is_still() -> bool:
         view = view_of(key, server)
-        if view["for_s"] > told[-1]["for_s"]:  # it tells twice a second
+        if view["for_s"] > told[-1]["for_s"]:  # it reports twice a second
             told.append(view)
         held = [view["staging_bytes"] for view in told[-2:]]
         return held[0] == held[1] > 0
@@ -61,7 +61,7 @@ def held_at_last(key: Path, server: ServerProcess) -> int:
 
 
 def be_modest() -> list[bool]:
-    """A call before the other job is greedy, and one after; then whether its view is the same."""
+    """Call before and after the other job's greed; return True if the view stays."""
     stage, right = Stage.from_environment(), []
     with served_group(timeout_s=60.0) as group:
         pool: Any = group.pool  # type: ignore[attr-defined]
@@ -76,13 +76,13 @@ def be_modest() -> list[bool]:
 
 
 def run_into_the_limit() -> list[Any]:
-    """Calls whose server is refused memory in their midst, and one with its successor."""
+    """Call while the server is refused memory, then once with its successor."""
     stage, lines, right = Stage.from_environment(), Lines(), []
     with served_group(2, timeout_s=60.0) as group:
         pool: Any = group.pool  # type: ignore[attr-defined]
         view = pool.view
         small = noise(group.rank, 0, 1_000_003)
-        group.all_reduce(small)  # what the server keeps of every call it has now
+        group.all_reduce(small)  # what the server keeps of every current call
         stage.cue(f"greedy rank {group.rank} has called")
         stage.await_cue("there is no more memory")
         data = [noise(group.rank, number) for number in range(4)]
@@ -99,7 +99,7 @@ def run_into_the_limit() -> list[Any]:
 
 
 def run_ahead() -> list[bool]:
-    """The last makes its calls when the others' have come as far as they can."""
+    """The last rank calls once the other ranks' calls are stuck without it."""
     stage = Stage.from_environment()
     with served_group(2, timeout_s=60.0) as group:
         data = [noise(group.rank, number) for number in range(N_AHEAD)]
@@ -114,9 +114,9 @@ def run_ahead() -> list[bool]:
         return [pool.view.n_shared == N_AHEAD, *right]
 
 
-def test_calls_of_more_than_a_job_may_have_are_served_within_its_memory(tmp_path: Path) -> None:
+def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) -> None:
     key = new_key(tmp_path)
-    # Of two servers each folds half: too little for its link to be what bounds what it takes ahead.
+    # Each of two servers folds half, so its link does not bound how far it reads ahead.
     with (
         Stage() as stage,
         ServerProcess(key, host="a", more=MORE) as server,
@@ -139,7 +139,7 @@ def test_calls_of_more_than_a_job_may_have_are_served_within_its_memory(tmp_path
     assert peak <= MEMORY
 
 
-def test_a_job_that_is_refused_memory_goes_on_without_and_harms_no_other(tmp_path: Path) -> None:
+def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path: Path) -> None:
     keys = [new_key(tmp_path, name) for name in ("greedy", "modest")]
     with (
         Stage() as stage,
@@ -165,7 +165,7 @@ def test_a_job_that_is_refused_memory_goes_on_without_and_harms_no_other(tmp_pat
     assert [outcome.value[0] for outcome in found[0]] == [[True] * 6] * N_WORKERS, found[0]
     told = [line for line in found[0][0].value[1] if "has ended: " in line]
     assert len(told) == 1
-    # Which view it was depends on whether the two servers came in one.
+    # The number of the view depends on whether both servers arrived in one.
     assert "of the servers has ended: rank 3 (" in told[0]
     assert "ran out of memory" in told[0]
     assert log.count("ran out of memory") == 1

@@ -1,4 +1,4 @@
-"""What a job does without servers for a while, and does not end by."""
+"""A job goes on through faults that cost it its servers."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ import shoal
 
 
 class Warnings(Lines):
-    """What a rank warns of, and whether a view did not form."""
+    """Records a rank's warnings, and whether a view failed to form."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -39,7 +39,7 @@ class Warnings(Lines):
 
 
 def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
-    """First a view cannot form for want of a port; then rank 0's interpreter is held."""
+    """First no port is free for a view; then rank 0's interpreter is held."""
     pretend_hosts(1)
     stage, right = Stage.from_environment(), list[bool]()
     warnings = Warnings()
@@ -66,7 +66,7 @@ def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
 
 @contextlib.contextmanager
 def taken(ports: range) -> Iterator[None]:
-    """All of these that are free."""
+    """Bind every free port of these."""
     with contextlib.ExitStack() as on_exit:
         for port in ports:
             with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ def taken(ports: range) -> Iterator[None]:
         yield
 
 
-def test_neither_a_lack_of_ports_nor_an_interpreter_that_is_held_ends_a_job(tmp_path: Path) -> None:
+def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path) -> None:
     key, second = new_key(tmp_path), free_port()
     first = random.randrange(14_000, 19_000)  # `free_port` gives none of these
     ports = range(first, first + 12)
@@ -106,7 +106,7 @@ def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
     return [line for line in warnings.told if "not used" in line]
 
 
-def test_a_job_of_one_host_or_two_says_once_that_servers_are_not_used(tmp_path: Path) -> None:
+def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: Path) -> None:
     env = job_env(new_key(tmp_path), f"127.0.0.1:{free_port()}")
     for ranks_per_host, why in ((1, "two hosts send no less"), (2, "all workers are on one host")):
         first, second = run_ranks(warnings_of_unused_servers, 2, ranks_per_host, env=env)

@@ -1,4 +1,4 @@
-"""A narrow wire with servers: each part is rounded once and the result once, whoever folds."""
+"""A narrow wire with servers: each part and each result is rounded once by any reducer."""
 
 import hashlib
 import itertools
@@ -36,23 +36,23 @@ N_ELEMS = 1_000_003  # many segments for the server, and for each worker
 
 
 def is_right(data: Array, number: int, wire: str, op: str = "sum", subject: int = 0) -> bool:
-    """Whether it has exactly the bits that docs/bits.md says."""
+    """True if it has exactly the bits that docs/bits.md defines."""
     x = [rounded(wire, noise(rank, number, data.size)) for rank in range(N_WORKERS)]
     total = in_order(x, block_of(wire))
     if op == "avg":
         total /= np.float32(N_WORKERS)
     if subject and wire in BLOCKS:
-        # The kernels have their own tests: here what counts is that all reducers count alike.
+        # The kernels have their own tests: this one checks that all reducers agree.
         round_to(parse_wire(wire), DType.FLOAT32, total.ctypes.data, total.size, seed=subject)
         return data.tobytes() == total.tobytes()
     return data.tobytes() == rounded(wire, total).tobytes()
 
 
 def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
-    """Alone, with a server, while it dies, and without any again: rank 0 compares with the truth.
+    """Sum alone, with a server, while it dies, and alone again; rank 0 compares with the truth.
 
     Returns:
-        A digest of all sums, which of them are right, and how many the server shared in.
+        A digest of all sums, which sums are right, and how many the server helped with.
     """
     pretend_hosts(1)
     stage, right, bits = Stage.from_environment(), list[bool](), hashlib.blake2b()
@@ -90,7 +90,7 @@ def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
 
 
 @pytest.mark.parametrize("wire", NARROW if SOAK else ("bf16", "mxfp8", "mxfp4"))
-def test_narrow_sums_have_the_same_bits_with_servers_and_without_and_when_one_dies(
+def test_narrow_sums_have_the_same_bits_with_and_without_servers_and_when_one_dies(
     tmp_path: Path, wire: str
 ) -> None:
     outcomes = run_and_kill_the_server(share_narrowly, N_WORKERS, new_key(tmp_path), wire)
@@ -113,7 +113,7 @@ def call_of(group: shoal.Group, weights: str, wire: str, n_elems: int) -> Shape:
 
 
 def reduce_by_any(all_weights: tuple[str, ...]) -> list[bool]:
-    """Own parts are folded first by one reducer, and wait for their turn at another."""
+    """One reducer folds its own part first, and at another its part waits for its turn."""
     pretend_hosts(1)
     right = []
     with shoal.init(timeout_s=30.0) as group:
@@ -138,7 +138,7 @@ def reduce_by_any(all_weights: tuple[str, ...]) -> list[bool]:
     ("n_servers", "all_weights"),
     [(0, ("3*1|", "1,0,0|", "0,1,2|")), (1, ("3*0|1",)), (2, ("3*0|2*1", "3*0|2,5"))],
 )
-def test_the_bits_do_not_tell_which_ranks_folded(
+def test_the_bits_do_not_depend_on_the_reducers(
     n_servers: int, all_weights: tuple[str, ...]
 ) -> None:
     n_calls = len(all_weights) * len(NARROW)

@@ -1,4 +1,4 @@
-"""Numbers of running ranks: `Group.stats()`, and `shoal top`, which asks them from outside."""
+"""Statistics of running ranks: `Group.stats()`, and `shoal top` in another process."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ from shoal.state import monitor, remote
 
 
 def until(find: Callable[[], Any]) -> Any:
-    """The first result that is true."""
+    """Repeat a call until its result is true, and return that."""
     deadline = time.monotonic() + 30
     while not (found := find()):
         assert time.monotonic() < deadline, "it never was"
@@ -72,14 +72,14 @@ def count_a_call_that_waits() -> None:
         assert pair.stats().ended == {"broadcast": (1, 40)}
         (link,) = after.links
         assert (link.rank, link.kind, link.state) == (1 - group.rank, "tcp", "alive")
-        # Two ranks: each sends at least half of the sum, and gets as much.
+        # Two ranks: each sends and receives at least half of the sum.
         assert 50_000 <= link.bytes_out < 200_000
         assert 50_000 <= link.bytes_in < 200_000
         stage.meet(group.rank, 2, "has counted")
     assert not group.stats().is_readable
 
 
-def test_a_group_names_its_calls_in_flight_and_counts_what_has_ended() -> None:
+def test_stats_lists_calls_in_flight_and_counts_finished_calls() -> None:
     with Stage() as stage:
         run_ranks(count_a_call_that_waits, 2, env=stage.env)
 
@@ -103,7 +103,7 @@ def wait_for_the_others() -> None:
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of this user's sockets, and no other."""
+    """A folder for the sockets of this test."""
     # NOT tmp_path: the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="shoal-", dir="/tmp") as parent:
         folder = Path(parent, "shoal")
@@ -118,7 +118,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_top_shows_what_each_rank_of_this_host_does(
+def test_top_shows_the_state_of_each_rank_of_this_host(
     runtime: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "start a job on this host, as this user, with SHOAL_MONITOR=1" in shown(capsys, "--once")
@@ -190,7 +190,7 @@ def check_prometheus(text: str, documents: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def keyed(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of ranks that this process may read as another host does."""
+    """The environment of ranks that this process reads like a remote host."""
     monkeypatch.setenv("SHOAL_KEY", "k" * 64)
     return {
         "XDG_RUNTIME_DIR": str(runtime.parent),
@@ -229,7 +229,7 @@ def watched_member_or_newcomer() -> None:
         group.barrier()
 
 
-def test_top_follows_a_group_that_lost_rank_0_and_grew(
+def test_top_follows_a_group_that_loses_rank_0_and_grows(
     keyed: dict[str, str],
 ) -> None:
     with (
@@ -251,7 +251,7 @@ def test_top_follows_a_group_that_lost_rank_0_and_grew(
 
 
 def member_whose_first_grow_fails_or_newcomer() -> None:
-    """Rank 1 forms the first larger group, and fails then: so all members keep the old one."""
+    """Rank 1 forms the larger group and then fails, so all members keep the old one."""
     from shoal.group import growing
 
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
@@ -284,7 +284,7 @@ def member_whose_first_grow_fails_or_newcomer() -> None:
         group.barrier()
 
 
-def test_top_finds_a_group_at_its_addresses_after_a_grow_that_failed(
+def test_top_finds_a_group_at_its_addresses_after_a_failed_grow(
     keyed: dict[str, str],
 ) -> None:
     member = member_whose_first_grow_fails_or_newcomer
@@ -303,7 +303,7 @@ def test_top_finds_a_group_at_its_addresses_after_a_grow_that_failed(
     assert [outcome.error for outcome in outcomes] == [None] * 3
 
 
-def test_a_folder_that_others_can_enter_is_not_used(
+def test_a_folder_other_users_can_enter_is_not_used(
     runtime: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.mkdir(mode=0o750)

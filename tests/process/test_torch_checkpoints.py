@@ -1,7 +1,7 @@
 """Sharded tensors, and checkpoints of them that are loaded into other shards.
 
-The cases are those of PyTorch's test_file_system_checkpoint.py, over shoal: every one runs in every
-one of two ranks. What must come out is the whole table, which every rank knows.
+The cases are taken from PyTorch's test_file_system_checkpoint.py; each of them runs on both
+ranks. Every rank knows the full table, and each case must restore all of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def table() -> torch.Tensor:
 
 
 def layouts() -> dict[str, Any]:
-    """Ways to share the table out among the ranks."""
+    """Ways to shard the table over the ranks."""
     from torch.distributed._shard.sharding_spec import (
         ChunkShardingSpec,
         EnumerableShardingSpec,
@@ -64,7 +64,7 @@ def shared_out(layout: Any, whole: torch.Tensor) -> Any:
 
 
 def gathered(sharded: Any) -> torch.Tensor:
-    """The whole of a sharded tensor, at rank 0; the table's own elsewhere."""
+    """Gather a sharded tensor on rank 0; other ranks return the table."""
     out = torch.zeros(ROWS, COLUMNS) if dist.get_rank() == 0 else None
     sharded.gather(dst=0, out=out)
     return table() if out is None else out
@@ -74,7 +74,7 @@ NUMBERS = itertools.count()
 
 
 def new_folder() -> str:
-    """Another one each time, the same on every rank."""
+    """Return a new folder on each call, the same on every rank."""
     return f"{os.environ['CHECKPOINTS']}/{next(NUMBERS)}"
 
 
@@ -110,7 +110,7 @@ def case_load_into_other_shards() -> None:
         assert torch.equal(gathered(found), table()), f"{one} to {other}"
 
 
-def case_load_a_whole_tensor_from_shards_and_shards_from_a_whole_tensor() -> None:
+def case_load_a_full_tensor_from_shards_and_shards_from_a_full_tensor() -> None:
     for name, layout in layouts().items():
         found = reloaded(shared_out(layout, table()), torch.zeros(ROWS, COLUMNS))
         assert torch.equal(found, table()), name
@@ -149,5 +149,5 @@ def in_rank(case: str, folders: str) -> None:
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))
-def test_sharded_tensors_come_back_whole(case: Case, ranks: SharedRanks, tmp_path: Path) -> None:
+def test_sharded_tensors_are_restored(case: Case, ranks: SharedRanks, tmp_path: Path) -> None:
     ranks.run(in_rank, case.__name__, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Ranks that torch.multiprocessing starts, and two frameworks in one process."""
+"""Ranks started by torch.multiprocessing, and two frameworks in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPAWNED = Path(__file__).with_name("spawned.py")
 
 
 def run_spawned(*given: str) -> str:
-    """Return what the program prints; it ends long before the timeout of its calls."""
+    """Return the program's output; it ends long before its calls time out."""
     began = time.monotonic()
     run = subprocess.run(
         [sys.executable, SPAWNED, *given], capture_output=True, text=True, timeout=250, check=True
@@ -35,21 +35,21 @@ def run_spawned(*given: str) -> str:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_spawned_ranks_meet_by_each_of_torchs_methods(method: str) -> None:
+def test_spawned_ranks_meet_by_each_init_method(method: str) -> None:
     assert run_spawned(method, "meet") == "ended well\n"
 
 
 @pytest.mark.parametrize("action", ["raise", "kill"])
-def test_a_rank_that_fails_ends_the_others_and_the_parent_gets_an_error(action: str) -> None:
+def test_a_failed_rank_ends_the_others_and_the_parent_gets_an_error(action: str) -> None:
     printed = run_spawned("fork", action)
-    # Of the rank whose end the parent sees first: rank 1, or one that lost it.
+    # The parent raises for the rank that ends first: rank 1, or one that lost it.
     reasons = ["what rank 1 lacks", "process 1 terminated with signal SIGKILL", "PeerLost: rank 1"]
     assert printed.startswith("Process"), printed
     assert any(reason in printed for reason in reasons), printed
 
 
 def sum_in_both(torch_first: bool) -> None:
-    """Use a group of NumPy and torch's Gloo group side by side."""
+    """Use a shoal group for NumPy beside torch's Gloo group."""
     if torch_first:
         dist.init_process_group("gloo")
         if dist.get_rank() == 0:
@@ -70,5 +70,5 @@ def sum_in_both(torch_first: bool) -> None:
 
 
 @pytest.mark.parametrize("torch_first", [False, True])
-def test_a_group_of_numpy_stands_beside_torchs_group_if_it_forms_first(torch_first: bool) -> None:
+def test_a_numpy_group_formed_first_works_beside_a_torch_group(torch_first: bool) -> None:
     run_ranks(sum_in_both, 2, torch_first)

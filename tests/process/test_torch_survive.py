@@ -1,4 +1,4 @@
-"""torch's default group goes on without the ranks it lost: the example, and what it stands on."""
+"""torch's default group goes on without lost ranks: the example, and the functions it uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_training_goes_on_to_the_same_weights_everywhere_after_rank_0_is_killed(
 
 
 def lose_a_rank(victim: int) -> tuple[Any, ...]:
-    """Everything that a program may have open when a rank dies is made anew, and works."""
+    """Make everything again that a program may hold when a rank dies, and use it."""
     with pytest.raises(UsageError, match="init_process_group first"):
         shoal.torch.shrink_group()
     dist.init_process_group("shoal")
@@ -74,7 +74,7 @@ def lose_a_rank(victim: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_the_default_group_its_rank_and_its_new_groups_are_those_of_the_survivors(
+def test_the_default_group_and_new_groups_hold_exactly_the_survivors(
     victim: int,
 ) -> None:
     with Stage() as stage, start_ranks(lose_a_rank, 3, victim, env=stage.env) as ranks:

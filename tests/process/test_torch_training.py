@@ -1,4 +1,4 @@
-"""Training with torch's own DDP over shoal: ranks that die, groups made again, and torchrun."""
+"""torch's own DDP over shoal: ranks that die, groups made again, and torchrun."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start() -> None:
 
 
 def lose_a_peer(how: str) -> list[str]:
-    """What the survivors' backward says, when rank 1 dies in the middle of training."""
+    """Return the error of the survivors' backward after rank 1 dies during training."""
     start()
     wrapped = nn.parallel.DistributedDataParallel(nn.Linear(20, 50), bucket_cap_mb=0.001)
     if how == "hook":
@@ -44,20 +44,20 @@ def lose_a_peer(how: str) -> list[str]:
     try:
         for _ in range(3):
             wrapped(data).sum().backward()
-    except Exception as error:  # noqa: BLE001 - whichever: it is what is tested
+    except Exception as error:  # noqa: BLE001 - the test checks it
         return [type(error).__name__, str(error), str(time.monotonic() - begin)]
     return ["nothing", "", "0"]
 
 
 @pytest.mark.parametrize("how", ["plain", "hook"])
-def test_a_lost_peer_is_named_by_ddp_and_the_process_survives(how: str) -> None:
+def test_ddp_names_a_lost_peer_and_the_process_survives(how: str) -> None:
     with Stage() as stage, start_ranks(lose_a_peer, 3, how, env=stage.env) as ranks:
         outcomes = ranks.wait(60)
     assert outcomes[1].died == "was killed by SIGKILL"
     for outcome in (outcomes[0], outcomes[2]):
         assert not outcome.died, str(outcome)
         assert outcome.error is None, str(outcome)
-        kind, message, took_s = outcome.value  # DDP wraps it, or hands it on
+        kind, message, took_s = outcome.value  # DDP wraps it or passes it on
         assert "PeerLost: rank 1" in f"{kind}: {message}", str(outcome)
         assert float(took_s) < 25  # and no deadline of 30 s
 
@@ -99,7 +99,7 @@ with init() as group:
 """
 
 
-def test_torchrun_needs_no_import_of_shoal_and_serves_groups_without_torch(tmp_path: Path) -> None:
+def test_torchrun_jobs_need_no_import_of_shoal_or_of_torch(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -126,6 +126,6 @@ def by_torch() -> list[float]:
     return [float(each[0]) for each in (large, small, whole, block)]
 
 
-def test_shoal_wire_reaches_the_sums_of_torch() -> None:
-    # Of reduce_scatter the result stays: (256 + 257) / 2.
+def test_shoal_wire_applies_to_sums_of_torch() -> None:
+    # The result of reduce_scatter does not travel: (256 + 257) / 2.
     assert run_ranks(by_torch, 2) == 2 * [[512, 514, 257, 256.5]]

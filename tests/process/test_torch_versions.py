@@ -1,4 +1,4 @@
-"""What differs between the versions of torch, on whichever is installed."""
+"""Behaviour that differs between torch versions, on the installed one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def split_by_torch() -> str:
     return ""
 
 
-def test_torchs_own_split_works_where_torch_lets_a_cpu_split(three_ranks: SharedRanks) -> None:
+def test_split_group_works_where_torch_supports_it_on_cpu(three_ranks: SharedRanks) -> None:
     refused = three_ranks.run(split_by_torch)[0]
     if refused and "support" not in refused:
         pytest.skip(f"torch {torch.__version__} splits no groups of the CPU: {refused}")
@@ -62,7 +62,7 @@ def meet_by_torch() -> str:
     return "" if error is None else str(error)
 
 
-def test_torchs_monitored_barrier_passes_where_torch_does_not_ask_for_gloo(
+def test_monitored_barrier_passes_where_torch_does_not_require_gloo(
     three_ranks: SharedRanks,
 ) -> None:
     errors = three_ranks.run(meet_by_torch)
@@ -71,7 +71,7 @@ def test_torchs_monitored_barrier_passes_where_torch_does_not_ask_for_gloo(
     assert errors == [""] * 3
 
 
-def case_monitored_barriers_without_a_timeout_pass_when_all_come() -> None:
+def case_monitored_barriers_without_a_timeout_pass_when_all_ranks_call() -> None:
     dist.group.WORLD.monitored_barrier()
 
 
@@ -83,11 +83,11 @@ def estimate() -> None:
 @pytest.mark.skipif(
     not hasattr(c10d.Backend, "_supports_time_estimate"), reason="this torch estimates no times"
 )
-def test_an_estimate_of_time_is_refused_in_words(three_ranks: SharedRanks) -> None:
+def test_a_time_estimate_is_refused(three_ranks: SharedRanks) -> None:
     three_ranks.run(estimate)
 
 
-def case_a_work_says_whether_it_is_complete() -> None:
+def case_is_completed_is_true_only_after_completion() -> None:
     gate = dist.new_group([0, 1])
     for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
         if dist.get_rank() == 1:
@@ -104,9 +104,9 @@ def case_a_work_says_whether_it_is_complete() -> None:
     dist.barrier()  # until then rank 2 does not leave: Gloo's ranks 0 and 1 may be connecting
 
 
-def case_a_work_that_ran_out_of_time_says_so() -> None:
+def case_a_timed_out_work_reports_the_timeout() -> None:
     group = dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
-    if dist.get_rank() == 0:  # rank 1 does not come
+    if dist.get_rank() == 0:  # rank 1 stays away
         work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
         raised = error_of(work.wait)
         assert isinstance(raised, TimedOut)
@@ -117,7 +117,7 @@ def case_a_work_that_ran_out_of_time_says_so() -> None:
     dist.barrier()  # until then rank 1 does not leave
 
 
-def case_a_receive_from_any_tells_the_source() -> None:
+def case_a_receive_from_any_source_returns_the_source() -> None:
     tensor = torch.zeros(1)
     if dist.get_rank() == 2:
         for value in (7.0, 8.0):
@@ -129,14 +129,14 @@ def case_a_receive_from_any_tells_the_source() -> None:
         assert (work.source_rank(), tensor.item()) == (2, 8.0)
 
 
-def case_every_future_is_done_when_wait_has_returned() -> None:
+def case_every_future_is_done_once_wait_returns() -> None:
     for _ in range(N_WAITS):
         work = dist.all_reduce(torch.ones(4), async_op=True)
         work.wait()
         assert work.get_future().done()
 
 
-def case_torch_keeps_no_work_that_has_been_waited_for() -> None:
+def case_torch_releases_a_work_after_wait() -> None:
     assert c10d._get_work_registry_size() == 0
     with allow_inflight_collective_as_graph_input_ctx():
         dist.all_reduce(torch.ones(3), async_op=True).wait()
@@ -145,8 +145,8 @@ def case_torch_keeps_no_work_that_has_been_waited_for() -> None:
         assert c10d._get_work_registry_size() == 0
 
 
-def case_works_of_others_answer_for_themselves() -> None:
-    """Works that are none of shoal's and, as torch's holders, do not say of what kind."""
+def case_works_of_other_classes_keep_their_own_methods() -> None:
+    """Works of other classes, some of which wrap a Work without naming its class."""
     from shoal.frontend.torch.work_holders import patch_work_holders
 
     patch_work_holders()  # as making a group does, from torch 2.14 on
@@ -159,14 +159,14 @@ def case_works_of_others_answer_for_themselves() -> None:
     assert "sourceRank() not implemented" in str(error_of(work.source_rank))
 
 
-def case_symmetric_memory_and_what_stands_on_it_are_refused() -> None:
+def case_symmetric_memory_and_its_users_are_refused() -> None:
     from torch.distributed import _symmetric_memory as symmetric
 
     name = dist.group.WORLD.group_name
     refused = "SymmetricMemory does not support device type cpu"
     assert refused in str(error_of(symmetric.empty, 4, device="cpu"))
     assert refused in str(error_of(symmetric.rendezvous, torch.ones(4), name))
-    # What asynchronous tensor parallelism puts in place of an all-gather and a product.
+    # Asynchronous tensor parallelism replaces an all-gather and a product by this.
     one = torch.ones(2, 2)
     product = torch.ops.symm_mem.fused_all_gather_matmul
     assert isinstance(error_of(product, one, [one], 0, name), NotImplementedError)

@@ -1,4 +1,4 @@
-"""The processes that fork ranks, see `warm`."""
+"""The forkers of `warm`."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import pytest
 from process.warm import N_FORKERS, Fork, Forker, address_of, forker_for
 
 
-def test_a_forker_starts_where_another_process_ended_before_it_started_one(
+def test_a_forker_starts_after_another_process_died_before_starting_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     modules, number = "json", random.randrange(N_FORKERS, 1 << 32)  # no test's ranks have it
@@ -23,7 +23,7 @@ def test_a_forker_starts_where_another_process_ended_before_it_started_one(
         assert rank.wait(60.0) == 1  # it has found no task
 
 
-def test_only_a_variable_that_is_read_at_start_gives_a_rank_an_interpreter_of_its_own() -> None:
+def test_only_a_variable_read_at_start_gives_a_rank_a_fresh_interpreter() -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     forker = forker_for(0, "json", env)
     assert forker is not None
@@ -34,7 +34,7 @@ def test_only_a_variable_that_is_read_at_start_gives_a_rank_an_interpreter_of_it
 def test_a_rank_whose_forker_has_died_is_named_once_and_not_killed() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        theirs.send(struct.pack("i", (1 << 31) - 1))  # no process's number
+        theirs.send(struct.pack("i", (1 << 31) - 1))  # not a pid
     rank = Fork(ours)
     with pytest.raises(AssertionError, match="the process that forks ranks has died"):
         rank.wait(60.0)

@@ -26,7 +26,7 @@ ALGORITHMS = ("sharded", "fairring", "ring/sharded", "tree/sharded")
 
 @functools.cache
 def noise(rank: int, n_elems: int) -> Array:
-    """Of many magnitudes and both signs, some of them zeros; not to be written to."""
+    """Return read-only values of many magnitudes and both signs, with some zeros."""
     random = np.random.default_rng(rank)
     values = np.float32(random.normal(size=n_elems) * 2.0 ** random.integers(-20, 11, n_elems))
     values[random.random(n_elems) < 0.05] = 0
@@ -58,7 +58,7 @@ def digest(values: Array) -> str:
 
 
 def narrow_sums(ranks_per_host: int) -> list[str]:
-    """What every rank got, by call. Rank 0 compares it with the truth."""
+    """Return the results by call; rank 0 compares them with the truth."""
     pretend_hosts(ranks_per_host)
     told = []
     with shoal.init() as group:
@@ -74,7 +74,7 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
                     n_roundings = 2 if spans_hosts else 0
                     check_sum(wire, found, every, n_roundings, op, subject)
                     assert is_rounded(wire, found) or not spans_hosts or subject
-            # What needs no rounding is exact.
+            # Values that need no rounding are exact.
             if wire in ("bf16", "fp16"):
                 exact = [contribution(rank, n_elems) for rank in ranks]
                 found = exact[group.rank].copy()
@@ -84,7 +84,7 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 1), (5, 2)])
-def test_every_rank_has_the_same_bits_and_they_are_near_the_sum(
+def test_all_ranks_get_the_same_bits_and_they_are_near_the_sum(
     size: int, ranks_per_host: int
 ) -> None:
     told = run_ranks(narrow_sums, size, ranks_per_host)
@@ -104,7 +104,7 @@ def in_one_host() -> None:
                 check(narrow, wide)
 
 
-def test_nothing_is_rounded_inside_a_host_and_any_algorithm_will_do() -> None:
+def test_nothing_is_rounded_inside_a_host_by_any_algorithm() -> None:
     run_ranks(in_one_host, 3)
 
 
@@ -164,11 +164,11 @@ def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
     run_ranks(gathered, size, ranks_per_host)
 
 
-# Hostile values.
+# Non-finite and extreme values.
 
 
 def hostile() -> list[list[str]]:
-    """Infinities, NaN, zeros, huge and tiny numbers: digests, and how much each wire sent."""
+    """Return digests for infinities, NaN, zeros, huge and tiny numbers, and bytes per wire."""
     pretend_hosts(1)
     told = []
     with shoal.init() as group:
@@ -189,12 +189,12 @@ def hostile() -> list[list[str]]:
     return told
 
 
-def test_a_block_with_a_value_that_is_not_finite_arrives_as_nan_and_no_other_does() -> None:
+def test_only_a_block_with_a_non_finite_value_arrives_as_nan() -> None:
     told = run_ranks(hostile, 3)
     assert told == 3 * [told[0]]
 
 
-# What a wire is asked for, and where.
+# Where a narrow wire may be requested.
 
 
 def differing(wires: tuple[str | None, ...]) -> str:
@@ -206,7 +206,7 @@ def differing(wires: tuple[str | None, ...]) -> str:
 
 
 @pytest.mark.parametrize("wires", [("bf16", None), ("mxfp4", "mxfp8"), ("mxint8", "mxfp8")])
-def test_ranks_that_ask_for_different_wires_are_told_so(wires: tuple[str | None, ...]) -> None:
+def test_ranks_that_ask_for_different_wires_get_an_error(wires: tuple[str | None, ...]) -> None:
     for told in run_ranks(differing, 2, wires):
         assert all(f"in {wire} between hosts" in told for wire in wires if wire)
         assert "rank 0" in told
@@ -235,18 +235,18 @@ def asks() -> None:
         group.plan_by(Planner(group.planner.cluster, Forced("ring", "ring")))
         with pytest.raises(shoal.UsageError, match="every hop"):
             group.all_reduce(np.ones(1, np.float32), wire="bf16")
-        # Nothing of this has reached anybody.
+        # No other rank has noticed these calls.
         data = np.full(100_000, 257, np.float32)
         group.all_reduce(data)
         check(data, np.full(100_000, 514, np.float32))
 
 
-def test_a_call_that_cannot_be_narrow_is_refused_before_anything_moves() -> None:
+def test_a_call_that_cannot_be_narrow_is_refused_before_data_moves() -> None:
     run_ranks(asks, 2)
 
 
 def by_default(how: str) -> list[float]:
-    """Sums of 257, which bfloat16 does not have, in different groups, sizes and kinds of call."""
+    """Sum to 257, which bfloat16 cannot hold, in different groups, sizes and kinds of call."""
     pretend_hosts(1)
     if how == "SHOAL_WIRE":
         os.environ["SHOAL_WIRE"] = "bf16"
@@ -276,8 +276,8 @@ def by_default(how: str) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ["init", "subgroup", "SHOAL_WIRE"])
-def test_a_groups_wire_is_for_large_sums_that_can_and_the_rest_stays_wide(how: str) -> None:
-    # 256 from the other rank and the own 257 are 513, of which bfloat16 has 512.
+def test_a_groups_wire_applies_to_large_sums_and_other_calls_stay_wide(how: str) -> None:
+    # 256 from the other rank plus this rank's 257 is 513, which bfloat16 rounds to 512.
     assert run_ranks(by_default, 2, how) == 2 * [[512, 512, 514, 512, 514, 514, 514]]
 
 
@@ -303,7 +303,7 @@ def warned(wire: str) -> list[str]:
 
 
 @pytest.mark.parametrize("wire", NARROW)
-def test_a_groups_wire_with_blocks_warns_once_of_a_sum_that_is_not_an_averagers(wire: str) -> None:
+def test_a_block_wire_warns_once_of_a_sum_outside_an_averager(wire: str) -> None:
     told, nothing = run_ranks(warned, 2, wire)
     assert nothing == []
     assert len(told) == (1 if block_of(wire) > 1 else 0)

@@ -1,13 +1,13 @@
-"""Processes that have imported what is heavy, of which every rank is a fork: a rank starts at once.
+"""Forkers: processes that have imported heavy modules and fork every rank, which starts at once.
 
-A fork is as good as a fresh interpreter only because what is imported beforehand is never ours:
-every rank loads shoal, and its native core, by itself. There are two forkers of each kind, and the
-ranks take turns, so that neighbours differ in what a process draws when it starts: the seed of its
-hashes, and where its memory lies. All processes of a run of pytest share them, as importing torch
-takes 3 s of a core: the first that needs a forker starts it, and it ends with the last of them.
+A fork replaces a fresh interpreter only because the forker imports no module of shoal: every rank
+loads shoal and its native core itself. There are two forkers of each kind, and ranks alternate
+between them, so that neighbouring ranks differ in hash seed and address-space layout. All processes
+of a pytest run share the forkers, because importing torch takes 3 s of a core: the first process
+that needs a forker starts it, and the forker exits after the last of them.
 
-What a library reads from the environment as it loads would come too late for a fork: a rank that
-differs in such a variable is given a fresh interpreter.
+Libraries read some variables of the environment while they load, which a fork cannot repeat: a rank
+that differs in such a variable gets a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 N_FORKERS = 2
-_ALONE_S = 1.0  # how long a forker to which no process is connected waits for one
+_ALONE_S = 1.0  # seconds that a forker waits for its first connection
 
-# How the names begin of what libraries, the loader and Python itself read when they start.
+# Prefixes of variables that libraries, the loader and Python itself read when they start.
 _READ_AT_START = ("LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH")
-# Read when torch compiles. Torch also sets it in a test's process, for good: the ranks of all later
-# tests of that process would import torch anew otherwise, 6.7 s of processor time each.
+# Read when torch compiles. Torch also sets it in a test's process, for good: without this the ranks
+# of all later tests of that process would import torch again, 6.7 s of processor time each.
 _READ_LATER = "TORCHINDUCTOR_CACHE_DIR"
 
 _forkers: dict[tuple[str, int], Forker] = {}
 
 
 def forker_for(rank: int, modules: str, env: Mapping[str, str]) -> Forker | None:
-    """Whose fork this rank can be; None: it needs an interpreter of its own.
+    """Return the forker for this rank, or None if it needs a fresh interpreter.
 
     Args:
-        modules: what it should find imported, with spaces between.
-        env: the whole environment of the rank.
+        modules: the modules the rank finds imported, separated by spaces.
+        env: the complete environment of the rank.
     """
     key = modules, rank % N_FORKERS
     if key not in _forkers:
@@ -67,7 +67,7 @@ def _at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Forker:
-    """A connection to a process that forks ranks, which is started if there is none."""
+    """A connection to a process that forks ranks, started if none runs."""
 
     def __init__(self, modules: str, number: int, env: Mapping[str, str]) -> None:
         self.at_start = _at_start(env)
@@ -80,7 +80,7 @@ class Forker:
         atexit.register(self._control.close)
 
     def start(self, task: bytes, env: Mapping[str, str], output: int, result: int) -> Fork:
-        """A rank with this environment, whose task it reads from a file like from a pipe."""
+        """Fork a rank with this environment, which reads its task from a file or pipe."""
         ours, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as request:
             request.write(pickle.dumps(dict(env)) + task)
@@ -91,7 +91,7 @@ class Forker:
 
 
 class Fork:
-    """A rank that was forked, to its test like a Popen."""
+    """A forked rank, with the interface of a Popen."""
 
     def __init__(self, nurse: socket.socket) -> None:
         self._nurse = nurse
@@ -105,7 +105,7 @@ class Fork:
             if not poll.poll(None if timeout is None else 1e3 * timeout):
                 raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
             self.returncode = self._read()
-            self._nurse.close()  # from now on the number may be another process's
+            self._nurse.close()  # from now on another process may have this pid
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -127,7 +127,7 @@ class Fork:
 
 
 def address_of(modules: str, number: int, env: Mapping[str, str]) -> str:
-    """The abstract address of a forker, which ends with its listener."""
+    """Return the abstract address of a forker, which vanishes with its listener."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     kind = repr((run, number, modules, sorted(_at_start(env).items())))
     return f"\0shoal-tests {hashlib.blake2b(kind.encode(), digest_size=16).hexdigest()}"
@@ -148,7 +148,7 @@ def _start_if_none(address: str, modules: str, env: Mapping[str, str]) -> None:
 def _start_forker(listener: socket.socket, modules: str, env: Mapping[str, str]) -> None:
     ranks, null = str(Path(__file__).with_name("ranks.py")), os.open(os.devnull, os.O_RDWR)
     listener.set_inheritable(True)
-    # NOT by subprocess, which warns of a process that outlives its starter.
+    # NOT by subprocess, which warns of a child that outlives its parent.
     os.posix_spawn(
         sys.executable,
         [sys.executable, ranks, "--fork", str(listener.fileno()), modules],
@@ -165,8 +165,8 @@ def fork_ranks(listener_fd: int, modules: str) -> tuple[int, int]:
             importlib.import_module(name)
     if "shoal._native" in sys.modules or len(os.listdir("/proc/self/task")) > 1:
         sys.exit(f"{modules} load shoal's native core or start threads: no rank can begin so")
-    # A rank's collector would go through all of it as the rank ends, and copy every page of it:
-    # 0.65 s of processor time with torch, and 0.23 s so.
+    # The collector of an ending rank would visit all of it and so copy every page:
+    # 0.65 s of processor time with torch, against 0.23 s with frozen objects.
     gc.collect()
     gc.freeze()
     listener = socket.socket(fileno=listener_fd)
@@ -187,7 +187,7 @@ def fork_ranks(listener_fd: int, modules: str) -> tuple[int, int]:
 
 
 def _requests(listener: socket.socket, sockets: list[socket.socket]) -> Iterator[list[int]]:
-    """Wait for requests, and let processes connect; exit when no process is connected."""
+    """Yield requests and accept connections; exit when no process is connected."""
     readable, _, _ = select.select(sockets, [], [], _ALONE_S if sockets == [listener] else None)
     if not readable:
         sys.exit()
@@ -204,9 +204,9 @@ def _requests(listener: socket.socket, sockets: list[socket.socket]) -> Iterator
 
 
 def end_fork() -> None:
-    """End a forked rank; above rank 0, without taking apart the modules and libraries it loaded.
+    """End a forked rank; above rank 0, without tearing down modules and libraries.
 
-    That would copy most pages that the fork shares: 0.05 s of processor time with NumPy, and 0.25 s
+    The teardown would copy most shared pages: 0.05 s of processor time with NumPy, and 0.25 s
     with torch. Threads are joined and exit functions run on every rank.
     """
     if os.environ.get("RANK", "0") == "0":
@@ -219,7 +219,7 @@ def end_fork() -> None:
 
 
 def _nurse(request: int, output: int, result: int, test: int) -> tuple[int, int]:
-    """Fork one rank, tell the test its number and how it ended; returns in the rank.
+    """Fork one rank, send the test its pid and its exit status; return in the rank.
 
     The rank is killed if the test's process ends before it does.
     """
@@ -232,13 +232,13 @@ def _nurse(request: int, output: int, result: int, test: int) -> tuple[int, int]
         end_or_test.register(os.pidfd_open(rank), select.POLLIN)
         end_or_test.register(test, select.POLLHUP)
         if test in dict(end_or_test.poll()):
-            os.kill(rank, signal.SIGKILL)  # which may be dead, and is not reaped
+            os.kill(rank, signal.SIGKILL)  # it may be dead, but is not reaped
         end = os.waitid(os.P_PID, rank, os.WEXITED | os.WNOWAIT)
         assert end is not None
         code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         with contextlib.suppress(OSError):
             os.write(test, struct.pack("i", code))
-            os.read(test, 1)  # NOT reaped before the test knows: it may be about to signal it
+            os.read(test, 1)  # NOT reaped before the test knows: the test may be about to signal it
         os._exit(0)
     os.close(test)
     die_with(nurse)
