@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from shoal.engine import Hello
 
-HEAD = b"shoal/rv\x0a\x00"  # how every message begins
+HEAD = b"shoal/rv\x0a\x00"  # the prefix of every message
 NONCE = bytes(range(16))
 
 
 def first_message(hello: Hello, key: bytes, nonce: bytes = NONCE) -> bytes:
-    """HELLO."""
+    """Return a HELLO."""
     what = struct.pack("<QIII", hello.epoch, hello.rank, hello.to_rank, hello.path)
     said = HEAD + b"\x01\x00" + what + nonce
     return said + hmac.digest(key, b"hello" + said, "sha256")[:16]
@@ -21,7 +21,7 @@ def prove(hello: Hello, key: bytes, exchange: Callable[[bytes, int], bytes]) -> 
     """Prove a key; return the key of the session.
 
     Args:
-        exchange: sends these bytes, and returns so many that come for them.
+        exchange: sends these bytes, and returns the given number of reply bytes.
     """
     said = first_message(hello, key)
     challenge = exchange(said, 28)

@@ -1,7 +1,7 @@
-"""Runs the DDP cases that are in torch's wheel, with one class of wrapper or another in them.
+"""Run the DDP cases of torch's wheel with a given wrapper class.
 
 They are the methods of `DistributedTest._DistTestBase` that use DistributedDataParallel. Most ask
-for GPUs, which they need for nothing but speed: here whatever they put there stays in CPU memory.
+for GPUs, but need them only for speed: here the tensors that they put there stay in CPU memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S = 30
 
 
 def case_names() -> list[str]:
-    """The cases that use DDP, by the words in their source."""
+    """Return the cases whose source uses DDP."""
     spec = importlib.util.find_spec(MODULE)
     assert spec is not None
     assert spec.origin is not None
@@ -56,7 +56,7 @@ def _uses_ddp(name: str, source: str) -> bool:
 
 
 class _OnTheCpu(TorchFunctionMode):
-    """Whatever names a GPU means the CPU."""
+    """Redirects every GPU device to the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -78,7 +78,7 @@ def _is_gpu(device: object) -> bool:
 
 
 def _load(backend: str, wrapper: str) -> Any:
-    """The module of the cases, with GPUs pretended and the wrapper in place of torch's."""
+    """Load the module of the cases, with simulated GPUs and the given wrapper."""
     os.environ["BACKEND"] = backend
     if importlib.util.find_spec("expecttest") is None:  # torch's tests want it; these cases do not
         stub: Any = types.ModuleType("expecttest")
@@ -121,10 +121,10 @@ def _without_devices(kind: Any) -> Any:
 
 
 def run_cases(names: list[str], directory: str, backend: str, wrapper: str) -> dict[str, str]:
-    """In a rank: run these cases, one after the other, each in a process group of its own.
+    """On a rank: run these cases in turn, each in a new process group.
 
     Returns:
-        By case "passed", or "skipped: " or "failed: " and why.
+        By case, "passed", or "skipped: " or "failed: " with the reason.
     """
     os.environ["TEMP_DIR"] = directory
     for part in ("barrier", "test_dir", "init_dir"):
@@ -141,7 +141,7 @@ def _outcome(kind: Any, name: str, directory: str, backend: str) -> str:
     case.rank, case.file_name = rank, f"{directory}/{name}"
     Path(f"{directory}/{name}-{rank}").touch()
     while not all(Path(f"{directory}/{name}-{other}").exists() for other in range(size)):
-        time.sleep(0.01)  # the others may still wait for the deadline of a case that failed here
+        time.sleep(0.01)  # other ranks may still be in a case that failed here, until its deadline
     torch.manual_seed(0)  # the same on all ranks
     try:
         dist.init_process_group(
@@ -157,7 +157,7 @@ def _outcome(kind: Any, name: str, directory: str, backend: str) -> str:
     except (SystemExit, unittest.SkipTest) as skip:
         outcome = f"skipped: {_why_skipped(skip)}"
     except BaseException as error:  # noqa: BLE001 - an AssertionError is one
-        print(f"==== {name}")  # noqa: T201 - into what the rank has printed
+        print(f"==== {name}")  # noqa: T201 - into the rank's output
         traceback.print_exc()
         outcome = f"failed: {type(error).__name__}: {str(error).strip()}"
     with contextlib.suppress(Exception):

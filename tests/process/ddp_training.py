@@ -1,4 +1,4 @@
-"""What the tests of shoal's DistributedDataParallel share."""
+"""Shared code of the tests of shoal's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wrap(module: nn.Module, **options: Any) -> Any:
 
 
 def whole(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Small whole numbers."""
+    """Return small integers."""
     source = torch.Generator().manual_seed(seed)
     return torch.randint(-3, 4, shape, generator=source).to(dtype)
 
@@ -43,7 +43,7 @@ class OneOf(nn.Module):
 
 
 def inputs(step: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of all ranks."""
+    """Return the inputs of all ranks."""
     n_rows = N_ROWS * dist.get_world_size()
     return whole((n_rows, 6), 100 + step, dtype), whole((n_rows, 3), 200 + step, dtype)
 
@@ -61,7 +61,7 @@ def assert_same_bits(one: list[Any], other: list[Any]) -> None:
 
 
 def randoms(number: int) -> torch.Tensor:
-    """This rank's inputs of a step."""
+    """Return this rank's inputs of a step."""
     source = torch.Generator().manual_seed(100 * number + dist.get_rank())
     return torch.randn(4, 6, dtype=torch.float64, generator=source)
 
@@ -71,7 +71,7 @@ def gradients(net: nn.Module) -> Gradients:
 
 
 def run_case(case: Callable[..., Any]) -> None:
-    """In a rank: run a case, with both wrappers if it takes one."""
+    """On a rank: run a case, with both wrappers if it takes one."""
     if case.__code__.co_argcount:
         beside_gloo(case)
     else:
@@ -79,7 +79,7 @@ def run_case(case: Callable[..., Any]) -> None:
 
 
 def beside_gloo(loop: Callable[[Wrap], list[Gradients]]) -> None:
-    """In a rank: a loop sees with shoal's wrapper what it sees with torch's over Gloo."""
+    """On a rank: compare a loop's gradients by shoal's wrapper with those by torch's over Gloo."""
     gloo = dist.new_group(backend="gloo")
     theirs = loop(
         lambda net, **options: nn.parallel.DistributedDataParallel(

@@ -1,4 +1,4 @@
-"""What tests of joins share: joins in threads, and pretended hosts."""
+"""Shared code of tests of joins: joins in threads, and simulated hosts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from shoal.rendezvous.links import TreeLink
 
 JOIN = importlib.import_module("shoal.rendezvous.join")  # `join` hides it
-LONG_S = 60.0  # a join that should succeed
-SHORT_S = 0.3  # a join that cannot: it lasts this long
+LONG_S = 60.0  # for a join that should succeed
+SHORT_S = 0.3  # for a join that cannot succeed, and lasts this long
 ONE_HOST: Mapping[str, str] = {}
 
 
 def hosts(*ids: str, **more: str) -> list[dict[str, str]]:
-    """Environments of ranks on these pretended hosts of one machine."""
+    """Environments of ranks on these simulated hosts."""
     return [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name, **more} for name in ids]
 
 
@@ -42,12 +42,12 @@ def options(environ: Mapping[str, str], **more: object) -> JoinOptions:
 
 
 def die_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that fails reports nothing, as one that is killed."""
+    """Make a failing rank report nothing, like a killed one."""
     monkeypatch.setattr(JOIN._Join, "report_failure", lambda *_: None)
 
 
 class Ground:
-    """The memory of a host, as one of its ranks holds it: each writes there who it is."""
+    """One rank's mapping of its host's memory, into which each rank writes its number."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -70,7 +70,7 @@ class Ground:
         assert os.pwrite(fd, bytes([1 + self.rank]), local) == 1
 
     def ranks(self) -> list[int]:
-        """Those who have entered."""
+        """The ranks that have entered."""
         return [one - 1 for one in os.pread(self.fd, 256, 0)]
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ def join_all(
     timeout_s: float = LONG_S,
     grounds: Sequence[Ground] = (),
 ) -> list[Membership | Exception]:
-    """Join as one thread per environment; what each one returned or raised."""
+    """Join with one thread per environment; return each result or error."""
 
     def one(rank: int) -> Membership | Exception:
         try:
@@ -94,7 +94,7 @@ def join_all(
             return join(
                 store, rank, len(environs), timeout_s=timeout_s, memory=memory, options=chosen
             )
-        except Exception as error:  # noqa: BLE001 - the test looks at it
+        except Exception as error:  # noqa: BLE001 - the test checks it
             return error
 
     with ThreadPoolExecutor(len(environs)) as pool:
@@ -117,8 +117,8 @@ def joined(
         yield [stack.enter_context(each) for each in found if isinstance(each, Membership)]
 
 
-def check_who_is_there(membership: Membership, ground: Ground) -> None:
-    """Those of our host are in its memory, and of the others we know where they listen."""
+def check_members(membership: Membership, ground: Ground) -> None:
+    """Check that this host's memory holds its ranks, and that the others' addresses are known."""
     for peer in membership.peers:
         assert peer.is_local == (not peer.listens_at)
     if membership.peers:
@@ -127,18 +127,18 @@ def check_who_is_there(membership: Membership, ground: Ground) -> None:
 
 
 def check_that_all_listen(membership: Membership) -> None:
-    """While none of them has left."""
+    """Check that every member listens, before any leaves."""
     for peer in membership.peers:
         for place in peer.listens_at:
             socket.create_connection(place, LONG_S).close()
 
 
 class _AllHaveHeardError(Exception):
-    """Ends the joins of all."""
+    """Ends the joins of all ranks."""
 
 
 class _Ear(logging.Logger):
-    """Of one rank: keeps the first warning with these words."""
+    """Keeps one rank's first warning with these words."""
 
     def __init__(self, ears: list[_Ear], words: str) -> None:
         super().__init__("of a test")
@@ -157,13 +157,13 @@ class _Ear(logging.Logger):
 def warnings_of(
     store: Store, environs: Sequence[Mapping[str, str]], words: Mapping[int, str], **how: object
 ) -> list[str]:
-    """Joins of these ranks, until each has warned with its words; the warnings that have them."""
+    """Join until each rank has warned with its words; return those warnings."""
     ears: list[_Ear] = []
     logs = {rank: _Ear(ears, words[rank]) for rank in words}
 
     def one(rank: int) -> None:
         chosen = options(environs[rank], warn_s=0.01, log=logs[rank], **how)
-        # Who is not the last to have heard hears that the last one has left.
+        # All but the last rank to warn fail because that one has left.
         with contextlib.suppress(_AllHaveHeardError, PeerLost):
             join(store, rank, len(environs), timeout_s=LONG_S, options=chosen)
 
@@ -173,21 +173,21 @@ def warnings_of(
 
 
 def what_is_open() -> set[tuple[int, str]]:
-    """Numbers of descriptors, and what they are of."""
+    """Return the open descriptors and their targets."""
     return set(descriptors().items())
 
 
 def no_descriptor_is_left() -> Iterator[None]:
-    """Around a test, as a fixture: what it opens it closes."""
+    """A fixture: fail if the test leaves a descriptor open."""
     warm_up()
     before = what_is_open()
     yield
-    # NOT their number: what an earlier test has left to the collector may go meanwhile.
+    # NOT their number: garbage of an earlier test may be collected meanwhile.
     assert not what_is_open() - before
 
 
 class Noticing(MemoryStore):
-    """A store that tells when a record comes."""
+    """A store that signals when a record arrives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Noticing(MemoryStore):
 
 
 class Misleading(MemoryStore):
-    """Says that this rank listens at this port."""
+    """Publishes this port as the rank's own."""
 
     def __init__(self, port: int, rank: int = 0) -> None:
         super().__init__()
@@ -219,9 +219,9 @@ class Misleading(MemoryStore):
 
 @contextlib.contextmanager
 def waiting_rank_0(store: Noticing) -> Iterator[tuple[Callable[[], Membership], bytes]]:
-    """Rank 0 of 2, waiting for the other; gives its result and its Unix address.
+    """Start rank 0 of 2, which waits for rank 1; yield its result and its Unix address.
 
-    Silence is allowed for as long as the test may take, so nothing here ends by waiting it out.
+    The allowed silence is longer than the test, so no connection times out here.
     """
     patient = options(ONE_HOST, pending_s=LONG_S)
     with ThreadPoolExecutor() as pool:

@@ -1,7 +1,7 @@
 """`shoal server` as a process of a test, and jobs that use it.
 
-Ranks and servers are on one machine: each says that it is a host of its own, and that its link is
-slow, so that the planner finds servers worth their messages.
+Ranks and servers run on one machine: each claims to be a separate host with a slow link, so that
+the planner finds servers worth their messages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from process.arrays import Array
 
 N_WORKERS = 3
-N_ELEMS = 4_000_003  # 15 MiB: what one server is worth to three workers, of odd length
+N_ELEMS = 4_000_003  # 15 MiB of odd length: enough for three workers to gain from one server
 _SERVING = re.compile(r"serving \d+ keys? at ([^:]+):(\d+)")
 _LONG_S = 30.0
 
@@ -59,14 +59,14 @@ def new_key(folder: Path, name: str = "job.key") -> Path:
 
 
 class ServerProcess:
-    """One, listening at a port of its own choice. Leaving the context kills it."""
+    """A server that listens at a port it chooses. Leaving the context kills it."""
 
     def __init__(
         self,
         *keys: Path,
         port: int = 0,
         host: str = "server",
-        # So much faster than the workers that one reduces most of a tensor, and they the rest.
+        # Fast enough that one server reduces most of a tensor, and the workers the rest.
         link: str = "29Mb,10us,1us",
         more: Sequence[str] = (),
     ):
@@ -93,7 +93,7 @@ class ServerProcess:
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = _LONG_S) -> int:
-        """Its exit code."""
+        """Return its exit code."""
         return self._process.wait(timeout_s)
 
     def __enter__(self) -> ServerProcess:
@@ -116,7 +116,7 @@ class ServerProcess:
 
 
 class Talker:
-    """An end of the protocol of a server's port, stepped by hand: a job's, or a server's."""
+    """A job's or a server's end of the server-port protocol, stepped by hand."""
 
     def __init__(self, key: bytes) -> None:
         self.key, self.endpoint = key, Endpoint(self, most_queued=4 << 20)
@@ -140,7 +140,7 @@ class Talker:
         return self.peers[-1]
 
     def ask(self, message: Message) -> Any:
-        """Send a message; return the one that comes for it, or None if the connection is lost."""
+        """Send a message; return the reply, or None if the connection is lost."""
         n, n_lost = len(self.came), self.n_lost
         send(self.peers[-1], message)
         self.run_until(lambda: len(self.came) > n or self.n_lost > n_lost)
@@ -185,15 +185,15 @@ class Talker:
 
 
 class Lines(logging.Handler):
-    """The lines that this process logs from here on."""
+    """The lines that this process logs from now on."""
 
     def __init__(self, level: int = logging.INFO) -> None:
         super().__init__(level)
-        self.told: list[str] = []
+        self.texts: list[str] = []
         logging.getLogger("shoal").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
+        self.texts.append(record.getMessage())
 
 
 def link_env() -> dict[str, str]:
@@ -201,12 +201,12 @@ def link_env() -> dict[str, str]:
 
 
 def job_env(key: Path, *servers: str, **more: str) -> dict[str, str]:
-    """For the ranks of a job, each of which calls `pretend_hosts(1)` before it joins."""
+    """Environment of a job's ranks, which call `pretend_hosts(1)` before they join."""
     return {**link_env(), "SHOAL_KEY_FILE": str(key), "SHOAL_SERVERS": ",".join(servers), **more}
 
 
 def await_that(is_so: Callable[[], Any], what: str) -> Any:
-    """What it gives, once that is true."""
+    """Poll until the result is true, and return it."""
     until = time.monotonic() + _LONG_S
     while time.monotonic() < until:
         found = is_so()
@@ -217,17 +217,17 @@ def await_that(is_so: Callable[[], Any], what: str) -> Any:
 
 
 def n_servers(group: shoal.Group) -> int:
-    """How many serve the calls that are made now."""
+    """Return the number of servers of calls made now."""
     pool: Any = group.pool  # type: ignore[attr-defined]
     view = None if pool is None else pool.view
     return 0 if view is None else len(view.servers)
 
 
 def await_servers(group: shoal.Group, n: int) -> None:
-    """Return once every rank of the group has had `n` servers.
+    """Wait until every rank of the group has had `n` servers.
 
-    The ranks then meet: a server that is killed, or a rank that leaves, would otherwise end the
-    view before a slower rank has looked at it.
+    The ranks then meet: otherwise a killed server or a leaving rank could end the
+    view before a slower rank has seen it.
     """
     await_that(lambda: n_servers(group) == n, f"{n} servers for {group}")
     group.barrier()
@@ -245,13 +245,13 @@ def served_group(
 
 
 def noise(rank: int, number: int = 0, n_elems: int = N_ELEMS) -> Array:
-    """Sums of it depend on their order."""
+    """Return values whose sum depends on the order."""
     drawn = np.random.default_rng((rank, number)).normal(size=9973).astype(np.float32)
     return np.resize(drawn, n_elems)
 
 
 def wanted(number: int = 0, n_workers: int = N_WORKERS, n_elems: int = N_ELEMS) -> Array:
-    """The sum as docs/bits.md says it."""
+    """Return the sum that docs/bits.md defines."""
     return in_order([noise(rank, number, n_elems) for rank in range(n_workers)])
 
 
@@ -261,20 +261,20 @@ def wait_for_all(works: Iterable[Any]) -> None:
 
 
 def are_right(works: Sequence[Any], data: Sequence[Array], first: int = 0) -> list[bool]:
-    """Wait for calls with numbers from `first`; return of each whether it has the right bits."""
+    """Wait for calls numbered from `first`; for each, return True if its bits are right."""
     wait_for_all(works)
     return [is_right(each, number) for number, each in enumerate(data, first)]
 
 
 def sums(group: shoal.Group, number: int = 0, n_elems: int = N_ELEMS, **how: Any) -> bool:
-    """Whether a call gives the right bits."""
+    """Return True if a call gives the right bits."""
     data = noise(group.rank, number, n_elems)
     group.all_reduce(data, **how)
     return is_right(data, number)
 
 
 def in_order(x: Sequence[Array], block: int = 1) -> Array:
-    """The sum of what workers have, in the order of stripes, which are whole blocks."""
+    """Return the workers' sum in the order of stripes, which are made of complete blocks."""
     n_workers = len(x)
     s = max(1, min(n_workers, x[0].nbytes // 16384))
     line = max(block, 64 // x[0].itemsize)
@@ -289,17 +289,17 @@ def in_order(x: Sequence[Array], block: int = 1) -> Array:
 
 
 def is_right(data: Array, number: int = 0, n_workers: int = N_WORKERS) -> bool:
-    """Whether it has exactly the bits of that sum."""
+    """Return True if it has exactly the bits of that sum."""
     return data.tobytes() == wanted(number, n_workers, data.size).tobytes()
 
 
 def status_of(key: Path, address: str) -> dict[str, Any]:
-    """What `shoal status --json` prints."""
+    """Return what `shoal status --json` prints."""
     return dict(json.loads(status_text(key, address, "--json")))
 
 
 def status_text(key: Path, *arguments: str) -> str:
-    """What `shoal status` prints."""
+    """Return what `shoal status` prints."""
     env = {**os.environ, "SHOAL_KEY_FILE": str(key)}
     argv = [sys.executable, "-m", "shoal", "status", *arguments]
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
@@ -309,7 +309,7 @@ def status_text(key: Path, *arguments: str) -> str:
 def job_with_a_server(
     folder: Path, task: Callable[..., Any], *given: Any, n_ranks: int = N_WORKERS
 ) -> Iterator[tuple[Stage, ServerProcess, Ranks]]:
-    """Start a server, and the ranks of a job that use it."""
+    """Start a server and the ranks of a job that uses it."""
     with Stage() as stage, ServerProcess(new_key(folder)) as server:
         env = job_env(server.keys[0], server.address) | dict(stage.env)
         with start_ranks(task, n_ranks, *given, env=env) as ranks:
@@ -319,7 +319,7 @@ def job_with_a_server(
 def run_with_a_server(
     folder: Path, task: Callable[..., Any], *given: Any, n_ranks: int = N_WORKERS, **env: str
 ) -> list[Any]:
-    """What the ranks of a job that has a server return."""
+    """Return the results of the ranks of a job that has a server."""
     with Stage() as stage, ServerProcess(new_key(folder)) as server:
         all_env = job_env(server.keys[0], server.address, **env) | dict(stage.env)
         return run_ranks(task, n_ranks, *given, env=all_env)
@@ -328,8 +328,8 @@ def run_with_a_server(
 def run_and_kill_the_server(
     task: Callable[..., Any], n_ranks: int, key: Path, *given: Any, comes_back: bool = False
 ) -> list[Outcome]:
-    """Kill the ranks' server once rank 0 has called; start another once all go on without."""
-    # NOT one that the kernel chooses: it may give it to a connection before the server is back.
+    """Kill the ranks' server once rank 0 has called; start another once all go on without it."""
+    # NOT a port that the kernel chooses: a connection may get it before the server is back.
     with Stage() as stage, ServerProcess(key, port=free_port()) as server:
         env = job_env(key, server.address) | dict(stage.env)
         with start_ranks(task, n_ranks, *given, env=env) as ranks:
@@ -347,7 +347,7 @@ def run_and_kill_the_server(
 def run_while_servers_die(
     task: Callable[[int], Any], n_ranks: int, n_calls: int, key: Path, *, every: int, seed: int
 ) -> list[Outcome]:
-    """End one of two servers, and start it again, every so many calls of the ranks."""
+    """Repeatedly end one of two servers and start it again, as the ranks' calls proceed."""
     draw = random.Random(seed)
     with contextlib.ExitStack() as on_exit:
         stage = on_exit.enter_context(Stage())

@@ -1,8 +1,8 @@
-"""A device made of threads, on which all tensors of this process are from now on.
+"""A device made of threads, on which all tensors of this process count as placed.
 
-Copies are done whenever a thread comes to it, so nothing here decides an order, as a GPU's driver
-does not; the orders themselves are tried out in unit/test_torch_staging.py. The current stream is
-the calling thread: what has to be ordered behind copies waits for them.
+Threads copy whenever they get to it: like a GPU's driver, this device decides no order.
+unit/test_torch_staging.py tries the orders. The calling thread is the current stream: work that is
+ordered after copies waits for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal.frontend.torch.tensor_buffers import TensorBuffers
 
 
 class ThreadStream:
-    """Does one after another what it is given."""
+    """Runs its tasks in order."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -46,7 +46,7 @@ class ThreadDevice:
         self._streams = itertools.cycle([ThreadStream() for _ in range(4)])
         self.n_copies = 0
         self.n_bytes = 0  # copied
-        self.n_sums = 0  # that the devices of a host have begun
+        self.n_sums = 0  # started among the devices of a host
         self._on_thread = threading.local()
 
     def check(self, doing: str) -> None:
@@ -84,7 +84,7 @@ class ThreadDevice:
         mode = torch.is_inference_mode_enabled()
 
         def go() -> None:
-            with torch.inference_mode(mode):  # that of the thread which gives it
+            with torch.inference_mode(mode):  # the mode of the submitting thread
                 to.copy_(source)
 
         self._give(go)
@@ -97,7 +97,7 @@ class ThreadDevice:
     def record(self, stream: ThreadStream | None = None) -> threading.Event:
         event = threading.Event()
         stream = stream or self._current()
-        if stream is None:  # the calling thread, which has done all that it was given
+        if stream is None:  # the calling thread, which has run all its tasks
             event.set()
         else:
             stream.queue.put(event.set)
@@ -120,14 +120,14 @@ class ThreadDevice:
 
     def collectives(self, store: Any, rank: int, size: int, timeout_s: float) -> NcclCollectives:
         made = NcclCollectives(self, store, rank, size, timeout_s)  # type: ignore[arg-type]
-        self.n_sums = 0  # without the ones that try it out
+        self.n_sums = 0  # without the trial calls
         return made
 
 
 class QueuedGloo:
-    """Gloo in the place of NCCL, which has the same methods: a stream makes the calls.
+    """Gloo with the methods of NCCL: a stream makes the calls.
 
-    A call that fails does not tell the stream, as on a GPU.
+    A failed call does not stop the stream, as on a GPU.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ class QueuedGloo:
 
 
 def stage_everything(piece_bytes: int = 4096, local_bytes: int = 1 << 60) -> ThreadDevice:
-    """From now on every dense tensor of this process counts as one of a device.
+    """Make every dense tensor of this process count as a device tensor.
 
     Args:
-        local_bytes: from which on the devices of a host sum among themselves.
+        local_bytes: the least size that the devices of a host sum among themselves.
     """
     device = ThreadDevice()
     own_memory = TensorBuffers._own_memory

@@ -1,4 +1,4 @@
-"""`Averager` over real processes and with a server, its page, and the example."""
+"""`Averager` over real processes and with a server, its docs page, and the example."""
 
 import random
 import re
@@ -27,7 +27,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 def train(averager: Averager, step: int) -> None:
-    """One step, in an order of this rank's own."""
+    """Make one step, in this rank's order."""
     averager.begin()
     fill(averager, step, shuffled(averager.group.rank, step))
     averager.wait()
@@ -61,14 +61,14 @@ def copied_by_averages_and_a_private_sum() -> tuple[int, int]:
         return averaged, bytes_in_slots() - averaged
 
 
-def test_inside_a_host_no_byte_of_an_average_is_copied_for_host_mates() -> None:
+def test_an_average_inside_a_host_copies_no_byte_for_host_mates() -> None:
     for averaged, private in run_ranks(copied_by_averages_and_a_private_sum, 3):
         assert averaged == 0
         assert private > 500_000
 
 
 @pytest.mark.parametrize("n_per_host", [3, 1])
-def test_processes_and_hosts_average_in_orders_of_their_own(n_per_host: int) -> None:
+def test_ranks_average_in_different_orders(n_per_host: int) -> None:
     run_ranks(average_between, 3, n_per_host)
 
 
@@ -78,10 +78,10 @@ def run_page(source: str) -> float:
     return float(names["weights"]["out"][0, 0])
 
 
-def test_the_page_about_averaging_runs_as_it_stands() -> None:
+def test_the_page_about_averaging_runs_unchanged() -> None:
     page = (PROJECT / "docs" / "averaging.md").read_text()
     [source] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    # The average over two ranks of rank + step, over three steps, is 0.5 + 1.5 + 2.5.
+    # The mean over two ranks of rank + step, summed over three steps, is 0.5 + 1.5 + 2.5.
     assert run_ranks(run_page, 2, source) == [pytest.approx(1 - 0.45)] * 2
 
 
@@ -94,7 +94,7 @@ def test_the_example_learns_and_ends_with_the_same_bits_on_all_workers() -> None
     assert len(set(bits)) == 1
 
 
-# ---- with a server, which takes buffers in whatever order ranks send them ----
+# ---- with a server, which takes buffers in any order ----
 
 N_ARRAYS = 3  # and as many buffers
 
@@ -122,7 +122,7 @@ def average_with_a_server() -> list[bool]:
     return right
 
 
-def test_buffers_in_orders_of_their_own_are_served(tmp_path: Path) -> None:
+def test_buffers_in_different_orders_are_served(tmp_path: Path) -> None:
     with job_with_a_server(tmp_path, average_with_a_server) as (stage, server, ranks):
         stage.await_all(N_WORKERS, "is done")
         (view,) = status_of(server.keys[0], server.address)["views"]

@@ -1,4 +1,4 @@
-"""How shoal is compiled: a developer is stopped by what a user who installs it is not."""
+"""How shoal is compiled: warnings are errors for developers, not for users."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ CMAKE = Path(sys.executable).with_name("cmake")
 
 
 def commands(where: Path, *options: str) -> list[str]:
-    """What would be run to compile each of our files."""
+    """Return the command that compiles each of our files."""
     tools = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={CMAKE.with_name('ninja')}"]
     subprocess.run(
         [CMAKE, "-S", ROOT, "-B", where, *tools, *options], check=True, stdout=subprocess.DEVNULL
@@ -22,7 +22,7 @@ def commands(where: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.skipif(not CMAKE.exists(), reason="cmake is not in this environment")
-def test_a_warning_ends_the_build_of_a_developer_and_not_that_of_a_user(tmp_path: Path) -> None:
+def test_a_warning_fails_a_developers_build_and_not_a_users(tmp_path: Path) -> None:
     user = commands(tmp_path / "user")
     developer = commands(tmp_path / "developer", "-DSHOAL_WERROR=ON")
     assert len(user) == len(developer) > 20

@@ -1,4 +1,4 @@
-"""One call of several over the same memory fails: the others go on."""
+"""When one of several calls over the same memory fails, the others go on."""
 
 import itertools
 import time
@@ -13,12 +13,12 @@ import shoal
 from shoal.errors import Closed
 
 N_ELEMS = 1 << 20
-# Every 0.1 s the background thread reports to peers what memory is gone.
+# Every 0.1 s the background thread reports revoked memory to peers.
 ROUNDS_S = 0.3
 
 
 def go_round(group: shoal.Group) -> None:
-    """Call until rank 0 finds that the time is over."""
+    """Call until rank 0 sees that the time is up."""
     until, go_on = time.monotonic() + ROUNDS_S, np.ones(1)
     while go_on[0]:
         go_on[0] = group.rank != 0 or time.monotonic() < until
@@ -26,7 +26,7 @@ def go_round(group: shoal.Group) -> None:
 
 
 def fail_one_of_two(reads: bool) -> list[bool]:
-    """Rank 0 takes part in two calls in one region, of which one is aborted."""
+    """Rank 0 makes two calls in one region, and one of them is aborted."""
     with shoal.init() as group:
         failing, going = group.subgroup([0, 1], "failing"), group.subgroup([0, 1], "going")
         memory = shoal.empty(3 * N_ELEMS)
@@ -45,7 +45,7 @@ def fail_one_of_two(reads: bool) -> list[bool]:
                 first[:] = -1
             go_round(group)
             sending.wait()
-            # In the rest of the region, also over the border of what was taken away.
+            # In the rest of the region, also across the border of the revoked part.
             going.send(third, 1)
             going.recv(third, 1)
             going.recv(memory[N_ELEMS // 2 :][:N_ELEMS], 1)
@@ -63,7 +63,7 @@ def fail_one_of_two(reads: bool) -> list[bool]:
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_message_that_fails_leaves_the_other_calls_of_its_memory_alone(reads: bool) -> None:
+def test_a_failed_message_does_not_affect_other_calls_over_its_memory(reads: bool) -> None:
     assert run_ranks(fail_one_of_two, 2, reads) == [[True] * 3, [True] * 2]
 
 
@@ -92,7 +92,7 @@ def end_one(group: shoal.Group, name: str, n_elems: int, n_calls: int, by_messag
             return of.broadcast(array, 0, async_op=True)
         return of.send(array, 1, work=True) if of.rank == 0 else of.recv(array, 0, work=True)
 
-    # Rank 1 takes nothing before all of it waits, and the half of it has been taken back.
+    # Rank 1 receives only once all data waits and half of it has been revoked.
     if group.rank == 1:
         group.barrier()
         works = [call(going, array) for array in data]
@@ -108,7 +108,7 @@ def end_one(group: shoal.Group, name: str, n_elems: int, n_calls: int, by_messag
 
 
 @pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_a_group_that_ends_takes_nothing_from_the_calls_of_another_over_the_same_array(
+def test_an_ended_group_does_not_affect_another_groups_calls_over_the_same_array(
     ranks_per_host: int,
 ) -> None:
     assert run_ranks(end_one_of_two_groups, 3, ranks_per_host) == [[True] * 6] * 3

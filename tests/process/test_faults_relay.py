@@ -1,9 +1,9 @@
-"""A relay between two hosts that damages what it forwards: no wrong sum, no hang, a named peer.
+"""A relay damages bytes between two hosts: no wrong sum, no hang, and a named peer.
 
 The native tests of sealed headers drop, repeat, swap and forge whole frames on a link, and those of
 path makers replay handshakes. Here a relay between two real ranks damages the bytes of their first
-connection. Rank 0 listens, and publishes the relay's port in place of its own; rank 1 connects
-there when it first needs to.
+connection. Rank 0 publishes the relay's port in place of its own; rank 1 connects there at its
+first use.
 """
 
 import contextlib
@@ -57,10 +57,10 @@ class Detour:
 
 
 class Relay:
-    """Forwards connections; the fault befalls one byte that rank 1 sends over the first."""
+    """Forwards connections, and damages one byte that rank 1 sends over the first."""
 
     def __init__(self, stage: Stage, fault: Fault, at: int) -> None:
-        self._stage = Stage(stage.port)  # its own: another's is busy while the test waits
+        self._stage = Stage(stage.port)  # not a shared thread, which is busy while the test waits
         self._fault = [(fault, at)]
         self._listener = socket.create_server(("127.0.0.1", 0))
         stage.store.set("relay/own", str(self._listener.getsockname()[1]).encode())
@@ -129,7 +129,7 @@ def _damage(pieces: Iterator[bytes], fault: Fault, at: int) -> Iterator[bytes]:
             yield piece
 
 
-# What becomes of the bytes that follow one place. The connection ends where none are left.
+# The damage to the bytes after one place. The connection closes where none are left.
 FAULTS: dict[str, Fault] = {
     "flips a bit": lambda rest: bytes([rest[0] ^ 8]) + rest[1:],
     "loses bytes": lambda rest: rest[100:] or b"?",
@@ -140,7 +140,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def reduce_over_relay() -> tuple[int, Exception | None]:
-    """How many calls were right, and what ended them; a wrong one raises AssertionError."""
+    """Return the number of right calls and the error that ended them; a wrong sum raises."""
     pretend_hosts(1)
     os.environ["SHOAL_SOCKET_IFNAME"] = "lo"
     rank = int(os.environ["RANK"])
@@ -175,14 +175,14 @@ def run_through(what: str, at: int) -> list[Outcome]:
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_whatever_a_relay_does_no_sum_is_wrong_and_nobody_hangs(what: str) -> None:
+def test_a_damaging_relay_causes_no_wrong_sum_and_no_hang(what: str) -> None:
     outcomes = run_through(what, LATE)
     assert all(outcome.value[0] >= 1 for outcome in outcomes), "the relay itself is at fault"
 
 
 @pytest.mark.skipif(not SOAK, reason="NOT TESTED: minutes; `make test-soak` runs it")
 @pytest.mark.timeout(3600)
-def test_whatever_a_relay_does_at_any_place_no_sum_is_wrong_and_nobody_hangs() -> None:
+def test_a_relay_that_damages_any_place_causes_no_wrong_sum_and_no_hang() -> None:
     dice = random.Random(5)
     for what in 64 * list(FAULTS):
         run_through(what, dice.randrange(N_HELLO_BYTES, N_CALLS * 4 * N_ELEMS))

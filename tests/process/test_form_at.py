@@ -1,4 +1,4 @@
-"""Groups form at the door of one of their members, beside other groups of the process or after."""
+"""Groups form at the door of a member, beside or after other groups of the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = {"SHOAL_KEY": "k" * 32}
 
 
 def exchange(stage: Stage, rank: int, size: int, address: str) -> list[str]:
-    """The addresses of all doors, over the test's store: no group is needed."""
+    """Exchange the addresses of all doors over the test's store, without a group."""
     stage.store.set(f"door/{rank}", address.encode())
     return [stage.store.get(f"door/{other}", 30.0).decode() for other in range(size)]
 
@@ -45,7 +45,7 @@ def form_without_a_group(ranks_per_host: int) -> list[Any]:
     for turn in range(3):
         with form_at(door, addresses, f"turn {turn}", timeout_s=30) as group:
             found += [group.rank, total(group)]
-            part = addresses[:2]  # beside the living group
+            part = addresses[:2]  # beside the live group
             if door.address in part:
                 with form_at(door, part, f"part {turn}", timeout_s=30) as pair:
                     found.append(total(pair))
@@ -58,7 +58,7 @@ def form_without_a_group(ranks_per_host: int) -> list[Any]:
     return found
 
 
-def test_a_group_forms_at_a_door_without_another_beside_one_and_after_an_abort() -> None:
+def test_a_group_forms_at_a_door_alone_and_beside_another_and_after_an_abort() -> None:
     for ranks_per_host, env in ((4, {}), (2, KEY)):
         with Stage() as stage:
             found = run_ranks(form_without_a_group, 4, ranks_per_host, env={**stage.env, **env})
@@ -94,7 +94,7 @@ def die_while_forming(victim: int) -> tuple[str, float] | None:
     return str(error), took_s
 
 
-def test_the_death_of_a_member_ends_a_forming_at_once_and_the_rest_can_form_again() -> None:
+def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again() -> None:
     for victim in (0, 2):
         with Stage() as stage, start_ranks(die_while_forming, 3, victim, env=stage.env) as ranks:
             outcomes = ranks.wait(60)
@@ -122,14 +122,14 @@ def refuse() -> list[str]:
     error = error_of(form_at, door, nobody, "one", timeout_s=5)
     assert isinstance(error, UsageError)
     texts.append(str(error))
-    # The other door is there, but its process never opens the meeting.
+    # The other door exists, but its process never opens the meeting.
     error = error_of(form_at, door, [other.address, door.address], "one", timeout_s=0.2)
     assert isinstance(error, TimedOut)
     texts.append(str(error))
     return [text.replace(door.address, "OWN").replace(other.address, "OTHER") for text in texts]
 
 
-def test_wrong_addresses_and_a_meeting_that_nobody_opens_are_errors() -> None:
+def test_wrong_addresses_and_an_unopened_meeting_are_errors() -> None:
     [texts] = run_ranks(refuse, 1)
     assert texts[0] == "the addresses OTHER repeat one, or lack this process's own, OWN"
     assert texts[1] == "the addresses OWN, OWN repeat one, or lack this process's own, OWN"
@@ -157,6 +157,6 @@ def form_often() -> None:
         assert n_values < 60 if rank == 0 else n_values == 0
 
 
-def test_descriptors_and_the_values_of_a_door_stay_few() -> None:
+def test_repeated_forming_leaks_no_descriptors_and_no_values_of_a_door() -> None:
     with Stage() as stage:
         run_ranks(form_often, 2, env=stage.env)

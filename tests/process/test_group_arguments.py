@@ -1,4 +1,4 @@
-"""What calls on a group take and what they refuse, in words and before anything moves."""
+"""Arguments that calls accept, and those they refuse before data moves."""
 
 import array
 from collections.abc import Callable
@@ -15,11 +15,11 @@ def ones(n_elems: int, value: float = 1.0) -> Any:
     return np.full(n_elems, value, np.float32)
 
 
-Refused = tuple[Callable[[], object], str]  # a call, and words of its error
+Refused = tuple[Callable[[], object], str]  # a call, and text of its error
 
 
 def wrong_values(group: shoal.Group) -> list[Refused]:
-    """Of each kind that a buffer can have, one; unit/test_buffers.py has the others."""
+    """One wrong buffer of each kind; unit/test_buffers.py has the others."""
     frozen = ones(3)
     frozen.flags.writeable = False
     return [
@@ -124,13 +124,13 @@ def refuse_bad_arguments() -> float:
                 error = error_of(call)
                 assert isinstance(error, (shoal.UsageError, TypeError)), (words, error)
                 assert words in str(error), (words, error)
-        # Nothing was called, as far as the group is concerned.
+        # The group has counted no call.
         data = ones(3)
         group.all_reduce(data)
         return float(data[0])
 
 
-def test_bad_arguments_are_refused_with_the_reason_and_the_group_lives_on() -> None:
+def test_bad_arguments_are_refused_with_the_reason_and_the_group_goes_on() -> None:
     assert run_ranks(refuse_bad_arguments, 2) == [2.0, 2.0]
 
 
@@ -139,7 +139,7 @@ def reduce_odd_things() -> list[Any]:
         zero_dim = np.array(2.5)
         empty_matrix = np.zeros((0, 7), np.int32)
         matrix = np.arange(6, dtype=np.int16).reshape(2, 3)
-        columns = np.asfortranarray(np.ones((2, 3)))[:, 1]  # contiguous all the same
+        columns = np.asfortranarray(np.ones((2, 3)))[:, 1]  # still contiguous
         raw = bytearray([1, 2, 3])
         numbers = array.array("d", [0.5, 1.5])
         view = memoryview(array.array("i", range(10)))[2:5]

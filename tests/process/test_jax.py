@@ -1,4 +1,4 @@
-"""shoal.jax over real ranks, on JAX's CPU devices; and the example."""
+"""shoal.jax over real ranks on JAX's CPU devices, and the example."""
 
 import functools
 import gc
@@ -24,12 +24,12 @@ SHAPES = ((), (0,), (3,), (2, 0, 2), (2, 3))
 
 
 def refusal(call: Any, *given: Any) -> str:
-    """What a call raises, at once or with its results: its class and text."""
+    """Return class and text of the error that a call or its results raise."""
     import jax
 
     try:
         jax.block_until_ready(call(*given))
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+    except Exception as error:  # noqa: BLE001 - the test checks it
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -53,10 +53,10 @@ def sums() -> None:
                     assert (found.dtype, found.shape) == (own.dtype, shape)
                     assert (np.asarray(found) == wanted).all(), (dtype, shape, found)
         assert float(shoal.jax.all_reduce(group.rank, group, "avg")) == 0  # an int, which truncates
-        assert shoal.jax.all_reduce(np.ones(2), group).dtype == "float32"  # as JAX has it
+        assert shoal.jax.all_reduce(np.ones(2), group).dtype == "float32"  # as JAX does
 
 
-def test_sums_of_every_type_and_shape_are_right_under_jit_and_outside() -> None:
+def test_sums_of_every_type_and_shape_are_right_with_and_without_jit() -> None:
     run_ranks(sums, 2, env=CPU)
 
 
@@ -80,7 +80,7 @@ def sums_beside_torch() -> None:
         dist.destroy_process_group()
 
 
-def test_jax_and_torch_in_one_process_have_groups_of_their_own() -> None:
+def test_jax_and_torch_in_one_process_use_separate_groups() -> None:
     run_ranks(sums_beside_torch, 2, env=CPU)
 
 
@@ -110,7 +110,7 @@ def trees() -> tuple[int, int]:
         return len(averagers), len(averagers[0].layout.buffers)
 
 
-def test_trees_are_averaged_in_fusion_buffers_by_one_averager_each() -> None:
+def test_each_tree_is_averaged_in_fusion_buffers_by_one_averager() -> None:
     # Under jit and outside the tree has one averager; compress needs another. One buffer a type.
     assert run_ranks(trees, 2, env=CPU) == [(2, 2)] * 2
 
@@ -133,10 +133,10 @@ def control_flow() -> None:
         assert loop(jnp.ones(1)).tolist() == [32.0]
         donated = jax.jit(both, donate_argnums=0)
         assert donated(jnp.arange(1000.0) + group.rank)[-1] == 2 * 999 + 1
-        kept = jax.jit(lambda x: (both(x), x))(own)  # in place, but not of what is used elsewhere
+        kept = jax.jit(lambda x: (both(x), x))(own)  # in place, except for arrays used elsewhere
         assert (kept[0].tolist(), kept[1].tolist()) == ([1.0, 3.0, 5.0], own.tolist())
         assert own.tolist() == [group.rank + at for at in range(3)]
-        if group.rank == 0:  # tracing calls nothing, also for an array that is a constant
+        if group.rank == 0:  # tracing makes no call, also for a constant array
             assert jax.eval_shape(both, own).shape == (3,)
             assert jax.eval_shape(lambda: both(own)).shape == (3,)
         constant = jax.jit(lambda x: both(own) * x)
@@ -167,13 +167,13 @@ def crossed() -> None:
 
         x = jnp.ones((300, 300))
         for _ in range(20):
-            one, ten = both(slow(x), x)  # dispatched before its arguments are there
+            one, ten = both(slow(x), x)  # dispatched before its arguments are ready
             x = one
         assert (float(one.min()), float(one.max())) == (2.0, 2.0)
         assert (float(ten.min()), float(ten.max())) == (20.0, 20.0)
 
 
-def test_independent_calls_of_one_function_keep_their_order_also_on_one_core() -> None:
+def test_independent_calls_of_one_function_keep_their_order_on_one_core() -> None:
     run_ranks(crossed, 2, env=CPU)
 
 
@@ -200,7 +200,7 @@ def from_threads() -> list[float]:
     return found
 
 
-def test_threads_call_by_name() -> None:
+def test_threads_may_make_named_calls() -> None:
     assert run_ranks(from_threads, 2, env=CPU) == [[0.0, 2.0, 4.0]] * 2
 
 
@@ -262,7 +262,7 @@ REFUSALS = {
 }
 
 
-def test_what_would_be_wrong_is_refused_and_the_group_is_usable() -> None:
+def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
     for found in run_ranks(refused, 2, env=TWO_DEVICES):
         assert found.keys() == REFUSALS.keys()
         for name, wanted in REFUSALS.items():
@@ -278,7 +278,7 @@ def differing() -> list[str]:
     group = shoal.init(timeout_s=30.0)
     total = jax.jit(lambda x: shoal.jax.all_reduce(x, group))
     found = [refusal(total, jnp.ones(3 + group.rank))]
-    group = group.shrink()  # the same ranks; what was compiled calls the old group, or the new one
+    group = group.shrink()  # the same ranks; compiled functions call the old group or the new one
     old, total = total, jax.jit(lambda x, group=group: shoal.jax.all_reduce(x, group))
     assert total(jnp.ones(2)).tolist() == [2.0, 2.0]
     part = group.subgroup([0, 1], "part")
@@ -294,7 +294,7 @@ def differing() -> list[str]:
     return [*found, refusal(old, jnp.ones(2))]
 
 
-def test_the_groups_errors_reach_a_program_from_compiled_functions() -> None:
+def test_errors_of_the_group_reach_a_program_from_compiled_functions() -> None:
     for differ, dropped, closed, outside, _ in run_ranks(differing, 2, env=CPU):
         for text in (differ, dropped, closed):
             assert text.startswith("JaxRuntimeError: ")
@@ -326,7 +326,7 @@ def lose_a_rank() -> str:
     return error
 
 
-def test_the_loss_of_a_rank_reaches_a_compiled_function_and_the_rest_goes_on() -> None:
+def test_a_lost_rank_fails_a_compiled_function_and_the_survivors_go_on() -> None:
     with start_ranks(lose_a_rank, 3, env=CPU) as ranks:
         outcomes = ranks.wait(40.0)  # less than the calls' deadline
     assert "SIGKILL" in outcomes[1].died
@@ -367,5 +367,5 @@ def eager_after_jit() -> None:
             assert (float(inner[0]), float(raw[0])) == (2.0, 20.0), step
 
 
-def test_a_call_outside_jit_comes_after_those_of_unfinished_functions() -> None:
+def test_a_call_outside_jit_follows_the_calls_of_unfinished_functions() -> None:
     run_ranks(eager_after_jit, 2, env=CPU)

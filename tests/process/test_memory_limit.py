@@ -1,4 +1,4 @@
-"""A process in a container with little memory: asking for too much is refused, not punished."""
+"""In a container with little memory an excessive request is refused, not OOM-killed."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ LIMIT = 256 << 20
 
 @contextlib.contextmanager
 def limited_cgroup() -> Iterator[Path]:
-    """A cgroup of its own with little memory; skips where none can be made."""
+    """Make a cgroup with little memory; skip the test where that is not possible."""
     mounts = Path("/proc/self/mountinfo").read_text()
     v1 = re.search(r"^(?:\S+ ){4}(\S+) .* - cgroup \S+ \S*\bmemory\b", mounts, re.MULTILINE)
     v2 = re.search(r"^(?:\S+ ){4}(\S+) .* - cgroup2 ", mounts, re.MULTILINE)
@@ -47,7 +47,7 @@ def ask_for_too_much(cgroup: str) -> tuple[Exception | None, float]:
     return error, float(enough[-1])
 
 
-def test_more_than_a_container_has_left_is_refused_with_the_numbers() -> None:
+def test_a_request_beyond_a_containers_memory_is_refused_with_the_numbers() -> None:
     with limited_cgroup() as cgroup:
         ((error, last),) = run_ranks(ask_for_too_much, 1, str(cgroup))
         assert type(error) is ShoalError

@@ -27,7 +27,7 @@ def example() -> Any:
     return module
 
 
-def test_two_ranks_learn_to_read_digits() -> None:
+def test_two_ranks_learn_digits() -> None:
     printed, other = run_ranks_of("mnist.py", 2, "--images=3000", "--epochs=5")
     reached = [float(found) for found in re.findall(r"accuracy ([\d.]+)", printed)]
     assert (len(reached), other) == (5, "")

@@ -34,12 +34,12 @@ from shoal.schedule import ALGORITHMS
 
 SOAK = bool(os.environ.get("SHOAL_SOAK"))
 
-# Names that only `find` knows.
+# Names that only `find` accepts.
 BY_HOST = (
     *("sharded/ring", "ring/tree", "sharded/doubling", "halving/doubling", "tree/direct"),
     "sharded/halving",
 )
-PLANNED = "planned"  # by what the planner chooses
+PLANNED = "planned"  # as the planner chooses
 
 # A segment holds 32768 float32.
 CALLS = (
@@ -54,18 +54,18 @@ LARGE = (540_011, "float32", Op.SUM)
 
 
 def noise(n_elems: int, dtype: Any, *seed: int) -> Array:
-    """Small integers, exact in every type, also when they are added up."""
+    """Return small integers, whose sums are exact in every type."""
     return np.resize(pattern(np.dtype(dtype), *seed), n_elems)
 
 
 @functools.cache
 def pattern(dtype: np.dtype[Any], *seed: int) -> Array:
-    # The length is a prime, so that no two pieces of a message are alike.
+    # The length is a prime, so that no two pieces of a message are equal.
     return np.random.default_rng(seed).integers(0, 9, 4999).astype(dtype)
 
 
 class Exchange:
-    """One rank's side of one kind of call, by the algorithm that the group's planner takes."""
+    """One rank's side of one kind of call, by the algorithm the group's planner chooses."""
 
     def __init__(
         self, group: shoal.Group, n_elems: int, dtype: str, op: Op, root: int, memory: Memory
@@ -78,11 +78,11 @@ class Exchange:
         return noise(self.n_elems, self.dtype, rank)
 
     def row(self, source: int) -> list[Array]:
-        """What `source` has for every rank."""
+        """What `source` sends to every rank."""
         return [noise(self.n_elems, self.dtype, source, to) for to in range(self.size)]
 
     def column(self, to: int) -> list[Array]:
-        """What every rank has for `to`."""
+        """What every rank sends to `to`."""
         return [noise(self.n_elems, self.dtype, source, to) for source in range(self.size)]
 
     def take(self, values: Array) -> Array:
@@ -185,11 +185,11 @@ def exchanges(size: int, only_planned: bool) -> list[tuple[str, str, tuple[int, 
 
 
 def exchange_everything(ranks_per_host: int, only_planned: bool) -> int:
-    """The number of calls that were tried."""
+    """Return the number of calls made."""
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         planner = group.planner
-        # Ranks may differ in where their arrays lie.
+        # The placement of arrays may differ between ranks.
         mixed = shared if group.rank % 2 else private
         kinds = (private, shared, mixed, unaligned, inside_shared)
         todo = exchanges(group.size, only_planned)
@@ -210,9 +210,9 @@ def exchange_everything(ranks_per_host: int, only_planned: bool) -> int:
         return len(todo)
 
 
-# Size, ranks of a host, and whether the planner alone chooses.
+# Size, ranks per host, and True if only the planner's choice is tried.
 PLACES = [(1, 1, False), (2, 1, False), (3, 3, False), (4, 2, False), (5, 2, False)]
-PLACES += [(8, 8, True), (3, 1, True)]  # more ranks than cores, and TCP alone
+PLACES += [(8, 8, True), (3, 1, True)]  # more ranks than cores, and only TCP
 if SOAK:
     PLACES += [
         (size, ranks_per_host, False)
@@ -221,7 +221,7 @@ if SOAK:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host", "only_planned"), PLACES)
-def test_every_algorithm_gives_numpys_answer(
+def test_every_algorithm_gives_the_result_of_numpy(
     size: int, ranks_per_host: int, only_planned: bool
 ) -> None:
     want = len(exchanges(size, only_planned))
@@ -272,7 +272,7 @@ def test_every_operation_on_every_type_agrees_with_numpy(ranks_per_host: int) ->
 
 
 def digests(ranks_per_host: int) -> list[str]:
-    """The bits of sums and averages of random numbers, whose order of addition matters."""
+    """Return digests of sums and averages of random numbers, where the order matters."""
     pretend_hosts(ranks_per_host)
     found = []
     with shoal.init() as group:
@@ -295,7 +295,7 @@ def test_floating_sums_have_the_same_bits_on_all_ranks_and_in_every_run(
     assert first == again == [first[0]] * 4
 
 
-# Blocks of different length.
+# Blocks of different lengths.
 
 
 def random_lengths(seed: int, n: int) -> list[int]:
@@ -315,7 +315,7 @@ def uneven_blocks(ranks_per_host: int) -> int:
             *(random_lengths(seed, size) for seed in range(4, 8)),
         ]
         for name in ("direct", "ring", "bruck"):
-            # Without a warning where an algorithm cannot do it: another one does.
+            # No warning where an algorithm cannot do it: another one does.
             group.plan_by(Planner(planner.cluster, Forced(name, name)))
             for seed, lengths in enumerate(lengths_of_ranks):
                 gather_unevenly(group, lengths, memories[seed % 3])
@@ -349,7 +349,7 @@ def scatter_unevenly(group: shoal.Group, lengths: list[int], memory: Memory) -> 
 
 
 def exchange_unevenly(group: shoal.Group, memories: tuple[Memory, ...]) -> None:
-    """With lengths that only two ranks know, several calls in flight at once."""
+    """Make several calls at once, with lengths that only two ranks know."""
     rank, size, pending = group.rank, group.size, []
     for seed in range(24):
         lengths = np.reshape(random_lengths(seed, size * size), (size, size))
@@ -370,7 +370,7 @@ def exchange_unevenly(group: shoal.Group, memories: tuple[Memory, ...]) -> None:
 
 
 def exchange_wholes_and_lists(group: shoal.Group) -> None:
-    """Rank 0 gives one buffer, and the others give lists of equal blocks."""
+    """Rank 0 passes one buffer, and the others pass lists of equal blocks."""
     inputs = np.arange(group.size, dtype=np.float32) + 10 * group.rank
     outputs = np.empty(group.size, np.float32)
     if group.rank == 0:
@@ -380,9 +380,9 @@ def exchange_wholes_and_lists(group: shoal.Group) -> None:
     check(outputs, 10 * np.arange(group.size, dtype=np.float32) + group.rank)
 
 
-# Of two hosts that differ in size, the model takes other algorithms for cheap.
+# For two hosts of different sizes the cost model prefers other algorithms.
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 2), (4, 4), (3, 1), (5, 2)])
-def test_blocks_of_different_length_are_gathered_scattered_and_exchanged(
+def test_blocks_of_different_lengths_are_gathered_scattered_and_exchanged(
     size: int, ranks_per_host: int
 ) -> None:
     assert run_ranks(uneven_blocks, size, ranks_per_host) == [size] * size

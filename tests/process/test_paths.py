@@ -1,4 +1,4 @@
-"""Several connections between two hosts, and what happens when one of them breaks."""
+"""Several connections between two hosts, some of which break."""
 
 import os
 import socket
@@ -34,5 +34,5 @@ def all_reduces_over_paths_that_are_cut(n_paths: int) -> int:
 
 
 @pytest.mark.parametrize("n_paths", [1, 2])
-def test_paths_that_all_break_in_the_middle_of_calls_cost_no_call(n_paths: int) -> None:
+def test_breaking_all_paths_in_mid_call_costs_no_call(n_paths: int) -> None:
     assert min(run_ranks(all_reduces_over_paths_that_are_cut, 2, n_paths)) >= 3

@@ -1,4 +1,4 @@
-"""The ranks of a group agree on what they choose by: settings, links, tuning files."""
+"""Ranks of a group agree on the inputs of the planner: settings, links, tuning files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def tune(out: str) -> int:
     return main(["tune", "--out", out, *words, "--collective", "scatter"])
 
 
-def test_shoal_tune_writes_what_shoal_tuning_loads(tmp_path: Path) -> None:
+def test_shoal_tuning_loads_the_file_that_shoal_tune_writes(tmp_path: Path) -> None:
     path = tmp_path / "tuned.jsonl"
     assert run_ranks(tune, 3, str(path)) == [0, 0, 0]
     head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -59,16 +59,16 @@ def load_links(path: str) -> tuple[tuple[int, ...], object]:
         return group.planner.cluster.hosts, group.planner.cluster.wire
 
 
-def test_a_file_keeps_what_links_took_and_every_job_that_loads_it_takes_that(
+def test_a_tuning_file_keeps_link_costs_and_every_job_that_loads_it_uses_them(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "links.jsonl"
     assert run_ranks(tune_links, 4, str(path)) == [0] * 4
     (head,) = [json.loads(line) for line in path.read_text().splitlines()]
     link = link_of(head["link"])
-    # Loopback is neither the default nor out of this world.
+    # The costs of loopback differ from the defaults, and are plausible.
     assert link != default_cluster((0, 1)).wire
     assert 1 <= link.latency_us < 1e5
-    assert 1e-6 < link.us_per_byte < 10  # 0.16 was seen on a busy machine
+    assert 1e-6 < link.us_per_byte < 10  # 0.16 was measured on a busy machine
     for _ in range(2):
         assert run_ranks(load_links, 4, str(path)) == [((0, 0, 1, 1), link)] * 4

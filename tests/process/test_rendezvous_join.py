@@ -12,8 +12,8 @@ from process.joining import (
     ONE_HOST,
     Ground,
     Noticing,
+    check_members,
     check_that_all_listen,
-    check_who_is_there,
     hosts,
     join_all,
     joined,
@@ -44,7 +44,7 @@ def test_ranks_of_one_host_link_pairwise_without_tcp(size: int) -> None:
             assert [peer.rank for peer in member.peers] == [r for r in range(size) if r != rank]
             assert all(peer.is_local and peer.address == "unix" for peer in member.peers)
         for rank, member in enumerate(members):
-            check_who_is_there(member, grounds[rank])
+            check_members(member, grounds[rank])
             assert member.listener_fds == ()
     for rank in range(size if size > 1 else 0):
         assert record_of(store.get(f"shoal/0/rank/{rank}", 0)).endpoint is None
@@ -61,7 +61,7 @@ def test_ranks_of_several_hosts_know_the_address_of_every_other_rank() -> None:
                 assert peer.is_local or peer.listens_at == members[peer.rank].listens_at
             for fd in member.listener_fds:
                 assert not os.get_inheritable(fd)
-            check_who_is_there(member, grounds[member.rank])
+            check_members(member, grounds[member.rank])
             check_that_all_listen(member)
 
 

@@ -14,7 +14,7 @@ from process.joining import (
     ONE_HOST,
     SHORT_S,
     Ground,
-    check_who_is_there,
+    check_members,
     die_in_silence,
     hosts,
     joined,
@@ -64,7 +64,7 @@ def join_and_die_once(when: str) -> int:
     if place.rank == 3:
         store.get("died", LONG_S)
     with contextlib.closing(ground), join(store, rank, 3, timeout_s=LONG_S, memory=memory) as one:
-        check_who_is_there(one, ground)
+        check_members(one, ground)
         return one.epoch
 
 

@@ -1,4 +1,4 @@
-"""Joins that get nowhere: they say why long before their deadline, and the store keeps none."""
+"""Joins that cannot finish warn of the reason early, and end at their deadline."""
 
 import contextlib
 import gc
@@ -30,12 +30,12 @@ from shoal.rendezvous.store.client import TcpStoreClient
 HOSTS = hosts("a", "b")
 
 
-class _HeardError(Exception):
-    """Ends a join that has warned of what the test waits for."""
+class _WarnedError(Exception):
+    """Ends a join once it has warned as the test expects."""
 
 
 class Log(logging.Logger):
-    """Ends the join by a warning with these words, or by the one that makes so many."""
+    """Ends the join at a warning with these words, once `n_warnings` were logged."""
 
     def __init__(self, words: str = "", n_warnings: int = 1) -> None:
         super().__init__("of a test")
@@ -46,11 +46,11 @@ class Log(logging.Logger):
     def warning(self, msg: object, *args: object, **_: Any) -> None:
         self.texts.append(str(msg) % args)
         if self._words in self.texts[-1] and len(self.texts) >= self._n_warnings:
-            raise _HeardError(self.texts[-1])
+            raise _WarnedError(self.texts[-1])
 
 
 class Together(Log):
-    """Ends the joins of several ranks by the warning that each has got to: none sees another go."""
+    """Ends the joins of several ranks together, once each has warned."""
 
     def __init__(self, others: threading.Barrier, words: str, n_warnings: int) -> None:
         super().__init__(words, n_warnings)
@@ -59,7 +59,7 @@ class Together(Log):
     def warning(self, msg: object, *args: object, **how: Any) -> None:
         try:
             super().warning(msg, *args, **how)
-        except _HeardError:
+        except _WarnedError:
             self._others.wait(LONG_S)
             raise
 
@@ -67,16 +67,16 @@ class Together(Log):
 def warning_of(
     log: Log, store: Store, rank: int, size: int, environ: Mapping[str, str], **how: Any
 ) -> str:
-    """What a join warns of."""
+    """Return the warning that ends a join."""
     chosen = JoinOptions(environ=environ, warn_s=0.01, log=log, **how)
-    with pytest.raises(_HeardError) as heard:
+    with pytest.raises(_WarnedError) as warned:
         join(store, rank, size, timeout_s=LONG_S, options=chosen)
-    return str(heard.value)
+    return str(warned.value)
 
 
-def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() -> None:
+def test_every_rank_warns_of_a_never_started_one_at_doubling_intervals() -> None:
     store, both = MemoryStore(), threading.Barrier(2)
-    # Early ones may tell only of the store, which was too slow to answer.
+    # Early warnings may name only the store, which was too slow to answer.
     words = "rank 2 never published a record (not started, dead,"
     logs = [Together(both, words, 4), Together(both, words, 4)]
     with ThreadPoolExecutor(2) as pool:
@@ -89,26 +89,26 @@ def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() 
 
 
 @pytest.mark.parametrize("host", ["127.0.1.1", "10.0.0.1"])
-def test_who_lacks_ranks_hears_whether_other_hosts_can_reach_the_store(host: str) -> None:
+def test_a_rank_that_misses_others_warns_of_a_store_at_a_loopback_address(host: str) -> None:
     store, log = MemoryStore(), Log("rank 1 never published a record")
     store.host = host
-    heard = warning_of(log, store, 0, 2, {"MASTER_ADDR": "localhost"})
+    warned = warning_of(log, store, 0, 2, {"MASTER_ADDR": "localhost"})
     said = "a store at the loopback address 127.0.1.1 can be reached from its own host only"
-    assert (said in heard) == (host == "127.0.1.1")
+    assert (said in warned) == (host == "127.0.1.1")
 
 
 @contextlib.contextmanager
 def dropping() -> Iterator[int]:
-    """A port whose connections are neither made nor refused, as behind a firewall that drops."""
+    """A port that neither accepts nor refuses connections, as behind a firewall that drops."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
-        for _ in range(3):  # more than fit into its queue
+        for _ in range(3):  # more than its queue holds
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
-        while select.select([], [filler], [], 0)[1]:  # this one too was let in: until one is not
+        while select.select([], [filler], [], 0)[1]:  # accepted: repeat until one is not
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
@@ -125,8 +125,8 @@ def test_both_sides_warn_of_a_firewall_that_drops() -> None:
         assert "set SHOAL_SOCKET_IFNAME on both hosts" in text
 
 
-def test_all_ranks_are_told_who_keeps_them_waiting() -> None:
-    """Rank 3 is the only one that does not get through to the one above it, rank 1."""
+def test_all_ranks_warn_of_the_two_ranks_that_cannot_connect() -> None:
+    """Only rank 3 cannot reach its parent, rank 1."""
     elsewhere = "did not link up: it never connected to rank 1, through which it meets"
     words = {0: elsewhere, 1: "rank 3 on ", 2: elsewhere, 3: "rank 1 on "}
     with dropping() as port:
@@ -137,7 +137,7 @@ def test_all_ranks_are_told_who_keeps_them_waiting() -> None:
         assert ": rank 3 on " in texts[rank]
 
 
-# Stores that stop.
+# Stopped stores.
 
 TORCH_SERVER = """
 import sys, torch.distributed as d
@@ -157,7 +157,7 @@ Connect = Callable[[], Any]
 
 @contextlib.contextmanager
 def served(code: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A process that runs this, and the port that it serves."""
+    """Run a program that serves a store; yield its process and port."""
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -169,7 +169,7 @@ def served(code: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 @contextlib.contextmanager
 def torch_server() -> Iterator[tuple[subprocess.Popen[bytes], Connect]]:
-    """A process that serves torch's store, and what connects to it, ready to wait for long."""
+    """Serve torch's store in a process; yield it and a client with a long timeout."""
     dist = pytest.importorskip("torch.distributed")
     long = timedelta(seconds=10 * LONG_S)
     with served(TORCH_SERVER) as (process, port):
@@ -182,7 +182,7 @@ def store_threads() -> set[threading.Thread]:
 
 @pytest.mark.parametrize("whose", ["torch's", "ours"])
 def test_a_join_ends_at_its_deadline_though_the_store_is_stopped(whose: str) -> None:
-    """The thread that is stuck ends once the store goes on, or our client is closed."""
+    """The stuck thread ends once the store continues or our client is closed."""
     with contextlib.ExitStack() as stack:
         if whose == "ours":
             server, port = stack.enter_context(served(OUR_SERVER))
@@ -227,14 +227,14 @@ def test_init_ends_at_its_deadline_though_torchruns_store_is_stopped(
 
 
 class Failing(MemoryStore):
-    """Fails when it is read."""
+    """A store whose reads fail."""
 
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
         raise RuntimeError("connection reset by peer")
 
 
-def test_an_error_that_nobody_keeps_keeps_no_store() -> None:
-    gc.disable()  # who waits for the collector keeps a connection for as long
+def test_a_dropped_error_releases_its_store() -> None:
+    gc.disable()  # a cycle would keep the connection until the next collection
     try:
         store = Failing()
         is_there = weakref.ref(store)
@@ -249,7 +249,7 @@ def test_an_error_that_nobody_keeps_keeps_no_store() -> None:
 
 
 class GoOn(Log):
-    """Lets a stopped process go on, instead of ending the join."""
+    """Continues a stopped process at the warning, and does not end the join."""
 
     def __init__(self, pid: int, words: str, n_warnings: int) -> None:
         super().__init__(words, n_warnings)
@@ -258,11 +258,11 @@ class GoOn(Log):
     def warning(self, msg: object, *args: object, **how: Any) -> None:
         try:
             super().warning(msg, *args, **how)
-        except _HeardError:
+        except _WarnedError:
             os.kill(self._pid, signal.SIGCONT)
 
 
-def test_a_join_warns_of_torchs_store_that_stops_and_then_goes_on_with_it() -> None:
+def test_a_join_warns_of_a_stopped_torch_store_and_succeeds_when_it_continues() -> None:
     with torch_server() as (server, connect), ThreadPoolExecutor(2) as pool:
         stores = [TorchStore(connect()) for _ in range(2)]
         stop(server.pid)
@@ -275,7 +275,7 @@ def test_a_join_warns_of_torchs_store_that_stops_and_then_goes_on_with_it() -> N
     assert len(log.texts) >= 2
 
 
-def test_a_join_whose_torch_store_dies_says_so_at_once() -> None:
+def test_a_join_fails_at_once_when_its_torch_store_dies() -> None:
     with torch_server() as (server, connect), ThreadPoolExecutor(1) as pool:
         store, witness = TorchStore(connect()), connect()
         waiting = pool.submit(join, store, 1, 2, timeout_s=10 * LONG_S)
@@ -285,11 +285,11 @@ def test_a_join_whose_torch_store_dies_says_so_at_once() -> None:
     assert isinstance(error, PeerLost)
     assert "at 127.0.0.1 no longer serves the store" in str(error)
     assert "rank 0 has not called all ranks" in str(error)
-    assert "never published" not in str(error)  # who only waits for rank 0 knows of no records
+    assert "never published" not in str(error)  # a rank that waits for rank 0 reads no other record
 
 
 class Going(MemoryStore):
-    """Is gone when it is asked for what only an explanation needs: the record of rank 2."""
+    """A store that fails at the record of rank 2, which only the error text needs."""
 
     def try_get(self, key: str) -> bytes | None:
         if key == "shoal/0/rank/2":
@@ -297,10 +297,10 @@ class Going(MemoryStore):
         return super().try_get(key)
 
 
-def test_a_store_that_is_gone_when_time_is_up_is_named_and_no_other_rank_is_blamed(
+def test_a_store_lost_at_the_deadline_is_named_and_no_rank_is_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late its answer comes
+    monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late it answers
     with pytest.raises(PeerLost) as caught:
         join(Going(), 1, 3, timeout_s=0.05)
     text = str(caught.value)

@@ -39,7 +39,7 @@ def ask_for_what_cannot_be_served() -> list[Any]:
                 pool_view.pack = right_pack
                 await_that(lambda: pool.view not in (None, view), "the next view")  # noqa: B023
         shared = pool.view.n_shared
-    return [right, shared > 0, lines.told]
+    return [right, shared > 0, lines.texts]
 
 
 def test_a_server_reports_an_impossible_plan_to_the_workers(

@@ -1,4 +1,4 @@
-"""Who leaves a group with servers while something goes on: at once, and at nobody's cost."""
+"""Closing a group with servers is quick, and costs the other workers nothing."""
 
 import contextlib
 import functools
@@ -34,18 +34,18 @@ from shoal.server.job import Job
 from shoal.server.options import keys_of, listen
 from shoal.server.server import Server
 
-AT_ONCE_S = 3.0  # whoever waits for a view takes 6 s and more, see `forming_for_long`
+AT_ONCE_S = 3.0  # waiting for a view takes 6 s and more, see `forming_for_long`
 
 
 class Absent(Server):
-    """A server that accepts a view and does not come, or closes its connection to rank 0 too."""
+    """A server that accepts a view and never joins it, or also drops rank 0's connection."""
 
     stage: Stage
     is_gone = False
 
     def _serve(self, job: Job, meet: Meet) -> str:
         assert job.place is not None
-        self.kept = job.place.take()  # it listens on, and answers nobody
+        self.kept = job.place.take()  # it still listens, but answers nobody
         self.stage.cue("a view forms")
         if self.is_gone:
             self.stage.await_cue("all take part")
@@ -55,7 +55,7 @@ class Absent(Server):
 
 @contextlib.contextmanager
 def absent_server(key: Path, stage: Stage, *, is_gone: bool = False) -> Iterator[str]:
-    """Run an absent server on a thread of its own; yield its address."""
+    """Run an absent server on a thread; yield its address."""
     server, is_over = Absent(listen("127.0.0.1", 0), keys_of([str(key)])), threading.Event()
     server.stage, server.is_gone = stage, is_gone
 
@@ -69,30 +69,30 @@ def absent_server(key: Path, stage: Stage, *, is_gone: bool = False) -> Iterator
         yield ":".join(map(str, server.addresses[0]))
     finally:
         is_over.set()
-        socket.create_connection(server.addresses[0]).close()  # it wakes, and looks
+        socket.create_connection(server.addresses[0]).close()  # it wakes and checks
         thread.join()
         server._close()
 
 
 def meets(group: shoal.Group) -> bool:
-    """Return whether this worker takes part in forming a view."""
+    """Return True if this worker takes part in forming a view."""
     pool: Any = group.pool  # type: ignore[attr-defined]
     return bool(pool._forming._is_under_way)
 
 
 def forming_for_long() -> None:
-    """In a rank: give views 30 s to form instead of 3 s; a group that closes waits up to 6 s."""
+    """On a rank: allow views 30 s to form instead of 3 s; a closing group waits up to 6 s."""
     view_mesh.MEETING_S = 30.0  # type: ignore[misc]
 
 
 def leave(how: str) -> float:
-    """While a view forms; how long it takes."""
+    """Return how long leaving takes while a view forms."""
     forming_for_long()
     pretend_hosts(1)
     stage, group = Stage.from_environment(), shoal.init(timeout_s=60.0)
     stage.await_cue("a view forms")
     await_that(functools.partial(meets, group), "this worker to meet the others")
-    stage.meet(group.rank, N_WORKERS, "meets")  # NOT sooner: who is late would meet nobody
+    stage.meet(group.rank, N_WORKERS, "meets")  # NOT sooner: a late worker would find no other
     if group.rank != 1:
         stage.await_cue("one has left")
     began = time.monotonic()
@@ -105,7 +105,7 @@ def leave(how: str) -> float:
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
-def test_a_group_is_left_at_once_though_its_servers_do_not_come(tmp_path: Path, how: str) -> None:
+def test_a_group_closes_at_once_though_its_servers_never_join(tmp_path: Path, how: str) -> None:
     key = new_key(tmp_path)
     with Stage() as stage, absent_server(key, stage) as address:
         env = job_env(key, address) | dict(stage.env)
@@ -130,13 +130,13 @@ def give_a_view_up() -> float:
         stage.cue("all take part")
         began = time.monotonic()
         if group.rank:  # rank 0 logs that the server is gone
-            await_that(lambda: any("did not form" in line for line in lines.told), "the end of it")
+            await_that(lambda: any("did not form" in line for line in lines.texts), "the end of it")
         took_s = time.monotonic() - began
         stage.meet(group.rank, N_WORKERS, "has given it up")
         return took_s
 
 
-def test_a_view_is_given_up_on_all_workers_once_rank_0_has_lost_a_server_of_it(
+def test_all_workers_give_up_a_view_once_rank_0_loses_a_server_of_it(
     tmp_path: Path,
 ) -> None:
     key = new_key(tmp_path)
@@ -170,7 +170,7 @@ def leave_while_a_view_ends() -> float:
     return -began
 
 
-def test_a_group_is_left_at_once_though_another_worker_is_held_as_a_view_ends(
+def test_a_group_closes_at_once_though_another_worker_is_held_as_a_view_ends(
     tmp_path: Path,
 ) -> None:
     outcomes = run_and_kill_the_server(leave_while_a_view_ends, N_WORKERS, new_key(tmp_path))
@@ -180,7 +180,7 @@ def test_a_group_is_left_at_once_though_another_worker_is_held_as_a_view_ends(
 
 
 def leave_when_mended() -> bool:
-    """Rank 1 gets late what others hold, and waits a moment for who leaves before it has that."""
+    """Rank 1 receives the others' parts late, and waits for a leaving rank meanwhile."""
     stage = Stage.from_environment()
     with served_group() as group:
         data = noise(group.rank)
@@ -202,6 +202,6 @@ def leave_when_mended() -> bool:
     return is_right(data)
 
 
-def test_who_leaves_once_a_call_is_mended_leaves_nobody_without_it(tmp_path: Path) -> None:
+def test_a_rank_that_leaves_after_a_repaired_call_costs_no_result(tmp_path: Path) -> None:
     outcomes = run_and_kill_the_server(leave_when_mended, N_WORKERS, new_key(tmp_path))
     assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS, outcomes

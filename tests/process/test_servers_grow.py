@@ -1,4 +1,4 @@
-"""A group with reduction servers takes in a newcomer, also while a server dies."""
+"""A group with reduction servers admits a newcomer, also while a server dies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG_S = 60.0
 
 
 def member_or_newcomer(n_servers: int, n_left: int) -> tuple[int, int]:
-    """Grow from three ranks to four; servers may be killed on the way. The calls were right."""
+    """Grow from three ranks to four while servers may be killed; return True if calls are right."""
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     pretend_hosts(1)
     if rank == N_WORKERS:
@@ -70,7 +70,7 @@ def grown(stage: Stage, n_servers: int) -> shoal.Group:
 
 
 @pytest.mark.parametrize("n_killed", [0, 1])
-def test_servers_serve_the_group_that_has_grown(tmp_path: Path, n_killed: int) -> None:
+def test_servers_serve_the_grown_group(tmp_path: Path, n_killed: int) -> None:
     key = new_key(tmp_path)
     with Stage() as stage, ExitStack() as stack:
         servers = [

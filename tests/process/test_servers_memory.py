@@ -38,26 +38,26 @@ def in_proc(pid: int, field: str) -> int:
 def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
     """Return the server's view of this job, once it has reported."""
 
-    def told() -> dict[str, Any] | None:
+    def reported() -> dict[str, Any] | None:
         views = status_of(key, server.address)["views"]
         return views[-1] if views and "staging_bytes" in views[-1] else None
 
-    return dict(await_that(told, "a view to say how it fares"))
+    return dict(await_that(reported, "a view's report"))
 
 
 def held_at_last(key: Path, server: ServerProcess) -> int:
     """Return the memory a view holds once it has stopped growing."""
-    told = [{"for_s": -1.0, "staging_bytes": -1}]
+    reports = [{"for_s": -1.0, "staging_bytes": -1}]
 
     def is_still() -> bool:
         view = view_of(key, server)
-        if view["for_s"] > told[-1]["for_s"]:  # it reports twice a second
-            told.append(view)
-        held = [view["staging_bytes"] for view in told[-2:]]
+        if view["for_s"] > reports[-1]["for_s"]:  # it reports twice a second
+            reports.append(view)
+        held = [view["staging_bytes"] for view in reports[-2:]]
         return held[0] == held[1] > 0
 
     await_that(is_still, "the server to take no more")
-    return int(told[-1]["staging_bytes"])
+    return int(reports[-1]["staging_bytes"])
 
 
 def be_modest() -> list[bool]:
@@ -95,7 +95,7 @@ def run_into_the_limit() -> list[Any]:
         stage.meet(group.rank, N_WORKERS, "is served again")
         if group.rank == 0:
             stage.cue("the greedy have called")
-    return [right, lines.told]
+    return [right, lines.texts]
 
 
 def run_ahead() -> list[bool]:
@@ -163,9 +163,9 @@ def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path:
     assert MEMORY <= before < 2 << 30  # which it has of its own
     assert [outcome.value for outcome in found[1]] == [[True] * 4] * N_WORKERS, found[1]
     assert [outcome.value[0] for outcome in found[0]] == [[True] * 6] * N_WORKERS, found[0]
-    told = [line for line in found[0][0].value[1] if "has ended: " in line]
-    assert len(told) == 1
+    reports = [line for line in found[0][0].value[1] if "has ended: " in line]
+    assert len(reports) == 1
     # The number of the view depends on whether both servers arrived in one.
-    assert "of the servers has ended: rank 3 (" in told[0]
-    assert "ran out of memory" in told[0]
+    assert "of the servers has ended: rank 3 (" in reports[0]
+    assert "ran out of memory" in reports[0]
     assert log.count("ran out of memory") == 1

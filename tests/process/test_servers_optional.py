@@ -34,7 +34,7 @@ class Warnings(Lines):
 
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
-        if "did not form" in self.told[-1]:
+        if "did not form" in self.texts[-1]:
             self.has_no_view.set()
 
 
@@ -61,7 +61,7 @@ def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
         right.append(sums(group, len(right)))
         assert pool._thread.is_alive()
         stage.meet(group.rank, N_WORKERS, "has looked at its thread")  # which ends when one leaves
-    return right, warnings.told
+    return right, warnings.texts
 
 
 @contextlib.contextmanager
@@ -91,11 +91,11 @@ def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path)
                     stage.await_all(N_WORKERS, "goes on with one server")
                 outcomes = ranks.wait()
     assert [outcome.error or outcome.value[0] for outcome in outcomes] == [[True] * 4] * N_WORKERS
-    told = [line for line in outcomes[0].value[1] if "did not form" in line]
-    assert len(told) == 1
-    assert "cannot listen on 127.0.0.1" in told[0]
-    assert f"{ports[0]}-{ports[-1]}" in told[0]
-    assert "Widen SHOAL_PORT_RANGE" in told[0]
+    texts = [line for line in outcomes[0].value[1] if "did not form" in line]
+    assert len(texts) == 1
+    assert "cannot listen on 127.0.0.1" in texts[0]
+    assert f"{ports[0]}-{ports[-1]}" in texts[0]
+    assert "Widen SHOAL_PORT_RANGE" in texts[0]
 
 
 def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
@@ -103,7 +103,7 @@ def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
     warnings = Warnings()
     with shoal.init(timeout_s=30.0) as group:
         group.barrier()
-    return [line for line in warnings.told if "not used" in line]
+    return [line for line in warnings.texts if "not used" in line]
 
 
 def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: Path) -> None:

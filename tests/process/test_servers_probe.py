@@ -1,4 +1,4 @@
-"""Servers whose hosts report no rate are measured when a view forms: all workers share by that."""
+"""Servers whose hosts report no rate are measured when a view forms, for all workers."""
 
 import logging
 from pathlib import Path
@@ -21,7 +21,7 @@ from shoal.group.pool import forming, probe
 
 
 def call_with_servers(how: str) -> list[Any]:
-    """By which shares a call was made, whether it is right, and what was logged of rates."""
+    """Return a call's algorithm with shares, if it is right, and the log lines about rates."""
     lines, found = Lines(), [2, 0, 0]
     logging.getLogger("shoal").setLevel("INFO")
     if how == "half":
@@ -33,12 +33,12 @@ def call_with_servers(how: str) -> list[Any]:
         data = noise(group.rank, 0, 1_000_003)
         work: Any = group.all_reduce(data, async_op=True)
         work.wait()
-        told = [line for line in lines.told if "reports no rate" in line]
-        return [work._call.shape.algorithm, is_right(data, 0), told]
+        texts = [line for line in lines.texts if "reports no rate" in line]
+        return [work._call.shape.algorithm, is_right(data, 0), texts]
 
 
 @pytest.mark.parametrize("how", ["real", "half", "silent"])
-def test_servers_of_unknown_rate_are_measured_and_used_whatever_becomes_of_the_probe(
+def test_servers_of_unknown_rate_are_used_also_when_the_probe_fails(
     tmp_path: Path, how: str
 ) -> None:
     key = new_key(tmp_path)
@@ -50,14 +50,14 @@ def test_servers_of_unknown_rate_are_measured_and_used_whatever_becomes_of_the_p
         env = job_env(key, one.address, two.address, three.address)
         env["SHOAL_SERVERS_REQUIRED"] = "3"
         outcomes = run_ranks(call_with_servers, N_WORKERS, how, env=env)
-    used, right, told = zip(*outcomes, strict=True)
+    used, right, logged = zip(*outcomes, strict=True)
     assert right == (True,) * N_WORKERS
     assert len(set(used)) == 1
-    assert [len(each) for each in told] == [3, 0, 0]
-    assert one.address in told[0][0]
+    assert [len(each) for each in logged] == [3, 0, 0]
+    assert one.address in logged[0][0]
     if how == "half":
         assert used[0] == "sharded[3*17|43,2*86].servers"
-        assert "0.5 of what a worker's carries" in told[0][0]
+        assert "0.5 of what a worker's carries" in logged[0][0]
     if how == "silent":
         assert used[0] == "sharded[3*0|3*1].servers"
-        assert "could not be measured" in told[0][0]
+        assert "could not be measured" in logged[0][0]

@@ -1,4 +1,4 @@
-"""Ranks that hang, and what the others write down of it; and ranks that are asked while they do."""
+"""State dumps: of ranks that wait for a hung one, and on request while they wait."""
 
 import ctypes
 import json
@@ -26,7 +26,7 @@ VICTIM = 1
 
 
 def reduce_with_one_that_stops(ranks_per_host: int) -> str:
-    """What the call that the victim never makes in time raises."""
+    """Return the error of a call that the victim does not make in time."""
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         group.all_reduce(np.ones(100_000, np.float32))
@@ -39,12 +39,12 @@ def reduce_with_one_that_stops(ranks_per_host: int) -> str:
 
 
 def files_of(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """What a rank wrote, in its order."""
+    """Return the files a rank wrote, in order."""
     paths = sorted(folder.glob(f"*-rank{rank}-*.json"), key=lambda path: (len(path.name), path))
     return [json.loads(path.read_bytes()) for path in paths]
 
 
-def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
+def test_every_rank_dumps_what_it_waits_for_when_a_deadline_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # No setting: the files are where temporary files go. Ranks 0 and 1 share a host.
@@ -76,7 +76,7 @@ def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
         kinds = [peer["link"] for peer in state["worlds"][0]["peers"]]
         assert kinds == [["none", "shm", "tcp"], [], ["tcp", "tcp", "none"]][rank]
 
-    # Those who waited: the victim may make the call when it wakes, before it hears of its end.
+    # The waiting ranks: the victim may make the call when it wakes, before the abort arrives.
     assert main(["dump", *map(str, tmp_path.glob("*-rank[02]-*.json"))]) == 0
     told = capsys.readouterr().out
     assert told.startswith("2 of 3 ranks ")
@@ -85,10 +85,10 @@ def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
 
 
 def wait_and_be_asked() -> tuple[bool, str]:
-    """Rank 0 waits for rank 1, whose main thread is in a C function that never returns by itself.
+    """Rank 0 waits for rank 1, whose main thread is in a C function that never returns.
 
     Returns:
-        whether the result is right, and what shoal.dump() told.
+        True if the result is right, and the output of shoal.dump().
     """
     stage = Stage.from_environment()
     with shoal.init() as group:
@@ -98,29 +98,29 @@ def wait_and_be_asked() -> tuple[bool, str]:
             stage.store.set("pipe", f"/proc/{os.getpid()}/fd/{writable}".encode())
             stage.store.set("line", str(sys._getframe().f_lineno + 3).encode())
             stage.cue("reading")
-            # Restarted by the kernel after every signal: no handler of Python's would run.
+            # The kernel restarts it after every signal, so no Python handler would run.
             ctypes.CDLL(None).read(readable, ctypes.create_string_buffer(1), 1)
         group.all_reduce(data, name="the odd one")
         return bool((data == 3).all()), shoal.dump().text
 
 
 def main_thread_of(state: dict[str, Any]) -> str:
-    """Where it left the code of the program."""
+    """Return the program's line in which the main thread is."""
     return next(str(one["at"]) for one in state["threads"] if one["name"] == "MainThread")
 
 
 def asked(ranks: Ranks, rank: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """What a rank says, each time it gets the signal."""
+    """Yield a rank's dump for each signal."""
     until = time.monotonic() + 30
     for n in range(1, 1000):
         os.kill(ranks.pid(rank), signal.SIGUSR2)
-        while len(list(folder.glob(f"*-rank{rank}-*.txt"))) < n:  # written after the other file
+        while len(list(folder.glob(f"*-rank{rank}-*.txt"))) < n:  # written after the other files
             assert time.monotonic() < until, "it did not write"
             os.sched_yield()
         yield files_of(folder, rank)[-1]
 
 
-def test_a_signal_makes_a_rank_write_whatever_its_main_thread_is_doing(tmp_path: Path) -> None:
+def test_a_signal_makes_a_rank_dump_while_its_main_thread_is_stuck(tmp_path: Path) -> None:
     with Stage() as stage:
         env = {**stage.env, "SHOAL_DUMP": f"{tmp_path}/", "SHOAL_DUMP_SIGNAL": "USR2"}
         with start_ranks(wait_and_be_asked, 2, env=env) as ranks:
@@ -151,14 +151,14 @@ def test_a_signal_makes_a_rank_write_whatever_its_main_thread_is_doing(tmp_path:
 
 
 def reduce_with_one_that_is_late(how: str) -> list[str]:
-    """What each rank warns of before the victim makes the call, which it does once all have."""
+    """Return each rank's warnings; the victim makes the call once all have warned."""
     work_module.LATE_S = 0.05  # type: ignore[misc]
     stage, texts = Stage.from_environment(), list[str]()
     pretend_hosts(1)
 
     def note(record: logging.LogRecord) -> None:
         texts.append(record.getMessage())
-        if f"for rank {VICTIM} on " in texts[-1]:  # the others may be late too, for a moment
+        if f"for rank {VICTIM} on " in texts[-1]:  # other ranks may be late too, briefly
             stage.cue(f"rank {group.rank} has warned")
 
     listener = logging.Handler(logging.WARNING)
@@ -185,7 +185,7 @@ def reduce_with_one_that_is_late(how: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["in the call", "by its work", "by its callback"])
-def test_a_rank_that_is_late_to_a_call_is_named_by_those_that_wait(how: str) -> None:
+def test_waiting_ranks_name_the_rank_that_is_late_to_a_call(how: str) -> None:
     with Stage() as stage:
         results = run_ranks(reduce_with_one_that_is_late, 3, how, env=stage.env)
     for rank in (0, 2):

@@ -1,4 +1,4 @@
-"""`ChunkTopK` between hosts: nothing is lost, few bytes travel, and a lost server ends no step."""
+"""`ChunkTopK` between hosts: no value is lost, few bytes travel, and steps outlive servers."""
 
 import hashlib
 from pathlib import Path
@@ -16,12 +16,12 @@ from shoal.average import Averager, ChunkTopK
 from shoal.errors import Unsupported, UsageError
 
 N_STEPS = 5
-# To bring out what is left: exact in 8 bits; in 2 bits an element has a quarter left of each time.
+# Steps that flush residuals: 8 bits are exact; 2 bits leave a quarter of an element each time.
 MOST_STEPS = {8: 200, 2: 80}
 
 
 def whole(rank: int, step: int, n_elems: int) -> Array:
-    """Multiples of 1/8 of very unlike sizes, whose sums are exact."""
+    """Return multiples of 1/8 of very different sizes, whose sums are exact."""
     random = np.random.default_rng((rank, step))
     drawn = random.integers(-4000, 4000, n_elems) * 2.0 ** random.integers(-6, 1, n_elems)
     return np.asarray(np.round(drawn) / 8, np.float32)
@@ -41,14 +41,14 @@ def residual(averager: Averager) -> Array:
 
 
 def send_all(n_elems: int, bits: int, n_servers: int) -> list[Any]:
-    """All that came over all steps is all that was given; what came, to compare the ranks."""
+    """Check that all given values arrive over all steps; return the received ones."""
     pretend_hosts(1)
     with shoal.init(timeout_s=60.0) as group:
         if n_servers:
             await_servers(group, n_servers)
         scheme = ChunkTopK(share=0.2, bits=bits)
         averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=scheme)
-        average(averager, 0)  # the first step, in which reducers keep nothing
+        average(averager, 0)  # the first step, in which reducers keep no residual
         came, given = np.zeros(n_elems), np.zeros(n_elems)
         for step in range(N_STEPS):
             averages = average(averager, whole(group.rank, step, n_elems))
@@ -61,7 +61,7 @@ def send_all(n_elems: int, bits: int, n_servers: int) -> list[Any]:
             group.all_reduce(is_left)
             averages = average(averager, 0)
             came += averages
-            if not is_left[0] and not averages.any():  # so the reducers have nothing left either
+            if not is_left[0] and not averages.any():  # so reducers have no residual left either
                 break
         np.testing.assert_allclose(came * group.size, given, rtol=0, atol=0 if bits == 8 else 1e-3)
         return [hashlib.blake2b(came.tobytes()).hexdigest()]
@@ -69,14 +69,14 @@ def send_all(n_elems: int, bits: int, n_servers: int) -> list[Any]:
 
 @pytest.mark.parametrize("bits", [8, 2])
 @pytest.mark.parametrize(("size", "n_elems"), [(1, 5000), (2, 20_003), (4, 9000), (2, 3)])
-def test_what_workers_give_in_all_steps_is_what_arrives_and_what_is_left(
+def test_the_values_given_over_all_steps_are_the_averages_plus_the_residuals(
     size: int, n_elems: int, bits: int
 ) -> None:
     told = run_ranks(send_all, size, n_elems, bits, 0)
     assert told == [told[0]] * size
 
 
-def test_a_server_keeps_what_it_drops(tmp_path: Path) -> None:
+def test_a_server_keeps_dropped_values_as_residuals(tmp_path: Path) -> None:
     told = run_with_a_server(tmp_path, send_all, 1_000_003, 8, 1, n_ranks=2)
     assert told == [told[0]] * 2
 
@@ -100,7 +100,7 @@ def go_on_without_the_server() -> list[str]:
     return told
 
 
-def test_a_server_lost_in_mid_step_loses_its_residual_and_no_step(tmp_path: Path) -> None:
+def test_a_server_lost_in_mid_step_costs_its_residual_and_no_step(tmp_path: Path) -> None:
     outcomes = run_and_kill_the_server(go_on_without_the_server, 3, new_key(tmp_path))
     told = [one.value for one in outcomes]
     assert told[0] is not None, outcomes
@@ -109,7 +109,7 @@ def test_a_server_lost_in_mid_step_loses_its_residual_and_no_step(tmp_path: Path
 
 
 def sent_in_a_step(n_elems: int) -> float:
-    """The bytes that this rank's links send in one step."""
+    """Return the bytes that this rank's links send in one step."""
     pretend_hosts(1)
     with shoal.init() as group:
         averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=ChunkTopK(0.01))
@@ -124,7 +124,7 @@ def sent_in_a_step(n_elems: int) -> float:
         return bytes_since(before) / n_steps
 
 
-def test_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:
+def test_the_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:
     n_elems = 1 << 20
     wide = 4 * n_elems
     for size in (2, 4):
@@ -149,7 +149,7 @@ def differ_in_share() -> list[str]:
         return [str(caught.value), str(unlike.value)]
 
 
-def test_ranks_that_send_other_shares_are_named_with_both() -> None:
+def test_ranks_that_send_different_shares_are_named_with_both_shares() -> None:
     for options, calls in run_ranks(differ_in_share, 2):
         assert "share=0.01" in options
         assert "share=0.02" in options
@@ -163,12 +163,12 @@ def refuse_shared_hosts() -> None:
         Averager(group, {"a": ((99,), "float32")}, compress=ChunkTopK())
 
 
-def test_top_k_of_hosts_with_several_ranks_is_refused_on_all() -> None:
+def test_top_k_is_refused_on_hosts_with_several_ranks() -> None:
     run_ranks(refuse_shared_hosts, 3)
 
 
 def skip_a_step() -> None:
-    """Reducers drop half of the largest values, in chunks beside the one that is not finite."""
+    """Reducers drop half of the largest values, in chunks beside the non-finite one."""
     pretend_hosts(1)
     with shoal.init() as group:
         chunk = 4096
@@ -188,12 +188,12 @@ def skip_a_step() -> None:
             assert not average(averager, 0).any()
 
 
-def test_nothing_of_a_step_that_is_not_finite_comes_with_later_ones() -> None:
+def test_no_value_of_a_non_finite_step_arrives_in_a_later_step() -> None:
     run_ranks(skip_a_step, 2)
 
 
 def count_past_the_steps_that_fit() -> None:
-    """Reducers drop half of the largest values in step 2^14, and have the rest in the next."""
+    """Reducers drop half of the largest values in step 2^14, and send the rest in the next."""
     pretend_hosts(1)
     with shoal.init() as group:
         averager = Averager(group, {"a": ((4096,), "float32")}, compress=ChunkTopK(share=2 / 4096))
@@ -207,7 +207,7 @@ def count_past_the_steps_that_fit() -> None:
         assert came.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
 
 
-def test_what_reducers_keep_comes_also_after_steps_that_messages_cannot_count() -> None:
+def test_residuals_of_reducers_arrive_after_the_step_counter_wraps() -> None:
     run_ranks(count_past_the_steps_that_fit, 2)
 
 
@@ -227,5 +227,5 @@ def go_back() -> None:
             assert not average(averager, 0).any()
 
 
-def test_nothing_of_the_steps_after_a_loaded_state_comes_with_later_ones() -> None:
+def test_no_value_of_steps_after_a_loaded_state_arrives_later() -> None:
     run_ranks(go_back, 2)

@@ -1,4 +1,4 @@
-"""`compress=ErrorFeedback` of the wrapper, held to the NumPy model of the scheme."""
+"""`compress=ErrorFeedback` of the wrapper, compared with the NumPy model of the scheme."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZE = 2
 
 
 class Net(nn.Module):
-    """The gradient of each parameter is what the forward pass is given for it."""
+    """Each parameter's gradient is the value passed to the forward pass for it."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, **shapes: tuple[int, ...]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 
 def gradients(step: int, left_out: Sequence[Sequence[str]] = ((), ())) -> list[Arrays]:
-    """By rank: multiples of 1/8 that bfloat16 cannot hold, whose sums are exact."""
+    """Return, by rank, multiples of 1/8 that bfloat16 cannot hold and whose sums are exact."""
     return [
         {
             name: np.random.default_rng([step, rank, at]).integers(-4096, 4096, shape) / 8
@@ -95,17 +95,17 @@ EVERY_WAY = [
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)
-def test_steps_are_those_of_the_model(options: dict[str, bool], ranks: SharedRanks) -> None:
-    ranks.run(steps_are_those_of_the_model, options)
+def test_steps_equal_the_model(options: dict[str, bool], ranks: SharedRanks) -> None:
+    ranks.run(steps_equal_the_model, options)
 
 
-def steps_are_those_of_the_model(options: dict[str, bool]) -> None:
+def steps_equal_the_model(options: dict[str, bool]) -> None:
     wrapped, model = feeding(**options), FeedbackModel(SIZE, SHAPES)
     for step in range(4):
         check(wrapped, model, gradients(step))
 
 
-def case_passes_in_no_sync_add_up_and_are_rounded_once() -> None:
+def case_no_sync_passes_accumulate_and_are_rounded_once() -> None:
     wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
     check(wrapped, model, gradients(0))
     parts = [as_float32(gradients(step)) for step in (1, 2, 3)]
@@ -120,7 +120,7 @@ def case_passes_in_no_sync_add_up_and_are_rounded_once() -> None:
     check_residuals(wrapped, model)
 
 
-def case_what_top_k_does_not_send_is_kept() -> None:
+def case_top_k_keeps_unsent_values() -> None:
     wrapped = wrap(Net(), compress=ChunkTopK(0.25))
     backward(wrapped, gradients(0))
     residuals = wrapped.feedback_state_dict()["residuals"]
@@ -138,7 +138,7 @@ def case_a_parameter_that_no_rank_used_keeps_its_residual() -> None:
         check(wrapped, model, gradients(step, left_out))
 
 
-def case_clipping_comes_after_the_average_and_leaves_residuals_alone() -> None:
+def case_clipping_after_the_average_does_not_change_residuals() -> None:
     wrapped, model = feeding(gradient_as_bucket_view=True), FeedbackModel(SIZE, SHAPES)
     for step in range(3):
         check(wrapped, model, gradients(step))
@@ -146,7 +146,7 @@ def case_clipping_comes_after_the_average_and_leaves_residuals_alone() -> None:
         check_residuals(wrapped, model)
 
 
-def case_a_step_that_the_gradient_scaler_skips_leaves_residuals_as_they_were() -> None:
+def case_a_step_skipped_by_the_gradient_scaler_does_not_change_residuals() -> None:
     wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -154,7 +154,7 @@ def case_a_step_that_the_gradient_scaler_skips_leaves_residuals_as_they_were() -
         given = as_float32(gradients(step))
         if step == 1:
             given[1]["second"][7] = np.inf
-        scale = np.float32(scaler.get_scale())  # 4, and half of it after the step that is skipped
+        scale = np.float32(scaler.get_scale())  # 4, and 2 after the skipped step
         scaled = [{name: one * scale for name, one in arrays.items()} for arrays in given]
         before = {name: getattr(wrapped.module, name).detach().clone() for name in NAMES}
         wrapped.zero_grad()
@@ -169,7 +169,7 @@ def case_a_step_that_the_gradient_scaler_skips_leaves_residuals_as_they_were() -
             np.testing.assert_array_equal(getattr(wrapped.module, name).detach().numpy(), moved)
 
 
-def case_a_rank_without_inputs_sends_what_is_left() -> None:
+def case_a_rank_without_inputs_sends_its_residuals() -> None:
     wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
     rank = dist.get_rank()
     with wrapped.join():
@@ -184,13 +184,13 @@ def case_a_rank_without_inputs_sends_what_is_left() -> None:
     check_residuals(wrapped, model)
 
 
-def case_a_pass_that_raised_on_all_ranks_leaves_residuals_as_they_were() -> None:
+def case_a_pass_that_raised_on_all_ranks_does_not_change_residuals() -> None:
     wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
     for step in range(3):
         check(wrapped, model, gradients(step))
         failing = wrapped.module.first.register_hook(_fail)
         with pytest.raises(ValueError, match="not this time"):
-            backward(wrapped, gradients(9))  # of which other gradients have been sent
+            backward(wrapped, gradients(9))  # other gradients of this pass have been sent
         failing.remove()
 
 
@@ -198,7 +198,7 @@ def _fail(_gradient: torch.Tensor) -> None:
     raise ValueError("not this time")
 
 
-def case_a_saved_state_goes_on_to_the_bit_in_another_wrapper() -> None:
+def case_a_saved_state_continues_bitwise_in_another_wrapper() -> None:
     wrapped, model = feeding(), FeedbackModel(SIZE, SHAPES)
     for step in range(2):
         check(wrapped, model, gradients(step))
@@ -224,7 +224,7 @@ def case_gradients_that_are_kept_in_float32_are_compressed() -> None:
     assert wrapped.feedback_state_dict()["residuals"]["first"].shape == (9, 5)
 
 
-def case_communication_hooks_are_refused_beside_it() -> None:
+def case_a_communication_hook_is_refused_beside_feedback() -> None:
     with pytest.raises(Unsupported, match=r"compress.*with communication hooks"):
         feeding().register_comm_hook(None, allreduce_hook)
 

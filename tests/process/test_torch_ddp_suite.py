@@ -49,7 +49,7 @@ CANNOT_PASS: Final = {
     "test_ddp_static_graph_nested_types": "wraps a model that is wrapped, which is refused",
 }
 
-# Not begun: it would take minutes of a CPU, in a convolution over a million pixels.
+# Not run: its convolution over a million pixels would take minutes of a CPU.
 _TOO_LONG: Final = "test_ddp_uneven_inputs"
 
 ALWAYS: Final = (
@@ -70,7 +70,7 @@ def run(names: list[str], directory: str) -> dict[str, str]:
 
 
 def failed(outcomes: list[dict[str, str]]) -> dict[str, str]:
-    """The cases that failed on some rank, and why."""
+    """Return the cases that failed on some rank, with the reason."""
     return {
         name: outcome
         for by_name in outcomes
@@ -88,12 +88,12 @@ def test_a_few_of_torchs_own_ddp_cases_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: two minutes")
-def test_of_torchs_own_ddp_cases_those_fail_that_are_listed_and_no_others(tmp_path: Path) -> None:
+def test_only_the_listed_cases_of_torchs_own_ddp_fail(tmp_path: Path) -> None:
     names = [name for name in ddp_suite.case_names() if name != _TOO_LONG]
     outcomes = run_ranks(run, 2, names, str(tmp_path), deadline_s=570)
     found = failed(outcomes)
     assert {name: found[name] for name in found.keys() - CANNOT_PASS.keys()} == {}
     missing = CANNOT_PASS.keys() - found.keys()
-    if torch.__version__.startswith("2.13"):  # other versions have not all of them
+    if torch.__version__.startswith("2.13"):  # other versions lack some of them
         assert missing == set()
         assert sum(outcome == "passed" for outcome in outcomes[0].values()) >= 56

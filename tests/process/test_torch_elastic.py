@@ -1,6 +1,6 @@
-"""The example of an elastic job: workers are killed and come, and the loss is the undisturbed one.
+"""The elastic example: workers are killed and join, and the loss is that of an undisturbed job.
 
-`SHOAL_SOAK=1` makes a minute of it, as `make test-soak` does.
+`SHOAL_SOAK=1` runs it for a minute, as `make test-soak` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if importlib.util.find_spec("torch") is None:
 SECONDS, EVERY = (60, 4) if os.environ.get("SHOAL_SOAK") else (2, 1)
 
 
-def test_a_job_of_which_workers_are_killed_and_to_which_others_come_loses_no_step() -> None:
+def test_a_job_whose_workers_are_killed_and_join_loses_no_step() -> None:
     options = f"--seconds={SECONDS}", f"--every={EVERY}", "--seed=1"
     printed = run_example("elastic.py", *options)
     events = re.search(r"(\d+) workers were killed, and (\d+) came", printed)

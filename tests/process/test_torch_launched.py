@@ -1,4 +1,4 @@
-"""`shoal.torch.init_process_group` takes the place of a process from what mpirun or srun set."""
+"""`shoal.torch.init_process_group` reads rank and size from the variables of mpirun or srun."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import shoal.torch
 from shoal.errors import UsageError
 
 TORCHS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
-NAMES = {  # of the rank, the number of ranks, and what says that all are on this host
+NAMES = {  # variables of the rank, of the size, and of all ranks being on this host
     "Open MPI": (
         *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
@@ -52,7 +52,9 @@ def test_ranks_meet_under_each_launcher(launcher: str) -> None:
     assert found == [["shoal", 0, 2, 2.0], ["shoal", 1, 2, 2.0]]
 
 
-def test_a_program_without_a_launcher_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_launcher_an_error_names_the_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in (*TORCHS, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="no launcher found"):
