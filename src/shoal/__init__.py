@@ -35,7 +35,7 @@ if "torch.distributed" in sys.modules:  # torch's own loading of backends may be
 
     register()
 
-# What loads more than this file.
+# Attributes that load further modules.
 __getattr__ = attributes(
     __name__,
     {

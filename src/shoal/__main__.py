@@ -1,4 +1,4 @@
-"""`python -m shoal` is the command `shoal`."""
+"""Run the command `shoal` by `python -m shoal`."""
 
 import sys
 

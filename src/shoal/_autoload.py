@@ -1,8 +1,8 @@
 """Registers the backend during `import torch`: `init_process_group("shoal")` needs no import.
 
 `import torch` calls `register` wherever shoal is installed, also in programs that never use it. It
-registers a name and does nothing else. A failure here must NOT break `import torch`; then
-`init_process_group("shoal")` raises torch's error for an unknown backend.
+only registers a name. A failure here must NOT break `import torch`; `init_process_group("shoal")`
+then raises torch's error for an unknown backend.
 
 TORCH_DEVICE_BACKEND_AUTOLOAD=0 prevents this call. torch 2.14 and later call it anyway when the
 name is first used; earlier versions need `import shoal` after `import torch`, or `import

@@ -7,8 +7,8 @@
     )
     arguments = TrainingArguments(use_cpu=True, ddp_backend="shoal")
 
-Accelerate has no list to which a backend could be added: on CPUs it replaces every name by "gloo",
-and refuses another one that the user gave. So the import replaces one function of Accelerate,
+Accelerate has no registry of backends: on CPUs it replaces every name by "gloo", and refuses
+another one that the user gave. So the import replaces one function of Accelerate,
 `PartialState._prepare_backend`, by one that also accepts "shoal". Without the import, call
 `torch.distributed.init_process_group("shoal")` first and give Accelerate no backend.
 """

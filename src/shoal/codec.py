@@ -1,6 +1,6 @@
 """Codecs: the encodings of elements between hosts, with the numbers of native/fold/codec.h.
 
-docs/wire.md says what a narrow codec does to values, docs/decisions/0013 and 0073 why.
+docs/wire.md describes the rounding of narrow codecs, docs/decisions/0013 and 0073 the reasons.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Codec:
     """The encoding of a call's elements between hosts.
 
     Attributes:
-        name: its word in `wire=`, descriptions and errors.
+        name: in `wire=`, descriptions and errors.
         number: as in native/fold/codec.h.
-        bits: of an element that travels.
+        bits: of an encoded element.
         error: the largest error of one rounding, relative to the largest value of its block; to
             the value itself in codecs without blocks.
         block: the number of elements that are encoded together.
-        keep: the number of elements kept of a whole block; 0: all.
+        keep: the number of elements kept of a full block; 0: all.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Codec:
 
     @property
     def is_narrow(self) -> bool:
-        """True unless elements travel as they are in memory."""
+        """True unless elements are sent as they are in memory."""
         return self.number != 0
 
     @property
     def sums_at_random(self) -> bool:
-        """True if sums for averagers are rounded at random; else to nearest, as all others."""
+        """True if averagers' sums are rounded at random; all other sums are rounded to nearest."""
         return self.block > 1 and self.keep == 0
 
     @property
     def share(self) -> float:
-        """The bytes that travel for each byte of long buffers in memory."""
+        """The bytes sent for each byte in memory, of a long buffer."""
         return self.bytes_of(self.block) / (_FLOAT32_BYTES * self.block)
 
     def bytes_of(self, n_elems: int) -> int:
@@ -101,17 +101,17 @@ _WORDS: Final = (
     *(Codec.MXFP8, Codec.MXINT8, Codec.MXFP4),
 )
 CODECS: Final = {codec.name: codec for codec in _WORDS}
-"""The codecs that have a word of their own, by that word."""
+"""The codecs that `wire=` accepts, by name."""
 
 
 def top_k(share: float, bits: int) -> Codec:
-    """Return the codec that sends a share of the elements, the largest of each 4,096, in `bits`."""
+    """Return the codec that sends the largest `share` of each 4,096 elements, in `bits` bits."""
     number = {b: number for number, b in _TOP_K_BITS.items()}[bits]
     return codec_of(number, max(1, math.ceil(share * _TOP_K_BLOCK)))
 
 
 def codec_of(number: int, keep: int) -> Codec:
-    """Return the codec of a number in messages, with what it keeps of a block, or ValueError."""
+    """Return the codec with this number and `keep`, as messages carry them, or ValueError."""
     if number in _TOP_K_BITS and 0 < keep <= _TOP_K_BLOCK:
         bits = _TOP_K_BITS[number]
         name = f"topk:{keep / _TOP_K_BLOCK:g}:{bits}"
@@ -123,7 +123,7 @@ def codec_of(number: int, keep: int) -> Codec:
 
 
 def parse_wire(value: object) -> Codec:
-    """Return the Codec that `value`, a Codec or its name, stands for; UsageError for others."""
+    """Return the Codec for `value`, a Codec or its name; UsageError for anything else."""
     if isinstance(value, Codec):
         return value
     codec = CODECS.get(value) if isinstance(value, str) else None

@@ -38,7 +38,7 @@ class DType(enum.IntEnum):
     UINT32 = 13, 4
     UINT64 = 14, 8
 
-    # Both are written out because IntEnum prints the number or the name, by version of Python.
+    # Both are defined because IntEnum prints the number or the name, depending on Python's version.
     def __str__(self) -> str:
         return self.name.lower()
 
@@ -75,9 +75,9 @@ def item_size(dtype: DType) -> int:
 
 
 def parse_dtype(value: object) -> DType:
-    """Return the DType of a DType, a name, a NumPy type (also of ml_dtypes), or a torch dtype.
+    """Return the DType for a DType, a name, a NumPy type (also of ml_dtypes), or a torch dtype.
 
-    Imports no framework. UsageError if there is none, or its bytes are not in this order.
+    Imports no framework. UsageError for an unknown type or a foreign byte order.
     """
     if isinstance(value, DType):
         return value
@@ -94,7 +94,7 @@ def parse_dtype(value: object) -> DType:
 
 
 def parse_op(value: object) -> Op:
-    """Return the Op that `value`, an Op or its name, stands for; UsageError for others."""
+    """Return the Op for `value`, an Op or its name; UsageError for anything else."""
     if isinstance(value, Op):
         return value
     op = _OPS.get(value) if isinstance(value, str) else None

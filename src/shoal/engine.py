@@ -1,7 +1,7 @@
 """Turns schedules into native programs and plans, and native errors into exceptions.
 
-Only this module, and `limits` for its numbers, import the native core; other modules import its
-names from here. The code below runs once per kind of call; what runs on every call is native.
+Only this module and `limits` import the native core; other modules import its names from here. The
+code below runs once per kind of call; the code that runs on every call is native.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
-    """Flatten one rank's steps; the native core derives which of them wait for which.
+    """Flatten one rank's steps; the native core derives the dependencies between them.
 
-    `finish` keeps Finish steps, which act if the operation divides or a narrow codec rounds.
+    `finish` keeps Finish steps, which are needed to divide an average or round to a narrow codec.
     """
     builder = ProgramBuilder.of(size)
     for step in steps:
@@ -76,13 +76,13 @@ def plan_for(shape: Shape, n_workers: int = 0) -> Plan:
     """Return the native plan of a kind of call: its program, chunk layout and descriptor.
 
     Args:
-        n_workers: ranks from this one on are servers; 0: there are none.
+        n_workers: the rank of the first server; 0 if there are no servers.
     """
     return make_plan(shape, n_workers)
 
 
 def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
-    """`plan_for` without the cache, for lengths that will hardly come again."""
+    """Make the plan without the cache, for lengths that are unlikely to repeat."""
     average = shape.op is Op.AVG
     kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_lanes=1)
     program = _program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found)
@@ -97,7 +97,7 @@ def plan_among(
 
     Args:
         shape: as in a group of these ranks alone.
-        members: their numbers in the larger group, which has `size` ranks.
+        members: their ranks in the larger group, which has `size` ranks.
         what: a name for messages; ranks must agree on it.
         is_told: False: only the steps until each chunk is folded at its owner; True: only the
             steps after that, with an average over all ranks of the larger group; None: all steps.
@@ -140,14 +140,14 @@ def _plan_of(
 
 @functools.lru_cache(maxsize=256)
 def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
-    """Return the program of all calls that differ in size and type only, and are cut alike."""
+    """Return the program of all calls that differ only in size and type, and are cut equally."""
     # A receive from any source is lowered as one from rank 0: the engine fills in the real source.
     steps = algorithm.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
     return lower(steps, kind.size, finish=kind.op is Op.AVG or kind.codec.is_narrow)
 
 
 def can_encode(codec: Codec, dtype: DType, op: Op) -> bool:
-    """Return True if a narrow codec has a meaning for folds of this kind."""
+    """Return True if a narrow codec can carry folds of this type and operation."""
     return _can_encode(codec.number, dtype, op)
 
 
@@ -156,16 +156,16 @@ def round_to(
 ) -> None:
     """Round elements in place, in the caller's memory, to values that a narrow codec can carry.
 
-    To the nearest with seed 0, else at random, by the seed and the index of the first element.
-    ValueError if the codec has no meaning for this type.
+    Rounds to nearest with seed 0, else at random by the seed and the index of the first element.
+    ValueError if the codec cannot carry this type.
     """
     _round_to(codec.number, codec.keep, dtype, address, n_elems, seed, first)
 
 
 class RankInfo(NamedTuple):
-    """A rank's host name, the address it was reached at, and its host's identity.
+    """A rank's host name, the address at which peers reached it, and its host's identity.
 
-    `process_id`: 32 hexadecimal digits that its process drew for this epoch.
+    `process_id`: 32 random hexadecimal digits that its process chose for this epoch.
     """
 
     host: str
@@ -190,7 +190,7 @@ def error_from(
 ) -> ShoalError | None:
     """Return the exception for a native error, or None for no error.
 
-    `native` is (fault, mesh rank to blame, what happened, during which call).
+    `native` is (fault, mesh rank to blame, event, call in which it happened).
     """
     fault, peer, what, doing = native
     if fault is Fault.NONE:

@@ -2,8 +2,8 @@
 
 `UsageError` is for the caller to fix, `PeerLost` and `TimedOut` come from outside, `Closed` means
 that this side closed the group, `ProofError` blames a schedule and `InternalError` blames shoal.
-Each is also the built-in exception that its meaning suggests, so code that knows nothing of shoal
-can catch it, and a RuntimeError, which code around torch's collectives expects of any failure.
+Each class also derives from the matching built-in exception, so code that does not know shoal can
+catch it, and from RuntimeError, which code around torch's collectives catches for any failure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _Result = TypeVar("_Result")
 def without_internals(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """Drop the frames and causes inside the function from errors and Ctrl-C that leave it.
 
-    The message holds all that its reader can act on. InternalError keeps its frames: users report
-    them.
+    The message holds all that a user can act on. InternalError keeps its frames: users report them.
     """
 
     @functools.wraps(function)
@@ -55,12 +54,12 @@ class UsageError(ShoalError, ValueError):
     """The call is wrong, here or on a peer that disagrees. No byte of any tensor has moved."""
 
 
-class Unsupported(UsageError, NotImplementedError):  # noqa: N818 - says what happened
-    """Shoal cannot do that (yet), or no library could. No byte of any tensor has moved."""
+class Unsupported(UsageError, NotImplementedError):  # noqa: N818 - names the event
+    """Shoal does not support the call (yet), or no library could. No byte of any tensor moved."""
 
 
-class PeerLost(ShoalError):  # noqa: N818 - says what happened
-    """A peer is gone, and with it this view of the group.
+class PeerLost(ShoalError):  # noqa: N818 - names the event
+    """A peer is gone, and this view of the group has ended.
 
     Tensors of collectives in flight are partly folded: discard them. Every later call on this
     group raises the same error; the survivors continue in the group that `shrink` returns.
@@ -93,15 +92,15 @@ class PeerLost(ShoalError):  # noqa: N818 - says what happened
         address = f"at {self.address}" if self.address else ""
         doing = f"({self.doing})" if self.doing else ""
         what = " ".join(filter(None, (who, host, address, self.reason, doing)))
-        # The peers that gave this rank up have moved on and will not shrink a group with it.
+        # Peers that gave this rank up have moved on and will not shrink a group with it.
         if self.reason.startswith(("gave this rank up", "goes on without this rank")):
             return f"{what}; this rank can only form a new group, with ranks that join it"
         if self.reason.startswith(("has left the meeting", "no longer serves the store")):
-            return f"{what}; no group has formed, so every rank has to join anew"
+            return f"{what}; no group has formed, so every rank has to join again"
         return f"{what}; {self.remedy}"
 
 
-class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - says what happened
+class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - names the event
     """The deadline passed while every peer was still alive. In-flight tensors are partly folded."""
 
     def __str__(self) -> str:
@@ -109,12 +108,12 @@ class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - says what happened
         return f"timed out: {super().__str__()}"
 
 
-class Closed(ShoalError):  # noqa: N818 - says what happened
+class Closed(ShoalError):  # noqa: N818 - names the event
     """This side has closed the group or the link, which cannot be used any more."""
 
 
 class ProofError(ShoalError):
-    """A schedule breaks the contract of its collective. It has not been run."""
+    """A schedule breaks the contract of its collective. It was not run."""
 
 
 class InternalError(ShoalError):
@@ -122,7 +121,7 @@ class InternalError(ShoalError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ring?" for the known name nearest to a mistyped one, or ""."""
+    """Return "; did you mean ring?" for a mistyped `name`; "" if no known name is similar."""
     import difflib  # rarely needed
 
     near = difflib.get_close_matches(name, list(known), n=1)

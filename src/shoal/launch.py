@@ -37,7 +37,7 @@ def init(
 
     Under torchrun, mpirun or srun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by
     hand, it needs no arguments. Rank 0 serves a store at MASTER_ADDR:MASTER_PORT until the group
-    has formed; afterwards nothing depends on it.
+    has formed; nothing needs the store afterwards.
 
     Args:
         store: your own store, together with `rank` and `size`.
@@ -46,13 +46,13 @@ def init(
             the bytes; "identity" sends elements as they are. None: `SHOAL_WIRE`, else "identity".
             The same on every rank; see `Group`.
         join: enter a running group as a newcomer: the address of a member (`group.address`), or
-            several with commas between. It waits until the members call `group.grow()`. "1" takes
-            MASTER_ADDR:MASTER_PORT. None: `SHOAL_JOIN`, if that is set.
+            several separated by commas. Waits until the members call `group.grow()`. "1" takes
+            MASTER_ADDR:MASTER_PORT. None: `SHOAL_JOIN`, if set.
 
     Raises:
         UsageError: a variable is missing or wrong, the port is taken, or keys differ; or the
-            running group refuses this process, and why.
-        TimedOut: some ranks did not join; the message names them. Or nobody let this process in.
+            running group refuses this process, for the reason given.
+        TimedOut: some ranks did not join; the message names them. Or no member let this process in.
         PeerLost: rank 0 left before the group had formed.
     """
     from shoal.group.form import form  # the native core loads with the first group
@@ -88,10 +88,10 @@ def init(
 # How long rank 0 serves its store after its own join has failed. The other ranks read the reason
 # within a second and leave; only ranks that joined after the failure stay, and wait for a retry.
 _LAST_SERVICE_S: Final = 5.0
-# How long it serves without any client: other ranks may still be about to connect.
+# How long it serves at least, since other ranks may still be about to connect.
 _LEAST_SERVICE_S: Final = 1.0
 
-# True once this process has formed a group: rank 0 may still be closing the store of that one.
+# True once this process has formed a group: rank 0 may still be closing the store of that group.
 _has_met = False
 
 
@@ -114,7 +114,7 @@ def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Gr
             except PeerLost:
                 if client.is_open or not _has_met or time.monotonic() >= deadline:
                     raise
-                continue  # that was the store of the group before: rank 0 will open ours
+                continue  # that was the previous group's store: rank 0 will open ours
             finally:
                 client.close()
             group.timeout_s = timeout_s
@@ -123,10 +123,10 @@ def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Gr
 
 
 def _end_service(server: TcpStoreServer, kind: type[BaseException] | None, *_: object) -> None:
-    """Close the store of rank 0; if its join failed, after the others have read the reason."""
+    """Close rank 0's store. If its join failed, let the other ranks read the reason first."""
     try:
         if kind is not None and not issubclass(kind, TimedOut):
             threading.Event().wait(_LEAST_SERVICE_S)
             server.await_leavers(_LAST_SERVICE_S - _LEAST_SERVICE_S)
-    finally:  # also when an interrupt ends the wait: the next join needs the port
+    finally:  # also after Ctrl-C: the next join needs the port
         server.close()

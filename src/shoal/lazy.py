@@ -1,7 +1,7 @@
-"""Imports at first use, while no garbage is collected.
+"""Imports modules at first use, with the garbage collector off.
 
-Nothing that loads is garbage. NOT with the collector on: after torch's import our modules make a
-collection of all objects due, which takes 110 ms of CPU on every rank (bench/LOG.md).
+An import leaves no garbage. NOT with the collector on: after torch's import our modules would
+trigger a full collection, which takes 110 ms of CPU on every rank (bench/LOG.md).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def load(module: str) -> Any:
 
 
 def attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` that imports the attributes of a package when first asked for.
+    """Return a module's `__getattr__` that imports the attributes of `package` at first use.
 
     Args:
-        modules: the module that has each attribute, or that is the attribute: a part of `package`.
+        modules: by attribute, the module that defines it, or the submodule that is the attribute.
     """
 
     def get(name: str) -> Any:

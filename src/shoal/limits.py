@@ -1,4 +1,4 @@
-"""The native core's own numbers, from the core itself; written down nowhere else in Python."""
+"""The constants of the native core. Python imports them and never repeats their values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The names of all environment variables that shoal reads, and a warning about unknown ones.
 
-A new setting takes one line here and a row in docs/settings.md; a test compares the two, and both
-with what the source reads.
+A new setting takes one line here and a row in docs/settings.md; a test compares both with the
+variables that the source reads.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ SETTINGS: Final = (
     "SHOAL_WIRE",
 )
 
-# For developers of shoal, read by it or by its tests: known, but never suggested.
+# For developers of shoal, read by shoal or its tests: accepted, but never suggested.
 INTERNAL: Final = ("SHOAL_BACKSTOP_MS", "SHOAL_PROGRAMS", "SHOAL_SEEDS", "SHOAL_SOAK")
 
-# As torch reads its own, in any case of letters.
+# The words that torch accepts in its own variables, in upper or lower case.
 _YES: Final = ("1", "y", "yes", "t", "true", "on")
 _NO: Final = ("0", "n", "no", "f", "false", "off")
 
-# Names that this process has warned of: groups are formed again and again.
+# Names that this process has warned of; a process may form many groups.
 _warned: set[str] = set()
 
 
 def warn_of_unknown(environ: Mapping[str, str]) -> None:
     """Log a warning for each `SHOAL_` variable that nothing reads, once in a process.
 
-    It names the variables and never shows a value: that may be a key under a name misspelt.
+    It names the variables and NOT their values: a value may be a key under a misspelt name.
     """
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in {*SETTINGS, *INTERNAL, *_warned}:
@@ -68,9 +68,9 @@ def warn_of_unknown(environ: Mapping[str, str]) -> None:
 
 
 def join_addresses(environ: Mapping[str, str], join: str | None) -> list[str]:
-    """Return the addresses of a running group in `join`, None: `SHOAL_JOIN`; empty: form one.
+    """Return the addresses in `join`, or in `SHOAL_JOIN` if it is None; empty: form a new group.
 
-    Raises UsageError if it names MASTER_ADDR and MASTER_PORT, and one is not set.
+    Raises UsageError if it is "1" and MASTER_ADDR or MASTER_PORT is not set.
     """
     join = environ.get("SHOAL_JOIN", "") if join is None else join
     if join != "1":

@@ -16,8 +16,8 @@ from shoal.schedule.stripes import LINE_BYTES, stride_of
 if TYPE_CHECKING:
     from shoal.schedule import Algorithm
 
-# If nothing can go back before a chunk of each rank has arrived, the first and last segments of all
-# ranks pass alone: 2 in 64 of the time. Shorter segments would cost more than they save.
+# Results can leave only after a chunk of each rank has arrived, so the first and last segments do
+# not overlap with others: 2 in 64 of the time. Shorter segments would cost more than they save.
 _SEGMENTS_OF_CHUNK: Final = 64
 _LEAST_SEGMENT_BYTES: Final = 32 << 10
 # Sends take turns, a segment to each reducer, and slow links may have little more than this in
@@ -43,8 +43,8 @@ class Shape(NamedTuple):
         hosts: the host of every rank, numbered from 0 in order of first appearance.
         blocks: the elements of every rank's block if these differ (all_gather, reduce_scatter);
             `n_elems` is 0 then.
-        sent, taken: the elements of the blocks that this rank sends to and takes from every rank,
-            if these differ (all_to_all); `n_elems` is 0 then.
+        sent, taken: the elements of the blocks that this rank sends to and receives from every
+            rank, if these differ (all_to_all); `n_elems` is 0 then.
         codec: the encoding of elements between hosts.
         n_lanes: the number of channels that segments use, see `Plan::n_lanes`.
         rounds_own: a reducer rounds its own part like the parts that it receives, so the bits do
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
 
     @property
     def found(self) -> Algorithm:
-        """The algorithm, in its form for buffers of this length."""
+        """The algorithm, fitted to buffers of this length."""
         algorithm = schedule.find(self.collective, self.algorithm)
         return algorithm.fitted(self.n_elems * item_size(self.dtype), self.size)
 
@@ -88,7 +88,7 @@ class Shape(NamedTuple):
 
     @property
     def n_workers(self) -> int:
-        """The number of ranks that bring a tensor: all, or those before the servers."""
+        """The number of ranks with a tensor; servers have none and the highest ranks."""
         return self.size - self.found.n_servers
 
     @property
@@ -109,7 +109,7 @@ def agreement(shape: Shape) -> str:
 
 
 def describe(shape: Shape) -> str:
-    """Return what a call does, in words for people."""
+    """Describe a call for people."""
     length = f"[{','.join(map(str, shape.blocks)) or shape.n_elems}]"
     if shape.collective == MESSAGE:
         peer = f"rank {shape.root}" if shape.root >= 0 else "any rank"
@@ -148,10 +148,10 @@ def layouts_of(shape: Shape) -> list[Layout]:
 
 
 def scratch_first_of(shape: Shape) -> list[int]:
-    """Return, by chunk of scratch, the index in the call's buffer of its first element."""
+    """Return, by scratch chunk, the index of its first element in the call's buffer."""
     row = COLLECTIVES.get(shape.collective)
     if shape.codec.block == 1 or row is None or not row.in_place:
-        return []  # not asked for
+        return []  # not needed
     item, algorithm = item_size(shape.dtype), shape.found
     begins, _ = cut(algorithm, shape.n_elems, item, shape.size, shape.hosts, shape.codec.block)
     like = algorithm.scratch(shape.rank, shape.size, shape.hosts, shape.root)
@@ -189,7 +189,7 @@ def cut(
     """Return the layout of a buffer that is reduced or sent in place.
 
     Args:
-        block: chunks begin with a block of as many elements, see `Codec`.
+        block: chunks begin at multiples of this many elements, see `Codec`.
     """
     if algorithm.cut_rule:
         return algorithm.cut_rule(n_elems * item, size, unit_of(block, item))
@@ -197,7 +197,7 @@ def cut(
 
 
 def unit_of(block: int, item: int) -> int:
-    """Return the length that all chunks of a buffer have multiples of, in bytes."""
+    """Return the unit of which chunk lengths are multiples, in bytes."""
     return max(LINE_BYTES, block * item)
 
 

@@ -33,7 +33,7 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
 class Threads:
     """Runs jobs on threads that start when all others are busy and end after an idle second.
 
-    At most `most` run at a time; one runs jobs in the order of `submit`. Threads: any.
+    At most `most` run at a time; with 1, jobs run in the order of `submit`. Threads: any.
     """
 
     _LINGER_S: Final = 1.0
@@ -77,10 +77,10 @@ class Threads:
                 job()
             except BaseException:  # noqa: BLE001 - the thread serves others too
                 _LOG.exception("a job of the thread %s failed", self._name)
-            del job  # NOT kept while idle, with all the objects that it refers to
+            del job  # an idle thread must NOT keep the objects that the job refers to
 
     def _next(self) -> Callable[[], object] | None:
-        """Wait for a job; None after an idle second or at the end, when the thread must end."""
+        """Wait for a job; None after an idle second or `finish`: the thread must end."""
         with self._changed:
             self._n_idle += 1
             self._changed.wait_for(lambda: self._jobs or self._is_ending, self._LINGER_S)

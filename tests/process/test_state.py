@@ -138,7 +138,7 @@ def test_a_signal_makes_a_rank_dump_while_its_main_thread_is_stuck(tmp_path: Pat
             with open(stage.store.get("pipe", 30).decode(), "wb") as pipe:
                 pipe.write(b"x")
             outcomes = ranks.wait()
-    assert waiting["why"] == stuck["why"] == "SIGUSR2 came"
+    assert waiting["why"] == stuck["why"] == "received SIGUSR2"
     (call,) = waiting["worlds"][0]["groups"][0]["in_flight"]
     assert [wait["rank"] for wait in call["waits"]] == [VICTIM]
     assert waiting["worlds"][0]["n_threads_waiting"] == 1

@@ -1,4 +1,4 @@
-"""The state of this process: what every call in flight waits for, for whom, and since when.
+"""The state of this process: the peers that each call in flight waits for, why, and how long.
 
 `dump` returns it. A call that times out, and the signal in `SHOAL_DUMP_SIGNAL`, write it to files.
 docs/dump.md describes the files.
@@ -37,7 +37,7 @@ class Dump(NamedTuple):
 
     Args:
         state: plain data, as in the JSON file; docs/dump.md describes it.
-        text: the same for people.
+        text: the same data as text for people.
         files: the paths of both; empty if no path was given or writing failed.
     """
 
@@ -50,17 +50,17 @@ class Dump(NamedTuple):
 
 
 def dump(path: str | Path | None = None) -> Dump:
-    """Return what every call in flight in this process waits for, and the state of its links.
+    """Return the state of this process: its links, and the peers that its calls wait for.
 
-    Costs about a millisecond where little is in flight. Waits at most 5 s for each world's lock,
-    and at most 5 s for the disk. Changes nothing; any thread may call it at any time.
+    Costs about a millisecond with few calls in flight. Waits at most 5 s for each world's lock, and
+    at most 5 s for the disk. Changes nothing; any thread may call it at any time.
 
     Args:
         path: also write the state there, as `SHOAL_DUMP` does: a folder, or a name in which %r
             stands for the rank, %h for the host and %p for the process. Existing files are kept:
             a number is added to the name. None writes nothing.
 
-    Raises: nothing of its own; a failure to write is logged as a warning.
+    Never raises: a failure to write is logged as a warning.
     """
     return _dump("it was asked for", None if path is None else str(path))
 
@@ -89,13 +89,13 @@ def _write_at_signal(number: signal.Signals) -> None:
 
     pattern = pattern_of_job()
     if pattern is None:
-        _LOG.warning("%s came, and SHOAL_DUMP=off: nothing is written", number.name)
-    elif files := _dump(f"{number.name} came", pattern).files:
-        _LOG.warning("%s came: the state of this rank is in %s", number.name, files[-1])
+        _LOG.warning("received %s, but SHOAL_DUMP=off: nothing is written", number.name)
+    elif files := _dump(f"received {number.name}", pattern).files:
+        _LOG.warning("received %s: the state of this rank is in %s", number.name, files[-1])
 
 
 class AtDeadline:
-    """Writes down what a group waited for when a deadline ended it, once."""
+    """Writes the state of this process, once, when a deadline ends a group."""
 
     _lock = threading.Lock()
     _last: tuple[int, str] = (0, "")  # groups that one deadline ends share their state
@@ -105,10 +105,9 @@ class AtDeadline:
         self._note: str | None = None
 
     def note(self, source: Any, native: Any) -> str:
-        """Return the words that an error adds: where the state was written.
+        """Return the words to add to an error: the file with the state; empty for none.
 
-        `native`, the native group or its stand-in, gives the state of the mesh at the deadline,
-        once.
+        `native`, the native group or its stand-in, returns the mesh's state at the deadline, once.
         """
         with AtDeadline._lock:
             if self._note is None:

@@ -33,13 +33,13 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def verdict(states: Sequence[dict[str, Any]]) -> str:
-    """Say which rank waits for which, in a few sentences for each world."""
+    """Describe which rank waits for which, in a few sentences for each world."""
     worlds: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for state in sorted(states, key=lambda state: state["taken_at_s"]):
         for world in state["worlds"]:
             found = {**world, "threads": state["threads"], "text_file": state.get("text_file")}
             before = worlds[world["epoch"]].get(world["rank"])
-            # Of several states of a rank, the last one with calls in flight counts.
+            # Of a rank's states, keep the last one with calls in flight.
             if before is None or _in_flight(found) or not _in_flight(before):
                 worlds[world["epoch"]][world["rank"]] = found
     if not worlds:
@@ -80,7 +80,7 @@ class _Case:
         if not any(_in_flight(world) for world in self._worlds.values()):
             files = [world["text_file"] for world in self._worlds.values() if world["text_file"]]
             look = f": look at the stacks in {', '.join(files[:4])}" if files else ""
-            yield f"none of them had a call in flight{look}"
+            yield f"no rank that reported had a call in flight{look}"
             return
         yield from self._mismatches()
         lacks = list(self._lacks())
@@ -103,7 +103,7 @@ class _Case:
                     yield f"the ranks made different calls in {name}: {', but '.join(parts)}"
 
     def _lacks(self) -> Iterator[_Lack]:
-        """For each rank and group, the first call that others wait in and it has not made."""
+        """Yield by group and rank the first call that the rank has not made and others wait in."""
         for group in self._groups.values():
             calls = sorted(
                 _calls(group).items(), key=lambda item: min(c["serial"] for c in item[1].values())
@@ -132,9 +132,9 @@ class _Case:
         if group is None or not group["is_made"]:
             text += "; it has not made that group, or has closed it"
         elif group["finished"]:
-            text += f"; the last call it ended there was {group['finished'][-1]['what']}"
+            text += f"; its last call to end there was {group['finished'][-1]['what']}"
         else:
-            text += "; it has ended no call there"
+            text += "; no call has ended there"
         threads = self._worlds[lack.rank]["threads"]
         at = next((thread["at"] for thread in threads if thread["name"] == "MainThread"), "")
         if at:
@@ -142,7 +142,7 @@ class _Case:
         return text
 
     def _absent(self, silent: Sequence[int]) -> Iterator[str]:
-        """Ranks without a report that have not joined a call in which others wait."""
+        """Name the ranks without a report that have not joined a call in which others wait."""
         for group in self._groups.values():
             for by_rank in _calls(group).values():
                 for rank in silent:
@@ -159,7 +159,7 @@ class _Case:
                         )
 
     def _waits(self, lacking: set[int]) -> Iterator[str]:
-        """The ranks that each rank waits for, and the ones at the end of these chains."""
+        """Name the ranks that each rank waits for, and the ranks at the ends of these chains."""
         edges: dict[int, set[int]] = {}
         for rank, world in self._worlds.items():
             waits = [w for g in world["groups"] for call in g["in_flight"] for w in call["waits"]]
@@ -187,7 +187,7 @@ class _Case:
 
 
 def _calls(group: Mapping[int, dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
-    """The calls in flight in one group, by key, then rank."""
+    """Return the calls in flight in one group, by key, then rank."""
     calls: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for rank, here in sorted(group.items()):
         for call in here["in_flight"]:
@@ -210,7 +210,7 @@ def _lacks(group: dict[str, Any] | None, key: str, rank: int, by_rank: Mapping[i
 
 
 def _reached(edges: Mapping[int, set[int]], start: int) -> set[int]:
-    """The ranks that a rank waits for, directly or through others."""
+    """Return the ranks that a rank waits for, directly or through others."""
     found: set[int] = set()
     ahead = [start]
     while ahead:

@@ -19,7 +19,7 @@ from shoal import engine
 from shoal.state import SOURCES
 
 VERSION: Final = 1
-"""The version of the document; raised when a reader of the last one would misunderstand it."""
+"""The document's version; raised when readers of the previous one would misread the new one."""
 
 # A turn of the thread that drives a mesh takes about a millisecond; more means that it is stuck.
 _PATIENCE_S: Final = 5.0
@@ -29,7 +29,7 @@ _OWN: Final = str(Path(__file__).parents[1])
 _MOST_FRAMES: Final = 12  # of each thread's stack, the innermost
 
 WORDS: Final = {
-    "data": "no data has come from it",
+    "data": "no data has arrived from it",
     "grant": "it has not granted the next segment",
     "credit": "it has not returned room for small messages",
     "slot": "it holds all slots of shared memory that it may hold",
@@ -38,17 +38,17 @@ WORDS: Final = {
     "earlier calls": "it is far behind, in calls before this one",
     "lost peer": "it is gone",
 }
-"""The reasons for which a step waits for its peer, by the native core's word.
+"""The reasons why a step waits for its peer, by the native core's word.
 
-Three more words blame no peer: "turn" (another step of the call comes first), "scratch" (other
+Three more words blame no peer: "turn" (another step of the call goes first), "scratch" (other
 calls hold the memory) and "nothing" (the step is about to move).
 """
 
 
 def describe(why: str, taken: Mapping[Any, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return the state of all worlds of this process, and `why` it is wanted.
+    """Return the state of all worlds of this process; `why` is the reason to record.
 
-    `taken` has native states by context that were taken before; others are taken now.
+    `taken` has native states taken earlier, by context; the others are taken now.
     """
     worlds = [world_of(source, (taken or {}).get(source)) for source in all_of(SOURCES)]
     worlds.sort(key=lambda world: -len(world["ranks"]))
@@ -78,7 +78,7 @@ def describe(why: str, taken: Mapping[Any, dict[str, Any]] | None = None) -> dic
 
 
 def world_of(source: Any, taken: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the state of one world; `taken`: its native state, if it was taken before."""
+    """Return the state of one world; `taken`: its native state, if taken earlier."""
     mesh = source.mesh
     native = taken if taken is not None else mesh.state(_PATIENCE_S) if mesh is not None else None
     names = {
@@ -133,16 +133,16 @@ _Item = TypeVar("_Item")
 def all_of(items: Iterable[_Item]) -> list[_Item]:
     """Return the items of a set that other threads may add to meanwhile."""
     for _ in range(100):
-        with contextlib.suppress(RuntimeError):  # it changed while it was read
+        with contextlib.suppress(RuntimeError):  # the set changed during the copy
             return list(items)
     return []
 
 
 def waits_of(call: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the peers that a call waits for, those to blame first, then the longest wait.
+    """Return the peers that a call waits for: the peers to blame first, then by longest wait.
 
-    To blame are the peers that owe data; if none does, all peers that hold up a send. If some of
-    these have not made the call, only they are to blame: the others may wait for the same ranks.
+    The peers that owe data are to blame; if no peer does, all that hold up a send. If some of these
+    have not made the call, only they are to blame: the others may wait for the same ranks.
     """
     in_call = {peer["rank"]: peer["in_call"] for peer in call["peers"]}
     found: dict[tuple[int, str], dict[str, Any]] = {}
@@ -165,7 +165,7 @@ def waits_of(call: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _threads() -> list[dict[str, Any]]:
-    """Return the stack of every Python thread, innermost last, and where it left user code."""
+    """Return every Python thread's stack, innermost frame last, and its innermost user frame."""
     frames = sys._current_frames()  # the only way to see other threads
     found = []
     for thread in threading.enumerate():

@@ -1,4 +1,4 @@
-"""Writes the state of a process: never over an existing file, and never waiting for ever."""
+"""Writes the state of a process. Never overwrites a file and never blocks for ever."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LOG: Final = logging.getLogger("shoal")
 _NAME: Final = "shoal-dump-%h-rank%r-%p"
 _MOST_OF_ONE_NAME: Final = 1000
 
-# A network file system may hang with everything else. The writer thread then goes on alone.
+# A network file system may hang. After this time the writer thread goes on alone.
 _PATIENCE_S: Final = 5.0
 
 
 def pattern_of_job() -> str | None:
-    """Return where `SHOAL_DUMP` wants files at a deadline or signal; None: nowhere."""
+    """Return the path pattern for files at a deadline or signal; None: write no files."""
     wanted = os.environ.get("SHOAL_DUMP", "")
     return None if wanted == "off" else wanted or tempfile.gettempdir() + os.sep
 
@@ -34,7 +34,7 @@ def stem_of(pattern: str, rank: int | None, host: str, pid: int) -> str:
 
     In a folder (one that exists, or a name that ends in a slash) the files get a default name.
     In any other name %r is the rank, %h the host, %p the process and %% a percent sign. The rank
-    is added to a name with neither %r nor %p, since all ranks are given the same name.
+    is added to a name with neither %r nor %p, since all ranks get the same pattern.
     """
     if pattern.endswith(os.sep) or os.path.isdir(pattern):
         pattern = os.path.join(pattern, _NAME)
@@ -87,11 +87,11 @@ def _write(stem: str, *contents: str) -> tuple[Path, ...]:
 
 
 def _create(paths: tuple[Path, ...], contents: tuple[str, ...]) -> None:
-    """Create all of them, or none."""
+    """Create all of the files, or none."""
     made: list[Path] = []
     try:
         for path, content in zip(paths, contents, strict=True):
-            # NOT readable by others, who may share the folder: it names hosts and calls.
+            # NOT readable by other users of the folder: the file names hosts and calls.
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             made.append(path)
             with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -14,13 +14,13 @@ _LOG: Final = logging.getLogger("shoal")
 
 _lock = threading.Lock()
 _due: dict[int, tuple[str, float]] = {}
-"""By group: its oldest call, and the age at which the next warning is due."""
+"""By group id: the key of its oldest call, and the age at which the next warning is due."""
 
 
 def warn_of_late(native_id: int | None, late_s: float) -> None:
-    """Warn of ranks that a group's oldest call waits for, at an age of `late_s` and its doubles."""
+    """Warn of ranks that a group's oldest call waits for, at age `late_s` and each doubling."""
     if native_id is None or not _lock.acquire(blocking=False):
-        return  # closed, or another thread is at it
+        return  # the group is closed, or another thread warns already
     try:
         for source in all_of(SOURCES):
             if native_id in {group.native_id for group in all_of(source.groups)}:
@@ -35,7 +35,7 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
 def late_in(
     world: dict[str, Any], native_id: int, late_s: float, due: dict[int, tuple[str, float]]
 ) -> list[str]:
-    """Return the warnings due in a world's dump; updates `due`, which is as `_due`."""
+    """Return the warnings due for a group of a dumped world; updates `due`, see `_due`."""
     groups = [group for group in world["groups"] if group["id"] == f"{native_id:016x}"]
     calls = [call for group in groups for call in group["in_flight"] if not call["awaits_message"]]
     if not calls:

@@ -1,7 +1,7 @@
-"""`SHOAL_MONITOR`: a process answers with its numbers, and `shoal top` asks.
+"""`SHOAL_MONITOR`: a process serves its numbers to `shoal top`.
 
-Readers on its host ask on a Unix socket in a folder that only its user can enter. Each connection
-is answered with one JSON document, and closed. Readers on other hosts need the job key (remote.py).
+Readers on its host connect to a Unix socket in a folder that only its user can enter, and get one
+JSON document per connection. Readers on other hosts need the job key (remote.py).
 docs/top.md describes the document.
 """
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-_PAUSE_S: Final = 1.0  # where no descriptor is left to accept a reader with
+_PAUSE_S: Final = 1.0  # after accept failed, such as for lack of a descriptor
 
 
 class Monitor:
-    """The socket of one world of this process, and its thread; OSError or ShoalError for none."""
+    """Serves one world of this process on a thread; OSError or ShoalError if that is impossible."""
 
     def __init__(self, source: Any) -> None:
         folder = _folders()[0]
@@ -49,14 +49,14 @@ class Monitor:
         self._socket = socket.socket(socket.AF_UNIX)
         self._source = weakref.ref(source)
         self._answering: Answering | None = None
-        self._before: Monitor | None = None  # the one whose listener this one has
+        self._before: Monitor | None = None  # the monitor whose listener this one took over
         self.place: Endpoint | None = None
-        """Where readers on other hosts may ask."""
+        """Where readers on other hosts connect."""
         self._monitors: list[tuple[int, str, str, int]] = []
         try:
             self._socket.bind(str(unready))
             self._socket.listen(16)
-            # NOT under its name before it listens: readers remove sockets that refuse them.
+            # NOT named so before it listens: readers remove sockets that refuse connections.
             unready.rename(self._path)
             threads.start("shoal-monitor", self._serve)
         except BaseException:
@@ -87,14 +87,14 @@ class Monitor:
         job_key: bytes | None,
         monitors: list[tuple[int, str, str, int]],
     ) -> None:
-        """Answer on other hosts too; a warning, if that cannot be.
+        """Serve readers on other hosts too; log a warning if that is impossible.
 
         Args:
-            at: a listener, owned from here on; or the monitor of the world from which this one
-                has grown, whose listener this one takes over, until it is closed.
-            place: where it listens.
-            job_key: what readers must prove.
-            monitors: of each rank of the world: its number, host, address and port for readers.
+            at: a listener, owned from here on; or the monitor of the world from which this world
+                has grown: this one takes over its listener until it is closed.
+            place: the listener's address.
+            job_key: readers must prove that they have it.
+            monitors: each rank of the world, with its host, address and port for readers.
         """
         self._monitors, self.place = monitors, place
         if isinstance(at, Monitor):
@@ -149,7 +149,7 @@ class Monitor:
 
 
 def serve(source: Any) -> Monitor | None:
-    """Let readers ask for the numbers of a world; None, with a warning, if that cannot be."""
+    """Serve the numbers of a world; log a warning and return None if that is impossible."""
     try:
         return Monitor(source)
     except (OSError, ShoalError) as error:
@@ -158,7 +158,7 @@ def serve(source: Any) -> Monitor | None:
 
 
 def _answer(caller: socket.socket, read: Callable[[], bytes]) -> None:
-    caller.settimeout(PATIENCE_S)  # for all of the document
+    caller.settimeout(PATIENCE_S)  # for the complete document
     peer = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     if struct.unpack("3i", peer)[1] == os.geteuid():
         caller.sendall(read())
@@ -167,8 +167,8 @@ def _answer(caller: socket.socket, read: Callable[[], bytes]) -> None:
 def read_all() -> list[dict[str, Any]]:
     """Return the documents of all worlds of this user on this host, within two seconds.
 
-    A process that does not answer has one with `rank`, `pid` and `error`. Sockets of processes
-    that were killed are removed. UsageError: others can enter the folder of the sockets.
+    A process that does not answer gets one with `world`, `rank`, `pid` and `error`. Removes sockets
+    of killed processes. UsageError: other users can enter the folder of the sockets.
     """
     documents: list[dict[str, Any]] = []
     readers = threads.Threads("shoal top", MOST_ASKED)
@@ -187,11 +187,11 @@ def _read(path: Path, documents: list[dict[str, Any]]) -> None:
             caller.connect(str(path))
             with caller.makefile("rb") as answer:
                 text = answer.read()
-        if text:  # else it has just ended
+        if text:  # else the world has just ended
             documents.append(dict(json.loads(text)))
     except FileNotFoundError:
-        pass  # it has just ended
-    except ConnectionRefusedError:  # nobody listens any more
+        pass  # the world has just ended
+    except ConnectionRefusedError:  # the process was killed
         path.unlink(missing_ok=True)
     except (OSError, ValueError):
         world, rank, pid = path.stem.split("-")
@@ -200,7 +200,7 @@ def _read(path: Path, documents: list[dict[str, Any]]) -> None:
 
 
 def _folders() -> list[Path]:
-    """Return where sockets may be; new ones are put in the first."""
+    """Return the folders that may hold sockets; new ones go into the first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     shared = Path(f"/tmp/shoal-{os.geteuid()}")
     return [Path(runtime, "shoal"), shared] if runtime and os.path.isdir(runtime) else [shared]

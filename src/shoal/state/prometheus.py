@@ -24,7 +24,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def text_of(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return the numbers of all ranks in Prometheus' text format, without damaged documents."""
+    """Return the numbers of all ranks in Prometheus' text format; skips damaged documents."""
     return exposition(_METRICS, _samples_of(documents))
 
 
@@ -32,10 +32,10 @@ def exposition(
     metrics: Mapping[str, tuple[str, str]],
     samples: Iterable[tuple[str, float, Mapping[str, object]]],
 ) -> str:
-    """Return metrics in Prometheus' text format; those without a sample are left out.
+    """Return metrics in Prometheus' text format; metrics without a sample are left out.
 
     Args:
-        metrics: by name, the type and the help of each.
+        metrics: the type and the help text, by the metric's name.
         samples: a metric's name, a value, and its labels.
     """
     lines: dict[str, list[str]] = {name: [] for name in metrics}
@@ -68,7 +68,7 @@ def _samples_of(
 
 
 def _label(value: object) -> str:
-    """Return a label's value, escaped, and without what would control a terminal."""
+    """Return a label's value, escaped, and with "?" for characters that control a terminal."""
     text = str(value).translate(_ESCAPES)
     return "".join(char if char.isprintable() else "?" for char in text)
 

@@ -1,8 +1,8 @@
-"""`shoal top` over hosts: a process serves its numbers to holders of the job key.
+"""`shoal top` across hosts: a process serves its numbers to holders of the job key.
 
-It listens at an address of its own, besides its Unix socket, and speaks the protocol of a store
-(rendezvous/store/wire.py) in which nothing can be written: the value of "n_parts" is the number of
-parts of a new document, and those of "0", "1" and so on are the parts. docs/top.md describes it.
+It listens on a TCP port besides its Unix socket, and serves a read-only store
+(rendezvous/store/wire.py): the value of "n_parts" is the number of parts of a new document, and the
+values of "0", "1" and so on are the parts. docs/top.md describes it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from shoal.engine import Hello, Peer
 
 VERSION: Final = 1
-"""The version of the document; raised when a reader of the last one would misunderstand it."""
+"""The document's version; raised when readers of the previous one would misread the new one."""
 
-PATIENCE_S: Final = 2.0  # of either end with the other
+PATIENCE_S: Final = 2.0  # for the other end, on both ends
 _ANSWER_S: Final = 5.0  # for all parts of a document together
 MOST_BYTES: Final = 4 << 20  # of a document: the links of ten thousand ranks
 _MOST_READERS: Final = 64  # of a rank at a time
@@ -37,16 +37,16 @@ MOST_ASKED: Final = 64  # ranks at a time: each takes a thread and five descript
 _READER_S: Final = 10.0  # until a rank drops a reader, which asks for one document
 _N_PARTS: Final = "n_parts"
 
-# Of a document. Its fields have four levels; the printing of JSON ends at a thousand.
+# Levels of a document. Its fields have four; printing JSON fails at about a thousand.
 _MOST_DEPTH: Final = 16
-_MOST_NUMBER: Final = 2.0**64  # Prometheus refuses a page with a number that no double holds
+_MOST_NUMBER: Final = 2.0**64  # Prometheus refuses a page with a number beyond a double's range
 
 DAMAGED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What showing a document raises whose fields are missing or of other types."""
+"""The exceptions from showing a document with missing fields or fields of wrong types."""
 
 
 class Place(NamedTuple):
-    """A rank of a world, its host's name, and where it answers; port 0: nowhere."""
+    """A rank of a world, its host's name, and its address for readers; port 0: none."""
 
     world: str
     rank: int
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 class Answering(Serving):
-    """Serves documents; takes nothing from its clients.
+    """Serves documents; clients cannot write.
 
     Args:
         read: returns a document; called on the serving thread.
@@ -71,7 +71,7 @@ class Answering(Serving):
         self._until: dict[Peer, float] = {}  # when each reader is dropped
 
     def welcome(self, peer: Peer, hello: Hello) -> None:
-        """Take requests from a reader for a while: one that has stopped must not stay."""
+        """Take requests from a reader for `_READER_S`, so that a stopped one is dropped."""
         super().welcome(peer, hello)
         if peer in self._clients:
             self._until[peer] = time.monotonic() + _READER_S
@@ -95,44 +95,44 @@ class Answering(Serving):
             self._reply(peer, VALUE, part)
 
     def lost(self, peer: Peer, error: int = 0, why: str = "") -> None:
-        """Forget a client, and its document."""
+        """Drop a client and its document."""
         super().lost(peer, error, why)
         self._documents.pop(peer, None)
         self._until.pop(peer, None)
 
 
 def places_of(document: dict[str, Any]) -> list[Place]:
-    """Return where the ranks of a document's world answer; ValueError or OSError for nonsense."""
+    """Return the places of the ranks of a document's world; ValueError or OSError for bad data."""
     places = [Place(document["world"], *place) for place in document["monitors"]]
     if len({place.rank for place in places}) != len(places) or len(places) > MAX_SIZE:
-        raise ValueError("ranks that cannot be")
+        raise ValueError("ranks repeat, or are too many")
     for place in places:
         # Numeric only: a name would be resolved, which can block for seconds.
         socket.inet_pton(socket.AF_INET6 if ":" in place.address else socket.AF_INET, place.address)
         kinds = type(place.rank), type(place.host), type(place.port)
         if kinds != (int, str, int) or not 0 <= place.port <= 65535:
-            raise ValueError("a place that cannot be")
+            raise ValueError("a place has a field of a wrong type, or a port out of range")
     return places
 
 
 def _check_bounds(document: dict[str, Any]) -> None:
-    """Raise ValueError for what readers of a document would choke on, wherever it is."""
+    """Raise ValueError for a number out of range, or too deep nesting, anywhere in a document."""
     level: list[Any] = [document]
     for _ in range(_MOST_DEPTH):
         within = [one.values() if isinstance(one, dict) else one for one in level]
         level = [one for several in within for one in several if not isinstance(one, str)]
         if not all(abs(one) <= _MOST_NUMBER for one in level if isinstance(one, (int, float))):
-            raise ValueError("a number that is not finite, or that no counter reaches")
+            raise ValueError("a number is not finite, or larger than any counter")
         level = [one for one in level if isinstance(one, (dict, list))]
     if level:
-        raise ValueError("values in values in values")
+        raise ValueError("values are nested too deeply")
 
 
 def ask(places: Iterable[Place], job_key: bytes) -> list[dict[str, Any]]:
-    """Return the document of each place; of one that fails, one with `error`.
+    """Return the document of each place; for a place that fails, a document with `error`.
 
-    Numbers are finite. Fields besides `world`, `rank` and `monitors` may lack, or be of any type.
-    Takes two seconds for each 64 of them that do not answer, and five for 64 that answer slowly.
+    Numbers are finite. Fields besides `world`, `rank` and `monitors` may be missing or of any type.
+    Takes two seconds for each 64 places that do not answer, and five for 64 that answer slowly.
     """
     documents: list[dict[str, Any]] = []
     threads = Threads("shoal top", MOST_ASKED)
@@ -175,9 +175,9 @@ def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
             found = dict(json.loads(b"".join(parts or ())))
             if found["shoal_monitor"] != VERSION:
                 raise ShoalError("it runs another version of shoal")
-            found.pop("error", None)  # only readers write one
+            found.pop("error", None)  # only the reader sets it
             if type(found["world"]) is not str or type(found["rank"]) is not int:
-                raise ValueError("a world or a rank that cannot be")
+                raise ValueError("the world or the rank has a wrong type")
             _check_bounds(found)
             places_of(found)
         except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:

@@ -19,7 +19,7 @@ _SUMMED: Final = ("n_bytes_out", "n_bytes_in", "bytes_out_per_s", "bytes_in_per_
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank that holds up a call; `in_call`: whether it has joined the call."""
+    """A rank that holds up a call; `in_call`: True if it has joined the call."""
 
     rank: int
     host: str
@@ -46,10 +46,10 @@ class LinkStats:
     Args:
         address: of the other rank; empty on the same host.
         kind, state: as docs/dump.md lists.
-        bytes_out, bytes_in: of data as it travels, such as in mxfp8, without headers; since the
-            world formed. The rates are of the last one to two seconds.
+        bytes_out, bytes_in: of data as sent, such as in mxfp8, without headers, since the world
+            formed. The rates cover the last one to two seconds.
         rtt_us: the longest round trip of its TCP connections; None without one.
-        n_retransmits: segments that the present connections sent again.
+        n_retransmits: segments that the open connections sent again.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Stats:
 
     Args:
         world: 16 hexadecimal digits, equal on all ranks.
-        is_readable: False: the links are closed, or a stuck thread held them; lists are empty.
+        is_readable: False: the links are closed, or a stuck thread holds them; lists are empty.
         n_calls: calls begun.
         in_flight: the oldest first.
         counted_s: time since the first `stats()` of the world; with `SHOAL_MONITOR`, since it
@@ -107,7 +107,7 @@ def stats_of(source: Any, group: Any = None, last: Stats | None = None) -> Stats
     Args:
         source: the context of the world.
         group: None: all groups of the world.
-        last: since which `busy_share` counts.
+        last: the earlier stats since which `busy_share` counts.
     """
     mesh = source.mesh
     taken = mesh.state(_PATIENCE_S) if mesh is not None else None

@@ -6,18 +6,18 @@ import threading
 import time
 from typing import Any, Final
 
-# Calls that have ended are counted when this many are noted: so each costs a few microseconds.
+# Ended calls are counted once this many calls are noted, so each costs a few microseconds.
 _SWEEP_AT: Final = 64
 
 Ended = dict[tuple[int | None, str], tuple[int, int]]
 """Calls and bytes, by the native id of the group and the collective's name."""
 
 _Noted = tuple[int, Any, tuple[int | None, str], int]
-_PATIENCE_S: Final = 0.25  # of a reader with a thread that counts
+_PATIENCE_S: Final = 0.25  # of a reader, for a thread that is counting
 
 
 class Tally:
-    """The counts of one world since this was made. Threads: any."""
+    """The counts of one world since construction. Threads: any."""
 
     def __init__(self) -> None:
         self._lock, self._sweeping = threading.Lock(), threading.Lock()
@@ -37,7 +37,7 @@ class Tally:
             self._sweep(0)
 
     def read(self) -> tuple[float, float, Ended]:
-        """Return the seconds counted, those with a call in flight, and the calls that ended."""
+        """Return the seconds counted, the seconds with a call in flight, and the ended calls."""
         self._sweep(_PATIENCE_S)
         with self._lock:
             counted_s = (self._until_ns - self._began_ns) / 1e9
@@ -50,15 +50,15 @@ class Tally:
             self._noted.clear()
 
     def _sweep(self, patience_s: float) -> None:
-        """Count the calls that have ended; not if another thread is at it for this long."""
+        """Count the calls that have ended; give up if another thread counts for this long."""
         if not self._sweeping.acquire(timeout=patience_s):
             return
         try:
             with self._lock:
                 noted, self._noted = self._noted, []
             now = time.monotonic_ns()
-            # NOT under `_lock`: a call whose end is noticed runs callbacks, which may make calls.
-            # The end is unknown of a call that the workers completed after servers had left.
+            # NOT under `_lock`: noticing the end of a call runs callbacks, which may make calls.
+            # A call that the workers completed after servers had left has no known end.
             ends = [(one[1].finished_ns or now) if one[1].done() else 0 for one in noted]
             with self._lock:
                 self._count(list(zip(noted, ends, strict=True)), now)

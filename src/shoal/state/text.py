@@ -79,7 +79,7 @@ def _world(world: dict[str, Any]) -> Iterator[str]:
 
 
 def _channel(entry: dict[str, Any]) -> str:
-    """The channel, unless it is the first."""
+    """Name the channel, unless it is the first."""
     return f" over channel {entry['channel']}" if "channel" in entry else ""
 
 

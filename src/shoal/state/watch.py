@@ -1,8 +1,8 @@
-"""`SHOAL_DUMP_SIGNAL`: a signal makes this process write down its state.
+"""`SHOAL_DUMP_SIGNAL`: a signal makes this process write its state.
 
 The native handler only wakes a thread that waits for nothing else (native/base/signal_note.h). So
-it works while the main thread is in `wait()`, or in code that never returns to the interpreter, as
-long as no thread holds the interpreter for ever.
+it works while the main thread is in `wait()`, or in code that never returns to the interpreter,
+unless a thread holds the interpreter for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.errors import UsageError
 
 _LOG: Final = logging.getLogger("shoal")
 
-# Others stand for faults, stop the process, or belong to Python.
+# Other signals report faults, stop the process, or belong to Python.
 _KNOWN: Final = ("USR1", "USR2", "HUP", "QUIT")
 
 _lock: Final = threading.Lock()
@@ -38,9 +38,9 @@ def signal_of(wanted: str) -> signal.Signals:
 
 
 def call_at(number: signal.Signals, write: Callable[[], object]) -> None:
-    """Call `write` on a thread of its own whenever the signal comes. Idempotent.
+    """Call `write` on its own thread whenever the signal arrives. Idempotent.
 
-    If the signal or the thread cannot be had, a warning gives the reason and the job goes on.
+    If the signal or the thread is not available, logs the reason as a warning and returns.
     """
     global _watched  # noqa: PLW0603 - signals belong to the process
     with _lock:
@@ -59,5 +59,5 @@ def _serve(note_fd: int, write: Callable[[], object]) -> None:
     while os.read(note_fd, 8):
         try:
             write()
-        except Exception:  # noqa: BLE001, PERF203 - the next signal may find things better
+        except Exception:  # noqa: BLE001, PERF203 - the next signal may succeed
             _LOG.exception("the state of this process cannot be described")
