@@ -338,7 +338,7 @@ LATER = {**state(0), "taken_at_s": 99.0}
         ([state(0, NAMED), state(1, last=0)], [["rank 1 on host-1 has not made"]]),
         # Of two states of a rank, the one with calls in flight counts.
         ([LATER, state(0, call(step(1, "data")))], [["rank 0 waits for rank 1"]]),
-        ([state(0, size=1)], [["1 of 1 ranks reported"], ["no rank that reported had a call in flight"]]),
+        ([state(0, size=1)], [["1 of 1 ranks reported"], ["no rank that reported had a call"]]),
     ],
 )
 def test_ranks_that_hold_up_a_job_are_named(

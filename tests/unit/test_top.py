@@ -31,7 +31,8 @@ LINK = {
     "bytes_out_per_s": 1024.0,
     "bytes_in_per_s": 0.0,
 }
-WAIT = {"rank": 1, "host": "b", "why": "no data has arrived from it", "since_s": 2.0, "in_call": False}
+WHY = "no data has arrived from it"
+WAIT = {"rank": 1, "host": "b", "why": WHY, "since_s": 2.0, "in_call": False}
 CALL = {"group": "world", "what": "barrier", "n_bytes": 1, "age_s": 2.5, "waits": [WAIT]}
 A_LINK = "tcp to rank 1 on b: out 1 KiB/s of 2 KiB, in 0 B/s of 4 KiB"
 
@@ -74,7 +75,7 @@ def test_each_screen_counts_from_the_one_before(
     assert second == f"rank 0, process 7: 50% {numbers}"
     assert rest == [
         "  barrier, 1 B, begun 2.5 s ago",
-        "    waits for rank 1 on b, 2.0 s: no data has arrived from it; it has not joined this call",
+        f"    waits for rank 1 on b, 2.0 s: {WHY}; it has not joined this call",
         f"  {A_LINK}, round trip 1.5 ms, 3 retransmitted, 1 path lost",
         "  stalls: 2 no_grant",
     ]
