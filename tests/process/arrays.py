@@ -1,4 +1,4 @@
-"""NumPy arrays for ranks to exchange: where they lie, what is in them, and NumPy's own answers."""
+"""NumPy arrays for ranks to exchange: their placement, contents and expected results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from shoal.dtypes import DType, Op
 Array = np.ndarray[Any, np.dtype[Any]]
 Memory = Callable[[int, Any], Array]
 
-DTYPES = [dtype for dtype in DType if dtype is not DType.BFLOAT16]  # which NumPy lacks
+DTYPES = [dtype for dtype in DType if dtype is not DType.BFLOAT16]  # NumPy has no such type
 BITWISE = {Op.BAND: np.bitwise_and, Op.BOR: np.bitwise_or, Op.BXOR: np.bitwise_xor}
 FOLDS = {Op.SUM: np.add, Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum, **BITWISE}
 
@@ -21,9 +21,9 @@ def numpy_type(dtype: DType) -> np.dtype[Any]:
 
 
 def contribution(rank: int, n_elems: int, dtype: Any = np.float32) -> Array:
-    """Small integers, exact in every type, also when they are added up or multiplied."""
+    """Return small integers, whose sums and products are exact in every type."""
     signed = np.dtype(dtype).kind not in "ub"
-    # As long as a prime, so that no piece of a message looks like another.
+    # The period is a prime, so that no two pieces of a message are equal.
     pattern = ((np.arange(997) * 7 + rank * 3) % 5 - 2 * signed).astype(dtype)
     if pattern.dtype.kind == "c":
         pattern *= 1 + 2j
@@ -31,7 +31,7 @@ def contribution(rank: int, n_elems: int, dtype: Any = np.float32) -> Array:
 
 
 def folded(blocks: list[Array], op: Op) -> Array:
-    """NumPy's answer, in the blocks' own type."""
+    """Return NumPy's result, in the blocks' type."""
     dtype = blocks[0].dtype
     if op is Op.AVG:
         total = np.add.reduce(blocks, dtype=dtype)
@@ -51,7 +51,7 @@ def exists(dtype: DType, op: Op) -> bool:
 
 
 def check(found: Any, want: Any, what: str = "") -> None:
-    if not np.array_equal(found, want):  # assert_array_equal is ten times slower where all is well
+    if not np.array_equal(found, want):  # assert_array_equal is ten times slower for equal arrays
         np.testing.assert_array_equal(found, want, err_msg=what)
 
 

@@ -1,8 +1,8 @@
-"""What a training program may do: a table of actions, of which random programs are made.
+"""Actions of a training program: the table from which random programs are drawn.
 
-The name of an action is a sentence, and its function does what the sentence says. A program is a
-list of them. Each draws what it needs from `run.source`, which is the same on all ranks, or from
-`run.own`, which is not; neither depends on the actions before it.
+The name of an action is a sentence that its function carries out. A program is a list of actions.
+Each draws from `run.source`, which is equal on all ranks, or from `run.own`, which differs by rank;
+both are independent of earlier actions.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ STEP: Final = "steps"
 
 
 class Action(NamedTuple):
-    """An action and what it needs.
+    """An action and its requirements.
 
     Args:
-        kind: where in a step it may be.
-        may_be_refused: an error on every rank is as good as training on.
-        torch: torch's own wrapper does it right; otherwise only the mean is compared.
-        torch_unless: the options and features with which it does not.
-        static: it goes with static_graph.
-        views: it means something where gradients are views into buckets.
+        kind: its place in a step.
+        may_be_refused: an error on every rank is as acceptable as training on.
+        torch: torch's own wrapper handles it; otherwise only the mean is compared.
+        torch_unless: options and features with which torch's wrapper fails.
+        static: it is allowed with static_graph.
+        views: it has a meaning where gradients are views into buckets.
     """
 
     call: Callable[[Run], None]
@@ -146,7 +146,7 @@ def a_pass_raises_on_every_rank_and_another_is_averaged(run: Run) -> None:
     run.backward(run.loss())
 
 
-# Where torch's own wrapper waits for ever in a join or averages something else.
+# Torch's own wrapper hangs in a join here, or averages other values.
 _TORCH_JOINS_UNLESS: Final = ("find_unused_parameters", "static_graph", "sparse", "widened")
 
 
@@ -156,7 +156,7 @@ def inputs_run_out_on_some_ranks_before_others(run: Run) -> None:
     n_inputs, later = run.own.randint(0, 2), run.later_seeds()
     with run.wrapped.join(divide_by_initial_world_size=divides):
         _train(run, n_inputs)
-    _begin_anew(run, later)
+    _begin_again(run, later)
 
 
 @action(PASS, torch_unless=_TORCH_JOINS_UNLESS)
@@ -171,7 +171,7 @@ def inputs_run_out_and_every_rank_stops(run: Run) -> None:
         except RuntimeError as error:
             if "exhausted" not in str(error):
                 raise
-    _begin_anew(run, later)
+    _begin_again(run, later)
 
 
 def _train(run: Run, n_inputs: int) -> None:
@@ -181,8 +181,8 @@ def _train(run: Run, n_inputs: int) -> None:
         run.optimizer.step()
 
 
-def _begin_anew(run: Run, later: tuple[float, float]) -> None:
-    """Forget what differs by rank after a join: what the optimizer knows, gradients and draws."""
+def _begin_again(run: Run, later: tuple[float, float]) -> None:
+    """Reset everything that differs by rank after a join: optimizer state, gradients, draws."""
     run.source.seed(later[0])
     run.own.seed(later[1])
     run.make_optimizer()
@@ -279,7 +279,7 @@ def the_model_moves_to_shared_memory(run: Run) -> None:
         run.net.share_memory()
 
 
-@action(GRADIENT, torch=False)  # which takes elements in another order then
+@action(GRADIENT, torch=False)  # channels_last changes the order of elements
 def the_model_becomes_channels_last(run: Run) -> None:
     run.net.to(memory_format=torch.channels_last)
 
@@ -346,7 +346,7 @@ def two_parameters_share_a_gradient(run: Run) -> None:
 
 @action(GRADIENT)
 def gradients_are_clipped_by_norm(run: Run) -> None:
-    # torch itself multiplies no list with a conjugated tensor in it, which a view never is.
+    # torch cannot scale a list that holds a conjugated tensor; a view is never conjugated.
     nn.utils.clip_grad_norm_([p for p in run.dense() if not p.is_complex()], 0.5)
 
 
@@ -364,8 +364,8 @@ def a_hook_doubles_a_gradient(run: Run) -> None:
         parameter.register_hook(lambda gradient: gradient * 2)
 
 
-# torch's own counts their gradients as used in the next pass, also those dropped in between, and
-# then raises on one rank alone that they are undefined, for which the others wait.
+# torch's own wrapper counts these gradients as used in the next pass, even when dropped in between.
+# It then raises on one rank alone that they are undefined, and the other ranks hang.
 @action(BETWEEN, static=False, torch_unless=("find_unused_parameters",))
 def one_rank_makes_a_pass_through_the_bare_module(run: Run) -> None:
     loss = run.loss(run.net)

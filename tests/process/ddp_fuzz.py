@@ -1,7 +1,7 @@
-"""Random training programs, run by shoal's DistributedDataParallel, by torch's and without any.
+"""Random training programs, run with shoal's DistributedDataParallel, torch's, and neither.
 
-A program is data: a model's features, options, an optimizer and a list of actions. It prints as a
-script, and a program with some of that left out is a program too.
+A program is data: a model's features, options, an optimizer and a list of actions. It prints as
+a script, and leaving out some of its parts yields another valid program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from process.ddp_models import (
 )
 from torch import nn
 
-# Each program ends with them: an error may come in the pass after that in which all went wrong.
+# Each program ends with these actions: an error may arise one pass after its cause.
 _LAST: Final = tuple(
     (name, 1000 + at)
     for at, name in enumerate(
@@ -36,8 +36,8 @@ _LAST: Final = tuple(
 
 _BUCKET_SIZES: Final = (128, 512, 4096, 1 << 20)
 
-# How far apart what was summed in another order may be: relative to it, and at all. What a narrow
-# gradient rounds differently reaches wide parameters by norms.
+# Relative and absolute tolerance of sums in another order. Through norms, the different rounding of
+# a narrow gradient reaches wide parameters.
 _CLOSE: Final = {torch.float32: (1e-4, 1e-6), torch.float64: (1e-9, 1e-9)}
 _ROUNDED: Final = (2e-2, 2e-2)
 _BESIDE_ROUNDED: Final = (2e-2, 2e-4)
@@ -49,11 +49,11 @@ _COUNTS_BROADCASTS: Final = torch.__version__.startswith("2.11.")
 
 
 class Program(NamedTuple):
-    """What is done on every rank.
+    """A program for all ranks.
 
     Args:
-        seed: of the model's weights and of what the actions draw.
-        actions: names in the table, each with a number that tells its draws from the others'.
+        seed: of the model's weights and of the actions' draws.
+        actions: names in the table, each with a number that seeds its draws.
     """
 
     seed: int
@@ -65,7 +65,7 @@ class Program(NamedTuple):
 
     @property
     def suits_torch(self) -> bool:
-        """Whether torch's wrapper does what is right."""
+        """True if torch's wrapper handles the program correctly."""
         given = {name for name, value in self.options.items() if value} | {*self.features}
         actions = [ACTIONS[name] for name, _ in self.actions]
         finds_outputs = given.isdisjoint({"static_graph", "find_unused_parameters"})
@@ -81,7 +81,7 @@ class Program(NamedTuple):
 
     @property
     def sums_alike(self) -> bool:
-        """False if a gradient has other strides on some ranks, which sum it in another order."""
+        """False if a gradient's strides differ between ranks, and so the order of its sums."""
         return all(name != "a_gradient_has_other_strides" for name, _ in self.actions)
 
     @property
@@ -114,7 +114,7 @@ def draw(seed: int, size: int) -> Program:
     elif options.get("gradient_as_bucket_view") and optimizer == "Previous":
         optimizer = "SGD with momentum"
     names = list(_actions(source, options))
-    if optimizer.startswith("Adam"):  # which raises for conjugated gradients in torch itself
+    if optimizer.startswith("Adam"):  # torch itself raises for conjugated gradients
         names = [name for name in names if name != "complex_gradients_are_conjugated"]
     if _COUNTS_BROADCASTS and "convolution" in features:
         names = [name for name in names if name != "the_losses_of_two_forward_passes_are_added"]
@@ -132,7 +132,7 @@ def _options(source: random.Random) -> dict[str, Any]:
 
 
 def _actions(source: random.Random, options: dict[str, Any]) -> Iterator[str]:
-    """Steps: what comes before a pass, the pass, what comes before the step, and the step."""
+    """Draw steps: actions before a pass, the pass, actions before the step, and the step."""
     refuses = source.random() < 0.2
 
     def of_kinds(*kinds: str) -> list[str]:
@@ -157,14 +157,14 @@ def _actions(source: random.Random, options: dict[str, Any]) -> Iterator[str]:
 
 
 class Run:
-    """A program on its way: what its actions see.
+    """A running program, as its actions see it.
 
     Attributes:
-        source, own: what an action draws from, the same on all ranks and not.
+        source, own: random generators of actions; equal on all ranks, and different.
         kept: gradients that the program keeps by reference.
         parts: gradients that are parts of a tensor of the program.
         seen: sizes that the program found.
-        is_averaged: gradients are the same on all ranks, and no step has used them up.
+        is_averaged: gradients are equal on all ranks, and no step has used them.
     """
 
     def __init__(self, program: Program, wrapper: Callable[..., Any]) -> None:
@@ -187,7 +187,7 @@ class Run:
         self.wrapped = self._wrapper(self.net, **self.program.options)
 
     def another(self) -> Run:
-        """The same model once more, in a wrapper of its own."""
+        """Return a run of a second equal model, in its own wrapper."""
         return Run(self.program, self._wrapper)
 
     @property
@@ -205,11 +205,11 @@ class Run:
         ACTIONS[name].call(self)
 
     def later_seeds(self) -> tuple[float, float]:
-        """Seeds for the rest of an action whose ranks do not all draw as often."""
+        """Draw seeds for the rest of an action whose number of draws differs by rank."""
         return self.source.random(), self.own.random()
 
     def loss(self, module: Any = None, order: Sequence[int] | None = None) -> torch.Tensor:
-        """The loss of a forward pass over this rank's data, through the wrapper or a module."""
+        """Return the loss of a pass over this rank's data, through the wrapper or a module."""
         generator = torch.Generator().manual_seed(self.own.randrange(1 << 30))
         data = torch.randn(N_ROWS, WIDTH, generator=generator, dtype=torch.float64)
         module = module or self.wrapped
@@ -220,7 +220,7 @@ class Run:
         return loss_of(output, in_place="view" in self.program.features)
 
     def _order(self) -> list[int]:
-        """The layers to call; not the same on every rank where some may be unused."""
+        """Return the layers to call; they differ by rank where some may be unused."""
         order = [0, 1, 2]
         if self.program.options.get("static_graph"):
             return order
@@ -238,7 +238,7 @@ class Run:
         self.is_averaged = True
 
     def acts_here(self) -> bool:
-        """Whether this rank does what all do, or one: where gradients are equal, all do."""
+        """True if this rank acts: all ranks do or one does, and all do if gradients are equal."""
         everywhere, rank = self.source.random() < 0.5, self.source.randrange(self.size)
         return everywhere or self.is_averaged or rank == self.rank
 
@@ -253,7 +253,7 @@ class Run:
         return [parameter for parameter in self.parameters() if parameter is not sparse]
 
     def with_gradients(self) -> list[Any]:
-        """Some parameters whose gradients to do something to; none where this rank does nothing."""
+        """Return parameters whose gradients to change; none where this rank does not act."""
         every = self.dense()
         chosen = self.source.sample(every, self.source.choice([1, 2, len(every)]))
         acts = self.acts_here()
@@ -264,20 +264,20 @@ class Run:
         return layers[0].weight, layers[2 if "frozen" in self.program.features else 1].weight
 
     def holds(self, gradient: torch.Tensor) -> bool:
-        """Whether the program would lose something else with the storage of this gradient."""
+        """True if the program holds other tensors in the storage of this gradient."""
         held = (*self.kept, *self.parts)
         if self.program.optimizer == "Previous" or any(
             gradient.data_ptr() == one.data_ptr() for one in held
         ):
             return True
-        # torch itself dies of SIGSEGV when it reads a gradient whose storage was emptied.
+        # torch itself crashes with SIGSEGV when it reads a gradient whose storage was emptied.
         others = (p.grad for p in self.dense() if p.grad is not None)
         return sum(gradient.data_ptr() == one.data_ptr() for one in others) > 1
 
     def record(self) -> dict[str, torch.Tensor | None]:
-        """All that a program could look at."""
+        """Return every value that a program can see."""
         found: dict[str, torch.Tensor | None] = {}
-        if not self.is_oracle:  # which leaves them to each rank
+        if not self.is_oracle:  # the oracle leaves buffers to each rank
             found = {f"buffer {name}": buffer for name, buffer in self.net.named_buffers()}
         for name, parameter in self.net.named_parameters():
             gradient = parameter.grad
@@ -290,13 +290,13 @@ class Run:
 
 
 class Trace(NamedTuple):
-    """What a program had after each action, and the error that ended it, if one did."""
+    """The values of a program after each action, and the error that ended it, or None."""
 
     records: list[dict[str, torch.Tensor | None]]
     error: Exception | None
 
     def digests(self) -> list[str]:
-        """Of the parameters after each action."""
+        """Return digests of the parameters after each action."""
         return [_digest(record) for record in self.records]
 
 
@@ -322,7 +322,7 @@ def _digest(record: dict[str, torch.Tensor | None]) -> str:
 
 
 def difference(ours: Trace, expected: Trace, program: Program) -> str:
-    """The first thing in which two traces differ, in words; empty if there is none."""
+    """Describe the first difference of two traces; empty if there is none."""
     beside_narrow = not _NARROW.isdisjoint(program.features)
     for (name, _), own, other in zip(
         program.all_actions, ours.records, expected.records, strict=False
@@ -337,7 +337,7 @@ def difference(ours: Trace, expected: Trace, program: Program) -> str:
 
 
 def _apart(one: torch.Tensor | None, other: torch.Tensor | None, *, beside_narrow: bool) -> str:
-    """In what two tensors differ, in words; empty if they are as close as can be."""
+    """Describe how two tensors differ; empty if they are within tolerance."""
     if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
         return "" if one is other else f"is {one}, and should be {other}"
     if torch.equal(one, other):
@@ -353,12 +353,12 @@ def _apart(one: torch.Tensor | None, other: torch.Tensor | None, *, beside_narro
 
 
 class Finding(NamedTuple):
-    """What one rank found of a program.
+    """One rank's findings about a program.
 
     Args:
-        error: that shoal's wrapper raised, in words, and at which action.
-        difference: from what was expected.
-        digests: of the parameters after each action.
+        error: text of the error of shoal's wrapper, and its action.
+        difference: from the expected values.
+        digests: parameters after each action.
         expected: the digests with the mean of gradients.
     """
 
@@ -369,7 +369,7 @@ class Finding(NamedTuple):
 
 
 def find(program: Program, wrapper: Callable[..., Any], gloo: dist.ProcessGroup) -> Finding:
-    """Run a program by a wrapper, by torch's and without any, and compare."""
+    """Run a program with a wrapper, with torch's and with none, and compare."""
     MeanOfGradients.group = gloo
     mean = traced(program, MeanOfGradients)
     if mean.error is not None:
@@ -377,10 +377,10 @@ def find(program: Program, wrapper: Callable[..., Any], gloo: dist.ProcessGroup)
     ours = traced(program, wrapper)
     found = difference(ours, mean, program)
     if program.suits_torch:
-        group = dist.new_group(backend="gloo")  # which an error may leave with calls in it
+        group = dist.new_group(backend="gloo")  # an error may leave calls in the group
         torchs = functools.partial(nn.parallel.DistributedDataParallel, process_group=group)
         found = found or difference(ours, traced(program, torchs), program)
-        dist.barrier(gloo)  # a rank that ran nothing would leave while another still connects
+        dist.barrier(gloo)  # a rank that ran no program could leave while another still connects
         dist.destroy_process_group(group)
     error = ""
     if ours.error is not None:
@@ -390,7 +390,7 @@ def find(program: Program, wrapper: Callable[..., Any], gloo: dist.ProcessGroup)
 
 
 def judged(program: Program, findings: Sequence[Finding]) -> str:
-    """What is wrong with all ranks' findings, in words; empty if nothing is."""
+    """Describe the fault in all ranks' findings; empty if there is none."""
     errors = [f"rank {rank}: {one.error}" for rank, one in enumerate(findings) if one.error]
     for rank, one in enumerate(findings):
         if one.difference:
@@ -412,7 +412,7 @@ def judged(program: Program, findings: Sequence[Finding]) -> str:
 
 
 def show(program: Program) -> None:
-    """Print what this rank finds of a program; run by torchrun."""
+    """Print this rank's findings about a program; run by torchrun."""
     import shoal.torch
 
     dist.init_process_group("shoal")

@@ -1,4 +1,4 @@
-"""Run a function in several real processes, one per rank, and collect what each one returned.
+"""Run a function in several real processes, one per rank, and collect the results.
 
     from process.ranks import run_ranks
 
@@ -8,18 +8,17 @@
     def test_sums_are_equal() -> None:
         assert run_ranks(my_rank, 3, 1000) == [6.0, 6.0, 6.0]
 
-Every rank is an interpreter that has nothing of shoal loaded (see `warm`) and imports the file in
-which the function is written (so keep heavy imports out of the top of a test file whose ranks do
-not need them), with the environment of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT. Arguments, return values and exceptions are pickled; they may not be of
-classes that the test file defines.
+Every rank starts without shoal loaded (see `warm`) and imports the file of the function, so keep
+heavy imports out of the top of a test file whose ranks do not need them. Its environment is that of
+torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Arguments,
+return values and exceptions are pickled; they may not be of classes that the test file defines.
 
-Whoever brings work wakes whoever sleeps: a rank in which a timer found work fails.
+A thread that adds work must wake the thread that sleeps: a rank fails if a timer found work.
 
-A rank that runs past the deadline is made to print the stack of each of its threads and is killed,
-so nothing ever hangs and no process outlives the test. For ranks that are to be killed or stopped,
-use `start_ranks`: it tells the process ids at once and gives an Outcome for each rank later. A rank
-may end itself with `os.kill(os.getpid(), signal.SIGKILL)`: of all moments that is the surest one.
+A rank that runs past the deadline prints the stack of each thread and is killed, so no test hangs
+and no process outlives its test. To kill or stop ranks, use `start_ranks`: it provides the process
+ids at once and an Outcome for each rank later. To die at an exact moment, a rank calls
+`os.kill(os.getpid(), signal.SIGKILL)`.
 
 Starting a process costs 0.1 s: do many checks inside one run.
 """
@@ -51,22 +50,22 @@ if not __package__:  # run by its path, as a rank
 
 from process.warm import N_FORKERS, Fork, die_with, end_fork, fork_ranks, forker_for
 
-# No sleeper looks for work of its own accord for this long: what was not announced is late indeed
-# then, and a rank that found such work fails.
+# Sleeping threads look for work by themselves only this late, so unannounced work is very late,
+# and a rank that finds such work fails.
 _BACKSTOP_MS = 10_000
 
-# What ranks find imported: the heaviest that is not ours. DDP and optimizers load torch._dynamo,
-# which takes 1.5 s.
+# Modules that ranks find imported: the heaviest outside shoal. DDP and optimizers load
+# torch._dynamo, which takes 1.5 s.
 _NUMPY = "numpy pytest"
 _TORCH = "numpy pytest torch torch.distributed torch._dynamo"
 
-# How long a rank may take to print its stacks before it is killed.
+# Seconds in which a rank may print its stacks before it is killed.
 _LAST_WORDS_S = 5.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended: `error` if it raised, `died` if it did neither raise nor return."""
+    """How one rank ended: `error` if it raised, `died` if it neither raised nor returned."""
 
     rank: int
     value: Any = None
@@ -80,7 +79,7 @@ class Outcome:
 
 
 class Ranks:
-    """Running ranks. Leaving the context kills those that still run."""
+    """Running ranks. Leaving the context kills the ranks that still run."""
 
     def __init__(self, processes: list[_Process]) -> None:
         self._processes = processes
@@ -93,21 +92,21 @@ class Ranks:
             process.end()
 
     def pid(self, rank: int) -> int:
-        """The process id of a rank, for os.kill."""
+        """Return the process id of a rank, for os.kill."""
         return self._processes[rank].child.pid
 
     def await_end(self, rank: int) -> None:
-        """Wait until this rank has ended, however it does."""
+        """Wait until this rank has ended, in any way."""
         self._processes[rank].child.wait()
 
     def has_ended(self, rank: int) -> bool:
         return self._processes[rank].ends_by(0.0)
 
     def wait(self, deadline_s: float = 60.0) -> list[Outcome]:
-        """Every rank's outcome. Those that run longer than this, from now on, are killed."""
+        """Return every rank's outcome. Kill ranks that still run after this time."""
         until = time.monotonic() + deadline_s
         late = [process for process in self._processes if not process.ends_by(until)]
-        # All at once: each of their stacks then shows what it really waited for.
+        # All at once, so that each stack shows what its rank really waited for.
         for process in late:
             process.signal(signal.SIGCONT)
             process.signal(signal.SIGABRT)
@@ -129,13 +128,13 @@ def run_ranks(
 
     Args:
         function: module-level.
-        env: put on top of this process's own environment and of the variables of torchrun.
+        env: overrides this process's environment and the variables of torchrun.
 
     Returns:
-        What each rank returned, by rank.
+        The results, by rank.
 
     Raises:
-        AssertionError: a rank raised, died or hung. Names every such rank, with what it printed.
+        AssertionError: a rank raised, died or hung. Names every such rank, with its output.
     """
     with start_ranks(function, size, *args, env=env) as ranks:
         outcomes = ranks.wait(deadline_s)
@@ -152,7 +151,7 @@ def start_ranks(
     *args: Any,
     env: Mapping[str, str] | None = None,
 ) -> Ranks:
-    """Like `run_ranks`, without waiting: use it as a context manager."""
+    """Start ranks like `run_ranks`, without waiting: use it as a context manager."""
     task = _task(function, args)
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     master["SHOAL_BACKSTOP_MS"] = str(_BACKSTOP_MS)
@@ -179,32 +178,32 @@ def start_ranks(
 def start_process(
     function: Callable[..., Any], *args: Any, needs: str, number: int, env: Mapping[str, str]
 ) -> Ranks:
-    """Run function(*args) in one process that is no rank, with this whole environment.
+    """Run function(*args) in one process that is no rank, with exactly this environment.
 
     Args:
-        needs: "torch" or "numpy", which it finds imported.
-        number: neighbours have different ones.
+        needs: "torch" or "numpy", found imported.
+        number: differs between neighbours.
     """
     modules = {"torch": _TORCH, "numpy": _NUMPY}[needs]
     return Ranks([_Process(number, _task(function, args), dict(env), modules)])
 
 
 def _task(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    # Pickled twice: the arguments can be read only after the search path.
+    # Pickled twice: the arguments can be unpickled only after the search path is set.
     what = inspect.getfile(function), function.__qualname__, pickle.dumps(args)
     return pickle.dumps((sys.path, *what))
 
 
 def warm_up() -> None:
-    """Start what ranks are forked from now, for a test that counts this process's descriptors."""
+    """Start the forkers now, for a test that counts this process's descriptors."""
     for rank in range(N_FORKERS):
         forker_for(rank, _NUMPY, os.environ)
 
 
 def free_port() -> int:
-    """A port on which nobody listens, from below those that the kernel gives to connections."""
-    # Not port 0: what the kernel gives may have gone to somebody's connection before it is used.
-    # Workers of pytest that run side by side have ports of their own.
+    """Return a port without a listener, below the kernel's ephemeral ports."""
+    # Not port 0: a connection may take the kernel's port before it is used.
+    # Parallel workers of pytest use separate ports.
     n_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
@@ -217,7 +216,7 @@ def free_port() -> int:
 
 
 class _Process:
-    """One rank's process, and the files in which it leaves its output and its outcome."""
+    """One rank's process, and the files of its output and its outcome."""
 
     def __init__(self, rank: int, task: bytes, env: dict[str, str], modules: str) -> None:
         self.rank = rank
@@ -246,7 +245,7 @@ class _Process:
         return child
 
     def ends_by(self, until: float) -> bool:
-        """Wait for the end, or for the time `until`."""
+        """Wait for the end of the process, or for the time `until`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(max(0.0, until - time.monotonic()))
         return self.child.returncode is not None
@@ -255,7 +254,7 @@ class _Process:
         self.child.send_signal(number)
 
     def end(self) -> None:
-        """Kill it if it runs."""
+        """Kill the process if it runs."""
         self.child.kill()
         self.child.wait()
 
@@ -275,7 +274,7 @@ class _Process:
 
 
 def _run_one(task: IO[bytes], result_fd: int) -> None:
-    """The rank itself."""
+    """Run a rank, in its process."""
     sys.path[:], file, name, args = pickle.load(task)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(all_threads=True)
@@ -292,8 +291,8 @@ def _run_one(task: IO[bytes], result_fd: int) -> None:
 
 
 def load(file: str, name: str) -> Callable[..., Any]:
-    """In a rank: the function of this name in a test file."""
-    # By path: pytest's importlib mode gives test files names that nobody else can import.
+    """On a rank: return the function of this name in a test file."""
+    # By path: pytest's importlib mode gives test files names that cannot be imported elsewhere.
     name_in_rank = f"{Path(file).parent.name}_{Path(file).stem}_in_rank"
     spec = importlib.util.spec_from_file_location(name_in_rank, file)
     assert spec is not None
@@ -309,11 +308,11 @@ def load(file: str, name: str) -> Callable[..., Any]:
 
 
 def _dumped(error: BaseException) -> bytes:
-    """The error, pickled; what cannot be pickled is told in words."""
+    """Pickle the error, or only its text if it cannot be pickled."""
     try:
         dumped = pickle.dumps((None, error))
         pickle.loads(dumped)
-    except Exception:  # noqa: BLE001 - pickling runs anybody's code
+    except Exception:  # noqa: BLE001 - pickling runs arbitrary code
         return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
     return dumped
 

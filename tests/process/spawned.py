@@ -1,4 +1,4 @@
-"""A program that starts its ranks by torch.multiprocessing, as programs in notebooks do.
+"""A program that starts its ranks by torch.multiprocessing, as notebooks do.
 
     python spawned.py START_METHOD ACTION
 
@@ -21,7 +21,7 @@ TIMEOUT = timedelta(seconds=300)
 
 
 def meet(rank: int, folder: str, ports: list[int]) -> None:
-    """Form a group by each of torch's three methods, and sum in it."""
+    """Form a group by each of torch's three init methods, and sum in it."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
     for where in (f"tcp://127.0.0.1:{ports[1]}", f"file://{folder}/store", "env://"):
         dist.init_process_group(
@@ -34,7 +34,7 @@ def meet(rank: int, folder: str, ports: list[int]) -> None:
 
 
 def fail(rank: int, folder: str, action: str) -> None:
-    """Rank 1 fails once the group stands, and the others wait for it."""
+    """Rank 1 fails once the group is formed, while the others wait for it."""
     where = f"file://{folder}/store"
     dist.init_process_group("shoal", init_method=where, rank=rank, world_size=SIZE, timeout=TIMEOUT)
     dist.barrier()

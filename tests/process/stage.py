@@ -1,4 +1,4 @@
-"""What a test and its ranks tell each other, through a store that outlives every rank.
+"""Cues between a test and its ranks, through a store that outlives every rank.
 
     with Stage() as stage, start_ranks(rank, 3, env=stage.env) as ranks:
         stage.await_cue("rank 1 is about to call")
@@ -8,7 +8,7 @@
         stage = Stage.from_environment()
         stage.cue("rank 1 is about to call")
 
-The clock is the machine's: a test and its ranks may subtract each other's times.
+Times come from one clock of the machine: a test may subtract times of its ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ADDRESS = "127.0.0.1"
 
 
 class Stage:
-    """The test's end, or, by `from_environment`, a rank's."""
+    """The test's side, or, from `from_environment`, a rank's side."""
 
     def __init__(self, port: int | None = None) -> None:
         self._server = TcpStoreServer(_ADDRESS, 0) if port is None else None
@@ -49,20 +49,20 @@ class Stage:
         return {"STAGE_PORT": str(self.port)}
 
     def cue(self, name: str) -> None:
-        """Let everyone who awaits this go on; with the time."""
+        """Release everyone who awaits this cue, and record the time."""
         self.store.set(f"cue/{name}", str(time.monotonic()).encode())
 
     def await_cue(self, name: str, timeout_s: float = _LONG_S) -> float:
-        """Wait until somebody has given this cue, and return when that was."""
+        """Wait for this cue, and return the time it was given."""
         return float(self.store.get(f"cue/{name}", timeout_s))
 
     def meet(self, rank: int, size: int, where: str) -> None:
-        """Return when all ranks have come here: what each did before has ended on each of them."""
+        """Wait until all ranks are here, so that their earlier actions have ended everywhere."""
         self.cue(f"rank {rank}: {where}")
         self.await_all(size, where)
 
     def await_all(self, size: int, where: str) -> None:
-        """Return when all ranks have come here, for a process that is none of them."""
+        """Wait, from a process that is no rank, until all ranks are at `meet`."""
         for rank in range(size):
             self.await_cue(f"rank {rank}: {where}")
 
@@ -79,12 +79,12 @@ class Stage:
 
 
 def pretend_hosts(ranks_per_host: int) -> None:
-    """In a rank, before it joins: this many ranks count as one host, and the others as others."""
+    """On a rank, before it joins: make each `n` consecutive ranks count as one host."""
     os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
 
 
 def stop(pid: int) -> None:
-    """Stop a process, and return when each of its threads has stopped."""
+    """Stop a process, and wait until each of its threads has stopped."""
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
     while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
@@ -92,16 +92,16 @@ def stop(pid: int) -> None:
 
 
 def descriptors() -> dict[int, str]:
-    """The kernel's name of each file that this process holds open."""
+    """Return the kernel's name of each file that this process holds open."""
     found = {}
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing
             found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
     return found
 
 
 def connections() -> list[socket.socket]:
-    """The TCP connections of this process, each by a descriptor of its own."""
+    """Return the TCP connections of this process, each through a new descriptor."""
     found = []
     for number, target in descriptors().items():
         if target.startswith("socket:"):
@@ -118,7 +118,7 @@ def connections() -> list[socket.socket]:
 
 
 def bytes_out() -> dict[int, int]:
-    """What each connection of this process has sent, once, with frames and acknowledgements."""
+    """Return the bytes each connection has sent, without retransmissions."""
     found = {}
     for connection in connections():
         with connection:
@@ -129,21 +129,21 @@ def bytes_out() -> dict[int, int]:
 
 
 def bytes_since(before: dict[int, int]) -> int:
-    """What this process has sent since `bytes_out()` was `before`, on connections still open."""
+    """Return the bytes sent since `bytes_out()` was `before`, on connections still open."""
     return sum(sent - before.get(which, 0) for which, sent in bytes_out().items())
 
 
 def error_of(call: Callable[..., Any], *args: Any, **how: Any) -> Exception | None:
-    """What the call raises; None if it returns."""
+    """Return the error that the call raises, or None."""
     try:
         call(*args, **how)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+    except Exception as error:  # noqa: BLE001 - the test checks it
         return error
     return None
 
 
 def leave_at_once() -> None:
-    """In a rank that uses Gloo: run no destructors at its end.
+    """On a rank that uses Gloo: exit without destructors.
 
     After FSDP2 over Gloo, torch 2.13 aborts there in some processes: in 3 of 16 pairs of ranks, and
     in none over shoal.

@@ -1,4 +1,4 @@
-"""Averagers whose steps come in another order on one rank: an error that names both, on all."""
+"""Averagers stepped in a different order on one rank: all ranks get an error naming both."""
 
 import time
 from pathlib import Path
@@ -18,10 +18,10 @@ import shoal
 from shoal.average import Averager
 from shoal.errors import UsageError
 
-ODD = 1  # the rank whose steps come in another order
-SOON_S = 30.0  # whoever waited for a deadline takes minutes
+ODD = 1  # the rank with a different order
+SOON_S = 30.0  # waiting for a deadline would take minutes
 
-# By name: the steps of most ranks, those of the odd one, and what the error says of them.
+# By name: the steps of most ranks, the steps of the odd rank, and the text of the error.
 ORDERS: dict[str, tuple[str, str, list[str]]] = {
     "another order": ("GD", "DG", ["averager 1, step 1, buffer", "averager 2, step 1, buffer"]),
     "a step ahead": ("GDGD", "GGD", ["averager 2, step 1, buffer", "averager 1, step 2, buffer"]),
@@ -44,7 +44,7 @@ def average_in(order: str, group: shoal.Group, n_elems: int) -> tuple[float, Exc
     }
     if getattr(group, "pool", None) is not None:
         await_servers(group, 1)
-    # Others may leave a barrier, and come to unlike calls, before the last rank has left it.
+    # Other ranks may leave a barrier, and make mismatched calls, before the last rank leaves it.
     error = error_of(group.barrier)
     started = time.monotonic()
     error = error or next(filter(None, (error_of(step, averagers[m]) for m in order)), None)
@@ -70,7 +70,7 @@ def check_named(outcome: tuple[float, Exception | None], said: list[str]) -> Non
     ("name", "ranks_per_host", "n_elems"),
     [("another order", 3, 5), ("a step ahead", 3, 1 << 20), ("another order", 1, 1000)],
 )
-def test_steps_of_averagers_in_another_order_are_named_on_every_rank(
+def test_averager_steps_in_a_different_order_are_named_on_every_rank(
     name: str, ranks_per_host: int, n_elems: int
 ) -> None:
     for outcome in run_ranks(average_in_two_orders, 3, name, ranks_per_host, n_elems):
@@ -91,9 +91,9 @@ def test_servers_compare_the_steps_of_averagers(
 
 
 def begin_in_two_orders(option: str) -> tuple[float, Exception | None]:
-    """Steps whose first calls are not those of buffers, of which the averagers have unlike numbers.
+    """Make steps whose first calls are not for buffers; the averagers' buffer counts differ.
 
-    Ranks weigh arrays before a buffer leaves, and leave all arrays out where they may.
+    Ranks weigh arrays before sending a buffer, and leave all arrays out where allowed.
     """
     with shoal.init() as group:
         averagers = {
@@ -104,7 +104,7 @@ def begin_in_two_orders(option: str) -> tuple[float, Exception | None]:
             )
             for model, n in {"G": 20, "D": 5}.items()
         }
-        # Others may be in unlike calls before the last rank has left it.
+        # Other ranks may be in mismatched calls before the last rank has left it.
         left = error_of(group.barrier)
         started = time.monotonic()
 
@@ -120,7 +120,7 @@ def begin_in_two_orders(option: str) -> tuple[float, Exception | None]:
 
 
 @pytest.mark.parametrize("option", ["weighted", "find_unused"])
-def test_small_sums_of_averagers_in_another_order_are_named_on_every_rank(option: str) -> None:
+def test_small_sums_of_averagers_in_a_different_order_are_named_on_every_rank(option: str) -> None:
     for outcome in run_ranks(begin_in_two_orders, 3, option):
         check_named(outcome, ["averager 1, step 1, buffer", "averager 2, step 1, buffer"])
 
@@ -131,7 +131,7 @@ def sum_beside_a_step() -> tuple[float, Exception | None]:
         averager = Averager(group, {"G.first": ((1008,), "float32")})
         averager.begin()
         length = averager.layout.buffers[0].n_elems
-        left = error_of(group.barrier)  # the others may be past it, and in unlike calls
+        left = error_of(group.barrier)  # other ranks may be past it, in mismatched calls
         started = time.monotonic()
         if left is not None:
             call = left
@@ -144,7 +144,7 @@ def sum_beside_a_step() -> tuple[float, Exception | None]:
         return time.monotonic() - started, call or error_of(group.barrier)
 
 
-def test_a_plain_sum_is_not_taken_for_a_buffer_of_an_averager() -> None:
+def test_a_plain_sum_does_not_match_a_buffer_of_an_averager() -> None:
     for took_s, error in run_ranks(sum_beside_a_step, 3):
         assert isinstance(error, UsageError), error
         assert "for averager 1, step 1, buffer 0" in str(error)
@@ -152,7 +152,7 @@ def test_a_plain_sum_is_not_taken_for_a_buffer_of_an_averager() -> None:
 
 
 def train_two_models(hook: bool) -> Exception | None:
-    """Two models of one size, whose backward passes come in another order on one rank."""
+    """Train two models of one size, whose backward passes have a different order on one rank."""
     import shoal.torch
 
     wrapped = {name: shoal.torch.DistributedDataParallel(torch.nn.Linear(40, 30)) for name in "GD"}
@@ -165,12 +165,12 @@ def train_two_models(hook: bool) -> Exception | None:
         for name in order:
             wrapped[name](torch.ones(4, 40)).sum().backward()
 
-    left = error_of(dist.barrier)  # others may be in unlike calls before the last rank leaves it
+    left = error_of(dist.barrier)  # others may be past it, in mismatched calls
     return left or error_of(train) or error_of(dist.barrier)
 
 
 @pytest.mark.parametrize("hook", [False, True])
-def test_backward_passes_of_two_models_in_another_order_are_named_on_every_rank(
+def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_rank(
     hook: bool, ranks: SharedRanks
 ) -> None:
     for error in ranks.run(train_two_models, hook):

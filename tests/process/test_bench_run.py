@@ -1,4 +1,4 @@
-"""`shoal bench` with real ranks: its own, and those of a launcher."""
+"""`shoal bench` with real ranks: ranks that it starts, and ranks of a launcher."""
 
 import json
 import os
@@ -34,17 +34,17 @@ def test_every_collective_is_measured_and_right(tmp_path: Path) -> None:
     # Two sizes of each, and one of a barrier; the rows of nccl-tests have 13 words.
     assert len(rows) == 2 * (len(COLLECTIVES) - 1) + 1
     assert all(len(row) == 13 for row in rows)
-    told = json.loads(out.read_text())
+    report = json.loads(out.read_text())
     for name, collective in COLLECTIVES.items():
-        points = [one for one in told["points"] if one["collective"] == name]
+        points = [one for one in report["points"] if one["collective"] == name]
         assert {one["in_place"] for one in points} == {*collective.in_place}
         assert all(one["n_wrong"] == 0 and min(one["times_us"]) > 0 for one in points)
         assert {one["n_calls"] for one in points} == {4}
-    sizes = {(one["size"], one["count"]) for one in told["points"]}
+    sizes = {(one["size"], one["count"]) for one in report["points"]}
     assert sizes == {(int(row[0]), int(row[1])) for row in rows}
 
 
-def test_ranks_of_a_launcher_measure_together_and_one_of_them_prints(tmp_path: Path) -> None:
+def test_ranks_of_a_launcher_measure_together_and_one_prints(tmp_path: Path) -> None:
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     out = tmp_path / "run.json"
     words = ["all_reduce", "-b", "1K", "-e", "1K", *QUICK, "-J", str(out), "--peers", "gloo"]
@@ -67,9 +67,9 @@ def test_ranks_of_a_launcher_measure_together_and_one_of_them_prints(tmp_path: P
     assert other == ""
     ((*_, wrong),) = rows_of(text)
     assert wrong == "0"
-    told = json.loads(out.read_text())
-    assert told["run"]["ranks"] == "2 ranks"
-    assert [(one["library"], one["n_wrong"]) for one in told["points"]] == [
+    report = json.loads(out.read_text())
+    assert report["run"]["ranks"] == "2 ranks"
+    assert [(one["library"], one["n_wrong"]) for one in report["points"]] == [
         ("shoal", 0),
         ("gloo", 0),
     ]

@@ -1,4 +1,4 @@
-"""Several channels between hosts: the same bits, one answer to faults, and settings that agree."""
+"""Several channels between hosts: equal bits, shared faults, and settings that agree."""
 
 import hashlib
 import os
@@ -20,12 +20,12 @@ N_ELEMS = 540_011  # 2.06 MiB: cut where there are channels, and into unequal pa
 
 
 def noise(rank: int, n_elems: int) -> Array:
-    """Sums of it depend on their order."""
+    """Return values whose sums depend on the order."""
     return np.resize(np.random.default_rng(rank).normal(size=9973).astype(np.float32), n_elems)
 
 
 def digests(n_channels: int, ranks_per_host: int) -> list[str]:
-    """Of sums, which are near to NumPy's; test_numpy_algorithms.py has the other collectives."""
+    """Digest sums, which are near NumPy's; test_numpy_algorithms.py has the other collectives."""
     pretend_hosts(ranks_per_host)
     os.environ["SHOAL_CHANNELS"] = str(n_channels)
     found = []
@@ -46,15 +46,15 @@ def digests(n_channels: int, ranks_per_host: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("ranks_per_host", "n_channels"), [(1, 3), (2, 2)])
-def test_any_number_of_channels_gives_the_results_of_one_bit_for_bit(
+def test_any_number_of_channels_gives_the_bits_of_one_channel(
     ranks_per_host: int, n_channels: int
 ) -> None:
     one = run_ranks(digests, 3, 1, ranks_per_host)
     assert run_ranks(digests, 3, n_channels, ranks_per_host) == one
 
 
-def who_got_much() -> list[tuple[int, int]]:
-    """Channel and peer, of a call by two ranks."""
+def links_of_large_data() -> list[tuple[int, int]]:
+    """Return channel and peer of each link that moved much data in a call of two ranks."""
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
     with shoal.init() as group:
@@ -65,31 +65,31 @@ def who_got_much() -> list[tuple[int, int]]:
     return [(peer.get("channel", 0), peer["rank"]) for peer in peers]
 
 
-def test_a_large_call_moves_over_every_channel_and_the_dump_says_so() -> None:
-    assert run_ranks(who_got_much, 2) == [[(0, 1), (1, 1)], [(0, 0), (1, 0)]]
+def test_a_large_call_moves_over_every_channel_and_the_dump_shows_it() -> None:
+    assert run_ranks(links_of_large_data, 2) == [[(0, 1), (1, 1)], [(0, 0), (1, 0)]]
 
 
 def asks_while_rank_1_is_late() -> tuple[list[int], str] | None:
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
     with shoal.init() as group:
-        data, told = np.ones(N_ELEMS, np.float32), None
+        data, seen = np.ones(N_ELEMS, np.float32), None
         if group.rank == 0:
             work = group.all_reduce(data, async_op=True)
             state = describe("a test asks")
             (world,) = state["worlds"]
             (calls,) = [each["in_flight"] for each in world["groups"]]
-            told = [call.get("channel", 0) for call in calls], text_of(state)
+            seen = [call.get("channel", 0) for call in calls], text_of(state)
             group.barrier(name="asked")
             assert work is not None
             work.wait()
         else:
             group.barrier(name="asked")
             group.all_reduce(data)
-        return told
+        return seen
 
 
-def test_the_dump_tells_of_a_call_in_each_channel_that_it_is_cut_over() -> None:
+def test_the_dump_shows_a_call_in_every_channel_that_it_uses() -> None:
     channels, text = run_ranks(asks_while_rank_1_is_late, 2)[0]
     assert channels == [0, 1]
     assert "over 2 channels" in text
@@ -116,18 +116,18 @@ def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None
         rest.all_reduce(mine)
         np.testing.assert_array_equal(mine, 2 * (every[0] + every[2]))
         busy = [key for key, n_bytes in moved().items() if n_bytes - before[key] > N_ELEMS // 2]
-        rest.barrier()  # nobody leaves before all have looked
+        rest.barrier()  # no rank leaves before all have looked
         return list(rest.view.ranks), sorted(busy)
 
 
 def moved() -> dict[tuple[int, int], int]:
-    """Bytes that went out to peers that live, by channel and peer."""
+    """Return the bytes sent to living peers, by channel and peer."""
     (world,) = describe("a test asks")["worlds"]
     peers = [peer for peer in world["peers"] if peer["state"] == "alive"]
     return {(peer.get("channel", 0), peer["rank"]): peer["n_bytes_out"] for peer in peers}
 
 
-def test_a_death_in_a_call_that_is_cut_leaves_a_group_with_all_its_channels() -> None:
+def test_after_a_death_in_a_split_call_the_group_keeps_all_its_channels() -> None:
     with start_ranks(shrinks_when_rank_1_dies, 3) as ranks:
         outcomes = ranks.wait(60.0)
     assert outcomes[1].died
@@ -143,7 +143,7 @@ def names_of_threads() -> set[str]:
         return {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
 
 
-def test_the_thread_of_each_channel_has_a_name() -> None:
+def test_every_channel_thread_has_a_name() -> None:
     wanted = {"shoal-progress", "shoal-progress1", "shoal-progress2"}
     for names in run_ranks(names_of_threads, 2):
         assert wanted <= names

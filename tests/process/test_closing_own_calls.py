@@ -1,4 +1,4 @@
-"""Closing waits for calls that shoal made and that no caller waits for."""
+"""Closing waits for calls that shoal made itself and no caller waits for."""
 
 from process.ranks import run_ranks
 from process.stage import Stage
@@ -23,6 +23,6 @@ def leave_before_the_root_calls() -> str:
     return data.decode()
 
 
-def test_a_rank_that_closes_first_still_takes_part_in_calls_that_nobody_waits_for() -> None:
+def test_a_rank_that_closes_first_still_takes_part_in_unwaited_calls() -> None:
     with Stage() as stage:
         assert run_ranks(leave_before_the_root_calls, N_RANKS, env=stage.env) == ["order 01"] * 3

@@ -1,4 +1,4 @@
-"""Ranks that die, are interrupted, or just end: which error the others get, and how soon.
+"""Ranks that die, are interrupted, or just end: the error of the others, and its delay.
 
 `SHOAL_SOAK=1` kills a hundred ranks in each kind of group, as `make test-soak` does.
 """
@@ -28,7 +28,7 @@ SOON_S = 2.0
 
 
 class Kill(NamedTuple):
-    """Which rank dies, in which call, and once which element has its result; -1: at once."""
+    """The rank that dies, its call, and the element whose result it awaits; -1: none."""
 
     victim: int
     turn: int = 1
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     through_stage: bool = True
 
 
-# In a ring each rank talks to two others only: another rank has to name the dead one to the third.
+# In a ring each rank talks to only two others, which must report the dead rank to the third.
 CASES = {
     "private memory": Case(4, 4, (0, 2)),
     "shared memory in a ring": Case(4, 4, (1, 3), True, "ring", False),
@@ -59,7 +59,7 @@ CASES = {
 
 
 def kills(case: Case) -> list[Kill]:
-    """The same in every run."""
+    """Return kills that are the same in every run."""
     dice = random.Random(case.size)
     if not SOAK and case.victims:
         return [Kill(victim) for victim in case.victims]
@@ -71,7 +71,7 @@ def kills(case: Case) -> list[Kill]:
 
 
 class Seen(NamedTuple):
-    """What a survivor learned, when, and the sum that it got in the next group."""
+    """A survivor's error, its time, and its sum in the next group."""
 
     at: float
     error: PeerLost
@@ -80,7 +80,7 @@ class Seen(NamedTuple):
 
 
 def reduce_until_killed(case: Case, kill: Kill) -> tuple[Any, ...]:
-    """All-reduce until a rank is lost; then make a group of the others and use it."""
+    """All-reduce until a rank is lost; then form a group of the others and use it."""
     pretend_hosts(case.ranks_per_host)
     stage = Stage.from_environment()
     group = shoal.init()
@@ -121,7 +121,7 @@ def end_in_call(group: shoal.Group, data: Any, element: int) -> None:
 
 @pytest.mark.timeout(240 * N_KILLS)
 @pytest.mark.parametrize("name", CASES)
-def test_all_survivors_of_a_killed_rank_name_it_soon_and_can_go_on(name: str) -> None:
+def test_all_survivors_name_a_killed_rank_soon_and_can_go_on(name: str) -> None:
     case = CASES[name]
     for kill in kills(case):
         with Stage() as stage:
@@ -155,7 +155,7 @@ def check_survivors(outcomes: list[Outcome], case: Case, kill: Kill, died_at: fl
 
 
 def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None, Exception | None]:
-    """Nobody calls anything while rank 1 dies, and rank 0 is asleep in a call that waits for it."""
+    """Only rank 0 is in a call, asleep, and waits for rank 1 when that dies."""
     pretend_hosts(ranks_per_host)
     stage = Stage.from_environment()
     with shoal.init() as group:
@@ -177,7 +177,7 @@ def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None
 @pytest.mark.parametrize(
     ("ending", "ranks_per_host"), [(signal.SIGKILL, 3), (signal.SIGKILL, 1), (signal.SIGTERM, 1)]
 )
-def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
+def test_a_death_between_calls_fails_the_next_call_at_once(
     ending: signal.Signals, ranks_per_host: int
 ) -> None:
     with (
@@ -196,7 +196,7 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
         assert at - died_at < SOON_S
         for error in errors:
             assert isinstance(error, PeerLost)
-            assert bool(error.address) == (ranks_per_host == 1)  # none inside a host
+            assert bool(error.address) == (ranks_per_host == 1)  # no connection inside a host
             assert error.rank == 1
             assert "its process died" in str(error)
 
@@ -205,14 +205,14 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
 
 
 def wait_for_an_interrupt(busy: bool) -> tuple[Exception | None, float]:
-    """Rank 1 is interrupted in a call that nobody answers; rank 0 waits for it in another."""
+    """Rank 1 is interrupted in a call that no rank joins; rank 0 waits for it in another."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         if busy:
             threading.Thread(target=reduce_for_ever, args=[group], daemon=True).start()
         if group.rank == 0:
             return error_of(group.recv, np.empty(1), 1), time.monotonic()
-        # Runs only when the main thread lets the interpreter go: when it waits.
+        # Runs only when the main thread releases the interpreter to wait.
         threading.Thread(target=stage.cue, args=["waiting"]).start()
         group.recv(np.empty(1), 0)
     raise AssertionError("nobody sent that")
@@ -225,7 +225,7 @@ def reduce_for_ever(group: shoal.Group) -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_an_interrupt_ends_a_waiting_rank_cleanly_and_the_others_are_told(busy: bool) -> None:
+def test_an_interrupt_ends_a_waiting_rank_cleanly_and_the_others_get_an_error(busy: bool) -> None:
     with Stage() as stage, start_ranks(wait_for_an_interrupt, 2, busy, env=stage.env) as ranks:
         stage.await_cue("waiting")
         interrupted_at = time.monotonic()
@@ -235,14 +235,14 @@ def test_an_interrupt_ends_a_waiting_rank_cleanly_and_the_others_are_told(busy: 
     assert interrupted.died == ""
     assert interrupted.output.count("Traceback") == 1, interrupted.output
     assert other.value is not None, other
-    error, told_at = other.value
+    error, failed_at = other.value
     assert isinstance(error, PeerLost)
     assert error.rank == 1
     assert "left the group" in str(error)
-    assert told_at - interrupted_at < SOON_S
+    assert failed_at - interrupted_at < SOON_S
 
 
-# Ends without a close, as plain programs.
+# Ends without a close, as in plain programs.
 
 BEGIN = """
 import os, sys
@@ -285,12 +285,12 @@ group.barrier()
 
 
 def run_as_main(program: str) -> None:
-    """Leave what the program made to the end of the interpreter."""
+    """Run a program, and leave its objects to the end of the interpreter."""
     exec(program, sys.modules["__main__"].__dict__)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_program_that_ends_without_a_close_ends_well_and_in_silence(ending: str) -> None:
+def test_a_program_that_ends_without_a_close_succeeds_silently(ending: str) -> None:
     with start_ranks(run_as_main, 2, BEGIN + ENDINGS[ending]) as ranks:
         for outcome in ranks.wait(30):
             assert outcome.error is None, outcome

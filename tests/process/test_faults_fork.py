@@ -1,4 +1,4 @@
-"""Forked children: they have no part in their parent's groups, and do not keep them alive."""
+"""Forked children take no part in their parent's groups, and do not keep them alive."""
 
 import ctypes
 import multiprocessing
@@ -18,7 +18,7 @@ LONG_S = 50.0
 
 
 def sockets() -> set[str]:
-    """What this process holds open and others could notice: sockets, eventfds, epoll sets."""
+    """Return open descriptors that other processes could notice: sockets, eventfds, epoll sets."""
     kinds = ("socket:", "anon_inode:")
     return {f"{fd} {name}" for fd, name in descriptors().items() if name.startswith(kinds)}
 
@@ -30,7 +30,7 @@ def fork() -> int:
 
 
 def use_children(ranks_per_host: int) -> dict[str, Any]:
-    """Fork while calls are in flight, try everything in the child, and go on in the parent."""
+    """Fork with calls in flight, try every call in the child, and go on in the parent."""
     pretend_hosts(ranks_per_host)
     outside = sockets()
     results: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def use_children(ranks_per_host: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks_per_host", [2, 1])
-def test_children_may_not_use_the_groups_and_do_not_disturb_them(ranks_per_host: int) -> None:
+def test_children_may_not_use_the_groups_and_do_not_affect_them(ranks_per_host: int) -> None:
     for results in run_ranks(use_children, 2, ranks_per_host):
         assert results == {
             "data": 2.0,
@@ -88,7 +88,7 @@ def test_children_may_not_use_the_groups_and_do_not_disturb_them(ranks_per_host:
 
 
 def fork_beside_a_door() -> tuple[str, int]:
-    """A child tries to use the door of a member, and lives on while a newcomer comes in."""
+    """A child tries to use the door of a member, and lives on while a newcomer joins."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         address = group.address
@@ -122,7 +122,7 @@ def come_in() -> int:
         return group.size
 
 
-def test_a_child_neither_uses_nor_keeps_the_door_of_its_parent() -> None:
+def test_a_child_does_not_use_or_keep_the_door_of_its_parent() -> None:
     with (
         Stage() as stage,
         start_ranks(fork_beside_a_door, 1, env=stage.env) as ranks,
@@ -141,7 +141,7 @@ def sum_in_another_group(rank: int, size: int) -> int:
 
 
 def form_in_a_child() -> tuple[float, int]:
-    """A child may join a group of its own, such as one of data loaders."""
+    """Join a group in a child, as data loaders may."""
     with shoal.init() as group:
         group.barrier()
         child = fork()
@@ -153,19 +153,19 @@ def form_in_a_child() -> tuple[float, int]:
         return float(data[0]), os.waitstatus_to_exitcode(status)
 
 
-def test_a_child_can_form_a_group_of_its_own() -> None:
+def test_a_child_can_form_a_new_group() -> None:
     with Stage() as stage:
         assert run_ranks(form_in_a_child, 3, env=stage.env) == [(3.0, 3)] * 3
 
 
 def write_in_children() -> list[tuple[int, float, float]]:
-    """What each child saw, and what the parent's memory, shared with its host-mate, held then."""
+    """Return what each child read, and what the parent's shared memory then held."""
     results, outside = [], sockets()
     with shoal.init() as group:
         data = shoal.empty(1 << 18)
         data[:] = 1
         group.all_reduce(data)
-        # As C libraries fork, of which Python is told nothing.
+        # Fork like a C library, without Python's hooks.
         for forking in (fork, ctypes.PyDLL(None).fork):
             child = forking()
             if child == 0:
@@ -180,6 +180,6 @@ def write_in_children() -> list[tuple[int, float, float]]:
     return results
 
 
-def test_a_child_reads_shared_memory_writes_to_its_own_and_keeps_no_socket_of_its_parent() -> None:
+def test_a_child_copies_shared_memory_on_write_and_keeps_no_socket_of_its_parent() -> None:
     for results in run_ranks(write_in_children, 2):
         assert results == [(2, 2, 2), (2, 2, 2), (0, 4, 4)]

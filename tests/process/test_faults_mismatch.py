@@ -1,6 +1,6 @@
-"""Ranks that call different things: all get an error, soon, that names what each side called.
+"""Mismatched calls: all ranks soon get an error that names both calls.
 
-The native tests of messages and exchanges cover blocks of which two ranks differ on the length.
+The native tests of messages and exchanges cover blocks whose length differs between two ranks.
 """
 
 import time
@@ -15,8 +15,8 @@ from process.stage import error_of, pretend_hosts
 import shoal
 from shoal.errors import UsageError
 
-ODD = 1  # the rank that calls something else
-# The design says one second; a crowded machine gets more. Who waited for a deadline takes a minute.
+ODD = 1  # the rank with the other call
+# The design promises one second; a busy machine gets more. Waiting for a deadline takes a minute.
 SOON_S = 10.0
 
 Call = Callable[[shoal.Group], Any]
@@ -41,7 +41,7 @@ def broadcast_then_reduce(group: shoal.Group) -> None:
     group.all_reduce(array(100))
 
 
-# A call, and how an error names it.
+# A call, and its name in errors.
 Side = tuple[Call, str]
 
 
@@ -67,7 +67,7 @@ def gathers_unevenly(shortest: int) -> Side:
     ), words
 
 
-# By name: what most ranks call, and what the odd one calls.
+# By name: the call of most ranks, and the call of the odd rank.
 CASES: dict[str, tuple[Side, Side]] = {
     "shorter": (reduces(2048), reduces(1024)),
     "longer by megabytes": (reduces(1 << 20), reduces(4 << 20)),
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Side, Side]] = {
 
 
 def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
-    """Every case in a group of its own; how long its error took, and the error."""
+    """Run every case in a new group; return the time until its error, and the error."""
     pretend_hosts(ranks_per_host)
     results: dict[str, tuple[float, Exception | None]] = {}
     with shoal.init() as world:
@@ -113,7 +113,7 @@ def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
             group = world.subgroup(range(world.size), name)
             world.barrier()
             started = time.monotonic()
-            # What one rank calls may need nothing of the others: then its next call fails.
+            # One rank's call may need no other rank: then its next call fails.
             error = error_of(call, group) or error_of(group.barrier)
             results[name] = time.monotonic() - started, error
             world.barrier()
@@ -121,7 +121,7 @@ def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (4, 2), (4, 1)])
-def test_a_rank_that_calls_something_else_is_named_with_both_calls_to_everyone(
+def test_a_mismatched_call_raises_on_every_rank_and_names_both_calls(
     size: int, ranks_per_host: int
 ) -> None:
     for rank, results in enumerate(run_ranks(disagree, size, ranks_per_host)):

@@ -1,4 +1,4 @@
-"""Ranks that stop for a while, and for ever. Real time passes here: a stall is nothing else."""
+"""Ranks that stop for a while or forever. A stall needs real time, so these tests take it."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ SLOT_ELEMS = 32 << 10  # 128 KiB of float32: one segment, in a slot of shared me
 
 
 def reduce_through_a_stall() -> int:
-    """All-reduce until rank 0 finds that it is enough. Returns the number of calls."""
+    """All-reduce until rank 0 ends it; return the number of calls."""
     pretend_hosts(2)  # the stalled rank is silent over shared memory and over TCP
     stage = Stage.from_environment()
     n_calls, go_on = 0, np.ones(1)
@@ -74,7 +74,7 @@ def receive_when_given_up() -> tuple[Exception | None, float, Exception | None]:
         return lost, at, error_of(rest.barrier)
 
 
-def test_a_rank_that_stops_for_ever_is_evicted_and_never_receives_what_the_others_do_now() -> None:
+def test_a_rank_that_stops_forever_is_evicted_and_receives_no_later_data() -> None:
     with Stage() as stage, start_ranks(receive_when_given_up, SIZE, env=stage.env) as ranks:
         stage.await_cue("waiting")
         stopped_at = time.monotonic()

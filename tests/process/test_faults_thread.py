@@ -1,4 +1,4 @@
-"""A process that may not start one more thread: joining fails in words and leaves nothing."""
+"""A process that may not start another thread: joining fails clearly and leaks nothing."""
 
 import codecs
 import os
@@ -16,17 +16,17 @@ NOBODY = 65534
 
 
 def refuse_threads() -> None:
-    """Let this process start no more threads."""
+    """Keep this process from starting threads."""
     if os.getuid() == 0:
-        os.setuid(NOBODY)  # root may start as many as it likes
+        os.setuid(NOBODY)  # the limit does not apply to root
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
 
 
 def join_without_threads() -> dict[str, Any]:
-    """Join where the limit of processes is reached, and again where it is not."""
+    """Join with the process limit reached, and again without it."""
     store = Stage.from_environment().store
-    # Load everything: another user may not read it.
+    # Load everything first: another user may not read the files.
     shoal.init(store, 0, 1).close()
     codecs.lookup("ascii")
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -41,7 +41,7 @@ def join_without_threads() -> dict[str, Any]:
     return {"errors": errors, "kept": kept, "blocked": blocked}
 
 
-def test_a_rank_that_may_start_no_thread_says_so_and_keeps_no_signal_and_no_descriptor() -> None:
+def test_a_rank_that_cannot_start_a_thread_fails_clearly_and_leaks_nothing() -> None:
     with Stage() as stage:
         (result,) = run_ranks(join_without_threads, 1, env=stage.env)
     assert result["blocked"] == set()

@@ -1,4 +1,4 @@
-"""How calls on a group behave: in flight, in subgroups, at its end.
+"""Calls on a group: in flight, in subgroups, and at its end.
 
 unit/test_work.py covers callbacks, test_state.py deadlines, test_group_ahead.py any order of calls.
 """
@@ -34,13 +34,13 @@ def drop_what_is_in_flight() -> float:
             del data
         gc.collect()
         while any(data() is not None for data in forgotten):
-            alone.barrier(async_op=True)  # later calls let go of what earlier ones have finished
+            alone.barrier(async_op=True)  # later calls release the buffers of finished ones
         last = ones(10)
         group.all_reduce(last)
         return float(last[0])
 
 
-def test_buffers_live_exactly_until_their_call_is_done_though_the_caller_forgets_them() -> None:
+def test_a_dropped_buffer_lives_exactly_until_its_call_is_done() -> None:
     assert run_ranks(drop_what_is_in_flight, 2) == [2.0, 2.0]
 
 
@@ -53,7 +53,7 @@ def close_while_threads_call() -> set[str]:
             try:
                 while True:
                     alone.all_reduce(data)
-            except Exception as error:  # noqa: BLE001 - the test looks at it
+            except Exception as error:  # noqa: BLE001 - the test checks it
                 ended.append(type(error).__name__)
 
         for number in range(20):
@@ -68,7 +68,7 @@ def close_while_threads_call() -> set[str]:
         return set(ended)
 
 
-def test_a_group_may_be_closed_while_other_threads_call_on_it() -> None:
+def test_a_group_may_be_closed_while_other_threads_make_calls() -> None:
     assert run_ranks(close_while_threads_call, 1) == [{"Closed"}]
 
 
@@ -92,7 +92,7 @@ def call_while_another_waits() -> bool:
         return n_kept <= 2
 
 
-def test_a_call_that_waits_for_long_does_not_hold_the_buffers_of_later_ones() -> None:
+def test_a_long_call_does_not_hold_the_buffers_of_later_calls() -> None:
     assert run_ranks(call_while_another_waits, 2) == [True, True]
 
 
@@ -105,7 +105,7 @@ def name_alike() -> list[float]:
         return [float(each[-1]) for each in data]
 
 
-def test_calls_of_one_name_match_in_their_order_while_all_are_in_flight() -> None:
+def test_calls_with_one_name_match_in_order_while_all_are_in_flight() -> None:
     assert run_ranks(name_alike, 2) == [[2.0, 4.0, 6.0]] * 2
 
 
@@ -118,7 +118,7 @@ def divide() -> dict[str, float]:
         rank = world.rank
         groups = {
             "even": [0, 2],
-            "odd": [3, 1],  # rank 3 of the world is rank 0 of this one
+            "odd": [3, 1],  # rank 3 of the world is rank 0 of this group
             "three": [1, 2, 3],
             "alone": [rank],
         }
@@ -181,7 +181,7 @@ def two_worlds() -> list[float]:
     return results
 
 
-def test_two_worlds_in_one_process_do_not_disturb_each_other() -> None:
+def test_two_worlds_in_one_process_do_not_affect_each_other() -> None:
     assert run_ranks(two_worlds, 3) == [[3.0, 3.0, 3.0, 3.0]] * 3
 
 
@@ -204,7 +204,7 @@ def wait_too_briefly() -> float:
         return float(data[0])
 
 
-def test_a_wait_that_was_too_short_leaves_the_call_alive() -> None:
+def test_a_wait_that_times_out_does_not_end_the_call() -> None:
     assert run_ranks(wait_too_briefly, 2) == [2.0, 2.0]
 
 
@@ -217,7 +217,7 @@ def abort() -> tuple[Exception | None, float, list[Exception | None]]:
         data = ones(7)
         world.all_reduce(data)
         if world.rank == 1:
-            for other in (0, 2):  # both have their sums
+            for other in (0, 2):  # both ranks have their sums
                 world.recv(bytearray(1), other)
             world.abort("the loss is not a number")
         else:
@@ -226,7 +226,7 @@ def abort() -> tuple[Exception | None, float, list[Exception | None]]:
         return of_subgroup, float(data[0]), errors
 
 
-def test_an_abort_ends_its_group_on_every_rank_with_its_reason_and_no_other_group() -> None:
+def test_an_abort_ends_only_its_group_on_every_rank_with_its_reason() -> None:
     for of_subgroup, total, errors in run_ranks(abort, 3):
         assert isinstance(of_subgroup, Closed)
         assert "enough" in str(of_subgroup)
@@ -254,9 +254,9 @@ def closed_calls() -> list[Exception | None]:
     ]
 
 
-def test_calls_on_a_closed_group_say_that_it_is_closed() -> None:
+def test_calls_on_a_closed_group_are_errors() -> None:
     for ended, reduce, barrier, subgroup, abort, close in run_ranks(closed_calls, 2):
-        # Whoever is second may hear the other's goodbye first.
+        # The second rank to close may receive the other's goodbye first.
         assert isinstance(ended, (Closed, PeerLost)), ended
         for error in (reduce, barrier, subgroup):
             assert isinstance(error, Closed), error

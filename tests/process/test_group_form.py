@@ -1,4 +1,4 @@
-"""How a group comes to be, and every way in which it cannot: in words that say what to do."""
+"""Forming a group, and errors of forming, which name the remedy."""
 
 import contextlib
 import io
@@ -39,11 +39,11 @@ def init_under_slurm() -> float:
         return total(group)
 
 
-def test_another_launcher_needs_no_other_program() -> None:
+def test_a_program_needs_no_change_for_another_launcher() -> None:
     assert run_ranks(init_under_slurm, 2) == [2.0, 2.0]
 
 
-# What is set wrongly, and words of the error.
+# Wrong settings, and text of the error.
 WRONG = {
     "MASTER_ADDR=no-such-host.invalid": "no-such-host.invalid",
     "MASTER_ADDR=192.0.2.1": "192.0.2.1",
@@ -63,7 +63,7 @@ WRONG = {
 
 
 def init_wrongly() -> dict[str, str]:
-    """The error of each wrong variable, set alone."""
+    """Return the error of each wrong variable, set alone."""
     texts = {}
     before = dict(os.environ)
     for wrong in WRONG:
@@ -75,12 +75,12 @@ def init_wrongly() -> dict[str, str]:
         texts[wrong] = f"{type(error).__name__}: {error}"
         os.environ.clear()
         os.environ.update(before)
-    with shoal.init() as group:  # and all is well without them
+    with shoal.init() as group:  # without them forming succeeds
         assert total(group) == 1
     return texts
 
 
-def test_wrong_variables_are_named_with_what_they_should_be() -> None:
+def test_wrong_variables_are_named_with_the_expected_values() -> None:
     (texts,) = run_ranks(init_wrongly, 1)
     for wrong, text in texts.items():
         assert WRONG[wrong] in text, (wrong, text)
@@ -109,11 +109,11 @@ def test_a_port_in_use_is_named() -> None:
 def log_of_rank(n_hosts: int, level: str) -> list[str]:
     pretend_hosts(int(os.environ["WORLD_SIZE"]) // n_hosts)
     os.environ.update(SHOAL_DEBUG=level, SHOAL_SOCKET_IFNAME="lo", SHOAL_LINK="1Gb")
-    told = io.StringIO()
-    with contextlib.redirect_stderr(told), shoal.init(timeout_s=LONG_S) as group:
-        formed = len(told.getvalue().splitlines())
+    log = io.StringIO()
+    with contextlib.redirect_stderr(log), shoal.init(timeout_s=LONG_S) as group:
+        formed = len(log.getvalue().splitlines())
         total(group)
-    return told.getvalue().splitlines()[:formed]
+    return log.getvalue().splitlines()[:formed]
 
 
 def test_rank_0_logs_one_block_when_a_group_forms() -> None:
@@ -132,7 +132,7 @@ def test_rank_0_logs_one_block_when_a_group_forms() -> None:
     assert re.match(r"all_reduce by \S+ up to \d+ KiB, .*\S+ up to 1 GiB$", table)
 
 
-def test_at_debug_every_rank_logs_where_it_listens_and_in_one_host_none_does() -> None:
+def test_at_debug_every_rank_logs_its_address_unless_all_share_a_host() -> None:
     for rank, lines in enumerate(run_ranks(log_of_rank, 2, 2, "DEBUG")):
         assert sum(f"rank {rank} listens at 127.0.0.1 (lo), by " in line for line in lines) == 1
     for lines in run_ranks(log_of_rank, 2, 1, "DEBUG"):
@@ -144,13 +144,13 @@ def refused_algorithm() -> list[str]:
     return log_of_rank(2, "INFO")
 
 
-def test_an_algorithm_that_no_call_may_take_is_logged_and_ends_no_group() -> None:
+def test_an_unusable_algorithm_is_logged_and_does_not_end_the_group() -> None:
     first, second = run_ranks(refused_algorithm, 2)
     assert "all_reduce: group 'world': SHOAL_ALGO asks for all_reduce by ring, which" in first[-1]
     assert second == []
 
 
-# Ranks that do not come.
+# Missing ranks.
 
 
 def init_with_a_key(key: str) -> Exception | None:
@@ -160,13 +160,13 @@ def init_with_a_key(key: str) -> Exception | None:
         error = error_of(lambda: shoal.init(timeout_s=LONG_S).close())
         stage.cue("refused")
         return error
-    while True:  # nobody reaches rank 0, which stays until rank 1 has been refused
+    while True:  # nobody reaches rank 0, which stays until rank 1 is refused
         error = error_of(lambda: shoal.init(timeout_s=1.0).close())
         if stage.store.try_get("cue/refused") is not None:
             return error
 
 
-def test_a_rank_with_another_job_key_gets_an_error_that_says_so() -> None:
+def test_a_rank_with_another_job_key_gets_an_error_about_the_key() -> None:
     with Stage() as stage:
         env = {**stage.env, "SHOAL_KEY": "the key that all the others hold"}
         first, second = run_ranks(init_with_a_key, 2, "a key that nobody holds", env=env)
@@ -191,13 +191,13 @@ def limited(kind: int, limit: int) -> Iterator[None]:
 
 
 def form_two(timeout_s: float) -> list[shoal.Group | Exception]:
-    """Two ranks as two threads of this process."""
+    """Form a group of two threads of this process."""
     store = MemoryStore()
 
     def one(rank: int) -> shoal.Group | Exception:
         try:
             return shoal.init(store, rank, 2, timeout_s=timeout_s)
-        except Exception as error:  # noqa: BLE001 - the test looks at it
+        except Exception as error:  # noqa: BLE001 - the test checks it
             return error
 
     with ThreadPoolExecutor(2) as pool:
@@ -205,7 +205,7 @@ def form_two(timeout_s: float) -> list[shoal.Group | Exception]:
 
 
 def form_with_ever_more_descriptors() -> tuple[list[str], int]:
-    """From none at all to enough; every failure must say what to do, and leave nothing behind."""
+    """Allow from zero descriptors to enough; every failure names a remedy and leaks nothing."""
     texts = []
     for group in form_two(LONG_S):  # loads everything that needs descriptors once
         assert isinstance(group, shoal.Group), group
@@ -220,26 +220,26 @@ def form_with_ever_more_descriptors() -> tuple[list[str], int]:
         ]
         for group in formed:
             group.close()
-        # Also while somebody keeps the errors and the groups.
+        # Also while the caller keeps the errors and groups.
         assert len(descriptors()) == at_rest, (n_free, os.listdir("/proc/self/fd"))
         if len(formed) == 2:
             return texts, n_free
     raise AssertionError("64 descriptors were not enough")
 
 
-def test_without_descriptors_forming_fails_in_words_and_leaves_nothing_behind() -> None:
+def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
     ((texts, n_needed),) = run_ranks(form_with_ever_more_descriptors, 1)
     assert 4 < n_needed < 64
     assert any("ulimit -n" in text for text in texts)
     for text in texts:
         in_words = "ulimit -n" in text and text.startswith(("UsageError", "ShoalError"))
-        # Whoever got its descriptors waits in vain for the other.
+        # A rank with descriptors waits for the other, and only that one names the shortage.
         assert in_words or text.startswith(("TimedOut", "PeerLost")), text
-        assert in_words or "too many open files" not in text  # who has none says it, in words
+        assert in_words or "too many open files" not in text
 
 
 def use_memory_without_descriptors() -> tuple[list[float], list[Exception | None]]:
-    """The group is there; now rank 1 has no descriptor left."""
+    """The group is formed; then rank 1 runs out of descriptors."""
     with shoal.init() as group:
         mine, data = shoal.empty(100_000), np.ones(100_000, np.float32)
         mine[:] = 1
@@ -253,12 +253,12 @@ def use_memory_without_descriptors() -> tuple[list[float], list[Exception | None
         # Rank 0 offers shared memory that rank 1 has no descriptor to map with.
         offered = shoal.empty(1_000_000) if group.rank == 0 else np.ones(1_000_000, np.float32)
         with limited(resource.RLIMIT_NOFILE, 3 if group.rank == 1 else 1000):
-            group.barrier()  # NOT before: the offer could come while there are descriptors
+            group.barrier()  # NOT before: the offer could arrive while there are descriptors
             errors.append(error_of(group.all_reduce, offered))
     return sums, errors
 
 
-def test_without_descriptors_a_group_goes_on_until_it_has_to_map_memory() -> None:
+def test_without_descriptors_a_group_works_until_it_must_map_memory() -> None:
     results = run_ranks(use_memory_without_descriptors, 2)
     assert [sums for sums, _ in results] == [[2.0, 2.0]] * 2
     refused = results[1][1][0]
@@ -288,7 +288,7 @@ def ask_for_too_much_memory() -> dict[str, str]:
     return texts
 
 
-def test_memory_that_the_kernel_does_not_have_is_a_clear_error() -> None:
+def test_a_request_for_more_memory_than_exists_is_a_clear_error() -> None:
     (texts,) = run_ranks(ask_for_too_much_memory, 1)
     for name, text in texts.items():
         assert "shared memory" in text, (name, text)
@@ -296,5 +296,5 @@ def test_memory_that_the_kernel_does_not_have_is_a_clear_error() -> None:
         assert ("ulimit -f" if is_file_size else "free memory") in text, (name, text)
         assert not is_file_size or "free memory" not in text, (name, text)
     arenas = [text for name, text in texts.items() if name.startswith("arena")]
-    # Whoever is first to fail says so, and the other may hear of it before it fails itself.
+    # The first rank to fail reports it, which may reach the other before that fails itself.
     assert any(text.startswith("ShoalError: rank") for text in arenas), arenas

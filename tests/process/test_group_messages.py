@@ -1,4 +1,4 @@
-"""Point to point: messages meet their receives by rank and tag, or whoever sends first."""
+"""Point to point: receives match messages by rank and tag, or the first from any rank."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def pass_round_the_ring(group: shoal.Group) -> None:
 
 
 def receive_by_tag(group: shoal.Group) -> None:
-    """In another order than they are sent."""
+    """Receive in another order than the messages are sent."""
     if group.rank == 0:
         for number, tag in enumerate((5, 7, 5)):
             group.send(ones(3, number), 1, tag)
@@ -55,12 +55,12 @@ def test_messages_arrive_by_source_and_tag(size: int, ranks_per_host: int) -> No
     assert run_ranks(pass_messages, size, ranks_per_host) == [size] * size
 
 
-# From any source. The native tests of messages check the order in which receives take them, and
-# how receives end.
+# From any source. The native tests of messages check the order of matching and the ends of
+# receives.
 
 
 def take_from_anyone(ranks_per_host: int) -> list[list[int]]:
-    """At rank 0: the sources of all messages, by length, as their receives were called."""
+    """On rank 0: return the sources of all messages, by length, in the order of receives."""
     pretend_hosts(ranks_per_host)
     sources = []
     with shoal.init() as group:
@@ -101,14 +101,14 @@ def wait(work: shoal.Work | None) -> None:
 
 
 def go_on_in_the_background(ranks_per_host: int) -> float:
-    """A large message to a rank that waits in a collective: nobody else drives its receive."""
+    """Send a large message to a rank that waits in a collective and drives no receive."""
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         data = ones(1_000_000, group.rank)
         if group.rank == 0:
             pending = group.recv(data, async_op=True)
         else:
-            group.send(data, 0)  # returns once it is taken
+            group.send(data, 0)  # returns once it is received
         group.barrier()
         if group.rank == 0:
             wait(pending)

@@ -1,4 +1,4 @@
-"""A running group takes in newcomers, and survives whatever dies meanwhile."""
+"""A running group admits newcomers, and survives deaths meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N_TURNS = 50
 
 
 def check_sum(group: shoal.Group, turn: int = 0) -> None:
-    """Every rank adds its own numbers; NumPy has the sum."""
+    """Sum one array per rank, and compare with NumPy's sum."""
 
     def values(rank: int) -> np.ndarray:
         return np.random.default_rng([rank, turn]).standard_normal(10_007)
@@ -40,7 +40,7 @@ def check_sum(group: shoal.Group, turn: int = 0) -> None:
 
 
 def member_or_newcomer(n_old: int, n_new: int, moment: str = "before nothing") -> Any:
-    """The first ranks form a group; the others come in. Ctrl-C comes to rank 1 at this moment."""
+    """The first ranks form a group; the others join it. Rank 1 gets Ctrl-C at this moment."""
     stage = Stage.from_environment()
     rank, interrupted, n_errors = int(os.environ["RANK"]), [], 0
     if rank >= n_old:
@@ -101,7 +101,7 @@ def test_an_interrupted_member_goes_on_with_the_others(moment: str) -> None:
         outcomes = ranks.wait(60)
     assert [outcome.value[:2] for outcome in outcomes] == [(rank, 4) for rank in range(4)]
     assert outcomes[1].value[2] > 0
-    if moment == "after grow":  # the others are far on
+    if moment == "after grow":  # the others are far ahead
         assert [outcome.value[2] for outcome in outcomes] == [0, 1, 0, 0]
 
 
@@ -122,14 +122,14 @@ def errors_of_newcomers() -> Any:
 
 
 def warnings_of_newcomers() -> Any:
-    """As above, with all times shortened: what they warn of until the error."""
+    """Return the newcomers' warnings until the error, with all times shortened."""
     entering.SILENT_S, entering._WARN_S = 0.1, 0.3
     with texts_of_warnings() as texts:
         *doors, _refused, _waited = errors_of_newcomers()
     return *doors, texts
 
 
-def test_a_newcomer_that_nobody_lets_in_warns_at_doubling_intervals() -> None:
+def test_a_newcomer_that_is_never_admitted_warns_at_doubling_intervals() -> None:
     ((nowhere, door, texts),) = run_ranks(warnings_of_newcomers, 1)
     for cause in (f"nothing of shoal answered at {nowhere} (", f"at {door} have not called grow"):
         warnings = [text for text in texts if cause in text]
@@ -137,7 +137,7 @@ def test_a_newcomer_that_nobody_lets_in_warns_at_doubling_intervals() -> None:
         assert all("to be let into the group 'world': " in text for text in warnings)
 
 
-def test_a_newcomer_that_nobody_lets_in_names_the_address_and_the_cause() -> None:
+def test_a_newcomer_that_is_never_admitted_names_the_address_and_the_cause() -> None:
     ((nowhere, door, refused, waited),) = run_ranks(errors_of_newcomers, 1)
     assert f"nothing of shoal answered at {nowhere} ([Errno 111] Connection refused)" in refused
     assert f"the members did not call grow while it waited at {door}" in waited
@@ -188,9 +188,9 @@ def newcomer_of_a_range() -> int:
         return group.size
 
 
-def test_a_newcomer_that_knows_only_the_range_of_ports_finds_a_door() -> None:
-    # Below the ports that the kernel gives to connections, and those of `free_port`. The first is
-    # another program's.
+def test_a_newcomer_that_knows_only_a_port_range_finds_a_door() -> None:
+    # Below the kernel's ephemeral ports and the ports of `free_port`. The first belongs to another
+    # program.
     with listen_tcp("127.0.0.1", range(random.randrange(14_000, 18_000), 18_900)) as taken:
         first = taken.getsockname()[1]
         ports = {"SHOAL_PORT_RANGE": f"{first}-{first + N_PORTS}", "SHOAL_KEY": "k" * 32}
@@ -208,44 +208,44 @@ def test_a_newcomer_that_knows_only_the_range_of_ports_finds_a_door() -> None:
 
 
 def states() -> dict[str, tuple[Any, str]]:
-    """The function that is called in each state."""
+    """Return the function that is called in each state."""
     from shoal.group import entering, growing
     from shoal.group.group import Group
     from shoal.rendezvous.meeting import Meeting
 
     return {
-        # A newcomer's.
+        # States of a newcomer.
         "announced": (entering, "decode_answer"),
         "invited": (entering, "visit"),
         "here": (growing, "_await_size"),
         "placed": (entering, "form"),
         "has formed": (Group, "barrier"),
-        # A member's.
+        # States of a member.
         "has agreed": (growing, "form_new"),
         "has opened": (growing, "visit"),
         "has the size": (growing, "form"),
         "votes": (Group, "_vote"),
         "has voted": (Group, "_move_to"),
         "moves": (Group, "barrier"),
-        # Both.
+        # States of both.
         "publishes": (Meeting, "publish"),
     }
 
 
 NEWCOMER_STATES = ["announced", "invited", "here", "placed", "publishes", "has formed"]
-MEETING_S = 15.0  # at most; a process that waits for another in vain would wait this long
+MEETING_S = 15.0  # a limit; a process that waits for a lost one takes this long
 MEMBER_STATES = [
     *("has agreed", "has opened", "has the size", "publishes", "votes", "has voted", "moves"),
 ]
 
 
 def end_in(state: str, stage: Stage, number: int = signal.SIGKILL) -> None:
-    """Have this process send itself a signal when it calls the function of this state."""
+    """Make this process send itself a signal when it calls the function of this state."""
     owner, name = states()[state]
     whole = getattr(owner, name)
 
     def end(*_args: Any, **_how: Any) -> Any:
-        setattr(owner, name, whole)  # Ctrl-C comes once
+        setattr(owner, name, whole)  # Ctrl-C once
         stage.cue("its end has come")
         os.kill(os.getpid(), number)
 
@@ -253,7 +253,7 @@ def end_in(state: str, stage: Stage, number: int = signal.SIGKILL) -> None:
 
 
 def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
-    """Go on until the group has this size, and the process that was to end has come to that."""
+    """Go on until the group has this size, and the victim has been signalled."""
     while True:
         try:
             check_sum(group)
@@ -272,7 +272,7 @@ def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
 def newcomer(
     size: int, state: str = "", number: int = signal.SIGKILL, n_members: int = 3
 ) -> tuple[int, int]:
-    """A newcomer that gets a signal in this state, or none and lives."""
+    """Run a newcomer that gets a signal in this state, or no signal."""
     stage = Stage.from_environment()
     found = [stage.store.get(f"address/{rank}", LONG_S).decode() for rank in range(n_members)]
     if state:
@@ -292,7 +292,7 @@ def member(
 
 
 @pytest.mark.parametrize("state", NEWCOMER_STATES)
-def test_a_newcomer_that_dies_while_it_joins_harms_neither_the_group_nor_another(
+def test_a_newcomer_that_dies_while_it_joins_does_not_affect_other_processes(
     state: str,
 ) -> None:
     with (
@@ -308,7 +308,7 @@ def test_a_newcomer_that_dies_while_it_joins_harms_neither_the_group_nor_another
 
 
 def await_a_newcomer_that_ends() -> float:
-    """Return how long `grow` took for a newcomer that ended before it came to the meeting."""
+    """Return how long `grow` took for a newcomer that ended before it reached the meeting."""
     stage, group = Stage.from_environment(), shoal.init(timeout_s=LONG_S)
     stage.store.set(f"address/{group.rank}", group.address.encode())
     if group.rank == 1:
@@ -326,7 +326,7 @@ def end_once_invited() -> None:
     shoal.init(join=stage.store.get("address/1", LONG_S).decode(), timeout_s=LONG_S)
 
 
-def test_members_do_not_wait_for_a_newcomer_that_ends_before_it_comes() -> None:
+def test_members_do_not_wait_for_a_newcomer_that_ends_before_the_meeting() -> None:
     with (
         Stage() as stage,
         start_ranks(await_a_newcomer_that_ends, 2, env=stage.env) as ranks,
@@ -339,7 +339,7 @@ def test_members_do_not_wait_for_a_newcomer_that_ends_before_it_comes() -> None:
 
 @pytest.mark.parametrize("state", MEMBER_STATES)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_member_that_dies_while_the_group_grows_leaves_one_group_of_the_rest(
+def test_survivors_of_a_member_that_dies_while_the_group_grows_form_one_group(
     victim: int, state: str
 ) -> None:
     with (
@@ -373,7 +373,7 @@ def test_a_member_that_stops_while_the_group_grows_is_left_out(victim: int, stat
 
 @pytest.mark.parametrize("state", MEMBER_STATES)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_member_that_is_interrupted_while_the_group_grows_keeps_no_other_waiting(
+def test_a_member_interrupted_while_the_group_grows_delays_no_other(
     victim: int, state: str
 ) -> None:
     with (
@@ -389,7 +389,7 @@ def test_a_member_that_is_interrupted_while_the_group_grows_keeps_no_other_waiti
 
 
 def host_of_a_late_one(n_newcomers: int) -> tuple[int, int]:
-    """The only member, which forms the group when the late newcomer has left; counts its tries."""
+    """Be the only member, which forms the group after the late newcomer left; count its tries."""
     from shoal.group import growing
 
     stage = Stage.from_environment()
@@ -441,7 +441,7 @@ def newcomer_of_it(is_late: bool) -> tuple[int, int]:
     return group.rank, group.size
 
 
-def test_a_newcomer_that_comes_late_to_a_meeting_leaves_the_others_alone() -> None:
+def test_a_newcomer_late_for_a_meeting_does_not_affect_the_others() -> None:
     with (
         Stage() as stage,
         start_ranks(host_of_a_late_one, 1, 2, env=stage.env) as ranks,
@@ -453,7 +453,7 @@ def test_a_newcomer_that_comes_late_to_a_meeting_leaves_the_others_alone() -> No
 
 
 def interrupted_alone() -> tuple[int, int]:
-    """The only rank is interrupted while it grows, and grows later."""
+    """Interrupt the only rank while it grows; it grows later."""
     stage = Stage.from_environment()
     first = shoal.init(timeout_s=LONG_S)
     stage.store.set("address/0", first.address.encode())
@@ -532,7 +532,7 @@ def refusing() -> None:
         check_sum(group)
 
 
-def test_a_newcomer_that_does_not_fit_is_refused_with_the_reason() -> None:
+def test_an_incompatible_newcomer_is_refused_with_the_reason() -> None:
     with Stage() as stage:
         env = {**stage.env, "SHOAL_KEY": "k" * 32}
         with start_ranks(refusing, 1, env=env) as ranks:
@@ -548,7 +548,7 @@ def test_a_newcomer_that_does_not_fit_is_refused_with_the_reason() -> None:
 
 
 def grow_often() -> None:
-    """Rank 0 grows fifty times; each newcomer leaves again in good order."""
+    """Grow fifty times on rank 0; each newcomer leaves properly."""
     stage = Stage.from_environment()
     group = shoal.init()
     first = group
@@ -586,7 +586,7 @@ def come_often() -> None:
             check_sum(group, turn)
 
 
-def test_fifty_growings_leave_no_descriptor_thread_or_value_behind() -> None:
+def test_growing_fifty_times_leaks_no_descriptor_thread_or_value() -> None:
     with (
         Stage() as stage,
         start_ranks(grow_often, 1, env=stage.env) as ranks,
@@ -617,5 +617,5 @@ def ask_wrongly() -> None:
     assert isinstance(error_of(group.reform), Closed)
 
 
-def test_wrong_uses_are_errors_that_say_what_to_do() -> None:
+def test_wrong_uses_are_errors_that_name_the_remedy() -> None:
     run_ranks(ask_wrongly, 2)

@@ -1,4 +1,4 @@
-"""`shoal.average.DiLoCo` over real processes, beside the papers' algorithm in one process."""
+"""`shoal.average.DiLoCo` over real processes, compared with the algorithm in one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ N_STEPS = 23
 
 def start(group: shoal.Group, case: Case) -> tuple[dict[str, Any], DiLoCo]:
     weights = {name: value.astype(np.float32) for name, value in first_values().items()}
-    if group.rank:  # all begin with those of rank 0
+    if group.rank:  # all ranks begin with the values of rank 0
         weights = {name: np.zeros_like(value) for name, value in weights.items()}
     outer = OuterSGD(case.lr, case.momentum, case.nesterov)
     return weights, DiLoCo(group, weights, outer, **case.options)
@@ -62,7 +62,7 @@ def average_bfloat16() -> list[float]:
 
 
 def test_parameters_of_bfloat16_are_averaged() -> None:
-    # Nesterov's steps by gradients of 0.375: 1.5 times it, then 1.75 times it.
+    # Nesterov steps with gradients of 0.375: 1.5 times that, then 1.75 times.
     assert run_ranks(average_bfloat16, 2) == [[1 - 3.25 * 0.375] * 5] * 2
 
 
@@ -89,7 +89,7 @@ def refuse_options() -> None:
             DiLoCo(group, {"w": whole}, every=1, weighted=True, compress=compress)
 
 
-def test_unknown_options_are_refused_and_float16_with_weights_whose_products_exceed_it() -> None:
+def test_unknown_options_and_weighted_float16_are_refused() -> None:
     run_ranks(refuse_options, 2)
 
 
@@ -115,7 +115,7 @@ def train_cases() -> list[tuple[str, str]]:
     return digests
 
 
-def test_ranks_train_as_the_papers_write_to_the_same_global_bits_in_every_run() -> None:
+def test_ranks_train_as_in_the_papers_with_the_same_global_bits_in_every_run() -> None:
     first, again = run_ranks(train_cases, 3), run_ranks(train_cases, 3)
     assert first == again
     for by_rank in zip(*first, strict=True):
@@ -128,7 +128,7 @@ def run_page(source: str) -> list[float]:
     return [float(value.flat[0]) for value in names["weights"].values()]
 
 
-def test_the_page_about_local_steps_runs_as_it_stands() -> None:
+def test_the_page_about_local_steps_runs_unchanged() -> None:
     source = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)[1]
     shared, momentum = 1.0, 0.0
     for n_steps in (20, 20, 10):
@@ -167,7 +167,7 @@ def save_and_load() -> None:
             late.load_state_dict((late if group.rank else ahead).state_dict())
 
 
-def test_a_run_that_goes_on_from_a_saved_state_has_the_bits_of_one_that_was_not_saved() -> None:
+def test_a_run_from_a_saved_state_has_the_bits_of_an_uninterrupted_one() -> None:
     run_ranks(save_and_load, 2)
 
 
@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_from_a_saved_state_has_the_bits_of_one_that_was_not_
 
 
 def survivors_of(task: Callable[..., Any], lost: int, *args: Any) -> list[Any]:
-    """What the ranks return that are left when this one of three has killed itself."""
+    """Return the results of the surviving ranks after this one of three kills itself."""
     with Stage() as stage, start_ranks(task, 3, *args, env=stage.env) as ranks:
         outcomes = ranks.wait()
     assert outcomes.pop(lost).died == "was killed by SIGKILL"
@@ -212,7 +212,7 @@ def lose_rank_1(case: Case, dies_in: int) -> str:
     [
         pytest.param(CASES[0], 9, id="between rounds"),
         pytest.param(CASES[2], 11, id="in a round"),
-        # The others have sent theirs, and train on, when it turns out that one is missing.
+        # The other ranks have sent their parts and train on before they notice the loss.
         pytest.param(Case(every=4, delay=2, alpha=0.5), 8, id="streaming"),
     ],
 )
@@ -225,7 +225,7 @@ STREAM = Case(every=4, fragments=2, delay=1, alpha=0.5)
 
 
 def finish_on_one_rank_alone() -> str:
-    """Rank 0 has taken up a round that rank 1 has only sent, when rank 2 is lost."""
+    """Rank 2 is lost after rank 0 applied a round that rank 1 only sent."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
@@ -247,7 +247,7 @@ def finish_on_one_rank_alone() -> str:
         return taken_up
 
 
-def test_a_round_that_one_rank_has_finished_counts_on_all_survivors() -> None:
+def test_a_round_finished_on_one_rank_counts_on_all_survivors() -> None:
     first, second = survivors_of(finish_on_one_rank_alone, 2)
     assert first == second
 
@@ -256,9 +256,9 @@ def test_a_round_that_one_rank_has_finished_counts_on_all_survivors() -> None:
 
 
 class Tally(OuterSGD):
-    """Steps of a rank, each of which adds 1 to its own elements: n steps add n, with the weight n.
+    """Steps of a rank that each add 1 to its elements: n steps add n, with the weight n.
 
-    As outer optimizer it takes averages as they are, and notes what each rank gave to them.
+    As outer optimizer it applies averages unchanged, and records each rank's contribution.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Tally(OuterSGD):
         self.rank = group.rank
         options: Any = {"fragments": fragments, "quorum": quorum, "grace": grace}
         self.diloco = DiLoCo(group, self.weights, self, every=4, **options)
-        self.given: list[Any] = []  # by round, for each rank
+        self.given: list[Any] = []  # by round and rank
         self.folded = 0.0
         self.n_steps = 0
 
@@ -289,7 +289,7 @@ N_ROUNDS = 5
 
 
 def share_a_quorum() -> tuple[Any, float, int]:
-    """Ranks 0 and 1 make rounds; rank 2 makes one step while they make four and more."""
+    """Ranks 0 and 1 make rounds; rank 2 makes one step while they make at least four."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         tally = Tally(group)
@@ -339,7 +339,7 @@ def test_fragments_and_quorums_of_any_size_count_every_step_once(
 
 
 def sync_before_a_round_is_taken_up() -> int:
-    """Rank 0 syncs while its first round is on its way, and rank 1 begins the second before."""
+    """Rank 0 syncs while its first round is in flight, after rank 1 began the second."""
     stage = Stage.from_environment()
     with shoal.init(timeout_s=20) as group:
         weights = {"a": np.full(64, group.rank, np.float32)}
@@ -351,12 +351,12 @@ def sync_before_a_round_is_taken_up() -> int:
             stage.await_cue("rank 0 has sent a round")
             while diloco.rounds == 0:
                 diloco.step()
-            diloco.step()  # begins the second round, if none of these steps has
+            diloco.step()  # begins the second round, unless one of these steps did
         diloco.sync()
         return diloco.rounds
 
 
-def test_no_rank_waits_in_a_step_for_one_that_syncs() -> None:
+def test_no_step_waits_for_a_rank_that_syncs() -> None:
     with Stage() as stage, start_ranks(sync_before_a_round_is_taken_up, 2, env=stage.env) as ranks:
         outcomes = ranks.wait()
     assert all(one.value for one in outcomes), "\n".join(map(str, outcomes))
@@ -378,15 +378,15 @@ def lose_one_of_a_quorum() -> tuple[Any, int]:
         return tally.given, tally.n_steps
 
 
-def test_steps_of_the_survivors_count_once_also_after_a_rank_was_lost() -> None:
+def test_steps_of_survivors_count_once_after_a_rank_is_lost() -> None:
     (first, n_first), (last, n_last) = survivors_of(lose_one_of_a_quorum, 1)
-    # One that took over a round from the other has not seen what was given to it.
+    # A rank that took over a round has not seen the contributions to it.
     given = sum(max(first, last, key=len))
     np.testing.assert_allclose(given[[0, 2]], [n_first, n_last], rtol=1e-9)
 
 
 def open_a_round_with_a_rank_that_dies() -> tuple[Any, int]:
-    """Ranks 1 and 2 have sent a round that rank 0 has not seen to be open, when rank 1 is lost."""
+    """Rank 1 is lost after ranks 1 and 2 sent a round that rank 0 has not seen open."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         tally = Tally(group)
@@ -402,14 +402,14 @@ def open_a_round_with_a_rank_that_dies() -> tuple[Any, int]:
         return sum(tally.given), tally.n_steps
 
 
-def test_a_round_that_was_opened_with_a_lost_rank_is_made_by_all_survivors() -> None:
+def test_all_survivors_make_a_round_that_was_opened_with_a_lost_rank() -> None:
     (first, n_first), (last, n_last) = survivors_of(open_a_round_with_a_rank_that_dies, 1)
     for given in (first, last):
         np.testing.assert_allclose(given[[0, 2]], [n_first, n_last], rtol=1e-9)
 
 
 def interrupt_sync() -> str:
-    """Rank 1 has sent the round of a `sync` that rank 0 was about to send, when rank 2 is lost."""
+    """Rank 2 is lost after rank 1 sent the round of a `sync` and before rank 0 did."""
     case = CASES[0]
     with shoal.init(timeout_s=10.0) as group:
         weights, diloco = start(group, case)
@@ -435,6 +435,6 @@ def interrupt_sync() -> str:
         return digest(weights)
 
 
-def test_a_sync_that_a_lost_rank_interrupted_is_finished_by_the_survivors() -> None:
+def test_survivors_finish_a_sync_that_a_lost_rank_interrupted() -> None:
     first, second = survivors_of(interrupt_sync, 2)
     assert first == second

@@ -1,4 +1,4 @@
-"""Residuals in rounds of local steps: each counts once, whatever becomes of a round."""
+"""Residuals in rounds of local steps: each counts once, even if a round fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def residuals(diloco: DiLoCo, fragment: int = 0) -> dict[str, Any]:
 
 
 def lost(given: dict[str, Any]) -> dict[str, Any]:
-    """What rounding takes from values that are sent without a residual."""
+    """Return the rounding errors of values sent without a residual."""
     return {name: (one - rounded("bf16", one)).tobytes() for name, one in given.items()}
 
 
@@ -66,7 +66,7 @@ def lose_rank_2(when: str) -> bool:
 
 
 @pytest.mark.parametrize("when", ["rank 0 has finished the round", "the average is saved"])
-def test_a_residual_counts_once_where_a_rank_was_lost(when: str) -> None:
+def test_a_residual_counts_once_when_a_rank_is_lost(when: str) -> None:
     with Stage() as stage, start_ranks(lose_rank_2, 3, when, env=stage.env) as ranks:
         first, second, third = ranks.wait()
     assert third.died == "was killed by SIGKILL"
@@ -101,7 +101,7 @@ def weigh_nothing() -> None:
         assert averager.state_dict()["residuals"]["a"].tobytes() == kept.tobytes()
 
 
-def test_a_round_in_which_nothing_has_a_weight_leaves_residuals_as_they_were() -> None:
+def test_a_round_without_weights_does_not_change_residuals() -> None:
     run_ranks(weigh_nothing, 2)
 
 
@@ -127,7 +127,7 @@ def weigh_all_steps_alike() -> None:
         assert found[0] == found[1]
 
 
-def test_residuals_are_of_values_before_their_weights() -> None:
+def test_residuals_hold_unweighted_values() -> None:
     run_ranks(weigh_all_steps_alike, 2)
 
 
@@ -147,7 +147,7 @@ def test_a_rank_without_weight_keeps_its_residual() -> None:
 
 
 @in_ranks(1)
-def test_top_k_is_refused_where_rounds_have_other_weights(group: shoal.Group) -> None:
+def test_top_k_is_refused_where_rounds_have_different_weights(group: shoal.Group) -> None:
     for more in ({"weighted": True}, {"quorum": 1}):
         options: Any = {"every": 1, "compress": ChunkTopK(), **more}
         with pytest.raises(UsageError, match="cannot be used with weights or a quorum"):

@@ -1,4 +1,4 @@
-"""Callers who are no ranks: they are turned away, and the join goes on."""
+"""Callers that are no ranks are turned away, and the join goes on."""
 
 import contextlib
 import logging
@@ -33,7 +33,7 @@ _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
 
 class Held(Noticing):
-    """Shows where rank 0 listens only once the strangers are in."""
+    """A store that shows the address of rank 0 only once the strangers are connected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_strangers_are_closed_and_the_join_goes_on() -> None:
 
 
 def join_without_descriptors() -> tuple[bool, bool, list[int]]:
-    """Callers take every descriptor while rank 0 waits; once they are gone, rank 1 gets in."""
+    """Callers take every descriptor while rank 0 waits; after they leave, rank 1 joins."""
     store = Noticing()
     texts: list[str] = []
     listener = logging.Handler()
@@ -88,19 +88,19 @@ def join_without_descriptors() -> tuple[bool, bool, list[int]]:
             silent = silent[n_free:]
             for sock in silent:
                 sock.connect(address)
-            # More connect than there are descriptors for: the last ones are closed at once.
+            # More callers connect than there are descriptors: the last ones are closed at once.
             turned_away = is_closed(silent[-1])
         with join(store, 1, 2, timeout_s=LONG_S), result():
-            told = re.findall(r"turned away (\d+) so far, the last from this host", " ".join(texts))
-            return turned_away, len(silent) > n_free, list(map(int, told))
+            seen = re.findall(r"turned away (\d+) so far, the last from this host", " ".join(texts))
+            return turned_away, len(silent) > n_free, list(map(int, seen))
 
 
-def test_running_out_of_descriptors_turns_callers_away_counts_them_and_harms_nobody() -> None:
-    [(turned_away, were_many, told)] = run_ranks(join_without_descriptors, 1)
+def test_a_rank_without_descriptors_turns_callers_away_and_counts_them() -> None:
+    [(turned_away, were_many, seen)] = run_ranks(join_without_descriptors, 1)
     assert turned_away
     assert were_many
-    assert len(told) > 1
-    assert told == [2**n for n in range(len(told))]
+    assert len(seen) > 1
+    assert seen == [2**n for n in range(len(seen))]
 
 
 def call_as_nobody(address: bytes) -> bool:
@@ -122,17 +122,17 @@ def test_another_user_of_the_host_is_turned_away() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_listener_of_another_user_is_not_trusted_and_named(
+def test_a_listener_of_another_user_is_named_and_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one_at_a_time = threading.Lock()  # the user is the process's, and both ranks are in it
+    one_at_a_time = threading.Lock()  # the user belongs to the process, which holds both ranks
 
     def listen_as_nobody() -> tuple[socket.socket, str]:
         listener, name = listen_unix()
         with one_at_a_time:
             os.seteuid(65534)
             try:
-                listener.listen()  # the kernel notes who does
+                listener.listen()  # the kernel records the user who listens
             finally:
                 os.seteuid(0)
         return listener, name

@@ -1,4 +1,4 @@
-"""A rank that fails while it joins tells the others, and can be started again."""
+"""A rank that fails while it joins notifies the others, and can be restarted."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from shoal.rendezvous.links import TreeLink
 
 
 class Counting(MemoryStore):
-    """Knows which ranks have published, and whether one has looked twice for the second end."""
+    """A store that counts published ranks, and detects a second look for the second end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Counting(MemoryStore):
         self._published: set[str] = set()
         self._n_looks = 0
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         self._published.clear()
         self._n_looks = 0
         self.has_looked_twice.clear()
@@ -48,7 +48,7 @@ class Counting(MemoryStore):
 
     def try_get(self, key: str) -> bytes | None:
         if key == end_key(1):
-            self._n_looks += 1  # the first is to find the attempt
+            self._n_looks += 1  # the first look finds the attempt
             if self._n_looks > 2:
                 self.has_looked_twice.set()
         return super().try_get(key)
@@ -57,8 +57,8 @@ class Counting(MemoryStore):
 def join_with_one_that_fails(
     store: Counting, environs: Sequence[Mapping[str, str]], failing: int, error: BaseException
 ) -> list[Membership | BaseException]:
-    """Join as threads; the one that fails comes last, and fails once it knows all the others."""
-    store.begin_anew()
+    """Join as threads; the failing rank joins last, and fails once it knows all the others."""
+    store.begin_again()
     size = len(environs)
 
     def one(rank: int) -> Membership | BaseException:
@@ -73,7 +73,7 @@ def join_with_one_that_fails(
         memory = HostMemory(make_or_enter, make_or_enter)
         try:
             return join(store, rank, size, timeout_s=LONG_S, memory=memory, options=options)
-        except BaseException as raised:  # noqa: BLE001 - the test looks at it
+        except BaseException as raised:  # noqa: BLE001 - the test checks it
             return raised
 
     with ThreadPoolExecutor(size) as pool:
@@ -82,7 +82,7 @@ def join_with_one_that_fails(
 
 @pytest.mark.parametrize("failing", [0, 1, 3])
 @pytest.mark.parametrize("ids", ["aaaa", "abab", "abcd"])
-def test_the_others_hear_at_once_which_rank_fails_and_why(ids: str, failing: int) -> None:
+def test_the_others_learn_at_once_which_rank_failed_and_why(ids: str, failing: int) -> None:
     store, why = Counting(), UsageError("wrong memory")
     found = join_with_one_that_fails(store, hosts(*ids), failing, why)
     assert found.pop(failing) is why
@@ -103,7 +103,7 @@ def test_ranks_that_failed_can_meet_at_the_same_store_again_and_again() -> None:
             membership.close()
 
 
-def test_a_rank_whose_report_breaks_its_link_does_not_sleep_over_it(
+def test_a_rank_whose_report_breaks_its_link_notices_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     send, broken = TreeLink.send_report, list[int]()
@@ -123,7 +123,7 @@ def test_a_rank_whose_report_breaks_its_link_does_not_sleep_over_it(
 
 
 class Log(logging.Logger):
-    """Keeps what it is warned of."""
+    """Keeps its warnings."""
 
     def __init__(self) -> None:
         super().__init__("of a test")
@@ -135,11 +135,11 @@ class Log(logging.Logger):
         self.has_warned.set()
 
 
-def test_a_rank_waits_for_one_that_failed_before_it_came_and_meets_its_successor() -> None:
+def test_a_rank_that_joins_after_a_failure_waits_for_the_successor() -> None:
     store, log = Counting(), Log()
     found = join_with_one_that_fails(store, hosts("a", "b"), 1, MemoryError("no room"))
     assert [type(each) for each in found] == [PeerLost, MemoryError]
-    store.begin_anew()
+    store.begin_again()
     with ThreadPoolExecutor(1) as pool:
         options = JoinOptions(log=log, warn_s=10 * LONG_S, gone_s=0.0)
         first = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=options)
@@ -157,7 +157,7 @@ def test_a_rank_waits_for_one_that_failed_before_it_came_and_meets_its_successor
 
 
 def init_until_interrupted() -> str:
-    """What a program prints as one of four, of whom one never comes."""
+    """Return the output of a program that is one of four ranks, one of them missing."""
     rank = int(os.environ["RANK"])
     try:
         shoal.init(Stage.from_environment().store, rank, 4, timeout_s=10 * LONG_S)
@@ -166,7 +166,7 @@ def init_until_interrupted() -> str:
     return ""
 
 
-def test_a_rank_that_is_interrupted_is_named_on_the_others_by_a_short_traceback() -> None:
+def test_an_interrupted_rank_is_named_on_the_others_with_a_short_traceback() -> None:
     with Stage() as stage, start_ranks(init_until_interrupted, 3, env=stage.env) as ranks:
         for rank in range(3):
             stage.store.get(f"shoal/0/rank/{rank}", LONG_S)
@@ -181,7 +181,7 @@ def test_a_rank_that_is_interrupted_is_named_on_the_others_by_a_short_traceback(
 
 
 def init_where_one_is_wrong(culprit: int, name: str, value: str, n_hosts: int) -> Exception | None:
-    """The culprit comes last, so that all others are there to be told."""
+    """The culprit joins last, so that all others are present to be notified."""
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     pretend_hosts(3 // n_hosts)
     if rank == culprit:
@@ -220,11 +220,11 @@ def init_in_one_host(name: str) -> Exception | None:
 
 
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_an_interface_that_others_variables_mistype_ends_no_job_in_one_host(name: str) -> None:
+def test_a_mistyped_interface_does_not_end_a_job_in_one_host(name: str) -> None:
     assert run_ranks(init_in_one_host, 2, name) == [None, None]
 
 
-def test_an_exclusion_that_leaves_no_interface_ends_no_job_in_one_host() -> None:
+def test_an_exclusion_of_every_interface_does_not_end_a_job_in_one_host() -> None:
     excluded = "^" + ",".join(name for _, name in socket.if_nameindex())
     env = {"SHOAL_SOCKET_IFNAME": excluded}
     assert run_ranks(init_in_one_host, 2, "UNUSED", env=env) == [None, None]
@@ -235,7 +235,7 @@ def init_where_rank_0_has_no_interface() -> Exception | None:
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     if rank == 0:
         os.environ["SHOAL_SOCKET_IFNAME"] = "nosuch0"
-    stage.meet(rank, 3, "about to join")  # rank 0 serves a second, for those that come at once
+    stage.meet(rank, 3, "about to join")  # rank 0 serves for a second, for ranks that join at once
     return error_of(lambda: shoal.init(timeout_s=LONG_S).close())
 
 

@@ -1,4 +1,4 @@
-"""Calls that a server serves: the binding's side of native/test/test_served.cc."""
+"""Served calls: the binding's part of native/test/test_served.cc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N_WORKERS = 2
 
 
 def plan_of(rank: int, n_elems: int) -> engine.Plan:
-    """An all-reduce of float32 by workers 0 and 1 and one server, rank 2: a chunk for each."""
+    """Return an all-reduce of float32 over workers 0 and 1 and server 2: one chunk each."""
     chunks = [Piece(chunk, chunk, N_WORKERS, chunk, 0, 1) for chunk in range(N_WORKERS)]
     halves = [0, 2 * n_elems], [2 * n_elems, 2 * n_elems]
     nothing: tuple[list[int], list[int]] = ([], [])

@@ -1,4 +1,4 @@
-"""The one port of `shoal server`: who gets in, who is answered, and what nobody can do to it."""
+"""The port of `shoal server`: authentication, public status, and resistance to abuse."""
 
 import os
 import signal
@@ -50,17 +50,17 @@ def http(port: int, request: bytes) -> bytes:
         return answer
 
 
-def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Path) -> None:
+def test_a_server_under_abuse_still_serves_holders_of_a_key(tmp_path: Path) -> None:
     key, other = new_key(tmp_path), new_key(tmp_path, "other")
     with ServerProcess(key) as server:
         where = Address("127.0.0.1", server.port)
-        # Anyone may ask how it is, and learns no secrets.
+        # Anyone may read its status, which holds no secrets.
         assert b" 200 OK\r\n" in http(server.port, b"GET /healthz HTTP/1.1\r\n\r\n")
         assert http(server.port, b"GET /readyz HTTP/1.0\r\n\r\n").endswith(b"ready\n")
         metrics = http(server.port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"shoal_server_jobs" in metrics or b"501" in metrics.split(b"\r\n")[0]
         assert b" 400 " in http(server.port, b"GET /" + b"x" * 5000)
-        # Strangers are closed: who speaks nonsense, who says nothing, and a hundred at a time.
+        # Strangers are closed: senders of garbage, silent ones, and a hundred at a time.
         with connect(server.port) as stranger:
             stranger.sendall(b"\x16\x03\x01" + os.urandom(200))
             assert is_closed(stranger)
@@ -70,7 +70,7 @@ def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Pat
         assert all(map(is_closed, flood))
         for sock in flood:
             sock.close()
-        # A holder of the key that sends nonsense is closed: at once, or when it stops half way.
+        # A holder of the key that sends garbage is closed: at once, or when it stops half way.
         kind, body = encode(Meet(1, 3, 3, 4, b"a roster"))
         head = struct.pack("<8sHH", HANDSHAKE_MAGIC, HANDSHAKE_VERSION, kind)
         for nonsense in (
@@ -100,7 +100,7 @@ def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Pat
         ask(where, {"SHOAL_KEY_FILE": str(key)})
 
 
-def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
+def test_requests_that_cannot_be_served_are_refused_with_a_reason(tmp_path: Path) -> None:
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     reserve = Reserve(shoal.__version__, "job", 3)
     silent = [Place(rank, "127.0.0.1", {}) for rank in range(4)]
@@ -118,7 +118,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             assert f"it runs shoal {version}, and the workers 0.0.1: install the same" in refused
             refused = two.ask(reserve).refused
             assert refused == "it serves 1 job, the most that --max-jobs allows"
-            # A child whose workers do not answer ends by itself, and harms nothing.
+            # A child whose workers do not answer ends by itself, without effect on others.
             assert one.ask(Meet(1, 3, 3, 4, roster)).refused == ""
             assert '"n_jobs": 1' in one.ask(Ask()).text
         with connect(server.port) as stranger:  # --no-http
@@ -128,7 +128,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
         place.close()
 
 
-def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:
+def test_another_program_at_the_address_is_recognised_as_no_server(tmp_path: Path) -> None:
     environ = {"SHOAL_KEY_FILE": str(new_key(tmp_path))}
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -145,7 +145,7 @@ def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 60_000, "1" * 60_000, "no JSON"])
-def test_an_answer_that_cannot_be_read_is_an_error_with_the_servers_address(text: str) -> None:
+def test_an_unreadable_answer_is_an_error_with_the_servers_address(text: str) -> None:
     asking = _Asking(Address("there", 7077), 1)
     with pytest.raises(ShoalError, match="server there:7077 sent an answer that cannot be read"):
         asking.received(SimpleNamespace(), *encode(Status(text)), -1)

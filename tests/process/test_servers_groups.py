@@ -1,4 +1,4 @@
-"""Groups of a job's workers have servers too, from their first large call on."""
+"""Groups of a job's workers use servers too, from their first large call on."""
 
 import signal
 from pathlib import Path
@@ -29,7 +29,7 @@ N_ELEMS = 1_000_003
 
 
 def share_in_groups() -> list[Any]:
-    """Of all ranks, by themselves and the other way round, and of two; what was wrong."""
+    """Use groups of all ranks, in normal and reverse order, and of two; return the faults."""
     wrong = []
     with served_group() as world:
         alike = world.subgroup(range(N_WORKERS), "alike")
@@ -66,7 +66,7 @@ def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_pat
 
 
 def share_in_groups_of_one_name() -> list[Any]:
-    """Two of the same ranks, which one rank uses in another order than the rest; what was wrong."""
+    """Use two equal groups, in a different order on one rank; return the faults."""
     pretend_hosts(1)
     wrong = []
     with shoal.init(timeout_s=30.0) as world:
@@ -81,12 +81,12 @@ def share_in_groups_of_one_name() -> list[Any]:
     return wrong
 
 
-def test_groups_of_one_name_are_served_apart_whichever_is_used_first(tmp_path: Path) -> None:
+def test_groups_of_one_name_are_served_separately_in_any_order(tmp_path: Path) -> None:
     assert run_with_a_server(tmp_path, share_in_groups_of_one_name) == [[]] * N_WORKERS
 
 
 def leave_one_after_the_other() -> bool:
-    """Whether all of a call was right, and the thread of its servers ended by itself."""
+    """True if a call was right, and the thread of its servers ended by itself."""
     pretend_hosts(1)
     stage = Stage.from_environment()
     with shoal.init(timeout_s=30.0) as world:
@@ -107,7 +107,7 @@ def leave_one_after_the_other() -> bool:
     return is_right(data, 2)
 
 
-def test_who_leaves_a_group_keeps_nobody_there_whose_server_dies(tmp_path: Path) -> None:
+def test_a_rank_that_leaves_does_not_hold_the_others_when_a_server_dies(tmp_path: Path) -> None:
     with job_with_a_server(tmp_path, leave_one_after_the_other) as (stage, server, ranks):
         stage.await_cue("one has left")
         server.send(signal.SIGKILL)
@@ -116,8 +116,8 @@ def test_who_leaves_a_group_keeps_nobody_there_whose_server_dies(tmp_path: Path)
         assert [outcome.value for outcome in ranks.wait()] == [True] * N_WORKERS
 
 
-def shrink_in_vain() -> list[Any]:
-    """Rank 0 alone, twice; then a call, and all of them; what was wrong."""
+def shrink_without_the_others() -> list[Any]:
+    """Shrink on rank 0 alone, twice; then make a call and shrink on all; return the faults."""
     stage, wrong = Stage.from_environment(), []
     with served_group() as group:
         if group.rank == 0:
@@ -142,5 +142,5 @@ def shrink_in_vain() -> list[Any]:
     return wrong
 
 
-def test_a_group_that_nobody_else_shrinks_keeps_its_servers(tmp_path: Path) -> None:
-    assert run_with_a_server(tmp_path, shrink_in_vain) == [[]] * N_WORKERS
+def test_a_group_that_one_rank_fails_to_shrink_keeps_its_servers(tmp_path: Path) -> None:
+    assert run_with_a_server(tmp_path, shrink_without_the_others) == [[]] * N_WORKERS

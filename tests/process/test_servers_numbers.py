@@ -1,4 +1,4 @@
-"""Calls by reserved numbers are served, in whatever order each worker makes them."""
+"""Calls by reserved numbers are served in any order on each worker."""
 
 import signal
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from shoal.group.pool import pool as pools
 
 
 def turned(numbers: Sequence[int], rank: int) -> list[int]:
-    """An order of its own for each rank."""
+    """Return a different order for each rank."""
     return [*numbers[rank:], *numbers[:rank]][:: -1 if rank % 2 else 1]
 
 
@@ -67,7 +67,7 @@ def share_in_any_order() -> list[Any]:
         return [all(right), [isinstance(error, UsageError) for error in bad], n_shared]
 
 
-def test_calls_by_number_are_served_in_another_order_on_each_rank_while_views_switch(
+def test_calls_by_number_are_served_in_different_orders_while_views_switch(
     tmp_path: Path,
 ) -> None:
     key, port = new_key(tmp_path), free_port()
@@ -77,7 +77,7 @@ def test_calls_by_number_are_served_in_another_order_on_each_rank_while_views_sw
             stage.await_all(N_WORKERS, "has used the last")
             with ServerProcess(key, port=port, host="b"):
                 outcomes = ranks.wait()
-    # In the first view the call that came first and those that were reserved before it; the
+    # The first view has the first call and the calls reserved before it; the
     # second has the one after them.
     assert [outcome.value for outcome in outcomes] == [[True, [True] * 3, [4, 1]]] * N_WORKERS, (
         outcomes
@@ -85,7 +85,7 @@ def test_calls_by_number_are_served_in_another_order_on_each_rank_while_views_sw
 
 
 def lose_a_server_between_numbers() -> list[bool]:
-    """The last rank makes its calls only when the server is dead, the last of them first."""
+    """The last rank makes its calls once the server is dead, in reverse order."""
     pools._DEADLINES_S = 1000.0  # type: ignore[misc]  # commands wake the thread, and no timer
     stage = Stage.from_environment()
     with served_group() as group:
@@ -94,7 +94,7 @@ def lose_a_server_between_numbers() -> list[bool]:
         is_last = group.rank == N_WORKERS - 1
         if is_last:
             stage.await_cue("the server is dead")
-            group.all_reduce(data[numbers[4]], number=numbers[4])  # those before it can wait
+            group.all_reduce(data[numbers[4]], number=numbers[4])  # the calls before it can wait
         else:
             group.skip(numbers[3])
         order = turned(numbers[:3:2] if is_last else numbers[::2], group.rank)
@@ -107,7 +107,7 @@ def lose_a_server_between_numbers() -> list[bool]:
         if is_last:
             group.skip(numbers[3])
         await_that(lambda: n_servers(group) == 0, "no server")
-        # Nobody had made this one when the server was lost, and all a later one.
+        # When the server was lost, no rank had made this call, and all had made a later one.
         group.all_reduce(data[numbers[1]], number=numbers[1])
         right = [is_right(data[number], number) for number in numbers if number != numbers[3]]
         right.append(sums(group, 9))
@@ -117,7 +117,7 @@ def lose_a_server_between_numbers() -> list[bool]:
     return right
 
 
-def test_a_server_that_is_killed_among_calls_by_number_costs_none_and_none_waits_for_another(
+def test_a_server_killed_among_calls_by_number_costs_no_call_and_delays_none(
     tmp_path: Path,
 ) -> None:
     outcomes = run_and_kill_the_server(
@@ -162,7 +162,7 @@ def test_a_number_that_one_rank_skips_and_others_use_ends_the_group_when_a_serve
 
 
 def reduce_by_number_in_any_order() -> list[bool]:
-    """No servers: numbers match as names do, between plain calls and on subgroups."""
+    """Without servers numbers match like names, between plain calls and on subgroups."""
     with shoal.init() as group:
         right = []
         for turn in range(3):
@@ -183,7 +183,7 @@ def reduce_by_number_in_any_order() -> list[bool]:
         return right
 
 
-def test_calls_by_number_match_in_whatever_order_the_ranks_make_them() -> None:
+def test_calls_by_number_match_in_any_order() -> None:
     assert run_ranks(reduce_by_number_in_any_order, 3) == [[True] * 122] * 3
 
 
@@ -191,7 +191,7 @@ NAMES = ("a", "b", "c")
 
 
 def call_by_name_while_a_server_dies() -> list[Any]:
-    """In another order on each rank, with a call that is served in their midst."""
+    """Make named calls in a different order on each rank, and a served call among them."""
     stage = Stage.from_environment()
     with served_group() as group:
         view = cast("Any", group).pool.view
@@ -206,7 +206,7 @@ def call_by_name_while_a_server_dies() -> list[Any]:
         works.append(group.all_reduce(served, async_op=True))
         stage.cue(f"rank {group.rank}: has made its calls")
         if group.rank == 0:
-            for rank in range(1, N_WORKERS - 1):  # who calls later finds no server any more
+            for rank in range(1, N_WORKERS - 1):  # later calls find no server
                 stage.await_cue(f"rank {rank}: has made its calls")
             stage.cue("rank 0: has called")
         wait_for_all(works)
@@ -218,7 +218,7 @@ def call_by_name_while_a_server_dies() -> list[Any]:
     return [close, is_right(served, 3), group.rank == N_WORKERS - 1 or view.n_shared]
 
 
-def test_calls_by_name_are_made_by_the_workers_alone_whatever_becomes_of_servers(
+def test_calls_by_name_use_no_server_and_survive_its_death(
     tmp_path: Path,
 ) -> None:
     key = new_key(tmp_path)

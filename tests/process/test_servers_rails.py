@@ -1,4 +1,4 @@
-"""Several workers on each host: servers take part along each rail, and the bits never tell."""
+"""Several workers per host: servers help along each rail and do not change the bits."""
 
 import functools
 import hashlib
@@ -43,7 +43,7 @@ def whole_lines(n_elems: int, n_parts: int) -> int:
 def wanted(
     number: int, op: str = "sum", n_elems: int = N_ELEMS, *, is_narrow: bool = False
 ) -> Array:
-    """The sum as docs/bits.md says it for several workers on a host."""
+    """Return the sum that docs/bits.md defines for several workers per host."""
     travels = functools.partial(rounded, "bf16" if is_narrow else "identity")
     x = [noise(rank, number, n_elems) for rank in range(N_RANKS)]
     total = np.empty_like(x[0])
@@ -67,7 +67,7 @@ def wanted(
 def is_right(
     group: shoal.Group, data: Array, number: int, op: str = "sum", *, is_narrow: bool = False
 ) -> bool:
-    """Whether all ranks have exactly the bits of that sum; rank 0 looks at those, for all."""
+    """True if all ranks have exactly the bits of that sum, which rank 0 checks for all."""
     bits = np.frombuffer(hashlib.blake2b(data.tobytes(), digest_size=8).digest(), np.uint8)
     of_all = np.empty(8 * group.size, np.uint8)
     group.all_gather(of_all, bits.copy())
@@ -78,7 +78,7 @@ def is_right(
 
 
 def share_along_rails() -> list[Any]:
-    """Alone, with a server, while it dies in the middle of calls, and without any again."""
+    """Sum alone, with a server, while it dies in mid-call, and alone again."""
     pretend_hosts(N_LOCAL)
     stage, right = Stage.from_environment(), []
     with shoal.init(timeout_s=30.0) as group:
@@ -111,7 +111,7 @@ def share_along_rails() -> list[Any]:
 
 
 def share_numbers_narrowly() -> list[Any]:
-    """In another order on each rank."""
+    """Make narrow calls by number, in a different order on each rank."""
     with served_group(1, N_LOCAL) as group:
         pool: Any = group.pool  # type: ignore[attr-defined]
         right = []
@@ -137,7 +137,7 @@ def test_narrow_calls_by_number_are_served_along_rails(tmp_path: Path) -> None:
     assert found == [[True, 16]] * N_RANKS
 
 
-def test_workers_that_share_hosts_are_served_along_rails_with_the_same_bits_whatever_comes(
+def test_workers_on_shared_hosts_are_served_along_rails_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     outcomes = run_and_kill_the_server(share_along_rails, N_RANKS, new_key(tmp_path))
@@ -145,11 +145,11 @@ def test_workers_that_share_hosts_are_served_along_rails_with_the_same_bits_what
         assert outcome.value, "\n".join(map(str, outcomes))
         right, n_shared = outcome.value
         assert right == [True] * 7, outcome
-        assert 8 <= n_shared <= 12  # four pieces of each call; the first may have been made alone
+        assert 8 <= n_shared <= 12  # four pieces a call; the first may have had no server
 
 
 def call_while_servers_die(n_calls: int) -> list[int]:
-    """Numbers of calls that were wrong, of two at a time in another order on each rank."""
+    """Return the numbers of wrong calls; two run at a time, in a different order per rank."""
     stage, wrong = Stage.from_environment(), []
     with served_group(2, N_LOCAL, timeout_s=60.0) as group:
         for turn in range(n_calls):
@@ -169,7 +169,7 @@ def call_while_servers_die(n_calls: int) -> list[int]:
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(2))
-def test_servers_that_die_and_come_back_cost_no_call_along_rails(tmp_path: Path, seed: int) -> None:
+def test_servers_that_die_and_return_cost_no_call_along_rails(tmp_path: Path, seed: int) -> None:
     n_calls = 60
     outcomes = run_while_servers_die(
         call_while_servers_die, N_RANKS, n_calls, new_key(tmp_path), every=8, seed=seed
@@ -192,32 +192,32 @@ def lose_a_mate() -> str:
             return f"{survivors.size} {n_servers(survivors)} {data[0]:g} {data[-1]:g}"
 
 
-def test_a_worker_that_dies_on_a_shared_host_is_lost_to_all_others_and_they_go_on(
+def test_the_others_go_on_without_a_worker_that_dies_on_a_shared_host(
     tmp_path: Path,
 ) -> None:
     with job_with_a_server(tmp_path, lose_a_mate, n_ranks=N_RANKS) as (_stage, _server, ranks):
         outcomes = ranks.wait()
-    # Two hosts have two workers and one has one: no servers for these.
+    # Two hosts have two workers and one has one: no servers are used.
     values = [outcome.value for outcome in outcomes]
     assert values == ["5 0 5 5"] * 3 + [None] + ["5 0 5 5"] * 2, "\n".join(map(str, outcomes))
 
 
 def time_out(n_local: int) -> list[str]:
-    """A call that one worker never makes, while a server is in it; and one made after it."""
-    stage, told = Stage.from_environment(), []
+    """Return the errors of a served call that one worker never makes, and of the next call."""
+    stage, errors = Stage.from_environment(), []
     with served_group(1, n_local) as group:
         if group.rank < group.size - 1:
             data = noise(group.rank, 0, N_ELEMS)
-            told = [repr(error_of(group.all_reduce, data, timeout_s=0.5)) for _ in range(2)]
+            errors = [repr(error_of(group.all_reduce, data, timeout_s=0.5)) for _ in range(2)]
         stage.meet(group.rank, group.size, "has done")
-    return told
+    return errors
 
 
 @pytest.mark.parametrize("n_local", [1, N_LOCAL])
 def test_a_call_that_a_worker_never_makes_ends_at_its_deadline_on_all_hosts(
     tmp_path: Path, n_local: int
 ) -> None:
-    *told, _ = run_with_a_server(tmp_path, time_out, n_local, n_ranks=N_HOSTS * n_local)
-    for first, second in told:
+    *errors, _ = run_with_a_server(tmp_path, time_out, n_local, n_ranks=N_HOSTS * n_local)
+    for first, second in errors:
         assert first.startswith("TimedOut")
         assert second.startswith(("TimedOut", "Closed"))

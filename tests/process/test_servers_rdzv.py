@@ -1,4 +1,4 @@
-"""Servers that leave their addresses in torch's store, where a job's workers find them."""
+"""Servers that register in torch's store, where a job's workers find them."""
 
 import os
 import select
@@ -34,7 +34,7 @@ def sum_with_a_server_that_comes_late() -> bool:
         return sums(group)
 
 
-def test_a_server_that_registers_is_found_and_used_and_what_is_not_sealed_is_not(
+def test_a_registered_server_is_used_and_an_unsealed_record_is_ignored(
     tmp_path: Path,
 ) -> None:
     from torch.distributed import TCPStore
@@ -59,7 +59,7 @@ def test_a_server_that_registers_is_found_and_used_and_what_is_not_sealed_is_not
     assert "127.0.0.1:1 " not in outcomes[0].output
 
 
-def test_a_registrar_ends_with_its_server_also_while_it_waits_for_the_store(
+def test_a_registrar_ends_with_its_server_even_while_it_waits_for_the_store(
     tmp_path: Path,
 ) -> None:
     from torch.distributed import TCPStore
@@ -82,7 +82,7 @@ def test_a_registrar_ends_with_its_server_also_while_it_waits_for_the_store(
         os.close(end)
 
 
-def test_torchs_store_is_spoken_to_as_torch_does() -> None:
+def test_the_store_protocol_is_that_of_torch() -> None:
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

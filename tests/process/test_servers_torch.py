@@ -1,4 +1,4 @@
-"""DDP with a reduction server: the model of a run without, bit for bit."""
+"""DDP with a reduction server trains the same bits as without."""
 
 import hashlib
 from pathlib import Path
@@ -12,11 +12,11 @@ from process.stage import Stage, pretend_hosts
 from torch import nn
 
 N_STEPS = 4
-WIDTH = 1500  # 9 MB of weights in one layer, so that a bucket is worth sharing
+WIDTH = 1500  # 9 MB of weights in one layer, so that a server helps with a bucket
 
 
 def weights_after_training(rank: int) -> str:
-    """A digest of them."""
+    """Return a digest of the trained weights."""
     torch.manual_seed(1)
     model = nn.parallel.DistributedDataParallel(
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
@@ -34,7 +34,7 @@ def weights_after_training(rank: int) -> str:
 
 
 def train_alone_and_with_a_server() -> tuple[str, str, bool]:
-    """Both digests, and whether the server took part in the second."""
+    """Return both digests, and True if the server took part in the second run."""
     pretend_hosts(1)
     stage = Stage.from_environment()
     torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def train_alone_and_with_a_server() -> tuple[str, str, bool]:
     return alone, shared, was_shared
 
 
-def test_a_model_trained_with_a_server_is_that_trained_without_one(tmp_path: Path) -> None:
+def test_a_model_trained_with_a_server_has_the_bits_of_one_trained_without(tmp_path: Path) -> None:
     key, port = new_key(tmp_path), free_port()
     with Stage() as stage:
         env = job_env(key, f"127.0.0.1:{port}") | dict(stage.env)

@@ -1,4 +1,4 @@
-"""shoal.tensorflow over real ranks, on CPUs; and the example."""
+"""shoal.tensorflow over real ranks on CPUs, and the example."""
 
 import functools
 import gc
@@ -27,10 +27,10 @@ DEADLINE_S = 100.0
 
 
 def refusal(call: Any, *given: Any) -> str:
-    """What a call raises: its class and text."""
+    """Return class and text of the error that a call raises."""
     try:
         call(*given)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+    except Exception as error:  # noqa: BLE001 - the test checks it
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -57,7 +57,7 @@ def sums() -> None:
         assert both(turned, op="avg").numpy().tolist() == [[0, 2], [1, 3]]
 
 
-def test_sums_of_every_type_and_shape_are_right_in_functions_and_outside() -> None:
+def test_sums_of_every_type_and_shape_are_right_with_and_without_functions() -> None:
     run_ranks(sums, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
@@ -116,7 +116,7 @@ def ordered() -> None:
         assert (float(one), float(ten)) == (2.0, 20.0)
 
 
-def test_independent_calls_of_one_function_keep_their_order_also_in_loops() -> None:
+def test_independent_calls_of_one_function_keep_their_order_in_loops() -> None:
     run_ranks(ordered, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
@@ -139,7 +139,7 @@ def sums_beside_torch() -> None:
         dist.destroy_process_group()
 
 
-def test_tensorflow_and_torch_in_one_process_have_groups_of_their_own() -> None:
+def test_tensorflow_and_torch_in_one_process_use_separate_groups() -> None:
     run_ranks(sums_beside_torch, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
@@ -177,7 +177,7 @@ def test_a_tape_averages_gradients_dense_and_sparse_with_one_averager() -> None:
 
 
 def train(optimizer: Any, rank: int, size: int, *, eagerly: bool) -> Any:
-    """A model trained with one rank's part of every batch."""
+    """Train a model with one rank's part of every batch."""
     import keras
 
     keras.backend.clear_session()
@@ -212,7 +212,7 @@ def optimizers() -> None:
             ours = train(optimizer, group.rank, group.size, eagerly=eagerly)
             for one, other in zip(alone.variables, ours.variables, strict=True):
                 assert np.allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-6)
-        # The object and a copy of its class and settings average; what is saved needs no shoal.
+        # The object and a copy of its class and settings average; saved models do not need shoal.
         optimizer = shoal.tensorflow.DistributedOptimizer(kinds.SGD(1.0), group)
         for each in (optimizer, type(optimizer).from_config(optimizer.get_config())):
             value = keras.Variable([1.0, 1.0])
@@ -221,7 +221,7 @@ def optimizers() -> None:
         saved = keras.saving.serialize_keras_object(optimizer)
         again = keras.saving.deserialize_keras_object(saved)
         assert type(again) is kinds.SGD
-        # A variable without a gradient is left out, as Keras does.
+        # A variable without a gradient is skipped, as in Keras.
         one, other = keras.Variable(1.0), keras.Variable(1.0)
         fresh = shoal.tensorflow.DistributedOptimizer(kinds.SGD(1.0), group)
         with pytest.warns(UserWarning, match="Gradients do not exist"):
@@ -229,7 +229,7 @@ def optimizers() -> None:
         assert (float(one.numpy()), float(other.numpy())) == (0.0, 1.0)
 
 
-def test_a_distributed_optimizer_trains_as_one_rank_with_the_whole_batch() -> None:
+def test_a_distributed_optimizer_trains_as_one_rank_with_the_full_batch() -> None:
     run_ranks(optimizers, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
@@ -252,7 +252,7 @@ def test_variables_of_tensorflow_and_keras_are_broadcast() -> None:
     run_ranks(broadcasts, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
-# ---- what is refused, and what fails ----
+# ---- refusals and failures ----
 
 
 def refused() -> dict[str, str]:
@@ -327,7 +327,7 @@ REFUSALS = {
 }
 
 
-def test_what_would_be_wrong_is_refused_and_the_group_is_usable() -> None:
+def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
     for found in run_ranks(refused, 2, env=CPU, deadline_s=DEADLINE_S):
         assert found.keys() == REFUSALS.keys()
         for name, wanted in REFUSALS.items():
@@ -357,7 +357,7 @@ def differing() -> list[str]:
     return [*found, refusal(shoal.tensorflow.all_reduce, tf.ones(2), group)]
 
 
-def test_the_groups_errors_reach_a_program_from_functions() -> None:
+def test_errors_of_the_group_reach_a_program_from_functions() -> None:
     for differ, dropped, closed, outside in run_ranks(differing, 2, env=CPU, deadline_s=DEADLINE_S):
         assert "called all_reduce float32[3] sum" in differ
         assert "but rank 1" in differ
@@ -387,7 +387,7 @@ def lose_a_rank() -> str:
     return error
 
 
-def test_the_loss_of_a_rank_reaches_a_function_and_the_rest_goes_on() -> None:
+def test_a_lost_rank_fails_a_function_and_the_survivors_go_on() -> None:
     with start_ranks(lose_a_rank, 3, env=CPU) as ranks:
         outcomes = ranks.wait(70.0)  # less than the calls' deadline
     assert "SIGKILL" in outcomes[1].died

@@ -1,4 +1,4 @@
-"""Compiled programs call the same collectives. `SHOAL_SOAK=1` compiles to machine code too."""
+"""Compiled programs make the same collectives. `SHOAL_SOAK=1` compiles to machine code too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from process.shared_ranks import SharedRanks
 
 # Inductor's C++ compiler takes half a minute of CPU; the collectives in the graph are the same.
-# For a few small kernels neither precompiled headers nor a trial for each instruction set pay.
+# A few small kernels do not repay precompiled headers or a trial per instruction set.
 BACKEND, QUICK = "aot_eager", {}
 if os.environ.get("SHOAL_SOAK"):
     BACKEND = "inductor"
@@ -54,13 +54,13 @@ def compile_collectives() -> None:
 
 
 @pytest.mark.timeout(300)  # half a minute of two cores' time in the soak, however many share them
-def test_compiled_collectives_give_what_the_plain_ones_give(tmp_path: Path) -> None:
+def test_compiled_collectives_give_the_results_of_plain_ones(tmp_path: Path) -> None:
     env = {**QUICK, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)} if QUICK else {}
     run_ranks(compile_collectives, 2, env=env, deadline_s=280)
 
 
 class Layer(nn.Module):
-    """Not a Sequential: torch compiles none of its own modules where another calls them."""
+    """Not a Sequential: torch does not compile its own modules where another one calls them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,5 +100,5 @@ def compile_wrappers() -> None:
     assert graphs[ours] == graphs[torchs]
 
 
-def test_a_compiled_wrapper_has_its_model_compiled_as_torchs_has(ranks: SharedRanks) -> None:
+def test_a_compiled_wrapper_compiles_its_model_as_torchs_does(ranks: SharedRanks) -> None:
     ranks.run(compile_wrappers)

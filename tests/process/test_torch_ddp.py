@@ -1,6 +1,6 @@
-"""shoal's DistributedDataParallel trains as one process does on all ranks' inputs joined.
+"""shoal's DistributedDataParallel trains like one process on the inputs of all ranks.
 
-The numbers are such that float64 holds every sum exactly, so that not one bit may differ.
+All values are chosen so that float64 holds every sum exactly: no bit may differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ N_STEPS = 4
 
 
 class Net(nn.Module):
-    """Two layers, a third that is used if told so, and a bias that two layers share."""
+    """Two layers, a third that is used on request, and a bias that two layers share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ Step = Callable[[nn.Module, int, Callable[[torch.Tensor], torch.Tensor]], None]
 
 
 def trained(net: nn.Module, step: Step, part: Any, set_to_none: bool = True) -> list[Any]:
-    """The gradients of every step, and the parameters in the end."""
+    """Return the gradients of every step, and the final parameters."""
     seen: list[Any] = []
     optimizer = torch.optim.SGD(net.parameters(), lr=2.0**-6, momentum=0.5)
     for number in range(N_STEPS):
@@ -80,7 +80,7 @@ def everything(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-# ---- as one process does ----
+# ---- equality with one process ----
 
 
 def plainly(net: nn.Module, number: int, part: Any) -> None:
@@ -174,12 +174,12 @@ def case_parameters_of_any_type_and_stride_are_averaged() -> None:
             for part in net.parts:
                 assert torch.equal(part.grad, torch.full_like(part, 4.0)), part
         assert net.parts[2].grad.stride() == strided.stride()
-        for part in net.parts:  # a program can move or save each by itself
+        for part in net.parts:  # a program can move or save each alone
             storage = part.grad.untyped_storage()
             assert storage.nbytes() == part.grad.numel() * part.grad.element_size()
 
 
-# ---- what is not used ----
+# ---- unused parameters ----
 
 
 class Tables(nn.Module):
@@ -194,7 +194,7 @@ class Tables(nn.Module):
         return found
 
 
-def case_sparse_gradients_are_averaged_and_a_table_that_no_rank_used_has_none() -> None:
+def case_sparse_gradients_are_averaged_and_an_unused_table_has_none() -> None:
     net = Tables()
     wrapped = wrap(net, find_unused_parameters=True)
     rank = dist.get_rank()
@@ -209,7 +209,7 @@ def case_sparse_gradients_are_averaged_and_a_table_that_no_rank_used_has_none() 
     assert torch.equal(net.idle.weight.grad.to_dense()[1], rows[1])
 
 
-def case_ranks_count_by_weight_and_a_value_that_is_not_finite_is_named_with_its_rank() -> None:
+def case_ranks_count_by_weight_and_a_non_finite_value_is_named_with_its_rank() -> None:
     import shoal
     from shoal.average import NotFinite
 
@@ -218,7 +218,7 @@ def case_ranks_count_by_weight_and_a_value_that_is_not_finite_is_named_with_its_
     wrapped = wrap(net, weighted=True, check_finite=True)
     for _ in range(2):
         wrapped.zero_grad()
-        if rank:  # of several passes before a backward pass the last weight counts
+        if rank:  # the last weight before a backward pass counts
             wrapped.weigh(100)
             wrapped(1.0)
         wrapped.weigh(1 + 2 * rank)
@@ -283,7 +283,7 @@ def wrap_models_that_cannot_be() -> None:
         wrap(linear, process_group=gloo)
 
 
-def test_a_model_that_cannot_be_wrapped_is_refused_with_the_difference_and_the_ranks(
+def test_models_that_differ_are_refused_with_the_difference_and_the_ranks(
     three_ranks: SharedRanks,
 ) -> None:
     three_ranks.run(wrap_models_that_cannot_be)
@@ -306,14 +306,14 @@ def case_state_is_rank_0s_and_its_dict_is_torchs() -> None:
     assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
 
 
-# ---- where the time goes ----
+# ---- reports of time ----
 
 
 def case_a_report_covers_forward_and_backward_passes_and_all_ranks() -> None:
     layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
     net = wrap(layers)
     for step in range(6):
-        if step % 2:  # its gradients are added up, and not averaged
+        if step % 2:  # its gradients are accumulated, not averaged
             with net.no_sync():
                 net(torch.ones(4, 16)).sum().backward()
         net(torch.ones(4, 16)).sum().backward()

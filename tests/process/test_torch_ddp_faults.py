@@ -1,4 +1,4 @@
-"""What goes wrong in a step of shoal's DistributedDataParallel: the errors, on every rank."""
+"""Errors of a step of shoal's DistributedDataParallel, on every rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.errors import UsageError
 
 
 class Two(nn.Module):
-    """Two layers, of which the second is used if told so."""
+    """Two layers; the second one is used on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Two(nn.Module):
 
 
 def assert_averaged(net: Two, data: torch.Tensor, both: bool = True) -> None:
-    """The gradients are those of one process that has the inputs of all ranks."""
+    """Check that gradients equal those of one process with the inputs of all ranks."""
     alone = copy.deepcopy(net)
     alone.zero_grad()
     (alone(data, both).sum() / dist.get_world_size()).backward()
@@ -47,10 +47,10 @@ def assert_averaged(net: Two, data: torch.Tensor, both: bool = True) -> None:
         assert wanted.grad is None or torch.equal(ours.grad, wanted.grad)
 
 
-# ---- a gradient that never comes ----
+# ---- a missing gradient ----
 
 
-def lack_on_rank_1(options: dict[str, Any]) -> str:
+def skip_a_layer_on_rank_1(options: dict[str, Any]) -> str:
     hooked = options.pop("hook", False)
     wrapped = wrap(Two(), **options)
     if hooked:
@@ -68,10 +68,10 @@ def lack_on_rank_1(options: dict[str, Any]) -> str:
     "options",
     [{}, {"static_graph": True}, {"hook": True, "wire": "identity"}],
 )
-def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(
+def test_a_gradient_missing_on_one_rank_is_named_on_every_rank(
     options: dict[str, Any], three_ranks: SharedRanks
 ) -> None:
-    said = three_ranks.run(lack_on_rank_1, options)
+    said = three_ranks.run(skip_a_layer_on_rank_1, options)
     assert "did not receive grad for rank 1: second.weight, second.bias" in said.pop(1)
     for message in said:
         assert "no gradient has come of parameter second.weight, second.bias on rank 1" in message
@@ -79,7 +79,7 @@ def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(
 
 
 def freeze_on_rank_1_and_go_on(thaws: bool) -> str:
-    """The error, after which a rank goes on as it says; `thaws` trains a frozen parameter."""
+    """Return the error, after going on as it advises; `thaws` trains a frozen parameter."""
     import shoal.torch
 
     net = Two()
@@ -102,7 +102,7 @@ def freeze_on_rank_1_and_go_on(thaws: bool) -> str:
 
 
 @pytest.mark.parametrize("thaws", [False, True])
-def test_ranks_go_on_by_the_lines_that_an_error_about_a_frozen_parameter_gives(
+def test_ranks_go_on_as_an_error_about_a_frozen_parameter_advises(
     thaws: bool, ranks: SharedRanks
 ) -> None:
     for message in ranks.run(freeze_on_rank_1_and_go_on, thaws):
@@ -112,7 +112,7 @@ def test_ranks_go_on_by_the_lines_that_an_error_about_a_frozen_parameter_gives(
         assert "shoal.torch.shrink_group()" in message
 
 
-def case_a_gradient_that_all_ranks_lack_ends_no_group() -> None:
+def case_a_gradient_missing_on_all_ranks_does_not_end_the_group() -> None:
     wrapped = wrap(Two())
     data, _ = inputs(0)
     wrapped(mine(data), False).sum().backward()
@@ -123,7 +123,7 @@ def case_a_gradient_that_all_ranks_lack_ends_no_group() -> None:
     again(mine(data), True).sum().backward()
 
 
-def case_a_gradient_that_comes_twice_to_a_communication_hook_is_named() -> None:
+def case_a_gradient_computed_twice_with_a_communication_hook_is_named() -> None:
     wrapped = wrap(Two())
     wrapped.register_comm_hook(None, allreduce_hook)
     data, _ = inputs(0)
@@ -134,7 +134,7 @@ def case_a_gradient_that_comes_twice_to_a_communication_hook_is_named() -> None:
         came()
 
 
-def case_a_gradient_that_comes_twice_is_named_with_what_to_do() -> None:
+def case_a_gradient_computed_twice_is_named_with_advice() -> None:
     import shoal
 
     wrapped = wrap(Two())
@@ -155,7 +155,7 @@ def fail(_: torch.Tensor) -> None:
 
 
 def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> str:
-    """The error after a pass that some ranks raised in; empty if training goes on."""
+    """Return the error after a pass that raised on some ranks; empty if training goes on."""
     hooked = options.pop("hook", False)
     net = Two()
     net.register_buffer("seen", torch.zeros(3))  # broadcast before each forward pass
@@ -202,8 +202,8 @@ def test_a_pass_that_raised_on_all_ranks_is_forgotten(
     assert ranks.run(raise_in_mid_backward, options, (0, 1)) == ["", ""]
 
 
-def case_what_was_sent_before_a_pass_raised_is_in_no_gradient() -> None:
-    """Rank 0 has zeroed its gradients in place when the averages of the pass that raised come."""
+def case_data_sent_before_a_pass_raised_is_in_no_gradient() -> None:
+    """Rank 0 zeroes its gradients in place before the averages of the failed pass arrive."""
     rank, gloo = dist.get_rank(), dist.new_group(backend="gloo")
     net = Two()
     wrapped = wrap(net, gradient_as_bucket_view=True)
@@ -226,8 +226,8 @@ class ViewOfTwo(Two):
         return super().forward(data, uses_second)[:, :2]
 
 
-def case_a_pass_that_raised_behind_a_view_changed_in_place_is_forgotten() -> None:
-    """Raise when gradients have come and no buffer is full; the loss has changed the output."""
+def case_a_pass_that_raised_after_an_in_place_view_change_is_forgotten() -> None:
+    """Raise when gradients are ready and no buffer is full; the loss changed the output."""
 
     net = ViewOfTwo()
     wrapped = wrap(net, bucket_cap_mb=1)
@@ -246,7 +246,7 @@ def case_a_pass_that_raised_behind_a_view_changed_in_place_is_forgotten() -> Non
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_pass_that_raised_on_one_rank_alone_is_an_error_on_all(
+def test_a_pass_that_raised_on_one_rank_is_an_error_on_all(
     rank: int, three_ranks: SharedRanks
 ) -> None:
     for said in three_ranks.run(raise_in_mid_backward, {}, (rank,)):
@@ -277,19 +277,17 @@ def skip_a_step_that_is_not_finite(as_views: bool) -> None:
 
 
 @pytest.mark.parametrize("as_views", [False, True])
-def test_nothing_of_a_step_that_was_not_finite_is_in_the_next(
-    as_views: bool, ranks: SharedRanks
-) -> None:
+def test_no_value_of_a_non_finite_step_is_in_the_next(as_views: bool, ranks: SharedRanks) -> None:
     ranks.run(skip_a_step_that_is_not_finite, as_views)
 
 
-# ---- values that should be the same on all ranks, and are not ----
+# ---- values that differ between ranks, and must not ----
 
 ODD = 1
 
 
 class Net(nn.Module):
-    """With a buffer that nobody changes, and statistics of each rank's own batches."""
+    """A model with a constant buffer, and statistics of each rank's batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +305,7 @@ def add_to(tensor: torch.Tensor) -> None:
 
 
 Spoil = Callable[[Net, torch.optim.Adam], object]
-# By what the error names: what one rank changes.
+# By the name in the error: the change that one rank makes.
 FAULTS: dict[str, Spoil] = {
     "in step 4 parameter 'last.weight'": lambda net, _adam: add_to(net.last.weight),
     "in step 4 buffer 'mask'": lambda net, _adam: add_to(net.mask),
@@ -321,7 +319,7 @@ FAULTS: dict[str, Spoil] = {
 
 
 def train(spoilt: str, hook: bool) -> list[str]:
-    """Six steps; one rank is spoilt after the third."""
+    """Train six steps; one rank changes a value after the third."""
     torch.manual_seed(0)
     net = Net()
     wrapped = wrap(net, check_same=2, broadcast_buffers=False)
@@ -347,7 +345,7 @@ def source(number: int) -> torch.Generator:
 @pytest.mark.parametrize(
     ("spoilt", "hook"), [*((fault, False) for fault in FAULTS), (next(iter(FAULTS)), True)]
 )
-def test_a_value_that_one_rank_has_changed_is_named_on_every_rank(
+def test_a_value_changed_on_one_rank_is_named_on_every_rank(
     spoilt: str, hook: bool, three_ranks: SharedRanks
 ) -> None:
     for first, second, third, fourth, *_ in three_ranks.run(train, spoilt, hook):
@@ -358,24 +356,24 @@ def test_a_value_that_one_rank_has_changed_is_named_on_every_rank(
 
 
 @pytest.mark.parametrize("hook", [False, True])
-def test_ranks_that_are_alike_train_on(hook: bool, three_ranks: SharedRanks) -> None:
+def test_equal_ranks_train_on(hook: bool, three_ranks: SharedRanks) -> None:
     assert three_ranks.run(train, "", hook) == [["None"] * 6] * 3
 
 
-def case_ranks_that_compare_in_other_steps_are_refused_when_they_wrap() -> None:
+def case_ranks_that_compare_in_different_steps_are_refused_when_they_wrap() -> None:
     for init_sync in (False, True):
         every = 3 if dist.get_rank() == ODD else 0
         with pytest.raises(UsageError, match="check_same"):
             wrap(Net(), check_same=every, init_sync=init_sync)
 
 
-def case_an_optimizer_is_refused_where_nothing_is_compared() -> None:
+def case_an_optimizer_is_refused_without_comparisons() -> None:
     net = nn.Linear(2, 2)
     with pytest.raises(UsageError, match="wrap the model with check_same=N"):
         wrap(net).check_same(torch.optim.SGD(net.parameters()))
 
 
-def case_ranks_that_have_run_out_of_inputs_are_not_compared() -> None:
+def case_ranks_without_further_inputs_are_not_compared() -> None:
     net = nn.Linear(6, 3)
     wrapped = wrap(net, check_same=1)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -1,11 +1,11 @@
-"""Random training programs by shoal's DistributedDataParallel end as by torch's, or with an error.
+"""Random training programs end with shoal's DistributedDataParallel as with torch's, or fail.
 
-After every action the parameters have the same bits on all ranks, and are close to what torch's
-wrapper over Gloo gives and to what the mean of all ranks' gradients gives; what a program kept
-holds what it held. Where an action may be refused, every rank may raise an error instead, but none
+After every action the parameters have the same bits on all ranks, and are close to those of torch's
+wrapper over Gloo and of an oracle that averages all ranks' gradients. Tensors that a program keeps
+do not change. Where an action may be refused, every rank may raise an error instead, and no rank
 waits for its deadline.
 
-`SHOAL_SOAK=1` runs new programs for an hour, also with every rank on a host of its own.
+`SHOAL_SOAK=1` runs new programs for an hour, also with every rank on a separate host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from process.ddp_actions import ACTIONS
 from process.ddp_fuzz import Finding, Program, draw, find, judged
 
-# Numbers of ranks and seeds; in parts, which several workers of pytest run at a time.
+# Numbers of ranks and seeds, in parts that several workers of pytest run in parallel.
 QUICK = [(2, range(35)), (4, range(10))]
 SOAK_S = 1800  # for each placing of the ranks
 
@@ -42,7 +42,7 @@ def find_in_rank(program: Program) -> Finding:
 
 
 def verdict(program: Program, ranks: SharedRanks) -> str:
-    """What is wrong with a program; empty if nothing is."""
+    """Describe the fault of a program; empty if there is none."""
     try:
         findings = ranks.run(find_in_rank, program)
     except AssertionError as error:  # a rank raised, died or hung
@@ -51,21 +51,21 @@ def verdict(program: Program, ranks: SharedRanks) -> str:
 
 
 def check(programs: Iterable[Program], ranks: SharedRanks) -> None:
-    """Fail with the first program that fails."""
+    """Fail with the first failing program."""
     for program in programs:
         why = verdict(program, ranks)
         if why:
             raise AssertionError(f"seed {program.seed}: {why}\n\n{program}")
 
 
-def test_every_action_is_in_a_program_of_the_suite() -> None:
+def test_the_suite_uses_every_action() -> None:
     programs = [draw(seed, size) for size, seeds in QUICK for seed in seeds]
     assert {name for one in programs for name, _ in one.actions} == ACTIONS.keys()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("size", "seeds"), QUICK, ids=str)
-def test_random_programs_end_as_by_torchs_wrapper_or_with_an_error(size: int, seeds: range) -> None:
+def test_random_programs_end_as_with_torchs_or_in_an_error(size: int, seeds: range) -> None:
     with SharedRanks(size) as ranks:
         check((draw(seed, size) for seed in seeds), ranks)
 
@@ -73,7 +73,7 @@ def test_random_programs_end_as_by_torchs_wrapper_or_with_an_error(size: int, se
 @pytest.mark.timeout(2 * SOAK_S)
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: an hour")
 @pytest.mark.parametrize("is_apart", [False, True])
-def test_many_random_programs_end_as_by_torchs_wrapper_or_with_an_error(is_apart: bool) -> None:
+def test_many_random_programs_end_as_with_torchs_or_in_an_error(is_apart: bool) -> None:
     until = time.monotonic() + SOAK_S
     env = {"RANKS_PER_HOST": "1"} if is_apart else {}
     with SharedRanks(2, **env) as two, SharedRanks(4, **env) as four:

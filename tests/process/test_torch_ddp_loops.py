@@ -1,4 +1,4 @@
-"""What training loops may do with a wrapped model: gradients are those of torch's over Gloo."""
+"""Training loops with a wrapped model: gradients equal those of torch's wrapper over Gloo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ N_STEPS = 3
 
 
 class Two(nn.Module):
-    """Two branches, of which the second is used if told so."""
+    """Two branches; the second one is used on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def _scale(parameter: torch.Tensor) -> None:
 
 
 class Penalized(Two):
-    """Has a parameter that fills buffers before a gradient reaches the model's output."""
+    """A model with a parameter that fills buffers before a gradient reaches the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Penalized(Two):
 def case_hooks_put_on_parameters_change_gradients_before_they_are_averaged(
     wrap: Wrap,
 ) -> list[Gradients]:
-    """The first step has hooks from before the forward pass, the others from after it."""
+    """Put hooks before the forward pass in the first step, and after it in the others."""
     seen = []
     for net in (Two(), Penalized()):
         wrapped, hooks = wrap(net), []
@@ -102,11 +102,11 @@ def case_a_model_that_has_sparse_gradients_only_is_averaged(wrap: Wrap) -> list[
     return seen
 
 
-def case_a_static_graph_is_not_learnt_from_a_pass_in_which_no_gradient_came(
+def case_a_static_graph_is_not_learnt_from_a_pass_without_gradients(
     wrap: Wrap,
 ) -> list[Gradients]:
-    """Before the backward pass, which is averaged, the derivative by the input is asked for."""
-    # torch's own learns from that pass, and leaves gradients local.
+    """Compute the derivative by the input before the averaged backward pass."""
+    # torch's own wrapper learns from that pass, and leaves gradients local.
     is_ours = not isinstance(wrap(Two()).reducer, dist.Reducer)
     wrapped, seen = wrap(Two(), static_graph=is_ours), []
     for number in range(N_STEPS):
@@ -122,7 +122,7 @@ def case_a_static_graph_is_not_learnt_from_a_pass_in_which_no_gradient_came(
 def case_a_loss_of_derivatives_is_averaged_though_parameters_may_be_unused(
     wrap: Wrap,
 ) -> list[Gradients]:
-    """A loss that is made of derivatives: its backward pass does not come by the output."""
+    """Use a loss of derivatives, whose backward pass does not go through the output."""
     net = nn.Sequential(nn.Linear(6, 10, bias=False), nn.Tanh(), nn.Linear(10, 1, bias=False))
     for parameter in net.parameters():
         nn.init.constant_(parameter, 0.1)
@@ -136,7 +136,7 @@ def case_a_loss_of_derivatives_is_averaged_though_parameters_may_be_unused(
     return seen
 
 
-def case_a_forward_pass_that_nothing_comes_back_from_holds_no_place_among_calls(
+def case_a_forward_pass_without_a_backward_pass_does_not_block_later_calls(
     wrap: Wrap,
 ) -> list[Gradients]:
     wrapped, seen = wrap(Two()), []
@@ -144,7 +144,7 @@ def case_a_forward_pass_that_nothing_comes_back_from_holds_no_place_among_calls(
         wrapped.zero_grad()
         wrapped(randoms(number)).pow(2).sum().backward()
         seen.append(gradients(wrapped))
-        if number and dist.get_rank() == 0:  # torch's own calls others in the first of them
+        if number and dist.get_rank() == 0:  # torch's makes other calls in the first pass
             wrapped(randoms(number + 50))  # to look at the output, and NOT in no_grad
         for _ in range(30 if number == 1 else 1):
             totals = [torch.ones(1) for _ in range(100)]
@@ -159,7 +159,7 @@ def _fail(_gradient: torch.Tensor) -> None:
 
 
 def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) -> list[Gradients]:
-    """Of shoal's, a pass raises when some gradients are on their way; torch's never raises."""
+    """A pass of shoal's wrapper raises with gradients in flight; torch's never raises."""
     wrapped, seen = wrap(Two()), []
     is_ours = not isinstance(wrapped.reducer, dist.Reducer)
     for number in range(2 * N_STEPS):
@@ -172,7 +172,7 @@ def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) 
             if number > 1:
                 wrapped.reducer._reset_state()
             wrapped.zero_grad(set_to_none=number > 3)
-            if number > 3:  # the next one is of a step that averages later
+            if number > 3:  # the next pass belongs to a step that averages later
                 with wrapped.no_sync():
                     wrapped(randoms(60)).sum().backward()
                 wrapped.zero_grad()
@@ -182,7 +182,7 @@ def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) 
 
 
 def case_torchs_periodic_averaging_of_parameters_runs_unchanged(wrap: Wrap) -> list[Gradients]:
-    """torch's own post-local SGD: gradients of all ranks first, then parameters every two steps."""
+    """Run torch's post-local SGD: average gradients at first, then parameters every two steps."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
     from torch.distributed.algorithms.model_averaging import averagers
     from torch.distributed.optim import PostLocalSGDOptimizer
@@ -220,7 +220,7 @@ def small(seed: int) -> nn.Module:
 
 
 def train_beside_gloo(ours: Any, theirs: Any, amp: bool = False) -> None:
-    """Both have the same bits after every step: of two ranks' sums there is only one order."""
+    """Compare bits after every step: a sum over two ranks has only one order."""
     results = []
     for net in (ours, theirs):
         torch.manual_seed(1)
@@ -242,7 +242,7 @@ def train_beside_gloo(ours: Any, theirs: Any, amp: bool = False) -> None:
     assert_same_bits(*results)
 
 
-def case_losses_and_states_have_the_bits_of_torchs_wrapper_over_gloo() -> None:
+def case_losses_and_states_equal_those_of_torchs_wrapper_over_gloo() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     gloo = dist.new_group(backend="gloo")
@@ -263,7 +263,7 @@ def case_losses_and_states_have_the_bits_of_torchs_wrapper_over_gloo() -> None:
         train_beside_gloo(ours, theirs)
     with pytest.raises(RuntimeError, match="only be called once"):
         ours.register_comm_hook(None, hook)
-    # Over Gloo buckets would hang, since the calls of their callbacks come in any order.
+    # Over Gloo buckets would hang, because their callbacks make calls in any order.
     for net in (wrap_ours(small(dist.get_rank()), **size), wrap_ours(small(dist.get_rank()))):
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1

@@ -1,4 +1,4 @@
-"""Wrappers that share parameters: each averages what its own backward passes bring."""
+"""Wrappers that share parameters: each averages the gradients of its own backward passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import shoal
 
 
 def two_heads() -> tuple[nn.Module, nn.Module, nn.Module]:
-    """A model that has an encoder and two heads; the models of each head share the encoder."""
+    """Return a model with an encoder and two heads, and each head's model with that encoder."""
     torch.manual_seed(0)
     encoder, first, second = nn.Linear(6, 10), nn.Linear(10, 3), nn.Linear(10, 2)
     whole = nn.ModuleList([encoder, first, second]).double()
@@ -35,7 +35,7 @@ def case_models_that_share_an_encoder_train_in_turn(wrap: Wrap) -> list[Gradient
     for number in range(6):
         if number % 2 == 0:
             whole.zero_grad(set_to_none=number % 4 == 0)
-        if number == 3 and is_ours:  # torch's own takes b's gradients for a's then
+        if number == 3 and is_ours:  # torch's own wrapper then counts b's gradients as a's
             a(randoms(50))
         (a if number in (0, 1, 4) else b)(randoms(number)).pow(2).sum().backward()
         seen.append(gradients(whole))
@@ -57,10 +57,10 @@ def case_an_old_wrapper_of_a_model_goes_on_beside_the_new_one(wrap: Wrap) -> lis
     return seen
 
 
-def case_wrappers_of_static_graphs_learn_of_their_own_passes_alone(wrap: Wrap) -> list[Gradients]:
+def case_wrappers_of_static_graphs_learn_only_from_their_own_passes(wrap: Wrap) -> list[Gradients]:
     net = two_heads()[1]
     first, seen = wrap(net), []
-    is_ours = not isinstance(first.reducer, dist.Reducer)  # torch's own leaves gradients local
+    is_ours = not isinstance(first.reducer, dist.Reducer)  # torch's leaves gradients local
     one, other = (wrap(net, static_graph=is_ours) for _ in range(2))
     for number, wrapped in enumerate((one, other, other, one)):
         net.zero_grad()
@@ -70,15 +70,15 @@ def case_wrappers_of_static_graphs_learn_of_their_own_passes_alone(wrap: Wrap) -
 
 
 def averaged(net: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
-    """The averages over all ranks of the loss's derivatives."""
+    """Return the loss's derivatives, averaged over all ranks."""
     found = torch.autograd.grad(loss, list(net.parameters()))
     for one in found:
         dist.all_reduce(one)
     return [one / dist.get_world_size() for one in found]
 
 
-def case_forward_passes_of_both_may_come_before_their_backward_passes() -> None:
-    """Both forward passes come before both backward passes."""
+def case_both_forward_passes_may_precede_both_backward_passes() -> None:
+    """Run both forward passes before both backward passes."""
     whole, one, other = two_heads()
     wanted = averaged(whole, one(randoms(0)).pow(2).sum() + other(randoms(1)).pow(2).sum())
     weighted = {"weighted": True}
@@ -94,7 +94,7 @@ def case_forward_passes_of_both_may_come_before_their_backward_passes() -> None:
             assert torch.allclose(parameter.grad, mean)
 
 
-def case_a_buffer_that_is_full_before_the_output_is_reached_stops_the_other_too() -> None:
+def case_a_buffer_filled_before_the_output_is_reached_stops_both_wrappers() -> None:
     """A parameter of one wrapper alone fills buffers before a gradient reaches its output."""
     whole, one, other = two_heads()
     one.only = nn.Parameter(torch.ones(64, dtype=torch.float64))
@@ -111,8 +111,8 @@ def case_a_buffer_that_is_full_before_the_output_is_reached_stops_the_other_too(
             assert torch.allclose(parameter.grad, mean)
 
 
-def case_passes_in_no_sync_leave_the_gradients_of_the_other_to_its_own_pass() -> None:
-    """The passes in no_sync come before, between and after those of the other, or in one pass."""
+def case_no_sync_passes_do_not_average_gradients_of_the_other_wrapper() -> None:
+    """Run no_sync passes before, between and after the other's passes, or in one pass."""
     for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
         whole, one, other = two_heads()
         a, b = wrap_ours(one), wrap_ours(other, **options)
@@ -136,21 +136,21 @@ def case_passes_in_no_sync_leave_the_gradients_of_the_other_to_its_own_pass() ->
 
 
 class Boxed(nn.Sequential):
-    """Returns something in which nobody looks for tensors."""
+    """A model whose output type torch does not search for tensors."""
 
     def forward(self, given: torch.Tensor) -> Any:
         held = super().forward(given)
         return lambda: held
 
 
-def case_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
+def case_a_backward_pass_through_both_wrappers_is_refused_with_a_parameter() -> None:
     whole, one, other = two_heads()
     a, b = wrap_ours(one), wrap_ours(other)
     with pytest.raises(shoal.UsageError, match=r"0\.weight is in two wrapped models, and one"):
         (a(randoms(0)).sum() + b(randoms(0)).sum()).backward()
     whole.zero_grad()
     wanted = averaged(whole[:2], one(randoms(0)).pow(2).sum())
-    a(randoms(0)).pow(2).sum().backward()  # nothing of the pass that was refused is left
+    a(randoms(0)).pow(2).sum().backward()  # the refused pass leaves no trace
     found = [parameter.grad for parameter in one.parameters()]
     assert all(map(torch.allclose, found, wanted))
     boxed = wrap_ours(Boxed(one))
@@ -160,12 +160,12 @@ def case_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
         boxed(randoms(0))
 
 
-def case_a_pass_of_one_in_the_middle_of_the_others_step_is_refused() -> None:
+def case_a_pass_of_one_wrapper_inside_the_others_step_is_refused() -> None:
     _, one, other = two_heads()
     a, b = wrap_ours(one), wrap_ours(other)
     output = a(randoms(0))
     last = list(one.parameters())[-2:]
-    torch.autograd.backward(output.sum(), inputs=last)  # the rest comes in another pass
+    torch.autograd.backward(output.sum(), inputs=last)  # the rest follows in another pass
     with pytest.raises(shoal.UsageError, match="waits for the rest: run its backward passes first"):
         b(randoms(0)).sum().backward()
 

@@ -1,4 +1,4 @@
-"""What programs do with wrappers, models and gradients, and what is refused by name."""
+"""Uses of wrappers, models and gradients that work, and those refused by name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small() -> nn.Sequential:
 
 
 def step(wrapped: nn.Module, net: nn.Module) -> None:
-    """One backward pass, whose gradients are those of all inputs."""
+    """Make one backward pass, and check its gradients against those of all inputs."""
     data, _ = inputs(0)
     net.zero_grad()
     wrapped(mine(data)).sum().backward()
@@ -54,7 +54,7 @@ def n_hooks(net: nn.Module) -> int:
 # ---- wrappers that are dropped, copied and used again ----
 
 
-def case_a_dropped_wrapper_is_gone_without_the_collector_of_cycles() -> None:
+def case_a_dropped_wrapper_is_freed_without_the_cycle_collector() -> None:
     views, unused = {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}
     gc.collect()
     gc.disable()
@@ -132,7 +132,7 @@ def case_parameters_registered_after_wrapping_are_named() -> None:
                 wrapped(mine(inputs(0)[0]))
 
 
-def case_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew() -> None:
+def case_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_again() -> None:
     net = small()
     wrapped = wrap(net)
     step(wrapped, net)
@@ -141,7 +141,7 @@ def case_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew(
     wrapped(given).sum().backward()
     with pytest.raises(RuntimeError, match=r"Of these 0\.weight, 0\.bias required a gradient when"):
         wrapped(given)
-    wrapped = wrap(net)  # as it says
+    wrapped = wrap(net)  # as the error advises
     step(wrapped, net)
     net[0].requires_grad_(True)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def case_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew(
     step(unused, net)
 
 
-def case_a_call_with_other_parameters_that_are_trained_is_refused() -> None:
+def case_a_call_with_other_trained_parameters_is_refused() -> None:
     net = small()
     wrapped = wrap(net)
     given = mine(inputs(0)[0])
@@ -167,7 +167,7 @@ def case_a_call_with_other_parameters_that_are_trained_is_refused() -> None:
 
 
 class Boxed(nn.Module):
-    """Gives something in which nobody looks for tensors."""
+    """A model whose output type torch does not search for tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Boxed(nn.Module):
         return lambda: self.net(given)
 
 
-def case_parameters_that_have_lost_their_hooks_are_named() -> None:
+def case_parameters_without_their_hooks_are_named() -> None:
     given = mine(inputs(0)[0])
     for make, unused in itertools.product((small, Boxed), (False, True)):
         model = make()
@@ -190,7 +190,7 @@ def case_parameters_that_have_lost_their_hooks_are_named() -> None:
             wrapped(given).sum().backward()
 
 
-def case_a_model_that_is_converted_to_another_dtype_is_refused() -> None:
+def case_a_model_converted_to_another_dtype_is_refused() -> None:
     net = small()
     wrapped = wrap(net)
     step(wrapped, net)
@@ -204,7 +204,7 @@ def case_a_model_that_is_converted_to_another_dtype_is_refused() -> None:
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
-def test_two_parameters_with_one_gradient_are_named_on_every_rank(
+def test_two_parameters_that_share_a_gradient_are_named_on_every_rank(
     n_ranks: int, ranks: SharedRanks
 ) -> None:
     ranks.run(share_a_gradient, n_ranks)
@@ -215,7 +215,7 @@ def share_a_gradient(n_ranks: int) -> None:
     wrapped = wrap(model)
     if dist.get_rank() < n_ranks:
         model[0].weight.grad = model[1].weight.grad = torch.zeros(3, 3)
-    else:  # this rank has its averages, and learns of it in the next pass
+    else:  # this rank has its averages, and gets the error in the next pass
         wrapped(torch.ones(2, 3)).sum().backward()
     with pytest.raises(UsageError, match=r"parameters 0\.weight and 1\.weight are one tensor"):
         wrapped(torch.ones(2, 3)).sum().backward()
@@ -233,7 +233,7 @@ def case_an_expanded_gradient_of_one_rank_ends_the_pass_on_every_rank() -> None:
 
 
 class Again(nn.Module):
-    """Computes its parts again in the backward pass, which nothing in its output shows."""
+    """Recomputes its parts in the backward pass, which its output does not show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class Again(nn.Module):
         return lambda: given
 
 
-def case_gradients_that_come_in_an_inner_pass_of_their_pass_are_refused() -> None:
+def case_gradients_computed_in_a_nested_pass_are_refused() -> None:
     for option in ("find_unused_parameters", "static_graph"):
         wrapped = wrap(Again(), **{option: True})
         output = wrapped(torch.ones(2, 3, requires_grad=True))()
@@ -268,7 +268,7 @@ def case_a_weight_of_a_pass_in_no_sync_is_refused() -> None:
     with wrapped.no_sync():
         with pytest.raises(UsageError, match=r"in no_sync\(\).*alone"):
             wrapped(torch.ones(1, 1))
-        wrapped(torch.ones(1, 1))  # that weight is forgotten
+        wrapped(torch.ones(1, 1))  # that weight is dropped
     with pytest.raises(UsageError, match=r"call model\.weigh\(n\) before it"):
         wrapped(torch.ones(1, 1))
     wrapped.weigh(10)  # the group and the wrapper go on
@@ -280,7 +280,7 @@ def case_a_sum_of_passes_has_the_weight_of_the_pass_that_averages_it() -> None:
     rank, net = dist.get_rank(), nn.Linear(1, 1, bias=False)
 
     def passed(value: float) -> torch.Tensor:
-        """A loss whose gradient is this value."""
+        """Return a loss whose gradient is this value."""
         return wrapped(torch.full((1, 1), value)).sum()  # type: ignore[no-any-return]
 
     wrapped = wrap(net, weighted=True)
@@ -291,7 +291,7 @@ def case_a_sum_of_passes_has_the_weight_of_the_pass_that_averages_it() -> None:
         wrapped.weigh((40, 120)[rank] + number)
         loss = passed(8.0)
         with wrapped.no_sync():
-            passed(0.0)  # which has no backward pass
+            passed(0.0)  # this forward pass has no backward pass
         loss.backward(retain_graph=True)
         share = (120 + number) / (160 + 2 * number)
         assert net.weight.grad.item() == pytest.approx(4.0 * share + 8.0)
@@ -300,7 +300,7 @@ def case_a_sum_of_passes_has_the_weight_of_the_pass_that_averages_it() -> None:
         assert net.weight.grad.item() == pytest.approx(8.0)
 
 
-def case_a_rank_that_has_run_out_of_inputs_weighs_nothing() -> None:
+def case_a_rank_without_further_inputs_has_weight_zero() -> None:
     rank = dist.get_rank()
     for divides in (True, False):
         net = nn.Linear(1, 1, bias=False)
@@ -313,7 +313,7 @@ def case_a_rank_that_has_run_out_of_inputs_weighs_nothing() -> None:
                 assert net.weight.grad.item() == (10.0 if number == 0 else 12.0)
 
 
-def case_gradients_that_came_through_the_bare_model_count_on_the_rank_that_has_them() -> None:
+def case_gradients_from_the_bare_model_count_on_the_rank_that_has_them() -> None:
     rank, given = dist.get_rank(), mine(inputs(0)[0])
     net = nn.ModuleDict({"used": nn.Linear(6, 3), "idle": nn.Linear(6, 3)}).double()
     net.forward = lambda data: net["used"](data).view(-1)  # type: ignore[method-assign]
@@ -335,7 +335,7 @@ def first_element(_state: object, bucket: dist.GradBucket) -> torch.futures.Futu
     return done
 
 
-# As torch wants it, which compares the annotation itself.
+# As torch requires, which compares the annotation itself.
 first_element.__annotations__ = {"bucket": dist.GradBucket}
 
 
@@ -343,7 +343,7 @@ def averages_nothing(state, bucket):  # torch looks at annotations, if there are
     """Return no future."""
 
 
-def case_a_communication_hook_that_returns_another_length_or_no_future_is_refused() -> None:
+def case_a_hook_that_returns_another_length_or_no_future_is_refused() -> None:
     sparse = nn.Embedding(2, 6, sparse=True)
     for net, hook, words in (
         (small(), first_element, r"hook made 1 elements of bucket 0, which has \d+"),
@@ -357,7 +357,7 @@ def case_a_communication_hook_that_returns_another_length_or_no_future_is_refuse
             wrapped(given).sum().backward()
 
 
-def case_methods_of_torchs_reducer_that_are_not_there_are_refused_by_name() -> None:
+def case_missing_methods_of_torchs_reducer_are_refused_by_name() -> None:
     wrapped = wrap(small())
     for name in ("_set_sparse_metadata", "_run_comm_hook"):
         with pytest.raises(Unsupported, match=name):

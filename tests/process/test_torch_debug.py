@@ -1,7 +1,7 @@
-"""Under TORCH_DISTRIBUTED_DEBUG=DETAIL ranks that call different things are told so at the call.
+"""Under TORCH_DISTRIBUTED_DEBUG=DETAIL a mismatch of calls raises at the call.
 
-Over Gloo torch does that; where it does not do it for shoal, shoal does. Nobody waits for a Work
-here: a mismatch that only the Work knows of would stay hidden.
+Over Gloo torch checks this; shoal checks what torch does not check for it. No rank waits for a Work
+here: an error that only the Work raises would stay hidden.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sparse() -> torch.Tensor:
     return torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=False)
 
 
-# What rank 1 calls, what every other rank calls, and words for both. Over Gloo too, torch says so.
+# The call of rank 1, the call of every other rank, and text for both. Torch over Gloo raises too.
 SEEN_BY_TORCH: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], list[str]]] = {
     "another collective": (
         lambda group: dist.broadcast(torch.ones(2), group_src=0, group=group, async_op=True),
@@ -95,7 +95,7 @@ SEEN_BY_SHOAL = {
 
 
 def all_calls(group: Any) -> float:
-    """One of each, alike on every rank, some in another form; what they come to."""
+    """Make one call of each kind, some in a different form per rank; return the results."""
     rank, size = group.rank(), group.size()
     whole, parts = torch.zeros(2 * size), ones(*[2] * size)
     tensor = torch.ones(2)
@@ -111,7 +111,7 @@ def all_calls(group: Any) -> float:
     dist.broadcast(tensor, group_src=1, group=group)
     dist.gather(tensor, parts if rank == 0 else None, group_dst=0, group=group)
     dist.scatter(tensor, parts if rank == 0 else None, group_src=0, group=group)
-    rows = [1 + (rank + other) % 2 for other in range(size)]  # lengths of its own for each pair
+    rows = [1 + (rank + other) % 2 for other in range(size)]  # different lengths for each pair
     dist.all_to_all_single(torch.zeros(sum(rows)), torch.ones(sum(rows)), rows, rows, group=group)
     entries = sparse()
     dist.all_reduce(entries, group=group)
@@ -120,7 +120,7 @@ def all_calls(group: Any) -> float:
 
 
 def train_with_ddp(group: Any) -> None:
-    """torch's wrapper trains in this mode."""
+    """Train with torch's wrapper in this mode."""
     layer = torch.nn.Linear(4, 3, bias=False)
     wrapped = torch.nn.parallel.DistributedDataParallel(layer, process_group=group)
     wrapped(torch.full((2, 4), group.rank() + 1.0)).sum().backward()
@@ -128,9 +128,9 @@ def train_with_ddp(group: Any) -> None:
 
 
 def make_mistakes(backend: str) -> dict[str, Any]:
-    """By mistake, what the call raised. The group goes on."""
+    """Return the error of the call for each mistake; the group goes on."""
     leave_at_once()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)  # as the variable does that torch reads at first
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # as torch does at its start, from the variable
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
     with_shoals = backend == "shoal"
     seen: dict[str, Any] = {}
@@ -149,7 +149,7 @@ def make_mistakes(backend: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", ["shoal", "gloo"])
-def test_a_mismatch_raises_at_the_call_though_nobody_waits(backend: str) -> None:
+def test_a_mismatch_raises_at_the_call_without_a_wait(backend: str) -> None:
     for seen in run_ranks(make_mistakes, 3, backend):
         assert seen.keys() >= SEEN_BY_TORCH.keys()
         for name, (kind, is_runtime_error, text) in seen.items():

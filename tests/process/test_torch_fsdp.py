@@ -1,4 +1,4 @@
-"""`shoal.torch.fsdp.compress`, held to the bit to a training that NumPy rounds for all ranks."""
+"""`shoal.torch.fsdp.compress`, compared bitwise with training that NumPy rounds for all ranks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from shoal.average import ErrorFeedback
 from shoal.codec import top_k
 from shoal.errors import UsageError
 
-LR = 0.125  # products with it are exact, so no instruction set rounds a step in another way
+LR = 0.125  # products with it are exact, so every instruction set rounds a step equally
 
-# The parameters that travel together; most lengths divide neither by the ranks nor by a block.
+# Parameters that travel together; most lengths are no multiple of the ranks or of a block.
 GROUPS = (("0.weight", "0.bias"), ("2.weight", "2.bias"), ("3.weight", "3.bias"))
 
 
@@ -49,11 +49,11 @@ def loss_of(output: torch.Tensor) -> torch.Tensor:
     return output.float().square().mean()
 
 
-# ---- what is expected ----
+# ---- expected values ----
 
 
 def packed(tensors: Sequence[torch.Tensor], size: int) -> Floats:
-    """By rank, the shards of some parameters, padded to equal lengths and one after another."""
+    """Return, by rank, the concatenated shards of some parameters, padded to equal lengths."""
     rows = []
     for tensor in tensors:
         whole = torch.zeros(math.ceil(len(tensor) / size) * size, *tensor.shape[1:])
@@ -79,9 +79,9 @@ class Expected:
 
     Args:
         gradients, weights: the wire of each.
-        replicas: the ranks that hold a whole model between them.
+        replicas: the groups of ranks that each hold a complete model.
         compute, reduce: the types of mixed precision.
-        factor: multiplies each gradient, and the sums are then not divided; None: averages.
+        factor: multiplies each gradient, whose sums are then not divided; None: averages.
     """
 
     gradients: str = "identity"
@@ -102,7 +102,7 @@ class Expected:
         return len(self.replicas[0])
 
     def computed_with(self) -> dict[str, torch.Tensor]:
-        """The parameters of the forward pass."""
+        """Return the parameters of the forward pass."""
         found = {}
         for names in GROUPS:
             given = [self.master[name].to(self.compute).float() for name in names]
@@ -111,7 +111,7 @@ class Expected:
         return {name: each.to(self.compute) for name, each in found.items()}
 
     def backward(self, *steps: int) -> dict[int, list[torch.Tensor]]:
-        """Average the gradients of these batches, added up; return the losses by rank."""
+        """Average the summed gradients of these batches; return the losses by rank."""
         losses, found = {}, {}
         for rank in sorted(rank for ranks in self.replicas for rank in ranks):
             leaves = {n: each.requires_grad_() for n, each in self.computed_with().items()}
@@ -132,7 +132,7 @@ class Expected:
         return losses
 
     def _summed(self, found: Any, names: Sequence[str], ranks: Sequence[int]) -> Floats:
-        """The shards of the average; each rank's own part is not sent, and not rounded."""
+        """Return the shards of the average; a rank's own part is neither sent nor rounded."""
         total = np.zeros(1, np.float32)
         for at, rank in enumerate(ranks):
             given = [found[rank][name] for name in names]
@@ -149,7 +149,7 @@ class Expected:
             each.sub_(LR * self.grads[name])
 
 
-# ---- what is found ----
+# ---- found values ----
 
 
 def sharded(
@@ -169,7 +169,7 @@ def whole(tensor: Any) -> torch.Tensor:
 
 
 def gathered(module: Any) -> dict[str, torch.Tensor]:
-    """The parameters that this rank computes with."""
+    """Return the parameters that this rank computes with."""
     parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
     for part in parts:
         part.unshard()
@@ -191,7 +191,7 @@ def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 
 
 def train(module: nn.Module, expected: Expected, n_steps: int = 3) -> str:
-    """Train both, and compare after each step; return a digest of all that ranks share."""
+    """Train both, and compare after each step; return a digest of the shared values."""
     rank, optimizer = dist.get_rank(), torch.optim.SGD(module.parameters(), lr=LR)
     told = []
     for step in range(n_steps):
@@ -218,9 +218,7 @@ def hosts() -> Iterator[SharedRanks]:
 
 
 @pytest.mark.parametrize("wire", NARROW)
-def test_a_training_is_the_one_whose_gradients_and_weights_numpy_rounds(
-    wire: str, hosts: SharedRanks
-) -> None:
+def test_training_equals_the_one_that_numpy_rounds(wire: str, hosts: SharedRanks) -> None:
     assert len(set(hosts.run(train_both, wire))) == 1
 
 
@@ -234,7 +232,7 @@ def train_both(wire: str) -> str:
     return " ".join(told)
 
 
-def case_16_bits_of_mixed_precision_travel_in_fewer() -> str:
+def case_16_bit_values_of_mixed_precision_travel_in_fewer_bits() -> str:
     told = []
     half = torch.bfloat16
     for wire in ("mxfp8", "mxint8", "mxfp4"):
@@ -256,7 +254,7 @@ def case_a_codec_no_narrower_than_the_tensors_changes_nothing() -> None:
     equal(narrow, plain)
 
 
-def case_gradients_of_float16_are_divided_as_torch_does_and_infinities_arrive() -> None:
+def case_float16_gradients_are_divided_as_in_torch_and_infinities_arrive() -> None:
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float16)
     module, expected = sharded("mxfp8", mp_policy=policy), Expected("mxfp8", reduce=torch.float16)
     loss_of(module(batch(dist.get_rank(), 0))).backward()
@@ -268,7 +266,7 @@ def case_gradients_of_float16_are_divided_as_torch_does_and_infinities_arrive() 
     assert any(not whole(each.grad).isfinite().all() for each in module.parameters())
 
 
-def case_gradients_that_are_accumulated_are_rounded_once() -> None:
+def case_accumulated_gradients_are_rounded_once() -> None:
     module, expected = sharded("mxfp4", "mxfp8"), Expected("mxfp4", "mxfp8")
     for step in (0, 1, 2):
         module.set_requires_gradient_sync(step == 2)
@@ -299,7 +297,7 @@ def case_saved_parameters_are_not_rounded_and_can_be_loaded() -> None:
     train(other, expected, 1)
 
 
-def case_sums_and_other_divisors_are_as_torch_means_them() -> None:
+def case_sums_and_other_divisors_are_as_in_torch() -> None:
     for factor, only_sums in ((3.0, False), (None, True), (3.0, True), (2.0, False)):
         module = sharded("mxint8", "mxint8")
         for part in (module[0], module[2], module):
@@ -342,7 +340,7 @@ class Warnings(logging.Handler):
             self.told.append(record.getMessage())
 
 
-def case_types_that_no_codec_has_travel_as_they_are_with_a_warning() -> None:
+def case_types_without_a_codec_travel_unchanged_with_a_warning() -> None:
     modules = [net().double(), net()]
     modules[1][0].bias = nn.Parameter(modules[1][0].bias.detach().bfloat16(), requires_grad=False)
     modules[1][0].register_forward_pre_hook(lambda part, _: setattr(part, "seen", part.bias))
@@ -373,14 +371,14 @@ def case_bytes() -> None:
         module(torch.ones(1, 256)).sum().backward()
         dist.barrier()
         found[wire] = bytes_since(before)
-        dist.barrier()  # neither closes its connections before both have counted
+        dist.barrier()  # no rank closes its connections before both have counted
     bits = {"identity": 32, "bf16": 16, "fp16": 16, "mxfp8": 8.25, "mxint8": 8.25, "mxfp4": 4.25}
     for wire, n_bytes in found.items():
         payload = 3 * parts * bits[wire] / 8
         assert payload <= n_bytes < 1.05 * payload + 4000, (wire, found)
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 def refused(why: str, module: nn.Module, *args: Any, **how: Any) -> None:
@@ -388,7 +386,7 @@ def refused(why: str, module: nn.Module, *args: Any, **how: Any) -> None:
         shoal.torch.fsdp.compress(module, *args, **how)
 
 
-def case_what_cannot_be_compressed_is_refused_and_nothing_changes() -> None:
+def case_modules_that_cannot_be_compressed_are_refused_and_do_not_change() -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
     refused("no sharded parameters: apply fully_shard", net(), "mxfp8")
@@ -412,14 +410,14 @@ def case_what_cannot_be_compressed_is_refused_and_nothing_changes() -> None:
         refused(why, fully_shard(net(), mesh=DeviceMesh.from_group(gloo, "cpu")), "bf16")
 
 
-def case_modules_that_are_replicated_or_on_several_meshes_are_refused() -> None:
+def case_replicated_modules_and_modules_on_several_meshes_are_refused() -> None:
     from torch.distributed._composable.replicate_with_fsdp import replicate
     from torch.distributed.fsdp._fully_shard import _fsdp_common as common
     from torch.distributed.tensor import Shard
 
     copied = replicate(net(), mesh=init_device_mesh("cpu", (2,)))
     refused("the model is replicated, not sharded", copied, "mxfp8")
-    if not hasattr(common, "ShardPlacementResult"):  # torch has one mesh for a module
+    if not hasattr(common, "ShardPlacementResult"):  # torch supports one mesh per module
         return
     other = common.FSDPMeshInfo(DeviceMesh.from_group(dist.new_group(), "cpu"), shard_mesh_dim=0)
 
@@ -469,12 +467,12 @@ def replicated() -> str:
     return train(sharded("mxfp8", "mxfp4", mesh), Expected("mxfp8", "mxfp4", [(0, 1), (2, 3)]))
 
 
-def test_the_averages_over_replicas_are_as_torch_makes_them(four_hosts: SharedRanks) -> None:
+def test_averages_over_replicas_are_as_in_torch(four_hosts: SharedRanks) -> None:
     assert len(set(four_hosts.run(replicated))) == 1
 
 
 def resharded() -> str:
-    """The backward pass gathers in groups of two, and finds the same weights."""
+    """Gather in groups of two in the backward pass, with the same weights."""
     module = sharded(weights="mxfp4", reshard_after_forward=2)
     expected = Expected(weights="mxfp4", replicas=[(0, 1, 2, 3)])
     output = module(batch(dist.get_rank(), 0))
@@ -488,7 +486,7 @@ def resharded() -> str:
     return digest(found)
 
 
-def test_groups_that_hold_rounded_weights_do_not_round_them_again(four_hosts: SharedRanks) -> None:
+def test_groups_with_rounded_weights_do_not_round_them_again(four_hosts: SharedRanks) -> None:
     assert len(set(four_hosts.run(resharded))) == 1
 
 
@@ -522,7 +520,7 @@ def of_unlike_replicas() -> None:
     loss_of(module(batch(dist.get_rank(), 0))).backward()
 
 
-def test_replicas_of_which_only_some_would_be_rounded_are_refused(
+def test_replicas_are_refused_if_only_some_would_round(
     three_in_a_host: SharedRanks,
 ) -> None:
     three_in_a_host.run(of_unlike_replicas)

@@ -1,4 +1,4 @@
-"""torch's default group takes in newcomers, and training goes on as in one process."""
+"""torch's default group admits newcomers, and training goes on as in one process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, step: int, place: tuple[
 
 
 def trained_alone(n_steps: int) -> list[list[float]]:
-    """The weights after the same steps in one process."""
+    """Return the weights after the same steps in one process."""
     net, optimizer = net_and_optimizer(0)
     for step in range(n_steps):
         train(net, optimizer, step, (0, 1))
@@ -54,7 +54,7 @@ def trained_alone(n_steps: int) -> list[list[float]]:
 
 
 class Job:
-    """What one rank trains, in whatever group there is."""
+    """The model and optimizer of one rank, in the current group."""
 
     def __init__(self, seed: int) -> None:
         self.net, self.optimizer = net_and_optimizer(seed)
@@ -84,7 +84,7 @@ class Job:
 
 
 def check_group(size: int) -> None:
-    """All that torch does with a default group works."""
+    """Check that torch's functions of a default group work."""
     assert dist.get_world_size() == size
     data = torch.arange(5) * (dist.get_rank() + 1)
     dist.all_reduce(data)
@@ -104,7 +104,7 @@ def grow_to(size: int) -> None:
 
 
 def member_or_newcomer(n_old: int, victim: int) -> Any:
-    """The first ranks form a group, of which one may be killed; the last one comes in."""
+    """The first ranks form a group, where one may be killed; the last rank joins it."""
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     job = Job(seed=rank)
     n_left = n_old - (victim >= 0)
@@ -135,7 +135,7 @@ def member_or_newcomer(n_old: int, victim: int) -> Any:
 
 
 def shrink_then_grow(size: int) -> None:
-    """Go on without the victim as soon as it is lost, and with the newcomer when it is there."""
+    """Go on without the victim once it is lost, and with the newcomer once it arrives."""
     while error_of(dist.all_reduce, torch.ones(1)) is None:
         pass
     while dist.get_world_size() != size or shoal.torch.peer_lost() is not None:
@@ -143,7 +143,7 @@ def shrink_then_grow(size: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [-1, 0, 2])
-def test_a_newcomer_trains_on_with_the_others_also_in_the_place_of_one_that_died(
+def test_a_newcomer_trains_on_with_the_others_even_in_place_of_a_dead_rank(
     victim: int,
 ) -> None:
     with (
@@ -167,12 +167,12 @@ def join_nowhere() -> None:
     assert not dist.is_initialized()
 
 
-def test_a_newcomer_that_nobody_lets_in_raises() -> None:
+def test_a_newcomer_that_is_never_admitted_raises() -> None:
     run_ranks(join_nowhere, 1)
 
 
 def interrupt_once() -> float:
-    """Rank 2 dies; rank 1 is interrupted where it is to make the next group torch's."""
+    """Rank 2 dies; rank 1 is interrupted just before it makes the next group torch's."""
     dist.init_process_group("shoal", timeout=TIMEOUT)
     if dist.get_rank() == 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""What torch builds on its collectives works over shoal as over Gloo.
+"""Layers that torch builds on its collectives work over shoal as over Gloo.
 
 Meshes, DTensor, FSDP2, tensor parallelism, checkpoints, sharded optimizers, uneven inputs, hooks.
-Every `case_` runs in every one of four ranks and returns plain numbers and tensors: once in
+Every `case_` runs on each of four ranks and returns plain numbers and tensors: once in
 processes whose default group is shoal's, once in processes whose default group is Gloo's.
 """
 
@@ -29,12 +29,12 @@ SIZE = 4
 
 
 def given(*shape: int, seed: int = 0) -> torch.Tensor:
-    """The same on every rank."""
+    """Return a tensor that is equal on every rank."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def own(*shape: int) -> torch.Tensor:
-    """Another on every rank."""
+    """Return a tensor that differs by rank."""
     return given(*shape, seed=100 + dist.get_rank())
 
 
@@ -49,7 +49,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def train(wrapped: nn.Module, optimizer: Any = None, n_steps: int = 3) -> list[torch.Tensor]:
-    """The parameters after a few steps."""
+    """Return the parameters after a few steps."""
     optimizer = optimizer or torch.optim.SGD(wrapped.parameters(), lr=0.1)
     for step in range(n_steps):
         optimizer.zero_grad()
@@ -207,7 +207,7 @@ def case_fsdp2_beside_tensor_parallelism() -> Any:
 
 
 class Branches(nn.Module):
-    """Of two layers the rank's number chooses one; and it has a buffer."""
+    """A model with a buffer and two layers, one of which the rank chooses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +354,7 @@ def case_checkpoints() -> Any:
     return results
 
 
-# ---- how they are run ----
+# ---- running them ----
 
 
 def in_rank(case: str) -> Any:
@@ -371,7 +371,7 @@ def both() -> Iterator[list[SharedRanks]]:
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))
-def test_layers_give_over_shoal_what_they_give_over_gloo(
+def test_layers_give_the_same_results_over_shoal_and_gloo(
     both: list[SharedRanks], case: Case
 ) -> None:
     results = [ranks.run(in_rank, case.__name__) for ranks in both]

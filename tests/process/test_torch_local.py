@@ -1,4 +1,4 @@
-"""All-reduces with a part for the devices of a host, over real ranks: Gloo is their NCCL."""
+"""All-reduces that first sum among a host's devices, over real ranks: Gloo stands in for NCCL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 4
 
 
 def start(hosts: str, timeout_s: float = 60.0) -> Any:
-    """The process group of this rank, which is on the host of its letter."""
+    """Form the process group of this rank, on the host of its letter."""
     from process.staged import stage_everything
 
     os.environ["SHOAL_HOST_ID"] = hosts[int(os.environ["RANK"])]
@@ -41,7 +41,7 @@ def total(n: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def reduce_much(hosts: str) -> tuple[bool, int, str]:
-    """Whether devices worked among themselves, what they did, and what is left running."""
+    """Return the number of sums among devices, if results are right, and leftover threads."""
     device = start(hosts)
     rank = dist.get_rank()
     for n, dtype in [(8192, torch.float32), (8191, torch.float64), (40_003, torch.int64)]:
@@ -54,7 +54,7 @@ def reduce_much(hosts: str) -> tuple[bool, int, str]:
     strided = given(10_000, rank, torch.float32).reshape(100, 100)
     dist.all_reduce(strided.t())
     assert torch.equal(strided, total(10_000, torch.float32).reshape(100, 100))
-    # Long and short ones in flight, waited for from the last.
+    # Long and short calls in flight, waited for in reverse.
     lengths = [2000 * k + 1 if k % 3 else k for k in range(1, 20)]
     tensors = [given(n, rank, torch.float32) for n in lengths]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -67,15 +67,15 @@ def reduce_much(hosts: str) -> tuple[bool, int, str]:
     local = local_calls()
     before = device.n_bytes
     dist.all_reduce(torch.ones(8192))
-    if local is not None:  # out to the wire and back: this rank's half alone, or nothing
+    if local is not None:  # to the wire and back: only this rank's half, or zero
         assert device.n_bytes - before == (2 * 4096 * 4 if "b" in hosts else 0)
     dist.destroy_process_group()
     return local is not None, device.n_sums, left_running()
 
 
 @pytest.mark.parametrize(("hosts", "is_local"), [("abab", True), ("aaaa", True), ("aaab", False)])
-def test_sums_are_right_wherever_the_ranks_are(hosts: str, is_local: bool) -> None:
-    # 6 calls alone, and of the 19 the 13 that are long enough.
+def test_sums_are_right_for_any_placement_of_ranks(hosts: str, is_local: bool) -> None:
+    # 6 single calls, and the 13 of 19 that are long enough.
     expected = is_local, 6 + 13 if is_local else 0
     for was_local, n_sums, left in run_ranks(reduce_much, SIZE, hosts):
         assert (was_local, n_sums) == expected
@@ -116,7 +116,7 @@ def reduce_until_a_rank_dies() -> tuple[str, bool, str]:
     return ",".join(sorted(kinds)), lost is not None and lost.rank == 3, left_running()
 
 
-def test_a_rank_that_dies_in_mid_call_is_named_on_its_host_and_elsewhere() -> None:
+def test_a_rank_that_dies_in_mid_call_is_named_on_all_hosts() -> None:
     with Stage() as stage, start_ranks(reduce_until_a_rank_dies, SIZE, env=stage.env) as ranks:
         outcomes = ranks.wait()
     assert outcomes[3].died
@@ -125,7 +125,7 @@ def test_a_rank_that_dies_in_mid_call_is_named_on_its_host_and_elsewhere() -> No
 
 
 def fail_on_a_device() -> tuple[str, str]:
-    """Return the error of a call whose reduce-scatter fails on rank 2, and what is left running."""
+    """Return the error of a call whose reduce-scatter fails on rank 2, and leftover threads."""
     start("aabb", timeout_s=30)
     tensor = torch.ones(1 << 18)
     dist.all_reduce(tensor)
@@ -151,7 +151,7 @@ def test_a_device_that_fails_ends_the_group_on_every_rank() -> None:
 
 
 def close_in_mid_call() -> tuple[str, str]:
-    """Return the error of a call that rank 3 lacks when the group closes, and what is left."""
+    """Return the error of a call that rank 3 has not made when the group closes, and leftovers."""
     start("aabb", timeout_s=30)
     tensor = torch.ones(1 << 18)
     dist.all_reduce(tensor)

@@ -1,4 +1,4 @@
-"""`shoal.torch.DiLoCo` and `LocalSGD`: beside the papers' algorithm, and as programs use them."""
+"""`shoal.torch.DiLoCo` and `LocalSGD`, compared with the papers' algorithm, and in use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ N_STEPS = 23
 
 
 class Net(nn.Module):
-    """The parameters of the model in NumPy; beside them one that is not trained."""
+    """The parameters of the NumPy model, plus one that is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Net(nn.Module):
         self.frozen = nn.Parameter(torch.full((3,), float(dist.get_rank())), requires_grad=False)
 
     def forward(self) -> torch.Tensor:
-        """Half the squared distance to this rank's targets."""
+        """Return half the squared distance to this rank's targets."""
         rank = dist.get_rank()
         parts = [(n, one) for n, one in self.named_parameters() if one.requires_grad]
         return sum(  # type: ignore[return-value]
@@ -82,7 +82,7 @@ CASES = [
 ]
 
 
-def case_models_are_trained_as_the_papers_write() -> None:
+def case_models_are_trained_as_in_the_papers() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     for case in CASES:
         net, inner, diloco = start(case)
@@ -144,7 +144,7 @@ def case_local_sgd_averages_parameters_and_leaves_gradients_alone() -> None:
                 assert (before is None) == (one.grad is None)
                 assert before is None or torch.equal(before, one.grad)
     rounds = net.state_dict()["wide"].clone()
-    inner.step()  # after the context nothing is counted
+    inner.step()  # no step is counted after the context
     inner.step()
     inner.step()
     assert not torch.equal(rounds, net.state_dict()["wide"])
@@ -154,7 +154,7 @@ def case_local_sgd_averages_parameters_and_leaves_gradients_alone() -> None:
     assert diloco.rounds == 0
 
 
-def case_modules_are_fragments_with_an_outer_optimizer_that_keeps_more_state() -> None:
+def case_modules_are_fragments_with_a_stateful_outer_optimizer() -> None:
     torch.manual_seed(dist.get_rank())
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -189,7 +189,7 @@ def case_parameters_of_bfloat16_are_averaged_and_saved() -> None:
         if number == 2:
             diloco.load_state_dict(diloco.state_dict())
     assert diloco.rounds == 1
-    # Steps of 0.25 and of 0.5: twice, as the mean of both ranks.
+    # Steps of 0.25 and 0.5: twice the mean of both ranks.
     assert torch.equal(net.weight, torch.full_like(net.weight, 1 - 0.75))
 
 
@@ -240,7 +240,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     refused(inner.step, "weight must be a finite number >= 0, got -1")
 
 
-def case_a_parameter_that_is_trained_later_is_refused_in_the_next_round() -> None:
+def case_a_parameter_trained_later_is_refused_in_the_next_round() -> None:
     for change in (
         lambda net: net.frozen.requires_grad_(),
         lambda net: net.load_state_dict(net.state_dict(), assign=True),
@@ -269,7 +269,7 @@ def run_page(source: str) -> bytes:
     return b"".join(one.detach().numpy().tobytes() for one in names["model"].parameters())
 
 
-def test_the_page_about_local_steps_runs_as_it_stands() -> None:
+def test_the_page_about_local_steps_runs_unchanged() -> None:
     page = (Path(__file__).parents[2] / "docs" / "local_steps.md").read_text()
     source = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
     first, second = run_ranks(run_page, 2, source)
@@ -305,7 +305,7 @@ def lose_rank_0() -> dict[str, Any]:
     return {name: one.numpy() for name, one in diloco.parameters.items()}
 
 
-def test_a_model_is_trained_on_by_the_survivors_of_a_lost_rank() -> None:
+def test_survivors_of_a_lost_rank_train_on() -> None:
     with Stage() as stage, start_ranks(lose_rank_0, 3, env=stage.env) as ranks:
         lost, first, second = ranks.wait()
     assert lost.died == "was killed by SIGKILL"

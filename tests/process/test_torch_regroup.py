@@ -1,4 +1,4 @@
-"""A wrapper goes on in another group: averages are those of one process with all ranks' inputs."""
+"""A wrapper goes on in another group, and averages as one process with all inputs would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shoal.errors import Unsupported, UsageError
 
 
 class Two(nn.Module):
-    """Two layers side by side, of which the second may be left out, and a buffer."""
+    """Two parallel layers, the second of them optional, and a buffer."""
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Two(nn.Module):
 
 
 def step(wrapped: Any, number: int, both: bool = True) -> None:
-    """A step of plain SGD on this rank's share of the inputs."""
+    """Make a step of plain SGD on this rank's share of the inputs."""
     wrapped.zero_grad()
     if wrapped._options["weighted"]:
         wrapped.weigh(2)
@@ -60,7 +60,7 @@ def descend(net: nn.Module) -> None:
 
 
 def step_alone(net: Two, number: int, both: bool = True) -> None:
-    """The same step in plain torch, on the inputs of all ranks."""
+    """Make the same step in plain torch, on the inputs of all ranks."""
     net.zero_grad()
     (net(inputs(number)[0], both).sum() / dist.get_world_size()).backward()
     descend(net)
@@ -72,7 +72,7 @@ def check(net: Two, alone: Two) -> None:
 
 
 def leave_in_mid_backward(wrapped: Any, number: int, cues: list[str]) -> None:
-    """Close the links when the others have gradients of the second layer."""
+    """Close the links once the others have gradients of the second layer."""
 
     def fail(_gradient: torch.Tensor) -> None:
         dist.distributed_c10d._get_default_store().wait(cues)
@@ -135,7 +135,7 @@ def go_on_after_a_loss(options: dict[str, Any]) -> None:
 
 
 def check_interrupted(net: Two, alone: Two, *, is_view: bool) -> None:
-    """Gradients of the interrupted pass are this rank's own, or None."""
+    """Check that gradients of the interrupted pass are this rank's, or None."""
     own = copy.deepcopy(alone)
     own.zero_grad()
     own(whole((12, 6), 102)[4 * dist.get_rank() :][:4]).sum().backward()  # of three ranks
@@ -147,7 +147,7 @@ def check_interrupted(net: Two, alone: Two, *, is_view: bool) -> None:
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)
-def test_a_rank_that_wraps_its_model_meets_those_that_go_on(
+def test_a_rank_that_wraps_its_model_joins_ranks_that_regroup(
     options: dict[str, Any], three_ranks: SharedRanks
 ) -> None:
     three_ranks.run(meet_a_new_rank, options)
@@ -229,7 +229,7 @@ def case_a_new_rank_with_another_model_is_named_and_others_regroup_again() -> No
     check(net, alone)
 
 
-def case_wrappers_that_share_parameters_go_on_one_after_the_other() -> None:
+def case_wrappers_that_share_parameters_regroup_in_turn() -> None:
     net, alone = Two(), Two()
     wrappers = [wrap(net), wrap(net)]
     for wrapped in wrappers:
@@ -240,7 +240,7 @@ def case_wrappers_that_share_parameters_go_on_one_after_the_other() -> None:
     check(net, alone)
 
 
-def case_averages_that_lie_in_the_averagers_memory_leave_it() -> None:
+def case_gradients_in_the_averagers_memory_are_moved_out() -> None:
     wrapped = wrap(Two(), gradient_as_bucket_view=True)
     for number in range(2):
         step(wrapped, number)
@@ -253,7 +253,7 @@ def case_averages_that_lie_in_the_averagers_memory_leave_it() -> None:
         assert all(parameter.grad.data_ptr() != place.data_ptr() for place in places)
 
 
-def case_residuals_stay_also_those_of_a_layer_that_is_trained_no_more() -> None:
+def case_residuals_are_kept_even_for_a_layer_frozen_since() -> None:
     wrapped = wrap(Two(dtype=torch.float32), compress=ErrorFeedback("mxint8"))
     for number in range(2):
         wrapped(randoms(number).float()).sum().backward()
@@ -273,7 +273,7 @@ def case_residuals_stay_also_those_of_a_layer_that_is_trained_no_more() -> None:
     step(wrapped, 2)
 
 
-def case_a_join_is_not_left() -> None:
+def case_regrouping_inside_a_join_is_refused() -> None:
     wrapped = wrap(Two())
     with wrapped.join(), pytest.raises(Unsupported, match="within join"):
         wrapped.regroup()
@@ -309,7 +309,7 @@ def lose_a_rank_in_mid_backward(victim: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_after_a_kill_all_others_go_on_with_the_same_wrapper(victim: int) -> None:
+def test_after_a_kill_all_survivors_go_on_with_the_same_wrapper(victim: int) -> None:
     with start_ranks(lose_a_rank_in_mid_backward, 3, victim) as ranks:
         outcomes = ranks.wait(60)
     first, second = (outcomes[rank] for rank in range(3) if rank != victim)

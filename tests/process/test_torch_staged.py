@@ -1,4 +1,4 @@
-"""What the torch front end does on the CPU it does by way of host memory, over real ranks too."""
+"""The torch front end works through host memory as on the CPU, over real ranks too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from process.test_torch_layers import ddp, train
 
 SIZE = 3
-# Of a call that waits: here it waits in its Work.
+# Checks of a call that waits at once: here its Work waits.
 NOT_SO = "futures_hold_the_list_of_tensors"
 
 
@@ -73,7 +73,7 @@ def test_ddp_trains_as_over_gloo() -> None:
 
 
 def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:
-    """The error; whether nothing was left to post; and what torch is told of the group."""
+    """Return the error, True if no work was left to post, and the error that torch sees."""
     import threading
 
     from process.staged import stage_everything
@@ -98,7 +98,7 @@ def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:
     return type(errors[-1]).__name__, lost is not None and lost.rank == 1, left
 
 
-def test_a_rank_that_dies_in_mid_call_leaves_nothing_running_on_the_others() -> None:
+def test_a_rank_that_dies_in_mid_call_leaves_no_work_running_on_the_others() -> None:
     with Stage() as stage, start_ranks(reduce_until_a_rank_dies, SIZE, env=stage.env) as ranks:
         outcomes = ranks.wait()
     assert outcomes[1].died

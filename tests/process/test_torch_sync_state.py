@@ -1,4 +1,4 @@
-"""`sync_state`: ranks that lack a state have it afterwards, to the bit, and train on alike."""
+"""`sync_state` gives a new rank the exact state, and all ranks train on equally."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.errors import Closed, ShoalError, UsageError
 
 
 class Net(nn.Module):
-    """Parameters and buffers of every kind."""
+    """A model with parameters and buffers of every kind."""
 
     def __init__(self, seed: int = 0, **changes: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def train(net: Net, optimizer: torch.optim.Optimizer, *steps: int) -> None:
-    """Steps of plain torch: the same on every rank."""
+    """Make steps of plain torch, the same on every rank."""
     for step in steps:
         source = torch.Generator().manual_seed(step)
         data = torch.randn(8, 6, generator=source)
@@ -114,7 +114,7 @@ def assert_same(one: Any, other: Any, path: str = "") -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("chunk_bytes", [100, 16 << 20])
-def test_a_new_rank_has_the_state_and_trains_on_as_the_others(
+def test_a_new_rank_gets_the_state_and_trains_on_like_the_others(
     name: str, chunk_bytes: int, three_ranks: SharedRanks
 ) -> None:
     sent = three_ranks.run(join_in_training, name, chunk_bytes)
@@ -126,7 +126,7 @@ def join_in_training(name: str, chunk_bytes: int) -> int:
     from shoal.frontend.torch import sync_state as module
 
     rank = dist.get_rank()
-    # torch's LBFGS makes no views of channels_last, and loads state in the first parameter's type.
+    # torch's LBFGS cannot view channels_last, and loads state in the first parameter's type.
     changes = {"channels_last": False, "low": torch.float32} if name == "lbfgs" else {}
     alone = Net(1, **changes)
     alone_optimizer = OPTIMIZERS[name](alone.parameters())
@@ -162,7 +162,7 @@ def join_in_training(name: str, chunk_bytes: int) -> int:
     return n_bytes
 
 
-def case_the_sender_may_be_any_rank_of_any_group_and_the_model_wrapped() -> None:
+def case_any_rank_of_any_group_may_send_and_the_model_may_be_wrapped() -> None:
     pair, rank = dist.new_group([1, 2]), dist.get_rank()
     if rank == 0:
         return
@@ -179,7 +179,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def case_other_models_are_refused_by_name_before_anything_moves() -> None:
+def case_a_different_model_is_refused_by_name_before_data_moves() -> None:
     rank = dist.get_rank()
     for changes, named in CHANGES:
         net = Net(rank, **(changes if rank == 2 else {}))
@@ -189,7 +189,7 @@ def case_other_models_are_refused_by_name_before_anything_moves() -> None:
         assert_same(net.state_dict(), before)
 
 
-def case_other_optimizers_are_refused_by_name() -> None:
+def case_a_different_optimizer_is_refused_by_name() -> None:
     rank, net = dist.get_rank(), Net()
     with pytest.raises(UsageError, match=r"optimizer is not the same .*SGD on rank 2"):
         shoal.torch.sync_state(net, (sgd if rank == 2 else lbfgs)(net.parameters()))
@@ -206,10 +206,10 @@ def case_other_optimizers_are_refused_by_name() -> None:
 
 
 class Odd:
-    """A value that only a program knows."""
+    """A value of a class that only the program defines."""
 
 
-def case_what_cannot_be_sent_is_refused_on_every_rank() -> None:
+def case_a_state_that_cannot_be_sent_is_refused_on_every_rank() -> None:
     rank, net = dist.get_rank(), nn.Linear(2, 2)
     net.register_buffer("rows", torch.eye(2).to_sparse())
     with pytest.raises(UsageError, match=r"rows is a Tensor float32\[2, 2\], which cannot be sent"):
@@ -231,7 +231,7 @@ def case_what_cannot_be_sent_is_refused_on_every_rank() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def case_a_value_that_changes_on_its_way_is_named_on_every_rank() -> None:
+def case_a_value_that_changes_in_transit_is_named_on_every_rank() -> None:
     rank = dist.get_rank()
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     nn.init.constant_(net[1].bias, 1 if rank == 2 else 0)
@@ -253,7 +253,7 @@ def case_a_value_that_changes_on_its_way_is_named_on_every_rank() -> None:
     assert net[1].weight.eq(1).all()
 
 
-def case_an_error_on_a_receiving_rank_ends_the_others_transfer() -> None:
+def case_an_error_on_a_receiving_rank_ends_the_transfer_on_all_ranks() -> None:
     rank, net = dist.get_rank(), Net(dist.get_rank())
 
     def fail(_done: int, _total: int) -> None:

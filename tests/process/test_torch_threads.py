@@ -1,4 +1,4 @@
-"""Ranks that are threads, as torchft's tests are; where no thread can be had; and at the end."""
+"""Ranks that are threads, as in torchft's tests; threads that cannot start; and exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from process.shared_ranks import SharedRanks
 
 SIZE = 3
-# Longer than the ranks may run: an error that they return does not come from a deadline.
+# Longer than the ranks may run, so no returned error comes from a deadline.
 TIMEOUT = timedelta(seconds=600)
 
 
@@ -59,7 +59,7 @@ Call = Callable[[Any, int], float]
 
 
 def form(store: dist.Store, rank: int, size: int) -> Any:
-    """A group of shoal's outside of torch's default group, as torchft makes its own."""
+    """Form a shoal group outside torch's default group, as torchft does."""
     from shoal.frontend.torch import create_process_group
 
     made = create_process_group(
@@ -90,8 +90,8 @@ def call_on(threads: ThreadPoolExecutor, call: Call, groups: list[Any]) -> list[
     return list(threads.map(call, groups, range(len(groups))))
 
 
-def lose_one_and_form_anew() -> None:
-    gc.disable()  # so that whatever is left to the collector stays
+def lose_one_and_form_again() -> None:
+    gc.disable()  # so that garbage stays uncollected
     for call in (all_reduce, all_gather, after_a_barrier, with_a_future):
         with ThreadPoolExecutor(SIZE) as threads:
             groups = form_on(threads, SIZE)
@@ -104,11 +104,11 @@ def lose_one_and_form_anew() -> None:
             assert call_on(threads, call, form_on(threads, SIZE - 1)) == [3.0] * 2
 
 
-def test_ranks_go_on_in_a_new_group_when_one_has_dropped_its_own() -> None:
-    run_ranks(lose_one_and_form_anew, 1)
+def test_ranks_go_on_in_a_new_group_after_one_dropped_the_old() -> None:
+    run_ranks(lose_one_and_form_again, 1)
 
 
-def abort_and_form_anew() -> None:
+def abort_and_form_again() -> None:
     with ThreadPoolExecutor(SIZE) as threads:
         groups = form_on(threads, SIZE)
         call_on(threads, all_reduce, groups)
@@ -125,22 +125,22 @@ def abort_and_form_anew() -> None:
         assert call_on(threads, all_reduce, form_on(threads, SIZE)) == [6.0] * 3
 
 
-def test_ranks_go_on_in_a_new_group_when_one_has_aborted_the_old() -> None:
-    run_ranks(abort_and_form_anew, 1)
+def test_ranks_go_on_in_a_new_group_after_one_aborted_the_old() -> None:
+    run_ranks(abort_and_form_again, 1)
 
 
 N_FUTURES = 3_000
 
 
 def reduce_by_a_file(path: Path) -> tuple[float, bytes]:
-    """With what a job that is killed would leave behind."""
+    """Meet by a file that holds the leftovers of a killed job."""
     rank, data = int(os.environ["RANK"]), torch.ones(1)
     dist.init_process_group("shoal", init_method=f"file://{path}", rank=rank, world_size=2)
     dist.all_reduce(data)
     return data.item(), path.read_bytes()
 
 
-def test_a_file_that_an_earlier_job_left_behind_serves_the_next_one(tmp_path: Path) -> None:
+def test_a_file_left_by_an_earlier_job_serves_the_next(tmp_path: Path) -> None:
     path = tmp_path / "store"
     for _ in range(2):
         results = run_ranks(reduce_by_a_file, 2, path)
@@ -162,7 +162,7 @@ def train_when_the_main_thread_has_ended(folder: Path) -> None:
     threading.Thread(target=train).start()
 
 
-def test_a_thread_trains_on_when_the_main_script_has_ended(tmp_path: Path) -> None:
+def test_a_thread_trains_on_after_the_main_script_ended(tmp_path: Path) -> None:
     run_ranks(train_when_the_main_thread_has_ended, 2, tmp_path)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["1.5", "1.5"]
 
@@ -182,7 +182,7 @@ def prepare_for_devices_at_once() -> None:
 
 
 def complete_many_futures() -> None:
-    """Of calls that nobody waits for through their Works."""
+    """Complete futures of calls whose Works are not waited for."""
     tensors = [torch.ones(1) for _ in range(N_FUTURES)]
     calls = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     futures = [call.get_future() for call in calls if call is not None]
@@ -191,13 +191,13 @@ def complete_many_futures() -> None:
     assert torch.cat(tensors).tolist() == [2.0] * N_FUTURES
 
 
-def test_thousands_of_futures_complete_though_nobody_waits_for_their_works(
+def test_thousands_of_futures_complete_without_a_wait_for_their_works(
     ranks: SharedRanks,
 ) -> None:
     ranks.run(complete_many_futures)
 
 
-def test_threads_whose_first_calls_on_devices_come_at_once_share_an_order(
+def test_threads_that_first_use_devices_at_once_share_an_order(
     ranks: SharedRanks,
 ) -> None:
     ranks.run(prepare_for_devices_at_once)

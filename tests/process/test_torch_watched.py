@@ -1,4 +1,4 @@
-"""Barriers that name missing ranks, calls that differ, profiles, hooks; and what a group costs."""
+"""Barriers that name missing ranks, mismatched calls, profiles, hooks, and costs of groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start() -> None:
 # ---- monitored_barrier ----
 
 
-def receive_when_all_have_come_but(absent: int) -> Callable[..., Any]:
+def receive_after_all_but(absent: int) -> Callable[..., Any]:
     receive = monitored_barrier._receive
 
     def patient(group: Any, rank: int, timeout_s: float) -> Any:
@@ -47,9 +47,9 @@ def receive_when_all_have_come_but(absent: int) -> Callable[..., Any]:
 
 
 def meet_without_one(absent: int) -> list[Any]:
-    """Rank `absent` stays away at first, and comes when the others have given up.
+    """Rank `absent` calls only after the others have given up.
 
-    Rank 0 looks at who is late when the others have come, and these leave that to it.
+    Rank 0 checks for late ranks once the others have called, and they leave that to it.
     """
     stage = Stage.from_environment()
     group, rank = dist.group.WORLD, dist.get_rank()
@@ -61,11 +61,11 @@ def meet_without_one(absent: int) -> list[Any]:
     timeout = timedelta(seconds=0.3 if 0 in (rank, absent) else 10)
     with pytest.MonkeyPatch.context() as patch:
         if rank == 0 != absent:
-            patch.setattr(monitored_barrier, "_receive", receive_when_all_have_come_but(absent))
+            patch.setattr(monitored_barrier, "_receive", receive_after_all_but(absent))
         error = error_of(group.monitored_barrier, timeout, wait_all_ranks=True)
     took_s = time.monotonic() - begin
     stage.cue(f"rank {rank} gave rank {absent} up")
-    dist.barrier()  # the group itself came to no harm
+    dist.barrier()  # the group is still usable
     group.monitored_barrier(timedelta(seconds=20))
     return [type(error).__name__, str(error), took_s]
 
@@ -75,7 +75,7 @@ def meet_without_some() -> list[list[Any]]:
     return [meet_without_one(2), meet_without_one(0)]
 
 
-def test_a_monitored_barrier_names_who_did_not_come_and_keeps_its_deadline() -> None:
+def test_a_monitored_barrier_names_missing_ranks_and_keeps_its_deadline() -> None:
     with Stage() as stage:
         outcomes = run_ranks(meet_without_some, 3, env=stage.env)
     for rank, (without_2, without_0) in enumerate(outcomes):
@@ -96,7 +96,7 @@ def lose_one_before_the_barrier() -> list[str]:
     return [type(error).__name__, str(error)]
 
 
-def test_a_monitored_barrier_does_not_wait_for_the_dead() -> None:
+def test_a_monitored_barrier_does_not_wait_for_dead_ranks() -> None:
     with start_ranks(lose_one_before_the_barrier, 3) as ranks:
         outcomes = ranks.wait(60)
     for outcome in (outcomes[0], outcomes[2]):
@@ -105,10 +105,10 @@ def test_a_monitored_barrier_does_not_wait_for_the_dead() -> None:
         assert "rank 1" in message
 
 
-# ---- calls that differ, profiles, subgroups and hooks ----
+# ---- mismatched calls, profiles, subgroups and hooks ----
 
 
-def case_ranks_that_call_different_things_get_an_error_that_names_both_calls() -> None:
+def case_ranks_that_make_different_calls_get_an_error_that_names_both_calls() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     works, other = dist.new_group(), dist.new_group()
     tensor = torch.ones(2)
@@ -117,7 +117,7 @@ def case_ranks_that_call_different_things_get_an_error_that_names_both_calls() -
         error = error_of(dist.broadcast, tensor, group=other, group_src=0)
     else:
         error = error_of(dist.all_reduce, tensor, group=other)
-    # A small broadcast is over for its root before anybody has answered.
+    # For its root a small broadcast is done before another rank answers.
     error = error or error_of(dist.barrier, group=other)
     dist.all_reduce(tensor, group=works)
     assert tensor.tolist() == [float(size * size)] * 2
@@ -126,7 +126,7 @@ def case_ranks_that_call_different_things_get_an_error_that_names_both_calls() -
     assert "all_reduce" in str(error)
 
 
-def case_a_profile_shows_the_ranges_that_gloos_shows() -> None:
+def case_a_profile_shows_the_same_ranges_as_with_gloo() -> None:
     ours = profile("shoal", dist.new_group(backend="shoal"))
     with gloo_group() as gloo:
         theirs = profile("gloo", gloo)
@@ -190,7 +190,7 @@ def case_subgroups_cost_no_thread_no_descriptor_and_no_shared_memory() -> None:
 
 
 def trained(rank: int, module: nn.Module) -> torch.Tensor:
-    """The gradients of one pass over the inputs of a rank."""
+    """Return the gradients of one pass over the inputs of a rank."""
     data = torch.randn(6, 40, generator=torch.Generator().manual_seed(rank))
     module(data).square().mean().backward()
     return torch.cat([each.grad.flatten() for each in module.parameters()])
@@ -204,7 +204,7 @@ def layer() -> nn.Module:
 def case_the_hook_divides_rounds_sums_and_widens() -> None:
     from shoal.frontend.torch.hooks import bf16_hook
 
-    group = dist.new_group([0, 1])  # of two: one sum, so that there is one right answer to the bit
+    group = dist.new_group([0, 1])  # two ranks, so a sum has only one right result
     if dist.get_rank() == 2:
         return
     expected = sum((trained(rank, layer()) / 2).to(torch.bfloat16) for rank in range(2))

@@ -1,4 +1,4 @@
-"""ProcessGroupShoal as torchft's Manager uses it; the example has the Manager itself."""
+"""ProcessGroupShoal as torchft's Manager uses it; the example runs the Manager itself."""
 
 import contextlib
 import os
@@ -26,13 +26,13 @@ from torch.distributed import distributed_c10d as c10d
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 
 TIMEOUT = timedelta(seconds=20)
-# torch's TCPStore looks up the name of each caller, which takes 5 s where a name server is slow.
+# torch's TCPStore looks up each caller's name, which takes 5 s where a name server is slow.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """The address of a store that outlives the ranks, as torchft gives it."""
+    """Return the address of a store that outlives the ranks, in torchft's form."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield f"127.0.0.1:{store.port}"
     del store
@@ -54,7 +54,7 @@ def configure(group: Any, address: str, quorum: int, size: int, rank: int | None
 
 
 def total(group: Any, rank: int, n: int = 1000) -> float:
-    """The sum of a call to which every rank brings its own number plus one."""
+    """Return the sum of a call to which every rank contributes its number plus one."""
     tensor = torch.full((n,), rank + 1.0)
     group.allreduce([tensor], dist.ReduceOp.SUM).wait()
     assert bool((tensor == tensor[0]).all())
@@ -114,7 +114,7 @@ def every_call(address: str) -> None:
     group.shutdown()
 
 
-def test_every_call_of_torchft_gives_what_numpy_gives(address: str) -> None:
+def test_every_call_of_torchft_gives_the_result_of_numpy(address: str) -> None:
     run_ranks(every_call, 3, address)
 
 
@@ -168,7 +168,7 @@ def test_survivors_of_a_killed_replica_form_the_next_group(address: str) -> None
 
 
 def end_while_pending(address: str, how: str) -> None:
-    """Rank 0's other thread ends the group while rank 0 waits for a call that rank 1 lacks."""
+    """Rank 0's other thread ends the group while rank 0 waits for a call of rank 1."""
     stage, rank, group = Stage.from_environment(), rank_of(), group_of()
     configure(group, address, 1, 2)
     if rank == 0:
@@ -226,7 +226,7 @@ def test_another_thread_ends_a_forming_on_all_replicas_at_once(address: str, how
 
 
 def end_while_the_door_opens(address: str, moment: str) -> None:
-    """Another thread shuts down rank 0's group while that uses its door."""
+    """Another thread shuts down rank 0's group while the group uses its door."""
     from shoal.rendezvous.door import Door
 
     rank, group = rank_of(), group_of()
@@ -251,7 +251,7 @@ def end_while_the_door_opens(address: str, moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["urandom", "open"])
-def test_a_group_that_another_thread_ends_while_its_door_opens_can_be_formed_again(
+def test_a_group_ended_by_another_thread_while_its_door_opens_can_form_again(
     address: str, moment: str
 ) -> None:
     run_ranks(end_while_the_door_opens, 2, address, moment)
@@ -348,7 +348,7 @@ def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
 
 
 def manager_of(rank: int, lighthouse: str, net: torch.nn.Module, **options: Any) -> Any:
-    """A Manager, and the store that it needs."""
+    """Return a Manager and the store that it needs."""
     import torchft
 
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -370,7 +370,7 @@ def manager_of(rank: int, lighthouse: str, net: torch.nn.Module, **options: Any)
 
 @pytest.fixture
 def lighthouse() -> Iterator[str]:
-    """The address of torchft's lighthouse, for two replicas."""
+    """Run torchft's lighthouse for two replicas; yield its address."""
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer("[::]:0", 2)
@@ -396,7 +396,7 @@ def heal(lighthouse: str) -> list[float]:
 
 
 def test_a_replica_is_healed_through_the_group_itself(lighthouse: str) -> None:
-    # At the first step torchft averages one replica's gradient and the zeros of the healed one.
+    # At the first step torchft averages one replica's gradient with zeros of the healed one.
     outcomes = run_ranks(heal, 2, lighthouse)
     assert outcomes in ([[5, 5, 1]] * 2, [[6, 6, 1]] * 2)
 
@@ -441,13 +441,13 @@ N_SAMPLES, N_WEIGHTS = 24, 500
 
 
 def samples(step: int) -> np.ndarray:
-    """The gradients of a step's samples: small integers, whose sums float32 holds exactly."""
+    """Return the gradients of a step's samples: small integers with exact sums in float32."""
     shape = N_SAMPLES, N_WEIGHTS
     return np.random.default_rng(step).integers(-3, 4, shape).astype(np.float32)
 
 
 def train_until_killed(lighthouse: str, own: int, name: str) -> None:
-    """After each step compare the weights with those that NumPy computes."""
+    """Train, and compare the weights after each step with NumPy's."""
     stage, net = Stage.from_environment(), torch.nn.Linear(N_WEIGHTS, 1, bias=False)
     torch.nn.init.zeros_(net.weight)
     manager, _store = manager_of(own, lighthouse, net, pg=group_of(), init_sync=False)
@@ -471,7 +471,7 @@ def train_until_killed(lighthouse: str, own: int, name: str) -> None:
 
 
 class Replicas:
-    """Four replicas, started and killed."""
+    """Four replicas, which a test starts and kills."""
 
     def __init__(self, stage: Stage, lighthouse: str, stack: contextlib.ExitStack) -> None:
         self.stage, self.lighthouse, self.stack = stage, lighthouse, stack
@@ -486,7 +486,7 @@ class Replicas:
         return name, self.stack.enter_context(started)
 
     def kill(self, own: int) -> None:
-        """Kill a replica, once two others have the weights."""
+        """Kill a replica once two others have the weights."""
         others = [name for name, _ in self.alive[:own] + self.alive[own + 1 :]]
         if sum(self.stage.store.try_get(f"cue/{name} trains") is not None for name in others) < 2:
             for name in others:
@@ -496,7 +496,7 @@ class Replicas:
         self.dead.append(ranks)
 
     def end(self) -> list[Outcome]:
-        """Kill all; an outcome that is another than that has the reason of a failure."""
+        """Kill all replicas; any other outcome has the reason of a failure."""
         for _, ranks in self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(ranks.pid(0), signal.SIGKILL)
@@ -515,7 +515,7 @@ def test_replicas_killed_at_random_moments_leave_the_others_with_the_right_weigh
             for _ in range(N_KILLS):
                 step += rng.randrange(1, 30)
                 stage.await_cue(f"step {step}")
-                # The moment is the point here, and no cue has all of them.
+                # Any moment is wanted here, so no cue is awaited.
                 threading.Event().wait(rng.choice([0.0, 0.01, 0.1]) * rng.random())
                 own = rng.randrange(4)
                 replicas.kill(own)
@@ -532,14 +532,14 @@ def test_replicas_killed_at_random_moments_leave_the_others_with_the_right_weigh
 # ---- bad input ----
 
 
-def test_bad_input_is_an_error_before_the_manager_could_try_for_ever(
+def test_bad_input_is_an_error_before_the_manager_could_retry_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(UsageError, match="positive"):
         group_of(timedelta(0))
     with pytest.raises(UsageError, match="has no group"):
         group_of().barrier()
-    monkeypatch.setenv("SHOAL_SERVERS", "127.0.0.1:1")  # not asked
+    monkeypatch.setenv("SHOAL_SERVERS", "127.0.0.1:1")  # not called
     group_of()
     monkeypatch.setenv("SHOAL_ALGO", "no such algorithm")
     with pytest.raises(UsageError, match="SHOAL_ALGO"):

@@ -1,4 +1,4 @@
-"""The page that plays a trace, and those with charts, in a real browser without a window."""
+"""The page that plays a trace, and the pages with charts, in a real headless browser."""
 
 import functools
 import http.server
@@ -51,7 +51,7 @@ CHARTS = {
     "plan": "plan --hosts 8 --ranks-per-host 4 --wire bf16",
     "nics": "simulate --all --hosts 4 --ranks-per-host 2 --bytes 4MiB",
 }
-# Plays with the page in a frame, and returns what its reader sees.
+# Operates the page in a frame, and returns what its reader sees.
 SCRIPTS = {
     "ring": "[text('round'), rows()]",
     **{f"{name}#autoplay&speed=max": "atTheEnd()" for name in PLAYED},
@@ -137,8 +137,8 @@ onload = async () => {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the pages showed, by script."""
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what the pages showed, by script."""
     folder, answers = tmp_path_factory.mktemp("pages"), queue.Queue[bytes]()
     for name, text in {**pages(), "frames": FRAMES}.items():
         (folder / f"{name}.html").write_text(text)

@@ -19,12 +19,12 @@ N_ELEMS = 100_003
 
 
 def values(rank: int, turn: int) -> np.ndarray:
-    """What a rank adds in a turn: its rank is the one it had first."""
+    """Return a rank's values for a turn; `rank` is its number in the first view."""
     return np.random.default_rng([rank, turn]).standard_normal(N_ELEMS)
 
 
 def check_sum(group: shoal.Group, turn: int) -> None:
-    """The sum of all members is that of NumPy, up to the order of the additions."""
+    """Sum over all members, and compare with NumPy's sum up to the order of additions."""
     ranks = group.view.ranks
     data = values(ranks[group.rank], turn)
     group.all_reduce(data)
@@ -32,7 +32,7 @@ def check_sum(group: shoal.Group, turn: int) -> None:
 
 
 def go_on(group: shoal.Group, error: BaseException | None) -> shoal.Group:
-    """Shrink for as long as views end before they have done anything."""
+    """Shrink, and retry while views end before their first call."""
     while error is not None:
         assert isinstance(error, PeerLost), error
         group = group.shrink(timeout_s=40)
@@ -41,7 +41,7 @@ def go_on(group: shoal.Group, error: BaseException | None) -> shoal.Group:
 
 
 def die_in_a_call(victims: tuple[int, ...], ranks_per_host: int) -> tuple[Any, ...]:
-    """The victims are killed while all reduce; those who are left have a view of their own."""
+    """Kill the victims while all reduce; return the survivors' view."""
     pretend_hosts(ranks_per_host)
     stage = Stage.from_environment()
     with shoal.init() as group:
@@ -51,7 +51,7 @@ def die_in_a_call(victims: tuple[int, ...], ranks_per_host: int) -> tuple[Any, .
             if rank in victims:
                 stage.cue(f"{rank} is busy")
             error = error_of(group.all_reduce, data, "max")
-        if rank in victims:  # who is killed second may have lost the first: it is in no next view
+        if rank in victims:  # the second victim may have lost the first one: it is in no next view
             stage.await_cue("never")
         last = go_on(group, error)
         assert last.view.ranks[last.rank] == rank
@@ -75,7 +75,7 @@ CAST = [
 
 
 @pytest.mark.parametrize(("size", "victims", "ranks_per_host"), CAST)
-def test_survivors_of_kills_in_a_call_go_on_together_in_the_next_view(
+def test_survivors_of_kills_in_mid_call_go_on_in_one_next_view(
     size: int, victims: tuple[int, ...], ranks_per_host: int
 ) -> None:
     with (
@@ -101,7 +101,7 @@ def test_survivors_of_kills_in_a_call_go_on_together_in_the_next_view(
 
 
 def die_in_shrink(moment: str) -> tuple[Any, ...]:
-    """Rank 3 is dead, and rank 1 dies at a moment of the shrinking that follows."""
+    """Rank 3 is dead, and rank 1 dies at a moment of the following shrink."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
@@ -118,7 +118,7 @@ def die_in_shrink(moment: str) -> tuple[Any, ...]:
 
 
 def arrange_death(moment: str) -> None:
-    """Have this rank kill itself in `shrink`: at the n-th word it sends, or when it has agreed."""
+    """Make this rank kill itself in `shrink`: at its n-th message, or after it agreed."""
     from shoal.group.members import Members
     from shoal.group.shrink import Line
 
@@ -128,12 +128,12 @@ def arrange_death(moment: str) -> None:
     if moment == "agreed":
         Members._enter = die  # type: ignore[method-assign]
         return
-    n_words, pair = int(moment), Line._pair
+    n_messages, pair = int(moment), Line._pair
     asked: list[int] = []
 
     def pair_until(line: Line, peer: int) -> Any:
         asked.append(peer)
-        if len(asked) > n_words:
+        if len(asked) > n_messages:
             die()
         return pair(line, peer)
 
@@ -141,7 +141,7 @@ def arrange_death(moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["0", "1", "2", "3", "5", "agreed"])
-def test_a_rank_that_dies_while_others_shrink_is_in_no_view_that_works(moment: str) -> None:
+def test_a_rank_that_dies_while_others_shrink_is_in_no_working_view(moment: str) -> None:
     with Stage() as stage, start_ranks(die_in_shrink, 4, moment, env=stage.env) as ranks:
         outcomes = ranks.wait(60)
     assert outcomes[1].died == "was killed by SIGKILL", outcomes[1]
@@ -154,7 +154,7 @@ ZOMBIE = 2
 
 
 def wake_after_the_others_went_on() -> tuple[Any, ...]:
-    """Rank 3 dies; rank 2 is stopped before it can shrink, and comes back when all is over."""
+    """Rank 3 dies; rank 2 is stopped before it can shrink, and continues after the others did."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
@@ -165,7 +165,7 @@ def wake_after_the_others_went_on() -> tuple[Any, ...]:
             stage.cue("told")
             stage.await_cue("0 went on")
             stage.await_cue("1 went on")
-            # It may hear of the others' last words first, and get a view that has ended.
+            # It may read the others' last messages first, and get a view that has ended.
             out = error_of(go_on, group, errors[0])
             errors += [out, error_of(group.barrier)]
             return None, *map(repr, errors), str(out)
@@ -178,7 +178,7 @@ def wake_after_the_others_went_on() -> tuple[Any, ...]:
         return last.view.ranks, *map(repr, errors)
 
 
-def test_a_rank_that_was_stopped_while_the_others_went_on_is_refused_and_disturbs_nobody() -> None:
+def test_a_rank_stopped_while_the_others_went_on_is_refused_and_affects_nobody() -> None:
     with Stage() as stage, start_ranks(wake_after_the_others_went_on, 4, env=stage.env) as ranks:
         stage.await_cue("told")
         stop(ranks.pid(ZOMBIE))
@@ -192,10 +192,10 @@ def test_a_rank_that_was_stopped_while_the_others_went_on_is_refused_and_disturb
         assert survivor.value is not None, survivor
         assert survivor.value[0] == (0, 1)
     assert outcomes[ZOMBIE].value is not None, outcomes[ZOMBIE]
-    _, told, out, after, text = outcomes[ZOMBIE].value
-    assert told.startswith("PeerLost("), told
+    _, first, out, after, text = outcomes[ZOMBIE].value
+    assert first.startswith("PeerLost("), first
     assert out.startswith("PeerLost("), out
-    # Where it was given a view first, which had ended, that has taken the group's place.
+    # If it first got a view that had ended, that view has replaced the group.
     assert after.startswith("PeerLost(") or "it was shrunk: use" in after, after
     assert "gave this rank up: this rank was silent for" in text
     assert text.endswith("this rank can only form a new group, with ranks that join it")
@@ -207,7 +207,7 @@ def lose_a_link(low: int, high: int) -> tuple[Any, ...]:
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
-        group.barrier()  # in which the two connect
+        group.barrier()  # connects the two
         stage.meet(rank, 4, "connected")
         if rank == high:
             cut(group, low)
@@ -222,7 +222,7 @@ def lose_a_link(low: int, high: int) -> tuple[Any, ...]:
 
 
 def cut(group: shoal.Group, peer: int) -> None:
-    """Shut every connection of this process with a peer that it dialled: a lower rank."""
+    """Shut every connection of this process to a peer that it dialled, a lower rank."""
     host, port = group._context.names[peer].address.rsplit(":", 1)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:
@@ -231,9 +231,9 @@ def cut(group: shoal.Group, peer: int) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (1, 3)])
-def test_of_two_that_lost_only_each_other_one_goes_on_with_the_rest(low: int, high: int) -> None:
+def test_of_two_ranks_that_lost_each_other_one_goes_on_with_the_rest(low: int, high: int) -> None:
     rest = tuple(rank for rank in range(4) if rank != high)
-    # A connection that is not made anew is a network that stays cut.
+    # Without reconnecting, the network stays cut.
     with Stage() as stage:
         results = run_ranks(lose_a_link, 4, low, high, env={**stage.env, "SHOAL_RESUME_S": "0"})
     for rank, (went_on, error) in enumerate(results):
@@ -246,18 +246,18 @@ def test_of_two_that_lost_only_each_other_one_goes_on_with_the_rest(low: int, hi
 
 
 def shrink_by_hand() -> list[str]:
-    """What shrink does where nobody is dead: wait, copy, leave out; and for groups of groups."""
+    """Shrink with all ranks alive: wait, copy, leave ranks out, and shrink subgroups."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
         if rank < 2:
             late = error_of(group.shrink, timeout_s=0.3)
-            while f"for rank {1 - rank} (" in str(late):  # who was slow to call it: once more
+            while f"for rank {1 - rank} (" in str(late):  # that rank was slow to call it: retry
                 late = error_of(group.shrink, timeout_s=0.3)
             assert isinstance(late, TimedOut)
             assert "for rank 2 (" in str(late)
             assert "to call it too" in str(late)
-            check_sum(group.subgroup([0, 1], "meanwhile"), 0)  # the links are as they were
+            check_sum(group.subgroup([0, 1], "meanwhile"), 0)  # the links are unchanged
             stage.cue(f"{rank} waited")
         stage.await_cue("0 waited")
         stage.await_cue("1 waited")
@@ -290,9 +290,9 @@ def shrink_by_hand() -> list[str]:
     return [seat["process_id"] for seat in world["ranks"]]
 
 
-def test_shrink_waits_for_all_copies_what_is_whole_and_leaves_out_whom_it_is_told_to() -> None:
+def test_shrink_waits_for_all_and_copies_an_intact_group_and_leaves_out_given_ranks() -> None:
     with Stage() as stage:
         ids = run_ranks(shrink_by_hand, 3, env=stage.env)
-    assert ids[0] == ids[1] == ids[2]  # who is who does not change with the view
+    assert ids[0] == ids[1] == ids[2]  # process ids do not change with the view
     assert len(set(ids[0])) == 3
     assert all(len(bytes.fromhex(one)) == 16 for one in ids[0])
