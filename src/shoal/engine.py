@@ -91,7 +91,7 @@ def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
 
 @functools.lru_cache(maxsize=1024)
 def plan_among(
-    shape: Shape, members: tuple[int, ...], size: int, what: str, is_told: bool | None = None
+    shape: Shape, members: tuple[int, ...], size: int, what: str, after_fold: bool | None = None
 ) -> Plan:
     """Return the plan of an all-reduce of some ranks of a larger native group.
 
@@ -99,14 +99,14 @@ def plan_among(
         shape: as in a group of these ranks alone.
         members: their ranks in the larger group, which has `size` ranks.
         what: a name for messages; ranks must agree on it.
-        is_told: False: only the steps until each chunk is folded at its owner; True: only the
+        after_fold: False: only the steps until each chunk is folded at its owner; True: only the
             steps after that, with an average over all ranks of the larger group; None: all steps.
     """
     steps = shape.found.steps(shape.rank, shape.size, 0, shape.hosts)
-    if is_told is not None:
-        whole = list(steps)
-        cut = next((at for at, step in enumerate(whole) if isinstance(step, Finish)), len(whole))
-        steps = iter(whole[cut:] if is_told else whole[:cut])
+    if after_fold is not None:
+        every = list(steps)
+        cut = next((at for at, step in enumerate(every) if isinstance(step, Finish)), len(every))
+        steps = iter(every[cut:] if after_fold else every[:cut])
     first = {Buffer.DATA: 0, Buffer.SCRATCH: 0}
     finish = shape.op is Op.AVG or shape.codec.is_narrow
     program = lower((schedule.moved(step, members, first) for step in steps), size, finish=finish)

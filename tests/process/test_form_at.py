@@ -131,8 +131,8 @@ def refuse() -> list[str]:
 
 def test_wrong_addresses_and_an_unopened_meeting_are_errors() -> None:
     [texts] = run_ranks(refuse, 1)
-    assert texts[0] == "the addresses OTHER repeat one, or lack this process's own, OWN"
-    assert texts[1] == "the addresses OWN, OWN repeat one, or lack this process's own, OWN"
+    assert texts[0] == "the addresses OTHER repeat one, or leave out this process's own, OWN"
+    assert texts[1] == "the addresses OWN, OWN repeat one, or leave out this process's own, OWN"
     assert "'nowhere' is not an address" in texts[2]
     assert texts[3].endswith("OTHER did not begin the meeting 'one' within 0.2 s")
 

@@ -52,13 +52,13 @@ def wrong_blocks(group: shoal.Group) -> list[Refused]:
     else:
         outputs, no_outputs = two, "only the root, rank 0, has outputs; pass None"
         inputs, no_inputs = two, "only the root, rank 0, has inputs; pass None"
-    needed = "buffers; one for each rank, 2, needed"
+    needed = "buffers; give 2, one for each rank"
     return [
         (lambda: group.gather(outputs, ones(3)), no_outputs),
         (lambda: group.scatter(ones(3), inputs), no_inputs),
         (lambda: group.all_gather(ones(3), ones(3)), "outputs: float32[3] cannot be cut"),
-        (lambda: group.all_gather([ones(3)], ones(3)), f"outputs: 1 {needed}"),
-        (lambda: group.scatter(ones(3), [ones(3)] * 3, rank), f"inputs: 3 {needed}"),
+        (lambda: group.all_gather([ones(3)], ones(3)), f"outputs: got 1 {needed}"),
+        (lambda: group.scatter(ones(3), [ones(3)] * 3, rank), f"inputs: got 3 {needed}"),
         (
             lambda: group.reduce_scatter(ones(3), [ones(2), ones(2)]),
             "inputs hold float32[2] for this rank, but its output is float32[3]",

@@ -131,7 +131,7 @@ def warnings_of_newcomers() -> Any:
 
 def test_a_newcomer_that_is_never_admitted_warns_at_doubling_intervals() -> None:
     ((nowhere, door, texts),) = run_ranks(warnings_of_newcomers, 1)
-    for cause in (f"nothing of shoal answered at {nowhere} (", f"at {door} have not called grow"):
+    for cause in (f"no shoal process answered at {nowhere} (", f"at {door} have not called grow"):
         warnings = [text for text in texts if cause in text]
         assert 1 <= len(warnings) <= 3
         assert all("to be let into the group 'world': " in text for text in warnings)
@@ -139,7 +139,7 @@ def test_a_newcomer_that_is_never_admitted_warns_at_doubling_intervals() -> None
 
 def test_a_newcomer_that_is_never_admitted_names_the_address_and_the_cause() -> None:
     ((nowhere, door, refused, waited),) = run_ranks(errors_of_newcomers, 1)
-    assert f"nothing of shoal answered at {nowhere} ([Errno 111] Connection refused)" in refused
+    assert f"no shoal process answered at {nowhere} ([Errno 111] Connection refused)" in refused
     assert f"the members did not call grow while it waited at {door}" in waited
     for text in (refused, waited):
         assert text.count("timed out") == 1

@@ -112,7 +112,7 @@ def test_a_link_that_is_named_counts_more_than_a_file_and_a_file_more_than_the_i
         (Settings(forced=Forced("ring", "ring")), "SHOAL_ALGO", ("not set", "ring")),
         (
             Settings(tuning=Tuning((0, 1), 2, {}, path="/t.json", digest=7)),
-            *("the content of SHOAL_TUNING", ("not set", "that of /t.json")),
+            *("the content of SHOAL_TUNING", ("not set", "the content of /t.json")),
         ),
         (Settings(refuse=False), "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")),
         (

@@ -1,1 +1,1 @@
-"""A group of ranks: its calls, its work, its memory, and what its members agree on."""
+"""Groups of ranks: their calls, work, buffers and memory, and the agreements of their members."""

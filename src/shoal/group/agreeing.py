@@ -1,6 +1,6 @@
 """The ranks of a new group agree on their planner.
 
-When they meet they exchange digests of their settings and hosts. The cluster follows from these
+When they meet they exchange digests of their settings and hosts. The cluster depends on these
 alone, so every run of a job on the same machines has the same cluster, choices and bits.
 """
 
@@ -57,7 +57,7 @@ class _Digest(NamedTuple):
 
 _HEAD: Final = struct.Struct("<9q18s")
 _V4: Final = "::ffff:"
-# Higher cores share the bits of lower ones, so that digests are short.
+# Cores with higher numbers share the bits of lower ones, to keep digests short.
 _N_CORE_BITS: Final = 1024
 _MOST_MBIT: Final = 10**9  # a thousand times the fastest Ethernet
 
@@ -120,8 +120,8 @@ def agreed_planner(
 ) -> Planner:
     """Return the planner of a new group, equal on all ranks and in every run. Sends nothing.
 
-    Made of the host and the `digest_of` each rank; `title` names the group in the log. UsageError
-    if settings differ, or the tuning file is of another cluster.
+    Depends on the host and the `digest_of` each rank; `title` names the group in the log.
+    UsageError if settings differ, or the tuning file is of another cluster.
     """
     agreed = _agree(settings, host_ids, digests)
     cluster, channels = agreed.cluster, agreed.channels
@@ -146,7 +146,7 @@ def agreed_planner(
 
 
 def agreed_channels(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]) -> int:
-    """Return the number of channels of the `agreed_planner`, and 1 if that will raise.
+    """Return the number of channels of the `agreed_planner`; 1 if `agreed_planner` will raise.
 
     Never raises, since the ranks are still meeting.
     """
@@ -157,12 +157,12 @@ def agreed_channels(settings: Settings, host_ids: Sequence[str], digests: Sequen
 
 
 class _Agreed(NamedTuple):
-    """The consequences of the digests.
+    """The values that follow from the digests.
 
     Args:
         why: the source of the links' costs.
         misfit: how the tuning file differs from this cluster; `tuning` is None then.
-        unlike_paths: a rank with another SHOAL_PATHS than rank 0, and the effect; may be empty.
+        unlike_paths: a warning that SHOAL_PATHS differs between ranks; empty: it does not.
     """
 
     cluster: Cluster
@@ -200,7 +200,7 @@ def _channels(settings: Settings, cluster: Cluster, digests: Sequence[_Digest]) 
 
 
 def _unlike_paths(cluster: Cluster, digests: Sequence[_Digest]) -> str:
-    """Describe unequal SHOAL_PATHS: for hosts with other interfaces, or by mistake."""
+    """Warn of unequal SHOAL_PATHS, which may be a mistake or fit the interfaces of the hosts."""
     others = [rank for rank, digest in enumerate(digests) if digest.n_paths != digests[0].n_paths]
     if cluster.n_hosts == 1 or not others:
         return ""
@@ -237,7 +237,7 @@ def _compare(digests: Sequence[_Digest], settings: Settings) -> None:
             raise UsageError(
                 f"{variable} is not the same on all ranks: rank{'s' * (len(others) > 1)} {named} "
                 f"differ{'s' * (len(others) == 1)} from rank 0 (on this rank it is "
-                f"{_value(settings, field) or 'not set'}); set it alike on all"
+                f"{_value(settings, field) or 'not set'}); set it to the same on all"
             )
 
 
@@ -246,7 +246,7 @@ def _value(settings: Settings, field: str) -> str:
     if field == "algorithms":
         return settings.forced.text
     if field == "tuning":
-        return f"that of {settings.tuning.path}" if settings.tuning else ""
+        return f"the content of {settings.tuning.path}" if settings.tuning else ""
     if field == "wire":
         return settings.wire.name
     if field == "link":
@@ -257,7 +257,7 @@ def _value(settings: Settings, field: str) -> str:
 
 
 def difference(digest: bytes, other: bytes) -> str:
-    """Return the first variable in which these digests differ, though all ranks must agree."""
+    """Return the first variable that differs between the digests and must not; empty: none."""
     try:
         found, wanted = _read(0, digest), _read(1, other)
     except UsageError:
@@ -267,9 +267,9 @@ def difference(digest: bytes, other: bytes) -> str:
 
 
 def _fewest_cores(hosts: Sequence[int], digests: Sequence[_Digest]) -> int:
-    """Return the cores that the ranks of a host share, on the host with the fewest.
+    """Return the number of cores on the host with the fewest, over all ranks of the host.
 
-    Together, since some launchers bind each rank to a core of its own.
+    Some launchers bind each rank to one core.
     """
     by_host = dict.fromkeys(hosts, 0)
     for host, digest in zip(hosts, digests, strict=True):

@@ -1,4 +1,4 @@
-"""The block that rank 0 logs when a group forms: who takes part, where, and by what."""
+"""The lines that rank 0 logs when a group forms: versions, hosts, ranks and algorithms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_members(
     wire: Codec,
     advertised: Sequence[Advertised],
 ) -> None:
-    """Log versions, settings and hosts on rank 0, and this rank's addresses with their reason."""
+    """Log versions, settings and hosts on rank 0, and this rank's addresses with the reasons."""
     level = logging.DEBUG if rank else logging.INFO
     if not _LOG.isEnabledFor(level):
         return
@@ -52,13 +52,13 @@ def log_members(
 
 
 def log_algorithms(title: str, planner: Planner, wire: Codec) -> None:
-    """Log the algorithms of all_reduce by size; reasons follow at DEBUG, with the first calls."""
+    """Log the algorithms of all_reduce by size; first calls log the reasons at DEBUG."""
     if planner.cluster.size == 1 or not _LOG.isEnabledFor(logging.INFO):
         return
     sizes = {n: wire if n >= WIRE_FLOOR_BYTES else Codec.IDENTITY for n in _SIZES}
     try:
         _LOG.info("%s: all_reduce by %s", title, planner.table("all_reduce", sizes))
-    except UsageError as error:  # calls that SHOAL_ALGO makes impossible raise it
+    except UsageError as error:  # SHOAL_ALGO makes these calls impossible
         _LOG.info("%s: all_reduce: %s", title, error)
 
 

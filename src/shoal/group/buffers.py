@@ -30,7 +30,7 @@ class BufferView(NamedTuple):
 
     @property
     def extent(self) -> Range:
-        """The addresses of its begin and end."""
+        """The first address, and the address after the last byte."""
         return self.address, self.address + self.n_bytes
 
 
@@ -50,7 +50,7 @@ _LETTERS = {
     ("?", 1): DType.BOOL,
 }
 
-# The marks of this machine's byte order: NumPy sets none, JAX "=", and ctypes the order's own.
+# The marks of this machine's byte order: NumPy sets none, JAX "=", and ctypes "<" or ">".
 _NATIVE_MARKS = ("", "@", "=", "<") if sys.byteorder == "little" else ("", "@", "=", ">", "!")
 _FORMATS = {
     (mark + letter, n_bytes): dtype
@@ -60,11 +60,11 @@ _FORMATS = {
 
 
 LOWEST_ADDRESS: Final = 1 << 40
-"""A lower address may be an offset: on Linux, addresses are usually higher."""
+"""A lower address may be an offset; on Linux, addresses are usually higher."""
 
 
 def lacks_memory(tensor: Any, address: int) -> bool:
-    """Return True for a tensor without memory: fake, a wrapper, or with a freed storage."""
+    """Return True for a tensor without memory: fake, a wrapper, or with freed storage."""
     return not address or address == tensor.storage_offset() * tensor.element_size()
 
 
@@ -119,7 +119,7 @@ def _view_of(data: Any) -> tuple[memoryview, DType]:
 
 
 def _view_without_letter(data: Any, error: Exception) -> memoryview:
-    """Return the memory of an array of bfloat16, which Python's buffers lack."""
+    """Return the memory of an array of bfloat16, for which the buffer protocol has no format."""
     dtype = getattr(data, "dtype", None)
     if dtype is None:
         raise UsageError(f"{_name(data)} gives no buffer: {error}") from error
@@ -131,7 +131,7 @@ def _view_without_letter(data: Any, error: Exception) -> memoryview:
 
 
 def _not_contiguous(data: Any, view: memoryview) -> str:
-    # NOT used in its own order, since the arrays of other ranks may have another one.
+    # NOT used in its own order: arrays of other ranks may have another order.
     if view.f_contiguous:
         return (
             f"{_name(data)} is in Fortran order; pass array.T, on every rank, which is the same "
@@ -144,9 +144,9 @@ def _not_contiguous(data: Any, view: memoryview) -> str:
 
 
 class BlockBuffers(NamedTuple):
-    """One block of memory for every rank, in rank order, with the elements of each block.
+    """One block of memory for every rank, in rank order; `lengths` counts each block's elements.
 
-    `spans` has one over all blocks, of equal length, or one for each rank.
+    `spans` has one buffer for each rank, or one over all blocks if they have the same length.
     """
 
     spans: Sequence[BufferView]
@@ -166,7 +166,7 @@ class BlockBuffers(NamedTuple):
         return BufferView(whole.address + offset, n_elems, whole.dtype, whole.owner)
 
     def ranges(self) -> list[Range]:
-        """Return the addresses of begin and end of each block."""
+        """Return the `extent` of each block."""
         if len(self.spans) == len(self.lengths):
             return [span.extent for span in self.spans]
         whole, size = self.spans[0], len(self.lengths)
@@ -192,7 +192,7 @@ def blocks_of(given: Any, size: int, *, writable: bool) -> BlockBuffers:
         return BlockBuffers((whole,), (whole.n_elems // size,) * size)
     spans = [span_of(each, writable=writable) for each in given]
     if len(spans) != size:
-        raise UsageError(f"{len(spans)} buffers; one for each rank, {size}, needed")
+        raise UsageError(f"got {len(spans)} buffers; give {size}, one for each rank")
     for rank, span in enumerate(spans):
         if span.dtype is not spans[0].dtype:
             raise UsageError(
@@ -202,17 +202,17 @@ def blocks_of(given: Any, size: int, *, writable: bool) -> BlockBuffers:
 
 
 def clash(written: Sequence[Range], read: Sequence[Range]) -> tuple[int, int, bool] | None:
-    """Return the first two ranges that overlap, at least one of them written; None: no two do.
+    """Return the first written range that overlaps another range; None if there is none.
 
-    Returns: the index of the written one, the index of the other, and True if that is written too.
+    Returns: its index, the index of the other range, and True if that one is written too.
     """
     order = sorted((begin, end, at) for at, (begin, end) in enumerate(written) if begin < end)
     for (_, end, one), (begin, _, other) in itertools.pairwise(order):
         if begin < end:
             return one, other, True
     for at, (begin, end) in enumerate(read):
-        # The last written range that begins before this one ends: any other that reaches into this
-        # one would overlap that.
+        # The last written range that begins before this one ends. Written ranges are disjoint, so
+        # no earlier one can reach into this range unless this last one does too.
         before = bisect.bisect_left(order, (end,)) - 1
         if begin < end and before >= 0 and order[before][1] > begin:
             return order[before][2], at, False

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-# A group's narrow wire is for longer buffers. Shorter ones gain nothing, since a message costs more
-# than its bytes, and digits count in small sums: numbers of samples, losses, norms.
+# A group's narrow wire is for longer buffers. Shorter buffers gain nothing, since a message costs
+# more than its bytes, and small sums need all digits: numbers of samples, losses, norms.
 WIRE_FLOOR_BYTES: Final = 64 << 10
 
 
 class ClosedGroup:
-    """Stands in for a native group that is gone, and refuses every call."""
+    """Replaces a native group that is gone, and refuses every call."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -74,7 +74,7 @@ _KNOWN: Final = CallOptions.__annotations__.keys()
 
 
 class Calls:
-    """The calls of one rank in one group, without the collectives of `Group`."""
+    """The calls of one rank in one group; `Group` adds the collectives."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Calls:
         self.timeout_s = timeout_s
         self.planner = planner
         self.wire = wire
-        self._is_warned = False  # that a sum travels in a coarse codec
+        self._is_warned = False  # of a sum in a coarse codec
         self._native: engine.NativeGroup | ClosedGroup = context.register(
             self, name, members, native_id
         )
@@ -104,7 +104,7 @@ class Calls:
         self.subjects = Subjects()
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
         self._at_deadline = AtDeadline()
-        self.kept: dict[object, Any] = {}  # by front ends, until the group is closed
+        self.kept: dict[object, Any] = {}  # front ends' objects, until the group is closed
 
     def __str__(self) -> str:
         return f"group {self.name!r}, rank {self.rank} of {self.size}"
@@ -116,12 +116,12 @@ class Calls:
 
     @property
     def mesh(self) -> engine.Mesh | None:
-        """The links of the calls; None once they are closed."""
+        """The links; None once they are closed."""
         return self._context.mesh
 
     @property
     def monitor(self) -> Monitor | None:
-        """Answers `shoal top` for the world of this group, with `SHOAL_MONITOR`."""
+        """The server for `shoal top` of this group's world; None without `SHOAL_MONITOR`."""
         return self._context.monitor
 
     def await_at_close(self, call: engine.Call) -> None:
@@ -134,7 +134,7 @@ class Calls:
         return None if isinstance(self._native, ClosedGroup) else self._native.id
 
     def ended(self) -> ShoalError | None:
-        """Return the error of every later call; None while the group lives, or if it is closed."""
+        """Return the error that later calls raise; None while the group lives, or once closed."""
         return (
             None if isinstance(self._native, ClosedGroup) else self.error_from(self._native.error())
         )
@@ -143,14 +143,14 @@ class Calls:
         """Refuse all later calls, without a message to other ranks."""
         self._native = ClosedGroup(f"{self}: {why}")
         self.kept.clear()
-        self._plans.clear()  # a program may hold the group that all others have followed
-        if self._unheld is not None:  # it would keep the descriptors of the mesh
+        self._plans.clear()  # a program may keep the first of many views
+        if self._unheld is not None:  # it would keep the mesh's descriptors
             self._unheld.detach()
 
     def end_with_its_holders(self) -> None:
         """Leave the group, as `close` does, when it is not referenced any more."""
         self._unheld = weakref.finalize(self, self._context.let_go, self._native)
-        self._unheld.atexit = False  # the links end then
+        self._unheld.atexit = False  # the links close at exit
 
     def plan_by(self, planner: Planner) -> None:
         """Use another planner from now on; every rank must do so before the same call."""
@@ -165,7 +165,7 @@ class Calls:
         ):
             native = (fault, peer, f"{what}; {note}", doing)
         if fault is engine.Fault.MISMATCH:
-            native = (fault, peer, what + self.subjects.told(what), doing)
+            native = (fault, peer, what + self.subjects.describe(what), doing)
         return engine.error_from(native, self._members, self._context.names)
 
     # Plans.
@@ -185,7 +185,7 @@ class Calls:
         shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
         if wire is None and not subject:
             self._check_wire(shape.codec)
-        if len(self._plans) >= 1024:  # sizes that never come back
+        if len(self._plans) >= 1024:  # sizes that never repeat
             self._plans.clear()
         plan = self._plans[key] = plan_for(shape)
         return plan
@@ -201,7 +201,7 @@ class Calls:
         taken: tuple[int, ...] = (),
         wire: str | Codec | None = None,
     ) -> engine.Plan:
-        """Make the plan of a call whose lengths will hardly come again, see `Shape`."""
+        """Make the plan of a call whose lengths are unlikely to repeat, see `Shape`."""
         # The choice must not depend on lengths that only this rank knows.
         shape = self._shape(collective, dtype, max(blocks, default=0), op, uneven=True, wire=wire)
         return make_plan(shape._replace(n_elems=0, blocks=blocks, sent=sent, taken=taken))
@@ -230,7 +230,7 @@ class Calls:
         )
 
     def check_fold(self, collective: str, dtype: DType, op: Op) -> None:
-        """Raise UsageError if the collective lacks this operation for this type."""
+        """Raise UsageError if the collective does not support this operation for this type."""
         if COLLECTIVES[collective].folds and not engine.can_fold(dtype, op):
             raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
 
@@ -252,20 +252,20 @@ class Calls:
         return codec
 
     def _check_wire(self, codec: Codec) -> None:
-        """Warn once if the group's codec has blocks, for a sum that no averager makes."""
+        """Warn once if the group's codec has blocks, for a sum outside of averagers."""
         if codec.block == 1 or self._is_warned or self.planner.cluster.n_hosts == 1:
             return
         self._is_warned = True
         _LOG.log(
             logging.WARNING if self.rank == 0 else logging.DEBUG,
-            "%s: a sum that is not an averager's travels in %s, the group's wire, which changes an "
+            "%s: a sum outside of an averager is sent in %s, the group's wire, which changes an "
             "element by up to %g times the largest of the %d around it, twice. Such formats are "
             "for gradients: give wire='identity' to other sums",
             *(self, codec, codec.error, codec.block),
         )
 
     def _rounded_into(self, own: BufferView, data: BufferView, codec: Codec) -> BufferView:
-        """Round a copy of `data` in place of `own`, if other hosts will have it rounded."""
+        """Return `own` with a rounded copy of `data`; just `data` if all ranks share a host."""
         if self.planner.cluster.n_hosts == 1:
             return data
         if own.address != data.address:
@@ -292,7 +292,7 @@ class Calls:
     def _at_root(
         self, what: str, given: Any, whose: str, own: BufferView, root: int
     ) -> Sequence[BufferView]:
-        """Return the blocks of all ranks at the root, each as long as `own`; elsewhere none."""
+        """Return all ranks' blocks, each as long as `own`, at the root; () elsewhere."""
         self._check_rank(root, "root")
         if self.rank != root:
             if given is not None:
@@ -319,7 +319,7 @@ class Calls:
     ) -> None:
         """Raise UsageError if written memory overlaps other memory of the call.
 
-        Except that this rank's own block may be the same memory in both.
+        This rank's own block may be the same memory in both.
         """
         if len(written.spans) == len(read.spans) == 1:  # the usual case, without loops
             one, other = written.spans[0], read.spans[0]
@@ -404,7 +404,7 @@ class Calls:
         if name is None:
             return self._number(how)
         if how.get("number") is not None:
-            raise UsageError(f"{self}: a call has a name or a number, and got both")
+            raise UsageError(f"{self}: a call has a name or a number, but got both")
         return FIRST_NAMED_KEY | hash_of(name, self._named.count(name)) >> 2
 
     def _number(self, how: CallOptions) -> int:
@@ -423,7 +423,7 @@ class Calls:
     def _finish(
         self, call: engine.Call, plan: engine.Plan | None, owners: Any, how: CallOptions
     ) -> Work | None:
-        """Wait for a call that was posted, or return its `Work`, which keeps `owners`.
+        """Wait for a posted call, or return its `Work`, which keeps `owners` alive.
 
         `plan` is None for an all-reduce with servers, which has several.
         """
@@ -445,7 +445,7 @@ class Calls:
                 self._context.keep(self._work_of(call, owners))
             raise
         if not call.succeeded():
-            self._work_of(call, owners).wait()  # raises why
+            self._work_of(call, owners).wait()  # raises the call's error
         return None
 
     def _work_of(self, call: engine.Call, owners: object) -> Work:

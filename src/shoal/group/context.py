@@ -1,4 +1,4 @@
-"""One epoch of a process: the links to all peers, made once and shared by all groups."""
+"""One epoch of a process: the links to all peers, made once and shared by its groups."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from shoal.state.monitor import Monitor
     from shoal.state.tally import Tally
 
-# The end of the program waits so long for threads to notice the end of their calls.
+# How long the program's end waits for threads to notice the end of their calls.
 _LAST_WAIT_S: Final = 2.0
 _OWN_CALLS_S: Final = 12.0  # as long as closing waits for acknowledgements
 
-# The most bytes under way to other hosts for calls that send to several at once, which take turns
-# (native/engine/segments/turns.h). All may wait in front of one receiver, and the queue of a small
-# switch holds 256 KiB. The least keeps a link busy whose ends share their cores.
+# Limits the bytes in flight to other hosts of calls whose sends to several hosts take turns
+# (native/engine/segments/turns.h). All of them may queue in front of one receiver, and a small
+# switch queues 256 KiB. The lower bound keeps a link busy between busy cores.
 _OUT_US: Final = 4_000
 _LEAST_OUT_BYTES: Final = 192 << 10
 
 
 class Occurrences:
-    """Counts the uses of each name of `what`, for ever: other ranks may still count it."""
+    """Counts the uses of each name of `what`. Never forgets one: other ranks may still count it."""
 
     MOST: Final = 1 << 20  # names; about 100 MB
 
@@ -51,11 +51,10 @@ class Occurrences:
         self._n: defaultdict[Hashable, int] = defaultdict(int)
 
     def count(self, name: Hashable) -> int:
-        """Return the uses of this name, with this one; UsageError if there are too many names."""
+        """Count a use; return the number of uses of this name. UsageError for too many names."""
         if len(self._n) >= self.MOST and name not in self._n:
             raise UsageError(
-                f"{self.MOST} names of {self._what} have been used, the most that are counted; "
-                "reuse names"
+                f"{self.MOST} names of {self._what} have been used, which is the limit; reuse names"
             )
         self._n[name] += 1
         return self._n[name]
@@ -64,7 +63,7 @@ class Occurrences:
 class Context:
     """One epoch: the links to all peers, which its groups share.
 
-    It ends when it is closed, when no group of it is referenced any more, or with the program.
+    It ends when it is closed, when none of its groups is referenced any more, or with the program.
     """
 
     def __init__(
@@ -100,9 +99,9 @@ class Context:
     def register(
         self, group: Calls, name: str, members: Sequence[int], native_id: int | None = None
     ) -> engine.NativeGroup:
-        """Make the native group of a new group, with an id that is equal on all members and new.
+        """Make the native group of a new group, with a new id that is equal on all members.
 
-        Without an agreed `native_id` each member makes equally many groups of this name.
+        Without an agreed `native_id`, each member must make the same number of groups of this name.
         """
         if self._mesh is None:
             raise Closed(f"group {name!r} cannot be made: its context was closed")
@@ -113,7 +112,7 @@ class Context:
         return self._mesh.group(native_id, members)
 
     def count(self) -> Tally:
-        """Return the counts of this epoch's calls; the first use begins counting."""
+        """Return the counts of this epoch's calls; the first use starts counting."""
         if self.tally is None:
             from shoal.state.tally import Tally
 
@@ -142,8 +141,8 @@ class Context:
     def keep(self, work: Work) -> None:
         """Keep the buffers of a call alive until it is done, for the engine."""
         live, n_running = self._live, 0
-        # Up to two running calls go to the back, so that a long call does not hide those behind it.
-        # Each is out of the queue meanwhile, since another thread may do the same.
+        # Up to two running calls go to the back, so that a long call does not hide the calls behind
+        # it. They leave the queue while they are checked, since another thread may do the same.
         while live and n_running < 2:
             try:
                 oldest = live.popleft()
@@ -157,15 +156,15 @@ class Context:
         live.append(work.lend())
 
     def await_at_close(self, call: engine.Call) -> None:
-        """Let `close` wait for a call that shoal made and that no caller waits for."""
+        """Make `close` wait for a call that shoal made and that no caller waits for."""
         while self._own and self._own[0].done():
             self._own.popleft()
         self._own.append(call)
 
     def close(self) -> None:
-        """Take leave of all peers and close the links. Idempotent."""
-        # A rank that left with such a call in flight would end its group, and with it calls of its
-        # peers that this rank has completed.
+        """Send goodbyes to all peers and close the links. Idempotent."""
+        # Leaving with such a call in flight would end its group, and with it peers' calls that this
+        # rank has completed.
         while self._own and self._mesh is not None:
             self._own.popleft().wait(_OWN_CALLS_S)
         # NOT `self._end()`: finalizers do nothing once the program is ending.
@@ -173,7 +172,7 @@ class Context:
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.close()
-            self._live.clear()  # all have ended, and would keep the descriptors of the mesh
+            self._live.clear()  # all have ended; their calls would keep the mesh's descriptors
             self._unheld.clear()
             if self.tally is not None:
                 self.tally.forget()
@@ -194,12 +193,12 @@ _CONTEXTS: Final[weakref.WeakSet[Context]] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Close all contexts while the interpreter is whole, and let threads leave native code."""
+    """Close all contexts before the interpreter shuts down, and let threads leave native code."""
     for context in list(_CONTEXTS):
         context.close()
     COMPLETIONS.finish()
     deadline = time.monotonic() + _LAST_WAIT_S
-    pause = threading.Event()  # waited on only for its timeout, which lets the others run
+    pause = threading.Event()  # never set: a wait lets other threads run
     while engine.n_waiting() and time.monotonic() < deadline:
         pause.wait(0.001)
 
@@ -225,7 +224,7 @@ class _Tuning(NamedTuple):
 
     @classmethod
     def read(cls) -> _Tuning:
-        """Read them; UsageError if one is wrong, or this process cannot run here."""
+        """Read the settings; UsageError if one is wrong, or SHOAL_ISA cannot run here."""
         _check_isa()
         return cls(
             _staging_bytes(),
@@ -246,8 +245,8 @@ def meet(
 ) -> Context:
     """Meet all ranks through `store` and connect to them; raises what `group.form` does.
 
-    All ranks get `digest`, as `Context.digests`. `channels` returns the number of channels from all
-    hosts and digests, without raising.
+    Every rank gets all ranks' `digest` as `Context.digests`. `channels` returns the number of
+    channels for all hosts and digests; it must not raise.
     """
     with reporting_failure(store, rank, size):
         tuning = _Tuning.read()
@@ -282,10 +281,10 @@ def meet(
 
 
 def connect(membership: Membership, n_channels: int, dead_s: float) -> Context:
-    """Connect to ranks that are known already, each alone on its host, by `membership`'s listeners.
+    """Connect to known ranks, each alone on its host, through `membership`'s listeners.
 
     A peer counts as lost if it is silent for `dead_s`, equal on all ranks, or if its lost
-    connections do not come back by then. ShoalError if this process lacks memory or descriptors.
+    connections are not back by then. ShoalError if no memory or descriptor is left.
     """
     heed_signal()
     with _as_shoal_error(membership.rank):
@@ -295,7 +294,7 @@ def connect(membership: Membership, n_channels: int, dead_s: float) -> Context:
 
 @contextlib.contextmanager
 def _as_shoal_error(rank: int) -> Iterator[None]:
-    """Raise the two errors of the native core's set-up as a `ShoalError`."""
+    """Raise errors of the native core's set-up as a `ShoalError`."""
     try:
         yield
     except ShoalError:
@@ -340,7 +339,7 @@ _PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]
 
 
 def _places(membership: Membership) -> list[_PeerPlace]:
-    """Return each peer's addresses and number of paths, which the lower rank sets."""
+    """Return each peer's addresses and number of paths; the lower rank sets the number."""
     found: list[_PeerPlace] = []
     for peer in membership.peers:
         lower = peer.listens_at if peer.rank < membership.rank else membership.listens_at

@@ -1,4 +1,4 @@
-"""A newcomer's way into a running group: it announces itself at a member's door, and waits."""
+"""Lets a newcomer enter a running group: it announces itself at a member's door, and waits."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 _LOG: Final = logging.getLogger("shoal")
-_CONNECT_S: Final = 1.0  # to one address, until the next one is tried
-_VOTE_S: Final = 30.0  # until the members have voted: members._VOTE_S, and more
-_WARN_S: Final = 10.0  # until a newcomer warns that nobody has let it in; again after twice that
+_CONNECT_S: Final = 1.0  # for one address, before trying the next one
+_VOTE_S: Final = 30.0  # until the members have voted; longer than members._VOTE_S
+_WARN_S: Final = 10.0  # until the first warning that no member has let it in; doubles
 
 
 def enter(
@@ -45,15 +45,15 @@ def enter(
     """Wait to be let in by a running group, and return the group with this process in it.
 
     Args:
-        addresses: of doors of members (`group.address`), tried in turn.
+        addresses: the members' doors (`group.address`), tried in turn.
         timeout_s: seconds until it must be let in, and the default timeout of calls.
         name: of the group that the members formed.
         wire: as the members gave it.
 
     Raises (nothing is left open):
-        UsageError: the group refuses this process, and why: another version, key, name or setting.
-        TimedOut: no member has let it in; names the addresses and what was wrong last.
-        ShoalError: this machine lacks something to form a group.
+        UsageError: the group refuses this process: its version, key, name or a setting differs.
+        TimedOut: no member has let it in; names the addresses and the last error.
+        ShoalError: as for `form`.
     """
     settings = Settings.read()
     if wire is not None:
@@ -72,7 +72,7 @@ def enter(
         except (PeerLost, TimedOut, Closed, UsageError) as error:
             if not is_of_another_rank(error):
                 raise
-            why = error  # a member or another newcomer has failed: announce this one anew
+            why = error  # a member or another newcomer has failed: announce this one again
             warnings.warn_if_due(_without_head(why))
         else:
             group.timeout_s = timeout_s
@@ -89,12 +89,12 @@ def _without_head(error: ShoalError | None) -> str:
 
 
 class _Warnings:
-    """Logs at doubling intervals that nobody has let a newcomer in yet, and why."""
+    """Logs at doubling intervals that no member has let a newcomer in yet, and why."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._started = time.monotonic()
-        self._after_s = _WARN_S  # the next time
+        self._after_s = _WARN_S  # to the next warning
 
     def warn_if_due(self, why: str) -> None:
         elapsed_s = time.monotonic() - self._started
@@ -117,7 +117,7 @@ def _enter_at(
                 *(store, rank, size), timeout_s=FORM_S, name=own.group, wire=wire, growing=Growing()
             )
         try:
-            # The members call it too once all of them have formed the group, and else close it.
+            # The members call it once all of them have formed the group; otherwise they close it.
             group.barrier(timeout_s=_VOTE_S + CONFIRM_S)
         except BaseException:
             group.close()
@@ -129,7 +129,7 @@ def _enter_at(
 def _announced(
     address: str, own: Announcement, deadline: float, warnings: _Warnings
 ) -> Iterator[tuple[str, str, str]]:
-    """Wait at this door; the address and the name of a meeting, and this newcomer's id."""
+    """Wait at this door; yield the address and name of a meeting, and this newcomer's id."""
     number = os.urandom(N_ID_BYTES).hex()
     left_s = max(0.001, deadline - time.monotonic())
     host, port = parse_address(address)
@@ -137,7 +137,7 @@ def _announced(
         client = TcpStoreClient(host, port, timeout_s=min(_CONNECT_S, left_s), key=job_key())
     except TimedOut as late:
         raise TimedOut(
-            f"nothing of shoal answered at {address} ({late.__cause__}): give the `group.address` "
+            f"no shoal process answered at {address} ({late.__cause__}): give the `group.address` "
             "of a living member"
         ) from late
     with contextlib.closing(client):
@@ -155,7 +155,7 @@ def _announced(
 def _await_answer(
     client: TcpStoreClient, number: str, address: str, deadline: float, warnings: _Warnings
 ) -> bytes:
-    """Wait in short calls: a member that has stopped answers none, and another one may."""
+    """Wait in short calls: a stopped member answers no call, and another member may."""
     while True:
         left_s = max(0.001, deadline - time.monotonic())
         try:

@@ -1,4 +1,4 @@
-"""Form a group: meet the other ranks, agree on a planner, and make the group of all of them."""
+"""Form a group: meet the other ranks, agree on a planner, and make the group of all ranks."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _LOG: Final = logging.getLogger("shoal")
 
 
 class Growing(NamedTuple):
-    """How `Group.grow` and its newcomers form a group.
+    """Options with which `Group.grow` and its newcomers form a group.
 
     Attributes:
-        before: the monitor of the group from which it grows; readers find the new group there.
+        before: the old group's monitor, whose listener the new group takes over.
     """
 
     before: Monitor | None = None
@@ -61,10 +61,10 @@ def form(
     """Meet all ranks through `store` and return the group of all of them.
 
     Args:
-        store: a store for all ranks, needed until this returns.
+        store: shared by all ranks, and needed until this returns.
         timeout_s: seconds for the meeting, and the default timeout of calls.
         wire: the encoding of large sums between hosts, see `Group`; None: `SHOAL_WIRE`.
-        growing: given by `Group.grow` and its newcomers, which begin the group themselves.
+        growing: set by `Group.grow` and its newcomers, which begin the group themselves.
 
     Raises (nothing is left open):
         UsageError: a variable or the tuning file is wrong, or differs between ranks; keys differ;
@@ -76,7 +76,7 @@ def form(
     title = f"group {name!r}"
     with reporting_failure(store, rank, size):
         warn_of_unknown(os.environ)
-        settings = Settings.read()  # wrong settings are refused before other ranks wait
+        settings = Settings.read()  # refuses wrong settings before other ranks wait
         if wire is not None:
             settings = settings._replace(wire=parse_wire(wire))
         kind = _kind_of_group(settings, name)
@@ -124,25 +124,25 @@ def form_at(
 ) -> Group:
     """Form the group of the processes whose doors have these addresses; ranks in their order.
 
-    Needs no other store: the processes meet at the first of these doors. A process may be in other
-    groups meanwhile, living or ended; they stay as they are.
+    Needs no other store: the processes meet at the first door. A process may be in other groups,
+    living or ended, which do not change.
 
     Args:
-        door: this process's own.
-        addresses: the `Door.address` of each member, in the same order on every one.
+        door: this process's door.
+        addresses: the `Door.address` of each member, in the same order on every member.
         uuid: a name for this meeting, the same on every member, that no earlier meeting had.
         timeout_s, name: as for `form`.
 
     Raises (nothing is left open but the door):
-        UsageError: as for `form`; or `addresses` lacks this door or repeats one.
-        TimedOut: the process of the first address did not answer or did not call this, or others
-            did not, which the message names.
+        UsageError: as for `form`; or `addresses` repeats a door or leaves out this one.
+        TimedOut: the process of the first address did not answer or did not call this; or other
+            processes did not, and the message names them.
         PeerLost: a member ended or failed while the group formed, or before.
         ShoalError: as for `form`.
     """
     if len(set(addresses)) != len(addresses) or door.address not in addresses:
         raise UsageError(
-            f"the addresses {', '.join(addresses)} repeat one, or lack this process's own, "
+            f"the addresses {', '.join(addresses)} repeat one, or leave out this process's own, "
             f"{door.address}"
         )
     from shoal.rendezvous.door import visit  # most groups form without a door
@@ -167,7 +167,7 @@ def _kind_of_group(settings: Settings, name: str) -> type[Group]:
 
 
 def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int | None]:
-    """Return this rank's addresses for other hosts, and the class of their rate; None: unknown.
+    """Return this rank's addresses for other hosts, and their rate in Mbit/s; None: unknown.
 
     Raises:
         UsageError: `SHOAL_SOCKET_IFNAME` names no interface, or no file descriptor is left.
@@ -177,11 +177,11 @@ def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int
         found = choose_addresses(settings.n_paths, master)
         return found, reported_mbit(found[0].interface) if settings.link is None else None
     except UsageError:
-        # A mistyped name is an error also where all ranks share a host. An exclusion is not: it may
-        # leave nothing there.
+        # A mistyped name is an error even if all ranks share a host. An exclusion (^) is not: it
+        # may exclude all interfaces of that host.
         if not (os.environ.get("SHOAL_SOCKET_IFNAME") or "^").startswith("^"):
             raise
-        return [], None  # joining other hosts, if there are any, raises the error
+        return [], None  # joining ranks of other hosts raises the error
     except OSError as error:
         if not is_out_of_descriptors(error):
             return [], None  # a sandbox may hide the interfaces; ranks of one host need none
@@ -193,10 +193,10 @@ def _advertised(store: Store, settings: Settings) -> tuple[list[Advertised], int
 def _listen_to_readers(
     advertised: Advertised, size: int
 ) -> tuple[socket.socket | None, Endpoint | None]:
-    """Listen for `shoal top` on other hosts, but leave a port to the links of each rank here.
+    """Listen for `shoal top` on other hosts, but leave a port for the links of each rank here.
 
-    Logs a warning if that cannot be. `size` counts the group's ranks, where no launcher says how
-    many are on this host.
+    Logs a warning if that is impossible. `size` is the group's; it replaces LOCAL_WORLD_SIZE if
+    no launcher has set that.
     """
     ports = list(port_range(os.environ))
     local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -207,7 +207,7 @@ def _listen_to_readers(
                 f"SHOAL_PORT_RANGE has {len(ports)} ports; `shoal top` needs {2 * n_ranks}, two "
                 f"for each of {n_ranks} ranks on a host"
             )
-        # From the last port on: links take the first ones.
+        # From the last port down: links take the first ones.
         return listen_at("`shoal top`", advertised, reversed(ports), os.environ)
     except (OSError, UsageError) as error:
         _LOG.warning("`shoal top` on other hosts cannot reach this rank: %s", error)
@@ -215,7 +215,7 @@ def _listen_to_readers(
 
 
 def _places_of_monitors(context: Context) -> list[tuple[int, str, str, int]]:
-    """Return where `shoal top` may ask each rank: its number, host, address and port."""
+    """Return each rank's number and host, and its address and port for `shoal top`."""
     return [
         (rank, info.host, *monitor_of(digest))
         for rank, (info, digest) in enumerate(zip(context.names, context.digests, strict=True))

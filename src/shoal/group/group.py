@@ -1,7 +1,7 @@
 """Groups of ranks and their collectives.
 
-`form` (form.py) makes the world group; `Group.subgroup` carves smaller ones out of it, locally and
-for free.
+`form` (form.py) makes the world group; `Group.subgroup` makes smaller groups from it without
+sending a message.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Group(Members):
     Every call takes these keywords:
         name: matches the call with the other ranks' calls of this name; calls of one name, and
             calls without a name, match by their order. Names are never forgotten: reuse a few.
-        number: a number from `reserve`, in place of a name: calls of one number match.
+        number: a number from `reserve`, instead of a name: calls of one number match.
         subject: the purpose of the call (`Subject.of`), if ranks must agree on it.
         timeout_s: seconds until the call fails; None takes the group's.
         async_op: return a `Work` at once, and work on the call in the background.
-        work: return a `Work` at once for the caller to `wait()` on next, when the work begins.
+        work: return a `Work` at once; the work begins when the caller `wait()`s on it.
 
     all_reduce and reduce_scatter also take `wire`, the encoding of elements between hosts. "bf16"
-    and "fp16" round float32 to 16 bits, "mxfp8", "mxint8" and "mxfp4" to 8.25 or 4.25; sums are
-    folded in float32, and every rank ends with the same bits (docs/wire.md has the errors); only
-    for sum and avg of float32. "identity" sends elements as they are. None takes the group's wire,
-    for sums of at least 64 KiB that can use it, and else "identity". all_gather takes `wire` too.
+    and "fp16" round float32 to 16 bits, "mxfp8", "mxint8" and "mxfp4" to 8.25 or 4.25, for sum and
+    avg of float32 only. Sums are folded in float32, and every rank ends with the same bits
+    (docs/wire.md lists the errors). "identity" sends elements as they are. None takes the group's
+    wire for sums of 64 KiB or more that can use it, else "identity". all_gather takes `wire` too.
 
-    Without async_op and work a call returns None when the result is there. Buffers are anything
+    Without async_op and work a call waits for the result and returns None. Buffers are anything
     that `span_of` takes; they are borrowed until the call is done.
 
     Every call raises:
@@ -61,13 +61,13 @@ class Group(Members):
     def reserve(self, count: int) -> range:
         """Return the numbers of the next `count` calls without names, to use later in any order.
 
-        Every rank reserves equally many, in the same place among its calls, and may use them in its
-        own order by `number=`. Each is for one call; numbers that no rank will use are to be
-        skipped by all. Nothing is sent.
+        Every rank reserves the same count, in the same place among its calls, and passes them as
+        `number=` in any order. Each is for one call; all ranks must `skip` a number that no rank
+        will use. Nothing is sent.
 
         Args:
-            count: up to `numbers.MOST_APART`, the most that calls may be out of order: later calls
-                than that after an open number raise UsageError.
+            count: up to `numbers.MOST_APART`, the most that calls may be out of order: a call that
+                is further ahead of an open number raises UsageError.
         """
         return self._numbers.reserve(count)
 
@@ -88,7 +88,7 @@ class Group(Members):
         """Fold `data` over all ranks, in place: the same bits on every rank.
 
         Args:
-            data: any number of elements, equally many of the same type on every rank.
+            data: any number of elements; the same number and type on every rank.
             op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
             wire: "bf16", "fp16", "mxfp8", "mxint8", "mxfp4", "identity" or None, see `Group`.
         """
@@ -136,8 +136,8 @@ class Group(Members):
             outputs: one buffer of size * n elements, or `size` buffers, whose lengths may differ
                 and are the same on every rank; written.
             data: as long as this rank's block of `outputs`, which it may be; read.
-            wire: for float32, the encoding of elements between hosts. Also this rank's own block is
-                rounded, in `outputs`. None: "identity", whatever the group's wire is.
+            wire: for float32, the encoding of elements between hosts. This rank's own block of
+                `outputs` is rounded too. None: "identity", whatever the group's wire is.
         """
         span = span_of(data, writable=False)
         blocks = self._blocks("outputs", outputs, writable=True)

@@ -1,7 +1,7 @@
-"""The steps by which a group takes in newcomers; `members.py` has their order.
+"""The steps by which a group takes in newcomers; `members.py` runs them.
 
 Members list the newcomers that wait at their doors, and meet them at the door of one member. There
-all form the new group as any group forms, while the old one stands.
+all of them form the new group like any group, while the old one stands.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 FORM_S: Final = 15.0
 """Seconds for a meeting with newcomers.
 
-A process that ends or fails meanwhile ends it at once, one that stops after `SILENT_S`.
+A process that ends or fails ends the meeting at once; a stopped one ends it after `SILENT_S`.
 """
 
 SILENT_S: Final = float(DEAD_S)
-"""Seconds without a request, or without an answer of the door, until a process counts as lost."""
+"""Seconds without a request to the door, or an answer from it, until a process counts as lost."""
 
-_ANSWER_S: Final = 2.0  # for newcomers to come to the meeting, once they are invited
+_ANSWER_S: Final = 2.0  # for invited newcomers to connect to the meeting
 _GRACE_S: Final = 3.0
-_ASK_EVERY_S: Final = 1.0  # while a process waits: the door counts one that is silent as lost
+_ASK_EVERY_S: Final = 1.0  # while a process waits: the door counts a silent process as lost
 _N_COUNT: Final = 4
 _N_NUMBER: Final = 8
 _N_ADDRESS: Final = 64
 _N_UUID: Final = 16
-_MOST_NEWCOMERS: Final = 1 << 10  # let in by one rank at a time
+_MOST_NEWCOMERS: Final = 1 << 10  # of one rank in one `grow`
 _SIZE: Final = "size"
 _WATCH_TAG: Final = 0x5_40A1_6120
 
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     """The members' agreement on one growing.
 
     Args:
-        number: of the view that no member has asked for yet, for the vote.
+        number: a view number for the vote that no member has asked for yet.
         host: the lowest rank with newcomers; all meet at its door, at `address`.
         uuid: the name of the meeting.
         ids: of all newcomers, in the order of their ranks.
@@ -75,11 +75,11 @@ class Plan(NamedTuple):
 def agree(
     group: Group, asked: int, address: str, waiting: Sequence[Newcomer], timeout_s: float
 ) -> Plan | None:
-    """Return what all members agree on; None if no newcomer waits. Collective.
+    """Agree on a plan with all members; None if no newcomer waits. Collective.
 
     Args:
-        asked: the highest number of a view that this rank has asked for.
-        address: of this rank's door; empty if it has none.
+        asked: the highest view number that this rank has asked for.
+        address: of this rank's door; empty if it has no door.
 
     Raises:
         PeerLost, TimedOut, Closed: as every call.
@@ -125,7 +125,7 @@ def agree(
 
 @contextlib.contextmanager
 def _reading(rank: int) -> Iterator[None]:
-    """Raise an error that names the rank whose list of newcomers is damaged."""
+    """Raise UsageError, with the rank's number, if the block finds its list damaged."""
     try:
         yield
     except (ValueError, UsageError) as error:
@@ -136,11 +136,11 @@ def _reading(rank: int) -> Iterator[None]:
 
 
 def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
-    """Form the group of all members and of the newcomers that come; it has not begun.
+    """Form the group of all members and of the newcomers that connect; does not begin it.
 
     Args:
         name: of the new group.
-        door: this rank's, if it has one.
+        door: this rank's door, if it has one.
 
     Raises:
         TimedOut: no newcomer came, or not all joined.
@@ -180,7 +180,7 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
 
 
 def _place(store: Store, n_members: int, ids: tuple[str, ...]) -> None:
-    """Give the newcomers that have come their ranks."""
+    """Give ranks to the newcomers that have connected."""
     until = time.monotonic() + _ANSWER_S
     here = []
     for one in ids:
@@ -194,10 +194,10 @@ def _place(store: Store, n_members: int, ids: tuple[str, ...]) -> None:
 
 
 def _end_with(group: Group, close: Callable[[], None]) -> None:
-    """Have a visit end when the old group ends: a member may be lost before it comes there."""
+    """End a visit when the old group ends: a member may be lost before it connects there."""
     if group.size == 1:
         return
-    # A message that nobody sends: it ends with the group.
+    # No rank sends this message, so the receive ends with the group.
     watch = group.recv(bytearray(1), None, _WATCH_TAG, timeout_s=FOR_EVER_S, async_op=True)
     assert watch is not None
     with contextlib.suppress(ShoalError):  # without a thread the visit ends at its deadline
@@ -226,10 +226,10 @@ def _number_in(value: bytes, low: int, high: int) -> int:
 
 
 def take_place(store: Visit, own: str) -> tuple[int, int]:
-    """Come to a meeting as the newcomer with this id; return its rank and the size of the group.
+    """Join a meeting as the newcomer with this id; return its rank and the size of the group.
 
     Raises:
-        TimedOut: this process came too late.
+        TimedOut: this process connected too late.
         PeerLost: the member that serves the meeting has ended, or has stopped.
         UsageError: that member's answer is damaged.
     """
@@ -247,12 +247,12 @@ def _place_key(one: str) -> str:
 
 
 def own_version() -> str:
-    """This process's version of shoal."""
+    """Return this process's version of shoal."""
     return str(sys.modules["shoal"].__version__)
 
 
 def refusal_of(group: str, digest: bytes, asking: Announcement) -> str:
-    """Return why a group refuses a newcomer; empty if it does not.
+    """Return why a group refuses a newcomer; empty: it does not.
 
     Args:
         group: the group's name.
@@ -266,4 +266,4 @@ def refusal_of(group: str, digest: bytes, asking: Announcement) -> str:
     if asking.group != group:
         return f"it asks for the group {asking.group!r}, and the group is {group!r}"
     variable = difference(digest, asking.digest)
-    return variable and f"its {variable} differs from the group's: set it alike on all ranks"
+    return variable and f"its {variable} differs from the group's: set it to the same on all ranks"

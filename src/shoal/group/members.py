@@ -1,11 +1,10 @@
 """The members of a group: how it shrinks and grows, and how it ends.
 
-The ranks that are left agree on the next view (view.py, shrink.py). The steps by which a group
-grows are in growing.py: the old group stands while the new one forms. Then its members vote as they
-agree on a view, where the highest number that a member asks for counts: a member that has formed
-the new group asks for a number, one that has not for the next. If they agree on the first number,
-all have formed the new group, and go on in it. Otherwise none does, and they go on in the next view
-of the old one (docs/decisions/0077).
+Survivors agree on the next view (view.py, shrink.py). A group grows by the steps in growing.py: the
+old group stands while the new one forms. Then its members vote, as they agree on a view: each asks
+for a number, and the highest counts. A member that has formed the new group asks for number n, one
+that has not for n + 1. If they agree on n, all have formed the new group, and go on in it. If they
+agree on n + 1, all go on in the next view of the old group (docs/decisions/0077).
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 _OPENING: Final = threading.Lock()
 
-_TRIES: Final = 2  # in one `grow`: the second one without newcomers that failed
-_VOTE_S: Final = 25.0  # from the first member's vote to the last: growing.FORM_S, and more
+_TRIES: Final = 2  # in one `grow`; the second leaves out newcomers that failed
+_VOTE_S: Final = 25.0  # from the first member's vote to the last; longer than growing.FORM_S
 CONFIRM_S: Final = 20.0
 """Seconds for the first call of the new group."""
 
@@ -54,8 +53,8 @@ class Members(Calls):
     _next: Self | None = None  # the view or the larger group that followed this group
     _is_unfinished = False  # the last `grow`, `reform` or `shrink` of this group raised
     _door: Door | None = None
-    _vote_number: int | None = None  # of the view that means the new group, until the vote ends
-    _formed: Group | None = None  # the new group, until then
+    _vote_number: int | None = None  # the view number that stands for the new group in a vote
+    _formed: Group | None = None  # the new group, until the vote ends
     _last_warning = ""
     _last_stats: Stats | None = None
 
@@ -68,7 +67,7 @@ class Members(Calls):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the group, or the last view of it."""
+        """Close the group and the last view of it."""
         self._latest.close()  # NOT one by one: a long job regroups a thousand times
         self.close()
 
@@ -80,9 +79,9 @@ class Members(Calls):
     def subgroup(self, ranks: Sequence[int], name: str, *, wire: str | None = None) -> Self:
         """Return the group of some of this group's ranks; this rank must be one of them.
 
-        It is local: no message, thread or memory. Every member must call it with the same ranks in
-        the same order, name and wire. A rank that drops the group leaves it once its calls in
-        flight have ended.
+        Making it is local: no message, thread or memory. Every member must call it with the same
+        ranks in the same order, name and wire. A rank that drops the group leaves it once its calls
+        in flight have ended.
 
         Args:
             wire: the encoding of large sums between hosts; None: as in this group.
@@ -93,7 +92,7 @@ class Members(Calls):
         for rank in ranks:
             self._check_rank(rank, "ranks")
         if len(set(ranks)) != len(ranks) or self.rank not in ranks:
-            raise UsageError(f"{self}: ranks {list(ranks)} repeat a rank or lack this one")
+            raise UsageError(f"{self}: ranks {list(ranks)} repeat a rank or leave out this one")
         members = [self._members[rank] for rank in ranks]
         name = f"{self.name}/{name}"
         planner = self.planner.of(ranks, f"group {name!r}")
@@ -106,7 +105,7 @@ class Members(Calls):
 
         All survivors must call it, also ranks whose calls have not failed. It needs no store and no
         particular rank, uses the existing links, and handles further deaths. Ranks keep their
-        order; `view` has their former ranks. If none is lost, the new group has the same ranks.
+        order; `view` has their former ranks. If no rank is lost, the new group has the same ranks.
 
         This group is then closed, and its calls in flight fail. The new group closes the links if
         this one would have; a `with` statement of this group closes the new one.
@@ -116,14 +115,14 @@ class Members(Calls):
             timeout_s: seconds until all survivors must have called it; None takes the group's.
 
         After an error this group is as before and can be shrunk again, except after PeerLost. If
-        another group has followed this one, which `grow`, `reform` or an earlier call has returned
-        or has been kept from by an error or Ctrl-C, this returns that one, shrunk if it has ended
-        or has a rank to exclude.
+        another group has followed this one, returned by `grow`, `reform` or an earlier call (or not
+        returned, because of an error or Ctrl-C), this returns that group, shrunk if it has ended or
+        has a rank to exclude.
 
         Raises:
             TimedOut: names the living ranks that did not call it.
-            PeerLost: the others go on without this rank: it was stopped for too long, or it and one
-                other rank lost each other. It can only join a new group.
+            PeerLost: the others go on without this rank: it was stopped for too long, or lost its
+                link to one other rank. It can only join a new group.
             UsageError: bad arguments.
             Closed: the group was closed.
         """
@@ -143,7 +142,7 @@ class Members(Calls):
             return latest._go_on_in(latest._next_view(number, out, timeout_s))
 
     def _ranks_in_latest(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks that these ranks of this group have in `_latest`, if they are there."""
+        """Return the ranks in `_latest` of these ranks of this group, without the gone ones."""
         group, found = self, list(ranks)
         while (after := group._next) is not None:
             if after._context is group._context:  # else it has grown, and members keep their ranks
@@ -154,7 +153,7 @@ class Members(Calls):
 
     @property
     def _latest(self) -> Self:
-        """The last of the groups that followed this one; this group if none has."""
+        """The last group that followed this one; this group if no other has."""
         group = self
         while group._next is not None:
             group = group._next
@@ -172,7 +171,7 @@ class Members(Calls):
         """End the latest group if Ctrl-C ends the block, since others may wait for this rank there.
 
         Then they call `reform` or `shrink` too. NOT after the block: they may be far on in that
-        group, and the next `grow`, `reform` or `shrink` of this one returns it.
+        group, and this group's next `grow`, `reform` or `shrink` returns it.
         """
         try:
             yield
@@ -222,10 +221,10 @@ class Members(Calls):
 
     @property
     def address(self) -> str:
-        """The address of this rank's door, which newcomers give to `shoal.init(join=)`.
+        """The address of this rank's door, for newcomers to pass to `shoal.init(join=)`.
 
-        It is of the form `host:port`. The first use of `address`, `newcomers` or `grow` opens the
-        door, as a socket and a thread that sleeps. It stays the same while the group shrinks and
+        It has the form `host:port`. The first use of `address`, `newcomers` or `grow` opens the
+        door: a socket, and a thread that sleeps. The door stays open while the group shrinks and
         grows, and closes with the last group.
 
         Raises:
@@ -238,7 +237,7 @@ class Members(Calls):
     def newcomers(self) -> tuple[str, ...]:
         """The host names of the newcomers that wait at this rank's door for `grow`.
 
-        Costs a microsecond, and nothing to calls. Ranks may see others: `grow` makes them agree.
+        Costs a microsecond, and does not slow calls. May differ by rank; `grow` makes ranks agree.
 
         Raises:
             UsageError: as for `address`.
@@ -248,11 +247,12 @@ class Members(Calls):
     def grow(self, *, timeout_s: float | None = None) -> Self:
         """Let in all newcomers that wait at any rank's door, and return the larger group.
 
-        All ranks call it at the same place among their calls. The members keep their ranks, and
-        newcomers follow. Without newcomers it returns this group, and costs as much as a small
-        all_gather. Otherwise this group is closed with all its subgroups, and its calls in flight
-        fail. A newcomer that fails meanwhile is left out; if none can be let in, this returns the
-        next view of this group. A rank that cannot listen logs why, once, and takes part.
+        All ranks call it at the same place among their calls. Members keep their ranks, and
+        newcomers get the next ones. Without newcomers it returns this group, and costs as much as a
+        small all_gather. Otherwise this group is closed with all its subgroups, and its calls in
+        flight fail. A newcomer that fails meanwhile is left out; if no newcomer can be let in, this
+        returns the next view of this group. A rank that cannot listen logs the reason once, and
+        takes part.
 
         Args:
             timeout_s: seconds until all ranks must have called it; None takes the group's. Forming
@@ -261,7 +261,7 @@ class Members(Calls):
         Raises (then call `reform` or `shrink`):
             PeerLost: a rank is gone.
             TimedOut: a rank did not call it, or did not answer.
-            UsageError: this is a subgroup; or the group and its newcomers are too many for a door.
+            UsageError: this is a subgroup; or members and newcomers are too many for a door.
             Closed: the group was closed.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -305,7 +305,7 @@ class Members(Calls):
                 group = group.shrink(timeout_s=max(0.001, deadline - time.monotonic()))
 
     def begin_again(self) -> None:
-        """Called instead of `begin` when the group follows another one."""
+        """Called instead of `begin` when the group follows another group."""
 
     def _grow_once(self, timeout_s: float) -> Self | None:
         """Try to grow; return the new group, or the next view of this one; None: no newcomers."""
@@ -332,10 +332,10 @@ class Members(Calls):
         return self._vote(plan.number, _VOTE_S)
 
     def _vote(self, number: int, timeout_s: float) -> Self:
-        """Agree whether all members have formed the new group; return the group to go on in.
+        """Vote whether all members have formed the new group; return the group to go on in.
 
         Raises:
-            TimedOut: a member does not vote; this may be called again.
+            TimedOut: a member did not vote; this may be called again.
             PeerLost: the others go on without this rank.
         """
         formed = self._formed
@@ -356,13 +356,13 @@ class Members(Calls):
             formed.close()
 
     def _move_to(self, new: Self) -> Self:
-        """Close this group in favour of one with newcomers; all members do so."""
+        """Close this group and go on in one with newcomers; all members do so."""
         new._door = self._door  # NOT after the next line: newcomers wait there
         self._next = new
         try:
             self._door, self._vote_number, self._formed = None, None, None
             self.close()
-            with contextlib.suppress(ShoalError):  # the next call raises it again
+            with contextlib.suppress(ShoalError):  # the next call raises the error again
                 cast("Group", new).barrier(timeout_s=CONFIRM_S)
             new.begin_again()
         except BaseException:
@@ -372,7 +372,7 @@ class Members(Calls):
 
     @contextlib.contextmanager
     def _warning(self, what: str) -> Iterator[None]:
-        """Log an error of what this rank tries alone, unless it was the last one; and go on."""
+        """Log an error of the block, unless it repeats the last one, and go on."""
         try:
             yield
         except (ShoalError, OSError) as error:
@@ -408,7 +408,7 @@ class Members(Calls):
         return door
 
     def stats(self) -> Stats:
-        """Return what the group does now: calls in flight, whom they wait for, and its links.
+        """Return the group's state: its calls in flight, the ranks they wait for, and its links.
 
         Costs about a millisecond at most, and waits at most 0.25 s for a stuck thread. Any thread
         may call it at any time. docs/top.md describes the numbers.
@@ -419,15 +419,15 @@ class Members(Calls):
         return self._last_stats
 
     def abort(self, reason: str = "no reason was given") -> None:
-        """End the group on every rank: what is in flight and all later calls raise `Closed`."""
+        """End the group on every rank: calls in flight and all later calls raise `Closed`."""
         self._native.abort(reason)
 
     def close(self) -> None:
         """Leave the group. Idempotent.
 
-        The group that `form` made, or its last view, closes its subgroups and all links, and peers
-        that still need this rank get `PeerLost`. Leaving a subgroup sends nothing: calls of other
-        members that need this rank end at their deadlines. The door closes too.
+        Closing the group that `form` made, or its last view, also closes its subgroups, the door
+        and all links; peers that still need this rank get `PeerLost`. Closing a subgroup sends
+        nothing: calls of other members that need this rank end at their deadlines.
         """
         door, self._door = self._door, None
         self._end_vote()
@@ -454,8 +454,8 @@ class First(NamedTuple):
 
     @classmethod
     def of(cls, group: Members, native_id: int) -> First:
-        """Return the start of a line of views, which begins with this group."""
-        # NOT a reference to the group, which refers to this.
+        """Return the first group of a line of views: this group."""
+        # NOT a reference to the group: the group refers to this, and the cycle would keep both.
         context, members, name = group._context, group._members, group.name
         planner, own, kind = group.planner, group.rank, type(group)
 

@@ -27,8 +27,8 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         dtype: a name or NumPy dtype gives a NumPy array, a torch dtype a CPU tensor.
 
     Raises:
-        UsageError: a negative dimension, an unknown dtype, or a name that NumPy lacks (bfloat16:
-            pass torch.bfloat16).
+        UsageError: a negative dimension, an unknown dtype, or the name of a dtype that NumPy does
+            not have (bfloat16: pass torch.bfloat16).
         ShoalError: the machine or container has too little memory; gives the sizes.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -44,14 +44,14 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
 
 
 def stream_copy(to: int, source: int, n_bytes: int) -> None:
-    """Copy between addresses that do not overlap, past the caches. For long copies."""
+    """Copy between ranges that do not overlap, bypassing the caches. For long copies."""
     from shoal import engine
 
     engine.stream_copy(to, source, n_bytes)
 
 
 def allocate(n_bytes: int, what: str) -> ctypes.Array[ctypes.c_byte]:
-    """Return zeroed bytes of such memory, for `what`, freed with the object; or ShoalError."""
+    """Return zeroed shared memory, freed with the object; ShoalError, naming `what`, if none."""
     from shoal import engine  # the native core loads with the first use, not with `import shoal`
 
     try:

@@ -1,4 +1,4 @@
-"""The numbers of a group's calls without names, by which the calls of all ranks match."""
+"""The numbers of a group's unnamed calls, by which calls of different ranks match."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final
 from shoal.errors import UsageError
 from shoal.limits import CALLS_REMEMBERED
 
-# Calls may be so far out of order. A rank that has made a call `CALLS_REMEMBERED` numbers higher
-# takes a message for late news of an ended call. Half of that leaves room for the distance between
-# two ranks.
+# Calls may be this far out of order. A rank treats a message as a late one of an ended call if it
+# has made a call with a number higher by `CALLS_REMEMBERED`. Half of that leaves room for the
+# distance between two ranks.
 MOST_APART: Final = CALLS_REMEMBERED // 2
 MOST_OPEN: Final = 2 * MOST_APART
 """The most numbers reserved, and neither used nor skipped; the upper half may not be used yet."""
 
 
 class Numbers:
-    """One rank's numbers in one group, `where`, in program order except for reserved ones."""
+    """One rank's numbers in the group `where`, in program order except for reserved numbers."""
 
     __slots__ = ("_last", "_lock", "_next", "_open", "_where")
 
@@ -28,10 +28,10 @@ class Numbers:
         self._lock = threading.Lock()
         self._next = 1
         self._open: dict[int, None] = {}  # reserved and not yet used, in order
-        self._last = sys.maxsize  # the highest number that may be used, given the lowest open one
+        self._last = sys.maxsize  # the highest usable number, `MOST_APART` after the lowest open
 
     def take(self) -> int:
-        """Return the next unreserved number; UsageError if too far from an open reserved one."""
+        """Return the next unreserved number; UsageError if an open reserved one is too far back."""
         with self._lock:
             number = self._next
             if number > self._last:
@@ -40,7 +40,7 @@ class Numbers:
             return number
 
     def reserve(self, count: int) -> range:
-        """Return the next `count` numbers, for use in any order; UsageError for too many."""
+        """Return the next `count` numbers, to use in any order; UsageError for too many."""
         try:
             n = operator.index(count)
         except TypeError:
@@ -63,7 +63,7 @@ class Numbers:
             return numbers
 
     def use(self, number: int) -> int:
-        """Use a reserved number, and return it; UsageError if it is not open, or too far apart."""
+        """Use a reserved number and return it; UsageError if it is not open, or too far ahead."""
         with self._lock:
             self._check(number, "use")
             if number > self._last:

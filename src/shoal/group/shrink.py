@@ -1,7 +1,7 @@
 """Exchanges reports between survivors until they agree on the next view.
 
-`view.py` has the reports and their consequences. They travel as messages in groups of two, one with
-each other rank: such a group lives as long as its one link, whichever other ranks are lost.
+`view.py` defines the reports and the agreement. Reports are messages in groups of two, one for each
+other rank: such a group lives as long as its one link, even if other ranks are lost.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.group.work import Work
 
-# The first words of the reason if a living peer counts this rank as lost
-# (native/engine/life/faults.cc).
+# The start of the reason if a living peer counts this rank as lost (native/engine/life/faults.cc).
 GAVE_UP: Final = "gave this rank up"
 
 _MOST_NAMED: Final = 8  # ranks in an error
 
 
 class Line:
-    """One rank's part in all shrinks of one group: that group, and the views that follow it.
+    """One rank's part in all shrinks of a group and of the views that follow it.
 
     `rank` and `rank_infos` are of the group as it was formed; `pair_with` makes the group of this
     rank and another one. Threads: any; one shrinks at a time.
@@ -40,15 +39,15 @@ class Line:
         self._pair_with = pair_with
         self._lock = threading.Lock()
         self._agreement = Agreement(rank, len(rank_infos))
-        self._said: Report | None = None
+        self._sent: Report | None = None
         self._pairs: dict[int, Group] = {}
-        self._coming: dict[int, tuple[Work, bytearray]] = {}
+        self._receives: dict[int, tuple[Work, bytearray]] = {}
         self._why: dict[int, str] = {}
-        self._dismissed: set[int] = set()  # excluded ranks that have been told
+        self._dismissed: set[int] = set()  # excluded ranks that have the report
 
     @property
     def number(self) -> int:
-        """The highest number of a view that this rank has asked for, or entered."""
+        """The highest view number that this rank has asked for or entered."""
         return self._agreement.own.number
 
     def next_view(
@@ -73,38 +72,38 @@ class Line:
             deadline = time.monotonic() + timeout_s
             agreement = self._agreement
             agreement.ask(number, out)
-            self._look(agreement.awaited)
+            self._find_lost(agreement.awaited)
             seen = -1
             while True:
-                self._speak()
-                if self._listen():
+                self._send_report()
+                if self._take_reports():
                     continue
                 if agreement.is_out:
                     raise self._left_out(view)
                 if agreement.is_settled:
-                    # A rank that agreed may be lost since, or this one to it.
-                    if self._look(peer for peer in agreement.members if peer != agreement.rank):
+                    # A rank that agreed may have been lost since, or may have lost this rank.
+                    if self._find_lost(p for p in agreement.members if p != agreement.rank):
                         continue
                     self._dismiss()
                     return View(agreement.own.number, agreement.members, agreement.missing)
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimedOut(f"{title}: shrink waited {timeout_s:g} s for {self._late()}")
-                # An end between the look and this wait has moved the count.
+                # A receive that ended since `_take_reports` has raised the count above `seen`.
                 seen = mesh.wait_finished(seen, left_s)
 
-    def _look(self, peers: Iterable[int]) -> bool:
-        """Return True if some of these peers are lost already."""
+    def _find_lost(self, peers: Iterable[int]) -> bool:
+        """Record the lost ones of these peers; return True if there are any."""
         errors = [(peer, self._pair(peer).ended()) for peer in peers]
         lost = [(peer, error) for peer, error in errors if isinstance(error, PeerLost)]
         for peer, error in lost:
             self._lose(peer, error)
         return bool(lost)
 
-    def _speak(self) -> None:
-        """Send the own report to all others if it has changed."""
+    def _send_report(self) -> None:
+        """Send this rank's report to all others if it has changed."""
         own = self._agreement.own
-        if own == self._said:
+        if own == self._sent:
             return
         for peer in self._agreement.reachable:
             if peer in self._dismissed:
@@ -112,22 +111,22 @@ class Line:
             report = bytearray(own.encode(len(self._rank_infos)))
             pair = self._pair(peer)
             pair.send(report, 1 - pair.rank, async_op=True)  # if it fails, the receive fails too
-        self._said = own  # NOT before: an interrupted rank sends it again
+        self._sent = own  # NOT before: an interrupted rank sends it again
 
-    def _listen(self) -> bool:
-        """Read the reports that have come from the awaited ranks; return True if there was one."""
-        has_come = False
+    def _take_reports(self) -> bool:
+        """Take the reports that arrived from awaited ranks; return True if there was one."""
+        has_any = False
         for peer in self._agreement.awaited:
-            if peer not in self._coming:
+            if peer not in self._receives:
                 pair, report = self._pair(peer), bytearray(n_report_bytes(len(self._rank_infos)))
-                coming = cast("Work", pair.recv(report, 1 - pair.rank, work=True))
-                self._coming[peer] = coming, report
-            coming, report = self._coming[peer]
-            if coming.done():
-                has_come = True
-                del self._coming[peer]
-                self._take(peer, report, coming.error())
-        return has_come
+                receive = cast("Work", pair.recv(report, 1 - pair.rank, work=True))
+                self._receives[peer] = receive, report
+            receive, report = self._receives[peer]
+            if receive.done():
+                has_any = True
+                del self._receives[peer]
+                self._take(peer, report, receive.error())
+        return has_any
 
     def _take(self, peer: int, report: bytearray, error: ShoalError | None) -> None:
         if error is None:
@@ -144,7 +143,7 @@ class Line:
     def _lose(self, peer: int, error: PeerLost) -> None:
         self._why[peer] = error.reason
         self._agreement.lose(peer, gave_up=error.reason.startswith(GAVE_UP))
-        self._coming.pop(peer, None)
+        self._receives.pop(peer, None)
         self._pairs.pop(peer).close()
 
     def _pair(self, peer: int) -> Group:
@@ -156,7 +155,7 @@ class Line:
         """Leave the pairs with excluded ranks, so that no receive stays in flight for ever."""
         for peer in self._agreement.own.out & self._pairs.keys():
             self._dismissed.add(peer)
-            self._coming.pop(peer, None)
+            self._receives.pop(peer, None)
             self._pairs.pop(peer).close()
 
     def _left_out(self, view: View) -> PeerLost:

@@ -12,9 +12,9 @@ _N_BUFFERS: Final = 1 << 10
 
 
 class Subject:
-    """An averager of a group, by its number from 1 on, equal on all ranks, in one of its steps.
+    """An averager of a group. Its `number` counts from 1 and is equal on all ranks.
 
-    `what` describes the averaged values to people; `step` is the current step, from 1 on.
+    `what` describes the averaged values for people; `step` is the current step, from 1 on.
     """
 
     def __init__(self, number: int, what: str) -> None:
@@ -25,7 +25,7 @@ class Subject:
     def of(self, buffer: int) -> int:
         """Return the `subject` of a call for this buffer.
 
-        Steps beyond those that fit begin again at 2: in step 1 reducers forget what they kept back.
+        Step numbers that do not fit wrap to 2, NOT 1: in step 1 reducers drop their residuals.
         """
         step = self.step if self.step < _N_STEPS else 2 + (self.step - 2) % (_N_STEPS - 2)
         return self.number << 24 | step << 10 | buffer % _N_BUFFERS
@@ -45,7 +45,7 @@ class Subjects:
         self._held.add(subject)
         return subject
 
-    def told(self, error: str) -> str:
+    def describe(self, error: str) -> str:
         """Describe the averagers that an error names."""
         named = [one for one in self._held if f"for averager {one.number}, " in error]
         return "".join(

@@ -1,11 +1,11 @@
 """Views: the ranks that are left of a group, and how the survivors agree on them.
 
-A rank reports the ranks that it has lost to every other that it can reach, again after each change.
-It is done when all that it can reach have lost the same ranks and want the same number, so that
-they mean the same view. No rank decides for others, and the order of reports does not matter, since
-a report only grows (docs/decisions/0018).
+A rank reports its lost ranks to every rank that it can reach, again after each change. It is done
+when all ranks that it can reach have lost the same ranks and want the same number: they mean the
+same view. No rank decides for others, and the order of reports does not matter, since a report only
+grows (docs/decisions/0018).
 
-Pure: no clock, no link. `shrink.py` carries the reports.
+Pure: no clock, no link. `shrink.py` sends the reports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class View(NamedTuple):
     """One membership of a group.
 
     Args:
-        number: 1 when the group was formed, and higher in every later view.
+        number: 1 when the group was formed; higher in every later view.
         ranks: the members' ranks when the group was formed, ascending. The member `ranks[r]` has
             rank r in this view.
         lost: the other ranks of the group when it was formed.
@@ -30,16 +30,16 @@ class View(NamedTuple):
 
 
 MOST_NUMBER: Final = 1 << 33
-"""Higher numbers of a view are damaged."""
+"""The highest view number; a report with a higher one is damaged."""
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Report(NamedTuple):
-    """A rank's report to the others. Every part of it only grows.
+    """A rank's report to the others. Every field only grows.
 
     Args:
-        number: the least number of the view that it will enter.
+        number: the lowest number of a view that the rank will enter.
         lost: the ranks that it cannot reach any more.
         out: the ranks to exclude although some ranks can reach them.
         gave_up: the lost ranks that were alive and reported this rank as lost.
@@ -52,11 +52,11 @@ class Report(NamedTuple):
 
     @property
     def gone(self) -> frozenset[int]:
-        """The ranks that are in no view that it enters."""
+        """The ranks that will not be in any view that the reporting rank enters."""
         return self.lost | self.out
 
     def encode(self, size: int) -> bytes:
-        """Return `n_report_bytes` bytes, equally many for all reports of a group of this size."""
+        """Return the report in `n_report_bytes(size)` bytes, for a group of this size."""
         sets = (self.lost, self.out, self.gave_up)
         parts = (
             sum(1 << rank for rank in part).to_bytes(_n_set_bytes(size), "big") for part in sets
@@ -77,7 +77,7 @@ def n_report_bytes(size: int) -> int:
 
 
 def decode(encoded: bytes | bytearray, size: int) -> Report:
-    """Return the report that was encoded for this size, without ranks that do not exist."""
+    """Return the report that was encoded for this size; drops ranks that do not exist."""
     number, rest = int.from_bytes(encoded[:_N_NUMBER_BYTES], "big"), encoded[_N_NUMBER_BYTES:]
     n_bytes = _n_set_bytes(size)
     bits = (int.from_bytes(rest[at * n_bytes : (at + 1) * n_bytes], "big") for at in range(3))
@@ -85,11 +85,11 @@ def decode(encoded: bytes | bytearray, size: int) -> Report:
 
 
 class Agreement:
-    """One rank's part in agreeing on the next view of a group; it serves all views in turn.
+    """One rank's part in agreeing on a group's next view; one object serves all views in turn.
 
     The caller sends `own` to all `reachable` ranks after each change, and passes in the reports of
     the `awaited` ranks, until it `is_settled` or `is_out`. Reports of other ranks may wait. Ranks
-    and size are those of the group as it was formed.
+    and size refer to the group as it was formed.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -109,7 +109,7 @@ class Agreement:
         self._grow(self.own._replace(lost=self.own.lost | {peer}, gave_up=self.own.gave_up | gave))
 
     def receive(self, peer: int, report: Report) -> None:
-        """Take in the report of `peer`."""
+        """Merge the report of `peer`."""
         if peer in self.own.gone:
             return
         self._reports[peer] = report
@@ -128,7 +128,7 @@ class Agreement:
 
     @property
     def reachable(self) -> tuple[int, ...]:
-        """The ranks to send reports to, among them excluded ranks, which have to know."""
+        """The ranks to send reports to, also excluded ranks, so that they stop."""
         away = self.own.lost | {self.rank}
         return tuple(rank for rank in range(self.size) if rank not in away)
 
@@ -149,7 +149,7 @@ class Agreement:
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """The members whose next report decides: they do not agree yet, or another lost them."""
+        """The members whose next report is needed: they disagree, or another member lost them."""
         named = self._named()
         return tuple(
             peer
@@ -173,7 +173,7 @@ class Agreement:
             self.own = self.own._replace(out=self.own.out | more)
 
     def _parted(self) -> frozenset[int]:
-        """Of two reachable ranks that lost each other, the one that was given up, or the higher.
+        """Return, of two reachable ranks that lost each other, the one given up, or the higher.
 
         NOT before both have reported the loss: a rank that only one has lost may be dead.
         """
@@ -193,9 +193,9 @@ class Agreement:
         return bool(of_one and of_other and other in of_one.lost and one in of_other.lost)
 
     def _forsaken(self) -> frozenset[int]:
-        """Once all mean the same view, the members that a rank outside of it gave up.
+        """Return the members that a rank outside gave up, once all members mean the same view.
 
-        That rank was alive when it gave them up, and may go on without them in a view of its own.
+        That rank was alive when it gave them up, and may go on without them in another view.
         """
         return self._doubtful() if self._all_agree() else _NOBODY
 
@@ -215,7 +215,7 @@ class Agreement:
         )
 
     def _named(self) -> frozenset[int]:
-        """The members that another member has lost, and this rank has not."""
+        """Return the members that another member has lost and this rank has not."""
         members = self.members
         lost = (self._reports[peer].lost for peer in members if peer in self._reports)
         return frozenset().union(*lost) & frozenset(members)

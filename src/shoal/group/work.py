@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Longer than any call: the call's own deadline ends the wait.
 FOR_EVER_S: Final = 3e9
 
-# A call that waits so long logs the ranks that are late to it. Many programs save a checkpoint on
-# one rank for less than this. Tests inject another value.
+# A call that has waited this long logs the ranks that are late to it. Saving a checkpoint on one
+# rank usually takes less. Tests inject another value.
 LATE_S = 10.0
 
 # A call and the owners of its buffers, emptied when the call is known to be done. Does not refer to
@@ -39,7 +39,7 @@ def wait_long(group: Calls, call: Call, timeout_s: float) -> bool:
 
 
 def warn_of_late(native_id: int | None, late_s: float) -> None:
-    """Call the function of state/late.py, which loads with the first late rank."""
+    """Call `warn_of_late` of state/late.py, a module that loads with the first late rank."""
     from shoal.state.late import warn_of_late as warn
 
     warn(native_id, late_s)
@@ -96,11 +96,11 @@ class Work:
         return self._call, self._lent
 
     def finish_at_close(self) -> None:
-        """Let the closing of the links wait for this call, up to 12 s: no caller waits for it."""
+        """Make closing the links wait up to 12 s for this call, since no caller waits for it."""
         self._group.await_at_close(self._call)
 
     def _let_go(self) -> None:
-        """Drop the buffers, which a caller that keeps this object need not keep."""
+        """Drop the buffers, so that a caller that keeps this object does not keep them alive."""
         self._owners = None
         if self._lent is not None:
             self._lent.clear()
@@ -116,7 +116,7 @@ class Work:
 
     @property
     def source(self) -> int | None:
-        """The rank that a received message came from; None for other calls."""
+        """The rank that sent a received message; None for other calls."""
         source = self._call.source()
         return source if source >= 0 else None
 
@@ -137,7 +137,7 @@ class Work:
         """Run `callback(self)` on shoal's completion thread once the call has ended.
 
         Callbacks must not wait for collectives; their exceptions are logged. ShoalError if the call
-        runs, and no thread can be started to wait for it.
+        is still running and no thread can be started to wait for it.
         """
         COMPLETIONS.add(self, callback)
 
@@ -148,10 +148,10 @@ _Entry = tuple[Work, Callable[[Work], None]]
 
 
 def wait_for_an_end(work: Work, seen: int) -> int:
-    """Wait until any call on the mesh of `work`, which runs, has ended, or is late.
+    """Wait until any call on the mesh of `work`, which is running, has ended or is late.
 
     Args:
-        seen: the last result; -1 at first. If calls have ended since, it returns at once.
+        seen: the last result; -1 at first. Returns at once if calls have ended since.
     """
     mesh = work.mesh
     if mesh is None:  # closed, or about to be
@@ -166,14 +166,14 @@ def wait_for_an_end(work: Work, seen: int) -> int:
 def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
     try:
         callback(work)
-    except Exception:  # noqa: BLE001 - it is the user's code, and the thread serves others too
+    except Exception:  # noqa: BLE001 - user code; the thread serves other callbacks too
         _LOG.exception("a callback of a finished call failed")
 
 
 def follow(work: Work, callback: Callable[[Work], None]) -> None:
     """Run `callback(work)` at the end of a call, on shoal's completion thread.
 
-    If that cannot be started, this thread waits for the call.
+    If the thread cannot be started, the calling thread waits for the call.
     """
     try:
         work.on_done(callback)
@@ -185,14 +185,14 @@ def follow(work: Work, callback: Callable[[Work], None]) -> None:
 
 
 class _Completions:
-    """Runs the callbacks of calls, on a thread for each mesh while it has such calls.
+    """Runs the callbacks of calls, on one thread for each mesh that has such calls.
 
-    Calls that had ended before they were added have a thread of their own, under the key `_ENDED`:
-    the others wait for the next end.
+    Calls that had ended before they were added use another thread, under the key `_ENDED`, since
+    the threads of meshes wait for the next end.
     """
 
-    _LINGER_S: Final = 1.0  # a thread waits this long for more before it ends
-    _LAST_WAIT_S: Final = 5.0  # the program's end waits this long for callbacks
+    _LINGER_S: Final = 1.0  # a thread without calls ends after this time
+    _LAST_WAIT_S: Final = 5.0  # for callbacks, at the end of the program
     _ENDED: Final = 0
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class _Completions:
         try:
             with self._changed:
                 self._put(key, entry)
-                # NOT before it is put there: an end in between would be missed.
+                # NOT before `_put`: an end in between would be missed.
                 if work.done():
                     self._entries[key].remove(entry)
                     self._put(self._ENDED, entry)
@@ -221,7 +221,7 @@ class _Completions:
             _run_callback(work, callback)
 
     def finish(self) -> None:
-        """Run the callbacks of all calls, which have ended, and end the threads."""
+        """Run the callbacks of all calls, which must have ended, and end the threads."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -243,7 +243,7 @@ class _Completions:
         while self._has_some(key):
             seen = self._serve(key, seen)
 
-    # Calls are named in these functions alone: a thread that waits for more keeps no group alive.
+    # Only these functions have references to calls, so a thread that waits keeps no group alive.
 
     def _serve(self, key: int, seen: int) -> int:
         self._run_ended(key)
@@ -262,7 +262,7 @@ class _Completions:
             _run_callback(work, callback)
 
     def _has_some(self, key: int) -> bool:
-        """Wait a while for calls; return False if there are none, and the thread must end."""
+        """Wait a while for calls; return False if none were added: the thread must end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._entries[key] or self._is_ending, timeout=self._LINGER_S
