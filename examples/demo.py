@@ -1,4 +1,4 @@
-"""Train the same model over shoal and over Gloo, and compare what the user would notice.
+"""Train the same model over shoal and over Gloo, and compare times and losses.
 
 Two worker processes on this machine train `train_lm.py` with the same seed, once per backend.
 
@@ -22,11 +22,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 TRAIN = Path(__file__).with_name("train_lm.py")
 
-# On an idle machine, two runs differ by a few per cent where no backend takes part (log ratio).
+# Log ratio. On an idle machine, times without averaging differ by a few per cent between runs.
 BUSY = 0.15
 
-# More than rounding in another order does to a whole run (with more than two workers), and far less
-# than a gradient that was lost or counted twice.
+# More than the effect of another rounding order (with more than two workers), and far less than the
+# effect of a gradient that was lost or counted twice.
 TOLERANCE = 0.01
 
 Result = dict[str, Any]
@@ -44,7 +44,7 @@ ROWS = [
 
 
 def parse_args() -> tuple[argparse.Namespace, list[str]]:
-    """This script's options, and those left for train_lm.py."""
+    """Return this script's options, and the remaining options, for train_lm.py."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--backends", nargs="+", default=["shoal", "gloo"], metavar="NAME")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
@@ -52,10 +52,10 @@ def parse_args() -> tuple[argparse.Namespace, list[str]]:
 
 
 def train(backend: str, n_workers: int, options: list[str]) -> Result:
-    """The figures of one run of train_lm.py over `backend`.
+    """Return the figures of one run of train_lm.py over `backend`.
 
     Raises:
-        ChildFailedError: a worker failed, and has said why. The others have been stopped.
+        ChildFailedError: a worker failed, and printed why. The others have been stopped.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "result.json")
@@ -69,7 +69,7 @@ def train(backend: str, n_workers: int, options: list[str]) -> Result:
 
 
 def table(results: list[Result]) -> str:
-    """One column per run, and the last over the first."""
+    """Return a column per run, and the ratio of the last run to the first."""
     names = [result["backend"] for result in results]
     ratio = f"{names[-1]}/{names[0]}" if len(results) > 1 else ""
     lines = ["".join([f"{'':36}", *(f"{name:>12}" for name in names), f"{ratio:>14}"]).rstrip()]
@@ -82,7 +82,7 @@ def table(results: list[Result]) -> str:
 
 
 def agreement(a: Result, b: Result) -> str:
-    """How far two runs computed the same. Two workers should to the last bit: x + y is y + x."""
+    """Compare the losses of two runs. With two workers they should be equal, as x + y is y + x."""
     steps = list(zip(a["losses"], b["losses"], strict=True))
     n_same = next((step for step, (x, y) in enumerate(steps) if x != y), len(steps))
     x, y = a["held_out_bits"], b["held_out_bits"]
@@ -93,24 +93,24 @@ def agreement(a: Result, b: Result) -> str:
 
 
 def report(results: list[Result], n_workers: int) -> None:
-    """Print what was run, the table, and what to think of it."""
+    """Print the runs, the table and its interpretation."""
     first, last = results[0], results[-1]
     total_s = sum(result["run_s"] for result in results)
     print(
         f"\n{first['n_parameters'] / 1e6:.1f} M parameters, {n_workers} workers,"
         f" {len(first['losses'])} steps; {total_s:.0f} s in all\n\n{table(results)}"
     )
-    print(f"\nTo beat: 8 bits per byte by guessing, {first['unigram_bits']:.2f} by byte frequency.")
+    print(f"\nBaselines: 8 bits per byte by guessing, {first['unigram_bits']:.2f} by frequency.")
     if len(results) > 1:
         print(f"Losses: {agreement(first, last)}.")
     if abs(math.log(last["backward_alone_s"] / first["backward_alone_s"])) > BUSY:
-        print("Backward alone should take as long in both: something else used the processor.")
+        print("Times of backward alone differ, so something else used the processor.")
 
 
 def main() -> int:
     """Run, print, and return the exit status."""
     args, options = parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # per worker, or they fight for the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # per worker: they share the cores
     try:
         results = [train(backend, args.workers, options) for backend in args.backends]
     except ChildFailedError:

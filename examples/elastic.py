@@ -1,8 +1,8 @@
-"""Train on while workers are killed and others come: a chaos script with a seed plays both parts.
+"""Keep training while a chaos script with a seed kills workers and starts others.
 
-Four workers train a small network with `shoal.torch`. At random moments one is killed (as by
-`kill -9`) or another is started, which enters the running job. At the end the loss stands beside
-the loss of a run in one process that nobody disturbed, with the longest time without a step.
+Four workers train a small network with `shoal.torch`. At random moments the script kills one (as by
+`kill -9`) or starts another, which joins the running job. At the end it prints the loss, the loss
+of an undisturbed run in one process, and the longest time without a step.
 
     python examples/elastic.py                       # a minute
     python examples/elastic.py --seconds 600 --seed 3
@@ -30,28 +30,28 @@ from torch import nn
 import shoal.torch
 
 N_EXAMPLES = 1024
-FEWEST, MOST = 2, 5  # workers in the job, and in all
+FEWEST, MOST = 2, 5  # workers left in the job; workers in all
 TIMEOUT = timedelta(seconds=60)
-STEP_S = 0.02  # at least, as if the network were larger
+STEP_S = 0.02  # shortest step, as if the network were larger
 
 
 # ---- a worker ----
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The network and its optimizer, the same in every process."""
+    """Return the network and its optimizer, the same in every process."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     return net, torch.optim.AdamW(net.parameters(), lr=0.001)
 
 
 def examples(step: int) -> torch.Tensor:
-    """The examples of all workers in a step."""
+    """Return the examples of all workers in a step."""
     return torch.randn(N_EXAMPLES, 8, generator=torch.Generator().manual_seed(step))
 
 
 def loss_of(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
-    """The mean loss."""
+    """Return the mean loss."""
     return nn.functional.mse_loss(model(given), given.sin().sum(1, keepdim=True))
 
 
@@ -79,21 +79,21 @@ class Worker:
         group, is_new, goes_on = None, True, True
         while goes_on:
             try:
-                if not is_new:  # with the workers that have come, without those that were lost
+                if not is_new:  # adds newcomers, removes lost workers
                     shoal.torch.grow_group()
                 is_new = False
                 if dist.group.WORLD is not group:
                     group = dist.group.WORLD
                     self.regroup()
                 goes_on = self.take_step()
-            except RuntimeError:  # noqa: PERF203 - PeerLost, or what C++ made of it
+            except RuntimeError:  # noqa: PERF203 - PeerLost, or C++'s error for it
                 if shoal.torch.peer_lost() is None:
                     raise
         dist.destroy_process_group()
 
     def regroup(self) -> None:
-        """Go on in another group, all with the state of rank 0."""
-        if self.model is None:  # this worker has just come; the others make the same calls
+        """Continue in another group, with the state of rank 0 on all workers."""
+        if self.model is None:  # this worker is new; regroup() makes the same calls on the others
             self.model = shoal.torch.DistributedDataParallel(self.net, weighted=True)
         else:
             self.model.regroup()
@@ -122,7 +122,7 @@ class Worker:
         return not sums[1]
 
     def note_time(self) -> None:
-        """Keep the longest time between two steps, and let a step take as long as it should."""
+        """Record the longest time between two steps, and sleep until a step has taken STEP_S."""
         now = time.monotonic()
         if self.last and now - self.last > self.longest_s:
             self.longest_s = now - self.last
@@ -131,7 +131,7 @@ class Worker:
         self.last = now
 
     def write(self, name: str, text: str) -> None:
-        """Put a text where the chaos script finds it: all of it, or what was there before."""
+        """Replace a file that the chaos script reads, atomically."""
         unfinished = self.place / f"unfinished {os.getpid()}"
         unfinished.write_text(text)
         unfinished.replace(self.place / f"{name} {os.getpid()}")
@@ -147,7 +147,7 @@ class Chaos:
         self.random = random.Random(seed)
         self.place = place
         self.alive: list[subprocess.Popen[bytes]] = []
-        self.n_killed = self.n_came = 0
+        self.n_killed = self.n_joined = 0
 
     def start(self, **environ: str) -> None:
         """Start a worker."""
@@ -156,12 +156,12 @@ class Chaos:
         self.alive.append(subprocess.Popen(command, env=environ))
 
     def address(self, worker: subprocess.Popen[bytes]) -> str:
-        """Where newcomers reach a worker; empty if it is not in the job yet."""
+        """Return the address for newcomers at a worker; empty if it is not in the job yet."""
         path = self.place / f"address {worker.pid}"
         return path.read_text() if path.exists() else ""
 
     def happen(self) -> None:
-        """Kill a worker or start one. One that has not come in yet may be killed too."""
+        """Kill a worker or start one. The victim may be a worker that has not joined yet."""
         inside = [one for one in self.alive if self.address(one)]
         victims = self.alive if len(inside) > FEWEST else [o for o in self.alive if o not in inside]
         if victims and (len(self.alive) >= MOST or self.random.random() < 0.5):
@@ -172,7 +172,7 @@ class Chaos:
             self.n_killed += 1
         elif len(self.alive) < MOST:
             self.start(SHOAL_JOIN=",".join(map(self.address, inside)))
-            self.n_came += 1
+            self.n_joined += 1
 
     def read(self, name: str) -> list[str]:
         """Return the reports of all workers under this name."""
@@ -186,7 +186,7 @@ class Chaos:
             time.sleep(0.1)
 
     def run(self, seconds: float, every: float) -> bool:
-        """Let the job run; return True if all workers that live to its end end well."""
+        """Run the job; return True if all workers that were not killed exit with 0."""
         held = socket.socket()  # open until the workers end, so that no connection gets its port
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -208,8 +208,8 @@ class Chaos:
 
 
 def loss_alone(n_steps: int) -> float:
-    """The loss in the last of so many steps of one process."""
-    torch.set_num_threads(1)  # as the workers
+    """Return the loss in the last of `n_steps` steps of one process."""
+    torch.set_num_threads(1)  # like the workers
     net, optimizer = make()
     for step in range(n_steps):
         optimizer.zero_grad()
@@ -220,7 +220,7 @@ def loss_alone(n_steps: int) -> float:
 
 
 def main() -> int:
-    """Run the job, and return 0 if it ends well."""
+    """Run the job; return 0 if it succeeds."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two events")
@@ -236,7 +236,7 @@ def main() -> int:
             return 1
         step, loss = chaos.read("end")[0].split()
         longest_s = max(map(float, chaos.read("longest")))
-    print(f"{chaos.n_killed} workers were killed, and {chaos.n_came} came")
+    print(f"{chaos.n_killed} workers were killed, and {chaos.n_joined} joined")
     print(f"longest time without a step: {longest_s:.2f} s")
     print(f"loss after {step} steps: {float(loss):.6f}, undisturbed: {loss_alone(int(step)):.6f}")
     return 0

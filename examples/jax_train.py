@@ -33,7 +33,7 @@ def init(seed: int) -> list[dict[str, jax.Array]]:
 
 
 def batch(step: int) -> tuple[jax.Array, jax.Array]:
-    """Return the samples of a step: points, and the function to be learnt."""
+    """Return the samples of a step: points, and the values of the function to learn."""
     points = jax.random.normal(jax.random.fold_in(jax.random.key(1), step), (BATCH, 8))
     return points, jnp.sin(points[:, :1] + points[:, 1:2])
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def compare(parameters, size: int) -> None:
-    """Train alone with all samples, and print in how many digits the parameters are the same."""
+    """Train alone with all samples, and print the number of equal digits of the parameters."""
     alone = init(seed=0)
     step = jax.jit(lambda values, *batch: descend(values, jax.grad(loss)(values, *batch)))
     for number in range(N_STEPS):
@@ -84,7 +84,7 @@ def compare(parameters, size: int) -> None:
 
 
 def launch(n_workers: int) -> int:
-    """Start workers on this machine; 0 if all end well."""
+    """Start workers on this machine; return 0 if all succeed."""
     held = socket.socket()  # open until the workers end, so that no connection gets its port
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Horovod's MNIST example for PyTorch, ported to shoal: digits, on any number of workers.
+"""Horovod's MNIST example for PyTorch, ported to shoal, for any number of workers.
 
     torchrun --nproc-per-node 2 examples/mnist.py                  # or mpirun -n 2 python ...
     torchrun --nproc-per-node 2 examples/mnist.py --data ~/mnist   # MNIST's own four files
@@ -78,7 +78,7 @@ def train(model: nn.Module, optimizer: optim.Optimizer, batches: DataLoader) -> 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, batches: DataLoader) -> float:
-    """Return the share of all workers' images that the model gets right."""
+    """Return the share of all workers' images that the model classifies correctly."""
     model.eval()
     right = torch.zeros(2)
     for images, labels in batches:
@@ -89,18 +89,18 @@ def accuracy(model: nn.Module, batches: DataLoader) -> float:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--data", type=Path, help="the folder with MNIST's files")
-    parser.add_argument("--images", type=int, default=6000, help="how many to draw")
+    parser.add_argument("--images", type=int, default=6000, help="number of images to draw")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64, help="images of a step on each worker")
-    parser.add_argument("--lr", type=float, default=0.03, help="times the number of workers")
+    parser.add_argument("--lr", type=float, default=0.03, help="learning rate per worker")
     return parser.parse_args()
 
 
 def main() -> None:
-    """One worker."""
+    """Train as one worker."""
     args = parse_args()
     shoal.torch.init_process_group()  # hvd.init()
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -1,9 +1,9 @@
-"""Train on after a worker was killed: the others shrink the group, in the same processes.
+"""Keep training after a worker is killed: the others shrink the group, in the same processes.
 
-Starts the workers, each a `train_on.py`; one of them is killed (as by `kill -9`) half-way.
+Starts several workers of `train_on.py`; one of them is killed (as by `kill -9`) half-way.
 
     python examples/survive.py                        # four workers; number 2 is killed
-    python examples/survive.py --workers 3 --kill 0   # also the one that served the meeting
+    python examples/survive.py --workers 3 --kill 0   # rank 0, which served the store, is killed
 
 NOT under torchrun: it ends all workers of a host when one of them dies.
 """
@@ -22,13 +22,13 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--kill", type=int, default=2, metavar="RANK", help="whom; -1: nobody")
+    parser.add_argument("--kill", type=int, default=2, metavar="RANK", help="victim; -1: none")
     parser.add_argument("--steps", type=int, default=100)
     return parser.parse_args()
 
 
 def main() -> int:
-    """Start the workers, and return 0 if all end well but the one that is killed."""
+    """Start the workers; return 0 if all except the killed one exit with 0."""
     args = parse_args()
     held = socket.socket()  # open until the workers end, so that no connection gets its port
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

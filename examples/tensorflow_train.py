@@ -22,7 +22,7 @@ N_STEPS, BATCH = 200, 64
 
 
 def make_model() -> keras.Model:
-    """Return a network that is not trained."""
+    """Return an untrained network."""
     layers = keras.layers
     hidden = [layers.Dense(64, activation="relu") for _ in range(2)]
     return keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(1)], name="net")
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def compare(ours: keras.Model, alone: keras.Model, size: int) -> None:
-    """Print in how many digits the weights are the same."""
+    """Print the number of equal digits of the weights."""
     points = np.random.default_rng(2).standard_normal((1000, 8), np.float32)
     wanted = np.sin(points[:, :1] + points[:, 1:2])
     losses = [model.evaluate(points, wanted, verbose=0) for model in (ours, alone)]
@@ -69,7 +69,7 @@ def compare(ours: keras.Model, alone: keras.Model, size: int) -> None:
 
 
 def launch(n_workers: int) -> int:
-    """Start workers on this machine; 0 if all end well."""
+    """Start workers on this machine; return 0 if all succeed."""
     held = socket.socket()  # open until the workers end, so that no connection gets its port
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

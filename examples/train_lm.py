@@ -1,13 +1,13 @@
 """Train a byte-level language model on the Python standard library, data-parallel.
 
-An ordinary DistributedDataParallel script: of shoal, only the name in `init_process_group`.
+An ordinary DistributedDataParallel script; only `init_process_group` names shoal.
 
     torchrun --standalone --nproc-per-node 2 examples/train_lm.py --backend shoal
 
 "Waiting for gradients" is the time that averaging adds to `backward()`: every few steps one batch
-takes two passes, first under DDP's `no_sync()`, where nothing is averaged, then for real, and the
-wait is the second backward less the first. A stopwatch started at the last gradient would miss what
-averaging does earlier, or on a core that backward needs. No other figure holds the extra pass.
+is used twice, first under DDP's `no_sync()`, without averaging, then with it, and the wait is the
+difference of the two backward passes. A timer started at the last gradient would miss averaging
+that runs earlier, or on a core that backward needs. No other figure includes the extra pass.
 """
 
 import argparse
@@ -33,7 +33,7 @@ HELD_OUT_WINDOWS = 512  # 64 KiB of text at the default context: well under a se
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line; every default is the demo's."""
+    """Parse the command line; the defaults are the demo's."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--backend", default="shoal", help="any torch.distributed backend")
     parser.add_argument("--steps", type=int, default=250)
@@ -41,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=128, help="bytes per sequence")
     parser.add_argument("--width", type=int, default=128, help="a multiple of 32")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rows", type=int, default=32768, help="of each n-gram table")
+    parser.add_argument("--rows", type=int, default=32768, help="rows of each n-gram table")
     parser.add_argument("--lr", type=float, default=4e-3, help="learning rate at its peak")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path, help="write the figures to this JSON file")
@@ -49,7 +49,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def read_corpus() -> list[Tensor]:
-    """The standard library's source as bytes: training text, and one file in ten held out."""
+    """Return the standard library's source as bytes: training text, and held-out text."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests"}  # differ between machines
     texts = bytearray(), bytearray()
@@ -63,12 +63,12 @@ def read_corpus() -> list[Tensor]:
 
 
 def windows(text: Tensor, starts: Tensor, context: int) -> Tensor:
-    """From every start, `context` bytes to read and one more to predict."""
+    """Return `context` bytes from every start to read, and one more to predict."""
     return text[starts[:, None] + torch.arange(context + 1)].long()
 
 
 def random_batches(text: Tensor, args: argparse.Namespace, seed: int) -> Iterator[Tensor]:
-    """Endless batches of `args.batch` windows of `text`, at places that `seed` fixes."""
+    """Yield batches of `args.batch` windows of `text` without end, at places that `seed` fixes."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - args.context, (args.batch,), generator=generator)
@@ -79,7 +79,7 @@ class ByteModel(nn.Module):
     """A small Transformer over bytes, their places, and hashed pairs and triples of bytes.
 
     The n-gram tables (as in Pagnoni et al., Byte Latent Transformer, 2024) hold most parameters and
-    cost little arithmetic: so it learns quickly on a CPU, and has much to average in every step.
+    cost little arithmetic, so the model learns quickly on a CPU, and has much to average in a step.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -96,7 +96,7 @@ class ByteModel(nn.Module):
         self.out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
 
     def forward(self, text: Tensor) -> Tensor:
-        """The mean loss, in bits, of predicting each byte of `text` from those before it."""
+        """Return the mean loss, in bits, of predicting each byte of `text` from earlier bytes."""
         seen, wanted = text[:, :-1], text[:, 1:]
         pair = 256 * F.pad(seen, (1, 0))[:, :-1] + seen
         triple = 65536 * F.pad(seen, (2, 0))[:, :-2] + pair
@@ -110,7 +110,7 @@ class ByteModel(nn.Module):
 def train(
     model: DistributedDataParallel, batches: Iterator[Tensor], args: argparse.Namespace
 ) -> tuple[list[float], dict[str, float]]:
-    """Train for `args.steps`; this worker's losses, and the medians of its times in seconds."""
+    """Train for `args.steps`; return this worker's losses, and median times in seconds."""
     optimizer = torch.optim.AdamW(model.parameters(), args.lr, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(  # up for a tenth of the steps, then down to zero
         optimizer, lambda step: min(1.0, 10 * (step + 1) / args.steps) * (1 - step / args.steps)
@@ -141,14 +141,14 @@ def train(
 
 
 def timed_backward(loss: Tensor) -> float:
-    """Run backward; its seconds. DDP returns from it with the averaged gradients in place."""
+    """Run backward; return its seconds. When DDP returns from it, gradients are averaged."""
     started = perf_counter()
     loss.backward()
     return perf_counter() - started
 
 
 def show_progress(args: argparse.Namespace, losses: list[float], times: dict[str, float]) -> None:
-    """Rank 0 redraws a bar on a terminal; elsewhere it prints a line per tenth of the steps."""
+    """On rank 0, redraw a bar on a terminal, or print a line per tenth of the steps elsewhere."""
     step, bar = len(losses), "#" * (24 * len(losses) // args.steps)
     rate = dist.get_world_size() * args.batch * args.context / times["step_s"]
     line = (
@@ -164,7 +164,7 @@ def show_progress(args: argparse.Namespace, losses: list[float], times: dict[str
 
 @torch.no_grad()
 def evaluate(model: nn.Module, text: Tensor, context: int) -> float:
-    """The mean loss over this worker's windows of `text`."""
+    """Return the mean loss over this worker's windows of `text`."""
     starts = torch.linspace(0, len(text) - context - 1, HELD_OUT_WINDOWS).long()
     mine = starts[dist.get_rank() :: dist.get_world_size()]
     losses = [model(windows(text, starts, context)) * len(starts) for starts in mine.split(16)]
@@ -172,7 +172,7 @@ def evaluate(model: nn.Module, text: Tensor, context: int) -> float:
 
 
 def main() -> None:
-    """Train as one of the workers, and write down the mean of all workers' figures."""
+    """Train as one of the workers, and write the mean of all workers' figures."""
     args = parse_args()
     dist.init_process_group(args.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -192,7 +192,7 @@ def main() -> None:
         figures["tokens_per_s"] = size * args.batch * args.context / figures["step_s"]
         figures["n_parameters"] = sum(weight.numel() for weight in model.parameters())
         args.result.write_text(json.dumps(figures | {"backend": args.backend, "losses": losses}))
-    dist.barrier()  # Gloo's threads let go of `mean` late: a worker that ended now could abort
+    dist.barrier()  # Gloo's threads release `mean` late: a worker that ended now could abort
     dist.destroy_process_group()
 
 

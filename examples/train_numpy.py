@@ -1,11 +1,11 @@
-"""Train a small network in NumPy on several workers, whose gradients are averaged as they come.
+"""Train a small network in NumPy on several workers; average gradients as they become ready.
 
     python examples/train_numpy.py                  # three workers on this machine
     torchrun --nproc-per-node 4 examples/train_numpy.py
     mpirun -n 4 python examples/train_numpy.py
 
-It needs NumPy: pip install numpy. Each worker has its own samples. All end with the same weights,
-to the last bit.
+It needs NumPy: pip install numpy. Each worker has its own samples. All workers end with the same
+weights, to the last bit.
 """
 
 import argparse
@@ -24,14 +24,14 @@ WIDTHS = [(8, 64), (64, 64), (64, 1)]
 
 
 def samples(rank: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """What this worker learns from: points, and the function to be learnt."""
+    """Return this worker's samples: points, and the values of the function to learn."""
     points = np.random.default_rng(rank).standard_normal((n, 8)).astype(np.float32)
     return points, np.sin(points.sum(axis=1, keepdims=True))
 
 
 def main() -> None:
-    """One worker."""
-    source = np.random.default_rng(0)  # the same weights on all
+    """Train as one worker."""
+    source = np.random.default_rng(0)  # the same weights on all workers
     weights = {
         f"layer {i}": (source.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
         for i, shape in enumerate(WIDTHS)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def predict(weights: dict[str, np.ndarray], points: np.ndarray) -> np.ndarray:
-    """What the network says."""
+    """Return the network's outputs."""
     *hidden, last = weights.values()
     for weight in hidden:
         points = np.maximum(points @ weight, 0)
@@ -74,7 +74,7 @@ def predict(weights: dict[str, np.ndarray], points: np.ndarray) -> np.ndarray:
 
 
 def launch(n_workers: int) -> int:
-    """Start workers on this machine; 0 if all end well."""
+    """Start workers on this machine; return 0 if all succeed."""
     held = socket.socket()  # open until the workers end, so that no connection gets its port
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

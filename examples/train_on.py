@@ -1,7 +1,7 @@
-"""Train a small network, data-parallel, and go on when a worker is lost.
+"""Train a small network, data-parallel, and continue when a worker is lost.
 
-Each worker trains on its share of the examples; after a loss the shares are dealt out anew, so
-nothing is left out. `survive.py` starts several of these.
+Each worker trains on its share of the examples; after a loss the survivors share all examples.
+`survive.py` starts several of these workers.
 """
 
 import argparse
@@ -19,7 +19,7 @@ N_EXAMPLES = 1024
 
 
 def train(n_steps: int, victim: int) -> None:
-    """Train until all steps are done, with whoever is left; the victim is killed half-way."""
+    """Train until all steps are done, also without lost workers; kill the victim half-way."""
     dist.init_process_group("shoal")
     first_rank = dist.get_rank()
     name = f"worker {first_rank}"
@@ -38,28 +38,28 @@ def train(n_steps: int, victim: int) -> None:
             continue
         lost = shoal.torch.peer_lost()
         shoal.torch.shrink_group()
-        # A worker whose last step was whole is one step ahead of one whose was not.
+        # A worker that finished its last step is one step ahead of a worker that did not.
         step = same_state(net, optimizer, step)
         model = DistributedDataParallel(net)
         rank, size = dist.get_rank(), dist.get_world_size()
-        print(f"{name} goes on as rank {rank} of {size}: {lost}", flush=True)
+        print(f"{name} continues as rank {rank} of {size}: {lost}", flush=True)
     checksum = sum(weight.double().sum() for weight in net.parameters())
     print(f"{name} ends with loss {loss:.4f}, weights {checksum:.9f}", flush=True)
     dist.destroy_process_group()
 
 
 def try_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float | None:
-    """The mean loss of a step; None if a worker was lost in it, and it may have been half a one."""
+    """Return the mean loss of a step; None if a worker was lost in it, which may be incomplete."""
     try:
         return train_step(model, optimizer)
-    except RuntimeError:  # PeerLost, or what C++ made of it
+    except RuntimeError:  # PeerLost, or C++'s error for it
         if shoal.torch.peer_lost() is None:
             raise
         return None
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """One step on all examples; the mean loss of all workers' shares."""
+    """Make one step on all examples; return the mean loss of all workers' shares."""
     everything = torch.randn(N_EXAMPLES, 8, generator=torch.Generator().manual_seed(1))
     mine = everything[dist.get_rank() :: dist.get_world_size()]
     optimizer.zero_grad()
@@ -72,7 +72,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def same_state(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> int:
-    """Give all workers the weights, the optimizer's state and the step of rank 0; that step."""
+    """Send rank 0's weights, optimizer state and step to all workers; return that step."""
     state = [net.state_dict(), optimizer.state_dict(), step]
     dist.broadcast_object_list(state, src=0)
     net.load_state_dict(state[0])
@@ -83,6 +83,6 @@ def same_state(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> i
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--kill", type=int, default=-1, metavar="RANK", help="whom; -1: nobody")
+    parser.add_argument("--kill", type=int, default=-1, metavar="RANK", help="victim; -1: none")
     args = parser.parse_args()
     train(args.steps, args.kill)

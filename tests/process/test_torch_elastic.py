@@ -21,7 +21,7 @@ SECONDS, EVERY = (60, 4) if os.environ.get("SHOAL_SOAK") else (2, 1)
 def test_a_job_whose_workers_are_killed_and_join_loses_no_step() -> None:
     options = f"--seconds={SECONDS}", f"--every={EVERY}", "--seed=1"
     printed = run_example("elastic.py", *options)
-    events = re.search(r"(\d+) workers were killed, and (\d+) came", printed)
+    events = re.search(r"(\d+) workers were killed, and (\d+) joined", printed)
     assert events is not None, printed
     assert min(map(int, events.groups())) > 0
     assert "was killed by SIGKILL" in printed

@@ -26,7 +26,7 @@ from shoal.errors import PeerLost, Unsupported, UsageError
 
 def test_training_goes_on_to_the_same_weights_everywhere_after_rank_0_is_killed() -> None:
     printed = run_example("survive.py", "--workers=3", "--kill=0", "--steps=30")
-    went_on = re.findall(r"worker (\d) goes on as rank (\d) of (\d): rank 0 ", printed)
+    went_on = re.findall(r"worker (\d) continues as rank (\d) of (\d): rank 0 ", printed)
     assert sorted(went_on) == [("1", "0", "2"), ("2", "1", "2")]
     ends = sorted(re.findall(r"worker (\d) ends with (loss [\d.]+, weights [-\d.]+)", printed))
     assert [worker for worker, _ in ends] == ["1", "2"]
