@@ -244,8 +244,8 @@ def refused() -> dict[str, str]:
 
 
 REFUSALS = {
-    "gradient": "Unsupported: shoal has no gradients",
-    "gradient of jit": "Unsupported: shoal has no gradients",
+    "gradient": "Unsupported: shoal.s calls have no gradients",
+    "gradient of jit": "Unsupported: shoal.s calls have no gradients",
     "vmap": "Unsupported: shoal.jax does not run under vmap",
     "vmap of jit": "Unsupported: shoal.jax does not run under vmap",
     "pmap": "Unsupported: .* outside pmap and shard_map",

@@ -311,14 +311,14 @@ def refused() -> dict[str, str]:
 
 
 REFUSALS = {
-    "gradient": "Unsupported: shoal has no gradients",
-    "gradient of a function": ".*Unsupported: shoal has no gradients",
-    "sparse": r"Unsupported: the gradient of '0 table:0' is sparse \(IndexedSlices\); give sparse_",
+    "gradient": "Unsupported: shoal.s calls have no gradients",
+    "gradient of a function": ".*Unsupported: shoal.s calls have no gradients",
+    "sparse": r"Unsupported: the gradient of '0 table:0' is sparse \(IndexedSlices\); pass sparse_",
     "no gradient": "UsageError: there is nothing to average",
     "words": "UsageError: unknown dtype",
     "operation": "UsageError: unknown operation 'mean'",
     "xla": "InvalidArgumentError: ",
-    "replicas": "Unsupported: .* use no tf.distribute",
+    "replicas": "Unsupported: .* do not use tf.distribute",
     "broadcast": ".*UsageError: broadcast_variables runs outside tf.function",
     "variables": r"UsageError: .*'1 other:0' is not the same on all ranks: float32\[2\] on rank 0",
     "used": "UsageError: .* before its first step",

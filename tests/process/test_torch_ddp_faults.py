@@ -74,7 +74,7 @@ def test_a_gradient_missing_on_one_rank_is_named_on_every_rank(
     said = three_ranks.run(skip_a_layer_on_rank_1, options)
     assert "did not receive grad for rank 1: second.weight, second.bias" in said.pop(1)
     for message in said:
-        assert "no gradient has come of parameter second.weight, second.bias on rank 1" in message
+        assert "no gradient of parameter second.weight, second.bias arrived on rank 1" in message
         assert "find_unused_parameters=True; the group has ended" in message
 
 
@@ -106,8 +106,8 @@ def test_ranks_go_on_as_an_error_about_a_frozen_parameter_advises(
     thaws: bool, ranks: SharedRanks
 ) -> None:
     for message in ranks.run(freeze_on_rank_1_and_go_on, thaws):
-        assert ("requires a gradient now on rank 1, and did not" in message) == thaws
-        assert "wrap `model.module` anew, on every rank" in message
+        assert ("requires a gradient now on rank 1, but did not" in message) == thaws
+        assert "wrap `model.module` again, on every rank" in message
         assert "the group has ended: call shrink() of it on every rank" in message
         assert "shoal.torch.shrink_group()" in message
 

@@ -156,7 +156,7 @@ def test_a_mismatch_raises_at_the_call_without_a_wait(backend: str) -> None:
             words = (SEEN_BY_TORCH | SEEN_BY_SHOAL)[name][2]
             if name in SEEN_BY_SHOAL:
                 assert kind == "UsageError", f"{name}: {text}"
-                words = [*words, "nothing has moved"]
+                words = [*words, "no data was moved"]
             assert is_runtime_error, f"{name}: {kind}: {text}"
             for each in words:
                 assert re.search(each, text, re.IGNORECASE), f"{each!r} not in {text!r}"

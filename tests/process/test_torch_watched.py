@@ -83,9 +83,9 @@ def test_a_monitored_barrier_names_missing_ranks_and_keeps_its_deadline() -> Non
             assert kind == "TimedOut", message
             assert took_s < 20, "that of the group, or of the barriers that all pass"
         if rank != 2:
-            assert "these ranks had not come: 2" in without_2[1]
+            assert "these ranks had not arrived: 2" in without_2[1]
         if rank != 0:
-            assert "heard nothing from rank 0 for 0.3 s" in without_0[1]
+            assert "received nothing from rank 0 for 0.3 s" in without_0[1]
 
 
 def lose_one_before_the_barrier() -> list[str]:

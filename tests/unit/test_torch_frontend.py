@@ -50,7 +50,7 @@ def at_once(kind: type, **fields: Any) -> Any:
 
 
 def test_without_a_default_group_the_error_names_what_makes_one() -> None:
-    with pytest.raises(UsageError, match=r'make it with init_process_group\("shoal"\)'):
+    with pytest.raises(UsageError, match=r'create it with init_process_group\("shoal"\)'):
         frontend.group_for("sync_state", None)
 
 

@@ -116,5 +116,7 @@ def one_comes_with_another(group: Any) -> str:
 def test_ranks_that_come_with_different_things_hear_so_and_nothing_is_begun() -> None:
     # NCCL would not notice.
     said = run_in_threads(one_comes_with_another, SIZE)
-    assert "this rank has made float32[8], and another rank of this host a different" in said[0]
-    assert "this rank has made float32[9]" in said[2]
+    assert (
+        "this rank has called float32[8], but another rank of this host made a different" in said[0]
+    )
+    assert "this rank has called float32[9]" in said[2]

@@ -91,7 +91,7 @@ FIRST, SECOND = LONG[:6], LONG[6:]
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "outputs where there is no root": (
         lambda to: to.gather([THREE], [ONE], rooted(dist.GatherOptions, 0)),
-        "takes outputs on rank 0, the root, and none here",
+        "takes outputs on rank 0, the root, but not on this rank",
     ),
     "too few outputs": (
         lambda to: to.gather([THREE[:2]], [ONE], rooted(dist.GatherOptions, RANK)),
@@ -99,7 +99,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "no output at the root": (
         lambda to: to.gather_single(None, ONE, rooted(dist.GatherOptions, RANK)),
-        "takes an output here: this rank is the root",
+        "needs an output on this rank, which is the root",
     ),
     "an output too short for all": (
         lambda to: to.gather_single(torch.ones(5), ONE, rooted(dist.GatherOptions, RANK)),
@@ -134,19 +134,19 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "an own part that does not fit": (
         lambda to: to.alltoall(ones(2, 2, 2), ones(2, 3, 2)),
-        "gives itself 3 elements and has room for 2",
+        "sends 3 elements to its own rank but has room for 2",
     ),
     "an own row that does not fit": (
         lambda to: to.all_to_all_single(torch.ones(6), torch.ones(6), [2, 2, 2], [3, 1, 2]),
-        "gives itself 1 elements and has room for 2",
+        "sends 1 elements to its own rank but has room for 2",
     ),
     "rows that cannot be shared evenly": (
         lambda to: to.all_to_all_single(torch.ones(7), WHOLE, [], []),
-        "cannot share out the output's 7 rows evenly among 3 ranks",
+        "cannot split the output's 7 rows evenly among 3 ranks",
     ),
     "splits that do not add up": (
         lambda to: to.all_to_all_single(WHOLE, torch.ones(6), [2, 2, 2], [2, 2, 3]),
-        "cannot share out the input's 6 rows as \\[2, 2, 3\\], which are 7",
+        "cannot split the input's 6 rows as \\[2, 2, 3\\], a total of 7",
     ),
     "a negative split": (
         lambda to: to.all_to_all_single(WHOLE, torch.ones(6), [4, -1, 3], []),
@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "nothing to share out": (
         lambda to: to.all_to_all_single(torch.ones(()), torch.ones(()), [], []),
-        "cannot share out the output: it has no dimensions",
+        "cannot split the output: it has no dimensions",
     ),
     "outputs on top of each other": (
         lambda to: to.allgather([[WHOLE[0:2], WHOLE[4:6], WHOLE[1:3]]], [ONE]),
@@ -276,7 +276,7 @@ GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 def test_a_tensor_without_memory_is_refused_before_anything_moves(
     what: str, make: Callable[[], torch.Tensor], operations: Operations, group: NotingGroup
 ) -> None:
-    with pytest.raises(UsageError, match=r"of shape \(2,\) that has no memory of its own; pass"):
+    with pytest.raises(UsageError, match=r"of shape \(2,\) without its own memory; pass"):
         GIVEN[what](operations, make())
     assert group.calls == []
 

@@ -1,6 +1,6 @@
-"""Averages and broadcasts of NumPy arrays, the core of the front ends for array frameworks.
+"""Averages and broadcasts NumPy arrays: the core of the front ends for array frameworks.
 
-A program gives a group and arrays at each call, so averagers are kept here from call to call.
+Each call passes a group and arrays, so this module keeps averagers from call to call.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 
-# Averagers in a group: arrays whose shapes change from step to step would fill the memory.
+# Averagers kept for a group. Without a limit, arrays with changing shapes would fill the memory.
 _MOST_KEPT: Final = 32
 
 
 class Options(TypedDict, total=False):
-    """The options of an average, as `shoal.average.Averager` has them."""
+    """Options of an average, as for `shoal.average.Averager`."""
 
     wire: str | None
     compress: str | ErrorFeedback | ChunkTopK | None
 
 
 def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: Options) -> None:
-    """Average NumPy arrays over all ranks, in place; every rank calls it with arrays alike.
+    """Average NumPy arrays over all ranks, in place; every rank calls it with the same specs.
 
-    The first call with these names, shapes and dtypes makes an averager, which is kept until the
-    group is closed or others have taken its place. UsageError as `Averager`, also for arrays that
-    differ in that call; ShoalError as `Averager.wait`.
+    The first call with these names, shapes and dtypes creates an averager, which is kept until the
+    group is closed or newer averagers replace it. Raises UsageError as `Averager` does, also if
+    arrays differ between ranks in that call; ShoalError as `Averager.wait` does.
     """
     specs = tuple(map(ArraySpec.of, names, arrays))
     key = (specs, *options.items())
     if key not in group.kept:
-        if len(group.kept) >= _MOST_KEPT:  # on all ranks: they make the same calls
+        if len(group.kept) >= _MOST_KEPT:  # equal on all ranks: they make the same calls
             group.kept.pop(min(group.kept, key=_has_residuals))
         named = {spec.name: (spec.shape, spec.dtype) for spec in specs}
         group.kept[key] = Averager(group, named, **options), threading.Lock()
@@ -48,20 +48,20 @@ def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: 
     with lock:  # an averager serves one thread at a time
         try:
             _step(averager, arrays)
-        except BaseException:  # also Ctrl-C: the step has not ended, and another cannot begin
+        except BaseException:  # even Ctrl-C: the step has not ended, and another cannot begin
             group.kept.pop(key, None)
             raise
 
 
 def _has_residuals(key: Any) -> bool:
-    """True if an averager with these options keeps residuals, which are lost with it."""
+    """Return True if an averager with these options keeps residuals, which are lost with it."""
     compress = dict(key[1:]).get("compress")
     return compress is not None and not isinstance(compress, str)
 
 
 def _step(averager: Averager, arrays: Sequence[Any]) -> None:
     places = list(averager.begin().values())
-    # The last array first, as the layout expects it: the first buffers leave during the copies.
+    # From the last array to the first, as the layout expects: buffers are sent during the copies.
     order = range(len(arrays))[::-1]
     for index in order:
         places[index][...] = _bits(arrays[index])
@@ -74,15 +74,15 @@ def _step(averager: Averager, arrays: Sequence[Any]) -> None:
 
 
 def _bits(array: Any) -> Any:
-    """View an array of bfloat16 as its bits, as `Averager.begin` returns it."""
+    """View a bfloat16 array as its bits, as `Averager.begin` does."""
     return array.view("uint16") if array.dtype.name == "bfloat16" else array
 
 
 def broadcast(group: Group, names: Sequence[str], arrays: Sequence[Any], root: int) -> None:
-    """Overwrite contiguous NumPy arrays with those of rank `root`; every rank calls it.
+    """Overwrite contiguous NumPy arrays with the arrays of rank `root`; every rank calls it.
 
     Raises:
-        UsageError: names, shapes or dtypes differ among ranks; names the first and the ranks.
+        UsageError: names, shapes or dtypes differ; the text has the first difference and the ranks.
         ShoalError: as for every call of the group, which has ended.
     """
     specs = list(map(ArraySpec.of, names, arrays))
@@ -98,13 +98,13 @@ def borrowed(group: Group) -> Callable[[], Group]:
 
     It raises Closed if the program has dropped the group.
     """
-    held, who = weakref.ref(group), str(group)
+    held, name = weakref.ref(group), str(group)
 
     def live() -> Group:
         if (found := held()) is None:
             raise Closed(
-                f"{who}: the program dropped this group, and a function that was compiled with it "
-                "calls it; trace the function again with a group that is open"
+                f"{name}: the program dropped this group, but a function compiled with it called "
+                "it; trace the function again with an open group"
             )
         return found
 
@@ -112,8 +112,8 @@ def borrowed(group: Group) -> Callable[[], Group]:
 
 
 def refuse_gradient(*_given: Any) -> Any:
-    """Raise Unsupported: the derivative of every call of a front end."""
+    """Raise Unsupported, in place of the derivative of any call of a front end."""
     raise Unsupported(
-        "shoal has no gradients of its calls; take the gradient of each rank's own loss, and "
-        "average that"
+        "shoal's calls have no gradients; compute the gradient of each rank's own loss, and "
+        "average it"
     )

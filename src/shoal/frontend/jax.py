@@ -1,6 +1,6 @@
-"""Averages, sums and broadcasts of JAX's arrays; docs/arrays.md.
+"""Averages, sums and broadcasts JAX arrays; docs/arrays.md.
 
-A function under jit calls the group from a callback of JAX. decisions/0083 has the reasons.
+A function under jit calls the group from a JAX callback. decisions/0083 has the reasons.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def all_reduce(
     wire: str | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Return `array` folded over all ranks: the same bits on every rank. Also under jit, on a CPU.
+    """Return `array` reduced over all ranks: the same bits on every rank. Works under jit on a CPU.
 
     Args:
-        array: a JAX array, or anything that `jnp.asarray` takes, of one shape on every rank.
+        array: a JAX array, or any argument of `jnp.asarray`, with the same shape on every rank.
         op, wire: as for `Group.all_reduce`.
         name: matches the call with the other ranks' calls of this name, for several threads.
 
     Raises:
-        UsageError: there is no such operation of this type, or ranks gave different arrays.
-        Unsupported: the array is sharded, or a function under jit is not for a CPU.
-        ShoalError: as for every call of the group. Under jit these reach the program as
-            `jax.errors.JaxRuntimeError`, which contains their text.
+        UsageError: the dtype does not support the operation, or ranks passed different arrays.
+        Unsupported: the array is sharded, or a function under jit does not run on a CPU.
+        ShoalError: as for every call of the group. Under jit the program gets a
+            `jax.errors.JaxRuntimeError` that contains the text.
     """
     array = _as_array(array)
     group.check_fold("all_reduce", parse_dtype(array.dtype), parse_op(op))
@@ -63,13 +63,13 @@ def all_reduce(
 
 @without_internals
 def average(tree: Any, group: Group, **options: Unpack[arrays.Options]) -> Any:
-    """Return a pytree averaged over all ranks, in fusion buffers. Also under jit, on a CPU.
+    """Return a pytree averaged over all ranks, in fusion buffers. Works under jit on a CPU.
 
-    Every rank gives a tree with the same names, shapes and dtypes. The averager of such a tree is
-    made by the first call and kept until the group is closed.
+    Every rank passes a tree with the same names, shapes and dtypes. The first call with such a tree
+    creates its averager, which is kept until the group is closed.
 
     Args:
-        tree: gradients or other arrays; numbers become arrays, None stays.
+        tree: gradients or other arrays; numbers become arrays, None stays None.
         options: `wire` and `compress`, as for `shoal.average.Averager`.
 
     Raises:
@@ -89,7 +89,7 @@ def broadcast(tree: Any, group: Group, root: int = 0) -> Any:
     """Return the pytree of rank `root`, such as its initial parameters. NOT under jit.
 
     Args:
-        tree: with the same names, shapes and dtypes on every rank.
+        tree: has the same names, shapes and dtypes on every rank.
 
     Raises:
         UsageError: the ranks' trees differ, or it is called under jit.
@@ -116,7 +116,7 @@ def _flatten(tree: Any) -> tuple[list[str], list[jax.Array], Callable[[Any], Any
 
 
 def _as_array(leaf: Any) -> jax.Array:
-    """Return an array or tracer, with the dtype that JAX gives it: float32 for a Python float."""
+    """Return an array or tracer, with JAX's default dtype: float32 for a Python float."""
     array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     if not isinstance(array, jax.core.Tracer) and len(array.devices()) > 1:
         raise Unsupported(
@@ -127,7 +127,7 @@ def _as_array(leaf: Any) -> jax.Array:
 
 
 def _is_traced(leaves: Sequence[Any]) -> bool:
-    """Return True if the call is to be compiled, also for arrays that are constants in it."""
+    """Return True if the call is being compiled, even if its arrays are constants."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in (*leaves, jnp.asarray(0)))
 
 
@@ -136,16 +136,16 @@ _Call = Callable[["Group", list[Any]], None]
 
 
 def _call(group: Group, call: _Call, given: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return what the call leaves in copies of the arrays."""
+    """Run the call on NumPy copies of the arrays, and return the results."""
     if _is_traced(given):
         return _in_jit(group, call, given)
     hosts = [np.array(array, order="C") for array in given]
-    # A function under jit that was called before may still compute, on a thread of JAX, and call
-    # the group later: on other ranks earlier. Its error is raised where its results are used.
+    # An earlier function under jit may still run on a JAX thread and call the group after this
+    # call, but before it on other ranks. Its error is raised where its results are used.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         jax.effects_barrier()
     call(group, hosts)
-    # Nothing writes to these any more, so JAX may keep them.
+    # Nothing writes to these arrays any more, so JAX may keep them.
     return [
         jax.device_put(host, array.sharding) if array.committed else jnp.asarray(host)
         for host, array in zip(hosts, given, strict=True)
@@ -161,8 +161,8 @@ _n_calls: Final[weakref.WeakKeyDictionary[Group, Iterator[int]]] = weakref.WeakK
 def _name_in_jit(group: Group) -> str:
     """Return a name for the next call under jit, the same on all ranks.
 
-    So it is never taken for a call of the group's own methods, which may come before it on one rank
-    and after it on another: JAX runs compiled functions on threads of its own.
+    The name keeps it apart from calls of the group's own methods. These may run before it on one
+    rank and after it on another, because JAX runs compiled functions on its own threads.
     """
     return f"jit/{next(_n_calls.setdefault(group, itertools.count())) % _N_NAMES}"
 
@@ -171,21 +171,21 @@ _MARK: Final = jax.ShapeDtypeStruct((), np.int32)
 
 
 def _in_jit(group: Group, call: _Call, given: Sequence[jax.Array]) -> list[jax.Array]:
-    """Have the compiled program call the group, in the order in which calls were traced.
+    """Let the compiled program call the group, in the order in which calls were traced.
 
-    The call needs a mark from a callback with ordered effects, and another such callback needs a
-    mark from the call. So calls wait for each other, and none waits for a thread of JAX.
+    The call takes a mark from a callback with ordered effects, and passes one to another such
+    callback. So calls wait for each other, but not for a JAX thread.
     """
     if jax.default_backend() != "cpu":
         raise Unsupported(
-            f"shoal.jax runs under jit on a CPU, and this is {jax.default_backend()}; call it "
+            f"shoal.jax runs under jit only on a CPU, not on {jax.default_backend()}; call it "
             "outside jit, between the function that computes gradients and the one that uses them"
         )
     if jax.sharding.get_abstract_mesh().manual_axes:
         raise Unsupported(
             "shoal.jax runs on one device of each rank; call it outside pmap and shard_map"
         )
-    live = arrays.borrowed(group)  # JAX keeps compiled functions for ever
+    live = arrays.borrowed(group)  # JAX keeps compiled functions forever
 
     def run(_context: Any, outputs: Any, *_inputs: Any) -> None:
         *hosts, mark = (np.asarray(output) for output in outputs)

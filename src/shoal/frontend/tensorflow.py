@@ -1,7 +1,7 @@
-"""Averages of TensorFlow's gradients, under the names that users of Horovod know.
+"""Averages TensorFlow's gradients, under the names that users of Horovod know; docs/arrays.md.
 
-docs/arrays.md. In a `tf.function` the group is called from `tf.numpy_function`: TensorFlow runs
-such operations in the order in which they were traced.
+In a `tf.function` the group is called from `tf.numpy_function`: TensorFlow runs such operations in
+the order in which they were traced.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def all_reduce(
     wire: str | None = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Return a tensor folded over all ranks: the same bits on every rank. Also in `tf.function`.
+    """Return a tensor reduced over all ranks: the same bits on every rank. Works in `tf.function`.
 
     Args:
-        tensor: of one shape and dtype on every rank.
+        tensor: has the same shape and dtype on every rank.
         op, wire: as for `Group.all_reduce`.
         name: matches the call with the other ranks' calls of this name, for several threads.
 
     Raises:
-        UsageError: there is no such operation of this type, or ranks gave different tensors.
-        ShoalError: as for every call of the group. In a `tf.function` these reach the program as
-            errors of `tf.errors`, which contain their text.
+        UsageError: the dtype does not support the operation, or ranks passed different tensors.
+        ShoalError: as for every call of the group. In a `tf.function` the program gets an error of
+            `tf.errors` that contains the text.
     """
     tensor = tf.convert_to_tensor(tensor)
     group.check_fold("all_reduce", parse_dtype(tensor.dtype), parse_op(op))
@@ -61,8 +61,8 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root_rank: int =
     """Assign the values of rank `root_rank` to variables. NOT in a `tf.function`.
 
     Args:
-        variables: of TensorFlow or Keras; the same shapes and dtypes in the same order on every
-            rank.
+        variables: TensorFlow's or Keras's, with the same shapes and dtypes in the same order on
+            every rank.
 
     Raises:
         UsageError: the ranks' variables differ, or it is called in a `tf.function`.
@@ -80,12 +80,12 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root_rank: int =
 class DistributedGradientTape:
     """A `tf.GradientTape` whose `gradient` returns averages over all ranks, in fusion buffers.
 
-    All ranks ask for the gradients of the same variables. The averager of these is made by the
-    first call and kept until the group is closed.
+    All ranks request the gradients of the same variables. The first call creates their averager,
+    which is kept until the group is closed.
 
     Args:
-        tape: whatever else it does is unchanged.
-        sparse_as_dense: make dense tensors of IndexedSlices, the gradients of embeddings.
+        tape: its other methods are unchanged.
+        sparse_as_dense: convert IndexedSlices, the gradients of embeddings, to dense tensors.
         options: `wire` and `compress`, as for `shoal.average.Averager`.
     """
 
@@ -111,10 +111,10 @@ class DistributedGradientTape:
 
     @without_internals
     def gradient(self, target: Any, sources: Any, *args: Any, **named: Any) -> Any:
-        """Return the averaged gradients; arguments and structure are those of `tf.GradientTape`.
+        """Return the averaged gradients; arguments and structure are as in `tf.GradientTape`.
 
         Raises:
-            UsageError: ranks ask for different gradients, or one has no average, or is sparse.
+            UsageError: ranks request different gradients, or one has no average, or is sparse.
             ShoalError: as `all_reduce` does.
         """
         gradients = self._tape.gradient(target, sources, *args, **named)
@@ -130,17 +130,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: bool = False,
     **options: Unpack[arrays.Options],
 ) -> Any:
-    """Return an optimizer of Keras 3 that averages gradients over all ranks before it applies them.
+    """Return a Keras 3 optimizer that averages gradients over all ranks before it applies them.
 
     It has the class and the settings of `optimizer`, so a saved model loads without shoal. It works
-    in `model.fit` and by hand. A gradient is averaged once: use no `DistributedGradientTape` too.
+    in `model.fit` and in custom loops. Do not combine it with a `DistributedGradientTape`, which
+    would average gradients twice.
 
     Args:
         optimizer: one that has not made a step.
         sparse_as_dense, options: as for `DistributedGradientTape`.
 
     Raises:
-        UsageError: it is no optimizer of Keras 3, or it has made a step.
+        UsageError: it is not a Keras 3 optimizer, or it has made a step.
         Unsupported: Keras has another backend than TensorFlow.
     """
     kind: Any = type(optimizer)
@@ -154,7 +155,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if keras.mixed_precision.dtype_policy().name == "mixed_float16" and not scales:
         raise Unsupported(
-            "under mixed_float16 each rank would skip steps by its own gradients; give "
+            "under mixed_float16 each rank would skip steps by its own gradients; use "
             "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), group)"
         )
     if optimizer.built:
@@ -171,8 +172,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     return averaging.from_config(optimizer.get_config())
 
 
-# NOT converted by AutoGraph, which rewrites what a `tf.function` calls: it has nothing to gain
-# here, and prints a warning for syntax that it does not know.
+# NOT converted by AutoGraph, which rewrites functions called by a `tf.function`: it gains nothing
+# here, and warns about syntax that it does not know.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _averages(
     group: Group,
@@ -188,7 +189,7 @@ def _averages(
     for place, (gradient, name) in enumerate(zip(gradients, _names(sources), strict=True)):
         if isinstance(gradient, tf.IndexedSlices) and not sparse_as_dense:
             raise Unsupported(
-                f"the gradient of {name!r} is sparse (IndexedSlices); give sparse_as_dense=True to "
+                f"the gradient of {name!r} is sparse (IndexedSlices); pass sparse_as_dense=True to "
                 "average it as a dense tensor"
             )
         if gradient is not None:
@@ -204,7 +205,7 @@ def _averages(
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    """Return the variables' names with their places, since names may come twice."""
+    """Return the variables' names with their places, since names may repeat."""
     named = [
         getattr(variable, "path", None) or getattr(variable, "name", "")
         if isinstance(variable, tf.Variable | keras.Variable)
@@ -217,9 +218,9 @@ def _names(variables: Sequence[Any]) -> list[str]:
 def _call(
     group: Group, call: Callable[[Group, list[Any]], None], tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Return what a call leaves in NumPy copies, now or when the traced function runs."""
+    """Run a call on NumPy copies, now or when the traced function runs, and return the results."""
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise Unsupported("shoal.tensorflow has one replica in each rank: use no tf.distribute")
+        raise Unsupported("shoal.tensorflow has one replica per rank: do not use tf.distribute")
     live = arrays.borrowed(group)
 
     def on_host(*given: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-"""The parts of shoal for torch beside the backend "shoal"; importing this registers the backend.
+"""The parts of shoal for torch besides the backend "shoal"; importing this registers the backend.
 
-The backend alone needs this import only with TORCH_DEVICE_BACKEND_AUTOLOAD=0 before torch 2.14, if
-`import shoal` comes before `import torch`.
+The backend itself needs this import only with TORCH_DEVICE_BACKEND_AUTOLOAD=0 before torch 2.14, if
+`import shoal` precedes `import torch`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "sync_state",
 ]
 
-# The native core is loaded with the first of them.
+# The first attribute used loads the native core.
 __getattr__ = attributes(
     __name__,
     {

@@ -49,7 +49,7 @@ _replacements: Final[list[Group]] = []
 
 @contextlib.contextmanager
 def in_place_of_default(group: Group) -> Iterator[None]:
-    """Give torch this group for a default group within the context, without connecting ranks."""
+    """Use this group as torch's default group within the context, without connecting ranks."""
     _replacements.append(group)
     try:
         yield
@@ -61,15 +61,15 @@ def in_place_of_default(group: Group) -> Iterator[None]:
 def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup:
     """Form a group; torch calls it in every process that will be a member.
 
-    A group of new_group uses the connections of the default group, if that is shoal's; else its
-    ranks connect through torch's store.
+    A group of new_group uses the connections of the default group if that is a shoal group; else
+    its ranks connect through torch's store.
 
     Args:
         opts: torch's _DistributedBackendOptions.
         options: the user's pg_options: None, or the options of another shoal group.
 
     Raises:
-        UsageError: the options are those of another backend, or SHOAL_LOCAL_NCCL is wrong.
+        UsageError: the options belong to another backend, or SHOAL_LOCAL_NCCL is wrong.
         ShoalError: the ranks could not connect. No group is left behind.
     """
     if options is not None and getattr(options, "backend", None) != "shoal":
@@ -83,10 +83,10 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
 def torch_group(
     group: Group, store: Store, timeout: timedelta, devices: Sequence[str] | None
 ) -> dist.ProcessGroup:
-    """Return the process group or backend by which torch calls a group, and which owns it.
+    """Return the process group or backend that owns a group and makes torch's calls on it.
 
     Args:
-        devices: that it serves; None: torch's own group asks other backends for some devices.
+        devices: the devices that it serves; None: other backends of torch's group serve some.
     """
     if not takes_backends():
         return ShoalProcessGroup(group, store, timeout)
@@ -116,12 +116,12 @@ def _form(opts: Any) -> Group:
 
 
 def default_group() -> Group | None:
-    """Return the shoal group in torch's default group; None if it has none."""
+    """Return the shoal group in torch's default group, or None."""
     return group_in(dist.group.WORLD) if dist.is_initialized() else None
 
 
 def group_in(process_group: Any, device: torch.device = _CPU) -> Group | None:
-    """Return the shoal group that serves a device in a process group of torch, or None."""
+    """Return the shoal group that serves a device in a torch process group, or None."""
     backend = process_group
     if not isinstance(backend, Operations):
         try:
@@ -133,16 +133,15 @@ def group_in(process_group: Any, device: torch.device = _CPU) -> Group | None:
     return backend.group if isinstance(backend, Operations) else None
 
 
-def group_for(who: str, process_group: dist.ProcessGroup | None) -> Group:
-    """Return the shoal group in a process group, by default torch's; UsageError for others.
+def group_for(user: str, process_group: dist.ProcessGroup | None) -> Group:
+    """Return the shoal group in a process group, or in torch's default group.
 
-    Args:
-        who: needs it.
+    Raises UsageError, with the name `user`, if there is no shoal group.
     """
     group = default_group() if process_group is None else group_in(process_group)
     if group is None:
         raise UsageError(
-            f"{who}: the process group is not one of shoal's; make it with "
+            f"{user}: the process group does not use shoal; create it with "
             'init_process_group("shoal")'
         )
     return group

@@ -26,7 +26,7 @@ class TorchCollective:
 
     Args:
         options: torch's class of its options.
-        alike: which of its buffers has the same length on every rank; None if none has.
+        alike: the index of the buffer with the same length on every rank; None if there is none.
     """
 
     name: str
@@ -39,7 +39,7 @@ class TorchCollective:
     def of(cls, name: str, options: type) -> TorchCollective:
         """Return the collective of a row of shoal's table."""
         row = row_of(name)
-        alike = None if row.by_pair else int(row.reads is Blocks.OWN)  # what is written comes first
+        alike = None if row.by_pair else int(row.reads is Blocks.OWN)  # the written buffer is first
         return cls(name, options, row.root is not Root.NONE, row.folds, alike)
 
     def accesses(self, is_root: bool) -> tuple[Access, ...]:
@@ -70,7 +70,7 @@ Factor = float | torch.Tensor | None
 
 _PREMUL_SUM: Final = hash(dist.ReduceOp.PREMUL_SUM)
 
-# By the hash, which in torch is the operation's number: the quickest way to it, 0.3 us.
+# The hash of an operation is its number in torch, and the quickest way to get it: 0.3 us.
 _FOLDS: Final = {hash(getattr(dist.ReduceOp, op.name)): op for op in Op}
 
 
@@ -81,7 +81,7 @@ def fold_of(reduce_op: dist.ReduceOp) -> tuple[Op, Factor]:
     if op is not None:
         return op, None
     if number == _PREMUL_SUM:
-        # Pickling's way to the factor: torch 2.11 has no other, ReduceOp.factor is of 2.13.
+        # The factor as pickled: torch 2.11 gives no other access, ReduceOp.factor is from 2.13.
         state: tuple[object, float | torch.Tensor] = reduce_op.__getstate__()  # type: ignore[assignment]
         return Op.SUM, state[1]
     raise Unsupported(f"ReduceOp number {number} is not supported")

@@ -1,7 +1,7 @@
-"""With TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks compare their calls before they make them.
+"""Compares the calls of ranks before they start, with TORCH_DISTRIBUTED_DEBUG=DETAIL.
 
-Otherwise the call itself finds out that ranks disagree, and its Work raises the error. torch's own
-backends raise at the call with DETAIL, also if no thread waits for the Work.
+Otherwise the call itself detects that ranks disagree, and its Work raises the error. With DETAIL
+torch's own backends raise at the call, even if no thread waits for the Work.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ def compare_calls(
     alike: int | None,
     timeout_s: float,
 ) -> None:
-    """Return when every rank has come to the same collective, with buffers `calls` and `rest`.
+    """Return when every rank has reached the same collective, with buffers `calls` and `rest`.
 
-    `alike` is the buffer that has one length on every rank, or uneven blocks, if any.
+    `alike` is the index of the buffer with the same length on every rank, or with uneven blocks;
+    None if there is no such buffer.
 
     Raises:
         UsageError: on every rank, with the calls of all. Nothing moved, and the group is usable.
-        ShoalError: as of any call of a group.
+        ShoalError: as for any call of a group.
     """
     behind = "".join(f" root {each}" if type(each) is int else f" {each}" for each in rest)
     text = ", ".join(f"{name}{_length(call, alike)}{behind}" for call in calls).encode()
-    # The digest distinguishes lists that begin alike and are cut off.
+    # The digest distinguishes lists with the same beginning that are cut off.
     own = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest() + text[:_TEXT_BYTES]
     everyones = bytearray(group.size * _RECORD_BYTES)
     group.all_gather(everyones, own.ljust(_RECORD_BYTES, b"\0"), timeout_s=timeout_s)
@@ -56,7 +57,7 @@ def compare_calls(
         )
         raise UsageError(
             f"group {group.name!r}, rank {group.rank} of {group.size}: ranks call different "
-            f"collectives: {what}; nothing has moved"
+            f"collectives: {what}; no data was moved"
         )
 
 

@@ -1,7 +1,7 @@
-"""torch.compile must not compile shoal.
+"""Keeps torch.compile from compiling shoal.
 
-While a compiled program runs, torch looks at every Python function that begins and compiles it too;
-also those that its own C++ calls, as it calls a process group. It cannot compile these.
+While a compiled program runs, torch also compiles every Python function that begins, including
+functions called by its own C++ code, such as a process group's methods. It cannot compile these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-# Part of torch itself: does not load the compiler. `torch.compiler.disable` would, for a second.
+# NOT `torch.compiler.disable`, which loads the compiler and takes a second.
 from torch._C._dynamo import eval_frame
 
 __all__ = ["not_compiled", "not_compiled_itself", "not_inlined"]
@@ -20,7 +20,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def not_compiled(kind: _Class) -> _Class:
-    """Have the compiler leave alone the methods of a class, and what they call. A decorator."""
+    """Keep the compiler from the methods of a class and the functions they call. A decorator."""
     frames: Any = eval_frame
     skip = frames._FrameAction.SKIP
     for base in kind.__mro__:
@@ -32,7 +32,7 @@ def not_compiled(kind: _Class) -> _Class:
 
 
 def not_compiled_itself(method: Callable[..., Any]) -> None:
-    """Have the compiler leave alone a method, but not what it calls."""
+    """Keep the compiler from a method, but not from the functions that it calls."""
     frames: Any = eval_frame
     actions = frames._FrameAction
     strategy = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
@@ -40,8 +40,8 @@ def not_compiled_itself(method: Callable[..., Any]) -> None:
 
 
 def not_inlined(method: _Method) -> _Method:
-    """Have the compiler call a method from what it compiles, and not look into it. A decorator."""
-    marks: Any = method  # as `torch.compiler.disable` would
+    """Let compiled code call a method without compiling it. A decorator."""
+    marks: Any = method  # as `torch.compiler.disable` does
     marks._torchdynamo_disable = True
     marks._torchdynamo_disable_msg = None
     return method

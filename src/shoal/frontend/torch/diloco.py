@@ -23,7 +23,7 @@ __all__ = ["DiLoCo", "LocalSGD"]
 
 
 class DiLoCo(LocalSteps):
-    """Averages models that ranks train alone, once in `every` steps of the inner optimizer.
+    """Averages models that each rank trains alone, every `every` steps of the inner optimizer.
 
     ::
 
@@ -36,19 +36,19 @@ class DiLoCo(LocalSteps):
                 inner.step()  # every 100th also averages
             diloco.sync()  # all ranks have the same model now
 
-    The options are those of `shoal.average.DiLoCo`. The steps of `inner` are counted until `close`,
-    or the end of a `with` statement. Buffers of the model, such as statistics of batch
-    normalisation, are not averaged.
+    The options are those of `shoal.average.DiLoCo`. Steps of `inner` count until `close`, or the
+    end of a `with` statement. Buffers of the model, such as statistics of batch normalisation, are
+    not averaged.
 
     Args:
         model: not wrapped by `DistributedDataParallel` over the same ranks.
         inner: the optimizer of each step.
-        outer: the optimizer of the global parameters, made with the parameters of the model.
-        process_group: of ranks that each have a whole model; None: the default group.
+        outer: the optimizer of the global parameters, created with the parameters of the model.
+        process_group: ranks that each have a whole model; None: the default group.
         fragments: may also be modules: the parameters of each are a fragment.
 
     Raises:
-        UsageError: wrong options; ranks differ; `outer` lacks a parameter; or `inner` has none.
+        UsageError: wrong options; ranks differ; `outer` misses a parameter; `inner` has none.
             `inner.step` and `sync` raise it in a round if the model has other trained parameters.
         Unsupported: parameters are DTensors.
     """
@@ -66,7 +66,7 @@ class DiLoCo(LocalSteps):
         if stepped.isdisjoint(id(one) for one in trained.values()):
             raise UsageError(
                 "the inner optimizer has no parameter of this model, so its steps would not train "
-                "it: make it with model.parameters()"
+                "it: create it with model.parameters()"
             )
         self._model = model
         self._trained = {id(one) for one in trained.values()}
@@ -86,12 +86,12 @@ class DiLoCo(LocalSteps):
         self.close()
 
     def close(self) -> None:
-        """End, and count no more steps. Averages in flight are lost: call `sync` before."""
+        """End, and count no more steps. Averages in flight are lost: call `sync` first."""
         self._hook.remove()
         super().close()
 
     def weigh(self, weight: float) -> None:
-        """Set the samples or tokens of the next step of `inner`, if `weighted`."""
+        """Set the number of samples or tokens in the next step of `inner`, if `weighted`."""
         self._weight = weight
 
     def _after_step(self, *_: object) -> None:
@@ -108,13 +108,13 @@ class DiLoCo(LocalSteps):
         others = [n for n, one in named if one.requires_grad and id(one) not in self._trained]
         if others:
             raise UsageError(
-                f"DiLoCo: parameter {', '.join(others)} requires a gradient now, and did not, or "
-                "was another tensor, when DiLoCo was made, so it would not be averaged: close this "
-                "DiLoCo and make another, on every rank"
+                f"DiLoCo: parameter {', '.join(others)} requires a gradient now, but did not, or "
+                "was another tensor, when DiLoCo was created, so it would not be averaged: on "
+                "every rank, close this DiLoCo and make another"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state but that of the model and `inner`; `torch.load` accepts it.
+        """Return all state except the model's and `inner`'s; `torch.load` accepts it.
 
         Waits for averages in flight, and changes nothing.
         """
@@ -125,12 +125,12 @@ class DiLoCo(LocalSteps):
         return state
 
     def regroup(self, group: Group | None = None) -> None:
-        """Go on after `shoal.torch.shrink_group`, and finish what an error interrupted.
+        """Continue after `shoal.torch.shrink_group`, and finish a step that an error interrupted.
 
         Every rank of the new group calls it.
 
         Args:
-            group: None: the group of torch's default process group.
+            group: the new group; None is the group of torch's default process group.
         """
         super().regroup(group or frontend.group_for("DiLoCo", None))
 
@@ -168,7 +168,7 @@ class _Parameters:
             if hasattr(one, "to_local"):
                 raise Unsupported(f"DiLoCo: parameter {name} is a DTensor; wrap the whole model")
             if not any(one is other for other in held):
-                raise UsageError(f"DiLoCo: the outer optimizer lacks parameter {name}")
+                raise UsageError(f"DiLoCo: parameter {name} is not in the outer optimizer")
         self._local = dict(parameters)
         self.shared = {name: _on_cpu(one) for name, one in parameters.items()}
         self._outer = outer
@@ -176,7 +176,7 @@ class _Parameters:
         self._kept: dict[str, torch.Tensor] = {}
 
     def _tensors(self, places: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """View the arrays of an averager, which has the bits of bfloat16, as tensors."""
+        """View the arrays of an averager, which holds bfloat16 as raw bits, as tensors."""
         for name, place in places.items():
             yield name, torch.from_numpy(place).view(self.shared[name].dtype)
 
@@ -188,17 +188,17 @@ class _Parameters:
             local = self._kept.get(name, self._local[name])
             place.copy_(self.shared[name].to(local.device).sub(local))
             if factor == 0:
-                place.zero_()  # NOT by a product: a weight of 0 leaves out a NaN too
+                place.zero_()  # NOT a product: a weight of 0 must also exclude a NaN
             elif factor != 1:
                 place.mul_(factor)
 
     @torch.no_grad()
     def step_outer(self, places: Mapping[str, Any], factor: float) -> None:
-        """Step the optimizer on the model's parameters, which hold the global ones meanwhile."""
+        """Step the optimizer on the model's parameters, which temporarily hold the global ones."""
         held = [one for group in self._outer.param_groups for one in group["params"]]
         gradients = [one.grad for one in held]
         local = {name: self._local[name].clone() for name in places}
-        for one in held:  # without a gradient, other fragments do not step
+        for one in held:  # other fragments do not step, because they have no gradient
             one.grad = None
         for name, place in self._tensors(places):
             self._local[name].copy_(self.shared[name])

@@ -1,7 +1,7 @@
 """`shoal.torch.fsdp.compress`: gradients and parameters of FSDP2 in a codec between hosts.
 
-torch has a replaceable reduce-scatter and all-gather in each module of `fully_shard`. Those here
-make the same calls of torch.distributed, and give them a codec.
+In each module of `fully_shard` torch lets programs replace the reduce-scatter and the all-gather.
+The replacements here make the same calls of torch.distributed with a codec.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compress(
     gradients: str | Codec | None = None,
     weights: str | Codec | None = None,
 ) -> None:
-    """Let the gradients and parameters of FSDP2 travel between hosts in a codec.
+    """Send the gradients and parameters of FSDP2 between hosts in a codec.
 
     ::
 
@@ -49,20 +49,20 @@ def compress(
         fully_shard(model)
         shoal.torch.fsdp.compress(model, gradients="mxfp8", weights="mxint8")
 
-    Call it on every rank after `fully_shard`, before the first step or between two. A rank's own
-    part of the gathered parameters is rounded too, so all ranks compute with the same weights. The
-    sharded parameters, which the optimizer steps and checkpoints hold, keep their precision.
+    Call it on every rank after `fully_shard`, before the first step or between two steps. A rank's
+    own part of the gathered parameters is rounded too, so all ranks compute with the same weights.
+    The sharded parameters, used by the optimizer and checkpoints, keep their precision.
 
     Args:
-        model: with all modules inside to which `fully_shard` was applied.
+        model: contains all modules to which `fully_shard` was applied.
         gradients: the codec of reduce-scatters: "bf16", "fp16", "mxfp8", "mxint8" or "mxfp4";
             "identity": unchanged; None: as before this call.
         weights: the codec of all-gathers of parameters. "bf16" and "mxint8" round weights by less
-            than 1 % of the largest of a block, "mxfp8" by up to 12.5 %.
+            than 1 % of a block's largest weight, "mxfp8" by up to 12.5 %.
 
     Raises:
         UsageError: an unknown codec, or a model whose collectives cannot use one, with the reason.
-            Nothing has changed then.
+            Nothing has changed.
     """
     of_gradients, of_weights = _codec_of("gradients", gradients), _codec_of("weights", weights)
     sharded = [
@@ -107,18 +107,18 @@ def _groups_of(name: str, module: Any) -> list[Any]:
     """Return the parameters of a module as torch groups them: one group, or none."""
     state = module._get_fsdp_state()
     found = getattr(state, "_fsdp_param_groups", None)
-    if found is None:  # a torch whose modules have one group at most
+    if found is None:  # in this torch a module has at most one group
         found = [each for each in [state._fsdp_param_group] if each is not None]
     if len(found) > 1:
         raise UsageError(
             f"module {name!r} has parameters on {len(found)} meshes (shard_placement_fn), for "
-            "which torch replaces no collective: apply fully_shard to each part of it by itself"
+            "which torch replaces no collective: apply fully_shard to each of its parts separately"
         )
     return list(found)
 
 
 def _check_group(where: str, parameters: Any) -> None:
-    """Raise UsageError unless the parameters are sharded, over shoal."""
+    """Raise UsageError unless the parameters are sharded over a shoal group."""
     mesh = parameters.mesh_info
     if not hasattr(mesh, "shard_process_group"):
         raise UsageError(
@@ -133,21 +133,21 @@ def _check_group(where: str, parameters: Any) -> None:
 
 
 def _check_usual(where: str, comm: object, usual: type) -> None:
-    """Raise UsageError unless a collective is torch's own or one of these."""
+    """Raise UsageError unless a collective is torch's own or from this module."""
     if type(comm) not in (usual, _ReduceScatter, _AllGather):
         raise UsageError(
-            f"{where} has the collective {type(comm).__name__} in place of torch's, and compress "
-            "would replace it"
+            f"{where} has the collective {type(comm).__name__} in place of torch's, which compress "
+            "would replace"
         )
 
 
 def _check_replicas(where: str, mesh: Any) -> None:
-    """Raise UsageError if some replicas of the parameters would be rounded, and others not."""
+    """Raise UsageError if only some replicas of the parameters would be rounded."""
     if mesh.replicate_mesh_dim is None:
         return
     world = default_group()
     if world is None:
-        raise UsageError(f"{where} has replicas: shoal has to be the default process group")
+        raise UsageError(f"{where} has replicas: the default process group must use shoal")
     hosts = world.planner.cluster.hosts
     shards = mesh.mesh.mesh.movedim(mesh.shard_mesh_dim, -1).reshape(-1, mesh.shard_mesh_size)
     of_one: dict[bool, list[int]] = {}
@@ -157,7 +157,7 @@ def _check_replicas(where: str, mesh: Any) -> None:
         raise UsageError(
             f"{where} has a replica on ranks {of_one[True]} of one host and another on ranks "
             f"{of_one[False]} of several hosts: only the second would be rounded, and replicas "
-            "would compute with different weights; compress the gradients alone"
+            "would compute with different weights; compress only the gradients"
         )
 
 
@@ -165,7 +165,7 @@ class _Calls:
     """Chooses the codec of each call of one module.
 
     Args:
-        what: the words for its tensors in messages.
+        what: the name of its tensors in messages.
         only: the process group whose calls use the codec; None: any.
     """
 
@@ -177,15 +177,15 @@ class _Calls:
 
     @contextlib.contextmanager
     def of(self, tensor: torch.Tensor, process_group: dist.ProcessGroup) -> Iterator[None]:
-        """Give the codec to the call on this tensor that is made within the context."""
+        """Use the codec for the call on this tensor within the context."""
         codec = self._codec_for(tensor, process_group)
         with contextlib.nullcontext() if codec is None else calls_with(wire=codec):
             yield
 
     def _codec_for(self, tensor: torch.Tensor, process_group: dist.ProcessGroup) -> Codec | None:
-        """Return the codec of a call; None: as torch makes the call."""
-        # `reshard_after_forward=n` gathers anew in smaller groups what was rounded before the
-        # forward pass, and would be cut into other blocks there.
+        """Return the codec of a call; None: send tensors as torch does."""
+        # With `reshard_after_forward=n` smaller groups gather parameters again that were rounded
+        # before the forward pass. These groups would cut them into different blocks.
         if self._only is not None and process_group is not self._only:
             return None
         group = group_in(process_group, tensor.device)
@@ -204,14 +204,14 @@ class _Calls:
         self._has_warned = True
         _LOG.log(
             logging.WARNING if group.rank == 0 else logging.DEBUG,
-            "%s: the %s are not sent in %s: torch sends them as %s, and codecs are for float32, "
+            "%s: the %s are not sent in %s: torch sends them as %s, and codecs take only float32, "
             "bfloat16 and float16",
             *(group, self._what, self._codec, dtype),
         )
 
 
 class _Compressing:
-    """One of torch's collectives, whose calls get a codec."""
+    """One of torch's collectives, with a codec in its calls."""
 
     def __init__(self, calls: _Calls, usual: Any) -> None:
         self._calls = calls
@@ -233,7 +233,7 @@ class _Compressing:
             return self._usual(output_tensor, input_tensor, group, *rest, **named)
 
 
-# NOT derived from the default ones: torch would replace those by others, and drop the codec.
+# NOT derived from torch's default classes: torch would replace such objects and drop the codec.
 class _ReduceScatter(_Compressing, ReduceScatter):
     pass
 

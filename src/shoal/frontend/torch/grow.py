@@ -1,4 +1,4 @@
-"""`shoal.torch.grow_group` and `join_group`: torch's default group takes in newcomers."""
+"""`shoal.torch.grow_group` and `join_group`: let newcomers into torch's default group."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 __all__ = ["grow_group", "join_address", "join_group"]
 
-_CONNECT: Final = timedelta(seconds=10)  # to the store of rank 0, which listens already
+_CONNECT: Final = timedelta(seconds=10)  # limit to connect to rank 0's store, already listening
 _N_ADDRESS: Final = 128
-_TRIES: Final = 3  # to reach that store, in one group after the other
+_TRIES: Final = 3  # attempts to reach that store, each in a new group
 
 
 def join_address() -> str:
     """Return the address at which newcomers reach this rank, for `join_group`.
 
-    It is `shoal.Group.address` of torch's default group, and stays the same while that shrinks and
-    grows.
+    It is `shoal.Group.address` of torch's default group. It does not change when the group shrinks
+    or grows.
 
     Raises:
-        UsageError: there is no default group of shoal, or as for `shoal.Group.address`.
+        UsageError: torch's default group is not a shoal group, or as for `shoal.Group.address`.
     """
     return default_of("join_address").address
 
 
 def grow_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """Let in all newcomers that wait, without the ranks that were lost; return the default group.
+    """Let in all waiting newcomers and leave out lost ranks; return the default group.
 
     All ranks call it at the same place among their calls, like `shoal.Group.reform`. Without
     newcomers and losses the default group stays, at the cost of a small all-gather. Otherwise a
     larger or smaller one replaces it, as with `shrink_group`: old ranks first, newcomers after.
 
     Args:
-        timeout: until all ranks must have called it; None takes the default group's.
+        timeout: time within which all ranks must call it; None: the default group's timeout.
 
     Raises:
-        Unsupported: the default group is not one of shoal's alone.
+        Unsupported: the default group has other backends than shoal.
         TimedOut, PeerLost, UsageError: as `shoal.Group.reform`; ShoalError: rank 0 cannot serve a
             store. Call it again on all ranks.
     """
@@ -65,18 +65,19 @@ def grow_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
 def join_group(
     addresses: str | None = None, *, timeout: timedelta | None = None
 ) -> dist.ProcessGroup:
-    """Wait to be let into a running job, whose ranks call `grow_group`; return the default group.
+    """Wait until a running job lets this process in with `grow_group`; return the default group.
 
     A newcomer calls it in place of `init_process_group`. It needs no RANK, WORLD_SIZE or store.
 
     Args:
-        addresses: of one or several living ranks (`join_address`), with commas between; None:
-            `SHOAL_JOIN`, as for `shoal.init`.
-        timeout: until it must be let in, and of all calls; None takes torch's default.
+        addresses: the addresses of one or more living ranks (`join_address`), separated by commas;
+            None: `SHOAL_JOIN`, as for `shoal.init`.
+        timeout: the limit for joining and for all later calls; None: torch's default.
 
     Raises:
-        UsageError: there is a default group, or no address, or the job refuses this process: why.
-        TimedOut: nobody let this process in.
+        UsageError: there is a default group, or no address, or the job refuses this process; the
+            text has the reason.
+        TimedOut: the job did not let this process in.
     """
     if dist.is_initialized():
         raise UsageError("join_group: there is a default group already; a member calls grow_group")
@@ -90,10 +91,10 @@ def join_group(
 
 
 def _replace(new: Group, deadline: float, old: Group | None = None) -> None:
-    """Make this group torch's default one, or the group in which its living ranks go on.
+    """Make `new` torch's default group, or the group in which its living ranks continue.
 
     Args:
-        old: from which a next call goes on if this one fails; None: then the new group is closed.
+        old: the group that a next call starts from if this one fails; None: close the new group.
     """
     try:
         for n_left in reversed(range(_TRIES)):
@@ -109,13 +110,13 @@ def _replace(new: Group, deadline: float, old: Group | None = None) -> None:
         if old is None:
             new.close()
         else:
-            new.abort("a rank did not get it as torch's default group")
+            new.abort("a rank could not make it torch's default group")
         raise
     replace_default(new, store)
 
 
 def _store_of(group: Group) -> Store:
-    """Return a store that rank 0 serves to torch on all ranks: newcomers lack the one of old."""
+    """Return a store that rank 0 serves to torch on all ranks; newcomers cannot use the old one."""
     where, store = bytearray(_N_ADDRESS), None
     try:
         if group.rank == 0:
@@ -127,7 +128,7 @@ def _store_of(group: Group) -> Store:
             host, _, port = where.decode().strip().rpartition(":")
             store = TCPStore(host, int(port), is_master=False, timeout=_CONNECT)
         group.barrier()
-    except RuntimeError as error:  # of shoal or torch
+    except RuntimeError as error:  # from shoal or torch
         why = f"rank {group.rank} has no store for torch: {error}"
         group.abort(why)
         raise ShoalError(why) from error

@@ -1,4 +1,4 @@
-"""A communication hook for torch's DDP that halves the bytes: gradients travel in bfloat16.
+"""A communication hook for torch's DDP that halves the bytes: it sends gradients in bfloat16.
 
     model = DistributedDataParallel(net)
     model.register_comm_hook(None, bf16_hook)
@@ -20,16 +20,16 @@ def bf16_hook(
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients in bfloat16: the range of float32, 8 bits of precision.
 
-    The bucket is divided by the number of ranks in its own type first, so each value is rounded
+    The bucket is first divided by the number of ranks in its own dtype, so each value is rounded
     once before it is sent, and sums stay in the range of the values. Sums are rounded to bfloat16.
 
     Args:
-        group: the state given to register_comm_hook: the group to average over; None takes the
-            default group.
-        bucket: of floating-point gradients.
+        group: the state passed to register_comm_hook, which is the group to average over; None is
+            the default group.
+        bucket: floating-point gradients.
 
     Returns:
-        a future of the bucket's own buffer, averaged, in its own dtype.
+        A future of the bucket's own buffer, averaged, in its own dtype.
     """
     group = dist.group.WORLD if group is None else group
     buffer = bucket.buffer()

@@ -1,4 +1,4 @@
-"""`shoal.torch.init_process_group`: torch's, also under mpirun and srun."""
+"""`shoal.torch.init_process_group`: torch's function, also under mpirun and srun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def init_process_group(backend: str = "shoal", **options: Any) -> None:
     torchrun, Open MPI, MPICH or Slurm, as `shoal.init` reads them.
 
     Args:
-        backend, options: as torch takes them.
+        backend, options: torch's arguments.
 
     Raises:
         UsageError: a variable is missing or wrong, or no launcher is found.

@@ -1,10 +1,10 @@
-"""The tensors of torch's operations as the buffers of collectives, checked on the way.
+"""Converts the tensors of torch's operations to the buffers of collectives, and checks them.
 
-The checks raise UsageError for what this rank alone can see to be wrong, before any byte moves.
+The checks raise UsageError for errors that this rank can detect alone, before any byte moves.
 
-Each public function takes the tensors that an operation writes and those that it reads, as torch
-gives them, and returns the buffer arguments of each collective to call. `Blocks` are for all ranks:
-a tensor for each, or one tensor of them all; None on ranks other than the root.
+Each public function takes the tensors that an operation writes and the tensors that it reads, as
+torch passes them, and returns the buffer arguments of each collective to call. `Blocks` are for all
+ranks: one tensor for each rank, or one for all ranks; None on ranks other than the root.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Lists = Tensors | list[Tensors]
 Blocks = torch.Tensor | Tensors | None
 Pair = tuple[Blocks, torch.Tensor]
 View = Callable[[torch.Tensor], BufferView]
-Rows = tuple[torch.Tensor, Sequence[int]]  # with the number of rows for each rank; none: evenly
+Rows = tuple[torch.Tensor, Sequence[int]]  # with the number of rows for each rank; empty: evenly
 
 
 def no_tensors(_buffers: TensorBuffers, _outputs: None, _inputs: None) -> list[Arguments]:
-    """Nothing is read or written."""
+    """Read and write nothing."""
     return [()]
 
 
@@ -41,12 +41,12 @@ def no_tensors(_buffers: TensorBuffers, _outputs: None, _inputs: None) -> list[A
 
 
 def one_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> list[Arguments]:
-    """One tensor is read and written."""
+    """Read and write one tensor."""
     return [(buffers.updated(only(buffers, tensors)),)]
 
 
 def each_in_place(buffers: TensorBuffers, tensors: Tensors, _inputs: None) -> list[Arguments]:
-    """Each tensor is read and written, by a collective of its own."""
+    """Read and write each tensor, with one collective for each."""
     check_some(buffers, tensors)
     views = [buffers.updated(tensor) for tensor in tensors]
     check_apart(buffers, views)
@@ -54,11 +54,11 @@ def each_in_place(buffers: TensorBuffers, tensors: Tensors, _inputs: None) -> li
 
 
 def root_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> list[Arguments]:
-    """The root's tensor is read and written, those of other ranks are only read."""
+    """Read and write the root's tensor; only read the tensors of other ranks."""
     if buffers.group.rank == buffers.root:
         return one_in_place(buffers, tensors, None)
     tensor = only(buffers, tensors)
-    buffers.results.append(tensor)  # torch wants it everywhere
+    buffers.results.append(tensor)  # torch expects a result on every rank
     return [(buffers.read(tensor),)]
 
 
@@ -66,7 +66,7 @@ def root_in_place(buffers: TensorBuffers, tensors: OneOrList, _inputs: None) -> 
 
 
 def gathered_lists(buffers: TensorBuffers, outputs: Lists, inputs: OneOrList) -> list[Arguments]:
-    """A list of outputs, at the root if there is one; and one input."""
+    """Write a list of outputs (only at the root, if there is one); read one input."""
     blocks = own_blocks(buffers, "outputs", outputs)
     return _beside(buffers, "output", [(blocks, only(buffers, inputs))])
 
@@ -74,7 +74,7 @@ def gathered_lists(buffers: TensorBuffers, outputs: Lists, inputs: OneOrList) ->
 def gathered_by_rank(
     buffers: TensorBuffers, outputs: list[Tensors], inputs: Tensors
 ) -> list[Arguments]:
-    """A collective for each input: the outputs of the i-th are `outputs[rank][i]`."""
+    """Run one collective for each input: the outputs of input i are `outputs[rank][i]`."""
     check_some(buffers, inputs)
     size = buffers.group.size
     if len(outputs) != size or any(len(row) != len(inputs) for row in outputs):
@@ -90,18 +90,21 @@ def gathered_by_rank(
 def gathered_wholes(
     buffers: TensorBuffers, outputs: OneOrList, inputs: OneOrList
 ) -> list[Arguments]:
-    """A collective for each output, which is for all ranks, and its input."""
+    """Run one collective for each pair of an output, with all ranks' blocks, and its input."""
     return _beside(buffers, "output", pairs(buffers, outputs, inputs))
 
 
 def gathered_whole_at_root(
     buffers: TensorBuffers, output: torch.Tensor | None, given: torch.Tensor
 ) -> list[Arguments]:
-    """One output for all ranks at the root, where the others may pass anything; and one input."""
+    """Write one output with all ranks' blocks, at the root; read one input.
+
+    Other ranks may pass any output.
+    """
     if buffers.group.rank != buffers.root:
         return _beside(buffers, "output", [(None, given)])
     if output is None:
-        raise buffers.error("takes an output here: this rank is the root")
+        raise buffers.error("needs an output on this rank, which is the root")
     return _beside(buffers, "output", [(output, given)])
 
 
@@ -109,7 +112,7 @@ def gathered_whole_at_root(
 
 
 def scattered_lists(buffers: TensorBuffers, outputs: OneOrList, inputs: Lists) -> list[Arguments]:
-    """One output; and a list of inputs, at the root if there is one."""
+    """Write one output; read a list of inputs (only at the root, if there is one)."""
     blocks = own_blocks(buffers, "inputs", inputs)
     return _beside(buffers, "input", [(blocks, only(buffers, outputs))])
 
@@ -117,7 +120,7 @@ def scattered_lists(buffers: TensorBuffers, outputs: OneOrList, inputs: Lists) -
 def scattered_wholes(
     buffers: TensorBuffers, outputs: OneOrList, inputs: OneOrList
 ) -> list[Arguments]:
-    """A collective for each output and its input, which holds the blocks of all ranks."""
+    """Run one collective for each pair of an output and its input, with all ranks' blocks."""
     swapped = [(given, output) for output, given in pairs(buffers, outputs, inputs)]
     return _beside(buffers, "input", swapped)
 
@@ -126,10 +129,10 @@ def scattered_wholes(
 
 
 def _beside(buffers: TensorBuffers, side: str, pairs: Sequence[Pair]) -> list[Arguments]:
-    """Return the written and the read buffer of each pair, which may be this rank's own block.
+    """Return the written and the read buffer of each pair; one may be this rank's own block.
 
     Args:
-        side: that of the blocks, which come first in a pair: "output" or "input".
+        side: the side with the blocks, which are first in a pair: "output" or "input".
     """
     blocks_at = int(side == "input")
     views_of: list[View] = [buffers.written, buffers.read]
@@ -156,11 +159,11 @@ def _views(blocks: Blocks, view: View) -> Any:
     return None if blocks is None else view(blocks)
 
 
-# ---- the r-th output comes from rank r, the r-th input goes there ----
+# ---- output r comes from rank r, input r goes to rank r ----
 
 
 def exchanged_lists(buffers: TensorBuffers, outputs: Tensors, inputs: Tensors) -> list[Arguments]:
-    """An output and an input for each rank. Lengths may differ."""
+    """Write an output and read an input for each rank. Lengths may differ."""
     check_some(buffers, [*outputs, *inputs])
     check_count(buffers, "outputs", outputs)
     check_count(buffers, "inputs", inputs)
@@ -172,7 +175,7 @@ def exchanged_lists(buffers: TensorBuffers, outputs: Tensors, inputs: Tensors) -
 
 
 def exchanged_rows(buffers: TensorBuffers, outputs: Rows, inputs: Rows) -> list[Arguments]:
-    """The rows of two tensors."""
+    """Write the rows of one tensor, and read the rows of another."""
     (output, output_splits), (given, input_splits) = outputs, inputs
     taken = split(buffers, "output", output, output_splits)
     sent = split(buffers, "input", given, input_splits)
@@ -184,8 +187,8 @@ def exchanged_rows(buffers: TensorBuffers, outputs: Rows, inputs: Rows) -> list[
 
 
 def _parts(view: BufferView, tensor: torch.Tensor, n_elems: Sequence[int]) -> list[BufferView]:
-    """Return the memory of a tensor, cut into pieces of these numbers of elements."""
-    # Elements of a type that shoal does not know travel as bytes: several to one of the tensor's.
+    """Return the memory of a tensor, cut into pieces with these numbers of elements."""
+    # Elements of a dtype that shoal does not know are sent as bytes, several for each element.
     scale = view.n_elems // tensor.numel() if tensor.numel() else 1
     ends = itertools.accumulate(n_elems, initial=0)
     item = tensor.element_size()
@@ -199,7 +202,7 @@ def _parts(view: BufferView, tensor: torch.Tensor, n_elems: Sequence[int]) -> li
 
 
 def only(buffers: TensorBuffers, tensors: OneOrList) -> torch.Tensor:
-    """Return the one tensor of a call, which some of torch's callers wrap in a list."""
+    """Return the single tensor of a call, which some of torch's callers wrap in a list."""
     if not isinstance(tensors, list):
         return tensors
     if len(tensors) != 1:
@@ -221,7 +224,7 @@ def own_blocks(buffers: TensorBuffers, side: str, lists: Lists) -> Tensors | Non
     if buffers.root is None or buffers.root == buffers.group.rank:
         return blocks
     if blocks:
-        raise buffers.error(f"takes {side} on rank {buffers.root}, the root, and none here")
+        raise buffers.error(f"takes {side} on rank {buffers.root}, the root, but not on this rank")
     return None
 
 
@@ -246,14 +249,14 @@ def split(
     The tensor must be contiguous, as for torch's own backends.
 
     Args:
-        splits: the number of rows for each rank; none: as many for each.
+        splits: the number of rows for each rank; empty: an equal number.
     """
     if not tensor.is_contiguous():
-        raise buffers.error(f"takes an {side} that is contiguous; pass {side}.contiguous()")
+        raise buffers.error(f"takes a contiguous {side}; pass {side}.contiguous()")
     if not tensor.dim():
-        raise buffers.error(f"cannot share out the {side}: it has no dimensions")
+        raise buffers.error(f"cannot split the {side}: it has no dimensions")
     size, n_rows = buffers.group.size, tensor.shape[0]
-    why = f"cannot share out the {side}'s {n_rows} rows"
+    why = f"cannot split the {side}'s {n_rows} rows"
     if not splits:
         if n_rows % size:
             raise buffers.error(f"{why} evenly among {size} ranks")
@@ -262,7 +265,7 @@ def split(
     if min(splits) < 0:
         raise buffers.error(f"{why} as {list(splits)}: a count is negative")
     if sum(splits) != n_rows:
-        raise buffers.error(f"{why} as {list(splits)}, which are {sum(splits)}")
+        raise buffers.error(f"{why} as {list(splits)}, a total of {sum(splits)}")
     return [n * (tensor.numel() // n_rows) for n in splits] if n_rows else [0] * size
 
 
@@ -270,11 +273,11 @@ def check_some(buffers: TensorBuffers, tensors: Tensors) -> None:
     """Raise the error that torch's dispatcher raises over Gloo if there is no tensor."""
     if not tensors:
         doing = describe(buffers.group, buffers.operation)
-        raise Unsupported(f"{doing} takes one tensor at least, and the list is empty")
+        raise Unsupported(f"{doing} takes at least one tensor, but the list is empty")
 
 
 def check_count(buffers: TensorBuffers, side: str, blocks: Sequence[object]) -> None:
-    """Raise UsageError unless there is one for each rank."""
+    """Raise UsageError unless there is one block for each rank."""
     size = buffers.group.size
     if len(blocks) != size:
         raise buffers.error(f"takes {size} {side}, one for each rank, not {len(blocks)}")
@@ -283,7 +286,7 @@ def check_count(buffers: TensorBuffers, side: str, blocks: Sequence[object]) -> 
 def check_blocks(buffers: TensorBuffers, side: str, blocks: OneOrList, like: torch.Tensor) -> None:
     """Raise UsageError unless the blocks of all ranks fit the tensor on the other side.
 
-    Without a root, only this rank's block of a list must be as long.
+    Without a root, only this rank's block of a list must have the same length.
     """
     size = buffers.group.size
     if isinstance(blocks, torch.Tensor):
@@ -309,7 +312,7 @@ def check_exchange(
     """Raise UsageError unless tensors have one dtype, and this rank's part for itself fits.
 
     Args:
-        sent: the number of elements for each rank; `taken`: the room for those of each.
+        sent: the number of elements sent to each rank; `taken`: the room for each rank's elements.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
@@ -317,7 +320,7 @@ def check_exchange(
         raise buffers.error(f"takes tensors of one dtype, not of {names}")
     given, room = sent[buffers.group.rank], taken[buffers.group.rank]
     if given != room:
-        raise buffers.error(f"gives itself {given} elements and has room for {room}")
+        raise buffers.error(f"sends {given} elements to its own rank but has room for {room}")
 
 
 def check_apart(buffers: TensorBuffers, outputs: Sequence[BufferView]) -> None:
@@ -326,19 +329,19 @@ def check_apart(buffers: TensorBuffers, outputs: Sequence[BufferView]) -> None:
     if found is not None:
         first, second = sorted(found[:2])
         raise buffers.error(
-            f"would write outputs {first} and {second} into the same memory; give them memory of "
-            "their own"
+            f"would write outputs {first} and {second} into the same memory; give each its own "
+            "memory"
         )
 
 
 def check_calls_apart(buffers: TensorBuffers, calls: Sequence[Arguments], blocks_at: int) -> None:
-    """Raise UsageError if one of several calls would write where it or another reads.
+    """Raise UsageError if one of several calls would write memory that it or another reads.
 
-    NOT left to the calls: the first has begun by then.
+    NOT left to the calls: by then the first one has begun.
 
     Args:
-        calls: the written and the read buffer of each call; the one at `blocks_at` has the blocks
-            of all ranks. This rank's own block may be the other buffer.
+        calls: the written and the read buffer of each call; the buffer at `blocks_at` has the
+            blocks of all ranks. This rank's own block may be the other buffer.
     """
     size, rank = buffers.group.size, buffers.group.rank
     written: list[tuple[int, Range]] = []
@@ -355,8 +358,7 @@ def check_calls_apart(buffers: TensorBuffers, calls: Sequence[Arguments], blocks
     if found is not None:
         first, second = written[found[0]][0], read[found[1]][0]
         raise buffers.error(
-            f"would write output {first} where it reads input {second}; give them memory of their "
-            "own"
+            f"would write output {first} where it reads input {second}; give each its own memory"
         )
 
 

@@ -1,4 +1,4 @@
-"""A barrier that names the ranks that did not come."""
+"""A barrier that names the ranks that did not reach it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class MonitoredBarrier:
     """The monitored barriers of one group.
 
-    They send messages in a group of their own, so one that fails ends no other group; after a
-    failure that group is made anew.
+    They send messages in their own group, so a failed barrier ends no other group; after a failure
+    that group is created again.
     """
 
     def __init__(self, group: Group) -> None:
@@ -26,10 +26,10 @@ class MonitoredBarrier:
         self._n_failed = 0
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every rank has come; the parent group stays usable if some do not.
+        """Wait until every rank arrives; the parent group stays usable if some do not.
 
-        Rank 0 waits `timeout_s`; the others a second more for its answer. TimedOut names the ranks
-        that had not come, PeerLost at once one that is gone.
+        Rank 0 waits `timeout_s`; the others a second longer for its answer. TimedOut names the
+        ranks that had not arrived. PeerLost names a rank that has ended, without waiting.
         """
         parent = self._parent
         if parent.size == 1:
@@ -51,7 +51,7 @@ class MonitoredBarrier:
 def _release_all(group: Group, doing: str, timeout_s: float) -> None:
     """On rank 0: receive a message from each rank, send one to each, and receive another.
 
-    The last one distinguishes a rank that still waits from one that gave up meanwhile.
+    The last message distinguishes a rank that still waits from one that gave up meanwhile.
     """
     deadline = time.monotonic() + timeout_s
     arrivals: dict[int, Work] = {}
@@ -68,7 +68,7 @@ def _release_all(group: Group, doing: str, timeout_s: float) -> None:
         raise TimedOut(f"{doing}: another rank gave up: {error}") from error
     except TimedOut as error:
         late = ", ".join(str(rank) for rank, work in arrivals.items() if not work.done())
-        why = f"{doing}: within {timeout_s:g} s these ranks had not come: {late or 'none'}"
+        why = f"{doing}: within {timeout_s:g} s these ranks had not arrived: {late or 'none'}"
         group.abort(why)
         raise TimedOut(f"{why}; look at what they are doing") from error
 
@@ -82,16 +82,16 @@ def _report(group: Group, doing: str, timeout_s: float) -> None:
     except Closed as error:  # with rank 0's list of the missing
         raise TimedOut(f"{doing} failed: {error}") from error
     except TimedOut as error:
-        why = f"{doing}: heard nothing from rank 0 for {timeout_s:g} s"
+        why = f"{doing}: received nothing from rank 0 for {timeout_s:g} s"
         group.abort(why)
-        raise TimedOut(f"{why}; rank 0 or another rank has not come") from error
+        raise TimedOut(f"{why}; rank 0 or another rank has not arrived") from error
 
 
 def _receive(group: Group, rank: int, timeout_s: float) -> Work:
-    # NOT with this call's deadline: it would end the group before the others learn why.
+    # NOT this call's deadline: it would end the group before the others get the reason.
     longer = timeout_s + _GRACE_S
     return cast("Work", group.recv(bytearray(1), rank, timeout_s=longer, async_op=True))
 
 
-_MARGIN_S: Final = 1.0  # ranks wait this much longer than rank 0, which alone knows the missing
+_MARGIN_S: Final = 1.0  # ranks wait this much longer than rank 0, for its list of missing ranks
 _GRACE_S: Final = 5.0  # messages have this much more time than the barrier

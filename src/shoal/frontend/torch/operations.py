@@ -1,8 +1,8 @@
 """torch's operations as calls on a shoal group: a table, and a few longer methods.
 
-torch 2.11 to 2.13 call them on a ProcessGroup, later versions on a Backend, under names that have
-changed; `process_group.py` has both classes. Imports inside functions are of modules that few
-programs use, so that groups form quickly.
+torch 2.11 to 2.13 call them on a ProcessGroup, later versions on a Backend, under changed names;
+`process_group.py` has both classes. Functions import modules that few programs use, so that groups
+form quickly.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def _refusing(operation: str, instead: str) -> Callable[..., NoReturn]:
-    """Return the method that raises `Unsupported`, for an operation by the name that users know."""
+    """Return a method that raises `Unsupported` and names the operation as users know it."""
 
     def refuse(self: Operations, *_args: Any, **_options: Any) -> NoReturn:
         raise unsupported(describe(self.group, operation), instead)
@@ -61,7 +61,7 @@ def _refusing(operation: str, instead: str) -> Callable[..., NoReturn]:
 
 
 def _in_place(lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
-    """Return the method of an operation on a list of tensors, or on one."""
+    """Return the method of an operation on a list of tensors, or one tensor."""
 
     def call(self: Operations, tensors: Any, *given: Any, **named: Any) -> dist.Work:
         return self._run(collective, lay_out, tensors, None, given, named)
@@ -81,23 +81,23 @@ def _between(lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist
 class Operations:
     """The operations of one group.
 
-    After the tensors, a method takes torch's options or what torch's overloads take instead:
-    `root`, `op` and `timeout`.
+    After the tensors, a method takes torch's options, or the arguments of its overloads: `root`,
+    `op` and `timeout`.
 
     Threads: any, as long as every rank issues the same collectives in the same order.
 
     Args:
         group: owned: shutdown closes it.
-        timeout: of calls without a timeout of their own.
-        store: torch's, by which GPUs of one host find each other; None: they do not.
+        timeout: the timeout of calls without their own.
+        store: torch's store, through which GPUs of one host find each other; None: they do not.
     """
 
     def __init__(self, group: Group, timeout: timedelta, store: Store | None = None) -> None:
         self._store: Any = store
         self._making_devices = threading.Lock()
-        # torch compares the calls of a Backend itself, and not those of a ProcessGroup in Python.
+        # torch compares the calls of a Backend itself, but not of a ProcessGroup in Python.
         self._compares = isinstance(self, ProcessGroup) and get_debug_level() == DebugLevel.DETAIL
-        self._registers = True  # False: torch's own code hands out the works, and registers them
+        self._registers = True  # False: torch's own code returns the works, and registers them
         self._begin(group, timeout.total_seconds())
 
     def _begin(self, group: Group, timeout_s: float) -> None:
@@ -106,15 +106,15 @@ class Operations:
         self._group = group
         self._n_calls = 0
         self._coalesced: list[PendingWork] | None = None
-        self._devices: DeviceCalls | None = None  # made for the first call on tensors of a device
+        self._devices: DeviceCalls | None = None  # created by the first call on device tensors
         self._monitored_barrier: MonitoredBarrier | None = None
 
     @property
     def group(self) -> Group:
-        """The shoal group underneath."""
+        """The shoal group that runs the calls."""
         return self._group
 
-    # ---- the table: torch's name = (how its buffers lie, the collective) ----
+    # ---- the table: torch's name = (layout of its buffers, collective) ----
 
     allreduce_coalesced = _in_place(layouts.each_in_place, collectives.ALL_REDUCE)
     reduce = _in_place(layouts.root_in_place, collectives.REDUCE)
@@ -142,7 +142,7 @@ class Operations:
         one = layouts.one_in_place
         try:
             return self._run(collectives.ALL_REDUCE, one, tensors, None, given, named)
-        except Unsupported:  # NOT asked before each call: few tensors are sparse
+        except Unsupported:  # NOT checked before each call: few tensors are sparse
             first = tensors[0] if isinstance(tensors, list) and tensors else tensors
             if not getattr(first, "is_sparse", False):
                 raise
@@ -151,7 +151,7 @@ class Operations:
     def allreduce_sparse(self, tensors: Any, *given: Any, **named: Any) -> dist.Work:
         """Sum one COO tensor over all ranks, in place; ranks may have different indices.
 
-        The host waits for the copy of a tensor on a device, whose number of entries it needs.
+        The host waits for the copy of a tensor on a device: it needs the number of entries.
         """
         from shoal.frontend.torch.sparse import all_reduce_sparse
 
@@ -171,7 +171,7 @@ class Operations:
         self._flush()
         if self._compares:
             self._compare("all_reduce", [()], ["of a sparse tensor"], None, timeout_s)
-        # Named, so that other calls may come in between on some ranks only.
+        # Named, so that some ranks may make other calls in between.
         name = f"all_reduce_sparse/{self._n_calls % 64}"
         add_up = functools.partial(
             all_reduce_sparse, self._group, host, buffers, name=name, timeout_s=timeout_s
@@ -194,7 +194,7 @@ class Operations:
         *given: Any,
         **named: Any,
     ) -> dist.Work:
-        """Do `alltoall` with the rows of two tensors; without splits, every rank gets as many."""
+        """Run `alltoall` on the rows of two tensors; without splits ranks get equal numbers."""
         taken, sent = (output, output_splits), (input, input_splits)
         return self._alltoall_rows(taken, sent, *given, **named)
 
@@ -203,10 +203,10 @@ class Operations:
         return self._barrier(None, None, *given, **named)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait until every rank has called it; if some do not, name them on every rank.
+        """Wait until every rank has called it; name missing ranks on every rank.
 
-        `timeout` may be None (the group's), or options from torch 2.14 on. The error names all
-        missing ranks without `wait_all_ranks` too. Raises as `MonitoredBarrier.wait`.
+        `timeout` may be None (the group's), or options from torch 2.14 on. The error always names
+        all missing ranks, even without `wait_all_ranks`. Raises as `MonitoredBarrier.wait` does.
         """
         if isinstance(timeout, BarrierOptions):
             timeout = timeout.timeout
@@ -239,7 +239,7 @@ class Operations:
     # ---- coalescing ----
 
     def start_coalescing(self, _device: object = None) -> None:
-        """Start calls from now on, for the Work of `end_coalescing` to wait for."""
+        """Collect all calls from now on in the Work that `end_coalescing` returns."""
         self._coalesced = []
 
     def end_coalescing(self, _device: object = None) -> dist.Work:
@@ -272,7 +272,7 @@ class Operations:
         """Check the tensors, lay out the buffers, and start a collective for each tuple of them.
 
         Args:
-            given: torch's options, or what its overloads take instead; `named`: the same.
+            given, named: torch's options, or the arguments of its overloads.
         """
         opts = _options(collective.options, given, named)
         buffers = TensorBuffers(self._group, collective.name, collective.folds)
@@ -303,7 +303,7 @@ class Operations:
         opts: Any,
         buffers: TensorBuffers,
     ) -> dist.Work:
-        """Start the collectives, and finish them if the caller is going to wait anyway."""
+        """Start the collectives, and finish them if the caller will wait anyway."""
         self._n_calls += len(calls)
         start, how = getattr(self._group, collective.name), this_thread.options
         timeout = opts.timeout
@@ -342,7 +342,7 @@ class Operations:
         access: Access,
         source: int | None = -1,
     ) -> dist.Work:
-        """Start one message to or from `peer`, a rank and a tag. torch's caller may not wait."""
+        """Start one message to or from `peer`, a rank and a tag. The caller might not wait."""
         with recorded(start.__name__):
             if buffers.device is not None:
                 stage, timeout_s = self._on_devices().stage, self._group.timeout_s
@@ -355,7 +355,7 @@ class Operations:
     def _pending(
         self, works: Sequence[Any], buffers: TensorBuffers, source: int | None = -1
     ) -> PendingWork:
-        """Return the Work of calls that were started; calls on devices copy back by themselves."""
+        """Return the Work of started calls; calls on devices copy back by themselves."""
         devices = (buffers.device,) if buffers.device is not None else ()
         copy_back = buffers.copy_back if buffers.copies and not devices else None
         results, number = buffers.results, self._n_calls
@@ -370,7 +370,7 @@ class Operations:
         return work
 
     def _on_devices(self) -> DeviceCalls:
-        """Return the calls of this group on tensors of devices, made at the first one."""
+        """Return the object for this group's calls on device tensors; create it if needed."""
         with self._making_devices:  # the import lets other threads run
             if self._devices is None:
                 from shoal.frontend.torch.gpu.calls import DeviceCalls
@@ -379,13 +379,13 @@ class Operations:
             return self._devices
 
     def _compare(self, *call: Any) -> None:
-        """Return when every rank has come to the same collective; arguments of `compare_calls`."""
+        """Return when every rank has reached the same collective; see `compare_calls`."""
         from shoal.frontend.torch.compare_calls import compare_calls
 
         compare_calls(self._group, *call)
 
     def _flush(self) -> None:
-        """Let staged calls go first, so that ranks start all calls in the same order."""
+        """Start staged calls first, so that ranks start all calls in the same order."""
         if self._devices is not None:
             self._devices.flush()
 
@@ -396,7 +396,7 @@ class Operations:
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later calls without a timeout of their own."""
+        """Set the timeout of later calls without their own."""
         self._group.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -415,7 +415,7 @@ class Operations:
         if self._devices is not None:
             self._devices.close()
 
-    # ---- operations that shoal lacks, under the names of all versions of torch ----
+    # ---- unsupported operations, under the names of all versions of torch ----
 
     merge_remote_group = mergeRemoteGroup = merge = _refusing(  # noqa: N815 - C++ looks for this
         "merge_group", "start a new default group"
@@ -426,7 +426,7 @@ class Operations:
     # ---- properties that torch reads ----
 
     def getBackendName(self) -> str:  # noqa: N802 - torch looks for this name
-        """The name under which the backend was registered."""
+        """Return the name under which the backend was registered."""
         return "shoal"
 
     supports_splitting = False
@@ -449,7 +449,7 @@ class Operations:
         return options
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to agree on: every rank counts from zero."""
+        """Do nothing: every rank counts from zero."""
 
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of collectives started."""
@@ -457,7 +457,7 @@ class Operations:
 
 
 def _options(kind: type, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return the options in `given`, or new ones made of the arguments of torch's overloads."""
+    """Return the options in `given`, or new options from the arguments of torch's overloads."""
     if given and isinstance(given[0], kind):
         return given[0]
     if not named.keys() <= _NAMES:
@@ -468,7 +468,7 @@ def _options(kind: type, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
             options.timeout = each
         elif isinstance(each, _REDUCE_OPS):
             options.reduceOp = each
-        elif hasattr(each, "asyncOp"):  # of a class beside `kind`
+        elif hasattr(each, "asyncOp"):  # options of a class other than `kind`
             return each
         elif each is not None:
             options.rootRank = each

@@ -1,8 +1,8 @@
-"""The classes by which torch takes a backend written in Python.
+"""The classes through which torch accepts a backend written in Python.
 
-torch 2.11 to 2.13 take a `ProcessGroup`, which replaces the whole group. Later versions also take a
-`Backend`: shoal gives them both, a group that holds a backend, unless another backend serves one of
-the group's devices. `operations.py` has the operations of all of them.
+torch 2.11 to 2.13 accept a `ProcessGroup`, which replaces the whole group. Later versions also
+accept a `Backend`: shoal gives them both, a group that holds a backend, unless another backend
+serves one of the group's devices. `operations.py` has the operations of all of these classes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
 
     Args:
         group: owned: shutdown closes it.
-        store: torch's, by which GPUs of one host find each other.
-        timeout: of every call that does not bring its own.
-        is_wrapped: True if torch's own group has it, which wraps it to compare calls under
-            TORCH_DISTRIBUTED_DEBUG=DETAIL. False: it compares them itself.
+        store: torch's store, through which GPUs of one host find each other.
+        timeout: the timeout of calls without their own.
+        is_wrapped: True if torch's own group holds it, and wraps it to compare calls under
+            TORCH_DISTRIBUTED_DEBUG=DETAIL. False: this backend compares them.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         _BackendBase.__init__(self, group.rank, group.size)
         Operations.__init__(self, group, timeout, store)
         self._is_wrapped = is_wrapped
-        self._reconfigures: Reconfiguring | None = None  # made with the first handle
+        self._reconfigures: Reconfiguring | None = None  # created with the first handle
         self._registers = not is_wrapped
         if get_debug_level() == DebugLevel.DETAIL:
             self._compares = not is_wrapped
@@ -64,7 +64,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     supports_splitting = True
     supports_reconfigure = True
 
-    # NOT what C++ returns, which keeps the numbers of the constructor.
+    # NOT the C++ methods: they return the numbers passed to the constructor.
     def rank(self) -> int:
         """Return this process's rank in the group."""
         return self._group.rank
@@ -74,26 +74,26 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         return self._group.size
 
     def get_reconfigure_handle(self) -> str:
-        """Return the handle by which `reconfigure` knows this process."""
+        """Return the handle by which `reconfigure` identifies this process."""
         return self._reconfiguring().handle
 
     def reconfigure(self, opts: Any) -> dist.Work:
-        """Form the group anew among the processes of `opts.handles`, each of which calls it.
+        """Form the group again among the processes of `opts.handles`; each of them calls it.
 
-        The old group, if there is one, closes once the new one has formed; it may be alive, or
-        ended by an abort or by a lost rank. If this raises, the old group stays as it is.
+        The old group, if any, closes after the new one has formed. It may be alive, or ended by an
+        abort or a lost rank. If this raises, the old group is unchanged.
 
         Args:
             opts: torch's ReconfigureOptions.
 
         Raises:
-            UsageError: the uuid was used before, or the handles lack this process's.
+            UsageError: the uuid was used before, or this process's handle is not in the list.
             TimedOut, PeerLost: some members did not call it, or ended.
         """
         group = self._reconfiguring().form(opts, self._group.name, self._group.timeout_s)
         self._group.close()
         self._close_devices()
-        self._begin(group, self._group.timeout_s)  # which `set_timeout` may have changed meanwhile
+        self._begin(group, self._group.timeout_s)  # `set_timeout` may have changed it meanwhile
         return FinishedWork([])
 
     def _reconfiguring(self) -> Reconfiguring:
@@ -104,19 +104,19 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         return self._reconfigures
 
     def get_error(self) -> Any:
-        """Return that there is no error: calls raise theirs."""
+        """Return SUCCESS: calls raise their own errors."""
         return torch._C._distributed_c10d.ErrorType.SUCCESS
 
     def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend:
-        """Return the backend of some of this group's ranks, each of which calls it.
+        """Return a backend for some of this group's ranks; each of these ranks calls it.
 
-        Raises UsageError on any other rank, which does not affect them. `opts`: name and timeout.
+        Raises UsageError on any other rank, without effect on these. `opts`: name and timeout.
         """
         if self.rank() not in ranks:
-            # NOT None, as C++ wants of its own backends: it dereferences that of one in Python.
+            # NOT None, which C++ expects of its own backends: for one in Python it dereferences it.
             raise UsageError(
-                f"{describe(self._group, 'split_group')} got ranks {list(ranks)}, of which this is "
-                "none; let only those ranks call it, or use new_group, which every rank calls"
+                f"{describe(self._group, 'split_group')} got ranks {list(ranks)} without this one; "
+                "let only those ranks call it, or use new_group, which every rank calls"
             )
         group = self._group.subgroup(ranks, name=opts.group_name)
         return ShoalBackend(group, store, opts._timeout, is_wrapped=self._is_wrapped)
@@ -140,8 +140,8 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         Operations.abort(self)
 
 
-# With TORCH_DISTRIBUTED_DEBUG=DETAIL the wrapper of torch 2.15 does not keep the Python half of a
-# backend alive, and then finds no methods. NOT without DETAIL: a dropped group must end.
+# Keeps backends alive: with TORCH_DISTRIBUTED_DEBUG=DETAIL the wrapper of torch 2.15 does not keep
+# their Python half, and then finds no methods. NOT without DETAIL: a dropped group must end.
 _WRAPPED: Final[set[ShoalBackend]] = set()
 
 
@@ -149,11 +149,11 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
     """A process group that replaces torch's own.
 
     Args:
-        rank, size: this process's rank, and the number of ranks.
-        store: given back by get_group_store.
-        name: the group's, until torch sets one.
+        ranks: this process's rank, and the number of ranks.
+        store: returned by get_group_store.
+        name: the group's name, until torch sets one.
         devices: the types of devices that the group serves.
-        backend: serves them; None: this object does.
+        backend: serves these devices; None: this object serves them.
     """
 
     def __init__(
@@ -164,19 +164,19 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
         devices: Iterable[str],
         backend: ShoalBackend | None = None,
     ) -> None:
-        # NOT with the store: that constructor makes an object whose methods C++ cannot override.
+        # NOT with the store: that constructor makes an object without overridable C++ methods.
         _ProcessGroup.__init__(self, *ranks)
         self._store = store
         self._name = name
         self._description = "undefined"
-        # A type without a backend behind it also tells torch which devices are served.
+        # torch also learns the served devices from a type registered without a backend.
         self._set_default_backend(_CUSTOM)
         self._served = list(devices)
         for kind in self._served:
             self._register_backend(torch.device(kind), _CUSTOM, backend)
 
     def get_group_store(self) -> Store:
-        """The store that torch formed the group with."""
+        """Return the store with which torch formed the group."""
         return self._store
 
     def split_group(
@@ -188,7 +188,7 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
         group_desc: str | None = None,
         device_types: object = None,
     ) -> _OneBackend | None:
-        """Return the group of some of this group's ranks; None if this is not one of them.
+        """Return a group of some of this group's ranks; None if this rank is not one of them.
 
         `opts` and `device_types` are ignored.
         """
@@ -209,7 +209,7 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802 - C++ looks for this name
-        """The name under which functional collectives find the group."""
+        """Return the name under which functional collectives find the group."""
         return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802 - C++ looks for this name
@@ -217,16 +217,16 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
         self._description = description
 
     def getGroupDesc(self) -> str:  # noqa: N802 - C++ looks for this name
-        """The description given to new_group."""
+        """Return the description given to new_group."""
         return self._description
 
 
 @not_compiled
 class ShoalProcessGroup(Operations, _OneBackend):
-    """A shoal group as a torch ProcessGroup, which acts as its own backend: before torch 2.14.
+    """A shoal group as a torch ProcessGroup that is its own backend, for torch before 2.14.
 
-    Shutdown closes the group. get_group_store returns the store, by which a host's GPUs find each
-    other.
+    Shutdown closes the group. get_group_store returns the store, through which the GPUs of a host
+    find each other.
     """
 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
@@ -234,7 +234,7 @@ class ShoalProcessGroup(Operations, _OneBackend):
         _OneBackend.__init__(self, (group.rank, group.size), store, group.name, devices)
         Operations.__init__(self, group, timeout, store)
 
-    # torch 2.11 looks for these names, later versions only if the new ones are not there.
+    # torch 2.11 looks for these names, later versions only if the new ones are missing.
     _allgather_base = allgather_into_tensor_coalesced = Operations.all_gather_single
     _reduce_scatter_base = reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single
     alltoall_base = Operations.all_to_all_single
@@ -246,7 +246,7 @@ class ShoalProcessGroup(Operations, _OneBackend):
     def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:
         """Return the backend for a device: this object."""
         if torch.device(device).type not in self._served:
-            # As torch's own group raises it, for its callers.
+            # The error that torch's own group raises, which its callers expect.
             served = " and ".join(self._served)
             raise RuntimeError(f"group {self._name!r} serves {served}, not {device}")
         return self
@@ -254,26 +254,26 @@ class ShoalProcessGroup(Operations, _OneBackend):
 
 @not_compiled
 class BackedProcessGroup(_OneBackend):
-    """A ProcessGroup that holds a ShoalBackend: from torch 2.14 on.
+    """A ProcessGroup that holds a ShoalBackend, for torch 2.14 and later.
 
-    Calls go to the backend and return its works. In torch's own group they pass the dispatcher,
-    which wraps each Work in a holder. They pass it here too if torch's hooks are to see them.
+    Calls go directly to the backend and return its works. In torch's own group they pass through
+    the dispatcher, which wraps each Work in a holder. Here they do so only if torch has hooks.
 
     Args:
         backend: owned: shutdown closes its group.
-        store: given back by get_group_store.
+        store: returned by get_group_store.
         devices: the types of devices that the backend serves.
     """
 
     def __init__(self, backend: ShoalBackend, store: Store, devices: Iterable[str]) -> None:
         ranks, name = (backend.rank(), backend.size()), backend.group.name
         _OneBackend.__init__(self, ranks, store, name, devices, backend)
-        self._backend = backend  # torch keeps only the half that is C++ alive
+        self._backend = backend  # torch keeps only its C++ half alive
         self._has_hooks = False
         for each in _OPERATIONS:
             setattr(self, each, getattr(backend, each))
 
-    # `reconfigure` changes both.
+    # NOT stored: `reconfigure` changes both.
     def rank(self) -> int:
         """Return this process's rank in the group."""
         return self._backend.rank()
@@ -311,8 +311,8 @@ class BackedProcessGroup(_OneBackend):
         return BackedProcessGroup(made, self._store, self._served)
 
 
-# The operations of a BackedProcessGroup, by the names under which Python and torch's trampoline for
-# a ProcessGroup look for them; and those that the dispatcher has under the same names.
+# The operations of a BackedProcessGroup, under the names that Python and torch's trampoline for a
+# ProcessGroup look for; and the operations that the dispatcher has under the same names.
 _OPERATIONS: Final = (
     *(name for name, what in vars(Operations).items() if name[0] != "_" and callable(what)),
     *("_start_coalescing", "_end_coalescing", "_set_default_timeout"),
@@ -328,10 +328,10 @@ _DISPATCHED: Final = (
 
 
 def devices_alone() -> list[str] | None:
-    """Return the devices of the group that torch is making; None if others serve some of them.
+    """Return the devices of the group that torch is creating; None if others serve some of them.
 
-    torch does not pass that to the function that makes a backend. A variable of its caller has it;
-    where torch renames that variable, groups hold a backend alone, and work.
+    torch does not pass them to the function that creates a backend, but a variable of its caller
+    has them. If torch renames that variable, it gets only a backend, which works too.
     """
     frame: Any = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
@@ -343,7 +343,7 @@ def devices_alone() -> list[str] | None:
 
 @functools.cache
 def notice_hooks() -> None:
-    """Have torch's check of NaN and its flight recorder see what BackedProcessGroups do.
+    """Let torch's NaN check and flight recorder observe the calls of BackedProcessGroups.
 
     They attach themselves in C++, without `register_pre_hook`.
     """
@@ -355,9 +355,9 @@ def notice_hooks() -> None:
 def _noticing(own: Callable[..., Any], kind: str) -> Callable[..., Any]:
     @functools.wraps(own)
     def attach(pg: Any, *given: Any, **named: Any) -> Any:
-        # torch attaches a flight recorder to every group that it makes, before it lists the group.
-        # That takes as long as a small call, and shoal has a record of its own: so it must be asked
-        # for, by a variable or by attaching one.
+        # torch attaches a flight recorder to every group that it creates, before listing the group.
+        # The recorder takes as long as a small call, and shoal has its own record. So it runs only
+        # if a variable asks for it, or the program attaches one.
         is_asked_for = kind != "FlightRecorderHook" or pg in dist.distributed_c10d._world.pg_map
         if isinstance(pg, BackedProcessGroup) and (is_asked_for or _recorder_size() > 0):
             pg._run_hooks()
@@ -367,8 +367,8 @@ def _noticing(own: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
 
 def _recorder_size() -> int:
-    """The size of torch's flight recorder, if a variable names it; else 0."""
-    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # torch takes the first
+    """Return the size of torch's flight recorder if a variable sets it, else 0."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the first takes precedence
     return int(next(filter(None, map(os.environ.get, names)), "0"))
 
 

@@ -1,4 +1,4 @@
-"""`torch.distributed._reconfigure`: form a process group's shoal group anew, from torch 2.14 on.
+"""`torch.distributed._reconfigure`: form a process group's shoal group again, from torch 2.14 on.
 
 The handle of a process is the address of its door (`shoal.rendezvous.door`).
 """
@@ -23,28 +23,28 @@ _HOW: Final = (
 
 
 class NotFormed:
-    """Stands for the group of a process group made with `enable_reconfigure`, by its arguments."""
+    """Stands for the group of a process group created with `enable_reconfigure`."""
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
 
     def ended(self) -> None:
-        """No error has ended it."""
+        """Return None: no error has ended it."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def abort(self, why: str) -> None:
-        """Nothing to abort."""
+        """Do nothing: there is nothing to abort."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # what copy and pickle look for
+        if name.startswith("__"):  # copy and pickle look for such names
             raise AttributeError(name)
         raise UsageError(f"group {self.name!r} has not been formed: {_HOW}")
 
 
 class Reconfiguring:
-    """The door of one process group, and the uuids that it has used."""
+    """The door of one process group, and the uuids used there."""
 
     def __init__(self) -> None:
         self._door = Door()
@@ -57,8 +57,8 @@ class Reconfiguring:
     def form(self, opts: Any, name: str, timeout_s: float) -> Group:
         """Form the group of torch's ReconfigureOptions; a set of handles is sorted.
 
-        Ignores `hints`. UsageError for a uuid used before, a wrong handle, or none of this process;
-        ShoalError as `form_at`.
+        Ignores `hints`. Raises UsageError for a uuid used before, a wrong handle, or a list without
+        this process's handle; ShoalError as `form_at`.
         """
         if opts.uuid in self._used:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""`shoal.torch.shrink_group`: replace torch's default group by one of its living ranks."""
+"""`shoal.torch.shrink_group`: replace torch's default group by a group of its living ranks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["peer_lost", "shrink_group"]
 
 
 def peer_lost() -> PeerLost | None:
-    """Return the loss of a rank that ended torch's default group; else None.
+    """Return the PeerLost error that ended torch's default group, or None.
 
-    Layers such as DistributedDataParallel raise a RuntimeError that only quotes the error; after a
-    lost rank `shrink_group` is the remedy.
+    Layers such as DistributedDataParallel raise a RuntimeError that only quotes the error. After a
+    lost rank call `shrink_group`.
     """
     group = frontend.default_group()
     error = None if group is None else group.ended()
@@ -35,20 +35,20 @@ def shrink_group(
     *,
     timeout: timedelta | None = None,
 ) -> dist.ProcessGroup:
-    """Replace torch's default group by one of the surviving ranks, and return it.
+    """Replace torch's default group by a group of the surviving ranks, and return it.
 
-    All survivors call it, like `shoal.Group.shrink`. Ranks are numbered anew, in their old order.
-    All other process groups are destroyed, as with `torch.distributed.shrink_group`: make them
-    again, and all objects that hold one, such as DistributedDataParallel.
+    All survivors call it, like `shoal.Group.shrink`. Ranks are renumbered in their old order. All
+    other process groups are destroyed, as with `torch.distributed.shrink_group`: create them again,
+    and all objects that hold one, such as DistributedDataParallel.
 
     Args:
         ranks_to_exclude: living ranks to leave out, the same on every rank. Unlike torch's, this
             function finds lost ranks by itself.
         group: None, or the default group.
-        timeout: until all survivors must have called it; None takes the default group's.
+        timeout: time within which all survivors must call it; None: the default group's timeout.
 
     Raises:
-        Unsupported: the default group is not one of shoal's alone, or another group is given.
+        Unsupported: the default group has other backends than shoal, or another group is given.
         TimedOut, PeerLost, UsageError: as `shoal.Group.shrink`. Nothing has changed.
     """
     old = default_of("shrink_group", group)
@@ -60,7 +60,7 @@ def shrink_group(
 
 
 def replace_default(new: Group, store: Store) -> None:
-    """Make a group torch's default one, in place of another if there is one."""
+    """Make a group torch's default group, and destroy the former one if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
     try:
@@ -81,21 +81,21 @@ def default_of(caller: str, group: dist.ProcessGroup | None = None) -> Group:
     """Return the shoal group in torch's default group.
 
     Args:
-        caller: the function that asks, for errors.
-        group: what that was given, which may only be the default group.
+        caller: the name of the calling function, for errors.
+        group: the group passed to that function; only the default group is allowed.
     """
     if not dist.is_initialized():
         raise UsageError(f"{caller}: there is no default group; call init_process_group first")
     if group is not None and group is not dist.group.WORLD:
         raise Unsupported(
-            f"{caller}: only the default group can be shrunk; shrink it, and make this one anew "
+            f"{caller}: only the default group can be shrunk; shrink it, and create this one again "
             "with dist.new_group"
         )
     old = frontend.default_group()
     config = dict(part.split(":") for part in dist.get_backend_config().split(","))
     if old is None or set(config.values()) != {"shoal"}:
         raise Unsupported(
-            f"{caller}: the default group's backends are {dist.get_backend_config()!r}, and only "
-            "shoal's can shrink or grow"
+            f"{caller}: the default group's backends are {dist.get_backend_config()!r}, but only "
+            "shoal groups can shrink or grow"
         )
     return old

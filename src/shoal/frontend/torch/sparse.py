@@ -1,4 +1,4 @@
-"""The sum of sparse tensors: every rank gathers the entries of all, and adds them up."""
+"""Sums sparse tensors: every rank gathers the entries of all ranks, and adds them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
     from shoal.group.group import Group
 
-# More than torch can print; the record of a tensor has one length on every rank.
+# More than torch can print; the record of a tensor has the same length on every rank.
 _MOST_DIMENSIONS = 64
 
 
@@ -21,10 +21,10 @@ def all_reduce_sparse(
 ) -> None:
     """Sum a COO tensor in CPU memory over all ranks, in place, and leave it coalesced.
 
-    Calls the group three times, under names that begin with `name`: counts, indices and values are
-    gathered, so each of n ranks receives the entries of the n - 1 others. If shapes or numbers of
-    sparse dimensions differ, UsageError on every rank, and the group goes on. After a ShoalError
-    the tensor is as it was.
+    Gathers counts, indices and values in three calls of the group, under names that begin with
+    `name`, so each of n ranks receives the entries of the n - 1 others. Raises UsageError on every
+    rank if shapes or numbers of sparse dimensions differ; the group stays usable. After a
+    ShoalError the tensor is unchanged.
     """
     entries = tensor.detach().coalesce()
     shape, n_sparse = tuple(entries.shape), entries.sparse_dim()
@@ -40,15 +40,15 @@ def all_reduce_sparse(
         if not torch.equal(record[:-1], own[:-1]):
             raise UsageError(
                 f"all_reduce of sparse tensors in {group}: this rank's tensor has "
-                f"{_shape_in(own)}, the one of rank {rank} has {_shape_in(record)}; give all ranks "
-                "the same shape"
+                f"{_shape_in(own)}, rank {rank}'s has {_shape_in(record)}; pass the same shape on "
+                "all ranks"
             )
     n_entries = records[:, -1].tolist()
 
     all_indices = torch.empty(sum(n_entries), n_sparse, dtype=torch.int64)
     all_values = torch.empty(sum(n_entries), *values.shape[1:], dtype=values.dtype)
     for what, gathered, mine in (
-        ("indices", all_indices, indices.t()),  # so that one rank's entries are one piece
+        ("indices", all_indices, indices.t()),  # transposed: one rank's entries are contiguous
         ("values", all_values, values),
     ):
         group.all_gather(
@@ -59,12 +59,12 @@ def all_reduce_sparse(
         )
     try:
         total = torch.sparse_coo_tensor(all_indices.t(), all_values, shape, check_invariants=True)
-    except RuntimeError as error:  # or it would be added outside of the sum's memory
+    except RuntimeError as error:  # bad indices would write outside of the sum's memory
         raise UsageError(
             f"all_reduce of sparse tensors in {group}: a rank sent damaged indices ({error}); "
             "install the same shoal on all hosts"
         ) from error
-    with torch.no_grad():  # NOT detach(): of a sparse tensor that is a copy
+    with torch.no_grad():  # NOT detach(): it copies a sparse tensor
         tensor.copy_(total.coalesce())
 
 

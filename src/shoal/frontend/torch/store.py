@@ -1,4 +1,4 @@
-"""torch's stores as the place where ranks meet."""
+"""Rendezvous through torch's stores."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["TorchStore", "agent_store"]
 
 
 def agent_store(host: str, port: int, timeout_s: float) -> TorchStore:
-    """Connect to the store of torchrun itself within `timeout_s`, or RuntimeError.
+    """Connect to torchrun's own store within `timeout_s`; RuntimeError if that fails.
 
-    Its keys outlive a restart of the workers, so each attempt has keys of its own.
+    Its keys outlive a restart of the workers, so each attempt has its own keys.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))

@@ -1,4 +1,4 @@
-"""`shoal.torch.sync_state`: give ranks the state of a model and its optimizer that one rank has."""
+"""`shoal.torch.sync_state`: copy the state of a model and its optimizer from one rank to all."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def sync_state(
     group: dist.ProcessGroup | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Give every rank the parameters, the buffers and the optimizer's state of one rank.
+    """Copy the parameters, the buffers and the optimizer's state of one rank to every rank.
 
-    Every rank of the group calls it between two steps. Ranks first compare hashes. Those that hold
+    Every rank of the group calls it between two steps. Ranks first compare hashes. Ranks that hold
     the state already return at once; the others receive it in chunks of 16 MiB, and compare hashes
     again at the end. A rank that has returned waits for the others in its next collective.
 
     Args:
         model: the same on every rank, or a wrapper of it. Non-persistent buffers and the extra
             state of modules are sent too; gradients are not.
-        optimizer: of the model's parameters. A receiving rank need not have any state in it yet.
-            It is loaded by `load_state_dict`.
+        optimizer: has the model's parameters. It may have no state yet on a receiving rank, which
+            loads the state with `load_state_dict`.
         from_rank: the sender's rank in the group.
-        group: a process group of shoal; None takes the default group.
-        progress: called after each chunk with the bytes so far and in all, on the sender and on
-            ranks that receive.
+        group: a shoal process group; None is the default group.
+        progress: called after each chunk with the bytes so far and in total, on the sender and on
+            receiving ranks.
 
     Returns:
-        The bytes that this rank sent or received.
+        The number of bytes that this rank sent or received.
 
     Raises:
-        UsageError: models or optimizers differ between ranks; names the first tensor or group that
-            does. Or a value cannot be sent. No state has moved.
-        ShoalError: a rank holds another state than was sent; names the first entry. Or as for every
-            call of the group. The state of receiving ranks is undefined: sync it again.
+        UsageError: models or optimizers differ between ranks (the text names the first tensor or
+            parameter group), or a value cannot be sent. No state has moved.
+        ShoalError: a rank's state differs from the sent state; the text names the first entry. Or
+            as for every call of the group. The state of receiving ranks is undefined: sync again.
     """
     members = frontend.group_for("sync_state", group)
     state = _State(model, optimizer)
@@ -103,7 +103,7 @@ class _State:
         self._optimizer = optimizer
 
     def described(self) -> dict[str, str]:
-        """What must be the same on every rank before anything is sent."""
+        """Return the properties that must be equal on every rank before anything is sent."""
         found: dict[str, str] = {}
         first: dict[int, str] = {}
         for name, one in self._tensors(remove_duplicate=False):
@@ -117,7 +117,7 @@ class _State:
         return found | {_UNSENDABLE: next(unsendable, _NOTHING)}
 
     def texts(self) -> dict[str, str]:
-        """Every value in words; a tensor by its hash."""
+        """Return every value as text; a tensor as its hash."""
         return {n: _hashed(one) if _is_tensor(one) else repr(one) for n, one in self._leaves()}
 
     def share(
@@ -127,11 +127,11 @@ class _State:
         texts: dict[str, str],
         progress: Progress | None,
     ) -> int:
-        """Send this state, if this is rank 0 of the group, or receive it; return its bytes.
+        """Send this state on rank 0 of the group, or receive it; return its number of bytes.
 
         Args:
-            ranks: of the group, as its callers know them.
-            texts: of this state.
+            ranks: the group's ranks as numbered in the caller's group.
+            texts: the result of `texts()`.
         """
         is_sender, tree = group.rank == 0, self._tree()
         saved = io.BytesIO()
@@ -154,9 +154,9 @@ class _State:
         for rank, at in zip(ranks, found, strict=True):
             if at >= 0:
                 raise ShoalError(
-                    f"sync_state: rank {rank} holds another state than rank {ranks[0]} had; the "
-                    f"first value that differs is {list(wanted)[at]}: was it changed meanwhile, or "
-                    "by load_state_dict?"
+                    f"sync_state: the state of rank {rank} differs from the state that rank "
+                    f"{ranks[0]} sent; the first different value is {list(wanted)[at]}: was it "
+                    "changed meanwhile, or by load_state_dict?"
                 )
         return n_bytes
 
@@ -165,7 +165,7 @@ class _State:
         return itertools.chain(*(one(remove_duplicate=remove_duplicate) for one in named))
 
     def _tree(self) -> dict[str, Any]:
-        """All but the model's tensors: nested dicts, lists and tuples of values."""
+        """Return all values but the model's tensors: nested dicts, lists and tuples."""
         unset = torch.nn.Module.get_extra_state
         named = self._model.named_modules()
         extra = {n: one.get_extra_state() for n, one in named if type(one).get_extra_state != unset}
@@ -181,12 +181,12 @@ class _State:
     def _leaves(self) -> Iterator[tuple[str, Any]]:
         yield from self._tensors()
         for path, value in pytree.tree_leaves_with_path(self._tree()):
-            # A scheduler may leave NumPy's float64, which is a float.
+            # A scheduler may leave a NumPy float64, which is a subclass of float.
             yield pytree.keystr(path), float(value) if isinstance(value, float) else value
 
 
 def _like(value: Any, device: str) -> Any:
-    """A tensor without values in the place of one; other values as they are."""
+    """Return an uninitialized tensor for a tensor; return other values as they are."""
     if not _is_tensor(value):
         return float(value) if isinstance(value, float) else value
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
@@ -197,9 +197,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _can_send(value: Any) -> bool:
-    """True for plain values and tensors with a place for each element.
+    """Return True for plain values, and for tensors with separate memory for each element.
 
-    Not for sparse, quantized, meta, sharded or expanded ones.
+    Return False for sparse, quantized, meta, sharded and expanded tensors.
     """
     if not _is_tensor(value):
         return type(value) in _PLAIN
@@ -216,7 +216,7 @@ def _kind(value: Any) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in their order: where they lie, or a copy in host memory."""
+    """Return the elements in order: the tensor's own memory, or a copy in host memory."""
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return whole.reshape(-1).view(torch.uint8)
 
@@ -229,7 +229,7 @@ def _hashed(tensor: torch.Tensor) -> str:
 
 @torch.no_grad()
 def _stream(group: Group, tensors: Sequence[torch.Tensor], progress: Progress | None) -> int:
-    """Broadcast tensors from rank 0, a chunk at a time; return their bytes."""
+    """Broadcast tensors from rank 0, a chunk at a time; return their number of bytes."""
     n_sent, total = 0, sum(one.nbytes for one in tensors)
     for one in tensors:
         flat = _bytes_of(one)

@@ -1,8 +1,8 @@
 """Tensors as the contiguous memory that a group moves and folds.
 
-A dense tensor is used as it is. One that is strided, or conjugated or negated lazily, is used by
-way of a contiguous copy, and results are copied back after the collective. `gpu/pieces.py`
-replaces views of a device's memory by the host's.
+A dense tensor is used as it is. A tensor that is strided, or lazily conjugated or negated, is
+replaced by a contiguous copy, and results are copied back after the collective. `gpu/pieces.py`
+replaces views of device memory by views of host memory.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _new_view: Final = functools.partial(tuple.__new__, BufferView)
 
 
 def describe(group: Group, operation: str) -> str:
-    """Return the beginning of messages: the operation, its group and the rank."""
+    """Return the prefix of messages: the operation, its group and the rank."""
     return f"{operation} in group {group.name!r} (rank {group.rank} of {group.size})"
 
 
 def unsupported(what: str, instead: str) -> Unsupported:
-    """Return the error that shoal lacks `what`; `instead` is the remedy."""
+    """Return the error that shoal does not support `what`; `instead` is the remedy."""
     return Unsupported(f"{what} is not supported; {instead}")
 
 
@@ -49,15 +49,15 @@ class TensorBuffers:
 
     Args:
         operation: its name in messages.
-        folds: True if values are computed, so shoal must know the dtype; else only bytes travel.
+        folds: True if values are computed, so shoal must know the dtype; else it sends bytes.
 
     Attributes:
-        root: the rank that the call names; None if it names none.
+        root: the root rank of the call, or None.
         factor: multiplies the tensors that are read; None: they are read as they are.
-        widens: True: bfloat16 and float16 travel as float32, which codecs are for.
+        widens: True: bfloat16 and float16 are sent as float32, which codecs require.
         results: the tensors that the call writes.
         copies: pairs of a result and the contiguous copy that the call writes in its place.
-        device: of a tensor outside CPU memory; None: there is none.
+        device: the device of a tensor outside CPU memory, or None.
     """
 
     __slots__ = (
@@ -114,12 +114,12 @@ class TensorBuffers:
         return self._view(self._copy(tensor))
 
     def note_device(self, tensor: torch.Tensor) -> None:
-        """Set `device` to the one of a tensor; Unsupported if shoal serves none there."""
-        from shoal.frontend.torch.gpu import device as devices  # few programs have any
+        """Set `device` to a tensor's device; raise Unsupported if shoal does not serve it."""
+        from shoal.frontend.torch.gpu import device as devices  # few programs use one
 
         self.device = devices.device_at(tensor.device)
         if self.device is None:
-            instead = "pass tensor.cpu(), or make a group of another backend for this device"
+            instead = "pass tensor.cpu(), or use a group of another backend for this device"
             raise self._unsupported(f"a tensor on {tensor.device}", instead)
 
     # ---- the tensors themselves, or copies ----
@@ -134,20 +134,20 @@ class TensorBuffers:
         return self._view(tensor) if _is_dense(tensor) and not is_narrower else None
 
     def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
-        """Return the type in which a tensor travels."""
+        """Return the dtype in which a tensor is sent."""
         return torch.float32 if self.widens and tensor.dtype in HALVES else tensor.dtype
 
     def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype, address, n_elems = DTYPES.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
         if address < LOWEST_ADDRESS and n_elems and lacks_memory(tensor, address):
             raise self.error(
-                f"got a {type(tensor).__name__} of shape {tuple(tensor.shape)} that has no memory "
-                "of its own; pass the tensor that holds its values"
+                f"got a {type(tensor).__name__} of shape {tuple(tensor.shape)} without its own "
+                "memory; pass the tensor that holds its values"
             )
         if dtype is not None:
             return _new_view((address, n_elems, dtype, tensor))
         if self._folds:
-            raise self._unsupported(tensor.dtype, "convert the tensor to one that shoal folds")
+            raise self._unsupported(tensor.dtype, "convert the tensor to a dtype that shoal folds")
         return BufferView(address, tensor.nbytes, DType.UINT8, tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -159,11 +159,11 @@ class TensorBuffers:
             if isinstance(factor, torch.Tensor):
                 factor = factor.detach().reshape(())
             tensor = tensor.mul(factor)
-        # NOT contiguous() alone: that keeps a lazy conjugation, whose memory says otherwise.
+        # NOT only contiguous(): it keeps a lazy conjugation, which is not in the memory.
         return tensor.resolve_conj().resolve_neg().contiguous()
 
     def _copied_back(self, tensor: torch.Tensor, copy: torch.Tensor) -> BufferView:
-        # torch would refuse to copy back, after everything has moved.
+        # Otherwise torch would refuse to copy back, after all data has moved.
         if any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
             raise self.error(
                 f"got an expanded tensor: elements of its shape {tuple(tensor.shape)} share "

@@ -1,4 +1,4 @@
-"""The process group over shoal for torchft's Manager, which heals lost replicas."""
+"""The process group over shoal for torchft's Manager, which replaces lost replicas."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroupShoal"]
 
-# Seconds for the replicas of a quorum to form a group. The lighthouse sends them the quorum at one
-# time. If one dies before it comes, the others notice it by this deadline alone.
+# Seconds for the replicas of a quorum to form a group. The lighthouse sends them the quorum at the
+# same time. If one dies before it arrives, only this deadline ends the wait of the others.
 _FORM_S: Final = 10.0
-_DOOR: Final = "shoal/door"  # the key under which replica 0 writes where all meet
+_DOOR: Final = "shoal/door"  # the key under which replica 0 writes the meeting's address
 _ENDED: Final = "ProcessGroupShoal was ended by another thread while it formed a group"
 
 PeerLost.remedy = (
-    "discard this step, as should_commit() says; torchft's Manager forms the next group without it"
+    "discard this step, as should_commit() does; torchft's Manager forms the next group without it"
 )
 
 
@@ -52,17 +52,17 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
 
     It takes tensors on CPUs and CUDA devices. Reduction servers do not serve it.
 
-    Threads: any may call `abort` and `shutdown`, also while another configures or waits.
+    Threads: any may call `abort` and `shutdown`, even while another configures or waits.
 
-    Replicas meet at the door of replica 0, so the end of one that has come ends the forming on all
-    others at once. If one does not come within 10 s, the forming ends with `TimedOut`.
+    Replicas meet at the door of replica 0. If a replica ends after it arrived there, the forming
+    ends on all others at once. If one does not arrive within 10 s, it ends with `TimedOut`.
 
     Args:
         timeout: for forming a group, and for each call.
 
     Raises:
-        UsageError: the timeout is not positive, or one of shoal's variables is wrong. From
-            `configure` the Manager would log that error and try again without end.
+        UsageError: the timeout is not positive, or one of shoal's variables is wrong. NOT raised
+            from `configure`: the Manager would log the error and retry forever.
     """
 
     @without_internals
@@ -71,8 +71,8 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         self._form(MemoryStore(), 0, 1).close()
         self._n_ends = 0
         self._door: Door | None = None
-        self._lock = threading.Lock()  # of the door, which another thread may close meanwhile
-        self._end_visit: Callable[[], None] = lambda: None  # the last visit; idempotent
+        self._lock = threading.Lock()  # for the door, which another thread may close
+        self._end_visit: Callable[[], None] = lambda: None  # ends the last visit; idempotent
 
     _pg: dist.ProcessGroup | None
 
@@ -82,13 +82,13 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         group = self._pg
         if group is None:
             raise UsageError(
-                "ProcessGroupShoal has no group: torchft's Manager forms one by `configure`, "
-                "after it was made and after each `abort` or `shutdown`"
+                "ProcessGroupShoal has no group: torchft's Manager forms one with `configure`, "
+                "after construction and after each `abort` or `shutdown`"
             )
         return group
 
     def configure(self, *given: Any, **named: Any) -> None:
-        """End the group of before and form one; torchft's Manager calls it.
+        """End the former group and form a new one; torchft's Manager calls it.
 
         Raises:
             Closed: another thread called `abort` or `shutdown` meanwhile.
@@ -123,7 +123,7 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
 
     @contextlib.contextmanager
     def _visit(self, store: TheirStore, rank: int) -> Iterator[Store]:
-        """Visit the meeting of this quorum at the door of replica 0, which opens it."""
+        """Join the meeting of this quorum at the door of replica 0, which opens it."""
         timeout_s = min(self._timeout.total_seconds(), _FORM_S)
         deadline, host_id = time.monotonic() + timeout_s, find_host_id(os.environ)
         with contextlib.closing(Asking(TorchStore(store), deadline)) as asking:
@@ -137,7 +137,7 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         try:
             address, uuid, its_host = written.decode().split(" ", 2)
         except ValueError as error:
-            raise UsageError(f"replica 0 wrote {written!r} as the place to meet") from error
+            raise UsageError(f"replica 0 wrote {written!r} as the meeting's address") from error
         if its_host != host_id and job_key() is None:
             raise UsageError(f"replicas on several hosts need a job key. {HOW_TO_SET_KEY}")
         left_s = max(0.001, deadline - time.monotonic())
@@ -152,12 +152,12 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         """End everything in flight on every rank with an error, and close the group. Idempotent.
 
         Args:
-            errored: log it; False also leaves a `configure` alone that runs meanwhile.
+            errored: log it; False also spares a running `configure`.
         """
         self._n_ends += errored
         if errored:
             self._end_visit()
-        # NOT left to torchft, which drops whatever group is there once the abort is through.
+        # NOT left to torchft, which drops any group that exists after the abort.
         group, self._pg = self._pg, None
         super().abort(errored)  # logs it
         if group is not None:

@@ -1,4 +1,4 @@
-"""What torch's collectives return: a Work to wait for, or a Future of the list of tensors."""
+"""The results of torch's collectives: a Work to wait for, or a Future of the list of tensors."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _registering: Final[Callable[[], bool]] = (
 
 
 def unregister(tensors: Sequence[torch.Tensor]) -> None:
-    """Wait for the works on these tensors that torch has listed, which takes them off its list.
+    """Wait for the works on these tensors in torch's list, which removes them from it.
 
-    Only C++ can take off a single Work, as torch's own backends do.
+    Only C++ can remove a single Work, as torch's own backends do.
     """
     for tensor in tensors:
         torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 def register(work: PendingWork) -> None:
-    """Put a Work on torch's list, if it keeps one, for the operations that wait for a tensor.
+    """Add a Work to torch's list, if it keeps one, for the operations that wait for a tensor.
 
-    torch's own groups list the works that they hand out.
+    torch's own groups list the works that they return.
     """
     if _registering() and work.tensors:
-        # NOT the Work itself: of that, torch would keep the half that is C++ alone.
+        # NOT the Work itself: torch would keep only its C++ half alive.
         c10d: Any = torch._C._distributed_c10d
         listed = c10d._create_work_from_future(work.get_future())
         for tensor in work.tensors:
@@ -60,7 +60,7 @@ def register(work: PendingWork) -> None:
 
 
 def recorded(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a range in torch's profiler for the start of a call; its wait is another, shoal:wait.
+    """Return a range in torch's profiler for the start of a call; its wait has its own, shoal:wait.
 
     NOT one range until the call ends: by then the profiler may be gone.
     """
@@ -79,7 +79,7 @@ _given_name: Final[Callable[[], str]] = getattr(
 
 @not_compiled
 class FinishedWork(dist.Work):
-    """A call that had ended when it returned, with its result and sequence number."""
+    """A call that ended before it returned, with its result and sequence number."""
 
     __slots__ = ("_number", "tensors")
 
@@ -103,7 +103,7 @@ class FinishedWork(dist.Work):
         return future
 
     def is_completed(self) -> bool:
-        """Return True if the call has ended, also if it failed."""
+        """Return True if the call has ended, even if it failed."""
         return True
 
     def is_success(self) -> bool:
@@ -111,7 +111,7 @@ class FinishedWork(dist.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> ShoalError | None:
-        """Return the error of a failed call; None if it runs or succeeded."""
+        """Return the error of a failed call; None if it is running or succeeded."""
         return None
 
     def result(self) -> list[torch.Tensor]:
@@ -120,15 +120,15 @@ class FinishedWork(dist.Work):
         return list(self.tensors)
 
     def synchronize(self) -> None:
-        """Wait; the current stream is then ordered behind the call."""
+        """Wait, and order the current stream behind the call."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Return the group rank that a received message came from; -1 for other calls."""
+        """Return the group rank that sent a received message; -1 for other calls."""
         return -1
 
     def _source_rank(self) -> int:
-        return self.source_rank()  # what torch.distributed.recv calls
+        return self.source_rank()  # torch.distributed.recv calls this name
 
     def _get_sequence_number(self) -> int:
         return self._number  # torch's name
@@ -140,10 +140,10 @@ class PendingWork(FinishedWork):
 
     Args:
         works: the collectives. They keep the tensors alive while they run.
-        tensors: the result, as the future gives it.
+        tensors: the result, which is also the future's value.
         copy_back: copies results from contiguous memory into the tensors, once, before a wait
             returns and before the future is done; None: nothing to copy.
-        source: the rank that a receive names, None for any; -1 for other calls.
+        source: the source rank of a receive, None for any; -1 for other calls.
         devices: the tensors' devices, without the CPU.
         number: the group's sequence number of the last of the collectives.
     """
@@ -171,8 +171,8 @@ class PendingWork(FinishedWork):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Drive the call to its end, complete its future and run the callbacks.
 
-        Callbacks that run on another thread are waited for, except inside a callback: two threads
-        would wait for each other. `timeout` is of this wait; zero or less takes the call's own.
+        Also waits for callbacks that run on another thread, except inside a callback: two threads
+        would wait for each other. `timeout` limits this wait; zero or less: the call's own limit.
 
         Raises:
             ShoalError: the call failed; its tensors are partly folded, unless it is a UsageError.
@@ -187,7 +187,7 @@ class PendingWork(FinishedWork):
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return the future of the list of tensors, the same one every time.
+        """Return the future of the list of tensors, the same object every time.
 
         If the call fails, or no thread can be started to complete the future, waiting for it
         raises torch's RuntimeError, which quotes the ShoalError.
@@ -211,11 +211,11 @@ class PendingWork(FinishedWork):
             return completion.future
         _pending[completion] = None
         try:
-            # NOT under the lock: a work that is done may call back at once.
+            # NOT under the lock: a finished work may call back at once.
             for work in self.works:
                 work.on_done(completion.one_is_done)
         except ShoalError as error:
-            completion.finish(error)  # another thread may have the future by now
+            completion.finish(error)  # another thread may hold the future by now
         return completion.future
 
     def is_completed(self) -> bool:
@@ -227,13 +227,13 @@ class PendingWork(FinishedWork):
         return True
 
     def exception(self) -> ShoalError | None:
-        """Return the error of a failed call; None if it runs or succeeded."""
+        """Return the error of a failed call; None if it is running or succeeded."""
         return next(filter(None, (work.error() for work in self.works)), None)
 
     def source_rank(self) -> int:
-        """Return the group rank that a received message came from; -1 for other calls.
+        """Return the group rank that sent a received message; -1 for other calls.
 
-        A receive from any source knows it once it is done.
+        A receive from any source knows the sender after its end.
         """
         source = cast("Any", self.works[0]).source if self._source is None else self._source
         return -1 if source is None else source
@@ -245,12 +245,12 @@ class PendingWork(FinishedWork):
                 work.wait(timeout_s)
             self.copy_back()
         finally:
-            completion = self._completion  # one asked for from now on finds the call done
+            completion = self._completion  # a future requested from now on finds the call done
             if completion is not None and self._all_done():
                 completion.finish()
 
     def _results(self, why_not: ShoalError | None = None) -> list[torch.Tensor]:
-        """Return the tensors, once all calls have ended; raise `why_not`, or why a call failed."""
+        """Wait for all calls and return the tensors; raise `why_not`, or a call's error."""
         if why_not is not None:
             raise why_not
         for work in self.works:
@@ -272,14 +272,14 @@ class PendingWork(FinishedWork):
 
 
 class _Completion:
-    """A future that one thread completes, which then runs the callbacks.
+    """A future that one thread completes; the same thread then runs the callbacks.
 
     Args:
-        n_calls: the number of calls that must end before.
-        results: returns the future's result or raises its error; takes the reason why the calls
-            are not waited for, or None. It runs on streams of its own, as the callbacks do, and
-            orders them behind the results.
-        devices: of the results.
+        n_calls: the number of calls that must end first.
+        results: returns the future's result or raises its error; takes the reason not to wait for
+            the calls, or None. Like the callbacks it runs on its own streams, and it orders them
+            behind the results.
+        devices: the devices of the results.
     """
 
     def __init__(
@@ -288,9 +288,9 @@ class _Completion:
         results: Callable[[ShoalError | None], list[torch.Tensor]],
         devices: Sequence[Device] = (),
     ) -> None:
-        # NOT Future.set_exception: C++ takes the exception for the result. DDP looks for the
-        # tensors in it, finds none, uses the first all the same and dies of SIGSEGV. What a
-        # callback raises becomes an error that C++ knows.
+        # NOT Future.set_exception: C++ takes the exception for the result. DDP looks for tensors
+        # in it, finds none, uses the first anyway and dies of SIGSEGV. An exception raised in a
+        # callback becomes an error that C++ recognizes.
         self._over: Any = devices[0].future(devices) if devices else torch.futures.Future()
         self.future: TensorsFuture = self._over.then(
             lambda over: results(cast("Any", over.value()))
@@ -329,19 +329,19 @@ class _Completion:
         elif not this_thread.n_completions:
             self._has_ended.wait()
         elif not self.future.done():
-            with contextlib.suppress(RuntimeError):  # why the call failed
+            with contextlib.suppress(RuntimeError):  # the call's error
                 self.future.wait()
 
 
-# The futures that shoal-completions is to have completed, oldest first.
+# The futures that wait for completion by shoal-futures threads, oldest first.
 _pending: Final[dict[_Completion, None]] = {}
 
 
 def _fail_all(why_not: ShoalError) -> None:
-    """Complete all futures with an error, for lack of a thread.
+    """Complete all futures with an error, because no thread can be started.
 
-    Their callbacks run on this thread, where no other could complete the futures that they wait
-    for: older ones, and those that they ask for themselves.
+    Their callbacks run on this thread. No other thread could complete the futures that a callback
+    waits for: older futures, and futures that the callback requests.
     """
     this_thread.no_thread = why_not
     this_thread.n_completions += 1
@@ -357,11 +357,11 @@ class _ThisThread(threading.local):
     """The state of one thread.
 
     Attributes:
-        n_completions: the number of completions, one inside another, whose callbacks it runs.
+        n_completions: the number of nested completions whose callbacks this thread runs.
         held_back: inside a communication hook, the works whose futures are held back; else None.
-        options: keywords for each of its calls on a group, beside those of torch.
-        lookup: while it looks for the Work inside a holder, a list for that; else None.
-        no_thread: why no other thread completes futures, while this one does so instead; else None.
+        options: keywords for each of its calls on a group, besides torch's.
+        lookup: a list for the Work inside a holder, while this thread looks for it; else None.
+        no_thread: while this thread completes all futures, the reason for it; else None.
     """
 
     n_completions = 0
@@ -376,11 +376,11 @@ this_thread: Final = _ThisThread()
 
 @contextlib.contextmanager
 def calls_of_hook(subject: int) -> Iterator[list[PendingWork]]:
-    """Have ranks compare this subject with the calls of this thread, and hold back their futures.
+    """Let ranks compare this subject in the calls of this thread, and hold back their futures.
 
-    A future that this thread asks for meanwhile completes when its Work is waited for, and its
-    callbacks run on the waiting thread: so their calls come in the same order on all ranks. Yields
-    the works, each to be waited for.
+    A future that this thread requests within the context completes when its Work is waited for,
+    and its callbacks run on the waiting thread, so their calls have the same order on all ranks.
+    Yields the works; the caller waits for each.
     """
     works: list[PendingWork] = []
     before, this_thread.held_back = this_thread.held_back, works
@@ -393,7 +393,7 @@ def calls_of_hook(subject: int) -> Iterator[list[PendingWork]]:
 
 @contextlib.contextmanager
 def calls_with(**options: Any) -> Iterator[None]:
-    """Give these keywords to the calls on groups that this thread starts, and no others.
+    """Pass these keywords, and no others, to the calls on groups that this thread starts.
 
     Args:
         options: `subject`, and `wire` for collectives that take it; see `Group`.
@@ -409,20 +409,20 @@ def calls_with(**options: Any) -> Iterator[None]:
 def _threads_of(_process_id: int) -> Threads:
     """Return the threads that complete futures and run callbacks; a fork's child has its own.
 
-    NOT one, and not shoal's completion thread: a callback of one future that waits for another, as
-    DDP's PowerSGD hook does, would block the thread that is to complete the other.
+    NOT a single thread, nor shoal's completion thread: a callback may wait for another future, as
+    DDP's PowerSGD hook does, and would block the thread that must complete it.
     """
     return Threads("shoal-futures", most=256)
 
 
 @atexit.register
 def _finish() -> None:
-    """Let running callbacks end before the groups are closed."""
+    """Wait for running callbacks before the groups are closed."""
     _threads_of(os.getpid()).finish(timeout_s=5.0)
 
 
 class InBackground:
-    """Runs `go`, which makes named calls, on a thread of its own. Looks like a `shoal.Work`."""
+    """Runs `go`, which makes named calls, on its own thread. Has the interface of `shoal.Work`."""
 
     def __init__(self, go: Callable[[], None]) -> None:
         self._go = go
@@ -441,7 +441,7 @@ class InBackground:
             self._future.result(timeout_s)
         except FutureTimeout as error:
             if self._future.done():
-                raise  # the calls' own
+                raise  # the calls' own error
             raise TimedOut(f"waited {timeout_s} s for calls on another thread") from error
 
     def done(self) -> bool:
@@ -461,7 +461,7 @@ _NO_FUTURE: Final[torch.futures.Future[Any]] = torch.futures.Future()
 
 
 def _future_for_lookup(work: FinishedWork) -> torch.futures.Future[Any] | None:
-    """Return what `get_future` of a Work returns while work_holders.py looks for it; else None."""
+    """Record a Work that work_holders.py looks for, and return a dummy future; else return None."""
     if this_thread.lookup is None:
         return None
     this_thread.lookup.append(work)

@@ -1,10 +1,10 @@
 """The holders that torch 2.14 and later return in place of a Work written in Python.
 
-Their C++ puts such a Work into a PyWorkHolder, which forwards `wait` and `get_future` alone. To all
-else it answers as an object that knows nothing: never complete, successful in any case, and without
-a source, which `recv` asks for. In Python it is a plain `torch.distributed.Work`, from which
-nothing can be derived. So the methods of that class are replaced: they ask the Work inside if it is
-one of shoal's, and are torch's own otherwise.
+torch's C++ puts such a Work into a PyWorkHolder, which forwards only `wait` and `get_future`. Its
+other methods return defaults: never complete, always successful, and without the source that `recv`
+reads. In Python it is a plain `torch.distributed.Work`, from which no class can be derived. So this
+module replaces the methods of that class: they call the Work inside if shoal made it, and torch's
+own method otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _held(holder: Any) -> FinishedWork | None:
     found = this_thread.lookup = []
     try:
         holder.get_future()  # forwarded to the Work inside
-    except RuntimeError:  # another backend's, without futures
+    except RuntimeError:  # from a Work of another backend, without futures
         return None
     finally:
         this_thread.lookup = None
@@ -54,7 +54,7 @@ def _forwarding(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def patch_work_holders() -> None:
-    """Have holders forward everything to shoal's works from now on, in this process."""
+    """Let holders in this process forward all methods to shoal's works from now on."""
     work: Any = dist.Work
     for name in _NOT_FORWARDED:
         if hasattr(work, name):  # torch 2.13 has no _get_sequence_number

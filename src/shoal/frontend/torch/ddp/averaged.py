@@ -22,14 +22,14 @@ class FusedGradients:
     """Averages gradients in balanced fusion buffers, each as soon as it is full.
 
     Args:
-        gradients: on the CPU; they get places here, and other places after the first step.
-        on_full: called when all gradients of a buffer have come.
-        before: averaged these parameters in another group, and is used no more. Its averager goes
-            on in this group if it has the same arrays; otherwise only its residuals do.
-        options: of an `Averager`.
+        gradients: on the CPU; the constructor gives them places, which change after the first step.
+        on_full: called when all gradients of a buffer are ready.
+        before: the former owner of these parameters, from another group, no longer used. Its
+            averager moves to this group if it has the same arrays; otherwise only its residuals do.
+        options: passed to `Averager`.
 
     Attributes:
-        weight: of the next forward pass.
+        weight: the weight of the next forward pass.
 
     Raises:
         UsageError: ranks differ in parameters or options.
@@ -65,7 +65,7 @@ class FusedGradients:
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of each buffer."""
+        """The size of each buffer in bytes."""
         return [buffer.extent.n_bytes for buffer in self.averager.layout.buffers]
 
     @property
@@ -74,17 +74,18 @@ class FusedGradients:
 
     @property
     def has_begun(self) -> bool:
-        """True if gradients of this step have come, or its weight was sent."""
+        """True if any gradient of this step is ready, or its weight was sent."""
         return self.averager.is_under_way
 
     def hooks(self) -> list[Callable[..., None]]:
-        """Return what each parameter calls when its gradient has come: C functions."""
+        """Return a C function for each parameter to call when its gradient is ready."""
         return [self.averager.hook(index) for index in range(len(self.averager.entries))]
 
     def begin(self, *, again: bool = False) -> None:
-        """Count gradients from now on; with `again`, of the same forward pass, with its weight.
+        """Count gradients from now on.
 
-        Raises UsageError if the pass has no weight, or the last pass has not ended.
+        With `again` they belong to the same forward pass and keep its weight. Raises UsageError if
+        the pass has no weight, or the last pass has not ended.
         """
         if not again:
             self._begun_with, self.weight = self.weight, None
@@ -96,7 +97,7 @@ class FusedGradients:
         if self.has_begun:
             raise UsageError(
                 "DistributedDataParallel: the last backward pass has not ended, and some of its "
-                "gradients were sent: wrap `model.module` anew, on every rank"
+                "gradients were sent: wrap `model.module` again, on every rank"
             )
         layout = self.averager.next_layout()
         if layout is not None:
@@ -109,11 +110,11 @@ class FusedGradients:
         self.averager.countdown.paused, self._is_stopped = False, False
 
     def note_forward(self) -> None:
-        """Note that a forward pass begins whose gradients will be averaged."""
+        """Record the start of a forward pass whose gradients will be averaged."""
         self.averager.log.note_forward()
 
     def reserve(self) -> None:
-        """Reserve the numbers of this step's calls: a backward pass has begun, on every rank."""
+        """Reserve the numbers of this step's calls, when a backward pass begins on every rank."""
         self._watch.stop()
         self.averager.log.note_backward()
         self.averager.reserve()
@@ -134,20 +135,20 @@ class FusedGradients:
         self.gradients.release(self.sent() if self.has_begun else ())
 
     def missing(self) -> list[int]:
-        """Return the parameters whose gradients have not come since `begin`."""
+        """Return the parameters whose gradients are missing since `begin`."""
         return self.averager.not_ready()
 
     def wait_for_rest(self, why: str) -> None:
-        """Wait for another backward pass to bring the gradients that have not come."""
+        """Wait for another backward pass to produce the missing gradients."""
         self._watch.start(why)
 
     def lack(self, why: str) -> None:
-        """Let the ranks that wait for missing gradients know that they will not come."""
+        """Notify the ranks that wait for missing gradients that they will not arrive."""
         self._watch.stop()
         announce(self.averager.group, self.averager.name, why)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this: a backward pass raised on all of them.
+        """Return when every rank has called this, because its backward pass raised.
 
         Raises:
             UsageError: another rank waits for this step. The group has ended.
@@ -159,7 +160,7 @@ class FusedGradients:
         check_alive(group)
 
     def sent(self) -> set[int]:
-        """Return the parameters with elements that were sent in this step."""
+        """Return the parameters of which elements were sent in this step."""
         counted = self.averager.countdown.is_counted
         full = (one for one in self.averager.layout.buffers if all(map(counted, one.entries)))
         return {index for buffer in full for index in buffer.entries}
@@ -167,8 +168,8 @@ class FusedGradients:
     def end(self, unused: bool, factor: float = 1.0) -> None:
         """Wait for all averages, and store them times `factor` in the gradients.
 
-        With `unused`, gradients that came on no rank are unchanged. UsageError if a gradient came
-        twice, after which the step is over; ShoalError as `Averager.wait`.
+        With `unused`, gradients that no rank has are unchanged. Raises UsageError if a gradient
+        came twice, which ends the step, and ShoalError as `Averager.wait` does.
         """
         self._watch.stop()
         repeated = self.averager.countdown.repeated
@@ -186,7 +187,7 @@ class FusedGradients:
         self.gradients.deliver(averaged)
 
     def undo_feedback(self) -> None:
-        """Restore the residuals of before the last step, whose averages are not used."""
+        """Restore the residuals from before the last step, because its averages are not used."""
         self.averager.undo_feedback()
 
     def _fill(self, indices: Sequence[int]) -> None:
@@ -202,7 +203,7 @@ class FusedGradients:
             (offset, n_bytes), like = extents[index], likes[index]
             if not n_bytes:
                 return torch.empty(like.size(), dtype=like.dtype)
-            # A storage of its own, which the program may move without moving others.
+            # Each gets its own storage, which the program may move without moving others.
             flat = torch.frombuffer(whole, dtype=like.dtype, offset=offset, count=like.numel())
             return place_in(flat, 0, like)
 

@@ -1,8 +1,8 @@
 """Averages gradients with one of torch's communication hooks, bucket by bucket, on any device.
 
-A hook gets whole parameters, and gets the buckets in one order on every rank, since it may call any
-collective. Calls in callbacks of futures are in one order too: the callbacks of a bucket run when
-the pass is over, before those of the next bucket.
+Each bucket holds whole parameters. A hook may call any collective, so it gets the buckets in the
+same order on every rank. Calls in callbacks of futures have the same order too: the callbacks of a
+bucket run after the pass, before the callbacks of the next bucket.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class HookedBuckets:
     """Averages gradients with a communication hook.
 
     Args:
-        gradients: gets its places here.
-        process_group: torch's, which a hook may call; `group` is shoal's in it.
-        on_full: called when all gradients of a bucket have come.
-        n_bytes: the least length of a bucket.
+        gradients: get their places in the constructor.
+        process_group: torch's group, which a hook may call; `group` is the shoal group in it.
+        on_full: called when all gradients of a bucket are ready.
+        n_bytes: the minimum size of a bucket.
         hook: called as `hook(state, bucket)`, in a backward pass, for each bucket in turn.
     """
 
@@ -58,7 +58,7 @@ class HookedBuckets:
         self._subject = group.subjects.add(words_for(gradients.names))
         self._hook = hook
         self._state = state
-        # In the order in which gradients come: from the last parameter on.
+        # Gradients are produced from the last parameter to the first.
         likes = [like_gradient(parameter) for parameter in reversed(gradients.parameters)]
         assigned = _compute_bucket_assignment_by_size(likes, [n_bytes])[0] if likes else []
         self._members = [[len(likes) - 1 - index for index in members] for members in assigned]
@@ -72,26 +72,26 @@ class HookedBuckets:
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of each bucket."""
+        """The size of each bucket in bytes."""
         return [buffer.numel() * buffer.element_size() for buffer in self._buffers]
 
     def hooks(self) -> list[Callable[..., None]]:
-        """What each parameter calls when its gradient is there."""
+        """Return a function for each parameter to call when its gradient is ready."""
         count = not_held(self.count)
         return [functools.partial(count, index) for index in range(len(self._came))]
 
     @property
     def has_begun(self) -> bool:
-        """True if gradients of this step have come."""
+        """True if any gradient of this step is ready."""
         return any(self._came)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this: a backward pass raised on all of them."""
+        """Return when every rank has called this, because its backward pass raised."""
         announce(self._group, "buckets, raised", why, ())
         check_alive(self._group)
 
     def sent(self) -> set[int]:
-        """The parameters whose buckets a hook has been called with in this step."""
+        """Return the parameters whose buckets were passed to the hook in this step."""
         return {index for members in self._members[: len(self._futures)] for index in members}
 
     def begin(self, *, again: bool = False) -> None:
@@ -103,7 +103,7 @@ class HookedBuckets:
         self.is_armed, self._is_stopped = True, False
 
     def note_forward(self) -> None:
-        """Do nothing: no times are kept."""
+        """Do nothing: no times are recorded."""
 
     def reserve(self) -> None:
         """Do nothing: buckets are matched by their order."""
@@ -118,12 +118,12 @@ class HookedBuckets:
             self.is_armed, self._is_stopped = True, False
 
     def give_up(self) -> None:
-        """Count no more gradients, and leave them to the program."""
+        """Count no more gradients, and return them to the program."""
         self.stop()
         self.gradients.release(self.sent())
 
     def missing(self) -> list[int]:
-        """The parameters whose gradients have not come since `begin`."""
+        """Return the parameters whose gradients are missing since `begin`."""
         return [index for index, came in enumerate(self._came) if not came]
 
     def count(self, index: int, *_: object) -> None:
@@ -144,24 +144,24 @@ class HookedBuckets:
         """Do nothing: the other ranks wait until their deadline."""
 
     def lack(self, why: str) -> None:
-        """Let the ranks that wait for missing gradients know that they will not come."""
+        """Notify the ranks that wait for missing gradients that they will not arrive."""
         announce(self._group, "buckets", why)
 
     def end(self, unused: bool, factor: float = 1.0) -> None:
-        """Wait for all averages, times `factor`; every gradient then is its average.
+        """Wait for all averages, and store them times `factor` in the gradients.
 
-        With `unused`, gradients that came on no rank stay as they are.
+        With `unused`, gradients that no rank has are unchanged.
         """
         with explaining(self._group):
             self._end(unused, factor)
 
     def undo_feedback(self) -> None:
-        """Do nothing: only the hook knows what it keeps."""
+        """Do nothing: only the hook knows its state."""
 
     def _end(self, unused: bool, factor: float) -> None:
         self.is_armed = False
         if unused:
-            self.gradients.leave(self.missing())  # what no rank has stays as it is
+            self.gradients.leave(self.missing())  # a gradient that no rank has stays as it is
         while len(self._futures) < len(self._members):
             self._leave(len(self._futures))
         used = self._used() if unused and self._buffers else []
@@ -184,7 +184,7 @@ class HookedBuckets:
         self.gradients.deliver([index for index in every if not used or used[index]])
 
     def _subject_of(self, number: int) -> int:
-        self._subject.step += number == 0  # the first that leaves in a step
+        self._subject.step += number == 0  # the first bucket sent in a step
         return self._subject.of(number)
 
     def _used(self) -> list[bool]:
@@ -208,11 +208,11 @@ class HookedBuckets:
 
 
 def twice(name: str) -> str:
-    """Return the reason why a gradient that comes twice is refused."""
+    """Return the error text for a gradient that came twice."""
     return (
         f"Expected to mark a variable ready only once: the gradient of parameter {name} came twice "
-        "before all others had come. Where losses of one forward pass have a backward pass each, "
-        "add them up, and call backward once. Where reentrant checkpoints share a parameter, give "
+        "before all others had come. If several losses of one forward pass each call backward, "
+        "add them up, and call backward once. If reentrant checkpoints share a parameter, give "
         "them use_reentrant=False, or the wrapper static_graph=True"
     )
 
@@ -220,7 +220,7 @@ def twice(name: str) -> str:
 def _laid_out(
     parameters: Sequence[torch.nn.Parameter], buckets: Sequence[Sequence[int]]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Make the buffer of each bucket, and return these and each parameter's place."""
+    """Return a new buffer for each bucket, and each parameter's place in them."""
     buffers: list[torch.Tensor] = []
     places = [torch.empty(0)] * len(parameters)
     for members in buckets:
@@ -241,7 +241,7 @@ def _laid_out(
 class Bucket:
     """Some gradients in one flat tensor, with the methods of `torch.distributed.GradBucket`.
 
-    `gradients` are views into `buffer`, in the shapes of the parameters. `buffer` may instead be a
+    `gradients` are views into `buffer`, in the shapes of the parameters. `buffer` may also be a
     sparse gradient.
     """
 
@@ -260,15 +260,15 @@ class Bucket:
         self._parameters = list(parameters)
 
     def index(self) -> int:
-        """The number of the bucket; hooks get buckets in this order."""
+        """Return the number of the bucket; hooks get buckets in this order."""
         return self._index
 
     def is_last(self) -> bool:
-        """True for the last bucket of a backward pass."""
+        """Return True for the last bucket of a backward pass."""
         return self._is_last
 
     def buffer(self) -> torch.Tensor:
-        """All gradients, flattened."""
+        """Return all gradients, flattened."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
@@ -276,11 +276,11 @@ class Bucket:
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """The gradients, in the shapes of the parameters."""
+        """Return the gradients, in the shapes of the parameters."""
         return list(self._gradients)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters, in the order of the gradients."""
+        """Return the parameters, in the order of the gradients."""
         return list(self._parameters)
 
 
@@ -290,7 +290,7 @@ def call_hook(
     bucket: Bucket,
     refuse: Callable[[str], NoReturn],
 ) -> Any:
-    """Call a communication hook, and return its future; else call `refuse`, which raises."""
+    """Call a communication hook and return its future; if it returns none, call `refuse`."""
     future = hook(state, bucket)
     if not hasattr(future, "wait"):
         refuse(

@@ -11,30 +11,30 @@ from torch.autograd.graph import increment_version
 
 from shoal.group.memory import stream_copy
 
-# A tensor of fewer bytes is copied by torch, which looks more closely at what it is.
+# torch copies smaller tensors: it handles every kind of tensor.
 _STREAMED_BYTES: Final = 1 << 16
 
 
 def place_in(memory: torch.Tensor, first: int, like: torch.Tensor) -> torch.Tensor:
-    """View the elements of a flat tensor from `first` on in the shape of another tensor.
+    """View the elements of a flat tensor from `first` on in the shape of `like`.
 
-    The view has the other's strides too, if its elements are dense: torch then accumulates in
-    place, and an optimizer reads both in the same order.
+    The view has the strides of `like` too if those are dense: torch then accumulates in place, and
+    an optimizer reads both in the same order.
     """
     if torch.ops.aten.is_non_overlapping_and_dense(like):
         place = memory.as_strided(like.size(), like.stride(), memory.storage_offset() + first)
     else:
         place = memory[first : first + like.numel()].view(like.size())
-    return place.data  # to autograd no view, which `detach_` would refuse
+    return place.data  # NOT a view to autograd: `detach_` would refuse it
 
 
 def dtype_of_gradient(parameter: torch.Tensor) -> torch.dtype:
-    """The type in which autograd accumulates a parameter's gradient; torch 2.10 lets one set it."""
+    """Return the dtype of a parameter's gradient, which torch 2.10 and later let programs set."""
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def like_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a meta tensor with the shape, strides and type of a parameter's gradient."""
+    """Return a meta tensor with the shape, strides and dtype of a parameter's gradient."""
     shape, strides = parameter.size(), parameter.stride()
     return torch.empty_strided(shape, strides, dtype=dtype_of_gradient(parameter), device="meta")
 
@@ -43,14 +43,14 @@ class Gradients:
     """The parameters, and for each the place in which its gradient is averaged.
 
     Gradients belong to the program, which may replace, move, share, keep, resize or save them
-    between any two steps. So a step reads `parameter.grad` anew, and remembers no tensor of an
-    earlier step. By default gradients keep memory of their own: `bring` copies them to their
-    places, and `deliver` copies the averages back.
+    between any two steps. So each step reads `parameter.grad` again, and remembers no tensor of an
+    earlier step. By default gradients keep their own memory: `bring` copies them to their places,
+    and `deliver` copies the averages back.
 
     Args:
         parameters: with dense gradients.
-        names: of the parameters.
-        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
+        names: the names of the parameters.
+        refuse: raises UsageError with this reason on this rank and the ranks that wait for it.
         as_views: make gradients views of their places after a step, which saves the copy back and
             its memory. The next step overwrites views that the program has kept.
     """
@@ -76,7 +76,7 @@ class Gradients:
     def settle(
         self, places: Sequence[torch.Tensor], view: Callable[[int], torch.Tensor] | None = None
     ) -> None:
-        """Use new places; gradients do not move there.
+        """Use new places; does not move gradients there.
 
         `view` makes a tensor over a parameter's place, with a storage that the program may move.
         """
@@ -85,14 +85,14 @@ class Gradients:
         self._view = view or (lambda index: self.places[index].data)
 
     def begin(self) -> None:
-        """Begin a step, in which nothing has been brought yet."""
+        """Begin a step."""
         self._brought.clear()
 
     def bring(self, indices: Iterable[int]) -> None:
-        """Copy these gradients to their places, once in a step; zeros where a gradient is None.
+        """Copy these gradients to their places, once in a step; a None is copied as zeros.
 
-        Raises UsageError if a gradient has another type or shape than when the model was wrapped,
-        or elements that share memory and cannot hold an average.
+        Raises UsageError if a gradient's dtype or shape has changed since the model was wrapped, or
+        if its elements share memory and cannot hold an average.
         """
         new = [index for index in indices if index not in self._brought]
         self._brought.update(new)
@@ -114,7 +114,7 @@ class Gradients:
                 moved.append(index)
                 given.append(gradient)
         copy_tensors([self.places[index] for index in moved], given)
-        if self.as_views:  # at once, which frees the memory that autograd has allocated
+        if self.as_views:  # now, to free the memory that autograd has allocated
             for index in moved:
                 self.parameters[index].grad = self._view(index)
 
@@ -135,7 +135,7 @@ class Gradients:
                 parameter.grad = gradient = torch.empty_like(place, device=parameter.device)
             elif (gradient.dtype, gradient.shape) != self._kinds[index]:
                 self._refuse_kind(index, gradient)
-            if gradient.is_conj():  # which `_foreach_copy_` does not support
+            if gradient.is_conj():  # `_foreach_copy_` does not support it
                 gradient, place = gradient.conj(), place.conj()
             to.append(gradient)
             averages.append(place)
@@ -144,7 +144,7 @@ class Gradients:
         copy_tensors(to, averages)
 
     def leave(self, indices: Iterable[int]) -> None:
-        """Give these gradients memory of their own if they are views of their places."""
+        """Give these gradients their own memory if they are views of their places."""
         if not self.as_views:
             return
         for index in indices:
@@ -153,10 +153,10 @@ class Gradients:
                 self.parameters[index].grad = gradient.clone()
 
     def release(self, lost: Collection[int]) -> None:
-        """Give all gradients memory of their own.
+        """Give all gradients their own memory.
 
         Args:
-            lost: parameters whose places were sent: gradients that are views of these become None.
+            lost: parameters whose places were sent; gradients that are views of these become None.
         """
         for index in lost if self.as_views else ():
             gradient = self.parameters[index].grad
@@ -166,7 +166,7 @@ class Gradients:
 
     @contextlib.contextmanager
     def hidden(self, lost: Collection[int] = ()) -> Iterator[None]:
-        """Contribute zeros meanwhile, and do not change the program's gradients.
+        """Contribute zeros within the context, and do not change the program's gradients.
 
         Args:
             lost: see `release`.
@@ -204,19 +204,19 @@ class Gradients:
             if other != name:
                 self.refuse(
                     f"the gradients of parameters {other} and {name} are one tensor, which cannot "
-                    "hold two averages: give each parameter a gradient of its own"
+                    "hold two averages: give each parameter its own gradient"
                 )
 
     def _refuse_kind(self, index: int, gradient: torch.Tensor) -> NoReturn:
         self.refuse(
-            f"the gradient of parameter {self.names[index]} is {_kind(gradient)}, and was to be "
-            f"{_kind(self.places[index])} when the model was wrapped: wrap `model.module` anew, on "
-            "every rank, after a change of types"
+            f"the gradient of parameter {self.names[index]} is {_kind(gradient)}, but was "
+            f"{_kind(self.places[index])} when the model was wrapped: after a change of dtypes "
+            "wrap `model.module` again, on every rank"
         )
 
 
 def copy_tensors(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-    """Copy tensors; bypass the caches for long ones, since all gradients together exceed them."""
+    """Copy tensors, bypassing the caches for long ones: all gradients together exceed them."""
     others_to: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
     for target, source in zip(to, given, strict=True):
@@ -233,7 +233,7 @@ def copy_tensors(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> N
 
 
 def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """True if the bytes of both can be copied as they are. One is a place, which has no gaps."""
+    """True if the bytes can be copied as they are. One of the two is a place and has no gaps."""
     return target.stride() == source.stride() and all(
         type(one) is torch.Tensor
         and one.is_cpu

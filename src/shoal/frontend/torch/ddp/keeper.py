@@ -1,8 +1,8 @@
 """Decides when gradients are averaged, in place of torch's C++ reducer.
 
 A backward pass begins when a gradient reaches an output of the model, and ends when autograd has
-finished everything that the pass has started. The gradients that come in between are counted, and
-each full buffer is sent at once.
+finished all work that the pass started. The gradients in between are counted, and each full buffer
+is sent at once.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @not_compiled
 class GradientKeeper:
-    """Counts gradients, and averages them in the way that `use` has set.
+    """Counts gradients, and averages them in the way set by `use`.
 
     Only the thread that runs the backward pass may call it.
 
     Args:
-        names: of the parameters, the sparse ones last.
-        find_unused: parameters may get no gradient, and not the same ones on every rank.
+        names: the names of the parameters, the sparse ones last.
+        find_unused: parameters may get no gradient, and which ones may differ between ranks.
         on_error: called with the reason why a step cannot end.
         on_step: called after each step with its number, and True if ranks may have run out of
             inputs in it.
@@ -75,29 +75,30 @@ class GradientKeeper:
         self._awaited: list[Any] = []
         self._static: StaticGraph | None = None
         self._was_rebuilt = False
-        self._came: set[int] = set()  # since the last average; empty if hooks do not note them
+        # Gradients since the last average; empty if hooks do not record them.
+        self._came: set[int] = set()
         self._is_unseen = False  # no output has a hook, so the first gradient begins a pass
         self._unused: list[int] | None = None
         self._is_static = True
         self._graph_has_changed = False
         # Keepers of other wrappers, each with the name of a parameter that both average.
         self._sharing: weakref.WeakKeyDictionary[GradientKeeper, str] = weakref.WeakKeyDictionary()
-        self._stopped: list[Averaging] = []  # of these, for the backward pass under way
+        self._stopped: list[Averaging] = []  # stopped keepers, for the backward pass under way
         self._is_over = False  # another keeper has taken over
         self._shows_pass = True  # an output of the last forward pass has a hook
 
-    # What torch's wrapper calls.
+    # Methods that torch's wrapper calls.
 
     @not_inlined
     def prepare_for_forward(self) -> None:
-        """Note that a forward pass begins whose gradients will be averaged."""
+        """Record the start of a forward pass whose gradients will be averaged."""
         self.averaging.note_forward()
 
     @not_inlined
     def forget_raised(self) -> None:
-        """Forget a backward pass that raised: a forward pass begins, on every rank."""
+        """Forget a backward pass that raised; every rank calls it at the next forward pass."""
         self._check_not_over()
-        if not self._pass.has_raised or self._graph_has_changed:  # other ranks have that reason
+        if not self._pass.has_raised or self._graph_has_changed:  # other ranks know that error
             return
         why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
         self.averaging.agree_to_forget(why)
@@ -110,9 +111,9 @@ class GradientKeeper:
         self._is_expecting = False
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Count gradients: a forward pass with these outputs has ended, and will be averaged.
+        """Count gradients after a forward pass with these outputs, which will be averaged.
 
-        Raises RuntimeError with the names if gradients of the last pass have not come.
+        Raises RuntimeError with the names if gradients of the last pass are missing.
         """
         hooked = _differentiable(outputs)
         if not hooked and not self._is_unseen:
@@ -126,7 +127,7 @@ class GradientKeeper:
         self._hook_outputs(hooked, self._begin_pass)
 
     def forget_forward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Note that a forward pass with these outputs has ended, and will not be averaged."""
+        """Record the end of a forward pass with these outputs that will not be averaged."""
         if self._sharing:
             hooked = _differentiable(outputs)
             self._check_turn(shows_pass=bool(hooked))
@@ -134,8 +135,8 @@ class GradientKeeper:
         if self.averaging.weight is not None:
             self.averaging.weight = None
             self.refuse(
-                "weigh() was called for a forward pass in no_sync(), whose gradients have the "
-                "weight of the pass that averages them: call weigh() before that pass alone"
+                "weigh() was called for a forward pass in no_sync(), whose gradients take the "
+                "weight of the pass that averages them: call weigh() only before that pass"
             )
         if not self._pass.is_under_way and len(self._missing()) == len(self.names):
             self.averaging.stop()
@@ -195,7 +196,7 @@ class GradientKeeper:
         self._hooks.remove()
 
     def _reset_state(self) -> None:
-        if not self._pass.has_raised:  # `forget_raised` does that on all ranks together
+        if not self._pass.has_raised:  # else `forget_raised` forgets it, on all ranks together
             self._pass.forget()
         self._is_expecting = False
         self.averaging.stop()
@@ -217,8 +218,8 @@ class GradientKeeper:
     def give_up(self) -> None:
         """Give up the step under way, and average no more: another keeper takes over. Idempotent.
 
-        Gradients that came are this rank's own. Views of the averager's memory become None if a
-        part of them was sent.
+        Gradients of the step remain local to this rank. Views of the averager's memory become None
+        if any part of them was sent.
         """
         self._is_over = True
         self._hooks.remove()
@@ -237,16 +238,16 @@ class GradientKeeper:
             )
 
     def queue_end(self) -> None:
-        """End the step when the backward pass under way ends: gradients come in it."""
+        """End the step when the backward pass under way ends."""
         self._pass.queue_end(self._end_pass)
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise UsageError, here and on the ranks that wait for this one."""
+        """Raise UsageError on this rank and on the ranks that wait for it."""
         self.averaging.lack(why)
         raise UsageError(f"DistributedDataParallel: {why}{self._go_on()}")
 
     def match(self) -> None:
-        """Take part in a backward pass of other ranks with zeros: this rank has no more inputs."""
+        """Contribute zeros to the backward pass of other ranks: this rank has no more inputs."""
         with self._zeros():
             self.averaging.weight = 0.0 if self.averaging.is_weighted else None
             self._begin()
@@ -259,13 +260,13 @@ class GradientKeeper:
 
     @contextlib.contextmanager
     def _zeros(self, lost: Collection[int] = ()) -> Iterator[None]:
-        """Contribute zeros meanwhile, outside a backward pass."""
+        """Contribute zeros within the context, outside a backward pass."""
         hidden = self.averaging.gradients.hidden(lost), self.sparse.hidden()
         with self._pass.stood_in_for(), hidden[0], hidden[1]:
             yield
 
     def _count(self, indices: Sequence[int]) -> None:
-        """Count these gradients as if they came now, from the last parameter to the first."""
+        """Count these gradients as if they were ready now, from the last parameter to the first."""
         hooks = [*self.averaging.hooks(), *self.sparse.hooks(lambda: None)]
         for index in reversed(indices):
             hooks[index]()
@@ -274,7 +275,7 @@ class GradientKeeper:
     # one has a backward pass, the others count nothing.
 
     def share(self, parameters: Collection[int], other: GradientKeeper) -> None:
-        """Take turns with another keeper, if it averages one of these parameters too.
+        """Take turns with another keeper if both average one of these parameters.
 
         Args:
             parameters: the ids of the other keeper's parameters.
@@ -282,7 +283,7 @@ class GradientKeeper:
         named = zip(self.names, self._parameters(), strict=True)
         name = next((name for name, parameter in named if id(parameter) in parameters), None)
         if name is not None:
-            self.averaging.stop()  # a step that has begun is over
+            self.averaging.stop()  # this ends a step that has begun
             self._sharing[other] = other._sharing[self] = name
 
     def _check_turn(self, *, shows_pass: bool) -> None:
@@ -292,13 +293,13 @@ class GradientKeeper:
         for other, name in self._sharing.items():
             if other.averaging.is_armed and not (shows_pass and other._shows_pass):
                 self.refuse(
-                    f"parameter {name} belongs to another wrapper too, which has made a forward "
+                    f"parameter {name} belongs to another wrapper too, which has run a forward "
                     "pass without its backward pass; the output of one of the two passes has no "
                     "tensors: run the backward pass first, or the forward pass in no_grad()"
                 )
 
     def _begin_local_pass(self, _gradient: torch.Tensor) -> None:
-        """Begin a backward pass of a forward pass in no_sync(), which nobody averages."""
+        """Begin the backward pass of a forward pass in no_sync(), which is not averaged."""
         self._stop_others(may_join=True)
         Variable._execution_engine.queue_callback(self._resume_others)
 
@@ -306,8 +307,8 @@ class GradientKeeper:
         """Have the other wrappers count nothing until `_resume_others`.
 
         Args:
-            may_join: leave a wrapper alone whose own backward pass is under way: this one, of a
-                pass in no_sync(), only adds to its gradients.
+            may_join: do not stop a wrapper whose own backward pass is under way. This pass, of a
+                forward pass in no_sync(), only adds to its gradients.
         """
         for other, name in self._sharing.items():
             if may_join and other._pass.is_under_way:
@@ -316,7 +317,7 @@ class GradientKeeper:
                 self.refuse(
                     f"parameter {name} is in two wrapped models, and one backward pass goes "
                     "through both: run a backward pass for the loss of each, or wrap one model "
-                    "that has both as its parts"
+                    "that contains both"
                 )
             if other.averaging.is_armed:
                 if other.averaging.has_begun and not other._pass.has_raised:
@@ -334,7 +335,7 @@ class GradientKeeper:
     # Hooks.
 
     def _attach(self) -> None:
-        """Count the gradient of every parameter when it is there."""
+        """Count the gradient of every parameter as soon as it is ready."""
         hooks = [*self.averaging.hooks(), *self.sparse.hooks(not_held(self._end_if_armed))]
         if self._static is not None:
             hooks = self._static.around(hooks, not_held(self.queue_end))
@@ -343,7 +344,7 @@ class GradientKeeper:
         self._hooks.put(self._parameters(), hooks)
 
     def _noting(self, index: int, hook: Callable[..., None]) -> Callable[..., None]:
-        """Return a hook that notes a gradient in any pass, and calls the given hook.
+        """Return a hook that records a gradient in any pass, and calls the given hook.
 
         If no output has a hook, the first gradient begins the pass.
         """
@@ -364,7 +365,7 @@ class GradientKeeper:
             self.refuse(
                 f"the first gradient, of parameter {self.names[index]}, came from a backward pass "
                 "within another, such as a reentrant checkpoint's, and the model's output has no "
-                "tensor that shows when the outer pass begins and ends: give checkpoints "
+                "tensor to show when the outer pass begins and ends: give checkpoints "
                 "use_reentrant=False, or return tensors from the model"
             )
         self._begin_pass()
@@ -378,8 +379,8 @@ class GradientKeeper:
         if lost is not None:
             self.refuse(
                 f"parameter {self.names[lost]} has lost its hook on rank "
-                f"{dist.get_rank(self._group)}, as by torch.utils.swap_tensors, and would "
-                "not be averaged: wrap `model.module` anew, on every rank"
+                f"{dist.get_rank(self._group)}, for example by torch.utils.swap_tensors, and would "
+                "not be averaged: wrap `model.module` again, on every rank"
             )
 
     # A backward pass.
@@ -397,7 +398,7 @@ class GradientKeeper:
             self._hooks.come_last()
         if not self.averaging.is_armed:  # a second pass over one forward pass, or it was stopped
             self._begin(again=True)
-        # NOT with the forward pass: a rank may make one more, which has no backward pass.
+        # NOT in the forward pass: a rank may run one more that has no backward pass.
         self.averaging.reserve()
         self._pass.queue_end(self._end_pass, shown=True)
 
@@ -416,7 +417,10 @@ class GradientKeeper:
             self._resume_others()
 
     def _all_has_come(self) -> bool:
-        """Return True if the step can end; else another pass over its forward brings the rest."""
+        """Return True if the step can end.
+
+        If not, another backward pass of the same forward pass brings the missing gradients.
+        """
         static = self._static
         if static is not None and static.has_seen_none:
             return False  # autograd.grad, for tensors that are not parameters
@@ -442,7 +446,7 @@ class GradientKeeper:
         return True
 
     def _agree_on_graph(self, static: StaticGraph) -> None:
-        """Find out once if any rank lacks a gradient; every rank calls it at the same place."""
+        """Find out once if any rank misses a gradient; every rank calls it at the same place."""
         if not static.is_agreed:
             self._finds_unused = static.agree(self._group)
 
@@ -452,7 +456,7 @@ class GradientKeeper:
         self.sparse.end(factor, self._hook, self._state, len(self.averaging.sizes))
 
     def _factor(self) -> float:
-        """Return the factor for averages, by which ranks without inputs may not count."""
+        """Return the factor for averages if ranks without inputs do not count."""
         join, self._join = self._join, None
         if join is None or join[1] or self.averaging.is_weighted:  # ranks without inputs weigh 0
             return 1.0
@@ -469,7 +473,7 @@ class GradientKeeper:
         self.n_steps += 1
         self._on_step(self.n_steps, is_joined)
 
-    # Gradients that have not come.
+    # Missing gradients.
 
     def _missing(self) -> list[int]:
         n_dense = len(self.averaging.gradients.parameters)
@@ -502,14 +506,16 @@ class GradientKeeper:
         return Missing(missing, self.names, self._parameters(), dist.get_rank(self._group))
 
     def _go_on(self) -> str:
-        """Return what to do first if other ranks have waited for missing gradients, or ""."""
+        """Return the advice to add if other ranks waited for missing gradients, or ""."""
         group = frontend.group_in(self._group)
         return "" if group is None or group.ended() is None else GO_ON
 
 
 def _differentiable(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the outputs that a backward pass can reach, and the tensors that they view."""
-    # The base too: a loss that changes a view in place bypasses the view's own node.
+    """Return the outputs that a backward pass can reach, and the bases of outputs that are views.
+
+    A loss that changes a view in place bypasses the view's own node.
+    """
     found = {id(one): one for output in outputs for one in (output, output._base)}
     return [one for one in found.values() if one is not None and one.grad_fn is not None]
 
@@ -518,7 +524,7 @@ def _unsupported(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise Unsupported(
             f"DistributedDataParallel: {name} is a method of torch's C++ reducer, which this "
-            "wrapper replaces; use torch's own wrapper over shoal for what calls it"
+            "wrapper replaces; use torch's own wrapper over shoal for code that calls it"
         )
 
     return refuse

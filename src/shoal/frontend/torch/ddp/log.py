@@ -44,10 +44,10 @@ class WrapperLog:
         }
 
     def set_runtime_stats_and_log(self) -> None:
-        """Do nothing: times are kept with each step."""
+        """Do nothing: times are recorded with each step."""
 
     def set_error_and_log(self, message: str) -> None:
-        """Keep why a step failed."""
+        """Record why a step failed."""
         self._data |= {"error": message, "has_error": 1}
 
     def _set_comm_hook_name(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Hooks on a program's parameters, and a check for new parameters, that keep nothing alive."""
+"""Hooks on a program's parameters, and a check for new parameters; neither keeps objects alive."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class ParameterHooks:
-    """One hook on each parameter, after the program's hooks. Deleting this removes the hooks."""
+    """One hook on each parameter, after the program's hooks. Deletion removes the hooks."""
 
     def __init__(self) -> None:
         self._parameters: Sequence[torch.nn.Parameter] = ()
         self._handles: list[Any] = []
         self._addresses: list[int] = []  # of torch's tensors that have the hooks
-        self._next_id = -1  # of the next hook anywhere, when these were seen to be last
+        self._next_id = -1  # the next hook's id anywhere, at the time these hooks were last
         weakref.finalize(self, _remove, self._handles).atexit = False
 
     def put(
         self, parameters: Sequence[torch.nn.Parameter], hooks: Sequence[Callable[..., None]]
     ) -> None:
-        """Replace the hooks by these."""
+        """Replace all hooks."""
         self.remove()
         self._parameters = parameters
         self._handles += [
@@ -39,7 +39,7 @@ class ParameterHooks:
         _remove(self._handles)
 
     def come_last(self) -> None:
-        """Move these hooks behind hooks that were added since, which may change gradients."""
+        """Move these hooks behind hooks that were added later, which may change gradients."""
         if self._next_id == RemovableHandle.next_id:
             return  # no hook was added to any tensor
         self._next_id = RemovableHandle.next_id
@@ -49,7 +49,7 @@ class ParameterHooks:
                 hooks[handle.id] = hooks.pop(handle.id)  # NOT move_to_end: C++ would not see it
 
     def note_own(self, n_hooks: int) -> None:
-        """Note that the caller has added hooks elsewhere, which change no gradients."""
+        """Record that the caller has added hooks elsewhere that change no gradients."""
         self._next_id += n_hooks
 
     def lost(self, indices: Iterable[int]) -> int | None:
@@ -70,11 +70,11 @@ def _remove(handles: list[Any]) -> None:
 
 
 def not_held(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method so that it does not keep its object alive; the call then does nothing.
+    """Wrap a method so that it does not keep its object alive; a later call does nothing.
 
-    For callbacks held by objects that live longer, such as hooks on parameters, or by objects that
-    the method's object holds: a dropped wrapper then frees its memory without Python's collector of
-    cycles, which does not see through native parts.
+    Use it for callbacks held by objects that live longer, such as hooks on parameters, or by
+    objects that the method's object holds. A dropped wrapper then frees its memory without Python's
+    cycle collector, which cannot see through native objects.
     """
     held = weakref.WeakMethod(method)
 
@@ -86,10 +86,10 @@ def not_held(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Registrations:
-    """Finds the parameters of a model that require a gradient, and did not when it was wrapped.
+    """Finds the parameters of a model that require a gradient, but did not when it was wrapped.
 
-    Looks into the dicts of each module, 50 ns for an entry: programs, and torch's own conversions,
-    write past the functions that register.
+    Compares the dicts of each module, at 50 ns an entry, because programs and torch's own
+    conversions bypass the functions that register parameters.
 
     Args:
         ignored: the names of parameters that are not averaged.
@@ -101,7 +101,7 @@ class Registrations:
         self._watch()
 
     def new(self, trained: Iterable[torch.nn.Parameter]) -> tuple[list[str], list[str]]:
-        """Return the names of parameters that are averaged nowhere: registered since, and thawed.
+        """Return the names of parameters that are not averaged: newly registered, and thawed.
 
         Args:
             trained: the parameters that are averaged.

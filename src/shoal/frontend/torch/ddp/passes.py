@@ -1,4 +1,4 @@
-"""Finds out when the backward pass under way ends, if it raised, and if it runs within another."""
+"""Detects when the current backward pass ends, if it raised, and if it is nested in another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PASSES: Final = (torch.autograd.backward.__code__, torch.autograd.grad.__code__
 
 
 class BackwardPass:
-    """The backward pass under way; `creates_graph` if it makes a graph of its own."""
+    """The current backward pass; `creates_graph` if it builds a graph itself."""
 
     def __init__(self) -> None:
         self.creates_graph = False
@@ -35,7 +35,7 @@ class BackwardPass:
 
     @property
     def is_shown(self) -> bool:
-        """True if an output of the model has shown the pass, beside full buffers."""
+        """True if an output of the model has shown the pass, not only a full buffer."""
         return self._is_shown and self.is_under_way
 
     @property
@@ -62,7 +62,7 @@ class BackwardPass:
 
     @contextlib.contextmanager
     def stood_in_for(self) -> Iterator[None]:
-        """Queue no end meanwhile; for gradients that are counted outside a pass."""
+        """Queue no end within the context; for gradients that are counted outside a pass."""
         self._end = lambda: self
         try:
             yield
@@ -77,11 +77,11 @@ class BackwardPass:
 
 
 def _no_end() -> None:
-    """The end of no pass."""
+    """Stand for the end of a pass when there is no pass."""
 
 
 def is_nested() -> bool:
-    """True if the backward pass under way was called in another one, which ends later."""
+    """Return True if the current backward pass was called within another, which ends later."""
     n_passes = 0
     frame: FrameType | None = sys._getframe()
     while frame is not None:

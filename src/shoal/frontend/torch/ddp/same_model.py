@@ -22,11 +22,11 @@ def check_same_model(
     ignored: Collection[str],
     has_buffers: bool,
 ) -> None:
-    """Compare the options, parameters and buffers of all ranks, but for names in `ignored`.
+    """Compare the options, parameters and buffers of all ranks, except names in `ignored`.
 
-    Of each tensor the name, shape and dtype count; of trained parameters the strides too, which
-    their gradients have. One exchange of 32 bytes where they are the same. If not, UsageError on
-    every rank names the first option or tensor that differs, and the ranks.
+    Compares each tensor's name, shape and dtype, and a trained parameter's strides, which its
+    gradient shares. Costs one exchange of 32 bytes if all are equal. If not, UsageError on every
+    rank names the first option or tensor that differs, and the ranks.
     """
     named = {name: repr(value) for name, value in options.items()}
     for name, parameter in module.named_parameters():
@@ -37,7 +37,7 @@ def check_same_model(
             named[f"buffer {name}"] = _tensor_text(buffer)
     if found := difference_among(group, f"model {next(shared_by(group).names)}", named):
         raise UsageError(
-            "DistributedDataParallel: what the ranks wrap, or how, appears not to match: "
+            "DistributedDataParallel: a model or an option appears not to match: "
             f"{found}; build the same model on every rank, and wrap it with the same arguments"
         )
 
@@ -47,9 +47,9 @@ def values_of(
     ignored: Collection[str],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[str, Any]]:
-    """The values that all ranks should hold alike while they train, each with its name.
+    """Yield the values that must be equal on all ranks during training, each with its name.
 
-    The running statistics of batch norms are of each rank's own batches, and left out.
+    Leaves out the running statistics of batch norms, which depend on each rank's own batches.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for name, parameter in module.named_parameters():
@@ -61,12 +61,12 @@ def values_of(
             yield f"buffer {name!r}", _on_host(buffer)
     for number, optimizer in enumerate(optimizers):
         for at, group in enumerate(optimizer.param_groups):
-            whose = f"optimizer {number}, parameter group {at}"
-            yield from _comparable(whose, group)
+            owner = f"optimizer {number}, parameter group {at}"
+            yield from _comparable(owner, group)
             for index, parameter in enumerate(group["params"]):
                 name = names.get(id(parameter), str(index))
                 state = optimizer.state.get(parameter, {})
-                yield from _comparable(f"{whose}, parameter {name!r}", state)
+                yield from _comparable(f"{owner}, parameter {name!r}", state)
 
 
 def _has_own(part: torch.nn.Module) -> bool:
@@ -74,13 +74,13 @@ def _has_own(part: torch.nn.Module) -> bool:
     return is_norm and not isinstance(part, torch.nn.SyncBatchNorm)
 
 
-def _comparable(whose: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Tensors and numbers among what an optimizer keeps."""
+def _comparable(owner: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and numbers in an optimizer's state or parameter group."""
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
-            yield f"{key!r} of {whose}", _on_host(value)
+            yield f"{key!r} of {owner}", _on_host(value)
         elif isinstance(value, (bool, int, float, tuple)):
-            yield f"{key!r} of {whose}", value
+            yield f"{key!r} of {owner}", value
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ class SparseGradients:
     """The parameters of embeddings with `sparse=True`.
 
     Args:
-        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
+        refuse: raises UsageError with this reason on this rank and the ranks that wait for it.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class SparseGradients:
         self._refuse = refuse
 
     def hooks(self, on_full: Callable[[], None]) -> list[Callable[..., None]]:
-        """Return the hook of each parameter; the last to be called calls `on_full`."""
+        """Return a hook for each parameter; the last one called calls `on_full`."""
 
         def coming(index: int) -> Callable[..., None]:
             def come(*_: object) -> None:
@@ -44,7 +44,7 @@ class SparseGradients:
         return [coming(index) for index in range(len(self.parameters))]
 
     def begin(self) -> None:
-        """Begin a step, in which no gradient has come yet."""
+        """Begin a step."""
         self.came = [False] * len(self.parameters)
 
     def end(
@@ -54,9 +54,9 @@ class SparseGradients:
         state: object,
         first: int,
     ) -> None:
-        """Average all gradients, times `factor`, by a hook and its state, or an all-reduce.
+        """Average all gradients, times `factor`, with a hook and its state, or an all-reduce.
 
-        `first` numbers the first bucket for the hook.
+        `first` is the number of the first bucket that the hook gets.
         """
         for index, parameter in enumerate(self.parameters):
             given = parameter.grad
@@ -75,7 +75,7 @@ class SparseGradients:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Contribute nothing meanwhile, and do not change the program's gradients."""
+        """Contribute nothing within the context, and do not change the program's gradients."""
         kept = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
@@ -87,7 +87,7 @@ class SparseGradients:
 
 
 def _nothing(parameter: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient without any element."""
+    """Return a sparse gradient without elements."""
     rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
     values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
     return torch.sparse_coo_tensor(rows, values, parameter.shape)

@@ -1,4 +1,4 @@
-"""Learns from the first step of a static graph how often each gradient comes in a step."""
+"""Learns from the first step of a static graph how often each gradient is produced in a step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Hook = Callable[..., None]
 
 
 class StaticGraph:
-    """Counts how often each gradient comes in a backward pass.
+    """Counts how often each gradient is produced in a backward pass.
 
-    With reentrant checkpoints a gradient comes several times, and is complete with the last. `fail`
-    raises an error because the graph has changed; `is_armed` is true while gradients are counted.
+    With reentrant checkpoints a gradient is produced several times, and complete at the last.
+    `fail` raises an error if the graph has changed; `is_armed` is true while gradients are counted.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StaticGraph:
         self._n_left = list(self._counts)
 
     def around(self, hooks: Sequence[Hook], queue_end: Callable[[], None]) -> list[Hook]:
-        """Return hooks for the parameters that call these hooks when a gradient is complete.
+        """Return a hook for each parameter that calls the given hook once its gradient is complete.
 
         Args:
             queue_end: ends the step with the pass, if no output has begun the pass.
@@ -57,22 +57,22 @@ class StaticGraph:
 
     @property
     def absent(self) -> list[int]:
-        """The parameters whose gradients never come on this rank."""
+        """The parameters that never get a gradient on this rank."""
         return [index for index, count in enumerate(self._counts) if not count]
 
     @property
     def has_seen_none(self) -> bool:
-        """True if no gradient has come in the step to learn from."""
+        """True if the learning step has produced no gradient yet."""
         return self.is_learning and not any(self._counts)
 
     def learn(self) -> None:
-        """Keep the counts of the first pass, which has ended; call the hooks of its gradients."""
+        """Keep the counts of the first pass, after its end, and call the hooks of its gradients."""
         self.is_learning = False
         for index in self._came:
             self._hooks[index]()
 
     def agree(self, group: dist.ProcessGroup) -> bool:
-        """Return True if any rank lacks a gradient; a rank without inputs lacks all."""
+        """Return True if any rank misses a gradient; a rank without inputs misses all."""
         self.is_agreed = True
         some_missing = torch.tensor([int(0 in self._counts)])
         dist.all_reduce(some_missing, op=dist.ReduceOp.MAX, group=group)

@@ -1,4 +1,4 @@
-"""Error texts about gradients that have not come."""
+"""Error texts about missing gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Missing(NamedTuple):
-    """The gradients that have not come on a rank: their indices into all names and parameters."""
+    """The gradients missing on a rank: their indices into all names and parameters."""
 
     indices: Sequence[int]
     names: Sequence[str]
@@ -26,7 +26,7 @@ class Missing(NamedTuple):
         """Describe the error for ranks that have all gradients."""
         names = named([self.names[index] for index in self.indices])
         return (
-            f"no gradient has come of parameter {names} on rank {self.rank}: use it in the loss "
+            f"no gradient of parameter {names} arrived on rank {self.rank}: use it in the loss "
             f"there, or wrap the model with find_unused_parameters=True{self._frozen()}"
         )
 
@@ -52,16 +52,16 @@ class Missing(NamedTuple):
         if not frozen:
             return ""
         return (
-            f". Of these {', '.join(frozen)} required a gradient when the model was wrapped, and "
-            "now do not: wrap `model.module` anew, on every rank"
+            f". Of these {', '.join(frozen)} required a gradient when the model was wrapped, but "
+            "do not now: wrap `model.module` again, on every rank"
         )
 
 
-# These begin with torch's own words, which programs and their users look for.
+# These begin with torch's own words, because programs and users search for them.
 _NOT_USED: Final = (
     "This error indicates that your module has parameters that were not used in producing loss, "
-    "and the averages of others wait for their gradients. If that is as it should be, enable it by "
-    "passing the keyword argument `find_unused_parameters=True` to "
+    "and the averages of other parameters wait for their gradients. If you intend this, pass "
+    "the keyword argument `find_unused_parameters=True` to "
     "`shoal.torch.DistributedDataParallel`; if not, make sure that all `forward` "
     "function outputs participate in calculating loss."
 )
@@ -71,6 +71,6 @@ _NOT_STATIC: Final = (
     "not compatible with static_graph set to True."
 )
 _MORE: Final = (
-    ". To be told more of what ranks do, set the environment variable TORCH_DISTRIBUTED_DEBUG to "
+    ". For more details of what ranks do, set the environment variable TORCH_DISTRIBUTED_DEBUG to "
     "either INFO or DETAIL"
 )

@@ -1,7 +1,7 @@
 """`shoal.torch.DistributedDataParallel`: torch's class, with another reducer in it.
 
-Inputs, outputs, buffers, joins, state dicts and what else torch's wrapper does stays torch's, of
-whatever version is installed. What is replaced is its C++ reducer, and the logger that reads it.
+Only the C++ reducer and the logger that reads it are replaced. Everything else (inputs, outputs,
+buffers, joins, state dicts) remains the code of the installed torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TORCH_SIGNATURE: Final = inspect.signature(_Base.__init__)
 # torch refuses these hooks without a GPU; shoal supports them on the CPU.
 _BF16_HOOKS: Final = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
-# All wrappers alive. Those that share parameters average the gradients of their own passes.
+# All live wrappers. Wrappers that share parameters each average the gradients of their own passes.
 _wrappers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
@@ -58,8 +58,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         module: the model, the same on every rank; it gets the state of rank 0.
         args, options: the arguments of the installed torch's wrapper. `bucket_cap_mb` is the size
             of a fusion buffer; with None shoal chooses it.
-        weighted: gradients are weighted by what `weigh` was called with, for batches of unequal
-            lengths.
+        weighted: gradients are weighted by the argument of `weigh`, for batches of unequal sizes.
         check_finite: `backward` raises `shoal.average.NotFinite` on every rank, with the parameter
             and the rank, if a gradient was infinite or NaN before it was averaged.
         check_same: every N steps, at the end of `backward`, compare parameters, buffers and the
@@ -69,7 +68,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     Raises:
         UsageError: the models of the ranks differ, or the model is wrapped already.
-        Unsupported: shoal does not support an argument, which is named.
+        Unsupported: shoal does not support an argument; the text names it.
         RuntimeError, ValueError: as torch's wrapper, for example if no parameter is trained.
     """
 
@@ -95,7 +94,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self._check_every = checked_interval(check_same)
         self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
         self._same: SameCheck | None = None
-        self._before: FusedGradients | None = None  # of the group that `regroup` leaves
+        self._before: FusedGradients | None = None  # in the group that `regroup` leaves
         self._steps_in_backward = False
         self._checks_models = given.get("init_sync", True)
         self._alike = {
@@ -104,13 +103,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             "bucket_cap_mb": given.get("bucket_cap_mb"),
             **{name: bool(given.get(name)) for name in ("find_unused_parameters", "static_graph")},
         }
-        # torch 2.13 and later: this one leaves the buffers of the beginning alone.
-        says_when = given.get("forward_sync_buffers") is not None
-        self._syncs_buffers = says_when or given.get("broadcast_buffers") is not False
+        # With this option of torch 2.13 and later, buffers are always synchronized at construction.
+        has_option = given.get("forward_sync_buffers") is not None
+        self._syncs_buffers = has_option or given.get("broadcast_buffers") is not False
         self._fusion_mb = given.get("bucket_cap_mb")
         super().__init__(module, *args, **options)
 
-    # A copy makes no call until it is used: it may be made on one rank alone.
+    # A copy makes no call until it is used: a single rank may make a copy.
 
     def __getstate__(self) -> Any:
         if "_is_copy" not in self.__dict__:
@@ -132,18 +131,17 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return super().__getattr__(name)
 
     def weigh(self, weight: float) -> None:
-        """Set the weight of this rank's gradients of the next forward pass.
+        """Set the weight of this rank's gradients in the next forward pass.
 
         With `weighted=True` every rank calls it before every forward pass. The last weight before
         a backward pass counts. Do not call it for passes in `no_sync`: the sum of their gradients
         has the weight of the pass that averages it.
 
         Args:
-            weight: 0 or more: the number of samples or tokens that the loss is a mean of.
+            weight: 0 or more: the number of samples or tokens over which the loss is a mean.
 
         Raises:
-            UsageError: the wrapper has no weights, or the number is out of range. Nothing has
-                changed.
+            UsageError: the wrapper has no weights, or the number is out of range; nothing changed.
         """
         averaging = self.reducer.averaging
         if not self._options["weighted"] or not isinstance(averaging, FusedGradients):
@@ -155,19 +153,19 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def check_same(self, *optimizers: torch.optim.Optimizer) -> None:
         """Compare the state and the hyperparameters of these optimizers too.
 
-        Every rank calls it. The optimizers replace those of an earlier call.
+        Every rank calls it. The optimizers replace the optimizers of an earlier call.
 
         Raises:
-            UsageError: the wrapper compares nothing.
+            UsageError: the model was wrapped without check_same=N.
         """
         if not self._check_every:
             raise UsageError("check_same: wrap the model with check_same=N, a number of steps")
         self._optimizers = optimizers
 
     def feedback_state_dict(self) -> dict[str, Any]:
-        """Return a copy of what `compress` keeps on this rank, residuals by parameter; or {}.
+        """Return a copy of this rank's state of `compress`, residuals by parameter; or {}.
 
-        Every rank saves its own, beside the model's `state_dict`, which has no residuals.
+        Every rank saves its own, besides the model's `state_dict`, which has no residuals.
         """
         averaging = self.reducer.averaging
         if not isinstance(averaging, FusedGradients):
@@ -203,7 +201,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
         return averaging.averager.report(alone=alone)
 
-    # What torch's constructor calls.
+    # Methods that torch's constructor calls.
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         parameters, are_sparse = super()._build_params_for_reducer()
@@ -211,7 +209,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if any(id(other) in parts for other in _wrappers):
             raise UsageError(
                 "DistributedDataParallel: a part of the model is wrapped already; its gradients "
-                "would be averaged twice. Wrap the whole alone"
+                "would be averaged twice. Wrap only the whole model"
             )
         self._registrations = Registrations(self.module, self.parameters_to_ignore)
         if self._checks_models:
@@ -239,7 +237,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             if self._options[option]:
                 raise Unsupported(
                     f"DistributedDataParallel: {option} cannot be used with sparse gradients, "
-                    f"which parameter {names[id(sparse[0])]} has: leave it out, or make that "
+                    f"which parameter {names[id(sparse[0])]} has: leave it out, or create that "
                     "Embedding with sparse=False"
                 )
         self.logger = WrapperLog(self, parameters, not_held(self._measured))
@@ -269,7 +267,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self._passing_sync_batchnorm_handle(self.module)
 
     def _averaging(self, gradients: Gradients) -> Averaging:
-        """How dense gradients are averaged without a communication hook."""
+        """Return the averaging of dense gradients without a communication hook."""
         if any(parameter.device.type != "cpu" for parameter in gradients.parameters):
             if self._options["compress"] is None:
                 return self._hooked(gradients, allreduce_hook, self.process_group)
@@ -320,12 +318,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             registered, thawed = self._registrations.new(self._trained())
             if registered or thawed:
                 rank = f"rank {dist.get_rank(self.process_group)}"
-                what = f"requires a gradient now on {rank}, and did not when the model was wrapped"
+                what = f"requires a gradient now on {rank}, but did not when the model was wrapped"
                 if registered:
                     what = f"was registered on {rank} after the model was wrapped"
                 self.reducer.refuse(
                     f"parameter {', '.join(registered or thawed)} {what}, so it would not be "
-                    "averaged: wrap `model.module` anew, on every rank"
+                    "averaged: wrap `model.module` again, on every rank"
                 )
         return super()._pre_forward(*inputs, **options)
 
@@ -354,13 +352,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     # Communication hooks.
 
     def register_comm_hook(self, state: object, hook: Callable[[Any, Any], Any]) -> None:
-        """Average with one of torch's communication hooks, or another with their signature.
+        """Average with one of torch's communication hooks, or another with the same signature.
 
         The hook gets a bucket of whole parameters, which has the methods of a
         `torch.distributed.GradBucket`, and returns a future of the bucket's average.
 
         Raises:
-            TypeError, ValueError: as torch's own.
+            TypeError, ValueError: as torch's method.
             RuntimeError: a hook is registered already.
         """
         self._check_comm_hook(hook)
@@ -403,7 +401,10 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             self._steps_in_backward = True
 
     def _end_step(self, step: int, is_joined: bool) -> None:
-        """Act after the averages of a step; `is_joined` if ranks may have run out of inputs."""
+        """Compare models and run in-backward optimizers after the averages of a step.
+
+        `is_joined`: some ranks may have run out of inputs.
+        """
         if self._same is not None and not is_joined and self._same.is_due(step):
             ignored = self.parameters_to_ignore
             self._same.compare(values_of(self.module, ignored, self._optimizers), step)
@@ -425,31 +426,30 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         """Do nothing: `match` has done it."""
 
     def regroup(self, process_group: dist.ProcessGroup | None = None) -> None:
-        """Go on in another process group, as after `shoal.torch.shrink_group`.
+        """Continue in another process group, for example after `shoal.torch.shrink_group`.
 
-        Every rank of the group calls it in the place where a rank that is new to the group wraps
-        its model, with the same arguments. As in wrapping, ranks compare models, and all get the
+        Every rank of the group calls it; a rank that is new to the group wraps its model at the
+        same point, with the same arguments. As in wrapping, ranks compare models, and all get the
         parameters and buffers of rank 0 unless `init_sync=False`. Communication hooks, residuals,
-        the order of fusion buffers and the times of steps stay.
+        the order of fusion buffers and the times of steps are kept.
 
         A backward pass that a lost rank interrupted is given up: call `zero_grad`, and repeat the
-        step from its forward pass. Its gradients are no averages. Those that the pass reached are
-        this rank's own; with `gradient_as_bucket_view=True` they are None where they were sent, and
-        sparse ones are undefined.
+        step from its forward pass. Its gradients are not averages: they are this rank's own where
+        the pass reached them. With `gradient_as_bucket_view=True` gradients that were sent are
+        None, and sparse gradients are undefined.
 
         Args:
-            process_group: None: torch's default group.
+            process_group: the new group; None is torch's default group.
 
         Raises:
             UsageError: the models of the ranks differ.
-            Unsupported: within `join`, or with `delay_all_reduce_named_params`. Nothing has
-                changed.
+            Unsupported: within `join`, or with `delay_all_reduce_named_params`; nothing changed.
             RuntimeError: as for every call of the new group; call it again with the next group.
         """
         if self._join_config.enable or self._delay_all_reduce_params:
             raise Unsupported(
                 "DistributedDataParallel: regroup() cannot be called within join() or with "
-                "delay_all_reduce_named_params; wrap `model.module` anew, on every rank"
+                "delay_all_reduce_named_params; wrap `model.module` again, on every rank"
             )
         keeper, former, hooks = self.reducer, self.process_group, self._comm_hooks
         keeper.give_up()
@@ -458,7 +458,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if isinstance(keeper.averaging, FusedGradients):
             self._before = keeper.averaging
         try:
-            self._begin_anew()
+            self._begin_again()
         except BaseException:
             self.reducer = keeper
             raise
@@ -468,8 +468,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         for hook, state in hooks:
             self.register_comm_hook(self.process_group if state is former else state, hook)
 
-    def _begin_anew(self) -> None:
-        """Do what torch's constructor does from the first call of the process group on."""
+    def _begin_again(self) -> None:
+        """Repeat torch's constructor from its first call of the process group."""
         parameters, are_sparse = self._build_params_for_reducer()
         if self._checks_models:
             _verify_shapes(self.process_group, parameters)
@@ -494,12 +494,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
 
 not_compiled(DistributedDataParallel)
-# It calls the model, which is compiled where the whole wrapper is to be.
+# It calls the model, which is compiled if the whole wrapper is compiled.
 not_compiled_itself(DistributedDataParallel._run_ddp_forward)
 
 
 def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
-    """Refuse arguments that are not supported, before anything is done."""
+    """Refuse unsupported arguments."""
     if isinstance(module, _Base):
         raise UsageError(
             "DistributedDataParallel: the model is wrapped already; its gradients would be "

@@ -1,4 +1,4 @@
-"""Calls on tensors of GPUs: by way of host memory, and among the GPUs of a host.
+"""Calls on tensors of GPUs, through host memory and among the GPUs of a host.
 
-Loaded by the first call on a tensor that is not in CPU memory; `calls` is the entrance.
+The first call on a tensor outside CPU memory loads this package; it starts at `calls`.
 """

@@ -28,7 +28,7 @@ class DeviceCalls:
     """Starts calls through host memory, or first among the GPUs of a host if all ranks can.
 
     Args:
-        store: torch's, by which the GPUs of a host find each other; None: they do not.
+        store: torch's store, through which the GPUs of a host find each other; None: they do not.
     """
 
     def __init__(self, group: Group, store: Store | None) -> None:
@@ -51,7 +51,7 @@ class DeviceCalls:
     ) -> StagedCall | LocalCall:
         """Start one operation: `start`, the group's method, with each of `calls` and with `rest`.
 
-        Ranks have `agree_s` to agree whether their GPUs sum among themselves.
+        `agree_s` limits the time to agree whether the GPUs of a host sum among themselves.
         """
         if local_gpus.takes(collective, calls, rest):
             local = self._agreed(_device_of(buffers), agree_s)
@@ -83,7 +83,7 @@ class DeviceCalls:
         return call
 
     def flush(self) -> None:
-        """Let staged calls go first, so that ranks start all calls in the same order."""
+        """Start staged calls first, so that ranks start all calls in the same order."""
         self._staging.flush()
 
     def close(self) -> None:
@@ -93,9 +93,9 @@ class DeviceCalls:
             self._local.close()
 
     def _agreed(self, device: Device, timeout_s: float) -> LocalCalls | None:
-        """Return the calls among the GPUs of a host; None, on all ranks, if there are none.
+        """Return the object for calls among a host's GPUs; None, on all ranks, if not possible.
 
-        The first time all ranks wait for each other.
+        In the first call all ranks wait for each other.
         """
         with self._agreeing:
             rail = None if self._has_agreed else local_gpus.rail_in(self._group)
@@ -115,7 +115,7 @@ class DeviceCalls:
         if device.place != local.device.place:
             raise buffers.error(
                 f"got a tensor on {device.place}, but sums of this group run on "
-                f"{local.device.place}, the GPU of its first one; use one GPU in each process"
+                f"{local.device.place}, the GPU of its first tensor; use one GPU in each process"
             )
         (view,) = call
         divisor = self._group.size if op is Op.AVG else 1

@@ -2,8 +2,8 @@
 
 The GPUs of a host reduce-scatter the tensor. Each sums its part over the wire, through host memory,
 with the GPUs of the same place on other hosts. Then the GPUs of the host all-gather the parts. All
-calls among the GPUs have one stream and one order, `LocalOrder`; a call enters it when all GPUs can
-begin it, so an all-gather that waits for its data never delays a reduce-scatter.
+calls among the GPUs share one stream and one order, `LocalOrder`. A call enters the order when all
+GPUs can begin it, so an all-gather that waits for its data never delays a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 
-# The group learns of a lost rank within this time of its rail: both from the same link.
+# The group detects a lost rank within this time after its rail: both use the same link.
 _NEWS_S: Final = 5.0
 
 
 def part_of(n_elems: int, rank: int, size: int) -> list[tuple[int, int]]:
-    """Return the elements of a rank: the r-th of equal parts; rank 0 also has the remainder."""
+    """Return a rank's ranges of elements: one of equal parts, and on rank 0 the remainder."""
     n_each = n_elems // size
     parts = [(rank * n_each, (rank + 1) * n_each)]
     return [*parts, (size * n_each, n_elems)] if rank == 0 and n_elems % size else parts
@@ -53,7 +53,7 @@ def part_of(n_elems: int, rank: int, size: int) -> list[tuple[int, int]]:
 
 class _Stage(IntEnum):
     MADE = 0  # the tensor is being computed
-    SCATTER = 1  # and may now be reduce-scattered
+    SCATTER = 1  # the tensor can be reduce-scattered
     WIRE = 2
     GATHER = 3  # the part is back
     GATHERING = 4
@@ -61,7 +61,7 @@ class _Stage(IntEnum):
 
 
 class LocalCall(DeviceCall):
-    """One all-reduce of a whole tensor, whose sum is divided. `LocalCalls` has what it lacks.
+    """One all-reduce of a whole tensor, with the sum divided by `divisor`. `LocalCalls` runs it.
 
     `copies` are pairs of tensors on the device; at the end the second is copied to the first.
     Threads: any for the methods of a Work.
@@ -84,14 +84,14 @@ class LocalCall(DeviceCall):
         self.number = -1
         self.staged: StagedCall | None = None
         self.deadline = time.monotonic() + timeout_s
-        self.event: Event = device.record()  # behind what it waits for now
+        self.event: Event = device.record()  # behind the work that the call waits for now
 
     def end(self, error: BaseException | None = None) -> None:
         """End the call and release its memory."""
         with self._changed:
             if error is None:
                 self.last = self.event
-            elif self.staged is not None:  # pieces that came back well may be on their way
+            elif self.staged is not None:  # finished pieces may still be copied back
                 self.last = self.staged.last
             self._error, self.stage = error, _Stage.OVER
             self.copies.clear()
@@ -103,15 +103,15 @@ class LocalCall(DeviceCall):
 
 
 class LocalCalls:
-    """Those of one group, and the thread that carries them on while there are any.
+    """The local calls of one group, and the thread that advances them while there are any.
 
     Args:
         group: all ranks; ended when a call fails.
-        rail: the ranks of this place, one on each host; nothing else is called on it.
-        order: of the ranks of this host.
-        device: this rank's own.
-        collectives: those of the host's devices; the rank is this one's place. Closed with this.
-        abort: ends the group and those of the rail and the order, on every rank.
+        rail: the ranks of this place, one on each host; used only by this object.
+        order: the order of calls among the ranks of this host.
+        device: this rank's device.
+        collectives: the collectives of the host's devices, with this rank's place as rank. Owned.
+        abort: ends the group and the groups of the rail and the order, on every rank.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class LocalCalls:
         self._thread = Threads("shoal-local")
 
     def post(self, call: LocalCall) -> None:
-        """Start a call behind the earlier ones; raises if one of them failed, or after `close`."""
+        """Start a call behind the earlier calls; raises if one of them failed, or after `close`."""
         with self._lock:
             if self._error is not None:
                 raise self._error
             if not self._is_driven:
-                self._thread.submit(self._drive)  # first: it raises where no thread can be had
+                self._thread.submit(self._drive)  # first: it raises if no thread can be started
                 self._is_driven = True
             call.number = self._order.add(call.timeout_s)
             self._calls.append(call)
@@ -157,7 +157,7 @@ class LocalCalls:
             self._collectives.abort()
         self._thread.finish()
         self._staging.close()
-        with contextlib.suppress(RuntimeError):  # of a device that has failed
+        with contextlib.suppress(RuntimeError):  # the device has failed
             self._collectives.close()
 
     # ---- the thread ----
@@ -174,7 +174,7 @@ class LocalCalls:
             time.sleep(pause_s)
 
     def step(self) -> bool:
-        """Advance all calls that can go on now; return True if any did."""
+        """Advance all calls that can advance now; return True if any did."""
         with self._lock:
             calls, moved = list(self._calls), False
         try:
@@ -205,13 +205,13 @@ class LocalCalls:
         return turn is not None or any(moved)
 
     def _look(self, call: LocalCall) -> bool:
-        """Advance a call that needs no other rank; return True if it went on."""
+        """Advance a call if it can advance without other ranks; return True if it did."""
         if call.stage is _Stage.MADE and self._has_passed(call, "its tensor was not computed"):
-            self._say_ready(call, _Stage.SCATTER)
+            self._report_ready(call, _Stage.SCATTER)
         elif call.stage is _Stage.WIRE and self._is_back(call):
-            self._say_ready(call, _Stage.GATHER)
+            self._report_ready(call, _Stage.GATHER)
         elif call.stage is _Stage.GATHERING and self._has_passed(
-            call, "the GPUs of this host had not all-gathered the parts of it"
+            call, "the GPUs of this host had not all-gathered its parts"
         ):
             call.end()
         else:
@@ -228,9 +228,9 @@ class LocalCalls:
             )
         return False
 
-    def _say_ready(self, call: LocalCall, stage: _Stage) -> None:
+    def _report_ready(self, call: LocalCall, stage: _Stage) -> None:
         half = int(stage is _Stage.GATHER)
-        # The parts of this host are on other wires, and come back at other times.
+        # The parts of this host use different wires, and return at different times.
         timeout_s = call.timeout_s * (3 if half else 1)
         view = call.view
         what = f"all_reduce of {view.dtype}[{view.n_elems}], the sum divided by {call.divisor}"
@@ -246,9 +246,9 @@ class LocalCalls:
                 raise error
             call.event, call.staged = call.staged.last, None
             call.deadline = time.monotonic() + call.timeout_s
-        return self._has_passed(call, "its part was not where the GPUs of this host all-gather it")
+        return self._has_passed(call, "its part had not been copied back to this GPU")
 
-    # ---- what the GPUs are given ----
+    # ---- work queued on the GPUs ----
 
     def _scatter(self, call: LocalCall) -> None:
         device, stream = self.device, self._stream
@@ -264,7 +264,7 @@ class LocalCalls:
         start: Any = functools.partial(
             self._rail.all_reduce, op=Op.SUM, timeout_s=call.timeout_s, async_op=True
         )
-        with device.on(stream):  # so that its copies out come behind
+        with device.on(stream):  # orders its copies out behind the reduce-scatter
             call.staged = StagedCall(device, start, pieces, [UPDATED], doing=call.doing)
         self._staging.post(call.staged, call.timeout_s)
 
@@ -290,21 +290,21 @@ class LocalCalls:
         ended = self._group.ended()
         until = time.monotonic() + _NEWS_S
         while ended is None and isinstance(error, PeerLost) and time.monotonic() < until:
-            time.sleep(LONGEST_PAUSE_S)  # for the group's own: the rail numbers its ranks otherwise
+            time.sleep(LONGEST_PAUSE_S)  # for the group's error: the rail has other rank numbers
             ended = self._group.ended()
         with self._lock:
             if self._error is not None:
                 return
-            # NOT with its frames: they hold the memory.
+            # NOT with its traceback: the frames hold the memory.
             self._error = error = (ended or error).with_traceback(None)
-        # NOT for a lost peer: everyone finds that out, and a group that is aborted says Closed.
+        # NOT for a lost peer: every rank detects it, and an aborted group would raise Closed.
         if not isinstance(error, PeerLost):
             self._abort(str(error))
-        with contextlib.suppress(RuntimeError):  # of a device that has failed
+        with contextlib.suppress(RuntimeError):  # the device has failed
             self._collectives.abort()
 
     def _end_failed(self, call: LocalCall, error: BaseException) -> None:
-        """End a call that has nothing on the wire any more."""
+        """End a failed call if it has nothing on the wire any more."""
         if call.staged is not None:
             call.staged.stop(error)
         if not call.done() and (call.staged is None or call.staged.done()):

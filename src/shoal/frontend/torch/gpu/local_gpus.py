@@ -1,7 +1,7 @@
-"""All ranks agree once whether the GPUs of a group's hosts sum among themselves.
+"""Lets all ranks agree once whether the GPUs of a group's hosts sum among themselves.
 
-They do if every host has the same number of ranks, two at least, each on its own GPU, NCCL works
-among them, and no rank has SHOAL_LOCAL_NCCL=no. All other calls go through host memory alone.
+They do if every host has the same number of ranks, at least two, each on its own GPU, NCCL works
+among them, and no rank has SHOAL_LOCAL_NCCL=no. All other calls use only host memory.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# Smaller calls take as long for the ranks of a host to agree on, and are one piece on their way
-# through host memory. Not yet measured on a GPU.
+# Smaller calls take no longer than it takes the ranks of a host to agree on them, and pass through
+# host memory in one piece. Not yet measured on a GPU.
 LEAST_BYTES: Final = 4 << 20
 
-# The types that NCCL sums; shoal's average of integers is not their divided sum.
+# The dtypes that NCCL sums. shoal's average of integers is not the divided sum.
 _FLOATS: Final = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _SUMS: Final = {*_FLOATS, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
 
@@ -47,7 +47,7 @@ _NONCE_BYTES: Final = 8
 
 
 def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Arguments) -> bool:
-    """Return True if an operation is for the GPUs; the answer is the same on every rank."""
+    """Return True if an operation can run among the GPUs; the result is equal on every rank."""
     if collective.name != "all_reduce" or len(calls) != 1:
         return False
     (view,), (op,) = calls[0], rest
@@ -56,9 +56,9 @@ def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Argumen
 
 
 def rail_in(group: Group) -> Rail | None:
-    """Return this rank's rail if all hosts have equally many ranks, and several; else None.
+    """Return this rank's rail if all hosts have the same number of ranks, at least 2; else None.
 
-    A group with servers has rails of its own, for all its large sums.
+    A group with servers has its own rails, for all its large sums.
     """
     if type(group) is not Group:
         return None
@@ -69,10 +69,10 @@ def rail_in(group: Group) -> Rail | None:
 def agreed_calls(
     group: Group, rail: Rail, device: Device, store: Store, timeout_s: float
 ) -> LocalCalls | None:
-    """Return the calls among these GPUs; None, on every rank, if one of them cannot.
+    """Return the calls among these GPUs; None, on every rank, if any of the GPUs cannot.
 
-    Every rank of the group calls it, with a store that all reach meanwhile, and waits for the
-    others. ShoalError if the group has ended.
+    Every rank of the group calls it, with a store that all can reach until it returns, and waits
+    for the others. Raises ShoalError if the group has ended.
     """
     own = device.identity() if local_nccl(os.environ) else ""
     digest = hashlib.blake2b(own.encode(), digest_size=_DIGEST_BYTES).digest() if own else b""
@@ -92,7 +92,7 @@ def agreed_calls(
     )
     made = _attempt(connect, timeout_s)
     have_all = bytearray([made.collectives is not None])
-    try:  # with time for ranks that report after deadlines of their own
+    try:  # 3 times the limit: other ranks report only after their own deadlines
         group.all_reduce(have_all, Op.MIN, name="GPUs connected", timeout_s=3 * timeout_s)
         if made.collectives is not None and have_all[0]:
             return _calls(group, rail, device, made.collectives)
@@ -101,18 +101,18 @@ def agreed_calls(
         raise
     _abort(made.collectives)
     _LOG.warning(
-        "%s: NCCL does not work among the GPUs of %s host (%s); all-reduces go by way of host "
-        "memory. SHOAL_LOCAL_NCCL=no does not try",
-        *(group, "another" if made.collectives else "this", made.why or "see there"),
+        "%s: NCCL does not work among the GPUs of %s host (%s); all-reduces go through host "
+        "memory. Set SHOAL_LOCAL_NCCL=no to skip the attempt",
+        *(group, "another" if made.collectives else "this", made.why or "see its log"),
     )
     return None
 
 
 def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
-    """Return why the GPUs cannot work among themselves; "" if they can.
+    """Return the reason why the GPUs cannot sum among themselves; "" if they can.
 
     Args:
-        gpus: the identity of each rank's GPU; zeros for none.
+        gpus: the identity of each rank's GPU; zeros if it has no GPU or no NCCL.
     """
     without = [rank for rank, gpu in enumerate(gpus) if not any(gpu)]
     if without:
@@ -127,7 +127,7 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(connect: Callable[[], NcclCollectives], timeout_s: float) -> _Attempt:
-    """Return the result or the failure by the deadline: NCCL's own waits have none."""
+    """Return the result or the failure by the deadline: NCCL's own waits have no deadline."""
     outcome: Future[NcclCollectives] = Future()
 
     def run() -> None:
@@ -139,7 +139,7 @@ def _attempt(connect: Callable[[], NcclCollectives], timeout_s: float) -> _Attem
     threads.start("shoal-local-connect", run)
     try:
         return _Attempt(outcome.result(timeout_s))
-    except Exception as error:  # noqa: BLE001 - there is another way
+    except Exception as error:  # noqa: BLE001 - calls then use host memory
         if not outcome.done():
             outcome.add_done_callback(_give_up)
             return _Attempt(None, f"no answer in {timeout_s:g} s")

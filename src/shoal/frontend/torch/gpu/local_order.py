@@ -1,8 +1,8 @@
-"""The order in which the ranks of a host begin calls among their GPUs: the same on all.
+"""The order in which the ranks of a host begin calls among their GPUs: the same on all ranks.
 
 NCCL's kernels wait on the device for the kernels of other ranks. So the ranks of a host must queue
-them in one order, and at about the same time, since a kernel that waits keeps a part of its GPU
-busy. A turn begins when all ranks have reported ready for it; rank 0 decides which is next.
+them in one order, and at about the same time, because a waiting kernel keeps a part of its GPU
+busy. A turn begins when all ranks have reported ready for it; rank 0 chooses the next turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.group.work import Work
 
-# A decision comes after all steps of a call: this only ends what no deadline on the way has.
+# Calls' timeouts until a decision times out: it follows all steps of a call, and their deadlines.
 _DEADLINES: Final = 6
 
 _DIGEST_BYTES: Final = 8
@@ -27,35 +27,35 @@ class Turn(NamedTuple):
     """A half of a call."""
 
     call: int
-    half: int  # 0: first halves begin in the order of the calls; 1: in any order
+    half: int  # 0: begins in the order of the calls; 1: in any order
 
 
 class _Ready(NamedTuple):
-    """A report of this rank."""
+    """A report of this rank; `word` becomes the result of the all-reduce of `sent`."""
 
     work: Work
     word: bytearray
-    said: bytes
+    sent: bytes
     what: str
 
 
 class LocalOrder:
-    """The order of the ranks of a host, which call nothing else on `group`, on one thread."""
+    """The order of calls on the ranks of a host. Only this uses `group`, on one thread."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._timeout_s = 0.0  # the longest of a call
+        self._timeout_s = 0.0  # the longest timeout of a call
         self._n_calls = 0
         self._n_begun = 0  # halves of both kinds
         self._next_first = 0
         self._numbers: dict[Turn, int] = {}
         self._slots: dict[int, int] = {}  # numbers of the calls that broadcast decisions
         self._ready: dict[Turn, _Ready] = {}
-        self._told: list[Work] = []  # rank 0's decisions in flight
-        self._coming: tuple[bytearray, Work] | None = None  # the decision that this rank waits for
+        self._sent: list[Work] = []  # rank 0's decisions in flight
+        self._awaited: tuple[bytearray, Work] | None = None  # the decision to be received next
 
     def add(self, timeout_s: float) -> int:
-        """Return the number of another call. Every rank adds equally many."""
+        """Return the number of a new call. Every rank adds the same calls."""
         first, second, *slots = self._group.reserve(4)
         self._timeout_s = max(self._timeout_s, timeout_s)
         call, self._n_calls = self._n_calls, self._n_calls + 1
@@ -64,27 +64,27 @@ class LocalOrder:
         return call
 
     def ready(self, turn: Turn, what: str, timeout_s: float) -> None:
-        """Report that this rank can begin a turn; `what` describes it, alike on all ranks.
+        """Report that this rank can begin a turn; `what` describes it, equally on all ranks.
 
         The group ends if some ranks have not reported within `timeout_s`.
         """
         number = self._numbers.pop(turn)
         digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST_BYTES).digest()
-        # Only where all are alike does every bit of it, or its opposite, stay set.
-        said = digest + bytes(255 - each for each in digest)
-        word = bytearray(said)
+        # The AND of all ranks' words equals this one only if all digests are equal.
+        sent = digest + bytes(255 - each for each in digest)
+        word = bytearray(sent)
         work = self._group.all_reduce(
             word, Op.BAND, number=number, timeout_s=timeout_s, async_op=True
         )
         assert work is not None
-        self._ready[turn] = _Ready(work, word, said, what)
+        self._ready[turn] = _Ready(work, word, sent, what)
 
     def next(self) -> Turn | None:
-        """Return the turn to begin at once, or None.
+        """Return the turn to begin now, or None.
 
-        Raises UsageError if another rank is ready for something else; ShoalError if one is late.
+        Raises UsageError if another rank is ready for another call; ShoalError if a rank is late.
         """
-        turn = self._decided() if self._group.rank == 0 else self._heard()
+        turn = self._decided() if self._group.rank == 0 else self._received()
         if turn is not None:
             self._n_begun += 1
             self._next_first += turn.half == 0
@@ -92,44 +92,44 @@ class LocalOrder:
         return turn
 
     def close(self) -> None:
-        """Leave; calls in flight fail."""
+        """Close the group; calls in flight fail."""
         self._group.close()
 
     def _decided(self) -> Turn | None:
-        self._told = [work for work in self._told if not _is_over(work)]
-        all_are = [turn for turn, each in self._ready.items() if self._all_are(each)]
+        self._sent = [work for work in self._sent if not _is_over(work)]
+        agreed = [turn for turn, each in self._ready.items() if self._is_agreed(each)]
         # First halves first: other hosts wait for them.
         first = Turn(self._next_first, 0)
-        turn = first if first in all_are else min((t for t in all_are if t.half), default=None)
+        turn = first if first in agreed else min((t for t in agreed if t.half), default=None)
         if turn is not None:
             word = bytearray((2 * turn.call + turn.half).to_bytes(8, "little"))
-            self._told.append(self._slot(word))
+            self._sent.append(self._slot(word))
         return turn
 
-    def _heard(self) -> Turn | None:
-        if self._coming is None:
+    def _received(self) -> Turn | None:
+        if self._awaited is None:
             if self._n_begun not in self._slots:
                 return None
             word = bytearray(8)
-            self._coming = word, self._slot(word)
-        word, work = self._coming
+            self._awaited = word, self._slot(word)
+        word, work = self._awaited
         if not _is_over(work):
             for each in self._ready.values():
-                self._all_are(each)  # or why not
+                self._is_agreed(each)  # raises if ranks disagree
             return None
-        self._coming = None
+        self._awaited = None
         turn = Turn(*divmod(int.from_bytes(word, "little"), 2))
         if turn not in self._ready:
-            raise InternalError(f"{self._group}: its first rank chose {turn}, which is not ready")
+            raise InternalError(f"{self._group}: rank 0 chose {turn}, which is not ready")
         return turn
 
-    def _all_are(self, one: _Ready) -> bool:
+    def _is_agreed(self, one: _Ready) -> bool:
         if not _is_over(one.work):
             return False
-        if bytes(one.word) != one.said:
+        if bytes(one.word) != one.sent:
             raise UsageError(
-                f"{self._group}: this rank has made {one.what}, and another rank of this host a "
-                "different call; every rank must make the same calls in the same order"
+                f"{self._group}: this rank has called {one.what}, but another rank of this host "
+                "made a different call; every rank must make the same calls in the same order"
             )
         return True
 

@@ -1,4 +1,4 @@
-"""NCCL among the GPUs of a host, through torch's ProcessGroupNCCL. Not yet run with it."""
+"""NCCL among the GPUs of a host, through torch's ProcessGroupNCCL. Not yet run on real GPUs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from shoal.frontend.torch.gpu.device import Device, Stream
 
-# torch's watchdog ends the process when a call takes this many times the group's timeout: only a
-# thread that is held inside NCCL gets there, which no deadline of shoal's can end.
+# torch's watchdog ends the process when a call takes this many times the group's timeout. This only
+# happens to a thread stuck inside NCCL, which no deadline of shoal can end.
 _WATCHDOG_TIMEOUTS: Final = 4
 
 
 class NcclCollectives:
-    """One communicator of the GPUs of a host, which alone have `store`; see `part_of` for parts.
+    """A communicator of the GPUs of a host, the only users of `store`; see `part_of` for parts.
 
-    Blocks until all ranks have come and a first call of each kind is done, since the first call
-    makes the communicator and may wait for all work of the device. RuntimeError if NCCL fails, with
-    nothing left behind; TimedOut if a first call was not done in time.
+    Blocks until all ranks have arrived and a first call of each kind is done, because the first
+    call creates the communicator and may wait for all work of the device. RuntimeError if NCCL
+    fails, with nothing left behind; TimedOut if a first call was not done in time.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class NcclCollectives:
         self._backend.abort()
 
     def close(self) -> None:
-        """Leave; no call is in flight."""
+        """Leave the communicator; no call may be in flight."""
         self._backend.shutdown()
 
     def _try_out(self, deadline: float) -> None:
@@ -89,7 +89,7 @@ class NcclCollectives:
 
 
 def _backend(store: Store, rank: int, size: int, timeout_s: float) -> Any:
-    """Return a process group that torch has not registered, so other ranks need not make it."""
+    """Return a process group that torch has not registered, so other ranks need not create it."""
     kind: Any = dist.ProcessGroupNCCL  # not in every build of torch
     options = kind.Options()
     options.is_high_priority_stream = True

@@ -1,6 +1,6 @@
-"""Calls on device memory as calls on host memory, cut into pieces that are copied one by one.
+"""Runs calls on device memory in host memory, cut into pieces that are copied one by one.
 
-While one piece is on the wire, the next is copied out and the one before is copied back.
+While one piece is on the wire, the next is copied out and the previous one is copied back.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.layouts import Arguments
     from shoal.group.work import Work
 
-# Of all blocks of a piece. Smaller pieces cost more calls; larger ones expose more of the first
-# copy out and the last copy back. Not yet measured on a GPU: at 25 GB/s a copy of this size takes
-# 0.2 ms, as does the all-reduce of two ranks of one host.
+# The size of all blocks of a piece. Smaller pieces cost more calls; larger ones expose more of the
+# first copy out and the last copy back. Not yet measured on a GPU: at 25 GB/s a copy of this size
+# takes 0.2 ms, as long as the all-reduce of two ranks of one host.
 PIECE_BYTES: Final = 4 << 20
 
-# Pieces begin at whole lines, also in host memory, and at whole blocks of 32 of a codec.
+# Pieces begin at whole cache lines, also in host memory, and at whole blocks of 32 of a codec.
 _LINE_BYTES: Final = 128
 
 
 def cut(call: Arguments, alike: int | None, size: int) -> list[Arguments]:
-    """Return a call as several on ranges of the elements, the same ranges on every rank.
+    """Cut a call into several on ranges of the elements, the same ranges on every rank.
 
     Args:
         call: its buffers: one in place, or the written and the read one.
-        alike: the buffer that is one block, of one length on every rank; None if none is. Then, and
-            if the blocks of the other one are uneven, the call is not cut.
-        size: the number of blocks of the other one.
+        alike: the index of the buffer that is one block, with the same length on every rank, or
+            None. The call is not cut if it is None, or the other buffer's blocks are uneven.
+        size: the number of blocks of the other buffer.
     """
     if alike is None or uneven_lengths(call):
         return [call]
@@ -53,7 +53,7 @@ def cut(call: Arguments, alike: int | None, size: int) -> list[Arguments]:
 
 
 def uneven_lengths(call: Arguments) -> list[int]:
-    """Return the lengths of a call's blocks, the same on all ranks; empty if they are equal."""
+    """Return the lengths of a call's uneven blocks, the same on all ranks; empty if even."""
     for each in call:
         if isinstance(each, list):
             lengths = [view.n_elems for view in each]
@@ -86,7 +86,7 @@ class Piece:
         arguments: the buffers in host memory.
         copied: the event behind the copies out.
         work: the group's call; None before it is posted.
-        has_ended: True once the call has ended and `StagedCall` has noticed.
+        has_ended: True when the call has ended and `StagedCall` has noticed.
     """
 
     def __init__(self, device: Device, call: Arguments, accesses: Sequence[Access]) -> None:
@@ -116,7 +116,7 @@ class Piece:
         )
 
     def copy_out(self, device: Device, stream: Stream) -> None:
-        """Queue the copies out on the stream, which is the current one."""
+        """Queue the copies out on the stream, which must be the current stream."""
         for here, there in self._out:
             device.copy(here, there)
         self.copied = device.record(stream)

@@ -1,7 +1,7 @@
-"""Calls on tensors of a device: through host memory, on side streams, without blocking the caller.
+"""Runs calls on device tensors through host memory, on side streams, without blocking the caller.
 
 The caller queues the copies out on a side stream, piece by piece, and returns. A piece is posted
-when its copy is done; when its call has ended, the copy back is queued on another stream. `wait`
+when its copy is done; after its call ends, the copy back is queued on another stream. `wait`
 blocks until the last copy back is queued, and orders the current stream behind it.
 
 One thread of each group posts, in the order of the calls, so all ranks post in the same order.
@@ -32,11 +32,11 @@ Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class DeviceCall:
-    """A call on tensors of a device. Looks like a `shoal.Work`; `doing` begins its messages.
+    """A call on tensors of a device, with the methods of a Work; `doing` begins its messages.
 
     Attributes:
-        last: the event behind all copies to the tensors, once the call has ended; None: no copies.
-        finished_ns: when the call ended, by `time.monotonic_ns`; 0: not yet.
+        last: the event behind all copies to the tensors, after the call's end; None: no copies.
+        finished_ns: the time when the call ended, by `time.monotonic_ns`; 0: not yet.
     """
 
     def __init__(self, device: Device, doing: str) -> None:
@@ -49,11 +49,11 @@ class DeviceCall:
         self._error: BaseException | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when the call has ended; the current stream is then ordered behind its copies.
+        """Wait for the end of the call, and order the current stream behind its copies.
 
         Raises TimedOut if this wait was too short (None: only the call's own limit), and the call
-        goes on; ShoalError if it failed, with tensors partly folded; RuntimeError if the device
-        did.
+        continues; ShoalError if the call failed, with tensors partly folded; RuntimeError if the
+        device failed.
         """
         self._wait_until(self.done, None if timeout_s is None else time.monotonic() + timeout_s)
         if self.last is not None:
@@ -62,11 +62,11 @@ class DeviceCall:
             raise self._error
 
     def done(self) -> bool:
-        """True if `wait` would return at once."""
+        """Return True if `wait` would return at once."""
         return self.finished_ns != 0
 
     def error(self) -> Any:
-        """Return the error of a failed call; None if it runs or succeeded."""
+        """Return the error of a failed call; None if it is running or succeeded."""
         return self._error if self.done() else None
 
     def on_done(self, callback: Callable[[Any], None]) -> None:
@@ -79,7 +79,7 @@ class DeviceCall:
 
     @property
     def source(self) -> int | None:
-        """The group rank that a received message came from; None for other calls."""
+        """The group rank that sent a received message; None for other calls."""
         return None
 
     def _wait_until(self, reached: Callable[[], bool], deadline: float | None) -> None:
@@ -102,7 +102,7 @@ class StagedCall(DeviceCall):
 
     Args:
         start: the group's call: takes host memory, and returns a Work that runs in the background.
-        calls: the buffers of each, in device memory; `accesses` as for `Piece`.
+        calls: the buffers of each call, in device memory; `accesses` as for `Piece`.
         copies: pairs of tensors on the device; at the end the second is copied to the first.
     """
 
@@ -122,8 +122,8 @@ class StagedCall(DeviceCall):
         self._copies = list(copies)
         self._tensors = [*owners(calls), *(tensor for tensor, _ in copies)]
         self._pieces = [Piece(device, call, accesses) for call in calls]
-        # NOT one stream: copies back would wait for copies out of later pieces. NOT one for all
-        # calls: each waits for the work of its own caller's stream.
+        # NOT one stream: copies back would wait for copies out of later pieces. NOT one pair for
+        # all calls: each call waits for the work of its caller's stream.
         out, self._back = device.side_pair()
         for tensor in self._tensors:
             device.keep(tensor, out)
@@ -131,10 +131,10 @@ class StagedCall(DeviceCall):
             for piece in self._pieces:
                 piece.copy_out(device, out)
 
-    # ---- towards the wire ----
+    # ---- to the wire ----
 
     def post_copied(self) -> bool:
-        """Post the pieces whose copies are done, in order; return True if none is left to post.
+        """Post the pieces whose copies are done, in order; return True if no piece is left to post.
 
         Raises RuntimeError if the device has failed.
         """
@@ -145,19 +145,19 @@ class StagedCall(DeviceCall):
                 piece = self._pieces[self._n_begun]
                 if not self._device.has_passed(piece.copied):
                     return False
-                # Counted first: the end waits for it, whatever fails meanwhile.
+                # Counted before the start, so the end waits for it even if another piece fails.
                 self._n_begun += 1
             try:
                 work = self._start(*piece.arguments)
             except Exception as error:  # noqa: BLE001 - wait() raises it
                 with self._changed:
                     self._n_begun -= 1
-                self.stop(error.with_traceback(None))  # NOT with its frames: they hold the memory
+                self.stop(error.with_traceback(None))  # NOT with its traceback: it holds the memory
                 return True
             with self._changed:
                 piece.work = work
                 self._changed.notify_all()
-            # NOT under the lock: a work that is done may call back at once.
+            # NOT under the lock: a finished work may call back at once.
             follow(work, functools.partial(self._land, piece))
 
     def stop(self, error: BaseException) -> None:
@@ -167,7 +167,7 @@ class StagedCall(DeviceCall):
         self._end_if_all_have()
 
     def why_cut_short(self) -> BaseException | None:
-        """Return the error because of which only some pieces were posted, or None."""
+        """Return the error that stopped the call after some pieces were posted, or None."""
         with self._changed:
             some = 0 < self._n_begun < len(self._pieces)
             return self._error if some and not isinstance(self._error, UsageError) else None
@@ -175,7 +175,7 @@ class StagedCall(DeviceCall):
     # ---- back from the wire ----
 
     def _land(self, piece: Piece, _work: object = None) -> None:
-        """Queue the copies back of a piece whose call has ended. Idempotent."""
+        """Queue the copies back of a piece, after its call has ended. Idempotent."""
         with self._changed:
             if piece.has_ended or piece.work is None:
                 return
@@ -213,7 +213,7 @@ class StagedCall(DeviceCall):
                     self._device.copy(tensor.detach(), copy)
         for tensor in self._tensors:
             self._device.keep(tensor, self._back)
-        # Also where it failed: copies back of earlier pieces may be under way.
+        # Even after a failure: copies back of earlier pieces may be under way.
         self.last = self._device.record(self._back)
 
     def _let_go(self) -> None:
@@ -222,7 +222,7 @@ class StagedCall(DeviceCall):
         self._tensors.clear()
         self._copies.clear()
 
-    # ---- what a Work has ----
+    # ---- the methods of a Work ----
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Drive the calls until all copies back are queued; see `DeviceCall.wait`."""
@@ -248,7 +248,7 @@ class StagedCall(DeviceCall):
         return piece.work is not None or self.done()
 
 
-# In inference mode, which each thread has for itself, tensors of both modes can be written.
+# In inference mode, which is per thread, tensors of both modes can be written.
 any_tensor: Final = torch.inference_mode
 
 
@@ -267,9 +267,10 @@ class Staging:
         self._thread = Threads("shoal-staging")
 
     def post(self, call: StagedCall, timeout_s: float) -> None:
-        """Post a call behind the earlier ones; Closed after `close`, ShoalError without a thread.
+        """Post a call behind the earlier calls.
 
-        The group ends if the copies out take longer than `timeout_s`; each piece has as long again.
+        Raises Closed after `close`, ShoalError if no thread can be started. The group ends if the
+        copies out take longer than `timeout_s`; each posted piece then has its own `timeout_s`.
         """
         with self._changed:
             if self._is_closing:
@@ -279,7 +280,7 @@ class Staging:
             self._n_waiting += 1
 
     def flush(self) -> None:
-        """Return when all calls so far are posted or have failed: waits for copies out."""
+        """Wait until all calls so far are posted or have failed; this includes their copies out."""
         if self._n_waiting:
             with self._changed:
                 self._changed.wait_for(lambda: not self._n_waiting)
@@ -294,7 +295,7 @@ class Staging:
         try:
             pause_s = SHORTEST_PAUSE_S
             while not call.post_copied():
-                time.sleep(pause_s)  # NOT Event.wait: twice the processor's time
+                time.sleep(pause_s)  # NOT Event.wait: it takes twice the CPU time
                 if self._is_closing:
                     call.stop(_closed(call))
                 elif time.monotonic() > deadline:
@@ -319,7 +320,7 @@ def _closed(call: StagedCall) -> Closed:
     return Closed(f"{call.doing}: the group was closed or aborted")
 
 
-# The thread polls for the end of copies: CUDA can wait for it, but without a deadline. A call may
-# lose the longest pause; half of it would cost 4 % of a core while copies run, in place of 2.5 %.
+# The thread polls for the end of copies, because CUDA's wait has no deadline. A call may lose the
+# longest pause; half that pause would cost 4 % of a core while copies run, instead of 2.5 %.
 SHORTEST_PAUSE_S: Final = 20e-6
 LONGEST_PAUSE_S: Final = 500e-6
