@@ -1,4 +1,4 @@
-"""What tests average: arrays of many shapes and types, what ranks give, and NumPy's averages."""
+"""Test data of averages: arrays of many shapes and types, ranks' values, and NumPy's averages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
 
 
 def values(name: str, rank: int, step: int) -> Any:
-    """What a rank gives: multiples of 1/8, whose sums over few ranks are exact."""
+    """Return a rank's values: multiples of 1/8, whose sums over a few ranks are exact."""
     shape, dtype = SHAPES[name]
     seed = sum(map(ord, name)) * 1000 + rank * 100 + step
     source = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def shuffled(rank: int, step: int) -> list[str]:
 def check(averager: Averager, step: int, names: list[str] | None = None) -> None:
     for name in names or SHAPES:
         want = average(name, averager.group.size, step)
-        # float16 is divided before it is summed: of each quotient up to 2.67 one unit is 2**-9.
+        # float16 is divided before it is summed: the unit of quotients up to 2.67 is 2**-9.
         absolute = averager.group.size * 2**-9 if name == "half" else 0
         np.testing.assert_allclose(averager.arrays[name], want, rtol=1e-6, atol=absolute)
         assert averager.arrays[name].shape == SHAPES[name][0]

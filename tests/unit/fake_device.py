@@ -1,9 +1,9 @@
-"""A device whose copies are done when the test says so, and a wire whose calls end likewise.
+"""A device whose copies, and a wire whose calls, are done when the test steps them.
 
-Tensors "on" it lie in this process's memory under a class that says otherwise. A kernel or copy
-given to a stream stands there until the test steps the stream; events pass by themselves. The wire
-looks at the memory that it is given: whether it has been copied there yet, and whether anyone
-touches it while a call is under way.
+Tensors "on" it lie in this process's memory, under a class that claims to be on a GPU. A kernel or
+copy stays in its stream's queue until the test steps the stream; events pass by themselves. The
+wire checks its memory: the data must have been copied there, and nothing may touch the memory while
+a call is in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Range = tuple[int, int]
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says that it is on cuda:0."""
+    """A tensor that claims to be on cuda:0."""
 
     index = 0
 
@@ -47,7 +47,7 @@ class OnDevice(torch.Tensor):
 
 
 class OnOtherDevice(OnDevice):
-    """A tensor that says that it is on cuda:1."""
+    """A tensor that claims to be on cuda:1."""
 
     index = 1
 
@@ -61,7 +61,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def extent(tensor: torch.Tensor) -> Range:
-    """Where the storage of a tensor begins and ends, as far as the tensor reaches."""
+    """Return the first and last address of a tensor's elements."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
     return begin, begin + ((last + 1) * tensor.element_size() if tensor.numel() else 0)
@@ -82,21 +82,21 @@ class FakeStream:
 
 
 class Waiting:
-    """A stream goes on only behind an event."""
+    """Makes a stream wait for an event."""
 
     def __init__(self, event: FakeEvent) -> None:
         self.event = event
 
 
 class Work:
-    """A kernel or a copy that a stream has been given."""
+    """A kernel or a copy in a stream's queue."""
 
     def __init__(self, go: Callable[[], object], reads: list[Range], writes: list[Range]) -> None:
         self.go, self.reads, self.writes = go, reads, writes
 
 
 class _Block(bytearray):
-    """Host memory of which one can tell whether anybody still holds it."""
+    """Host memory that shows if it is still referenced."""
 
 
 class FakeDevice:
@@ -109,7 +109,7 @@ class FakeDevice:
         self.wire: FakeWire | None = None
         self.fails = False
         self.n_copies = 0
-        self.used: set[tuple[int, str]] = set()  # storages of the device, and on which streams
+        self.used: set[tuple[int, str]] = set()  # storages of the device, with their streams
         self.kept: set[tuple[int, str]] = set()
         self.futures_of: list[list[Any]] = []
         self.on_thread = threading.local()
@@ -150,7 +150,7 @@ class FakeDevice:
         if self.fails:
             raise RuntimeError("the device has failed")
         if self.wire is not None:
-            self.wire.check_nobody_touches([extent(to), extent(source)])
+            self.wire.check_untouched([extent(to), extent(source)])
         for tensor in (to, source):
             if isinstance(tensor, OnDevice):
                 self.used.add((tensor.untyped_storage().data_ptr(), stream.name))
@@ -159,7 +159,7 @@ class FakeDevice:
         mode = torch.is_inference_mode_enabled()
 
         def go() -> None:
-            with torch.inference_mode(mode):  # that of the thread which gives it
+            with torch.inference_mode(mode):  # the mode of the submitting thread
                 there.copy_(here)
 
         self.give(stream, go, [extent(source)], [extent(to)])
@@ -199,11 +199,11 @@ class FakeDevice:
         stream.queue.append(Work(go, list(reads), list(writes)))
 
     def kernel(self, go: Callable[[], object]) -> None:
-        """Give the current stream something to do."""
+        """Put a kernel on the current stream."""
         self.give(self.current, go)
 
     def settle(self) -> None:
-        """Let events pass that nothing is before."""
+        """Let events pass that are first in their queues."""
         with self.lock:
             while sum(self._advance(stream) for stream in self.streams):
                 pass
@@ -221,16 +221,16 @@ class FakeDevice:
         return moved
 
     def ready(self) -> list[FakeStream]:
-        """The streams that may do a kernel or a copy next."""
+        """Return the streams that can run a kernel or copy next."""
         self.settle()
         return [s for s in self.streams if s.queue and isinstance(s.queue[0], Work)]
 
     def step(self, stream: FakeStream) -> None:
-        with self.lock:  # the thread that posts must not see it gone before it is done
+        with self.lock:  # the posting thread must not see it removed before it is done
             work = stream.queue.popleft()
             assert isinstance(work, Work)
             if self.wire is not None:
-                self.wire.check_nobody_touches([*work.reads, *work.writes])
+                self.wire.check_untouched([*work.reads, *work.writes])
             work.go()
             self.settle()
 
@@ -247,7 +247,7 @@ class FakeDevice:
 
 
 class WireCall:
-    """A call of the fake wire, which the test ends; looks like a shoal.Work."""
+    """A call of the fake wire, which the test ends, with the interface of shoal.Work."""
 
     source: int | None = 0
 
@@ -266,7 +266,7 @@ class WireCall:
         self.is_done, self.failure = True, failure
         if failure is None:
             self.effect()
-        # As a Work does: the owners may go.
+        # As a Work does: release the owners.
         self.reads, self.writes, self.effect = [], [], lambda: None
 
     def call_back(self) -> None:
@@ -275,7 +275,7 @@ class WireCall:
             callback(self)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        assert self.is_done, "a test of one thread must not wait for what it is to end"
+        assert self.is_done, "a test of one thread must not wait for a call that it must end"
         if self.failure is not None:
             raise self.failure
 
@@ -294,7 +294,7 @@ def content(view: BufferView) -> bytes:
 
 
 def numbers(view: BufferView) -> torch.Tensor:
-    """The memory itself."""
+    """Return a tensor over the view's memory."""
     kind = torch.uint8 if view.dtype is DType.BOOL else getattr(torch, str(view.dtype))
     if not view.n_elems:
         return torch.empty(0, dtype=kind)
@@ -303,7 +303,7 @@ def numbers(view: BufferView) -> torch.Tensor:
 
 
 class FakeWire:
-    """A group, rank 1 of 2; what rank 0 brings is what this rank brings and 3 more."""
+    """A group, rank 1 of 2; rank 0 contributes this rank's values plus 3."""
 
     name, rank, size = "fake", 1, 2
     check_fold = Calls.check_fold
@@ -329,14 +329,14 @@ class FakeWire:
     def under_way(self) -> list[WireCall]:
         return [call for call in self.calls if not call.is_done]
 
-    def check_nobody_touches(self, ranges: Sequence[Range]) -> None:
-        """A copy would touch what a call is using."""
+    def check_untouched(self, ranges: Sequence[Range]) -> None:
+        """Fail if a copy touches memory that a call uses."""
         for call in self.under_way():
             for one in call.ranges():
                 assert not any(overlap(one, other) for other in ranges), f"during {call.name}"
 
     def lose(self, error: ShoalError) -> None:
-        """The group ends: all calls fail, and so do those to come."""
+        """End the group: all calls fail, and so do later ones."""
         self.lost = error
         for call in self.under_way():
             call.finish(error)

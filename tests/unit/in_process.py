@@ -1,7 +1,7 @@
-"""Ranks of one real group as threads of this process: quick.
+"""Run the ranks of one real group as threads of this process, which is quick.
 
-They share memory, links and the engine like processes do; only what belongs to a process is shared
-too: the environment, descriptors, and the interpreter's lock.
+They use shared memory, links and the engine like processes do. They also share the resources of a
+process: the environment, descriptors, and the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONG_S = 60.0
 
 
 def run_in_threads(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
-    """Run function(group, *args) as each rank; what each returned, or raised, by rank."""
+    """Run function(group, *args) as each rank; return results or errors by rank."""
     results: list[Any] = [None] * size
     with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
 
@@ -33,7 +33,7 @@ def run_in_threads(function: Callable[..., Any], size: int, *args: Any) -> list[
                     shoal.init(store, number, size, timeout_s=_LONG_S) as group,
                 ):
                     results[number] = function(group, *args)
-            except Exception as error:  # noqa: BLE001 - the test looks at it
+            except Exception as error:  # noqa: BLE001 - the test checks it
                 results[number] = error
 
         threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
@@ -45,7 +45,7 @@ def run_in_threads(function: Callable[..., Any], size: int, *args: Any) -> list[
 
 
 def run_well(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
-    """The same, where no rank may raise."""
+    """Run like `run_in_threads`, where no rank may raise."""
     results = run_in_threads(function, size, *args)
     for result in results:
         if isinstance(result, Exception):
@@ -54,7 +54,7 @@ def run_well(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
 
 
 def in_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a test of a function of a group and pytest's parameters, which each rank calls."""
+    """Turn a function of a group and pytest's parameters into a test that each rank runs."""
 
     def make(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""The command `shoal`: its frame, and what every subcommand shares."""
+"""The command `shoal`: its frame, and the shared code of subcommands."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def test_the_module_runs_the_command() -> None:
     assert done.stdout == f"shoal {shoal.__version__}\n"
 
 
-def test_a_command_imports_no_other() -> None:
+def test_a_command_does_not_import_the_others() -> None:
     code = "import sys\nfrom shoal.cli import main\nassert main(['server']) == 2\n"
     code += "print(*(name for name in sys.modules if name.startswith('shoal')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -42,7 +42,7 @@ def test_hosts_are_read_or_refused() -> None:
             hosts_of(text)
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+def test_a_reader_that_closes_its_pipe_ends_the_command_quietly() -> None:
     argv = [sys.executable, "-m", "shoal", "trace", "ring", "--ranks", "32"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
         assert command.stdout is not None
@@ -64,7 +64,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
         (["plan", "--hots", "2"], "--hosts"),
     ],
 )
-def test_a_mistyped_word_is_answered_with_the_nearest_that_there_is(
+def test_a_mistyped_word_is_answered_with_the_nearest_valid_one(
     argv: list[str], meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
@@ -74,7 +74,7 @@ def test_a_mistyped_word_is_answered_with_the_nearest_that_there_is(
 @pytest.mark.parametrize(
     "argv", [["plan"], ["simulate", "--all"], ["simulate", "ring", "--ranks", "8"]]
 )
-def test_a_command_without_a_cluster_asks_for_one_once(
+def test_a_command_without_a_cluster_asks_once_for_one(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*argv, "8"] if argv[-1] == "--ranks" else argv) == 2
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_a_command_in_one_line(
 # `shoal lab`.
 
 
-def test_without_root_it_names_sudo(
+def test_without_root_the_lab_names_sudo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -106,14 +106,14 @@ def test_without_root_it_names_sudo(
         assert "needs root: run it with sudo" in capsys.readouterr().err
 
 
-def test_without_iproute2_it_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_iproute2_the_lab_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="ip and tc not found: install iproute2"):
         check_powers()
 
 
-def test_servers_come_last_and_workers_are_told_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_hosts_are_servers_known_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KEY", "a secret of the surroundings")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     lab = Lab(4, apart={3: [100]})
@@ -129,13 +129,13 @@ def test_servers_come_last_and_workers_are_told_of_them(monkeypatch: pytest.Monk
     for task in workers:
         assert "10.77.0.3,10.77.0.4" in task.environ.values()
         assert task.environ["SHOAL_KEY_FILE"] == "/key"
-        assert task.environ["SHOAL_LINK"].startswith("1000Mb")  # of the workers: they must agree
+        assert task.environ["SHOAL_LINK"].startswith("1000Mb")  # of the workers, which must agree
     for task in tasks:
         assert "SHOAL_KEY" not in task.environ
         assert "TORCHELASTIC_USE_AGENT_STORE" not in task.environ
 
 
-def test_a_key_of_its_own_is_one_that_ranks_accept_and_that_ends_with_the_lab() -> None:
+def test_a_generated_key_is_valid_and_removed_with_the_lab() -> None:
     with private_key() as path, private_key() as other:
         keys = {job_key({"SHOAL_KEY_FILE": each}) for each in (path, other)}
     assert {len(key or b"") for key in keys} == {64}

@@ -39,7 +39,7 @@ def test_plan_prints_choices_with_reasons(capsys: pytest.CaptureFixture[str]) ->
     assert "256 MiB in bf16 over 4 ranks on 4 hosts: sharded takes" in " ".join(out.split())
 
 
-def test_the_table_of_tune_says_how_far_the_model_was_from_the_fastest() -> None:
+def test_the_table_of_tune_shows_the_models_distance_from_the_fastest() -> None:
     cluster = default_cluster((0, 0, 0, 0))
     chosen = choose("all_gather", 1 << 20, cluster).name
     other = next(name for name in ("ring", "direct") if name != chosen)
@@ -51,13 +51,13 @@ def test_the_table_of_tune_says_how_far_the_model_was_from_the_fastest() -> None
     assert sizes_between(5, 64) == [16, 64]
 
 
-def test_each_number_of_servers_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_a_time_for_each_number_of_servers(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, "--workers 8 --servers 4 --link 1Gb")
     assert out.startswith("all_reduce of 100 MiB, 8 workers, by servers\n")
     assert [row[0] for row in rows(out)] == ["0", "1", "2", "3", "4"]
     speeds = [float(row[3].rstrip("x")) for row in rows(out)]
-    # 2(n-1)/n of the tensor against 2n(n-1) / (n^2 + kn - 2k) with 4 servers, and a tenth more that
-    # connections lose which compete.
+    # 2(n-1)/n of the tensor against 2n(n-1) / (n^2 + kn - 2k) with 4 servers, plus a tenth lost to
+    # competing connections.
     assert speeds[0] == 1
     assert speeds[4] == pytest.approx((64 + 6 * 4) / 64 / 1.1, rel=0.03)
     assert speeds == sorted(speeds)
@@ -67,7 +67,7 @@ def test_each_number_of_servers_has_its_time(capsys: pytest.CaptureFixture[str])
     assert sentence.endswith("bottleneck: the NICs of workers and servers")
 
 
-def test_workers_that_share_hosts_gain_alike(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_on_shared_hosts_gain_equally(capsys: pytest.CaptureFixture[str]) -> None:
     alone, shared = (
         said(capsys, f"--workers {n} --servers 8 --link 1Gb {more}")
         for n, more in ((8, ""), (16, "--workers-per-host 2"))
@@ -82,7 +82,7 @@ def test_workers_that_share_hosts_gain_alike(capsys: pytest.CaptureFixture[str])
     assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
 
 
-def test_servers_gain_by_their_links_and_the_size_of_calls(
+def test_the_gain_of_servers_depends_on_their_links_and_the_size_of_calls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = "--workers 8 --servers 4 --link 1Gb"
@@ -96,12 +96,12 @@ def test_servers_gain_by_their_links_and_the_size_of_calls(
     assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
 
 
-# Simulated.
+# `shoal simulate`.
 
 CLUSTER = ["--hosts", "8", "--ranks-per-host", "4", "--link", "25Gb"]
 
 
-def test_a_ring_has_its_time_and_what_is_busiest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ring_shows_its_time_and_its_busiest_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "ring", *CLUSTER[:4], "--bytes", "100MiB"]) == 0
     title, _, row = capsys.readouterr().out.splitlines()
     assert title == "all_reduce of 100 MiB, 32 ranks on 8 hosts"
@@ -118,5 +118,5 @@ def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixtu
     assert main(argv) == 0
     lines = capsys.readouterr().out.splitlines()[2:]
     assert {line.split()[0] for line in lines} == {"direct", "binomial", "chain", "scatter_gather"}
-    # Direct sends it over one NIC to 28 ranks elsewhere.
+    # Direct sends the buffer over one NIC to 28 ranks elsewhere.
     assert lines[-1].split()[0] == "direct"

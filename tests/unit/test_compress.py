@@ -1,4 +1,4 @@
-"""What `compress=` takes, and the codec of each step."""
+"""Values of `compress=`, and the codec of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.errors import Unsupported, UsageError
     ("scheme", "shares"),
     [
         (ChunkTopK(), [0.01] * 9),
-        # Deep Gradient Compression's: 25 %, 6.25 %, 1.5625 %, and then its own.
+        # As in Deep Gradient Compression: 25 %, 6.25 %, 1.5625 %, and then the given share.
         (ChunkTopK(0.01, warm_up=6), [0.25] * 2 + [0.0625] * 2 + [0.015625] * 2 + [0.01] * 3),
         (ChunkTopK(0.001, warm_up=4), [0.25, 0.0625, 0.015625, 0.00390625] + [0.001] * 5),
         (ChunkTopK(0.1, warm_up=7), [0.25] * 7 + [0.1] * 2),
@@ -23,13 +23,13 @@ from shoal.errors import Unsupported, UsageError
         (ChunkTopK(1.0, warm_up=7), [1.0] * 9),
     ],
 )
-def test_warm_up_goes_down_to_the_share_in_powers_of_a_quarter(
+def test_warm_up_falls_to_the_share_in_powers_of_a_quarter(
     scheme: ChunkTopK, shares: list[float]
 ) -> None:
     assert [scheme.codec(step) for step in range(9)] == [top_k(share, 8) for share in shares]
 
 
-def test_a_share_of_a_chunk_is_whole_elements_and_at_least_one() -> None:
+def test_a_share_of_a_chunk_is_at_least_one_element() -> None:
     assert [top_k(share, 8).keep for share in (1e-9, 0.01, 0.25, 1.0)] == [1, 41, 1024, 4096]
 
 
@@ -50,7 +50,7 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any], what: str) -> N
         ChunkTopK(**wrong)
 
 
-def test_top_k_is_refused_where_ranks_share_one_of_several_hosts() -> None:
+def test_top_k_is_refused_where_ranks_share_a_host_and_there_are_others() -> None:
     for hosts in ((0, 1, 2), (0, 0, 0), (0,)):
         check_hosts(ChunkTopK(), hosts)
     check_hosts(ErrorFeedback("bf16"), (0, 1, 1))

@@ -1,4 +1,4 @@
-"""The core of the front ends for array frameworks, with NumPy's arrays and ranks as threads."""
+"""The core of the front ends for array frameworks, with NumPy arrays and ranks as threads."""
 
 import gc
 import re
@@ -19,7 +19,7 @@ SIZE = 2
 
 
 def given_by(rank: int) -> dict[str, Any]:
-    """Arrays of several types, whose averages are exact."""
+    """Return arrays of several types, whose averages are exact."""
     return {
         "matrix": np.arange(6, dtype=np.float32).reshape(2, 3).T * (rank + 1),  # not contiguous
         "half": np.full(3, 2 * rank, np.float16),
@@ -54,7 +54,7 @@ def test_arrays_of_all_types_and_shapes_are_averaged(group: Group) -> None:
 
 
 @in_ranks(SIZE)
-def test_other_names_shapes_and_options_have_other_averagers(group: Group) -> None:
+def test_different_names_shapes_and_options_have_different_averagers(group: Group) -> None:
     value = np.full(2, group.rank, np.float32)
     for _ in range(2):
         for given in ({"a": value}, {"b": value}, {"a": value.reshape(1, 2)}):
@@ -64,7 +64,7 @@ def test_other_names_shapes_and_options_have_other_averagers(group: Group) -> No
 
 
 @in_ranks(SIZE)
-def test_shapes_that_never_come_back_leave_nothing(group: Group) -> None:
+def test_shapes_used_once_leave_no_averager(group: Group) -> None:
     for length in (*range(1, 100), 1):
         given = {"a": np.full(length, float(group.rank))}
         assert average(group, given)["a"].tolist() == [0.5] * length
@@ -77,7 +77,7 @@ def averages_in(group: Group) -> weakref.ref[Group]:
     return weakref.ref(group)
 
 
-def test_no_averager_keeps_a_group_that_was_closed() -> None:
+def test_no_averager_keeps_a_closed_group() -> None:
     groups = run_well(averages_in, SIZE)
     gc.collect()
     assert [group() for group in groups] == [None] * SIZE
@@ -93,7 +93,7 @@ def test_arrays_that_differ_among_ranks_are_refused_on_all_by_name() -> None:
         assert "'a' is not the same on all ranks: float64[2] on rank 0, float64[3]" in str(error)
 
 
-def test_a_type_without_an_average_or_unknown_is_refused_by_name() -> None:
+def test_an_unknown_type_or_one_without_an_average_is_refused_by_name() -> None:
     def bools(group: Group) -> None:
         average(group, {"flags": np.zeros(2, bool)})
 
@@ -107,14 +107,14 @@ def test_a_type_without_an_average_or_unknown_is_refused_by_name() -> None:
 
 
 @in_ranks(SIZE)
-def test_a_group_is_usable_after_arrays_that_differ(group: Group) -> None:
+def test_a_group_is_usable_after_differing_arrays(group: Group) -> None:
     with pytest.raises(shoal.UsageError):
         differ(group)
     assert average(group, {"a": np.full(2, float(group.rank))})["a"].tolist() == [0.5, 0.5]
 
 
 @in_ranks(SIZE)
-def test_broadcast_overwrites_all_arrays_with_those_of_the_root(group: Group) -> None:
+def test_broadcast_overwrites_all_arrays_with_the_roots(group: Group) -> None:
     given = given_by(group.rank)
     given["matrix"] = np.ascontiguousarray(given["matrix"])
     values = list(given.values())
@@ -124,7 +124,7 @@ def test_broadcast_overwrites_all_arrays_with_those_of_the_root(group: Group) ->
 
 
 @in_ranks(SIZE)
-def test_broadcast_refuses_what_differs_and_the_group_is_usable(group: Group) -> None:
+def test_broadcast_refuses_differing_arrays_and_the_group_stays_usable(group: Group) -> None:
     ones = [np.ones(1 + group.rank)]
     with pytest.raises(shoal.UsageError, match=r"'a' is not the same on all ranks"):
         arrays.broadcast(group, ["a"], ones, 0)
@@ -134,9 +134,9 @@ def test_broadcast_refuses_what_differs_and_the_group_is_usable(group: Group) ->
 
 
 @in_ranks(1)
-def test_averagers_that_keep_residuals_outlast_others(group: Group) -> None:
+def test_averagers_with_residuals_outlast_others(group: Group) -> None:
     fed = {"compress": ErrorFeedback("mxfp4")}
-    given = np.array([6.0, 0.25], np.float32)  # 4-bit values of one scale: 6 and 0, or 6 and 0.5
+    given = np.array([6.0, 0.25], np.float32)  # 4-bit values with one scale: 6 and 0, or 6 and 0.5
     assert average(group, {"fed": given}, **fed)["fed"].tolist() == [6, 0]
     for length in range(40):
         average(group, {"other": np.ones(length + 1, np.float32)})

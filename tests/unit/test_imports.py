@@ -1,4 +1,4 @@
-"""Imports point one way: the rooms of src/shoal and of native, and what each may import."""
+"""Imports point one way: the rooms of src/shoal and native, and the imports allowed to each."""
 
 import ast
 import re
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import shoal
 
-# The source, or the installed copy of it: whichever the other tests run.
+# The source or its installed copy, whichever the other tests run.
 ROOT = Path(shoal.__file__).parent
 
-# A room may import itself and these. `errors`, `dtypes`, `codec` and `limits` are words that every
-# room may use, except where WITHOUT_WORDS says so.
+# A room may import itself and these. Every room may use `errors`, `dtypes`, `codec` and `limits`,
+# except where WITHOUT_WORDS forbids it.
 WORDS = {"errors", "dtypes", "codec", "limits"}
 WITHOUT_WORDS = {*WORDS, "lazy", "schedule"}
 LOWER = {
@@ -46,10 +46,10 @@ LOWER = {
     "jax": {"frontend"},
     "tensorflow": {"frontend"},
 }
-# These are built out of everything, so they may import everything but the native library.
+# These combine all rooms, so they may import everything but the native library.
 TOP = {"__init__", "cli", "bench", "check", "lab", "__main__"}
 
-# Who may import a framework; bench measures them side by side.
+# Rooms that may import a framework; bench measures frameworks side by side.
 FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "mxnet", "accelerate", "torchft"}
 FRAMEWORK_USERS = {"frontend", "_autoload", "torch", "accelerate", "bench", "cli"}
 
@@ -59,12 +59,12 @@ def modules() -> list[str]:
 
 
 def room_of(module: str) -> str:
-    """The first part of a path below src/shoal: "schedule/steps.py" is in "schedule"."""
+    """Return the first part of a path below src/shoal: "schedule" of "schedule/steps.py"."""
     return Path(module).parts[0].removesuffix(".py")
 
 
 def imported(module: str, source: str) -> Iterator[str]:
-    """Every module that the source imports, absolute, also inside functions."""
+    """Return the absolute names of all imported modules, also inside functions."""
     package = ("shoal", *Path(module).parts[:-1])
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -72,12 +72,12 @@ def imported(module: str, source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else ()
             origin = ".".join((*base, *filter(None, [node.module])))
-            # `from shoal import plan` names a room; from deeper, the origin already does.
+            # `from shoal import plan` names a room; in deeper imports the origin does.
             yield from (f"shoal.{a.name}" if origin == "shoal" else origin for a in node.names)
 
 
 def faults(module: str, source: str) -> list[str]:
-    """The imports that point the wrong way."""
+    """Return the imports that point the wrong way."""
     room = room_of(module)
     own = LOWER.get(room, set()) | (set() if room in WITHOUT_WORDS else WORDS) | {room}
     wrong = []
@@ -131,7 +131,7 @@ def test_native_rooms_include_one_way() -> None:
 
 def test_only_the_list_of_transports_knows_the_kinds_of_links() -> None:
     kinds = {path.stem for path in (NATIVE / "transport").glob("*_link.h")}
-    kinds -= {"path_link"}  # what links over paths have in common
+    kinds -= {"path_link"}  # shared code of links over paths
     assert "tcp_link" in kinds
     users = {
         (path.stem, Path(other).stem)
@@ -143,7 +143,7 @@ def test_only_the_list_of_transports_knows_the_kinds_of_links() -> None:
     assert users <= {(user, kind) for kind in kinds for user in (kind, "transport")}
 
 
-def test_no_native_wait_follows_the_wall_clock_which_may_be_set() -> None:
+def test_native_waits_do_not_use_the_settable_wall_clock() -> None:
     wall = re.compile(r"CLOCK_REALTIME|system_clock|mutex_timedlock|gettimeofday")
     assert [path.name for path in NATIVE.rglob("*.*") if wall.search(path.read_text())] == []
 

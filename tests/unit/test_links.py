@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the page's headings, and the anchors that it sets itself."""
+    """Return GitHub's anchors of the page's headings, and the page's explicit anchors."""
     text = FENCED.sub("", page.read_text())
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -35,7 +35,7 @@ def broken(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     assert list(broken(page)) == []
 
 
@@ -46,6 +46,6 @@ def test_the_tutorial_is_stored_without_outputs() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-def test_the_page_of_the_wire_shows_the_frames_as_they_are() -> None:
+def test_the_page_of_the_wire_shows_the_actual_frames() -> None:
     written = runpy.run_path(str(PROJECT / "docs" / "pages" / "wire.py"))
     assert (PROJECT / "docs" / "wire.md").read_text() == written["page"](), "run `make docs`"

@@ -1,4 +1,4 @@
-"""The planner: a cheapest algorithm, the same for everyone, with a reason."""
+"""The planner: the cheapest algorithm, equal on all ranks, with a reason."""
 
 import logging
 import sys
@@ -33,14 +33,14 @@ CLUSTERS = [
 ]
 
 
-def test_small_messages_go_whole_and_large_ones_in_shards_or_round_a_ring() -> None:
+def test_small_buffers_are_not_cut_and_large_ones_use_shards_or_a_ring() -> None:
     small = find("all_reduce", choose("all_reduce", 4, ONE_HOST).name)
     assert small.fitted(4, ONE_HOST.size).n_chunks(ONE_HOST.size) == 1
     assert choose("all_reduce", 25 << 20, ONE_HOST).name == "sharded"
     two = choose("all_reduce", 25 << 20, default_cluster((0, 0))).name
     assert two not in ("direct", "doubling")
     assert choose("all_reduce", 25 << 20, FOUR_HOSTS).name == "ring"
-    # Measured with fewer cores than ranks: two rounds of shards beat the many of a tree.
+    # Measured with fewer cores than ranks: two rounds of shards beat a tree's many rounds.
     for size, kib in ((4, 64), (4, 256), (8, 32), (8, 64), (8, 256), (16, 32)):
         assert choose("all_reduce", kib << 10, default_cluster((0,) * size)).name == "sharded"
 
@@ -57,7 +57,7 @@ def test_a_choice_is_a_candidate_and_costs_grow(collective: str, cluster: Cluste
     assert costs[0] > 0
     for n_bytes in SIZES if collective in ("all_gather", "reduce_scatter", "all_to_all") else ():
         assert find(collective, choose(collective, n_bytes, cluster, uneven=True).name).takes_uneven
-    # One rank alone, and calls without bytes, are planned for, too.
+    # Groups of one rank and calls without bytes are planned too.
     assert choose(collective, 1 << 20, default_cluster((0,))).name in ALGORITHMS[collective]
     assert choose(collective, 0, cluster).name in ALGORITHMS[collective]
 
@@ -72,7 +72,7 @@ def test_a_faster_wire_never_makes_a_call_slower() -> None:
         assert costs == sorted(costs, reverse=True)
 
 
-def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best() -> None:
+def test_a_reason_names_the_call_the_winner_its_bottleneck_and_the_next_best() -> None:
     choice = choose("all_gather", 1 << 20, ONE_HOST)
     assert choice.why.startswith(f"1 MiB over 4 ranks in one host: {choice.name} takes ")
     assert "bottleneck: " in choice.why
@@ -90,8 +90,8 @@ def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best()
 
 @pytest.mark.parametrize("mib", [1, 4, 25, 100, 256])
 @pytest.mark.parametrize("gbit", [1, 10, 25, 100])
-def test_where_the_nic_is_the_bottleneck_cores_do_little(gbit: int, mib: int) -> None:
-    """Two hosts send each other as much by any algorithm; `direct` folds twice as much."""
+def test_cores_matter_little_where_the_nic_is_the_bottleneck(gbit: int, mib: int) -> None:
+    """Two hosts exchange equal bytes by any algorithm; `direct` folds twice as much."""
     wire = LinkCost(latency_us=30.0, us_per_byte=8e-3 / gbit, message_us=5.0)
     two = default_cluster((0, 1), wire=wire)
     name = choose("all_reduce", mib << 20, two).name
@@ -112,17 +112,17 @@ def test_no_shard_that_crosses_a_wire_is_too_short(size: int, here: int, n_bytes
     assert n_chunks == 1 or n_bytes / n_chunks >= floor_of(cluster)
 
 
-def test_sharded_is_no_candidate_where_few_ranks_of_a_host_would_do_all() -> None:
+def test_sharded_is_no_candidate_where_few_ranks_of_a_host_would_fold_all() -> None:
     for size, kib, is_one in ((4, 16, True), (8, 64, True), (16, 128, False), (8, 128, True)):
         assert ("sharded" in candidates("all_reduce", kib << 10, default_cluster((0,) * size))) == (
             is_one
         )
-    # Between hosts a short buffer goes in fewer shards than there are ranks.
+    # Between hosts a short buffer has fewer shards than ranks.
     assert choose("all_reduce", 64 << 10, default_cluster(range(8))).name == "sharded"
     assert find("all_reduce", "sharded").fitted(64 << 10, 8).n_chunks(8) == 4
 
 
-def test_ranks_that_have_a_core_each_do_not_wait_for_one() -> None:
+def test_ranks_with_a_core_each_do_not_wait_for_one() -> None:
     alone, crowded = (default_cluster((0,) * 4, n_cores=n) for n in (4, 2))
     assert cost_of("all_reduce", "direct", 4, alone).fill == alone.local.latency_us
     assert cost_of("all_reduce", "direct", 4, crowded).fill > 4 * crowded.local.latency_us
@@ -132,7 +132,7 @@ def test_ranks_that_have_a_core_each_do_not_wait_for_one() -> None:
     ("size", "at_first", "again"), [(64, 50_000, 2_500), (2048, 1_000_000, 10_000)]
 )
 def test_a_choice_takes_few_function_calls(size: int, at_first: int, again: int) -> None:
-    """A microsecond is about ten of them; a clock would measure the machine."""
+    """Count them, because a clock would measure the machine; ten take about a microsecond."""
     cluster = default_cluster(blocks_of(size // 4, 4))
     for cache in (choose, count):
         cache.cache_clear()
@@ -166,7 +166,7 @@ def test_choices_are_made_and_logged_once_for_sizes_up_to_a_power_of_two(
     assert caplog.messages[0].startswith("group 'world': all_reduce of up to 1 KiB: ")
 
 
-def test_choices_that_a_table_has_shown_are_logged_as_debug_only(
+def test_choices_shown_in_a_table_are_logged_at_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sizes = dict.fromkeys((1 << power for power in range(2, 31)), Codec.IDENTITY)
@@ -176,7 +176,7 @@ def test_choices_that_a_table_has_shown_are_logged_as_debug_only(
         for n_bytes in sizes:
             planner.choose("all_reduce", n_bytes)
         assert not caplog.messages
-        planner.choose("all_reduce", 1 << 31)  # larger than any in the table
+        planner.choose("all_reduce", 1 << 31)  # larger than any size in the table
         planner.choose("broadcast", 4)
     assert len(caplog.messages) == 2
     shown = {last: name for name, _, _, last in (one.split(" ", 3) for one in table.split(", "))}
@@ -199,8 +199,8 @@ def test_a_subgroup_is_planned_for_its_own_hosts_with_the_links_of_the_world() -
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 0, 0, 1), (0, 1, 0, 1), (0, 0, 0, 0, 1, 1, 1)])
-def test_what_ranks_may_cut_each_in_its_own_way_is_chosen_alike(hosts: tuple[int, ...]) -> None:
-    """Who gives lists chooses without a length, and others need not know that it does."""
+def test_ranks_that_cut_a_buffer_differently_choose_the_same(hosts: tuple[int, ...]) -> None:
+    """A rank that passes lists chooses without a length, unknown to the others."""
     cluster = default_cluster(hosts, n_cores=4)
     for collective, row in COLLECTIVES.items():
         for n_bytes in (0, 1, 4096, 64 << 10, 16 << 20) if row.by_pair else ():

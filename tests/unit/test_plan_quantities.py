@@ -1,4 +1,4 @@
-"""Quantities on the command line: bytes, rates and times, and what is refused."""
+"""Quantities on the command line: bytes, rates and times, and refused ones."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def test_quantities_are_read(read: Callable[[str], float], values: dict[str, flo
         (microseconds, "time", ["", "20", "-20us", "20 years"]),
     ],
 )
-def test_what_is_no_quantity_is_refused(
+def test_text_that_is_no_quantity_is_refused(
     read: Callable[[str], float], what: str, texts: list[str]
 ) -> None:
     for text in texts:

@@ -1,4 +1,4 @@
-"""Messages from elsewhere are read strictly: whatever arrives is taken as written, or refused."""
+"""Messages from elsewhere are parsed strictly: each is read as written, or refused."""
 
 import os
 import random
@@ -62,7 +62,7 @@ N_TIMES = 500_000 if os.environ.get("SHOAL_SOAK") else 4000
 
 
 class Bounds:
-    """A peer that notes what it may send."""
+    """A peer that records the kinds it may send."""
 
     def __init__(self, *types: type[Message]) -> None:
         self.most: dict[int, int] = {}
@@ -79,7 +79,7 @@ def test_a_message_is_read_as_it_was_written_and_fits_its_bound(message: Message
     assert len(body) <= Bounds(type(message)).most[kind]
 
 
-def test_each_end_takes_what_the_other_sends_and_nothing_of_its_own() -> None:
+def test_each_end_accepts_the_kinds_of_the_other_and_refuses_its_own() -> None:
     workers, servers = Bounds(*FROM_WORKERS).most, Bounds(*FROM_SERVERS).most
     assert workers.keys().isdisjoint(servers)
     assert max(*workers.values(), *servers.values()) < (2 << 20) + 20
@@ -87,7 +87,7 @@ def test_each_end_takes_what_the_other_sends_and_nothing_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "é" * 600, "é" * 127])
-def test_a_text_that_is_too_long_is_cut_between_letters(text: str) -> None:
+def test_an_overlong_text_is_cut_between_characters(text: str) -> None:
     wanted = Reserve(text, text, 1)
     assert decode(*encode(wanted)) == Reserve(text[: 255 // 2], text[: 255 // 2], 1)
 
@@ -112,13 +112,13 @@ def test_a_text_that_is_too_long_is_cut_between_letters(text: str) -> None:
         (Meet, number(2**63 + 1, 8) + number(3, 2) + number(3, 2) + number(4, 2)),
     ],
 )
-def test_nonsense_is_refused(of: type[Message], body: bytes) -> None:
+def test_malformed_messages_are_refused(of: type[Message], body: bytes) -> None:
     (kind,) = Bounds(of).most
     with pytest.raises(ValueError, match=r".*"):
         decode(kind, body)
 
 
-def test_kinds_that_there_are_not_are_refused() -> None:
+def test_unknown_kinds_are_refused() -> None:
     kinds = {encode(message)[0] for message in MESSAGES}
     for kind in set(range(256)) - kinds:
         with pytest.raises(ValueError, match=str(kind)):
@@ -140,7 +140,7 @@ def test_random_bytes_give_a_message_or_a_value_error() -> None:
     assert n_refused > N_TIMES // 2
 
 
-def test_a_key_is_named_without_being_told_and_proved_under_another_name() -> None:
+def test_a_keys_name_does_not_reveal_it_and_differs_from_its_proof() -> None:
     key, other = b"k" * 32, b"l" * 32
     assert key_id(key) != key_id(other)
     assert server_key(key) not in (key, server_key(other))
@@ -153,7 +153,7 @@ def test_a_key_is_named_without_being_told_and_proved_under_another_name() -> No
 # Announcements.
 
 
-def test_an_announced_call_is_the_same_for_the_server_but_for_its_rank() -> None:
+def test_an_announced_call_is_equal_on_the_server_except_for_the_rank() -> None:
     for n_lanes, codec in ((1, SHAPE.codec), (3, SHAPE.codec), (1, top_k(0.01, 8))):
         shape = SHAPE._replace(n_lanes=n_lanes, codec=codec)
         message = pack(shape)
@@ -162,7 +162,7 @@ def test_an_announced_call_is_the_same_for_the_server_but_for_its_rank() -> None
         assert unpack(message, 3, 4) == wanted
 
 
-def test_a_name_that_does_not_fit_is_refused_where_it_is_sent() -> None:
+def test_an_overlong_name_is_refused_by_its_sender() -> None:
     weights = ",".join(str(w) for w in range(1000, 2000))
     with pytest.raises(shoal.UsageError, match="too long"):
         pack(SHAPE._replace(algorithm=f"sharded[{weights}|1].servers"))

@@ -1,4 +1,4 @@
-"""How the lowest worker finds servers in a job's rendezvous store."""
+"""The lowest worker finds servers in a job's rendezvous store."""
 
 import threading
 from typing import Any
@@ -12,7 +12,7 @@ ENDPOINT, KEY = JobEndpoint("host", 1, "job"), bytes(range(32))
 
 
 class Store:
-    """One whose connection is lost once `n_left` values were read."""
+    """A store whose connection is lost once `n_left` values were read."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -36,7 +36,7 @@ class Store:
         pass
 
 
-def test_a_server_is_found_in_a_store_that_was_started_again(
+def test_a_server_is_found_in_a_restarted_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stores: list[Any] = [Store(), Store()]
@@ -61,7 +61,7 @@ def test_a_server_is_found_in_a_store_that_was_started_again(
     assert found == [1, 2, 3]
 
 
-def test_a_server_that_is_started_again_takes_no_other_place() -> None:
+def test_a_restarted_server_takes_no_second_place() -> None:
     store: Any = Store()
     first, second = Address("server", 1), Address("server", 2)
     places = [registry.leave(store, ENDPOINT, KEY, one) for one in (first, second, first, second)]

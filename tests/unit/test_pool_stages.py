@@ -1,4 +1,4 @@
-"""Stages: whatever the order in which workers call and hear, each call is served alike on all."""
+"""Stages: all workers serve each call by the same view, in any order of calls and messages."""
 
 import itertools
 from typing import Any
@@ -11,7 +11,7 @@ Order = tuple[int, ...]
 
 
 class Job:
-    """Workers, and switches that all of them make one after another; each has an order of calls."""
+    """Workers that each have an order of calls, and all make the same switches in turn."""
 
     def __init__(self, orders: tuple[Order, ...], n_switches: int) -> None:
         n_workers = len(orders)
@@ -53,7 +53,7 @@ class Job:
 
 
 def every_end(orders: tuple[Order, ...], n_switches: int) -> int:
-    """Go every way there is to the end, and look at each end; how many there were."""
+    """Follow every order of events to its end, and check it; return the number of ends."""
     seen: set[tuple[Any, ...]] = set()
     todo: list[tuple[tuple[int, str], ...]] = [()]
     n_ends = 0
@@ -71,7 +71,7 @@ def every_end(orders: tuple[Order, ...], n_switches: int) -> int:
         todo += [(*way, move) for move in moves]
         if not moves:
             n_ends += 1
-            # Nobody is held back for ever, and a call of each worker has the same view.
+            # No worker is held back forever, and a call has the same view on all workers.
             assert job.n_begun == [n_switches] * len(orders)
             assert all(map(job.is_made, ranks))
             assert all(served == job.served[0] for served in job.served)
@@ -86,11 +86,11 @@ def test_workers_agree_on_who_serves_each_call_in_every_order_of_events(
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((2, 3, 5))))
-def test_workers_agree_though_each_uses_its_numbers_in_another_order(order: Order) -> None:
+def test_workers_agree_though_their_numbers_have_different_orders(order: Order) -> None:
     assert every_end(((2, 3, 5), order), 2) > 1
 
 
-def test_a_stage_that_was_to_begin_later_is_not_overtaken_by_the_next() -> None:
+def test_a_stage_does_not_begin_before_the_one_proposed_earlier() -> None:
     stages = Stages[str]()
     assert stages.propose() == 0
     stages.begin(5, "first", 0)
@@ -106,7 +106,7 @@ def test_a_call_that_is_held_back_cannot_be_made() -> None:
         stages.claim(2)
 
 
-def test_stages_that_nobody_can_reach_any_more_are_forgotten() -> None:
+def test_unreachable_stages_are_dropped() -> None:
     stages = Stages[int]()
     for view in range(1000):
         stages.begin(stages.propose(), view, view)

@@ -1,4 +1,4 @@
-"""A store that does not answer keeps nobody: stores that block until the test lets them go."""
+"""Calls to a store end at their deadline, even while the store blocks."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ LONG_S = 60.0
 
 
 class Stopped(MemoryStore):
-    """Takes values, and says so only once it goes on."""
+    """A store whose `set` returns only once the test releases it."""
 
     host = "10.0.0.1"  # type: ignore[assignment]
 
@@ -37,7 +37,7 @@ def asking(store: MemoryStore, for_s: float = LONG_S) -> Iterator[Asking]:
         yield asked
 
 
-def test_a_call_that_does_not_return_is_left_behind_at_the_deadline_and_its_thread_ends() -> None:
+def test_a_blocked_call_is_abandoned_at_the_deadline_and_its_thread_ends() -> None:
     store = Stopped()
     with asking(store, 0.01) as asked:
         with pytest.raises(TimedOut, match=r"the store at 10\.0\.0\.1 has not answered .* of 'a'"):
@@ -53,7 +53,7 @@ def test_a_call_that_does_not_return_is_left_behind_at_the_deadline_and_its_thre
     assert not thread.is_alive()
 
 
-def test_the_answer_to_an_interrupted_call_is_not_taken_for_the_next_ones() -> None:
+def test_the_answer_to_an_interrupted_call_does_not_answer_the_next() -> None:
     store = Stopped()
 
     def interrupt() -> float:
@@ -85,7 +85,7 @@ def test_the_alarm_runs_while_an_answer_is_awaited() -> None:
     assert all("has not answered" in text for text in rings)
 
 
-def test_a_store_that_answers_just_after_the_deadline_is_not_blamed_for_it(
+def test_a_store_that_answers_just_after_the_deadline_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_SUSPICIOUS_S", LONG_S)  # its thread may be slow to start
@@ -102,7 +102,7 @@ def test_a_store_that_answers_just_after_the_deadline_is_not_blamed_for_it(
 
 
 class Failing(MemoryStore):
-    """Raises what it is told to."""
+    """A store that raises a given error."""
 
     error: Exception = RuntimeError("connection reset by peer")
     n_calls = 0
@@ -112,7 +112,7 @@ class Failing(MemoryStore):
         raise self.error
 
 
-def test_a_store_that_fails_is_a_lost_peer_and_is_asked_no_more() -> None:
+def test_a_failed_store_is_a_lost_peer_and_is_not_asked_again() -> None:
     store = Failing()
     with asking(store) as asked:
         for _ in range(2):
@@ -121,7 +121,7 @@ def test_a_store_that_fails_is_a_lost_peer_and_is_asked_no_more() -> None:
     assert store.n_calls == 1
 
 
-def test_an_error_of_ours_passes_as_it_is() -> None:
+def test_an_error_of_shoal_passes_unchanged() -> None:
     store = Failing()
     store.error = UsageError("a key of 257 bytes")
     with asking(store) as asked, pytest.raises(UsageError, match="a key of 257 bytes"):

@@ -1,4 +1,4 @@
-"""Which address is advertised, on a made-up host."""
+"""The advertised address on a simulated host."""
 
 import socket
 
@@ -36,11 +36,11 @@ def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lo", "lo"),
     ],
 )
-def test_an_interface_is_named_in_nccls_way(wanted: str, name: str) -> None:
+def test_interfaces_are_named_as_for_nccl(wanted: str, name: str) -> None:
     assert choose_address("head", {"SHOAL_SOCKET_IFNAME": wanted}).interface == name
 
 
-def test_paths_take_turns_over_the_interfaces_that_are_named() -> None:
+def test_paths_take_turns_over_the_named_interfaces() -> None:
     def names(n_paths: int, wanted: str) -> list[str]:
         environ = {"SHOAL_SOCKET_IFNAME": wanted}
         return [one.interface for one in choose_addresses(n_paths, "head", environ)]
@@ -50,12 +50,12 @@ def test_paths_take_turns_over_the_interfaces_that_are_named() -> None:
     assert [one.address for one in choose_addresses(2, "head", {})] == 2 * ["10.10.0.5"]
 
 
-def test_an_exclusion_takes_the_first_that_is_up_and_no_loopback() -> None:
+def test_an_exclusion_selects_the_first_external_interface_that_is_up() -> None:
     assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "^docker"}).interface == "eth1"
     assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "^=eth1"}).interface == "eth10"
 
 
-def test_our_own_variable_comes_before_gloos_and_gloos_before_nccls() -> None:
+def test_shoals_variable_precedes_gloos_and_gloos_precedes_nccls() -> None:
     environ = {"NCCL_SOCKET_IFNAME": "lo"}
     assert choose_address("head", environ).interface == "lo"
     environ |= {"GLOO_SOCKET_IFNAME": "docker0"}
@@ -65,7 +65,7 @@ def test_our_own_variable_comes_before_gloos_and_gloos_before_nccls() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["wlan0", "=eth", "ib0", "^docker,eth"])
-def test_an_interface_that_is_of_no_use_is_refused_with_those_that_are(wanted: str) -> None:
+def test_an_unusable_interface_is_refused_with_a_list_of_usable_ones(wanted: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose_address("head", {"GLOO_SOCKET_IFNAME": wanted})
     assert f"GLOO_SOCKET_IFNAME={wanted}" in str(caught.value)
@@ -82,9 +82,7 @@ def test_an_interface_that_is_of_no_use_is_refused_with_those_that_are(wanted: s
         ("=wlan0,ib0", "wlan0 or ib0"),
     ],
 )
-def test_a_list_with_a_name_that_no_interface_has_is_refused_naming_it(
-    wanted: str, unknown: str
-) -> None:
+def test_a_list_with_an_unknown_interface_is_refused_by_name(wanted: str, unknown: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose_address("head", {"SHOAL_SOCKET_IFNAME": wanted})
     assert str(caught.value).startswith(f"SHOAL_SOCKET_IFNAME={wanted}: no network interface")
@@ -97,7 +95,7 @@ def test_a_list_for_other_libraries_may_name_interfaces_of_other_hosts(name: str
     assert choose_address("head", {name: "wlan,docker"}).interface == "docker0"
 
 
-def test_the_address_is_of_the_masters_family_and_never_link_local() -> None:
+def test_the_address_has_the_masters_family_and_is_never_link_local() -> None:
     assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "eth1"}).address == "10.1.0.5"
     assert choose_address("fd00::1", {"SHOAL_SOCKET_IFNAME": "eth1"}).address == "fd00::5"
 
@@ -109,21 +107,21 @@ def test_the_address_is_of_the_masters_family_and_never_link_local() -> None:
         ("127.0.0.1", "127.0.0.1"),
         ("localhost", "127.0.0.1"),
         ("::1", "::1"),
-        ("me", "10.1.0.5"),  # /etc/hosts maps the own name to 127.0.1.1: nobody else can use that
+        ("me", "10.1.0.5"),  # /etc/hosts maps this name to 127.0.1.1, useless for other hosts
         (None, "10.1.0.5"),
     ],
 )
-def test_without_a_variable_it_is_the_route_to_the_master(master: str, address: str) -> None:
+def test_without_a_variable_the_route_to_the_master_decides(master: str, address: str) -> None:
     assert choose_address(master, {}).address == address
 
 
-def test_without_master_and_route_there_is_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_master_and_route_no_address_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "_source_towards", lambda _: "127.0.0.1")
     with pytest.raises(UsageError, match=r"SHOAL_SOCKET_IFNAME to one of lo \(127.0.0.1, ::1\)"):
         choose_address(None, {})
 
 
-def test_without_a_default_route_the_only_interface_that_leads_out_counts(
+def test_without_a_default_route_the_only_external_interface_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lo, eth1, *_, old0 = HOST
@@ -132,14 +130,14 @@ def test_without_a_default_route_the_only_interface_that_leads_out_counts(
     assert choose_address("me", {}) == ("10.1.0.5", "eth1", "the only interface")
 
 
-def test_a_name_that_maps_to_loopback_and_to_another_address_means_the_other(
+def test_a_name_that_maps_to_loopback_and_another_address_means_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
     targets = [(socket.AF_INET, 0, 0, "", (one, 9)) for one in ("127.0.1.1", "10.1.0.5")]
     monkeypatch.setattr(interface, "list_interfaces", lambda: HOST)
     monkeypatch.setattr(interface, "resolve", lambda *_: targets)
-    monkeypatch.setattr(interface, "_source", lambda _family, target: target[0])  # both are ours
+    monkeypatch.setattr(interface, "_source", lambda _family, target: target[0])  # both are local
     assert choose_address("me", {}) == ("10.1.0.5", "eth1", "the route to me")
 
 
@@ -151,7 +149,7 @@ def test_the_kernel_lists_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loopback.name in {name for _, name in socket.if_nameindex()}
 
 
-def test_a_master_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(UsageError, match=r"MASTER_ADDR=no\.such\.host\.invalid does not resolve"):
         choose_address("no.such.host.invalid", {})

@@ -36,7 +36,7 @@ def rows_of(pools: WorkerPools, *benchmarks: Benchmark, **more: Any) -> list[Res
 
 
 def drifting(label: str, values: list[float]) -> Benchmark:
-    """A benchmark that gives the values one after another, over and over."""
+    """Return a benchmark that repeats these values in turn."""
     turns = itertools.cycle(values)
     return Benchmark(label, lambda _pools, _case: next(turns))
 
@@ -72,7 +72,7 @@ def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -
         return 1.0
 
     rows = rows_of(pools, Benchmark("a", measure))
-    assert turns == 2 + 3  # of three in the first case, and all in the second
+    assert turns == 2 + 3  # of three benchmarks in the first case, and of all in the second
     assert [row.medians() for row in rows] == [{}, {"a": 1.0}]
     assert rows[0].failures == {"a": "rank 1 died"}
 
@@ -124,7 +124,7 @@ def test_a_ratio_is_the_median_over_rounds_and_uncertain_where_they_disagree() -
         assert is_close(row_of("broadcast", LAB, ratios, [1.0] * len(ratios))) == is_uncertain
 
 
-def test_a_choice_is_held_against_the_best_algorithm_that_was_not_chosen() -> None:
+def test_a_choice_is_compared_with_the_best_other_algorithm() -> None:
     rows = [
         Result(HERE, {"planner": [2.0, 2.0], "ring": [1.0, 1.0], "tree": [1.9, 1.9]}, note="ring"),
         Result(LAB, {"planner": [2.0, 2.0], "ring": [2.0, 2.0], "tree": [1.0, 1.0]}, note="ring"),
@@ -137,7 +137,7 @@ def test_a_choice_is_held_against_the_best_algorithm_that_was_not_chosen() -> No
     ]
 
 
-def test_a_latency_is_that_of_the_slowest_rank_of_each_call_and_a_cut_adds_to_the_median() -> None:
+def test_a_latency_is_of_each_calls_slowest_rank_and_a_cut_adds_to_the_median() -> None:
     answers = [
         {"times_s": [1.0, 1.0, 1.0, 9.0], "cut_s": [3.0, 5.0], "median_s": 1.0},
         {"times_s": [2.0, 3.0, 4.0, 1.0], "cut_s": [3.0, 5.0], "median_s": 1.0},

@@ -1,4 +1,4 @@
-"""Columns of the tables of servers and of trainings; nothing is measured, and nothing trained."""
+"""Columns of the tables of servers and of trainings, without measuring or training."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CASE = Case(8, 25 * MIB, n_hosts=8, rate_mbit=400, n_servers=4)
 
 
 class FakePools:
-    """Streams that carry 100 MB/s by each NIC; calls of which servers take some bytes; ranks that
-    answer a command with `answers`. Keeps the commands."""
+    """Streams of 100 MB/s per NIC; calls with some bytes through servers; ranks that answer a
+    command with `answers`. Keeps the commands."""
 
     def __init__(self, *answers: Mapping[str, Any], taken: int = 0) -> None:
         self.taken, self.received = taken, 0
@@ -61,22 +61,22 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     ("case", "seconds_of_the_tensor"),
     [
         (CASE, 2 * 8 * 7 / (64 + 4 * 8 - 2 * 4)),  # Jiang et al., OSDI 2020
-        # Half of the servers carry half: 3 servers' worth.
+        # Half of the servers have half the rate: worth 3 servers.
         (replace(CASE, server_mbit=(400, 200)), 2 * 8 * 7 / (64 + 3 * 8 - 2 * 3)),
-        (replace(CASE, n_servers=8, more_mbit=(400 / 3,)), 0.5),  # the fake's NICs are alike
+        (replace(CASE, n_servers=8, more_mbit=(400 / 3,)), 0.5),  # the fake's NICs are equal
     ],
 )
-def test_the_optimum_is_the_linear_programs(case: Case, seconds_of_the_tensor: float) -> None:
+def test_the_optimum_solves_the_linear_program(case: Case, seconds_of_the_tensor: float) -> None:
     at_a_stream = 25 * MIB / 100e6
     assert optimum(FakePools(), case) == pytest.approx(seconds_of_the_tensor * at_a_stream)
 
 
-def test_into_one_server_go_the_tensors_of_all_workers() -> None:
+def test_one_server_receives_the_tensors_of_all_workers() -> None:
     case = Case(16, 4 * MIB, n_hosts=16, rate_mbit=200, n_servers=1)
     assert incast_line(FakePools(), case) == pytest.approx(16 * 4 * MIB / 100e6)
 
 
-def test_calls_that_the_workers_make_alone_are_told_from_those_of_servers() -> None:
+def test_calls_of_workers_alone_differ_from_calls_with_servers() -> None:
     calls = ServedCalls("served")
     for taken, is_used in ((0, 0.0), (MIB // 10, 0.0), (5 * MIB, 1.0)):
         pools = FakePools(taken=taken)
@@ -90,7 +90,7 @@ def pause_of(*steps: Mapping[str, Any], n_done: int = 1) -> float:
     return Pauses(lambda _servers, _over: n_done, 0.0).longest(FakePools(*steps), CASE)
 
 
-def test_a_pause_is_what_the_slowest_step_takes_beyond_the_median_one() -> None:
+def test_a_pause_is_the_slowest_steps_time_beyond_the_median() -> None:
     one = {"times_s": [0.1, 0.1, 0.5, 0.1], "n_wrong": 0}
     other = {"times_s": [0.2, 0.2, 0.2, 0.9], "n_wrong": 0}
     assert pause_of(one, other) == pytest.approx(0.9 - 0.35)
@@ -121,7 +121,7 @@ def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
     assert step_s == pytest.approx((0.1 + 0.5 + 0.2) / 3)
     what = {"n_steps": 3, "n_warmup": 1, "model": "bert", "wrapper": "torch", "over": "gloo"}
     assert pools.asked == [("shoal", "train", what)]
-    served = replace(TRAINING, n_servers=4)  # by ranks that know the servers, whatever the column
+    served = replace(TRAINING, n_servers=4)  # by ranks that know the servers, in every column
     Trained(wrapper="torch", over="gloo").step(pools, served)
     assert pools.asked[1][0] == "served torch"
 
@@ -134,7 +134,7 @@ def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
         (1.0, 2.0, 1 << 40, 0.0),
         (0.5, 0.5, 1 << 40, 1.0),  # no more than the window can be hidden
         (0.75, 0.5, 1 << 40, 0.5),
-        (1.5, 0.5, 1 << 40, 0.0),  # averaging beside computing took longer than alone
+        (1.5, 0.5, 1 << 40, 0.0),  # averaging took longer beside computing than alone
         (1 / 4, 2.0, 4, 1.0),  # only the last layer's share is left
         (0.4, 2.0, 4, 0.8),
         (0.4, 0.75, 4, 0.8),  # the window is as long as the rest

@@ -1,4 +1,4 @@
-"""The children of a server, as its parent watches over them."""
+"""The children of a server, as seen by their parent."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from shoal.server.views import SILENT_S, Views
 
 
 class Child:
-    """A process that says some lines and waits for its input to end."""
+    """A process that prints some lines and waits for its input to end."""
 
     def __init__(self, *lines: str) -> None:
         code = f"import sys\nfor line in {lines}: print(line, flush=True)\nsys.stdin.read()"
@@ -29,11 +29,11 @@ class Child:
         self.process.stdin.close()
 
     def forget(self) -> None:
-        """It was waited for by somebody else."""
+        """Act as if the process was waited for elsewhere."""
         self.process.returncode = 0
 
 
-def test_what_a_child_told_last_is_known_until_it_ends() -> None:
+def test_the_last_report_of_a_child_is_kept_until_it_ends() -> None:
     with selectors.DefaultSelector() as selector:
         views, one, other = (
             Views(selector),
@@ -58,7 +58,7 @@ def test_what_a_child_told_last_is_known_until_it_ends() -> None:
         other.forget()
 
 
-def test_the_oldest_view_of_a_job_makes_room_and_no_other_jobs() -> None:
+def test_the_oldest_view_of_the_same_job_makes_room() -> None:
     with selectors.DefaultSelector() as selector:
         views, children = Views(selector), [Child() for _ in range(4)]
         rails = ((7, "rail 1"), (8, "rail 0"), (7, "rail 0"), (7, "rail 0"))
@@ -67,7 +67,7 @@ def test_the_oldest_view_of_a_job_makes_room_and_no_other_jobs() -> None:
         pids = [one.process.pid for one in children]
         views.make_room(7, "rail 0", 2)  # of one rail
         assert [view["pid"] for view in views.reports_of(None)] == [pids[0], pids[1], pids[3]]
-        views.make_room(7, None, 2)  # of all that the key has
+        views.make_room(7, None, 2)  # of all views of the key
         assert [view["pid"] for view in views.reports_of(None)] == [pids[1], pids[3]]
         views.kill_all()
         for one in children:
@@ -75,7 +75,7 @@ def test_the_oldest_view_of_a_job_makes_room_and_no_other_jobs() -> None:
             one.forget()
 
 
-def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -90,7 +90,7 @@ def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch
         one.forget()
 
 
-def test_a_child_that_has_said_nothing_for_long_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_child_that_is_silent_for_long_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     with selectors.DefaultSelector() as selector:
         views, silent, other = Views(selector), Child(), Child('{"view": 1}')
         begun = time.monotonic()
@@ -99,7 +99,7 @@ def test_a_child_that_has_said_nothing_for_long_is_ended(caplog: pytest.LogCaptu
         deadline = views.next_deadline()
         assert deadline is not None
         assert begun + SILENT_S <= deadline <= time.monotonic() + SILENT_S
-        with selectors.DefaultSelector() as spoken:  # and is not read until it is late
+        with selectors.DefaultSelector() as spoken:  # not read until it is late
             spoken.register(other.pipe, selectors.EVENT_READ)
             spoken.select()
         views.expire(deadline - 0.001)

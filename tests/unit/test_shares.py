@@ -1,4 +1,4 @@
-"""Shares that keep NICs busy: the formula for equal links, and no others that would be better."""
+"""Shares that keep NICs busy: the formula for equal links, and no better shares exist."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def nics(*rates: float) -> list[Nic]:
 
 
 def time_of(shares: list[float], workers: list[Nic], servers: list[Nic]) -> float:
-    """Of the busiest NIC, by what each has to send and to receive: written down anew."""
+    """Return the time of the busiest NIC by the bytes each sends and receives, independently."""
     n = len(workers)
     times = []
     for nic, share in zip(workers, shares, strict=False):
         out = (1 - share) + (n - 1) * share  # its part of others' shares, and its results to others
-        into = (n - 1) * share + (1 - share)  # others' parts of its share, and their results
+        into = (n - 1) * share + (1 - share)  # others' parts of its share, and results of its parts
         times += [out / nic.out, into / nic.into]
     for nic, share in zip(servers, shares[n:], strict=True):
         times += [n * share / nic.out, n * share / nic.into]
@@ -30,14 +30,14 @@ def time_of(shares: list[float], workers: list[Nic], servers: list[Nic]) -> floa
 
 
 @pytest.mark.parametrize("n", [3, 4, 8, 16, 100, 2048])
-def test_equal_links_take_what_the_formula_says(n: int) -> None:
+def test_equal_links_take_the_time_of_the_formula(n: int) -> None:
     for k in {0, 1, 2, n // 2, n - 1, n}:
         found = best_shares(nics(*[10.0] * n), nics(*[10.0] * k))
         assert 10 * found.us_per_byte == pytest.approx(2 * n * (n - 1) / (n * n + k * n - 2 * k))
         assert sum(found.workers) + sum(found.servers) == pytest.approx(1)
 
 
-def test_more_servers_than_workers_bring_no_more() -> None:
+def test_more_servers_than_workers_gain_no_more() -> None:
     for k in (8, 9, 12, 40):
         found = best_shares(nics(*[10.0] * 8), nics(*[10.0] * k))
         assert found.us_per_byte == pytest.approx(1 / 10)
@@ -57,7 +57,7 @@ def test_no_shares_drawn_at_random_are_better() -> None:
         assert min(best) >= 0
         assert sum(best) == pytest.approx(1)
         assert time_of(best, workers, servers) == pytest.approx(found.us_per_byte)
-        for _ in range(60):  # anywhere, and near to it
+        for _ in range(60):  # anywhere, and near the optimum
             anywhere = [chance.expovariate(1) for _ in best]
             near = [max(0.0, one + chance.gauss(0, 0.02)) for one in best]
             for drawn in (anywhere, near):
@@ -65,7 +65,7 @@ def test_no_shares_drawn_at_random_are_better() -> None:
                 assert time_of(others, workers, servers) >= found.us_per_byte * (1 - 1e-9)
 
 
-def test_the_slower_way_of_a_nic_counts_and_servers_that_bring_nothing_get_nothing() -> None:
+def test_the_slower_direction_of_a_nic_counts_and_useless_servers_get_no_share() -> None:
     slow_out = best_shares(nics(*[10.0] * 4), [Nic(5, 10), *nics(10)])
     assert slow_out == best_shares(nics(*[10.0] * 4), [Nic(10, 5), *nics(10)])
     assert slow_out.servers[0] == pytest.approx(slow_out.servers[1] / 2)
@@ -102,7 +102,7 @@ def test_weights_are_as_good_as_the_shares() -> None:
         assert time_of(shares, workers, servers) <= 1.005 * found.us_per_byte
 
 
-def test_beside_workers_a_server_is_given_what_it_gets_of_its_nic() -> None:
+def test_beside_workers_a_server_gets_a_share_by_its_effective_rate() -> None:
     workers = nics(*[10.0] * 8)
     for k in (1, 2, 4, 6, 7):
         found = shares_beside(workers, nics(*[10.0] * k))
@@ -110,7 +110,7 @@ def test_beside_workers_a_server_is_given_what_it_gets_of_its_nic() -> None:
         assert part < sum(best_shares(workers, nics(*[10.0] * k)).servers)
         busy = 8 * found.servers[0] / (10 * kept_beside(part))
         assert busy == pytest.approx((1 + 6 * found.workers[0]) / 10, rel=1e-6)
-    for k in (0, 8, 12):  # one side does it all, and nothing competes
+    for k in (0, 8, 12):  # one side does all the work, without competition
         servers = nics(*[10.0] * k)
         assert shares_beside(workers, servers) == best_shares(workers, servers)
         assert sum(shares_beside(workers, servers).workers) == pytest.approx(float(k == 0))

@@ -1,6 +1,6 @@
-"""The simulator: small schedules worked out by hand, papers' figures, and ranks that stand for all.
+"""The simulator: small schedules computed by hand, papers' figures, and representative ranks.
 
-Expected times are sums of the described costs, written out; nothing here is read off the simulator.
+Expected times are written-out sums of the described costs, NOT output of the simulator.
 """
 
 import itertools
@@ -55,9 +55,9 @@ INTO_SCRATCH: list[list[Step]] = [
 @pytest.mark.parametrize(
     ("steps", "n_bytes", "where", "time_us"),
     [
-        # A message takes its latency and its bytes.
+        # A message takes its latency and the time of its bytes.
         (ONE_MESSAGE, 1000, cluster(2), 50 + 10),
-        # One of more than goes at once waits for its receiver's word.
+        # A message above the eager limit waits for its receiver's grant.
         (ONE_MESSAGE, 100 * KIB, cluster(2), 50 + 50 + 100 * KIB * 0.01),
         # It occupies a core of each end, and a fold passes over its bytes.
         (
@@ -72,7 +72,7 @@ INTO_SCRATCH: list[list[Step]] = [
             6 + 50 + 10 + 6,
         ),
         (ONE_MESSAGE, 1000, cluster(1, 2, network_us_per_byte=0.004), 0),
-        # Ranks of a host share its NIC, and so do messages into a host; its ways are independent.
+        # Ranks of a host share its NIC, as do messages into a host; directions are independent.
         (TWO_PAIRS, 1000, cluster(2, 2), 50 + 10 + 10),
         (TWO_PAIRS, 1000, cluster(4), 50 + 10),
         (TWO_INTO_ONE, 1000, cluster(3), 50 + 10 + 10),
@@ -83,12 +83,12 @@ INTO_SCRATCH: list[list[Step]] = [
             cluster(1, 4, local=LinkCost(0, 0, message_us=3), n_cores=2),
             2 * (3 + 3),
         ),
-        # A rested NIC lets its burst pass at once.
+        # An idle NIC passes its burst at once.
         (ONE_MESSAGE, 50 * KIB, cluster(2, burst_bytes=20 * KIB), 50 + 30 * KIB * 0.01),
-        # Of three messages to and from others, contention slows the second.
+        # Contention slows the second of three messages to and from other hosts.
         (ALL_TO_ALL, 1000, cluster(4), 50 + 3 * 10),
         (ALL_TO_ALL, 1000, cluster(4, contention=0.5), 50 + 10 + 15 + 10),
-        # Scratch above 32 MiB, which no allocator keeps, costs more where it is touched first.
+        # Scratch above 32 MiB, which allocators give back, costs more at its first touch.
         *(
             (
                 *(INTO_SCRATCH, mib * MIB),
@@ -97,11 +97,11 @@ INTO_SCRATCH: list[list[Step]] = [
             )
             for mib, us_per_byte in ((32, 0.004), (33, 0.014))
         ),
-        # Each way of a NIC has a rate of its own.
+        # Each direction of a NIC has its rate.
         (THERE_AND_BACK, 1000, cluster(2), 50 + 10 + 50 + 10),
     ],
 )
-def test_a_small_schedule_takes_the_time_by_hand(
+def test_a_small_schedule_takes_the_time_computed_by_hand(
     steps: list[list[Step]], n_bytes: int, where: Cluster, time_us: float
 ) -> None:
     assert time_of(steps, n_bytes, where) == pytest.approx(time_us)
@@ -114,12 +114,12 @@ def test_the_busiest_part_is_named() -> None:
 
 
 def test_a_short_buffer_is_cut_as_the_engine_cuts_it() -> None:
-    """In four stripes, which ranks 0, 2, 4 and 6 reduce: rank 1 sends each of them its part."""
+    """Use four stripes, reduced by ranks 0, 2, 4 and 6: rank 1 sends each of them its part."""
     assert simulate("all_reduce", "sharded", cluster(8), 64 * KIB).sent(1) == 64 * KIB
     assert simulate("all_reduce", "sharded", cluster(8), 128 * KIB).sent(1) == 2 * 7 * 16 * KIB
 
 
-def test_one_way_traffic_and_a_ring_lose_nothing() -> None:
+def test_one_way_traffic_and_a_ring_lose_nothing_to_contention() -> None:
     for algorithm in (("gather", "direct"), ("scatter", "direct"), ("all_reduce", "ring")):
         ideal, slowed = (
             simulate(*algorithm, cluster(4, contention=c), 40 * KIB).time_us for c in (0.0, 0.5)
@@ -130,7 +130,7 @@ def test_one_way_traffic_and_a_ring_lose_nothing() -> None:
 def test_segments_follow_one_another_down_a_chain() -> None:
     n_segments = 10
     played = simulate("broadcast", "chain", cluster(4), n_segments * SEGMENT)
-    # The word of the first receivers comes at once; then 3 hops for the first segment and one
+    # The first receivers grant at once; then 3 hops for the first segment and one
     # segment's time for each of the others.
     by_hand = 50 + 3 * (50 + SEGMENT * 0.01) + (n_segments - 1) * SEGMENT * 0.01
     assert played.time_us == pytest.approx(by_hand)
@@ -138,7 +138,7 @@ def test_segments_follow_one_another_down_a_chain() -> None:
 
 
 def test_links_of_a_host_take_turns() -> None:
-    # Rank 0 sends four segments to rank 1 and one to rank 2, which does not wait for all of those.
+    # Rank 0 sends four segments to rank 1 and one to rank 2, which does not wait for all four.
     steps: list[list[Step]] = [[Send(1, 0), Send(2, 1)], [Recv(0, 0)], [Recv(0, 0), Send(3, 0)]]
     steps.append([Recv(2, 0)])
 
@@ -156,7 +156,7 @@ def test_a_ring_keeps_every_nic_busy(n_bytes: int) -> None:
     played = simulate("all_reduce", "ring", cluster(n), n_bytes)
     assert played.rounds == 2 * (n - 1)
     least = 2 * (n - 1) * 50 + 2 * (n - 1) / n * n_bytes * 0.01
-    if n_bytes >= 64 * KIB:  # less than a cache line of each chunk is rounded
+    if n_bytes >= 64 * KIB:  # each chunk is rounded by less than a cache line
         assert played.time_us == pytest.approx(least, rel=0.15)
         assert {link.n_bytes for link in played.links} == {2 * (n - 1) * n_bytes // n}
         assert {(link.source, link.peer) for link in played.links} == {
@@ -164,7 +164,7 @@ def test_a_ring_keeps_every_nic_busy(n_bytes: int) -> None:
         }
 
 
-def test_calls_at_a_time_share_the_nics() -> None:
+def test_concurrent_calls_share_the_nics() -> None:
     one = simulate("all_reduce", "ring", cluster(4), 64 * KIB)
     four = simulate("all_reduce", "ring", cluster(4), 64 * KIB, n_calls=4)
     wire_us = 1.5 * 64 * KIB * 0.01
@@ -172,7 +172,7 @@ def test_calls_at_a_time_share_the_nics() -> None:
     assert four.time_us == pytest.approx(6 * 50 + 4 * wire_us, rel=0.1)
 
 
-def test_calls_that_make_no_sense_and_schedules_that_wait_for_ever_are_refused() -> None:
+def test_invalid_calls_and_schedules_that_wait_forever_are_refused() -> None:
     for n_bytes, root, n_calls in ((-1, 0, 1), (4, 2, 1), (4, -1, 1), (4, 0, 0)):
         with pytest.raises(UsageError, match="cannot simulate"):
             simulate("broadcast", "chain", cluster(2), n_bytes, root=root, n_calls=n_calls)
@@ -186,7 +186,7 @@ EVERY = [(collective, name) for collective, algorithms in ALGORITHMS.items() for
 
 @pytest.mark.parametrize(("n_hosts", "ranks_per_host"), [(16, 1), (8, 4), (1, 12)])
 @pytest.mark.parametrize(("collective", "name"), EVERY)
-def test_ranks_that_stand_for_others_tell_the_same_time(
+def test_representative_ranks_yield_the_same_time(
     monkeypatch: pytest.MonkeyPatch, collective: str, name: str, n_hosts: int, ranks_per_host: int
 ) -> None:
     where = cluster(
@@ -215,11 +215,11 @@ def test_symmetric_algorithms_need_one_host_of_many(monkeypatch: pytest.MonkeyPa
     for name in sorted(alike):
         assert simulate("all_reduce", name, cluster(16, 2), MIB).n_simulated == 2, name
     assert simulate("all_reduce", "tree", cluster(16, 2), MIB).n_simulated == 32
-    for root in (0, 1, 5):  # a root is not taken for the others
+    for root in (0, 1, 5):  # the root does not represent other ranks
         assert simulate("broadcast", "direct", cluster(8), MIB, root=root).n_simulated == 8
 
 
-def test_the_first_segments_stand_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_segments_represent_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tree", "doubling", "ring", "ring/tree"):
         whole = simulate("all_reduce", name, cluster(16, 2), 24 * MIB)
         with monkeypatch.context() as few:
@@ -235,15 +235,15 @@ def test_a_group_too_large_to_simulate_is_refused(monkeypatch: pytest.MonkeyPatc
             simulate(*algorithm, cluster(64), 4 * KIB)
 
 
-def test_every_way_in_and_out_is_counted() -> None:
+def test_bytes_in_each_direction_are_counted() -> None:
     played = simulate("all_to_all", "pairwise", cluster(3, 2), 1000)
     assert len(played.links) == len(list(itertools.permutations(range(6), 2)))
     assert {link.n_bytes for link in played.links} == {1000}
     assert [(nic.sent, nic.received) for nic in played.nics] == [(8000, 8000)] * 3
 
 
-def test_servers_take_from_all_workers_at_once_and_send_back_as_they_fold() -> None:
-    """Segments follow one another: what is left is one round of them, and the first on its way."""
+def test_servers_receive_from_all_workers_at_once_and_send_back_as_they_fold() -> None:
+    """Segments are pipelined: the rest is one round of them, and the first one's way."""
     n, n_segments = 4, 50
     played = simulate("all_reduce", "sharded[4*0|4*1]", cluster(8), n * n_segments * SEGMENT)
     once = n * n_segments * SEGMENT * 0.01
@@ -252,7 +252,7 @@ def test_servers_take_from_all_workers_at_once_and_send_back_as_they_fold() -> N
 
 
 @pytest.mark.parametrize("name", ["sharded[16*0|16*1]", "sharded[24*1|16*3]", "sharded[8*1|24*1]"])
-def test_few_workers_and_servers_stand_for_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_workers_and_servers_represent_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(map(len, parse(name)[0]))
     whole = simulate("all_reduce", name, cluster(size), 48 * MIB)
     monkeypatch.setattr(module, "_FEW_STEPS", 0)
@@ -265,9 +265,9 @@ def test_few_workers_and_servers_stand_for_all(name: str, monkeypatch: pytest.Mo
     assert few.n_bytes == pytest.approx(whole.n_bytes, rel=0.001)
 
 
-def test_thousands_of_workers_and_servers_are_simulated_whole() -> None:
+def test_thousands_of_workers_and_servers_are_simulated() -> None:
     played = simulate("all_reduce", "sharded[2048*0|2048*1]", cluster(4096), 1 << 30)
     once = (1 << 30) * 0.01
-    # Four segments of each server's share: the last of them has still to come back.
+    # Four segments of each server's share: the last of them must still return.
     assert once < played.time_us < once * (1 + 1.01 / 4)
     assert (played.n_simulated, played.rounds) == (2, 2)

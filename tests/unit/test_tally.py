@@ -1,4 +1,4 @@
-"""Counting calls, and the time in which any was in flight."""
+"""Counting calls, and the time with any in flight."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_time_in_which_several_calls_are_in_flight_counts_once(clock: Clock) -> None:
+def test_time_with_several_calls_in_flight_counts_once(clock: Clock) -> None:
     tally, first, second = Tally(), Call(clock), Call(clock)
     clock.now_s = 110
     tally.note(first, 1, "all_reduce", 8)
@@ -49,7 +49,7 @@ def test_time_in_which_several_calls_are_in_flight_counts_once(clock: Clock) -> 
     assert tally.read() == (20.0, 7.0, {(1, "all_reduce"): (2, 12)})
 
 
-def test_a_call_that_runs_counts_up_to_each_reading(clock: Clock) -> None:
+def test_a_running_call_counts_up_to_each_reading(clock: Clock) -> None:
     tally, call = Tally(), Call(clock)
     tally.note(call, 1, "barrier", 1)
     clock.now_s = 103
@@ -62,7 +62,7 @@ def test_a_call_that_runs_counts_up_to_each_reading(clock: Clock) -> None:
     assert tally.read()[1] == 5.0
 
 
-def test_calls_are_counted_without_a_reader_who_would_free_them(clock: Clock) -> None:
+def test_calls_are_counted_and_freed_without_a_reader(clock: Clock) -> None:
     tally, running = Tally(), Call(clock)
     tally.note(running, 2, "broadcast", 1)
     for _ in range(1000):
@@ -76,7 +76,7 @@ def test_calls_are_counted_without_a_reader_who_would_free_them(clock: Clock) ->
     assert tally.read()[2][2, "broadcast"] == (1, 1)
 
 
-def test_a_call_whose_end_runs_a_callback_that_makes_a_call_is_counted(clock: Clock) -> None:
+def test_a_call_whose_callback_makes_another_call_is_counted(clock: Clock) -> None:
     tally, later = Tally(), Call(clock)
 
     class Noticed(Call):

@@ -1,4 +1,4 @@
-"""The screens of `shoal top`, and numbers of links that a thread holds."""
+"""The screens of `shoal top`, and statistics of links that a thread holds."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def answer(counted_s: float, busy_s: float) -> dict[str, Any]:
     }
 
 
-def test_each_screen_counts_from_the_one_before(
+def test_each_screen_counts_from_the_previous_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = [[answer(10.0, 2.0)], [answer(12.0, 3.0)]]
@@ -98,7 +98,7 @@ def test_links_that_a_thread_holds_are_not_waited_for() -> None:
     assert (stats.is_readable, stats.in_flight, stats.links, stats.stalls) == (False, (), (), {})
 
 
-def test_the_dashboard_shows_every_metric_by_labels_that_it_has() -> None:
+def test_the_dashboard_shows_every_metric_by_its_labels() -> None:
     families = text_string_to_metric_families(text_of([answer(10.0, 2.0)]))
     labels = {one.name: set(one.labels) for family in families for one in family.samples}
     dashboard = json.loads(DASHBOARD.read_text())

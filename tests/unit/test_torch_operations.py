@@ -1,4 +1,4 @@
-"""What the torch front end refuses, and what it hands to a group that only takes notes."""
+"""What the torch front end refuses, and what it passes to a group that only records calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZE, RANK = 3, 1
 
 
 class DoneWork:
-    """A call that ended before anybody asked."""
+    """A call that has already ended."""
 
     source: int | None = 2
 
@@ -83,7 +83,7 @@ def rooted(kind: Any, root: int) -> Any:
     return options
 
 
-# ---- refused before anything moves ----
+# ---- refused before data moves ----
 
 ONE, THREE = torch.ones(2), ones(2, 2, 2)
 WHOLE, LONG = torch.ones(6), torch.ones(12)
@@ -229,14 +229,14 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 class Wrapper(torch.Tensor):
-    """As fake, functional and distributed tensors are: a shape, and values elsewhere or nowhere."""
+    """A tensor with a shape and no memory, like fake, functional and distributed ones."""
 
     @staticmethod
     def __new__(cls, n: int) -> Any:
         return torch.Tensor._make_wrapper_subclass(cls, (n,))
 
     def __init__(self, n: int) -> None:
-        """Made by `__new__`, as tensors are."""
+        """Do nothing: `__new__` makes tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -273,7 +273,7 @@ GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "make", [lambda: Wrapper(2), freed, freed_view, lambda: torch._efficientzerotensor(2)]
 )
 @pytest.mark.parametrize("what", GIVEN)
-def test_a_tensor_without_memory_is_refused_before_anything_moves(
+def test_a_tensor_without_memory_is_refused_before_data_moves(
     what: str, make: Callable[[], torch.Tensor], operations: Operations, group: NotingGroup
 ) -> None:
     with pytest.raises(UsageError, match=r"of shape \(2,\) without its own memory; pass"):
@@ -282,7 +282,7 @@ def test_a_tensor_without_memory_is_refused_before_anything_moves(
 
 
 @pytest.mark.parametrize("make", [lambda: Wrapper(2), freed, freed_view])
-def test_a_group_takes_no_tensor_without_memory(make: Callable[[], torch.Tensor]) -> None:
+def test_a_group_refuses_a_tensor_without_memory(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(UsageError, match=r"of shape \(2,\) has no memory"):
         span_of(make())
 
@@ -293,7 +293,7 @@ def test_an_empty_tensor_needs_no_memory(operations: Operations, group: NotingGr
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_calls_are_refused_before_anything_moves(
+def test_wrong_calls_are_refused_before_data_moves(
     what: str, operations: Operations, group: NotingGroup
 ) -> None:
     call, message = WRONG[what]
@@ -302,14 +302,14 @@ def test_wrong_calls_are_refused_before_anything_moves(
     assert group.calls == []
 
 
-# ---- handed over ----
+# ---- passed to the group ----
 
 
 def lengths(spans: Any) -> list[int]:
     return [span.n_elems for span in spans]
 
 
-def test_a_strided_tensor_comes_back_from_a_reduce_only_at_the_root(
+def test_a_reduce_writes_a_strided_tensor_only_at_the_root(
     operations: Operations, group: NotingGroup
 ) -> None:
     for root, expected in ((0, 0.0), (RANK, 3.0)):
@@ -320,7 +320,7 @@ def test_a_strided_tensor_comes_back_from_a_reduce_only_at_the_root(
         assert matrix.sum().item() == expected
 
 
-def test_a_strided_tensor_of_inference_mode_is_written_on_whichever_thread_waits(
+def test_any_waiting_thread_writes_a_strided_tensor_of_inference_mode(
     operations: Operations, group: NotingGroup
 ) -> None:
     with torch.inference_mode():
@@ -332,7 +332,7 @@ def test_a_strided_tensor_of_inference_mode_is_written_on_whichever_thread_waits
     assert matrix.sum().item() == 3.0
 
 
-def test_rows_of_a_type_that_shoal_does_not_know_travel_as_bytes(
+def test_rows_of_an_unknown_type_travel_as_bytes(
     operations: Operations, group: NotingGroup
 ) -> None:
     eighths = torch.zeros(6, dtype=torch.float8_e5m2)
@@ -349,7 +349,7 @@ def test_rows_of_a_type_that_shoal_does_not_know_travel_as_bytes(
 
 
 @pytest.mark.skipif(not hasattr(dist, "record_comm"), reason="torch 2.13 and later have it")
-def test_a_range_has_the_name_that_was_given(operations: Operations) -> None:
+def test_a_profiler_range_has_the_given_name(operations: Operations) -> None:
     with torch.autograd.profiler.profile() as profile, dist.record_comm("my own"):
         operations.allreduce([ONE])
     names = {event.key for event in profile.key_averages()}
@@ -357,7 +357,7 @@ def test_a_range_has_the_name_that_was_given(operations: Operations) -> None:
     assert "shoal:all_reduce" not in names
 
 
-def test_calls_on_another_thread_look_like_one() -> None:
+def test_calls_on_another_thread_form_one_work() -> None:
     tensors = [torch.ones(2)]
     work = PendingWork([InBackground(lambda: None)], tensors)
     assert work.wait()

@@ -1,4 +1,4 @@
-"""Calls on tensors of a device, by way of host memory: in every order of copies and calls."""
+"""Calls on tensors of a device through host memory, in every order of copies and calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINE = 32  # elements of a piece: 128 bytes of float32
 
 
 class ByHand:
-    """In the place of Staging: posts when the test says so, in the order of the calls."""
+    """Stands in for Staging: posts when the test steps it, in the order of the calls."""
 
     def __init__(self) -> None:
         self.waiting: deque[StagedCall] = deque()
@@ -41,7 +41,7 @@ class ByHand:
         self.waiting.append(call)
 
     def can_post(self) -> bool:
-        """Whether the next call of the line may have something to post."""
+        """True if the next call of the line may have a piece to post."""
         if not self.waiting:
             return False
         call = self.waiting[0]
@@ -69,17 +69,17 @@ class Table:
         calls = self.operations._devices = DeviceCalls(self.wire, None)  # type: ignore[arg-type]
         calls._staging = self.line  # type: ignore[assignment]
         self.may_lose = False
-        self.tells_at_once = False
+        self.calls_back_at_once = False
 
     def actions(self) -> list[Callable[[], object]]:
-        """A copy, the end of a call, the news of it, a look at the copies."""
+        """Return the possible actions: copy, end a call, call back, post copied pieces."""
         may: list[Callable[[], object]] = []
         may += [lambda stream=stream: self.device.step(stream) for stream in self.device.ready()]
         may += [call.finish for call in self.wire.under_way()]
-        told = [call for call in self.wire.calls if call.is_done and call.callbacks]
-        if self.tells_at_once and told:
-            return [told[0].call_back]
-        may += [call.call_back for call in told]
+        ended = [call for call in self.wire.calls if call.is_done and call.callbacks]
+        if self.calls_back_at_once and ended:
+            return [ended[0].call_back]
+        may += [call.call_back for call in ended]
         if self.line.can_post():
             may.append(self.line.poll)
         if self.may_lose and self.wire.lost is None:
@@ -87,7 +87,7 @@ class Table:
         return may
 
     def play(self, choose: Callable[[int], int], meanwhile: Callable[[], object]) -> None:
-        """Do one action at a time, of those that may happen next, as is chosen."""
+        """Do one action at a time, chosen among the possible ones."""
         while actions := self.actions():
             actions[choose(len(actions))]()
             meanwhile()
@@ -97,7 +97,7 @@ Game = Callable[[Callable[[int], int]], None]
 
 
 def all_orders(game: Game) -> int:
-    """Play the game in every order there is; how many there were."""
+    """Play the game in every possible order; return their number."""
     n_orders = 0
     choices = Choices([])
     while choices is not None:
@@ -108,7 +108,7 @@ def all_orders(game: Game) -> int:
 
 
 class Choices:
-    """One order: what is chosen at first, and the first of all after that."""
+    """One order: some given choices, and the first action from then on."""
 
     def __init__(self, first: list[int]) -> None:
         self.first = first
@@ -122,7 +122,7 @@ class Choices:
         return self.taken[-1]
 
     def next(self) -> Choices | None:
-        """The order after this one; None after the last."""
+        """Return the next order; None after the last."""
         taken = self.taken
         while taken and taken[-1] == self.widths[len(taken) - 1] - 1:
             taken.pop()
@@ -135,7 +135,7 @@ def in_background(options: Any) -> Any:
 
 
 class Reduced:
-    """An all-reduce in a game: made by a kernel, read by one, then overwritten by one."""
+    """An all-reduce in a game: one kernel writes it, one reads it, and one overwrites it."""
 
     def __init__(self, table: Table, n: int, first: float) -> None:
         self.device = table.device
@@ -152,7 +152,7 @@ class Reduced:
         return (self.made * 2 + 3).tolist()  # type: ignore[no-any-return]
 
     def look(self) -> None:
-        """As soon as wait would not block: wait, read the result, and use the memory anew."""
+        """Once wait would not block: wait, read the result, and reuse the memory."""
         if self.waited or not self.work.works[0].done():
             return
         self.waited = True
@@ -183,21 +183,21 @@ def test_an_all_reduce_is_right_in_every_order(
         call = Reduced(table, n_elems, 5.0)
         table.play(choose, call.look)
         assert call.seen == [call.expected()]
-        assert not call.tensor.any()  # nothing came back after the wait
+        assert not call.tensor.any()  # no copy arrived after the wait
         check_nothing_is_left(table)
 
     n_orders = all_orders(game)
     assert n_orders == 1 if n_elems == 3 else n_orders > 10
 
 
-def test_two_calls_are_posted_in_their_order_whatever_is_copied_first(
+def test_two_calls_are_posted_in_order_even_if_the_second_is_copied_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reached: set[str] = set()
 
     def game(choose: Callable[[int], int]) -> None:
         table = Table(monkeypatch)
-        table.tells_at_once = True
+        table.calls_back_at_once = True
         calls = [Reduced(table, 3, 1.0), Reduced(table, 5, 2.0)]
 
         def look() -> None:
@@ -215,7 +215,7 @@ def test_two_calls_are_posted_in_their_order_whatever_is_copied_first(
     assert reached
 
 
-def test_a_peer_lost_at_any_moment_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_lost_at_any_moment_leaves_no_work_running(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: set[tuple[int, bool]] = set()
 
     def game(choose: Callable[[int], int]) -> None:
@@ -250,7 +250,7 @@ def test_waiting_does_not_wait_for_the_copies_back(monkeypatch: pytest.MonkeyPat
     assert plain(call.tensor).tolist() == call.made.tolist()
     memory = plain(call.tensor)
     device.kernel(lambda: call.seen.append(memory.tolist()))
-    assert device.current not in device.ready()  # it goes on behind them
+    assert device.current not in device.ready()  # they go on behind the wait
     device.run_dry()
     assert call.seen == [call.expected()]
 
@@ -266,7 +266,7 @@ def test_a_copy_back_does_not_overtake_kernels_that_still_read_the_tensor(
     table.operations.all_gather_single(output, given, options)
     reader = table.device.current
     streams: list[FakeStream] = [s for s in table.device.ready() if s is not reader]
-    assert streams == []  # not even the copy out: one stream's order holds for all
+    assert streams == []  # not even the copy out: a stream runs in order
     table.play(lambda n: n - 1, lambda: None)
     assert seen == [7.0 * 2 * LINE]
     assert plain(output).tolist() == [4.0] * LINE + [1.0] * LINE

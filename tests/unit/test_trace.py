@@ -17,7 +17,7 @@ from shoal.cli import main
 from shoal.errors import UsageError
 from shoal.schedule import ALGORITHMS, Buffer
 
-# What Marek Kolodziej's tutorial on all-reduce (2019) prints for 4 devices: first the data, then
+# The output of Marek Kolodziej's tutorial on all-reduce (2019) for 4 devices: the data, then
 # the state after the first and the last step of reduce-scatter and the last of all-gather.
 TUTORIAL = """
 a0        b0        c0        d0
@@ -51,7 +51,7 @@ def order_of(expression: Expression) -> tuple[int, ...]:
     return order_of(expression[0]) + order_of(expression[1])
 
 
-def test_the_ring_of_four_is_the_tutorials(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ring_of_four_ranks_is_that_of_the_tutorial(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "ring", "--ranks", "4", "--width", "80"]) == 0
     printed = capsys.readouterr().out
     rows = [line.split()[2:] for line in printed.splitlines() if re.match(r"rank \d", line)]
@@ -82,7 +82,7 @@ def test_a_trace_agrees_with_the_proof(collective: str, name: str, size: int) ->
     }
 
 
-def test_a_trace_has_hosts_scratch_and_chunks_lettered_like_columns_of_a_sheet() -> None:
+def test_a_trace_has_hosts_scratch_and_chunks_lettered_like_sheet_columns() -> None:
     traced = trace("reduce_scatter", "ring", 4, hosts=(0, 0, 1, 1))
     assert traced.hosts == (0, 0, 1, 1)
     buffers = [place.buffer for place in traced.places[0]]
@@ -96,7 +96,7 @@ def test_a_trace_has_hosts_scratch_and_chunks_lettered_like_columns_of_a_sheet()
         trace("all_reduce", "ring", 0)
 
 
-def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_the_full_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "ring", "--collective", "all_gather", "--ranks", "3", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [data["collective"], data["algorithm"], data["ranks"]] == ["all_gather", "ring", 3]
@@ -110,7 +110,7 @@ def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["postcondition"][2] == [[1 + rank, 0, rank, rank, False] for rank in range(3)]
 
 
-def test_a_page_holds_no_way_out_of_its_data(tmp_path: Path) -> None:
+def test_data_of_a_page_is_escaped(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     assert main(["trace", "sharded", "--hosts", "2x2", "--html", str(out)]) == 0
     page = out.read_text()
@@ -127,7 +127,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def links(svg: ET.Element) -> list[tuple[int, int, Fraction]]:
-    """Every link that a line's title names, and the part of the buffer that goes over it."""
+    """Return every link named by a line's title, and the part of the buffer it carries."""
     found = []
     for title in svg.iterfind(f".//{SVG}g/{SVG}title"):
         for said in (title.text or "").split("; "):
@@ -139,7 +139,7 @@ def links(svg: ET.Element) -> list[tuple[int, int, Fraction]]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize(("collective", "name"), ALL)
-def test_everything_that_is_sent_is_drawn(collective: str, name: str, size: int) -> None:
+def test_every_message_is_drawn(collective: str, name: str, size: int) -> None:
     for hosts in {(), tuple(rank // 2 for rank in range(size))}:
         traced = trace(collective, name, size, hosts=hosts)
         part = Fraction(1, traced.algorithm.n_chunks(size, hosts))

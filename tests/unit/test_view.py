@@ -1,8 +1,8 @@
-"""Survivors agree on the next view, whatever dies or parts when, and in whatever order words come.
+"""Survivors agree on the next view in every order of deaths, lost links and messages.
 
-The ranks of these tests are `Agreement`s, driven as `group.shrink` drives them: a rank tells all
-whom it can reach when its report has changed, reads only from those it awaits, and leaves when it
-is settled. Every order of deaths, losses, words and calls is gone through.
+The ranks of these tests are `Agreement`s, driven as by `group.shrink`: a rank sends its report to
+all reachable ranks when it changes, reads only from the ranks it awaits, and leaves once it is
+settled. The tests try every order of deaths, losses, messages and calls.
 """
 
 import functools
@@ -15,29 +15,29 @@ import pytest
 
 from shoal.group.view import Agreement, Report, View, decode, n_report_bytes
 
-Heard = tuple[tuple[int, Report], ...]
+Received = tuple[tuple[int, Report], ...]
 
 
 class Rank(NamedTuple):
-    """One rank: in `view` while it works, with its part of the agreement."""
+    """The state of one rank: its `view`, and its part of the agreement."""
 
     view: View
     own: Report
-    heard: Heard = ()
+    received: Received = ()
     is_in_call: bool = False
     is_out: bool = False
 
 
 class Moment(NamedTuple):
-    """All ranks at a time.
+    """The state of all ranks at one time.
 
     Args:
-        ranks: None for one that is dead.
-        wires: the words under way, by sender and receiver.
-        parted: pairs of ranks that live and whose link is gone, the lower first.
-        to_part: those whose link has yet to go.
-        stopped: those whom the others give up as their links go, and who work again.
-        n_to_die: how many may still die.
+        ranks: None for a dead rank.
+        wires: the messages in flight, by sender and receiver.
+        parted: pairs of living ranks whose link is gone, the lower rank first.
+        to_part: pairs whose link will go.
+        stopped: ranks that the others give up when their links go, and that continue later.
+        n_to_die: the number of ranks that may still die.
     """
 
     ranks: tuple[Rank | None, ...]
@@ -49,10 +49,10 @@ class Moment(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What an agreement is after some events, and what its rank may do."""
+    """The state of an agreement after some events, and the next steps of its rank."""
 
     own: Report
-    heard: Heard
+    received: Received
     members: tuple[int, ...]
     awaited: tuple[int, ...]
     reachable: tuple[int, ...]
@@ -60,23 +60,23 @@ class Part(NamedTuple):
     is_out: bool
 
 
-@functools.cache  # few ways to be for one rank, and many for all
-def part_of(at: int, size: int, own: Report, heard: Heard, *events: tuple[Any, ...]) -> Part:
-    """The part of a rank after events: ("receive", peer, report) calls `receive`."""
+@functools.cache  # one rank has few states, and all together have many
+def part_of(at: int, size: int, own: Report, received: Received, *events: tuple[Any, ...]) -> Part:
+    """Apply events to a rank's part: ("receive", peer, report) calls `receive`."""
     mine = Agreement(at, size)
-    mine.own, mine._reports = own, dict(heard)
+    mine.own, mine._reports = own, dict(received)
     for name, *args in events:
         getattr(mine, name)(*args)
-    told = tuple(sorted(mine._reports.items()))
+    reports = tuple(sorted(mine._reports.items()))
     ways = mine.members, mine.awaited, mine.reachable, mine.is_settled, mine.is_out
-    return Part(mine.own, told, *ways)
+    return Part(mine.own, reports, *ways)
 
 
 def after(moment: Moment, at: int, *events: tuple[Any, ...]) -> Moment:
-    """What is when a rank has taken something in: it tells the others, and leaves if it can."""
+    """Apply events to a rank, which then sends its report, and leaves if it can."""
     rank = moment.ranks[at]
     assert rank is not None
-    part = part_of(at, len(moment.ranks), rank.own, rank.heard, *events)
+    part = part_of(at, len(moment.ranks), rank.own, rank.received, *events)
     wires = dict(moment.wires)
     if part.own != rank.own:
         for peer in part.reachable:
@@ -87,7 +87,7 @@ def after(moment: Moment, at: int, *events: tuple[Any, ...]) -> Moment:
         wires.pop((peer, at), None)
     view = View(part.own.number, part.members) if part.is_settled else rank.view
     is_in_call = not part.is_settled and not part.is_out
-    rank = Rank(view, part.own, part.heard, is_in_call, part.is_out)
+    rank = Rank(view, part.own, part.received, is_in_call, part.is_out)
     ranks = (*moment.ranks[:at], rank, *moment.ranks[at + 1 :])
     return moment._replace(ranks=ranks, wires=tuple(sorted(wires.items())))
 
@@ -97,7 +97,7 @@ def is_cut(moment: Moment, one: int, other: int) -> bool:
 
 
 def ended(moment: Moment, view: View) -> bool:
-    """Whether a view's calls fail: a member is dead, or two have lost each other."""
+    """True if a view's calls fail: a member is dead, or two members lost each other."""
     return any(moment.ranks[peer] is None for peer in view.ranks) or any(
         one in view.ranks and other in view.ranks for one, other in moment.parted
     )
@@ -112,39 +112,39 @@ def next_moments(moment: Moment) -> Iterator[Moment]:
         if moment.n_to_die:
             yield without(moment, at)
         if rank.is_in_call:
-            for peer in part_of(at, len(moment.ranks), rank.own, rank.heard).awaited:
-                yield from with_word_of(moment, peer, at)
+            for peer in part_of(at, len(moment.ranks), rank.own, rank.received).awaited:
+                yield from with_message_of(moment, peer, at)
         elif ended(moment, rank.view):
             ask = ("ask", rank.view.number + 1)
             yield after(moment, at, ask)
             others = (peer for peer in range(len(moment.ranks)) if peer not in rank.own.gone)
             known = [lose for peer in others for lose in losses(moment, at, peer)]
-            if known:  # it may have noticed before
+            if known:  # it may have noticed earlier
                 yield after(moment, at, ask, *known)
 
 
-def with_word_of(moment: Moment, peer: int, at: int) -> Iterator[Moment]:
-    """A rank hears the next word of a peer, or that it is lost, also before what it had said."""
+def with_message_of(moment: Moment, peer: int, at: int) -> Iterator[Moment]:
+    """A rank receives a peer's next message, or its loss, which may overtake messages."""
     wires = dict(moment.wires)
-    words = wires.pop((peer, at), ())
-    if words:
-        if words[1:]:
-            wires[peer, at] = words[1:]
+    messages = wires.pop((peer, at), ())
+    if messages:
+        if messages[1:]:
+            wires[peer, at] = messages[1:]
         taken = moment._replace(wires=tuple(sorted(wires.items())))
-        yield after(taken, at, ("receive", peer, words[0]))
+        yield after(taken, at, ("receive", peer, messages[0]))
     for lose in losses(moment, at, peer):
         yield after(moment, at, lose)
 
 
 def losses(moment: Moment, at: int, peer: int) -> Iterator[tuple[str, int, bool]]:
-    """The loss of a peer, if it is lost to this rank."""
+    """Yield the loss of a peer, if this rank has lost it."""
     if moment.ranks[peer] is None or is_cut(moment, at, peer):
         yield "lose", peer, at in moment.stopped and peer not in moment.stopped
 
 
 def without(moment: Moment, victim: int) -> Moment:
     ranks = (*moment.ranks[:victim], None, *moment.ranks[victim + 1 :])
-    wires = tuple((ends, words) for ends, words in moment.wires if ends[1] != victim)
+    wires = tuple((ends, queue) for ends, queue in moment.wires if ends[1] != victim)
     return moment._replace(ranks=ranks, wires=wires, n_to_die=moment.n_to_die - 1)
 
 
@@ -154,15 +154,15 @@ def begin(
     parted: frozenset[tuple[int, int]] = frozenset(),
     stopped: frozenset[int] = frozenset(),
 ) -> Moment:
-    """All work in the first view."""
+    """Return the state in which all ranks work in the first view."""
     rank = Rank(View(1, tuple(range(size))), Report(1))
     return Moment((rank,) * size, (), frozenset(), parted, stopped, n_to_die)
 
 
 def ends_of(moment: Moment) -> set[Moment]:
-    """Every moment after which nothing can happen but another death, whichever way it goes.
+    """Return every reachable state after which only another death can happen.
 
-    On the way no two ranks may hold different views of one number in which calls could succeed.
+    Check on the way that no two ranks hold different usable views with the same number.
     """
     seen, ends, todo = {moment}, set(), [moment]
     while todo:
@@ -177,7 +177,7 @@ def ends_of(moment: Moment) -> set[Moment]:
 
 
 def some_ends_of(moment: Moment, n_walks: int = 20) -> Iterator[Moment]:
-    """The same by chance, where there are too many ways."""
+    """Yield some of these states from random walks, where there are too many."""
     for seed in range(n_walks):
         draw, now = random.Random(seed), moment
         while following := list(next_moments(now)):
@@ -197,7 +197,7 @@ def alive(moment: Moment) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("size", "n_to_die"), [(2, 1), (3, 1), (3, 2), (4, 1), (4, 2)])
-def test_whoever_dies_whenever_all_others_end_up_in_one_view_of_exactly_them(
+def test_survivors_of_any_deaths_end_up_in_one_view_of_exactly_them(
     size: int, n_to_die: int
 ) -> None:
     ends = ends_of(begin(size, n_to_die))
@@ -218,7 +218,7 @@ def test_whoever_dies_whenever_all_others_end_up_in_one_view_of_exactly_them(
         (5, {(0, 1), (2, 3)}, {1, 3}),
     ],
 )
-def test_of_two_that_lost_each_other_the_higher_is_out_and_knows_it(
+def test_of_two_ranks_that_lost_each_other_the_higher_is_out(
     size: int, parted: set[tuple[int, int]], out: set[int]
 ) -> None:
     rest = tuple(sorted(set(range(size)) - out))
@@ -231,7 +231,7 @@ def test_of_two_that_lost_each_other_the_higher_is_out_and_knows_it(
 
 
 def check_end(moment: Moment) -> None:
-    """Nobody waits, not all are out, and no view holds two that have parted."""
+    """Check that no rank waits, not all are out, and no view holds two parted ranks."""
     ranks = list(filter(None, moment.ranks))
     for rank in ranks:
         assert not rank.is_in_call, moment
@@ -240,13 +240,13 @@ def check_end(moment: Moment) -> None:
 
 
 @pytest.mark.parametrize("parted", [{(0, 1)}, {(1, 2)}, {(0, 1), (0, 2)}])
-def test_a_death_while_two_have_parted_leaves_nobody_waiting(parted: set[tuple[int, int]]) -> None:
+def test_no_rank_waits_after_a_death_while_two_have_parted(parted: set[tuple[int, int]]) -> None:
     for end in ends_of(begin(3, 1, frozenset(parted))):
         check_end(end)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_parts_and_dies_among_more_ranks_nobody_waits(seed: int) -> None:
+def test_no_rank_of_a_larger_group_waits_after_any_losses_and_deaths(seed: int) -> None:
     draw = random.Random(seed)
     size = draw.randint(4, 6)
     pairs = list(itertools.combinations(range(size), 2))
@@ -255,9 +255,9 @@ def test_whatever_parts_and_dies_among_more_ranks_nobody_waits(seed: int) -> Non
         check_end(end)
 
 
-def test_two_sides_that_cannot_reach_each_other_both_go_on() -> None:
+def test_two_halves_that_cannot_reach_each_other_both_go_on() -> None:
     parted = frozenset({(0, 2), (0, 3), (1, 2), (1, 3)})
-    moment = begin(4, 0)._replace(parted=parted)  # at once: nobody could tell who lost whom
+    moment = begin(4, 0)._replace(parted=parted)  # at once: no rank sees others' losses
     for end in some_ends_of(moment):
         views = [rank.view.ranks for rank in end.ranks if rank is not None]
         assert views == [(0, 1), (0, 1), (2, 3), (2, 3)]
@@ -266,9 +266,7 @@ def test_two_sides_that_cannot_reach_each_other_both_go_on() -> None:
 @pytest.mark.parametrize(
     ("size", "stopped"), [(2, {0}), (3, {0}), (3, {2}), (3, {0, 1}), (4, {3}), (5, {0, 1})]
 )
-def test_ranks_that_were_given_up_are_out_whether_they_come_back_alone_or_together(
-    size: int, stopped: set[int]
-) -> None:
+def test_ranks_that_were_given_up_are_out_when_they_continue(size: int, stopped: set[int]) -> None:
     rest = tuple(sorted(set(range(size)) - stopped))
     parted = frozenset((min(a, b), max(a, b)) for a in stopped for b in rest)
     moment = begin(size, 0, parted, frozenset(stopped))
@@ -279,25 +277,25 @@ def test_ranks_that_were_given_up_are_out_whether_they_come_back_alone_or_togeth
             assert at in stopped or rank.view.ranks == rest
 
 
-def test_who_has_not_asked_for_a_view_is_told_by_its_silence() -> None:
+def test_a_rank_that_has_not_asked_for_a_view_is_silent() -> None:
     mine = Agreement(0, 4)
     mine.ask(2)
     assert mine.silent == (1, 2, 3)
     mine.receive(1, Report(2))
     mine.lose(3)
     assert mine.silent == (2,)
-    mine.receive(2, Report(3))  # it had been in view 2 already
+    mine.receive(2, Report(3))  # it was already in view 2
     assert mine.silent == (1,)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1024])
-def test_a_report_comes_out_as_it_went_in_and_is_as_long_as_all_others(size: int) -> None:
+def test_a_report_survives_encoding_and_all_have_one_length(size: int) -> None:
     last = frozenset({size - 1})
     for report in (Report(1), Report(2**40, last, frozenset(range(size)), last)):
-        word = report.encode(size)
-        assert len(word) == n_report_bytes(size)
-        assert decode(word, size) == report
+        encoded = report.encode(size)
+        assert len(encoded) == n_report_bytes(size)
+        assert decode(encoded, size) == report
 
 
-def test_bytes_that_name_ranks_beyond_the_group_name_nobody() -> None:
+def test_bytes_for_ranks_beyond_the_group_are_ignored() -> None:
     assert decode(b"\xff" * n_report_bytes(3), 3).lost == {0, 1, 2}
