@@ -34,8 +34,8 @@ It runs the engine's own steps on a simulated clock, segment by segment (128 KiB
 segment as soon as the steps that it waits for have handled it and these resources are free:
 
 - **a core of the rank**: time for each message, and for a pass over its bytes (to or from the
-  kernel or a slot of shared memory; a fold). The first use of scratch of more than 32 MiB costs extra. If
-  ranks of a host outnumber its cores, all of this takes longer.
+  kernel or a slot of shared memory; a fold). The first use of scratch of more than 32 MiB costs
+  extra. If ranks of a host outnumber its cores, all of this takes longer.
 - **the NIC out of the host**, which its ranks share: links take turns, a segment each.
 - **the NIC into the host**: first come, first served; others wait in the switch. If a host that
   sends to several at a time sends to one that receives from several, the first MiB of a message
