@@ -33,7 +33,7 @@ class Group(Members):
         subject: the purpose of the call (`Subject.of`), if ranks must agree on it.
         timeout_s: seconds until the call fails; None takes the group's.
         async_op: return a `Work` at once, and work on the call in the background.
-        work: return a `Work` at once; the work begins when the caller `wait()`s on it.
+        work: return a `Work` at once; the work begins in its `wait()`.
 
     all_reduce and reduce_scatter also take `wire`, the encoding of elements between hosts. "bf16"
     and "fp16" round float32 to 16 bits, "mxfp8", "mxint8" and "mxfp4" to 8.25 or 4.25, for sum and
