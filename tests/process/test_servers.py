@@ -259,7 +259,7 @@ def test_a_job_that_requires_servers_names_why_each_does_not_serve(tmp_path: Pat
         told = run_ranks(fail_to_begin, N_WORKERS, env=env)
     for text in told:
         assert text.startswith(f"{TimedOut.__name__}: timed out: SHOAL_SERVERS_REQUIRED=1, and 0")
-    assert f"{server.address} holds no job key like ours" in told[0]
+    assert f"{server.address} does not have our job key" in told[0]
     assert "127.0.0.1:1 cannot be reached: Connection refused" in told[0]
     assert "no-such-name.invalid:7077 has a name that does not resolve" in told[0]
 

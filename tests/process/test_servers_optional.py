@@ -108,7 +108,7 @@ def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
 
 def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: Path) -> None:
     env = job_env(new_key(tmp_path), f"127.0.0.1:{free_port()}")
-    for ranks_per_host, why in ((1, "two hosts send no less"), (2, "all workers are on one host")):
+    for ranks_per_host, why in ((1, "two hosts no traffic"), (2, "all workers are on one host")):
         first, second = run_ranks(warnings_of_unused_servers, 2, ranks_per_host, env=env)
         assert len(first) == 1
         assert why in first[0]

@@ -57,7 +57,7 @@ def test_servers_of_unknown_rate_are_used_also_when_the_probe_fails(
     assert one.address in logged[0][0]
     if how == "half":
         assert used[0] == "sharded[3*17|43,2*86].servers"
-        assert "0.5 of what a worker's carries" in logged[0][0]
+        assert "0.5 of a worker's rate" in logged[0][0]
     if how == "silent":
         assert used[0] == "sharded[3*0|3*1].servers"
         assert "could not be measured" in logged[0][0]

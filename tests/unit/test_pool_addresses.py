@@ -126,7 +126,7 @@ def test_a_status_without_a_key_says_which_variable_has_it(
 
 
 def test_servers_without_a_job_key_are_refused() -> None:
-    with pytest.raises(UsageError, match="SHOAL_SERVERS is set and SHOAL_KEY_FILE is not"):
+    with pytest.raises(UsageError, match="SHOAL_SERVERS is set but SHOAL_KEY_FILE is not"):
         ServedGroup.check({"SHOAL_SERVERS": "cpu1"})
     ServedGroup.check({"SHOAL_SERVERS": "cpu1", "SHOAL_KEY": "k" * 32})
 

@@ -67,10 +67,10 @@ def test_a_server_that_is_away_is_named_once_however_often_it_is_tried(
     for now, why in enumerate(("does not answer", "cannot be reached: No route to host") * 20, 1):
         notices.update([], {ONE: why, OTHER: ""}, float(now))
     assert lines(caplog) == ["WARNING server cpu1:7077 is not used: it does not answer"]
-    notices.update([], {ONE: "holds no job key like ours"}, 50.0)
+    notices.update([], {ONE: "does not have our job key"}, 50.0)
     notices.update([], {ONE: "does not answer"}, 51.0)
-    notices.update([], {ONE: "holds no job key like ours"}, 52.0)
-    assert lines(caplog) == ["WARNING server cpu1:7077 is not used: it holds no job key like ours"]
+    notices.update([], {ONE: "does not have our job key"}, 52.0)
+    assert lines(caplog) == ["WARNING server cpu1:7077 is not used: it does not have our job key"]
     notices.update([ONE], {}, 61.0)
     notices.update([ONE], {}, 62.0)
     assert lines(caplog) == ["INFO server cpu1:7077 is used again, after 60.1 s"]
@@ -106,6 +106,6 @@ def test_what_a_server_of_unknown_rate_is_taken_for_is_logged_once_and_when_it_c
     assert same.startswith(f"INFO server {ONE} ")
     assert "1000 Mbit/s" in same
     assert half.startswith(f"WARNING server {ONE} ")
-    assert "500 Mbit/s, 0.5 of what a worker's" in half
+    assert "500 Mbit/s, 0.5 of a worker's rate" in half
     assert "SHOAL_LINK" in half
     assert "could not be measured" in unknown

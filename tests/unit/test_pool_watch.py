@@ -214,8 +214,8 @@ def test_what_comes_after_a_refusal_is_not_taken(
     [
         ((99, b""), "was lost: it spoke out of turn"),
         (encode(Ask()), "was lost: it spoke out of turn"),
-        ((encode(PLACE)[0], b"x"), "was lost: it sent nonsense (too short)"),
-        (encode(PLACE._replace(entry=b"x")), "was lost: it sent nonsense (too short)"),
+        ((encode(PLACE)[0], b"x"), "was lost: it sent a malformed message (too short)"),
+        (encode(PLACE._replace(entry=b"x")), "was lost: it sent a malformed message (too short)"),
         (LEAVING, "is about to end"),
     ],
 )

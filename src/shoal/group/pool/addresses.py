@@ -51,7 +51,7 @@ def endpoint_from(environ: Mapping[str, str]) -> JobEndpoint | None:
     """Return the store in `SHOAL_SERVERS`, `rdzv://HOST:PORT/ID`, or None; UsageError if wrong."""
     found = [name for name in _names(environ) if name.startswith(_SCHEME)]
     if len(found) > 1:
-        raise UsageError(f"SHOAL_SERVERS names {len(found)} stores ({_SCHEME}...); one can be")
+        raise UsageError(f"SHOAL_SERVERS names {len(found)} stores ({_SCHEME}...); name one")
     for name in found:
         where, _, job = name.removeprefix(_SCHEME).partition("/")
         if not where:
@@ -96,17 +96,17 @@ def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
         if address.port == 0:
             raise UsageError(f"SHOAL_SERVERS: {address} has no port from 1 to 65535")
     if len(found) > MOST_SERVERS:
-        raise UsageError(f"SHOAL_SERVERS names {len(found)} servers; at most {MOST_SERVERS} can be")
+        raise UsageError(f"SHOAL_SERVERS names {len(found)} servers; the limit is {MOST_SERVERS}")
     return tuple(found)
 
 
 def n_required_from(environ: Mapping[str, str]) -> int:
-    """Return `SHOAL_SERVERS_REQUIRED`, or 0; UsageError if there cannot be this many servers."""
+    """Return `SHOAL_SERVERS_REQUIRED`, or 0; UsageError if `SHOAL_SERVERS` names fewer."""
     text = environ.get("SHOAL_SERVERS_REQUIRED", "") or "0"
     n_named = len(servers_from(environ)) if endpoint_from(environ) is None else MOST_SERVERS
     if not (text.isascii() and text.isdigit()) or int(text[:6]) > n_named:
         raise UsageError(
-            f"SHOAL_SERVERS_REQUIRED={text!r} is not a number from 0 to {n_named}, as many as "
-            "SHOAL_SERVERS names"
+            f"SHOAL_SERVERS_REQUIRED={text!r} is not a number from 0 to {n_named}, the number of "
+            "servers in SHOAL_SERVERS"
         )
     return int(text)

@@ -19,13 +19,13 @@ TAG: Final = 1
 N_BYTES: Final = 4096  # of the message, padded with zeros
 MOST_ELEMS: Final = 1 << 40
 _DTYPES: Final = tuple(DType)
-# The length of the algorithm's name, which follows; then dtype, op, codec, its kept part, elements
-# and lanes.
+# The length of the algorithm's name, which follows; then dtype, op, codec, its kept elements, the
+# call's elements, and lanes.
 _HEAD: Final = struct.Struct("<HBBBHQB")
 
 
 def pack(shape: Shape) -> bytes:
-    """Return the message for an all-reduce of a view; UsageError for a name that is too long."""
+    """Return the message for an all-reduce of a view; UsageError if the name is too long."""
     name, codec = shape.algorithm.encode(), shape.codec
     kind = shape.dtype, shape.op, codec.number, codec.keep, shape.n_elems, shape.n_lanes
     message = _HEAD.pack(len(name), *kind) + name
@@ -35,11 +35,11 @@ def pack(shape: Shape) -> bytes:
 
 
 def unpack(message: bytes, rank: int, size: int) -> Shape:
-    """Return the announced kind of call as server `rank` takes part in it, or ValueError."""
+    """Return the shape of the announced kind of call on server `rank`, or ValueError."""
     length, dtype, op, number, keep, n_elems, n_lanes = _HEAD.unpack_from(message)
     end = _HEAD.size + length
     if any(message[end:]):
-        raise ValueError("more than a message")
+        raise ValueError("bytes follow the message")
     is_bounded = 1 <= n_elems <= MOST_ELEMS and 1 <= n_lanes <= MOST_CONNECTIONS
     if not is_bounded or dtype >= len(_DTYPES):
         raise ValueError(f"{n_elems} elements of dtype {dtype} over {n_lanes} lanes")

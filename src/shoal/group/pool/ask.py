@@ -1,4 +1,4 @@
-"""Ask a server for its state, and wait for the answer: `shoal status`."""
+"""Request a server's state, for `shoal status`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _TIMEOUT_S: Final = 5.0
 def ask(address: Address, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the state of the server at this address, for the job key of the environment.
 
-    Raises UsageError if there is no key, or the server does not know it; TimedOut or PeerLost if it
-    does not answer; ShoalError if it cannot be reached, or its answer makes no sense.
+    Raises UsageError if there is no key, or the server does not have it; TimedOut or PeerLost if it
+    does not answer; ShoalError if it cannot be reached, or its answer cannot be read.
     """
     key = job_key(environ)
     if key is None:
@@ -59,7 +59,7 @@ def ask(address: Address, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _Asking:
-    """The endpoint's owner, which asks at the first of its dials that reaches the server."""
+    """The endpoint's owner. Asks over the first dial that reaches the server."""
 
     def __init__(self, address: Address, n_dials: int) -> None:
         self._address, self._n_dials = address, n_dials
@@ -77,7 +77,7 @@ class _Asking:
         send(peer, Ask())
 
     def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
-        """Raise why, once no dial has reached the server."""
+        """Record the failure; raise it once all dials have failed."""
         kind = UsageError if progress is Progress.KEY_DIFFERS else ShoalError
         why = why_not_reached(error, progress, was_connected)
         self._failures[dial] = kind(f"server {self._address} {why}")
@@ -96,5 +96,5 @@ class _Asking:
             ) from None
 
     def lost(self, _peer: Peer, _error: int, why: str) -> None:
-        """Raise that the server has not answered."""
+        """Raise PeerLost, since the server has not answered."""
         raise PeerLost(-1, str(self._address), reason=why)

@@ -1,8 +1,8 @@
-"""The group in which the pool threads of all workers, and no others, communicate.
+"""The group in which the pool threads of all workers communicate, and no other threads.
 
-Rank 0 sends commands as messages. Else all threads make the same calls in the same order. No call
-has a deadline, except those that mend a call with one: the others end with the workers' group at
-the latest.
+Rank 0 sends commands as messages. Apart from these, all threads make the same calls in the same
+order. Calls have no deadline, and end with the workers' group at the latest; calls that mend a call
+have its deadline.
 """
 
 from __future__ import annotations
@@ -47,46 +47,46 @@ class Bell:
         self._poll = select.poll()
 
     def open(self) -> None:
-        """Get the descriptor, or raise OSError; rings before that are lost."""
+        """Get the descriptor, or raise OSError; earlier rings are lost."""
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self.fd, select.POLLIN)
 
     def ring(self) -> None:
-        """Wake the thread that waits, or the next one that does."""
+        """Wake the waiting thread, or make the next wait return at once."""
         if self.fd >= 0:
             os.eventfd_write(self.fd, 1)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when it is rung, or after this time."""
+        """Wait until it rings, for at most this time."""
         if self._poll.poll(1e3 * timeout_s):
             os.eventfd_read(self.fd)
 
     def __del__(self) -> None:
-        # NOT before: a thread that rings late must not write to another file.
+        # NOT sooner: a late `ring` must not write to another file with this number.
         if self.fd >= 0:
             os.close(self.fd)
 
 
 class What(enum.IntEnum):
-    """The verbs of a command: what the workers do with a view."""
+    """The verb of a command to the workers about a view."""
 
     FORM = 1
     """Form it; rank 0 then broadcasts its servers."""
     END = 2
     """End it once its calls have ended."""
     LOSE = 3
-    """End it at once, since a server of it is lost."""
+    """End it at once, since one of its servers is lost."""
 
 
 class Command(NamedTuple):
-    """An order of rank 0, which all workers carry out."""
+    """A command of rank 0 that all workers carry out."""
 
     what: What
     view: int
 
 
 def encode(command: Command) -> bytes:
-    """Return the command as bytes, all of one length."""
+    """Return the command in `_FORMAT.size` bytes."""
     return _FORMAT.pack(*command)
 
 
@@ -105,7 +105,7 @@ class Control(Group):
         title = f"{group.name} (rail {rail.place})" if rail.n_rails > 1 else group.name
         planner = Planner(rail.cluster_of(group.planner.cluster))  # a new one logs no choices
         members = [group._members[rank] for rank in rail.members]
-        # From the number of `group`: ranks may begin with two groups of one name in either order.
+        # From the number of `group`: ranks may begin two groups of one name in different orders.
         native_id = hash_of("pool control", group.native_id, rail.place)
         return cls(
             *(group._context, members, f"{title}/pool control", FOR_EVER_S, planner),
@@ -122,21 +122,21 @@ class Control(Group):
         return [self._context.names[member] for member in self._members]
 
     def native_error(self) -> NativeError:
-        """Return the error that ended the group, as the native core gives it."""
+        """Return the native error that ended the group."""
         native = self._native
         if isinstance(native, ClosedGroup):
             return Fault.CLOSED, -1, native.why, ""
         return native.error()
 
     def notify(self, bell: Bell) -> None:
-        """Ring the bell when a command comes, and when the group ends."""
+        """Ring the bell when a command arrives, and when the group ends."""
         if not isinstance(self._native, ClosedGroup):
             self._native.notify(bell.fd)
 
     def greet(self) -> None:
-        """Have every other rank connect to rank 0: the higher rank of two is the one that dials.
+        """Have every other rank connect to rank 0: of two ranks, the higher one dials.
 
-        Rank 0 would have to ask it to, which takes 50 ms.
+        Otherwise rank 0 would have to ask for the connection, which takes 50 ms.
         """
         for rank in range(1, self.size) if self.rank == 0 else ():
             self.recv(bytearray(1), rank, _HELLO, async_op=True)
@@ -144,12 +144,12 @@ class Control(Group):
             self.send(bytearray(1), 0, _HELLO, async_op=True)
 
     def send_command(self, command: Command) -> None:
-        """Send a command to all other ranks. It arrives though they are busy, or held."""
+        """Send a command to all other ranks; busy or stopped ranks receive it too."""
         for rank in range(1, self.size):
             self.send(bytearray(encode(command)), rank, _COMMAND, async_op=True)
 
     def next_command(self) -> Command | None:
-        """Return the next command of rank 0, or None if none has come yet."""
+        """Return the next command of rank 0; None if no command has arrived."""
         native = self._native
         if isinstance(native, ClosedGroup) or not native.has_message(0, _COMMAND):
             return None
@@ -158,13 +158,13 @@ class Control(Group):
         return decode(bytes(data))
 
     def most(self, value: int) -> int:
-        """Return the highest value of all workers."""
+        """Return the highest `value` of all workers."""
         data = array.array("q", [value])
         self.all_reduce(data, Op.MAX)
         return data[0]
 
     def bytes_of_all(self, data: bytes, timeout_s: float, subject: int = 0) -> list[bytes]:
-        """Return the bytes of each worker; all give the same number, for the same subject."""
+        """Return the bytes of each worker; the length and subject are the same on all workers."""
         n = len(data)
         found = bytearray(n * self.size)
         self.all_gather(found, bytearray(data), timeout_s=timeout_s, subject=subject)

@@ -1,9 +1,9 @@
 """Forms views of the servers, on all workers together.
 
-Each worker opens its listeners, and gives its entry of the roster to all others. Rank 0, which has
+Each worker opens its listeners, and sends its entry of the roster to all others. Rank 0, which has
 the servers' entries, sends the roster to the servers, and the servers' part of it to the workers.
-So nobody has to meet: each rank makes its end of the mesh, the servers dial, and their first words
-show that every worker is reached. In the end the workers agree on whether the view stands.
+So no rendezvous is needed: each rank makes its end of the mesh, the servers dial, and their first
+words show that every worker is reached. Finally the workers agree whether the view stands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENTRY, _FAILURE = b"e", b"f"
 class Forming:
     """A worker's part in forming views, one at a time, with the job's key.
 
-    Rings the bell when a view that was formed ends. Threads: `form` on the pool's; `close` on any.
+    Rings the bell when a formed view ends. Threads: `form` on the pool's; `close` on any.
     """
 
     def __init__(self, control: Control, rail: Rail, key: bytes, bell: Bell) -> None:
@@ -64,7 +64,7 @@ class Forming:
         if view is not None:
             try:
                 begin(view)
-            except BaseException:  # this worker leaves, or another one
+            except BaseException:  # this worker or another one leaves
                 view.group.close()
                 raise
         self._is_under_way = False
@@ -131,7 +131,7 @@ class Forming:
             group.notify(self._bell)
             steps = self._probe(group)
             if isinstance(differ := group.ended(), UsageError):
-                why = str(differ)  # NOT a view that stands: the end of one by this ends the job
+                why = str(differ)  # NOT after the view stands: the job would end then
         except Unmet as error:
             why, unmet = str(error), error.servers
         except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
@@ -140,17 +140,17 @@ class Forming:
         try:
             self._check_open()
             own = bytes([lacks_view, *(at in unmet for at in range(n))]) + steps.ljust(n, b"\0")
-            told = control.bytes_of_all(own, FOR_EVER_S)
-            if group is not None and not any(each[0] for each in told):
-                return self._view(number, group, servers, told[0][1 + n :])
+            results = control.bytes_of_all(own, FOR_EVER_S)
+            if group is not None and not any(each[0] for each in results):
+                return self._view(number, group, servers, results[0][1 + n :])
         except BaseException:
             if group is not None:
                 group.close()
             raise
         if group is not None:
             group.close()
-        unheard = {at: [rank for rank, each in enumerate(told) if each[1 + at]] for at in range(n)}
-        self._failed(number, why, {at: ranks for at, ranks in unheard.items() if ranks})
+        missed = {at: [r for r, each in enumerate(results) if each[1 + at]] for at in range(n)}
+        self._failed(number, why, {at: ranks for at, ranks in missed.items() if ranks})
         return None
 
     def _probe(self, group: PoolGroup) -> bytes:
@@ -174,10 +174,10 @@ class Forming:
         view.steps = steps
         return view
 
-    def _failed(self, number: int, why: str, unheard: dict[int, list[int]]) -> None:
+    def _failed(self, number: int, why: str, unreached: dict[int, list[int]]) -> None:
         if self.leader is not None:
-            self.leader.failed(number, why, unheard)
-        elif why and not unheard:  # else rank 0 blames a server, and logs that
+            self.leader.failed(number, why, unreached)
+        elif why and not unreached:  # else rank 0 blames a server, and logs that
             _LOG.info("view %d of the servers did not form: %s", number, why)
 
     def _is_wanted(self) -> bool:

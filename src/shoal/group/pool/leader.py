@@ -29,31 +29,31 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 
 _SETTLE_S: Final = 0.1
-# A server that has sent no entry for the next view so long after the last one has no place for it,
-# and other servers do not wait.
+# A server that has sent no entry for the next view this long after the last invitation cannot
+# listen, and the others do not wait for it.
 _ENTRY_S: Final = 4.0
-_LEAST_PAUSE_S: Final = 0.25  # after a view that did not form; doubles
+_LEAST_PAUSE_S: Final = 0.25  # after a view that did not form; doubles each time
 _LONGEST_PAUSE_S: Final = 8.0
-# A link that flapped is used again after the least absence. Each try costs a process on every
-# server; no call waits for it. A link that has healed stays unused for the longest absence at most.
+# A server whose link flapped is used again after the least absence. Each try costs a process on
+# every server; no call waits for it. A healed link stays unused for the longest absence at most.
 _LEAST_ABSENCE_S: Final = 1.0
 _LONGEST_ABSENCE_S: Final = 32.0
-# A server that is not blamed for this many absences begins again with the least one.
+# A server that is not blamed for this many times its last absence begins again with the least one.
 _N_FORGIVEN: Final = 4
 _MOST_NAMED: Final = 4  # workers, in a line
 _MOST_NAME: Final = 64  # letters of a group's name
 
-Unheard = Mapping[int, Sequence[int]]
+Unreached = Mapping[int, Sequence[int]]
 """By a server's place in a view, the workers that have not received its first word."""
 
 _now: Final = time.monotonic
 
 
 def job_name(control: Control, host: str) -> str:
-    """Return a job's name, by which servers count its views, and people know it.
+    """Return a job's name, which servers use to count its views, and show to people.
 
-    Several jobs may share a key and a first host, and several groups of a job a name. So the name
-    holds a hash of the mesh's random number and the group's number.
+    Several jobs may share a key and a first host, and several groups of a job may share a name. So
+    the name contains a hash of the mesh's random number and the group's number.
     """
     name = control.name.removesuffix("/pool control")[:_MOST_NAME]  # torch's may be longer
     return f"{name} {hash_of(control.epoch, control.native_id):016x} of {host}"
@@ -63,7 +63,7 @@ def job_name(control: Control, host: str) -> str:
 class _Absence:
     """A server's process, by its identity, that is left out until a time.
 
-    `why` is a verb phrase; empty once a view stands with it again.
+    `why` is a verb phrase; empty once a view with the server stands again.
     """
 
     identity: bytes | None
@@ -72,15 +72,15 @@ class _Absence:
     why: str
 
     def lasts(self, identity: bytes, now: float) -> bool:
-        """Return True if that process is still left out."""
+        """Return True if the process with this identity is still left out."""
         return self.identity == identity and now < self.not_before
 
 
 class LeftOut:
     """Servers that are left out for a while. Takes the time as an argument.
 
-    A server that some worker cannot reach may still answer the lowest one. Unless it is left out,
-    view after view forms with it and ends by it.
+    A server may answer the lowest worker though another worker cannot reach it. Unless it is left
+    out, view after view forms with it and ends because of it.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class LeftOut:
                 self._absences[address].why = ""
 
     def may_serve(self, ready: Mapping[Address, bytes], now: float) -> list[Address]:
-        """Return the servers that may be in a view, of those that answer with their identities."""
+        """Return the servers of `ready`, which has their identities, that may be in a view."""
         absences = ((one, self._absences.get(one), ready[one]) for one in ready)
         return [one for one, last, own in absences if last is None or not last.lasts(own, now)]
 
@@ -111,10 +111,10 @@ class LeftOut:
 
 
 class Leader:
-    """What only the lowest worker does: it watches the servers, and decides on the next command.
+    """Runs on the lowest worker: watches the servers, and decides on the next command.
 
-    Further servers may leave their addresses at `endpoint`. The bell rings when a server comes or
-    goes. Threads: `close` and `trouble` may be called from any, the rest from the pool's.
+    Further servers may register at `endpoint`. Rings the bell when a server appears or is lost.
+    Threads: `close` and `trouble` may be called from any, the rest from the pool's.
     """
 
     def __init__(
@@ -130,13 +130,13 @@ class Leader:
         self._wanted: tuple[Address, ...] = ()  # the servers of the view that forms
         self._n_views = self._n_failures = 0
         self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
-        self._rest_s = _LEAST_PAUSE_S  # after a view that ended otherwise than by a loss
+        self._rest_s = _LEAST_PAUSE_S  # after a view that ended by another error than a loss
         self._seen: list[Address] = []
         self._seen_at = 0.0
         self._left_out, self._notices = LeftOut(), Notices(_now())
         self._late = LateServers()
         self._invited: dict[Address, bytes | None] = {}  # to the view that forms
-        self._lost: set[Address] = set()  # servers of it without a connection since then
+        self._lost: set[Address] = set()  # invited servers that have lost their connection
         self._invited_at = 0.0
         self._is_closed = False
         host = choose_address(os.environ.get("MASTER_ADDR")).address
@@ -159,10 +159,10 @@ class Leader:
     def decide(
         self, views: Sequence[View], stages: Stages[View], lowest_open: int
     ) -> Command | None:
-        """Return the next command, or None; calls below `lowest_open` were all made here."""
+        """Return the next command, or None; all calls below `lowest_open` were made here."""
         self._notices.update(stages.last.servers if stages.last else (), self._trouble(), _now())
         command = self._ending(views, lowest_open) or self._forming(stages)
-        if self._is_closed:  # a rank that leaves has lost its own servers, and nobody else has
+        if self._is_closed:  # this rank disconnected from its servers; other ranks did not
             return None
         if command is None and stages.last is not None:
             self._late.look(stages.last, _now())
@@ -190,7 +190,7 @@ class Leader:
         self._left_out.blame(address, identity, why, _now())
 
     def _rest(self, view: View) -> None:
-        """Pause after a view that ended otherwise than by a loss: the next may end the same way."""
+        """Pause after a view that ended by another error than a loss: the next may do the same."""
         why = view.group.ended()
         if why is None or isinstance(why, PeerLost):
             return
@@ -215,14 +215,14 @@ class Leader:
         if wanted in ([], serving) or not are_placed or self._misplace(wanted, places):
             return None
         if self._n_failures > 1 and len(wanted) > 1:
-            # One of them may be unreachable: leave out each in turn.
+            # A server may be unreachable: leave out each in turn.
             del wanted[self._n_failures % len(wanted)]
         self._n_views += 1
         self._wanted = tuple(wanted)
         return Command(What.FORM, self._n_views)
 
     def _misplace(self, wanted: Sequence[Address], places: Mapping[Address, Entry]) -> bool:
-        """Leave out servers that share a host, as they help nobody; return True if any does."""
+        """Leave out servers that share a host, as they save nothing; return True if any does."""
         hosts = {info.host_id: f"worker {info}" for info in self._workers}
         ready, has_any = self._watch.ready(), False
         for one in wanted:
@@ -231,23 +231,23 @@ class Leader:
                 has_any = True
                 why = (
                     f"is on {entry.host_label}, the host of {hosts[entry.host_id]}: leave it out "
-                    "of SHOAL_SERVERS; a server helps only by a link of its own"
+                    "of SHOAL_SERVERS; a server helps only if it has its own link"
                 )
                 self._left_out.blame(one, ready.get(one), why, _now())
             hosts.setdefault(entry.host_id, f"server {one}")
         return has_any
 
     def _is_unsettled(self, wanted: list[Address]) -> bool:
-        """Return True if more servers may be about to come, to form one view for all of them."""
+        """Return True if more servers may appear soon, so that one view has all of them."""
         now = _now()
         if wanted != self._seen:
             self._seen, self._seen_at = wanted, now
         return len(wanted) < len(self._servers) and now < self._seen_at + _SETTLE_S
 
     def invite(self, view: int, workers: Sequence[bytes]) -> tuple[Sequence[Address], bytes]:
-        """Ask the servers into a view of workers with these entries.
+        """Invite the servers to a view of workers with these entries.
 
-        Returns the servers, and their part of the roster: empty if one of them is gone.
+        Returns the servers, and their part of the roster; empty if a server is gone.
         """
         servers, places = self._wanted, self._watch.places()
         if any(one not in places for one in servers):
@@ -261,49 +261,49 @@ class Leader:
         self._watch.meet(
             (one, Meet(view, n, n + at, size, roster)) for at, one in enumerate(servers)
         )
-        self._changed()  # a server may have gone just before it was among the invited
+        self._changed()  # a server may have been lost just before `_invited` was set
         return servers, number(len(servers), 2) + own
 
     def _changed(self) -> None:
-        """Handle a server that has come or gone. Called on the watch's thread."""
+        """Handle a server that has appeared or was lost. Called on the watch's thread."""
         if self._invited:
             self._lost |= self._invited.keys() & self._watch.gone()
         self._bell.ring()
 
     @property
     def has_lost_invited(self) -> bool:
-        """True if a server of the view that forms is gone: it will not come."""
+        """True if an invited server is lost, so the view cannot form."""
         return bool(self._lost)
 
     def formed(self, view: View) -> None:
-        """Record that a view stands; the next may form at once."""
+        """Record that a view stands; the next one may form at once."""
         self._left_out.used(view.servers)
         rates = view.group.rates[view.n_workers :]
         each = zip(view.servers, rates, view.nics.servers, view.steps, strict=True)
         self._notices.take({one: (nic.out, step) for one, rate, nic, step in each if not rate})
         self._invited = {}
-        if self._n_failures > 1:  # one may be left out: do not try it again at once
+        if self._n_failures > 1:  # a server may be left out: do NOT try it again at once
             self._not_before = _now() + _LONGEST_PAUSE_S
         self._n_failures, self._pause_s = 0, _LEAST_PAUSE_S
 
-    def failed(self, view: int, why: str, unheard: Unheard) -> None:
-        """Leave out the servers at fault for a view that did not form, or wait.
+    def failed(self, view: int, why: str, unreached: Unreached) -> None:
+        """Leave out the servers at fault for a view that did not form, or try again later.
 
-        `why` is empty if only others failed; `unheard` has servers that some workers did not reach.
+        `why` is empty if only other workers failed.
         """
         invited, self._invited = self._invited, {}
         lost, self._lost = self._lost, set()
         if lost:  # `Notices` logs it
             for one in lost & invited.keys():
                 self._left_out.blame(one, invited[one], "was lost as a view formed", _now())
-        elif unheard:
-            self._blame_unheard(unheard)
+        elif unreached:
+            self._blame_unreached(unreached)
         else:
-            self._put_off(view, why or "another worker logs why")
+            self._put_off(view, why or "another worker logs the reason")
             self._n_failures += 1
 
     def _put_off(self, view: int, why: str) -> None:
-        """Try again later, and later each time; log the first of a row of failures."""
+        """Try again after a pause that doubles; log the first failure of several in a row."""
         _LOG.log(
             logging.WARNING if self._pause_s == _LEAST_PAUSE_S else logging.DEBUG,
             "view %d of the servers did not form: %s; tried again in %.3g s, then less often",
@@ -312,9 +312,9 @@ class Leader:
         self._not_before = _now() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def _blame_unheard(self, unheard: Unheard) -> None:
+    def _blame_unreached(self, unreached: Unreached) -> None:
         ready = self._watch.ready()
-        for at, workers in unheard.items():
+        for at, workers in unreached.items():
             address = self._wanted[at]
             who = ", ".join(
                 f"rank {rank} ({self._workers[rank]})" for rank in workers[:_MOST_NAMED]
@@ -331,7 +331,7 @@ class Leader:
         return {**self._left_out.why(), **self._watch.trouble()}
 
     def close(self) -> None:
-        """Leave the servers; idempotent."""
+        """Disconnect from the servers; idempotent."""
         self._is_closed = True
         if self._registry is not None:
             self._registry.close()

@@ -1,8 +1,8 @@
 """Completes a call whose servers are lost, on all workers together.
 
-A result lands by whole segments, so each segment of a worker's buffer is either its input or the
-result, and every worker knows which. A segment that one worker holds is sent to the others. A
-segment that no worker holds is reduced again, since every worker still has its input.
+Results are written by whole segments, so each segment of a worker's buffer is either its input or
+the result, and every worker knows which. If a worker holds a segment's result, it sends it to the
+others. If no worker does, the segment is reduced again, since every worker still has its input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOBODY: Final = -1
 
 
 class Repair(NamedTuple):
-    """How segments `begin` to `end` - 1 of one chunk are completed.
+    """The way to complete segments `begin` to `end` - 1 of one chunk.
 
     Args:
         holder: the lowest worker that holds the result there, which broadcasts it; `NOBODY`: the
@@ -45,11 +45,11 @@ class Repair(NamedTuple):
 
 
 def replan(landed: Sequence[Sequence[bytes]], n_segments: Sequence[int]) -> list[Repair]:
-    """Return how to complete the segments that some worker lacks; a pure function.
+    """Return how to complete the segments that a worker is missing; a pure function.
 
     Args:
         landed: by worker and chunk, a bitmap: bit s % 8 of byte s // 8 is set if segment s holds
-            the result. Bits beyond the chunk's end mean nothing.
+            the result. Bits beyond the chunk's end are ignored.
         n_segments: the number of segments of each chunk.
     """
     repairs: list[Repair] = []
@@ -83,38 +83,38 @@ class _Piece(NamedTuple):
 
 
 def mend(control: Control, call: ServedCall) -> None:
-    """Complete the servers' part of a call on all workers, with the bits as from servers.
+    """Complete the servers' part of a call on all workers, with the same bits as from servers.
 
     Raises ShoalError, with memory partly folded, if the workers' group has ended.
     """
     offsets, lengths = layouts_of(call.shape)[0]
     segment, n_segments = call.shape.segment_bytes, _n_segments(call.shape)
-    told = control.bytes_of_all(_own(call, n_segments), _left_s(call), call.subject)
+    bitmaps = control.bytes_of_all(_own(call, n_segments), _left_s(call), call.subject)
     cuts = list(itertools.accumulate(((n + 7) // 8 for n in n_segments), initial=0))
-    landed = [[held[a:b] for a, b in itertools.pairwise(cuts)] for held in told]
-    missing, lacking = [], []
+    landed = [[held[a:b] for a, b in itertools.pairwise(cuts)] for held in bitmaps]
+    unheld, held_by_one = [], []
     for repair in replan(landed, n_segments):
         begin = offsets[repair.chunk]
         end = begin + min(repair.end * segment, lengths[repair.chunk])
         begin += repair.begin * segment
         if repair.holder == NOBODY:
-            missing.append(_Piece(begin, end - begin, _first_at(begin, call.shape, control.size)))
+            unheld.append(_Piece(begin, end - begin, _first_at(begin, call.shape, control.size)))
         else:
-            lacking.append(_Piece(begin, end - begin, repair.holder))
+            held_by_one.append(_Piece(begin, end - begin, repair.holder))
     works: list[Work] = []
     try:
-        _round(call, missing)
-        _reduce(control, call, missing, works)
-        own = [piece for piece in missing if piece.giver == control.rank]
+        _round(call, unheld)
+        _reduce(control, call, unheld, works)
+        own = [piece for piece in unheld if piece.giver == control.rank]
         _round(call, own, call.subject if call.shape.codec.sums_at_random else 0)
-        _give(control, call, [*lacking, *missing], works)
+        _give(control, call, [*held_by_one, *unheld], works)
     finally:
-        for work in works:  # NOT left behind: they write to memory that returns to the caller
+        for work in works:  # NOT left in flight: they write to memory that the caller gets back
             work.drive(FOR_EVER_S)
 
 
 def is_whole_here(call: ServedCall) -> bool:
-    """Return True if this worker holds the whole result of a servers' part that has failed."""
+    """Return True if this worker holds the complete result of a failed servers' part."""
     if call.servers is None or not call.servers.done():
         return False
     n_segments = _n_segments(call.shape)
@@ -136,7 +136,7 @@ def _own(call: ServedCall, n_segments: list[int]) -> bytes:
 
 
 def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
-    """Return the worker with which the fold order begins at this offset: that of its stripe."""
+    """Return the worker at which the fold order of this offset's stripe begins."""
     item = item_size(shape.dtype)
     n_bytes = shape.n_elems * item
     n_stripes = n_stripes_of(n_bytes, n_workers)
@@ -145,7 +145,7 @@ def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
 
 
 def _round(call: ServedCall, pieces: list[_Piece], seed: int = 0) -> None:
-    """Round pieces to the call's codec, as on their way to servers; with a seed: as servers do."""
+    """Round pieces to the call's codec as workers do before a send; with a seed, as servers do."""
     dtype, codec = call.shape.dtype, call.shape.codec
     item = item_size(dtype)
     if not codec.is_narrow:
@@ -155,10 +155,10 @@ def _round(call: ServedCall, pieces: list[_Piece], seed: int = 0) -> None:
         round_to(codec, dtype, *place, seed=seed, first=piece.offset // item)
 
 
-def _reduce(control: Control, call: ServedCall, missing: list[_Piece], works: list[Work]) -> None:
-    """Fold each piece at the worker with which its order begins, one of each worker at a time."""
+def _reduce(control: Control, call: ServedCall, pieces: list[_Piece], works: list[Work]) -> None:
+    """Fold each piece at its giver, where its order begins; one piece per worker at a time."""
     by_giver: defaultdict[int, deque[_Piece]] = defaultdict(deque)
-    for piece in missing:
+    for piece in pieces:
         by_giver[piece.giver].append(piece)
     item = item_size(call.shape.dtype)
     while any(by_giver.values()):

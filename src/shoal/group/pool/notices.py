@@ -1,4 +1,4 @@
-"""What rank 0 logs about servers: one is not used, is used again, has no rate, or is late."""
+"""Logs on rank 0 when a server is not used, is used again, reports no rate, or is late."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-_WARN_AFTER_S: Final = 1.0  # of the job: a server may be about to start, as it is itself
-# The words for a server that is away differ from try to try; all of them are one reason.
+_WARN_AFTER_S: Final = 1.0  # after the job's start: servers may be about to start too
+# The reason why a server is away may change at each try; all of these count as one reason.
 _AWAY: Final = (
     *("has not answered yet", "does not answer", "cannot be reached", "cannot reach", "was lost"),
     *("is about to end", "is cut off", "was silent"),
 )
-_MOST_REASONS: Final = 4  # logged for one absence: some have numbers in them
+_MOST_REASONS: Final = 4  # logged for one absence; a number in a reason may vary
 
 _EVERY_S: Final = 0.25  # a look takes the lock of the view's mesh
 _N_LOOKS: Final = 16
 # Sends to servers take turns, so the queue in front of a slow one is the longest: 5 to 8 times as
 # long if it has half the rate of the others, 0.8 to 1.3 times if all are equal.
 _APART: Final = 3.0
-_LEAST_BYTES: Final = 32 << 10  # in front of a server at each look: less is no queue
+_LEAST_BYTES: Final = 32 << 10  # fewer in front of a server at each look are no queue
 _SEGMENT_BYTES: Final = 1448  # of a TCP packet
 
 
@@ -42,7 +42,7 @@ class _Absence:
 
 
 class Notices:
-    """The lines that were logged about a job's servers since `now`, which is an argument."""
+    """Logs changes of a job's servers, each once. Takes the time as an argument."""
 
     def __init__(self, now: float) -> None:
         self._begun = now
@@ -50,7 +50,7 @@ class Notices:
         self._absences: dict[Address, _Absence] = {}
 
     def update(self, used: Container[Address], trouble: Mapping[Address, str], now: float) -> None:
-        """Log what has changed.
+        """Log the changes since the last call.
 
         Args:
             used: the servers that serve calls.
@@ -68,19 +68,19 @@ class Notices:
         """Log the assumed rate of each server whose host reports none, if it has changed.
 
         Args:
-            rates: the assumed bytes each microsecond, and `probe.step_of`.
+            rates: the assumed bytes per microsecond, and `probe.step_of`.
         """
         for address, (rate, step) in rates.items():
             if self._steps.get(address) == step:
                 continue
             self._steps[address] = step
-            found = f"{part_of(step):.2g} of what a worker's carries by a short probe"
+            found = f"{part_of(step):.2g} of a worker's rate by a short probe"
             _LOG.log(
                 logging.WARNING if step else logging.INFO,
-                "server %s reports no rate of its link: it is taken for %g Mbit/s, %s; start it "
+                "server %s reports no rate of its link: shoal assumes %g Mbit/s, %s; start it "
                 "with SHOAL_LINK=RATE if that is wrong",
                 *(address, float(f"{8 * rate:.3g}")),
-                "as a worker's, since it could not be measured" if step == UNKNOWN else found,
+                "a worker's rate, since it could not be measured" if step == UNKNOWN else found,
             )
 
     def _miss(self, address: Address, why: str, now: float) -> None:
@@ -103,7 +103,7 @@ class LateServers:
         self._waiting: list[float] = []
 
     def look(self, view: View, now: float) -> None:
-        """Add up the queues, if it is time to; log a late server after `_N_LOOKS` times."""
+        """Add up the queues, every `_EVERY_S`; after `_N_LOOKS` looks log a late server."""
         mesh = view.group.mesh
         if now < self._next_at or mesh is None or not view.is_busy:
             return
@@ -121,14 +121,14 @@ class LateServers:
             server, times = late_server([each / _N_LOOKS for each in self._waiting], view.shares)
             if server is not None:
                 _LOG.warning(
-                    "server %s is late: its queue holds %.1f times as many bytes of its share as "
+                    "server %s is late: relative to its share, its queue is %.1f times as long as "
                     "the other queues; start it with SHOAL_LINK=RATE if its link is slower",
                     *(view.servers[server], times),
                 )
 
 
 def late_server(waiting: Sequence[float], shares: Sequence[int]) -> tuple[int | None, float]:
-    """Return the server with a far longer queue, in bytes for its share, than others, if any."""
+    """Return the server whose queue, by its share, is far longer than others, and how far."""
     queues = {at: waiting[at] / share for at, share in enumerate(shares) if share}
     if len(queues) < 2:
         return None, 0.0

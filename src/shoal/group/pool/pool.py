@@ -1,16 +1,16 @@
-"""The pool of a job: its servers in views, one after another, and the calls that they share in.
+"""A job's pool: its servers in views, one after another, and the calls in which they have a part.
 
 Each worker has a thread that carries out the commands of the lowest worker, all in the same order:
-form a view, end one. Commands are messages in the `Control` group. The native core takes them in,
-and rings the thread's bell; so nothing is polled, and a worker that is held misses none.
+form a view, or end one. Commands are messages in the `Control` group. The native core receives them
+and rings the thread's bell, so nothing is polled, and a stopped worker misses no command.
 
 Servers are optional, so the thread ends the workers' group for two reasons only:
 
 - a call's deadline has passed (`expire` and `_await_stage`);
 - workers have made different calls under one number, or as one call (`_have_differed`).
 
-Every other failure means "no servers for now". A view that does not form is tried again later. A
-thread that cannot go on logs why, and leaves the current view to the native core.
+After any other failure the workers go on without servers. A view that does not form is tried again
+later. A thread that cannot go on logs why, and leaves the current view to the native core.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-_LOOK_S: Final = 0.05  # between two looks of a waiting thread whether the workers' group has ended
-_LEAVE_S: Final = 0.3  # for the thread to end by itself: a worker that it waits for may be held
-_DEADLINES_S: Final = 0.5  # between two looks at the deadlines of calls, where nothing else happens
+_LOOK_S: Final = 0.05  # a waiting thread's interval for checking whether the workers' group lives
+_LEAVE_S: Final = 0.3  # for the thread to end by itself: it may wait for a stopped worker
+_DEADLINES_S: Final = 0.5  # between two looks at the deadlines of calls, when nothing else happens
 
 
 class Pool:
-    """A worker's end of the pool. It alone posts calls that servers may take part in.
+    """A worker's end of the pool. All calls with a servers' part are posted through it.
 
     Args:
         control: the group of the pool threads along this worker's rail.
         key: the job's.
-        world: the native group of all workers, where their parts of calls are posted.
+        world: the native group of all workers, for the workers' parts of calls.
         numbers: the numbers of calls that may be served, or of their pieces.
         rail: this worker's.
 
@@ -94,7 +94,7 @@ class Pool:
         self._thread: threading.Thread | None = None
 
     def start(self, servers: Sequence[Address], endpoint: JobEndpoint | None) -> None:
-        """Begin to use servers, and any that come to `endpoint`; the lowest worker watches them."""
+        """Begin to use these servers, and servers that register at `endpoint`."""
         self._named = servers, endpoint
         self._thread = start("shoal pool", self._run)
 
@@ -105,7 +105,7 @@ class Pool:
 
     @property
     def view(self) -> View | None:
-        """The view of the calls that are made now."""
+        """The view that serves new calls."""
         with self.changed:
             return self.stages.last
 
@@ -124,7 +124,7 @@ class Pool:
         raise TimedOut(
             f"SHOAL_SERVERS_REQUIRED={n}, and {counted(n_found, 'server')} "
             f"{'serves' if n_found == 1 else 'serve'} after {timeout_s:.3g} s: "
-            f"{self.trouble() or 'the error of rank 0 says why'}"
+            f"{self.trouble() or 'the error of rank 0 has the reason'}"
         )
 
     def _n_serving(self) -> int:
@@ -158,7 +158,7 @@ class Pool:
         subject: int,
         is_background: bool = True,
     ) -> Call | ServedCall:
-        """Start an all-reduce along the rail, in two parts if servers share in it.
+        """Start an all-reduce along the rail, in two parts if servers take one.
 
         Raises TimedOut if the workers did not agree on its servers in time; any other exception has
         ended the workers' group.
@@ -185,7 +185,7 @@ class Pool:
         return call
 
     def begin_pieces(self, call: int, n_pieces: int) -> range:
-        """Return the numbers of a call's pieces, which leave along their rails later."""
+        """Return the numbers of a call's pieces, which enter their rails later."""
         assert isinstance(self._numbers, RailNumbers)
         return self._numbers.begin(call, n_pieces)
 
@@ -220,7 +220,7 @@ class Pool:
             native = self._world.post_in_place(plan, key, address, _left_s(until), True, subject)
             return Work(self.control, native, None)
         own = self.rail.own(kind.dtype, kind.n_elems)
-        # The last stage makes the average: the group has more ranks than the rail.
+        # The last stage divides for an average, since the group has more ranks than the rail.
         op = Op.SUM if kind.op is Op.AVG else kind.op
         part = kind._replace(op=op, n_elems=own.n_elems)
         with self.changed:
@@ -231,18 +231,18 @@ class Pool:
         return Work(self.control, call, None)
 
     def end_by_stage(self, error: NativeError) -> None:
-        """End the workers' group, since a stage of a call has failed."""
+        """End the workers' group after a stage of a call has failed."""
         fault, _, what, _ = error
         why = f"a stage of a call failed: {what}"
         if (
             fault is Fault.MISMATCH
-        ):  # NOT aborted: the error of all ranks is that their calls differ
+        ):  # NOT aborted: every rank's error must be that their calls differ
             self._world.fail(fault, f"ends the group: {why}")
         else:
             self._world.abort(f"{self.control}: {why}")
 
     def _claim(self, number: int, until: float) -> View | None:
-        """Return the view of a call that is made now. The caller holds `changed`."""
+        """Wait for the view of a new call and return it. The caller holds `changed`."""
         self._held.add(number)
         try:
             self._await_stage(number, until)
@@ -264,23 +264,23 @@ class Pool:
             self._world.fail(Fault.TIMED_OUT, why)  # the other workers may make this call
             raise TimedOut(f"rank {self.rank} {why}")
 
-    def may_come(self, number: int) -> bool:
+    def can_make(self, number: int) -> bool:
         """Return True if this worker can still make the call. The caller holds `changed`."""
         return number in self._held or self._numbers.is_open(number)
 
     def lowest_open(self) -> int:
-        """Return the lowest call that this worker may yet make."""
+        """Return the lowest call that this worker can still make."""
         with self.changed:
             return min([self._numbers.lowest_open(), *self._held])
 
     def look(self, call: ServedCall) -> None:
-        """Wake the pool's thread for a call that waits, or end a mending that cannot end well."""
+        """Wake the pool's thread for a waiting call, or end a mending that cannot succeed."""
         if call.is_mending and self._world.error()[0] is not Fault.NONE:
-            self.control.abort("the group of the workers has ended")  # which ends the mending
+            self.control.abort("the group of the workers has ended")  # this ends the mending
         self._bell.ring()
 
     def on_settled(self, call: ServedCall, callback: Callable[[], None]) -> None:
-        """Run the callback once the outcome of a call is known, at once if it is."""
+        """Run the callback once the outcome of a call is known, at once if it is already."""
         with self.changed:
             if not self.has_ended and not call.is_settled():
                 self._waiters.append((call, callback))
@@ -289,7 +289,7 @@ class Pool:
 
     def expire(self, call: ServedCall) -> None:
         """End the group, since the deadline of a call has passed."""
-        why = f"reached the deadline of all_reduce #{call.number}, which servers share in"
+        why = f"reached the deadline of all_reduce #{call.number}, of which servers do a part"
         with self.changed:
             call.outcome = (Fault.TIMED_OUT, -1, f"rank {self.rank} {why}", "")
         self._world.fail(Fault.TIMED_OUT, why)
@@ -298,7 +298,7 @@ class Pool:
         self.call_back()
 
     def call_back(self) -> None:
-        """Run the callbacks of the calls whose outcome is known now."""
+        """Run the callbacks of calls whose outcome is known."""
         with self.changed:
             self.changed.notify_all()
             due = [each for each in self._waiters if self.has_ended or each[0].is_settled()]
@@ -334,16 +334,16 @@ class Pool:
                 self.expire_late()
         except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
             if self._have_differed(error):
-                self._world.fail(Fault.MISMATCH, f"found out from its servers: {error}")
+                self._world.fail(Fault.MISMATCH, f"learnt from its servers: {error}")
                 self.control.abort(str(error))
             else:
-                self._do_without(error)
-                self._outlive()
+                self._stop_looking(error)
+                self._keep_views()
         finally:
             self._end()
 
     def _next_command(self) -> Command | None:
-        """Return the next command; None if there was none by the time to look at deadlines."""
+        """Return the next command; None after a wait, when it is time to check deadlines."""
         if self._leader is None:
             command = self.control.next_command()
         else:
@@ -354,21 +354,21 @@ class Pool:
             self._bell.wait(_DEADLINES_S if self._leader is None else _LOOK_S)
         return command
 
-    def _do_without(self, error: Exception) -> None:
+    def _stop_looking(self, error: Exception) -> None:
         """Log why the workers cannot change servers any more, and end the control group."""
         if self._is_closing or self._world.error()[0] is not Fault.NONE:
-            return  # the callers get the error
+            return  # callers get the world's error
         why = str(error) or repr(error)
         if self.control.ended() is not None:
-            _LOG.info("%s: servers are not looked for any more: %s", self.control, why)
+            _LOG.info("%s: stops looking for servers: %s", self.control, why)
             return
-        is_foreseen = isinstance(error, (ShoalError, OSError, MemoryError))
+        is_expected = isinstance(error, (ShoalError, OSError, MemoryError))
         _LOG.warning(
-            "%s: rank %d ends the search for servers: %s",
+            "%s: rank %d stops looking for servers: %s",
             *(self.control, self.rank, why),
-            exc_info=None if is_foreseen else error,
+            exc_info=None if is_expected else error,
         )
-        self.control.abort(f"rank {self.rank} ends the search for servers: {why}")
+        self.control.abort(f"rank {self.rank} stops looking for servers: {why}")
 
     def _have_differed(self, error: Exception) -> bool:
         """Return True if the thread ends because workers have made different calls."""
@@ -386,10 +386,10 @@ class Pool:
             if not call.is_settled():
                 self.expire(call)
 
-    def _outlive(self) -> None:
-        """Keep the current views until a server is lost: their calls may still end well."""
+    def _keep_views(self) -> None:
+        """Keep the current views until a server is lost: their calls may still succeed."""
         with self.changed:
-            self.stages.release()  # calls that need the other workers are to fail, NOT to wait
+            self.stages.release()  # calls that need the other workers must fail, NOT wait
             for view in self._views:
                 view.is_settling = False
             self.changed.notify_all()
@@ -402,11 +402,11 @@ class Pool:
 
     def _end(self) -> None:
         for view in self._views:
-            view.group.close()  # NOT aborted: other workers may be about to end their calls well
+            view.group.close()  # NOT aborted: other workers' calls may be about to succeed
             with self.changed:
                 calls = list(view.calls)  # another thread may add to them
             for call in calls:
-                # A worker that had the whole result may have left.
+                # A worker that had the complete result may have left.
                 if not call.is_whole and is_whole_here(call):
                     call.is_mended = True
         self.control.abort("it has left")  # else threads of other workers may wait for this one
@@ -433,7 +433,7 @@ class Pool:
             self.changed.notify_all()
 
     def _end_view(self, command: Command) -> None:
-        """End a view: all its calls have ended well, or a server is lost and they are mended."""
+        """End a view whose calls have all succeeded; after a loss, mend its calls first."""
         view = next(each for each in self._views if each.number == command.view)
         if command.what is What.LOSE:
             view.group.abort("a server of this view is lost")
@@ -448,7 +448,7 @@ class Pool:
         view.group.close()
 
     def check_world(self) -> None:
-        """Raise what has ended the control group, or the workers' group."""
+        """Raise the error that has ended the control group or the workers' group."""
         error = self.control.ended()
         if error is not None:
             raise error

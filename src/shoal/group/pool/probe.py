@@ -1,11 +1,11 @@
 """Measures the rates of servers whose hosts report none, once for each view.
 
-Rank 0 asks worker 1 and then each such server for some bytes, and times the replies. A server's
-rate is expressed as a part of a worker's, measured in the same way, so that this machine's cores do
-not matter. The part is rounded to steps of the square root of 2, so nearly equal rates are equal.
+Rank 0 requests some bytes from worker 1 and then from each such server, and times the replies. A
+server's rate is a part of a worker's, measured in the same way, so that this machine's cores do not
+matter. The part is rounded to steps of the square root of 2, so that nearly equal rates are equal.
 
-The probe takes at most `BUDGET_S`, and `_MOST_BYTES` a reply. It raises nothing: a server whose
-reply is late counts as fast as a worker.
+The probe takes at most `BUDGET_S`, and a reply `_MOST_BYTES`. It never raises: a server whose reply
+is late counts as fast as a worker.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 BUDGET_S: Final = 1.0
-"""For all servers of a view."""
+"""Seconds for all servers of a view."""
 
 UNKNOWN: Final = 255
 """The step of a server that was not measured."""
 
 REFERENCE: Final = 1
-"""The worker that servers are compared with."""
+"""The worker whose rate servers are compared with."""
 
 _OF_ONE_S: Final = 0.3  # for one rank
 _ASK, _REPLY = 2, 3  # tags of messages
 _LEAST_BYTES: Final = 256 << 10
 _MOST_BYTES: Final = 8 << 20
 # In a reply that takes this long, the delay of a thread matters little. The first reply of each
-# rank is discarded: it waits for the connection, and a shaped link lets its first 100 KiB or so
-# pass at once. The median of three more counts.
+# rank is discarded: it waits for the connection, and a shaped link sends the first 100 KiB or so at
+# once. The result is the median of three more.
 _ENOUGH_S: Final = 0.002
 _N_TIMED: Final = 3
-_EQUAL: Final = 0.75  # of a worker's rate: equal links were measured as far apart as this
+_EQUAL: Final = 0.75  # of a worker's rate: measurements of equal links differ by up to this
 
 
 def measure(group: PoolGroup, servers: Sequence[int], is_wanted: Callable[[], bool]) -> list[int]:
@@ -59,15 +59,15 @@ def measure(group: PoolGroup, servers: Sequence[int], is_wanted: Callable[[], bo
                     rates[rank] = _rate_of(group, rank, until, is_wanted)
                     if not rates[REFERENCE]:
                         break
-        finally:  # NOT only to those that have answered: no server serves calls before this
+        finally:  # also to ranks that have not answered: servers serve no calls before this
             for rank in ranks:
-                group.send(bytearray(8), rank, _ASK, async_op=True)  # nothing more is asked
+                group.send(bytearray(8), rank, _ASK, async_op=True)  # 0 bytes: the end
     reference = rates.get(REFERENCE, 0.0)
     return [step_of(rates.get(rank, 0.0), reference) for rank in servers]
 
 
 def answer(group: PoolGroup, is_wanted: Callable[[], bool]) -> None:
-    """Send rank 0 the bytes that it asks for, until it asks for none."""
+    """Send rank 0 the bytes that it requests, until it requests 0."""
     until = time.monotonic() + 2 * BUDGET_S
     asked = bytearray(8)
     with contextlib.suppress(ShoalError, MemoryError):
@@ -82,7 +82,7 @@ def answer(group: PoolGroup, is_wanted: Callable[[], bool]) -> None:
 
 
 def step_of(rate: float, reference: float) -> int:
-    """Return how many steps a rate is below a worker's; `UNKNOWN` if it is 0."""
+    """Return the steps from a worker's rate down to this rate; `UNKNOWN` if either is 0."""
     if not rate or not reference:
         return UNKNOWN
     if rate >= _EQUAL * reference:
@@ -91,12 +91,12 @@ def step_of(rate: float, reference: float) -> int:
 
 
 def part_of(step: int) -> float:
-    """Return the part of a worker's rate that a step stands for."""
+    """Return the part of a worker's rate at this step."""
     return 1.0 if step == UNKNOWN else 2.0 ** (-step / 2)
 
 
 def _rate_of(group: PoolGroup, rank: int, until: float, is_wanted: Callable[[], bool]) -> float:
-    """Return the rate of a rank in bytes each microsecond; 0 if it does not answer in time."""
+    """Return the rate of a rank in bytes per microsecond; 0 if it does not answer in time."""
     until = min(until, time.monotonic() + _OF_ONE_S)
     n_bytes, is_first, rates = _LEAST_BYTES, True, list[float]()
     while len(rates) < _N_TIMED:
@@ -115,14 +115,14 @@ def _rate_of(group: PoolGroup, rank: int, until: float, is_wanted: Callable[[], 
 
 
 def _ends(work: Work | None, until: float, is_wanted: Callable[[], bool]) -> bool:
-    """Return True if a message ends well by then. A late one stays in flight."""
-    assert work is not None  # of `async_op`
+    """Return True if a message succeeds by `until`. A late one stays in flight."""
+    assert work is not None  # because of `async_op`
     return is_in_time(work, until, is_wanted) and work.error() is None
 
 
 @contextlib.contextmanager
 def _alone(until: float) -> Iterator[bool]:
-    """Wait until no other group on this host measures: rails and groups share its NIC."""
+    """Wait until no other group on this host measures: all of them share its NIC."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while time.monotonic() < until:
             with contextlib.suppress(OSError):  # another process has the name

@@ -3,8 +3,8 @@
 A connection opens with the handshake of every other connection of shoal, under a key derived from
 the job's. Its messages are those of an `Endpoint`: sealed, in order, and bounded by their kind.
 
-    Ask       what is there, for `shoal status`            -> Status
-    Reserve   may this job come, with this many workers    -> Reserved
+    Ask       request the state, for `shoal status`        -> Status
+    Reserve   announce a job and its number of workers     -> Reserved
     Meet      serve this view, with this rank              -> Reserved
               (from the server, at any time)                  Leaving
 """
@@ -32,23 +32,23 @@ MOST_STATUS_BYTES: Final = 60_000
 MOST_ROSTER_BYTES: Final = 2 << 20  # of `MOST_RANKS`, 512 bytes each
 _FIRST_KIND: Final = 16  # of the endpoint's messages
 _TO_SERVER: Final = 2**32 - 3
-"""What HELLO says in the place of a path: neither a rank, nor a meeting, nor a store."""
+"""The path in HELLO that means a server; a rank, a meeting and a store have other values."""
 
 
 class Ask(NamedTuple):
-    """What `shoal status` asks."""
+    """Request the server's state, for `shoal status` and as a ping."""
 
 
 class Status(NamedTuple):
-    """The answer: JSON."""
+    """The server's state, as JSON."""
 
     text: str
 
 
 class Reserve(NamedTuple):
-    """May this job come, of this name, with workers that are all on hosts of their own?
+    """Ask the server to take a job of this name, with each worker on another host.
 
-    Its version of shoal must be the server's.
+    Its version of shoal must equal the server's.
     """
 
     version: str
@@ -57,11 +57,11 @@ class Reserve(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Yes, or why not.
+    """The server's answer: it takes the job, or refuses it.
 
     Args:
-        refused: a sentence for the job's log; empty: yes.
-        server: 16 random bytes of this server's process, so that one started again is noticed.
+        refused: the reason, a sentence for the job's log; empty: it takes the job.
+        server: 16 random bytes of the server's process, which identify a restarted server.
         entry: after Reserve and Meet, the server's entry in the roster of the next view.
     """
 
@@ -86,7 +86,7 @@ class Meet(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """The server is about to end: the next view must do without it."""
+    """The server is about to end, so the next view must not use it."""
 
 
 Message = Ask | Status | Reserve | Reserved | Meet | Leaving
@@ -95,7 +95,7 @@ FROM_SERVERS: Final = (Status, Reserved, Leaving)
 
 
 class _Field(NamedTuple):
-    """How a field is written, how it is read and checked, and the most bytes that it can have."""
+    """Functions that write a field, and read and check it, and its maximum length in bytes."""
 
     write: Callable[[Any], bytes]
     read: Callable[[Unpacker], Any]
@@ -113,7 +113,7 @@ def _number(n_bytes: int, low: int, high: int) -> _Field:
 _LINE: Final = _Field(text_field, Unpacker.text, 1 + MAX_FIELD_BYTES)
 _VIEW: Final = _number(8, 0, 2**63)
 _IDENTITY: Final = _Field(bytes, lambda unpacker: unpacker.take(16), 16)
-# The last field of a message has no length of its own.
+# The last field of a message has no length prefix.
 _STATUS: Final = _Field(str.encode, lambda unpacker: unpacker.rest().decode(), MOST_STATUS_BYTES)
 _ENTRY: Final = _Field(bytes, Unpacker.rest, MAX_ENTRY_BYTES)
 _ROSTER: Final = _Field(bytes, Unpacker.rest, MOST_ROSTER_BYTES)
@@ -134,13 +134,13 @@ _TYPES: Final = {kind: each for each, kind in _KINDS.items()}
 
 
 def expect(peer: Peer, types: tuple[type[Message], ...]) -> None:
-    """Let a peer send messages of these types; any other, or a longer one, ends the connection."""
+    """Accept messages of these types; any other, or a longer one, ends the connection."""
     for each in types:
         peer.expect(_KINDS[each], sum(field.most_bytes for field in _FIELDS[each]))
 
 
 def send(peer: Peer, message: Message) -> None:
-    """Queue a message; the endpoint's owner is called back if the connection is lost."""
+    """Queue a message; the endpoint calls its owner's `lost` if the connection is lost."""
     peer.send(*encode(message))
 
 
@@ -151,10 +151,10 @@ def encode(message: Message) -> tuple[int, bytes]:
 
 
 def decode(kind: int, body: bytes) -> Message:
-    """Return the message with this kind and body; ValueError if there is none."""
+    """Return the message with this kind and body; ValueError if they are malformed."""
     unpacker = Unpacker(body)
     if kind not in _TYPES:
-        raise ValueError(f"a message of kind {kind}")
+        raise ValueError(f"unknown kind {kind} of message")
     each: Any = _TYPES[kind]
     message: Message = each(*[field.read(unpacker) for field in _FIELDS[each]])
     unpacker.end()
@@ -164,40 +164,40 @@ def decode(kind: int, body: bytes) -> Message:
 
 
 def why_not_reached(error: int, progress: Progress, was_connected: bool) -> str:
-    """Return why a dial of a server has failed, as a verb phrase."""
+    """Return why a dial to a server failed, as a verb phrase."""
     if progress is Progress.KEY_DIFFERS:
         return (
-            "holds no job key like ours: start it with --key-file and the file that SHOAL_KEY_FILE "
+            "does not have our job key: start it with --key-file and the file that SHOAL_KEY_FILE "
             "names"
         )
     if progress is not Progress.WAITING:
-        return "speaks another protocol: install the same shoal on all"
-    if was_connected:  # a server that speaks another protocol closes without a word
+        return "speaks another protocol: install the same shoal on all machines"
+    if was_connected:  # a server that speaks another protocol closes without an answer
         return "closes the connection: it is not a shoal server, or runs another version"
     return f"cannot be reached: {os.strerror(error)}"
 
 
 def own_version() -> str:
-    """Return the version of the shoal that runs here."""
+    """Return this process's version of shoal."""
     return str(sys.modules["shoal"].__version__)
 
 
 def key_id(job_key: bytes) -> int:
-    """Return a name of a key that shows nothing of it, for the server to find the key by."""
+    """Return a name by which the server finds this key, and that does not reveal the key."""
     digest = hashlib.blake2b(pair_key(job_key, 0, 0, 0, "server id"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def hello_of(job_key: bytes) -> Hello:
-    """Return what a holder of this key says first to a server."""
+    """Return the HELLO to a server from a holder of this key."""
     return Hello(epoch=key_id(job_key), rank=VERSION, to_rank=0, path=_TO_SERVER)
 
 
 def is_for_server(hello: Hello) -> bool:
-    """Return True if a caller speaks to a server, in this version."""
+    """Return True if a caller expects a server, of this version."""
     return (hello.rank, hello.to_rank, hello.path) == (VERSION, 0, _TO_SERVER)
 
 
 def server_key(job_key: bytes) -> bytes:
-    """Return the key that is proved to a server."""
+    """Return the key to prove in the handshake with a server."""
     return pair_key(job_key, 0, 0, 0, "server")

@@ -1,4 +1,4 @@
-"""An all-reduce where several workers share a host: its pieces go from stage to stage."""
+"""An all-reduce for hosts with several workers: its pieces go from stage to stage."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from shoal.group.pool.served_call import NativeError
     from shoal.group.work import Work
 
-_LAST: Final = Stage.TELL
+_LAST: Final = Stage.SHARE
 
 
 class _Passage:
-    """The stage of a piece."""
+    """A piece on its way through the stages."""
 
     __slots__ = ("goes_on", "part", "stage")
 
@@ -37,8 +37,8 @@ class _Passage:
 class RailCall:
     """A call in pieces with these numbers, with the methods of a native call; `pool` posts stages.
 
-    The thread that sees a stage end starts the next one, whether it waits or runs callbacks. The
-    end of the group ends all stages, and a stage that fails ends the group.
+    The thread that sees a stage end, in a wait or a callback, starts the next stage. The end of the
+    group ends all stages, and a stage that fails ends the group.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RailCall:
         until: float,
         subject: int,
     ) -> None:
-        # Only until it is over: the pool holds the group's links.
+        # None once the call is over: the pool keeps the group's links alive.
         self._pool: Pool | None = pool
         self._kind, self._until, self._subject = kind, until, subject
         where = zip(numbers, kind.pieces, strict=True)
@@ -74,7 +74,7 @@ class RailCall:
     # The methods of a native call.
 
     def done(self) -> bool:
-        """Return True if it has ended. Does not wait for the lock, which others may hold long."""
+        """Return True if it has ended. Does not wait for the lock, which threads may hold long."""
         return self._is_over or self._look(blocking=False)
 
     def wait(self, timeout_s: float) -> bool:
@@ -94,31 +94,31 @@ class RailCall:
         return True
 
     def _await_next(self, one: _Passage, until: float) -> bool:
-        """Wait while a thread starts the next stage; return whether it has by then."""
+        """Wait while a thread starts the next stage; return True once it has started."""
         with self._lock:
             return self._went_on.wait_for(
                 lambda: not one.goes_on, max(0.0, until - time.monotonic())
             )
 
     def succeeded(self) -> bool:
-        """Return True if it has ended well."""
+        """Return True if the call has succeeded."""
         return self.done() and self._outcome is None
 
     def error(self) -> NativeError:
-        """Return why it failed, if it did."""
+        """Return the call's error, if it failed."""
         return self._outcome or FINE
 
     def source(self) -> int:
-        """Return -1: it is no message."""
+        """Return -1: the call is not a message."""
         return -1
 
     @property
     def finished_ns(self) -> int:
-        """When its last stage ended; 0 while it runs."""
+        """The time at which the last stage ended; 0 while the call runs."""
         return max(one.part.finished_ns for one in self._pieces) if self.done() else 0
 
     def on_over(self, callback: Callable[[], None]) -> None:
-        """Run the callback when the call has ended, at once if it has."""
+        """Run the callback when the call has ended, at once if it has already."""
         with self._lock:
             if not self._is_over:
                 self._waiters.append(callback)
@@ -145,7 +145,7 @@ class RailCall:
             yield work
 
     def _follow(self, at: int, work: Work) -> None:
-        """Start the next stage of a piece when this one has ended."""
+        """Start the next stage of a piece when the current one has ended."""
         follow(work, lambda _work: self._advance(at))
 
     def _advance(self, at: int) -> None:
@@ -157,7 +157,7 @@ class RailCall:
         self._look(blocking=True)
 
     def _may_go_on(self, one: _Passage) -> bool:
-        """Return True if its stage has ended well and this thread is to start the next one."""
+        """Return True if its stage has succeeded and this thread must start the next stage."""
         with self._lock:
             if self._outcome is not None or one.goes_on or not one.part.done():
                 return False
@@ -168,7 +168,7 @@ class RailCall:
             return one.goes_on
 
     def _go_on(self, at: int, one: _Passage) -> Work | None:
-        """Start its next stage, NOT locked: that may wait until the workers agree on servers."""
+        """Start its next stage, NOT locked: this may wait for the workers to agree on servers."""
         stage, work = Stage(one.stage + 1), None
         error: NativeError = Fault.CLOSED, -1, "its next stage was interrupted", ""
         try:
@@ -179,15 +179,15 @@ class RailCall:
             fault = Fault.CLOSED if isinstance(failed, Closed) else Fault.RESOURCE
             error = fault, -1, str(failed), ""
         finally:
-            self._went(one, stage, work, error)
+            self._end_step(one, stage, work, error)
         return work
 
-    def _went(self, one: _Passage, stage: Stage, work: Work | None, error: NativeError) -> None:
+    def _end_step(self, one: _Passage, stage: Stage, work: Work | None, error: NativeError) -> None:
         with self._lock:
             if work is None:
                 self._end(error)
             else:
-                # The stage last: the last stage with the old part would look like the end.
+                # NOT the stage first: the last stage with the old part would look like the end.
                 one.part = work._call
                 one.stage = stage
             one.goes_on = False

@@ -1,8 +1,8 @@
-"""Kinds of calls, and rails: where several workers share a host, each reduces a part of every call.
+"""Kinds of calls, and rails: if several workers share a host, each reduces a part of every call.
 
 The workers of a host fold their parts of a buffer among themselves. Then each all-reduces its own
-part with the workers of the same place on the other hosts, its rail, and with the servers. Then the
-workers of a host give each other the results. Pure, except `RailNumbers`.
+part with its rail, the workers of the same place on the other hosts, and with the servers. Finally
+the workers of a host send each other the results. Pure, except `RailNumbers`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.plan import Cluster
 
 MOST_PIECES: Final = 4
-"""The most pieces of a call. Hosts fold one piece while another travels."""
+"""The most pieces of a call. Hosts fold one piece while another is on the network."""
 
 _PIECE_BYTES: Final = 1 << 20  # shorter pieces cost more messages than they save
 
@@ -38,26 +38,26 @@ class Stage(enum.IntEnum):
     """The workers of each host fold their parts."""
     RAIL = 1
     """The workers along each rail, and servers, fold the sums of the hosts."""
-    TELL = 2
-    """The workers of each host give each other the results."""
+    SHARE = 2
+    """The workers of each host send each other the results."""
 
 
 class RailPart(NamedTuple):
     """Consecutive elements of a call's buffer."""
 
     offset: int
-    """In bytes."""
+    """Bytes."""
     n_elems: int
 
 
 class Rail(NamedTuple):
-    """The workers with one place on each host, as one of them sees it; places count from 0.
+    """The workers with the same place on each host, seen from one of them; places count from 0.
 
     Args:
-        members: the ranks in the group of the rail's workers, by host.
-        mates: the ranks in the group of this host's workers, by place.
-        rank: this worker's in the group.
-        size: the group's.
+        members: the group ranks of the rail's workers, by host.
+        mates: the group ranks of this host's workers, by place.
+        rank: this worker's rank in the group.
+        size: the group's size.
     """
 
     members: tuple[int, ...]
@@ -67,7 +67,6 @@ class Rail(NamedTuple):
 
     @property
     def place(self) -> int:
-        """This worker's place on its host."""
         return self.mates.index(self.rank)
 
     @property
@@ -77,11 +76,11 @@ class Rail(NamedTuple):
 
     @property
     def n_rails(self) -> int:
-        """The number of rails: of workers on each host."""
+        """The number of rails, which is the number of workers on each host."""
         return len(self.mates)
 
     def cluster_of(self, cluster: Cluster) -> Cluster:
-        """Return the cluster of the members, each with its part of its host's link."""
+        """Return the cluster of the members, each with its share of its host's link."""
         if self.n_rails == 1:
             return cluster
         us_per_byte = cluster.wire.us_per_byte * self.n_rails
@@ -90,8 +89,8 @@ class Rail(NamedTuple):
         return default_cluster(hosts, n_cores=max(1, cluster.n_cores // self.n_rails), wire=wire)
 
     def key(self, number: int, stage: Stage) -> int:
-        """Return the key of a call's stage in the group's mesh; of `RAIL`, in a view's mesh too."""
-        # NOT a counted key for a piece, which may leave long after later calls, see `Numbers`.
+        """Return the key of a call's stage in the group's mesh; for `RAIL` in views' meshes too."""
+        # NOT a counted key for a piece: it may start long after later calls, see `Numbers`.
         # Servers' first words use the key of a fourth stage (view_mesh.py).
         return number if self.n_rails == 1 else FIRST_NAMED_KEY | number << 2 | stage
 
@@ -105,7 +104,7 @@ class Rail(NamedTuple):
         """Return the plan of a stage within a host."""
         shape = self._local_shape(dtype, op, n_elems)
         what = "folded in each host" if stage is Stage.FOLD else "sent in each host"
-        return plan_among(shape, self.mates, self.size, what, stage is Stage.TELL)
+        return plan_among(shape, self.mates, self.size, what, stage is Stage.SHARE)
 
     def own(self, dtype: DType, n_elems: int) -> RailPart:
         """Return this worker's part of a piece, relative to the piece."""
@@ -113,7 +112,7 @@ class Rail(NamedTuple):
         return RailPart(offsets[self.place], lengths[self.place] // item_size(dtype))
 
     def pieces(self, dtype: DType, n_elems: int) -> list[RailPart]:
-        """Return the pieces of a call; none if it is too short to be cut."""
+        """Return the pieces of a call; empty if it is too short to be cut."""
         item = item_size(dtype)
         n_bytes, least = n_elems * item, self.n_rails * STRIPE_FLOOR_BYTES
         if n_bytes < least:
@@ -167,7 +166,7 @@ class Kind(NamedTuple):
         return self.n_elems * item_size(self.dtype)
 
     def shape(self, algorithm: str, rank: int, size: int, n_lanes: int) -> Shape:
-        """Return the call by this algorithm among ranks that are each on a host of its own."""
+        """Return the call's shape by this algorithm, among ranks on different hosts."""
         return Shape(
             *("all_reduce", algorithm, self.dtype, self.op, self.n_elems, rank, size),
             hosts=tuple(range(size)),
@@ -177,34 +176,34 @@ class Kind(NamedTuple):
         )
 
     def alone(self, rail: Rail) -> Shape:
-        """Return the call by the workers alone, which fold every element as servers do."""
+        """Return the call's shape without servers; workers fold every element as servers do."""
         return self.shape("sharded", rail.host, len(rail.members), self.n_lanes)
 
 
 class RailNumbers:
-    """The numbers of pieces, which leave some time after their call: its times `MOST_PIECES`.
+    """The numbers of pieces, which start some time after their call: its number * `MOST_PIECES`.
 
     Threads: the caller locks.
     """
 
     def __init__(self, calls: Numbers) -> None:
         self._calls = calls
-        self._coming: set[int] = set()
+        self._waiting: set[int] = set()
 
     def begin(self, call: int, n_pieces: int) -> range:
-        """Return the numbers of the pieces of a call that is made now."""
+        """Return the numbers of a new call's pieces."""
         numbers = range(call * MOST_PIECES, call * MOST_PIECES + n_pieces)
-        self._coming.update(numbers)
+        self._waiting.update(numbers)
         return numbers
 
     def left(self, number: int) -> None:
-        """Record that a piece has left for its rail."""
-        self._coming.discard(number)
+        """Record that a piece has started on its rail."""
+        self._waiting.discard(number)
 
     def is_open(self, number: int) -> bool:
-        """Return True if a piece may yet leave."""
-        return number in self._coming or self._calls.is_open(number // MOST_PIECES)
+        """Return True if a piece can still start."""
+        return number in self._waiting or self._calls.is_open(number // MOST_PIECES)
 
     def lowest_open(self) -> int:
-        """Return the lowest number of a piece that may yet leave."""
-        return min([self._calls.lowest_open() * MOST_PIECES, *self._coming])
+        """Return the lowest number of a piece that can still start."""
+        return min([self._calls.lowest_open() * MOST_PIECES, *self._waiting])

@@ -1,7 +1,7 @@
 """Servers write their addresses to a job's rendezvous store, and rank 0 finds them there.
 
-The store is torch's, as torchrun serves it at `--rdzv-endpoint`: anyone may write to it. Servers
-seal their records with the job's key, and other records are ignored.
+The store is torch's, which torchrun serves at `--rdzv-endpoint`, and anyone may write to it.
+Servers seal their records with the job's key, and rank 0 ignores other records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LOG: Final = logging.getLogger("shoal")
 
 _LOOK_S: Final = 0.5
 _RETRY_S: Final = 2.0
-_TIMEOUT_S: Final = 5.0  # of the store, for an answer
-# A place is counted just before it is written.
+_TIMEOUT_S: Final = 5.0  # for an answer of the store
+# A server raises the count of places just before it writes to its place, which may be empty then.
 _MOST_LOOKS: Final = 20
-_LAST_S: Final = 0.5  # for the thread to end, unless the store keeps it
+_LAST_S: Final = 0.5  # for the thread to end; the store may delay it
 
 
 def leave(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes, address: Address) -> str:
@@ -39,7 +39,7 @@ def leave(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes, address: 
     folder = _folder(endpoint, key)
     value = f"{_seal(endpoint, key, str(address))} {address}".encode()
     for at in range(1, _n_places(client, folder) + 1):
-        if client.try_get(f"{folder}/{at}") == value:  # of this server before it was started again
+        if client.try_get(f"{folder}/{at}") == value:  # left by this server before a restart
             return f"{folder}/{at}"
     place = f"{folder}/{client.add(f'{folder}/n')}"
     client.set(place, value)
@@ -75,16 +75,16 @@ class Registry:
                     self._look_on(client)
             except (OSError, ValueError) as error:
                 if not self._is_silent:
-                    _LOG.warning("servers cannot be looked for at %s: %s", self._endpoint, error)
+                    _LOG.warning("cannot look for servers at %s: %s", self._endpoint, error)
                 self._is_silent = True
             self._closing.wait(_RETRY_S)
 
     def _look_on(self, client: TorchStoreClient) -> None:
-        n_known, looks = 0, dict[int, int]()  # by place that was empty so far: how often it was
+        n_known, looks = 0, dict[int, int]()  # by place without a record yet: the number of looks
         while not self._closing.is_set():
             n = _n_places(client, self._folder)
             if self._is_silent:
-                _LOG.info("servers are looked for at %s again", self._endpoint)
+                _LOG.info("looking for servers at %s again", self._endpoint)
                 self._is_silent = False
             looks.update(dict.fromkeys(range(n_known + 1, n + 1), 0))
             n_known = max(n_known, n)

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 # The native core ends the workers' part at its deadline, and reports that to all workers.
 _GRACE_S: Final = 0.5
-_LOOK_S: Final = 0.05  # between two looks of a waiting thread whether the workers' group has ended
+_LOOK_S: Final = 0.05  # a waiting thread's interval for checking whether the workers' group lives
 
 NativeError = tuple[Fault, int, str, str]
 FINE: Final[NativeError] = (Fault.NONE, -1, "", "")
 
 
 class ServedCall:
-    """A call with the methods of a native call. It ends when both parts have, or were mended.
+    """A call with the methods of a native call. It ends when both parts have ended or were mended.
 
     Attributes:
         pool: its thread mends the call if a server is lost.
         number: the call's number among all calls that may be served.
-        shape: the servers' part's, or the workers' part's if servers have none.
-        until: the deadline, on this process's monotonic clock.
-        subject: the call's purpose, on which ranks agree.
+        shape: of the servers' part, or of the workers' part if servers have none.
+        until: the deadline, by `time.monotonic`.
+        subject: the call's purpose, on which ranks must agree.
         workers: the workers' part, or None.
         servers: the servers' part; None if the view had ended before the call was made.
-        is_mending: the pool's thread reads and writes the call's memory.
-        is_mended: the workers have completed the servers' part.
-        outcome: the error of a call that failed otherwise than by its workers' part.
+        is_mending: True while the pool's thread reads and writes the call's memory.
+        is_mended: True once the workers have completed the servers' part.
+        outcome: the error of a failed call, unless only its workers' part failed.
     """
 
     __slots__ = (
@@ -66,22 +66,22 @@ class ServedCall:
 
     @property
     def expires_at(self) -> float:
-        """The time by which the workers' part has noticed that the call is late."""
+        """The time by which the workers' part has reported that the call is late."""
         return self.until + _GRACE_S
 
     @property
     def is_whole(self) -> bool:
-        """True once the servers' part has ended well, or was mended."""
+        """True once the servers' part has succeeded or was mended."""
         return self.is_mended or (self.servers is not None and self.servers.succeeded())
 
     @property
     def is_fine(self) -> bool:
-        """True once both parts have ended well."""
+        """True once both parts have succeeded."""
         return self.is_whole and (self.workers is None or self.workers.succeeded())
 
     @property
     def are_parts_over(self) -> bool:
-        """True if only mending may touch its memory any more."""
+        """True once nothing but mending may touch the call's memory."""
         return (
             not self.is_mending
             and (self.workers is None or self.workers.done())
@@ -91,7 +91,7 @@ class ServedCall:
     # The methods of a native call.
 
     def done(self) -> bool:
-        """Return True if the call has ended, well or not."""
+        """Return True if the call has ended, also with an error."""
         if self.is_fine or (self.outcome is not None and self.are_parts_over):
             return True
         self._end_servers_with_workers()
@@ -108,32 +108,32 @@ class ServedCall:
             if self.servers.wait(max(0.0, min(until, expires_at) - time.monotonic())):
                 break
             if time.monotonic() < expires_at:
-                return False  # NOT whether it has ended since: it may have to be mended first
+                return False  # NOT `done()`: the call may have to be mended first
             self.pool.expire(self)
         return self.is_fine or self._await_settled(until)
 
     def succeeded(self) -> bool:
-        """Return True if the call has ended well."""
+        """Return True if the call has succeeded."""
         return self.is_fine
 
     @property
     def finished_ns(self) -> int:
-        """When the later of its parts ended; 0 while one runs."""
+        """The time at which the later part ended; 0 while a part runs."""
         parts = [part.finished_ns for part in (self.workers, self.servers) if part is not None]
         return max(parts) if parts and all(parts) else 0
 
     def error(self) -> NativeError:
-        """Return why it failed, if it did."""
+        """Return the call's error, if it failed."""
         if self.outcome is not None:
             return self.outcome
         return FINE if self.workers is None else self.workers.error()
 
     def source(self) -> int:
-        """Return -1: it is no message."""
+        """Return -1: the call is not a message."""
         return -1
 
     def on_over(self, callback: Callable[[], None]) -> None:
-        """Run the callback when the call has ended, at once if it has."""
+        """Run the callback when the call has ended, at once if it has already."""
         parts = [(self.pool.control, self.workers), (self.view.group, self.servers)]
         works = [Work(group, part, None) for group, part in parts if part is not None]
         _after(works, lambda: self.pool.on_settled(self, callback))
@@ -141,7 +141,7 @@ class ServedCall:
     # Its end.
 
     def is_settled(self) -> bool:
-        """Return True if the outcome is known; if not, the pool's thread is to mend the call."""
+        """Return True if the outcome is known; if not, the pool's thread must mend the call."""
         if self.is_fine:
             return True
         pool, workers = self.pool, self.workers
@@ -170,7 +170,7 @@ class ServedCall:
         return True
 
     def _end_servers_with_workers(self) -> None:
-        """End the servers' part if the workers' failed: it would go on writing to the memory."""
+        """End the servers' part if the workers' part failed, so that it stops writing to memory."""
         workers, servers = self.workers, self.servers
         if workers is None or servers is None or not workers.done() or workers.succeeded():
             return
@@ -193,7 +193,7 @@ class ServedWork(Work):
 
 
 def _after(works: list[Work], then: Callable[[], None]) -> None:
-    """Call `then` once all of them have ended."""
+    """Call `then` once all works have ended."""
     if not works:
         then()
         return

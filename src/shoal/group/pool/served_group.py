@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-# Below this, latency decides, and servers add messages.
+# Below this size latency decides, and servers add messages.
 FLOOR_BYTES: Final = 1 << 20
 
-# Two hosts send each other the tensor once anyway.
+# Two hosts send each other the tensor only once, so servers save them nothing.
 _LEAST_HOSTS: Final = 3
 _FIRST_USE: Final = threading.RLock()  # a signal's handler may close a group
 
 
 class ServedGroup(Group):
-    """`Group`, whose unnamed all-reduces of 1 MiB or more are shared with servers.
+    """A `Group` that shares unnamed all-reduces of 1 MiB or more with servers.
 
-    While there are none, they are sharded among the workers: the bits are the same.
+    Without servers the calls are sharded among the workers, with the same bits.
     """
 
     _pool: Pool | None = None
@@ -58,24 +58,24 @@ class ServedGroup(Group):
 
     @property
     def pool(self) -> Pool | None:
-        """The pool of its servers; None if it uses none."""
+        """The pool of its servers; None if it uses no servers."""
         return self._pool
 
     @staticmethod
     def check(environ: Mapping[str, str]) -> None:
-        """Check the environment before any rank is met; UsageError for a wrong value or no key."""
+        """Check the environment before ranks meet; UsageError for a wrong value or no key."""
         n_required_from(environ)
         if job_key(environ) is None:
             raise UsageError(
-                "SHOAL_SERVERS is set and SHOAL_KEY_FILE is not: servers serve only jobs that "
+                "SHOAL_SERVERS is set but SHOAL_KEY_FILE is not: servers serve only jobs that "
                 "prove a key (`openssl rand -hex 32 > job.key; chmod 600 job.key`)"
             )
 
     def begin(self) -> None:
         """Begin to use the servers of the environment.
 
-        If fewer than `SHOAL_SERVERS_REQUIRED` serve within the group's timeout, or none can be
-        used, closes the group and raises TimedOut or UsageError.
+        If fewer than `SHOAL_SERVERS_REQUIRED` serve within the group's timeout, or the group cannot
+        use servers, closes the group and raises TimedOut or UsageError.
         """
         try:
             self._use_servers(n_required_from(os.environ))
@@ -84,7 +84,7 @@ class ServedGroup(Group):
             raise
 
     def begin_again(self) -> None:
-        """Begin to use the servers, and wait for none."""
+        """Begin to use the servers without waiting for any."""
         self._use_servers(0)
 
     def _use_servers(self, n_required: int) -> None:
@@ -97,11 +97,11 @@ class ServedGroup(Group):
                 raise UsageError(f"{self}: SHOAL_SERVERS_REQUIRED={n_required}, but {why}")
             return
         if self.rank == 0 and self.planner.cluster.n_hosts < _LEAST_HOSTS:
-            _LOG.warning("%s: servers are not used: two hosts send no less to servers", self)
+            _LOG.warning("%s: servers are not used: they save two hosts no traffic", self)
         native = self._native
         if isinstance(native, ClosedGroup):
             raise Closed(native.why)
-        # NOT the group itself, which would live as long as the thread.
+        # NOT the group itself: it would live as long as the pool's thread.
         numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
         self._pool = pool = Pool(Control.of(self, rail), key, native, numbers, rail)
         weakref.finalize(self, pool.close).atexit = False
@@ -117,7 +117,7 @@ class ServedGroup(Group):
         return group
 
     def _look_later(self) -> None:
-        # NOT at once: many groups never make a large call, and each would have a view of its own.
+        # NOT at once: many groups never make a large call, and each would form a view.
         self._looks_at_first_use = self.planner.cluster.n_hosts >= _LEAST_HOSTS
 
     def _look_at_first_use(self) -> Pool | None:
@@ -133,7 +133,7 @@ class ServedGroup(Group):
             return self._pool
 
     def _why_not(self, rail: Rail | None) -> str:
-        """Return why no servers can be used, the same on every rank, or an empty string."""
+        """Return why the group cannot use servers, the same on every rank; empty: it can."""
         if self.size == 1:
             return "there is one worker, and nothing to reduce"
         hosts = self.planner.cluster.hosts
@@ -158,7 +158,7 @@ class ServedGroup(Group):
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """As `Group.all_reduce`."""
-        # In this order: `_look_at_first_use` sets the pool first, and the flag then.
+        # In this order: `_look_at_first_use` sets the pool first, then the flag.
         may_share = self._looks_at_first_use or self._pool is not None
         if not may_share or how.get("name") is not None or isinstance(self._native, ClosedGroup):
             return super().all_reduce(data, op, wire=wire, **how)
@@ -170,9 +170,7 @@ class ServedGroup(Group):
             return super().all_reduce(span, op, wire=wire, **how)
         until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
         call: Call | ServedCall | RailCall
-        with (
-            pool.changed
-        ):  # NOT released in between: a view may begin with a call of a higher number
+        with pool.changed:  # NOT released before `post`: a view might begin with a higher call
             number = self._number(how)
             if kind.pieces:
                 numbers = pool.begin_pieces(number, len(kind.pieces))
@@ -204,7 +202,7 @@ class ServedGroup(Group):
         return kind._replace(pieces=tuple(pieces)) if pieces else None
 
     def _go_on_in(self, view: View) -> Self:
-        """As `Members._go_on_in`; the next view begins to use the servers anew."""
+        """As `Members._go_on_in`; the next view begins to use the servers again."""
         group = super()._go_on_in(view)
         self._leave_servers()
         group._is_part = self._is_part

@@ -1,9 +1,9 @@
-"""Which view serves which calls: every worker numbers its calls alike. No I/O.
+"""Maps calls, by their numbers, to the views that serve them. No I/O.
 
-A stage is the calls of one view, from a first number up to the next stage. To begin a stage, each
-worker proposes the number after its highest call so far, and holds back calls from there on. The
-stage begins with the highest proposal, on every worker. Workers may use numbers in any order, each
-in another one.
+Calls have the same numbers on every worker. A stage is the calls of one view, from a first number
+up to the next stage. To begin a stage, each worker proposes the number after its highest call so
+far, and holds back calls from there on. The stage begins with the highest proposal, on every
+worker. Workers may use numbers in any order, each in a different one.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ class Stages(Generic[View]):
         return self._held_from
 
     def begin(self, number: int, view: View | None, lowest_open: int) -> None:
-        """Let `view` serve from this call on, the highest proposal; hold back no more.
+        """Let `view` serve from this call on, the highest proposal; stop holding back.
 
         Args:
-            lowest_open: the lowest call that may yet be made.
+            lowest_open: the lowest call that may still be made.
         """
         if self._held_from is None or number < self._held_from:
-            raise ValueError(f"a stage from call {number} on; proposed was {self._held_from}")
+            raise ValueError(f"a stage begins at {number}, but the proposal was {self._held_from}")
         self._held_from = None
-        # Stages all of whose calls were made are not needed any more.
+        # Drop the stages whose calls were all made.
         while len(self._stages) > 1 and self._stages[1][0] <= lowest_open:
             del self._stages[0]
         self._stages.append((number, view))
 
     def release(self) -> None:
-        """Hold back no more: the workers will not agree on another stage."""
+        """Stop holding back: the workers will not agree on another stage."""
         self._held_from = None
 
     def of(self, number: int) -> View | None:
-        """Return the view of a call that is not held back."""
+        """Return the view of a call, which must not be held back."""
         return next(view for begin, view in reversed(self._stages) if begin <= number)
 
     def claim(self, number: int) -> View | None:
-        """Record that a call is made now; return its view."""
+        """Record that a call is being made; return its view."""
         if self.holds(number):
             raise ValueError(f"call {number} is held back")
         self._after_highest = max(self._after_highest, number + 1)

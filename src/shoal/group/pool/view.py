@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 
 # Kinds of calls that every server remembers: a server keeps the 1,024 used last, and is up to 256
-# calls behind. A kind that has fallen out of this number is announced again.
+# calls behind. A kind beyond this number is announced again.
 _MOST_ANNOUNCED: Final = 512
 
-# Calls that have ended well here and may be open on another worker when a server is lost. Workers
-# are a round trip behind each other, and servers have at most 256 calls in flight.
+# Calls that succeeded here and may be open on another worker when a server is lost. Workers are a
+# round trip behind each other, and servers have at most 256 calls in flight.
 _N_OVER: Final = 4096
 
 
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
 
 
 class View:
-    """The workers and some servers, in a mesh of their own.
+    """The workers and some servers, in one mesh.
 
     Args:
         group: the workers and, after them, the servers.
@@ -59,14 +59,14 @@ class View:
         rail: this worker's.
 
     Attributes:
-        steps: by server, how far below a worker's its rate was measured to be (probe.py).
+        steps: by server, how far its measured rate is below a worker's (`probe.step_of`).
         shares: by server, its weight in the kind of call that was planned last.
-        servers: in the order of their ranks, which begin at `n_workers`; on rank 0 as they were
-            named, elsewhere as in the roster.
+        servers: in the order of their ranks, which begin at `n_workers`; on rank 0 as named in
+            `SHOAL_SERVERS`, elsewhere as in the roster.
         begin, end: the numbers of its calls; `end` is None while the view goes on.
-        is_settling: calls that this worker has not made wait until the workers agree on them.
-        left: after that, the calls that are still to be made and mended; others have no servers.
-        n_shared: the number of this worker's calls in which servers had a part.
+        is_settling: True while new calls wait for the workers to agree on the view's calls.
+        left: after settling, the calls still to be made and mended; other calls have no servers.
+        n_shared: the number of this worker's calls with a servers' part.
         calls: the calls that may not have ended, in their order.
     """
 
@@ -89,7 +89,7 @@ class View:
         self.is_settling = False
         self.left: frozenset[int] | None = None
         self.calls: deque[ServedCall] = deque()
-        self._over: deque[int] = deque(maxlen=_N_OVER)  # numbers of calls that have ended well
+        self._over: deque[int] = deque(maxlen=_N_OVER)  # numbers of calls that have succeeded
         self._cluster, self._rail = cluster, rail
         self._kinds: OrderedDict[Kind, Parts] = OrderedDict()
 
@@ -111,7 +111,7 @@ class View:
         return self.servers[error.rank - self.n_workers], why
 
     def is_idle(self, lowest_open: int) -> bool:
-        """Return True if all its calls were made and have ended; `lowest_open` may come yet."""
+        """Return True if all its calls were made and ended; calls below `lowest_open` were made."""
         if self.end is None or lowest_open < self.end:
             return False
         return all(call.is_whole for call in list(self.calls))
@@ -133,25 +133,25 @@ class View:
     def call(
         self, pool: Pool, kind: Kind, number: int, address: int, until: float, subject: int
     ) -> tuple[ServedCall, Parts]:
-        """Return a call that is made now, and its plans. The caller holds the pool's `changed`."""
+        """Return a new call, and its plans. The caller holds the pool's `changed`."""
         parts, calls = self.parts(kind), self.calls
         while calls and (calls[0].is_fine or calls[0].outcome is not None):
             call_over = calls.popleft()
             if call_over.is_fine:
                 self._over.append(call_over.number)
         call = ServedCall(pool, self, number, parts.shape, address, until, subject)
-        call.is_mended = parts.servers is None  # no part is left to servers
+        call.is_mended = parts.servers is None  # there is no servers' part to wait for
         calls.append(call)
         return call, parts
 
     def takes(self, number: int) -> bool:
-        """Return True if servers have a part in this call, which has not been made yet."""
+        """Return True if servers will have a part in this call, not made yet."""
         return self.left is None or number in self.left
 
     def standings(
-        self, numbers: Iterable[int], may_come: Callable[[int], bool]
+        self, numbers: Iterable[int], can_make: Callable[[int], bool]
     ) -> Iterator[Standing]:
-        """Return how these calls stand here; `may_come`: if this worker may yet make a call."""
+        """Yield each call's standing; `can_make`: True if this worker can still make a call."""
         made, over = {call.number: call for call in self.calls}, frozenset(self._over)
         for number in numbers:
             call = made.get(number)
@@ -160,7 +160,7 @@ class View:
             elif number in over:
                 yield Standing.WHOLE
             else:
-                yield Standing.UNMADE if may_come(number) else Standing.OTHER
+                yield Standing.UNMADE if can_make(number) else Standing.OTHER
 
     def _made(self, kind: Kind) -> Parts:
         n_bytes, alone = kind.n_bytes * kind.n_pieces, kind.alone(self._rail)
@@ -193,9 +193,9 @@ class View:
 def nics_of(
     rates: Sequence[float], n_workers: int, cluster: Cluster, steps: Sequence[int] = ()
 ) -> Nics:
-    """Return the NICs of a view, by rank's bytes each microsecond; 0: the cluster's rate.
+    """Return the NICs of a view; `rates`: each rank's bytes per microsecond, 0: unknown.
 
-    `steps` is by server what `probe.step_of` found; empty without a probe.
+    `steps` has `probe.step_of` each server; empty without a probe.
     """
     known = 1 / cluster.wire.us_per_byte if cluster.wire.us_per_byte else 1e6
     measured = (*(0,) * n_workers, *(steps or (UNKNOWN,) * (len(rates) - n_workers)))

@@ -1,7 +1,7 @@
 """The mesh of one view of the pool: its ranks know each other from a roster, and connect.
 
-Each rank opens its listeners first; the roster then holds where. Servers dial the workers, so that
-no firewall needs to let workers through to a server except at its one port.
+Each rank opens its listeners first; the roster has their addresses. Servers dial the workers, so
+firewalls need to let workers through to a server only at its one port.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
     from shoal import engine
     from shoal.group.pool.control import Bell
 
-# A silent member costs a view the repair of its calls, and a worker nothing else, so it is dropped
-# soon. A shorter time would take a busy machine for a dead one.
+# Dropping a silent member only costs mending the view's calls, so it is dropped soon. With a
+# shorter time busy machines would be dropped too.
 DEAD_S: Final = 1.2
 MEETING_S: Final = 3.0
-"""The time in which a view forms. A server that is gone by then delays the others this long."""
+"""Seconds for a view to form. A server that is lost meanwhile delays the others this long."""
 
 _LOOK_S: Final = 0.05
 _MOST_NAMED: Final = 4
-_WORD_BYTES: Final = 1024  # the shortest segment that there can be
+_WORD_BYTES: Final = 1024  # the shortest possible segment
 _CARD: Final = struct.Struct("<4sd3H")
 _KIND: Final = b"pool"
-# Bytes each microsecond: 8 kbit/s and 8 Pbit/s. Rates outside of this range are clamped: their sums
+# Bytes per microsecond: 8 kbit/s and 8 Pbit/s. Rates outside of this range are clamped: their sums
 # and quotients could be infinite or zero, and give no shares.
 _RATES: Final = (1e-3, 1e9)
 
 
-class Unmet(ShoalError):  # noqa: N818 - says what is wrong
-    """Some ranks of a view cannot reach each other; `servers` are places that this one lacks."""
+class Unmet(ShoalError):  # noqa: N818 - names the fault
+    """Some ranks of a view cannot reach each other; `servers`: places that this rank missed."""
 
     def __init__(self, servers: frozenset[int], message: str) -> None:
         super().__init__(servers, message)
@@ -66,11 +66,11 @@ class Unmet(ShoalError):  # noqa: N818 - says what is wrong
 
 
 class Place:
-    """Where a rank will listen in a view, opened before the view forms; `entry` is for the roster.
+    """A rank's listeners for a view, opened before the view forms; `entry` is for the roster.
 
-    A worker's rank is for messages; a server has none yet. `towards`, an address of another rank,
-    decides the interface. UsageError if no port of `SHOAL_PORT_RANGE` is free or a variable is
-    wrong; OSError if no descriptor is left.
+    `rank` is for error texts; None on a server, which has no rank yet. `towards`, an address of
+    another rank, decides the interface. UsageError if no port of `SHOAL_PORT_RANGE` is free or a
+    variable is wrong; OSError if no descriptor is left.
     """
 
     def __init__(self, rank: int | None, towards: str | None, environ: Mapping[str, str]) -> None:
@@ -103,9 +103,9 @@ class Place:
 
 
 class PoolGroup(Group):
-    """The group of one view: the workers with the ranks that they have, then the servers.
+    """The group of one view: the workers with their own ranks, then the servers.
 
-    `rates` has each link's bytes a microsecond, 0 if its host does not know. Large calls are cut
+    `rates` has each link's bytes per microsecond, 0 if its host reports none. Large calls are cut
     over `n_channels`.
     """
 
@@ -127,12 +127,12 @@ class PoolGroup(Group):
         return [str(self._context.names[member]) for member in self._members]
 
     def serve(self, plan: engine.Plan) -> None:
-        """Let the native core serve all calls of a kind; ValueError if no server can serve it."""
+        """Make the native core serve all calls of a kind; ValueError if a server cannot do so."""
         native: Any = self._native
         native.serve(plan)
 
     def first_word(self, server: int, n_workers: int) -> Work:
-        """Start the first word of a server to every worker, over every channel."""
+        """Start a server's first word, a message to every worker over every channel."""
         lengths = [_WORD_BYTES * self.n_channels]
         is_own = server == self.rank
         steps = [Send(to, 0) for to in range(n_workers)] if is_own else [Recv(server, 0)]
@@ -165,7 +165,7 @@ class PoolGroup(Group):
 
 
 def first_word_key(server: int) -> int:
-    """Return the key of a server's first word, which no call along a rail has (`rails.Stage`)."""
+    """Return the key of a server's first word; no call along a rail uses it (`rails.Stage`)."""
     return FIRST_NAMED_KEY | server << 2 | 3
 
 
@@ -186,8 +186,8 @@ def enter(
 ) -> PoolGroup:
     """Connect to the other ranks of a view; return its group once every worker is reached.
 
-    Owns `listeners`. Ends the view on all ranks once `is_wanted`, asked 20 times a second, returns
-    False. Raises ShoalError, with nothing left open.
+    Owns `listeners`. Calls `is_wanted` 20 times a second, and ends the view on all ranks once it
+    returns False. Raises ShoalError, with nothing left open.
     """
     until, size = time.monotonic() + MEETING_S, len(roster)
     nonces = tuple(entry.digest[_CARD.size :] for entry in roster)
@@ -204,7 +204,7 @@ def enter(
         group.rates, group.n_channels = tuple(card.rate for card in cards), n_channels
         context.pace(group.rates[rank])
         _greet(group, n_workers, until, is_wanted)
-    except PeerLost as error:  # it may live, and be cut off from some workers only
+    except PeerLost as error:  # the peer may live, and be cut off only from some workers
         context.close()
         lost = frozenset([error.rank - n_workers] if error.rank >= n_workers else [])
         raise Unmet(lost, str(error)) from error
@@ -215,14 +215,14 @@ def enter(
 
 
 def _greet(group: PoolGroup, n_workers: int, until: float, is_wanted: Callable[[], bool]) -> None:
-    """Let each server send a first word to each worker: the higher rank is the one that dials."""
+    """Have each server send a first word to each worker: the higher rank is the one that dials."""
     servers = range(n_workers, group.size) if group.rank < n_workers else [group.rank]
     words = {server: group.first_word(server, n_workers) for server in servers}
-    for word in words.values():  # NOT by their own deadlines, each of which writes a file
+    for word in words.values():  # NOT with deadlines of calls: each that passes writes a file
         if not is_in_time(word, until, is_wanted):
             break
     if not is_wanted():
-        group.abort("the view is given up")  # or the others would wait until time is up
+        group.abort("the view is given up")  # else the others would wait until the deadline
         raise Closed(f"{group}: the view is given up")
     unmet = [server for server, word in words.items() if not word.done()]
     if unmet:
@@ -236,7 +236,7 @@ def _greet(group: PoolGroup, n_workers: int, until: float, is_wanted: Callable[[
 
 
 def is_in_time(work: Work, until: float, is_wanted: Callable[[], bool]) -> bool:
-    """Return True if the work ends by then; stop waiting once `is_wanted` returns False."""
+    """Return True if the work ends by `until`; stop waiting once `is_wanted` returns False."""
     while not work.drive(max(0.001, min(until - time.monotonic(), _LOOK_S))):
         if time.monotonic() >= until or not is_wanted():
             return work.done()
@@ -255,7 +255,7 @@ def _own_rate(interface: str, environ: Mapping[str, str]) -> float:
 
 
 def card_of(digest: bytes) -> PoolCard:
-    """Return the card in an entry's digest; ShoalError if there is none."""
+    """Return the card in an entry's digest; ShoalError if it has no card."""
     try:
         kind, rate, channels, n_paths, n_cores = _CARD.unpack_from(digest)
     except struct.error:

@@ -1,4 +1,4 @@
-"""The lowest worker's connections to the servers: which of them answer, leave and come back."""
+"""The lowest worker's connections to the servers, by which it notices lost and returned servers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
     from shoal.rendezvous.roster import Entry
 
-# A refused connect costs microseconds; a server that was started again is found this soon.
+# A refused connect costs microseconds; a restarted server is found this soon.
 _RETRY_S: Final = 0.2
-_RETRY_REFUSED_S: Final = 2.0  # one that answered, and would not have us
+_RETRY_REFUSED_S: Final = 2.0  # after a server has answered with a refusal
 _CONNECT_S: Final = 2.0
-# A server's process is asked whether it lives this often, and given up after this long. Sooner
-# would take a busy machine for a dead one, which costs calls a repair; later, and they stand still.
+# The interval of pings to a server's process, and the time until a server that does not answer is
+# given up. A shorter time mends calls though a server is only busy; a longer one stalls them.
 _PING_S: Final = 0.5
 _PONG_S: Final = 1.2
 _LOOKUP_S: Final = 2.0  # from one lookup of a name to the next
@@ -52,9 +52,9 @@ _N_AT_ONCE: Final = 64  # connections that the endpoint reads from in a step
 
 
 class Watch:
-    """All servers that `SHOAL_SERVERS` names.
+    """Watches the servers that `SHOAL_SERVERS` names or that have registered.
 
-    Calls `on_change` on its thread, with the lock held, when a server has come or gone. Threads:
+    Calls `on_change` on its thread, with the lock held, when a server appears or is lost. Threads:
     one, a daemon, until `close`; the methods may be called from any.
     """
 
@@ -66,7 +66,7 @@ class Watch:
         on_change: Callable[[], None],
     ) -> None:
         self.key, self.reserve, self.on_change = job_key, reserve, on_change
-        self._lock = threading.RLock()  # `on_change` may ask what has changed
+        self._lock = threading.RLock()  # `on_change` may call methods of this object
         self._bell = Bell()
         self._bell.open()
         self._is_closing = False
@@ -81,17 +81,17 @@ class Watch:
         self._bell.ring()
 
     def ready(self) -> dict[Address, bytes]:
-        """Return the identities of the servers that would serve, in the order of their names."""
+        """Return the identities of the servers that can serve, in the order of `SHOAL_SERVERS`."""
         with self._lock:
             return {one.address: one.identity for one in self._servers if one.identity}
 
     def trouble(self) -> dict[Address, str]:
-        """Return why the other servers would not serve."""
+        """Return why the other servers cannot serve."""
         with self._lock:
             return {one.address: one.trouble for one in self._servers if one.trouble}
 
     def places(self) -> dict[Address, Entry]:
-        """Return the entry in the next roster of each server that has sent one."""
+        """Return the entries for the next roster that servers have sent."""
         with self._lock:
             return {one.address: one.entry for one in self._servers if one.entry is not None}
 
@@ -101,16 +101,16 @@ class Watch:
             return {server.address for server in self._servers if server.peer is None}
 
     def meet(self, meets: Iterable[tuple[Address, Meet]]) -> None:
-        """Invite servers into a view; one without a connection does not come."""
+        """Invite servers into a view; skips servers without a connection."""
         with self._lock:
             for address, meet in meets:
                 server = next(one for one in self._servers if one.address == address)
-                server.entry = None  # the answer brings the next one
+                server.entry = None  # the answer has the next one
                 server.send(meet)
         self._bell.ring()
 
     def close(self) -> None:
-        """Leave all servers; idempotent."""
+        """Disconnect from all servers; idempotent."""
         self._is_closing = True
         self._bell.ring()
         if self._thread is not threading.current_thread():
@@ -130,25 +130,25 @@ class Watch:
         finally:
             with self._lock:
                 for server in self._servers:
-                    server.peer = None  # NOT lost: this worker leaves
+                    server.peer = None  # NOT a loss: this worker leaves
                 self.endpoint.close()
 
     def _step(self, now: float) -> float:
-        """Do what is due; return when to look again."""
-        for _ in range(1 + len(self._servers) // _N_AT_ONCE):  # a message of each server
+        """Read messages and do what is due; return when to step again."""
+        for _ in range(1 + len(self._servers) // _N_AT_ONCE):  # one message per server
             self.endpoint.step(now)
-        # NOT a later time: a server is given up only once what it sent by then was read.
+        # NOT a later time: a server's messages until then must be read before it is given up.
         wake_at = min((server.step(now) for server in self._servers), default=float("inf"))
         return min(wake_at, self.endpoint.deadline)  # NOT sooner: a server may have dialled
 
     # The endpoint's owner.
 
     def reached(self, peer: Peer, dial: int) -> None:
-        """Reserve at a server that has proved the key."""
+        """Send the reservation to a server that has proved the key."""
         self._server(lambda one: one.dial == dial).reached(peer)
 
     def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
-        """Note why a dial has failed."""
+        """Record why a dial has failed."""
         self._server(lambda one: one.dial == dial).not_reached(error, progress, was_connected)
 
     def received(self, peer: Peer, kind: int, body: bytes, _fd: int) -> None:
@@ -157,7 +157,7 @@ class Watch:
         try:
             server.take(decode(kind, body))
         except ValueError as error:
-            server.fail(f"was lost: it sent nonsense ({error})", _RETRY_S)
+            server.fail(f"was lost: it sent a malformed message ({error})", _RETRY_S)
 
     def lost(self, peer: Peer, _error: int, why: str) -> None:
         """Connect again soon."""
@@ -168,12 +168,12 @@ class Watch:
 
 
 class _Server:
-    """One of the servers. Its connection is made anew whenever it is lost.
+    """One of the servers. Reconnects whenever the connection is lost.
 
     Attributes:
-        identity: of its process, while it would serve; empty else.
+        identity: of its process, while it can serve; else empty.
         entry: its part of the roster of the next view.
-        trouble: a verb phrase: why it would not serve.
+        trouble: a verb phrase: why it cannot serve.
         dial: the number of the endpoint's dial while it connects.
         peer: the connection.
     """
@@ -184,8 +184,8 @@ class _Server:
         self.identity = b""
         self.entry: Entry | None = None
         self._found: list[str] = []  # its addresses, the best first; kept until others are found
-        self._targets: list[str] = []  # those of them that are still to be tried
-        self._lookup_trouble = ""  # why none is known
+        self._targets: list[str] = []  # the addresses still to try
+        self._lookup_trouble = ""  # why no address is known
         self._is_looking = False
         self._look_at = float("-inf")
         self.dial: int | None = None
@@ -198,10 +198,10 @@ class _Server:
             self._found, self._look_at = [address.host], float("inf")
 
     def step(self, read_at: float) -> float:
-        """Connect, ping or give up if it is time to; return when to look again.
+        """Connect, ping or give up if that is due; return when to step again.
 
         Args:
-            read_at: what had come by then was read, however late this thread is.
+            read_at: all data that arrived before this time was read, even if this thread is late.
         """
         if read_at >= self._until:
             self.fail("does not answer", _RETRY_S)
@@ -216,7 +216,7 @@ class _Server:
             self._targets = self._targets or self._found.copy()
             if not self._targets:
                 self.trouble = self._lookup_trouble or self.trouble
-                return self._look_up(now)  # or when it has found some
+                return self._look_up(now)  # a lookup that finds some rings the bell
             self._connect(now)
         return min(self._until, self._ping_at)
 
@@ -232,20 +232,20 @@ class _Server:
         self._until = now + _CONNECT_S
 
     def reached(self, peer: Peer) -> None:
-        """Reserve: it has proved the key."""
+        """Send the reservation, since the server has proved the key."""
         self.dial, self.peer, self._targets = None, peer, []
         self._found = [self._target, *(one for one in self._found if one != self._target)]
         expect(peer, FROM_SERVERS)
         self.send(self._watch.reserve)
 
     def not_reached(self, error: int, progress: Progress, was_connected: bool) -> None:
-        """Note why it cannot be reached now, or what it is."""
+        """Record why the server cannot be used."""
         is_refused = progress is not Progress.WAITING
         why = why_not_reached(error, progress, was_connected)
         self.fail(why, _RETRY_REFUSED_S if is_refused else _RETRY_S)
 
     def take(self, message: Message) -> None:
-        """Handle a message; ValueError if its entry is none."""
+        """Handle a message; ValueError if its entry is malformed."""
         self._until = float("inf")
         if isinstance(message, Leaving):
             self._lose("is about to end")
@@ -269,7 +269,7 @@ class _Server:
         self._until = self._ping_at = float("inf")
         now = time.monotonic()
         self._not_before = now + (0.0 if self._targets else retry_s)
-        if was_tried and not self._targets:  # no known address leads there
+        if was_tried and not self._targets:  # no known address worked
             self._look_up(now)
         self._lose(why)
 
@@ -280,10 +280,10 @@ class _Server:
     def _look_up(self, now: float) -> float:
         """Look its name up, unless a lookup runs or has just ended; return when to call again.
 
-        A lookup has a daemon thread of its own, however long it takes.
+        A lookup runs on a separate daemon thread, since it may take long.
         """
         if self._is_looking:
-            return float("inf")  # it rings the bell
+            return float("inf")  # the lookup rings the bell
         if now >= self._look_at:
             self._look_at = now + _LOOKUP_S
             self._is_looking = True
