@@ -220,11 +220,13 @@ import os, sys
 from shoal.lab import Lab
 from shoal.lab.job import Task
 from shoal.lab.runner import run_tasks
-end, stay, work = "exit 3", "trap 'echo drained; exit 0' TERM; read it < $0; wait", "read it < $0"
-scripts = [("server1", 1, end), ("server2", 2, stay), ("host0", 0, work)]
+# Blocked and waited for, NOT trapped by a shell: its `read` may begin after the signal came.
+stay = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+stay += "open(sys.argv[1]); signal.sigwait([signal.SIGTERM]); print('drained')"
 tasks = [
-    Task(label, host, ["sh", "-c", script, sys.argv[1 + host // 2]], os.environ, host > 0)
-    for label, host, script in scripts
+    Task("server1", 1, ["sh", "-c", "exit 3"], os.environ, True),
+    Task("server2", 2, [sys.executable, "-c", stay, sys.argv[2]], os.environ, True),
+    Task("host0", 0, ["sh", "-c", "read it < $0", sys.argv[1]], os.environ, False),
 ]
 sys.exit(run_tasks(Lab(3), tasks, grace_s=5))
 """
@@ -242,7 +244,7 @@ def test_a_server_that_ends_does_not_end_the_job_and_the_job_ends_the_others(
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line == "shoal lab: server1 ended with status 3; the job goes on\n"
-        with open(stay, "w"):  # opens when the other one has set its trap
+        with open(stay, "w"):  # opens once server2 has blocked the signal
             Path(work).write_text("enough\n")
             out, errors = process.communicate(timeout=20)
     assert (process.returncode, out, errors) == (0, "server2 | drained\n", "")
