@@ -1,4 +1,4 @@
-// An eventfd at which a thread outside the native core waits.
+// An eventfd that wakes a thread which waits outside the native core.
 #pragma once
 
 #include <fcntl.h>
@@ -23,7 +23,7 @@ class Bell {
     if (fd_ < 0) fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     return fd_ >= 0;
   }
-  // Adds one to the eventfd. The waiting thread may find nothing new.
+  // Adds one to the eventfd. The waiting thread may wake without finding anything new.
   void ring() const {
     const uint64_t one = 1;
     if (fd_ < 0) return;

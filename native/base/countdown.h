@@ -1,9 +1,9 @@
-// Which fusion buffers are full: counts the entries that each of them waits for.
+// Counts the entries that each fusion buffer waits for, and reports the buffers that are full.
 //
 // A step begins with nothing counted. An entry lies in one buffer or spans several; a buffer is
 // full when all its entries are counted.
 //
-// Threads: one at a time, but for `full`, which may let others count meanwhile.
+// Threads: one at a time, but while `full` runs other threads may count.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace shoal {
 
 class Countdown {
  public:
-  // Begins a step over other buffers. `buffers_of`: by entry, numbers below `n_buffers`.
+  // Begins a step with another set of buffers. `buffers_of`: by entry, numbers below `n_buffers`.
   void lay_out(const std::vector<std::vector<uint32_t>>& buffers_of, uint32_t n_buffers) {
     first_.assign(1, 0);
     buffers_.clear();
@@ -43,8 +43,8 @@ class Countdown {
     repeated_ = -1;
   }
 
-  // Counts an entry; calls `full(buffer)` for each buffer that this fills, until one returns false,
-  // and returns whether none did. An entry that was counted before is only noted.
+  // Counts an entry; calls `full(buffer)` for each buffer that it fills, until a call returns
+  // false. Returns whether none did. An entry counted twice is only recorded.
   template <class Full>
   bool count(uint32_t entry, Full&& full) {
     if (paused) return true;
@@ -67,12 +67,12 @@ class Countdown {
 
   size_t n_entries() const { return is_counted_.size(); }
   size_t n_buffers() const { return left_.size(); }
-  // Of this step.
-  const std::vector<uint32_t>& order() const { return order_; }  // as they were counted
+  // The results of this step.
+  const std::vector<uint32_t>& order() const { return order_; }  // in the order counted
   bool is_counted(uint32_t entry) const { return is_counted_[entry]; }
   int64_t repeated() const { return repeated_; }  // the first one counted twice; -1: none
-  int64_t first_ns() const { return first_ns_; }  // when the first was counted; 0: none was
-  // By buffer: when it was full; 0: it is not.
+  int64_t first_ns() const { return first_ns_; }  // when the first entry was counted; 0: none yet
+  // By buffer: when it became full; 0: not yet.
   const std::vector<int64_t>& full_ns() const { return full_ns_; }
 
   bool paused = false;  // nothing is counted

@@ -6,7 +6,7 @@
 
 namespace shoal {
 
-// The checksum of `n_bytes` at `data`, going on from `seed`: 0 at the start, afterwards the last
+// The checksum of `n_bytes` at `data`, continued from `seed`: 0 at the start, afterwards the last
 // result, so crc32c(crc32c(0, a), b) is the checksum of a followed by b.
 //
 // Threads: any. Source: RFC 3720 appendix B.4 (check values).

@@ -1,9 +1,9 @@
 // CRC-32C by carry-less multiplication, 256 bytes at a time.
 //
-// Four registers of 64 bytes hold a remainder of what was read so far. Each is carried over the
-// next 256 bytes by two multiplications with x^n mod P, and what lies there is added. At the end
+// Four registers of 64 bytes hold the remainder of the bytes read so far. Each is carried over the
+// next 256 bytes by two multiplications with x^n mod P, and the bytes there are added. At the end
 // they are joined to 16 bytes, which the SSE4.2 instruction takes like any others.
-// On 128 KiB that lie in the cache this is about three times as fast as crc32c_sse42().
+// On 128 KiB in the cache this is about three times as fast as crc32c_sse42().
 // Source: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
 // Instruction", Intel 2009 (in the reflected form). NOTHING of std that emits code is called here:
 // see fold/loops.h.
@@ -17,14 +17,14 @@ namespace {
 
 constexpr size_t kBlock = 256;
 
-// x^n mod P, with its bits in the order of the register, one place up as the product wants it.
+// x^n mod P, with its bits in register order, shifted up by one as the product needs it.
 constexpr uint64_t power(size_t n) {
   uint32_t bits = 0x80000000U;
   for (size_t i = 0; i < n; ++i) bits = (bits >> 1) ^ ((bits & 1) * kCastagnoli);
   return uint64_t{bits} << 1;
 }
 
-// What carries 128 bits over `n_bits`: for its lower half, and for its upper one.
+// The factors that carry 128 bits over `n_bits`: for the lower half, and for the upper one.
 template <size_t n_bits>
 struct Over {
   static constexpr auto kLower = static_cast<long long>(power(n_bits + 32));
@@ -50,7 +50,7 @@ __m128i carried(__m128i value, __m128i onto) {
 
 __m512i load(const std::byte* from) { return _mm512_loadu_si512(from); }
 
-// Ahead of the hardware, which stops at every page: 92 instead of 74 GB/s from the second cache.
+// Prefetch, because the hardware stops at every page: 92 instead of 74 GB/s from the L2 cache.
 void prefetch_block(const std::byte* from) {
   constexpr size_t kAhead = 2048, kLine = 64;
   for (size_t at = 0; at < kBlock; at += kLine)

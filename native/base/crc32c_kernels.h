@@ -1,4 +1,4 @@
-// The ways to compute crc32c(); only crc32c*.cc and the test, which compares them, look here.
+// The implementations of crc32c(); only crc32c*.cc and the test that compares them include this.
 //
 // They work on the register itself: no inversion at the start and the end.
 #pragma once

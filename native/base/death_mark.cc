@@ -32,11 +32,11 @@ std::atomic<uint32_t>& word_of(std::byte* pages) {
 // The kernel may read these at any moment.
 void point(robust_list*& from, robust_list* to) { __atomic_store_n(&from, to, __ATOMIC_SEQ_CST); }
 
-// The thread that holds all words of this process; it lives while there is one.
+// The thread that holds all words of this process; it lives while there is a word.
 class Keeper {
  public:
   static Keeper& of_process() {
-    // Never destroyed: what holds a word may outlive every destructor.
+    // Never destroyed: the holder of a word may outlive every destructor.
     static Keeper* const keeper = [] {
       pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
                      [] { of_process().after_fork_in_child(); });
@@ -51,7 +51,7 @@ class Keeper {
       if (Error error = start()) return error;
     ++n_held_;
     made_by_out = n_forks_;
-    // Marked also if the process dies between the next two lines.
+    // The word is marked even if the process dies between the next two lines.
     point(head_.list_op_pending, entry_of(pages));
     word_of(pages).store(thread_id_.load());
     point(entry_of(pages)->next, head_.list.next);
@@ -108,8 +108,8 @@ class Keeper {
     thread_.join();
   }
 
-  // In the place of the C library's list, which is for mutexes that this thread never takes. Where
-  // the kernel has no such lists, silence tells of a death.
+  // Replaces the C library's list, which is for mutexes that this thread never takes. On a kernel
+  // without such lists a death is detected by silence.
   void run() {
     syscall(SYS_set_robust_list, &head_, sizeof(head_));
     thread_id_ = static_cast<uint32_t>(syscall(SYS_gettid));
@@ -139,8 +139,8 @@ class Keeper {
 Error DeathMark::set(int fd, size_t offset) {
   const auto refused = [] {
     return Error{Fault::kResource, -1,
-                 std::string("mapping of a word that tells of a death failed: ") +
-                     std::strerror(errno) + "; raise the limit of mappings (vm.max_map_count)"};
+                 std::string("mapping of a death mark failed: ") + std::strerror(errno) +
+                     "; raise the limit of mappings (vm.max_map_count)"};
   };
   const size_t page = page_bytes();
   void* at = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,4 +1,4 @@
-// A word in shared memory that the kernel itself marks when this process dies, however it does.
+// A word in shared memory that the kernel marks when this process dies, from whatever cause.
 #pragma once
 
 #include <atomic>
@@ -9,12 +9,12 @@
 
 namespace shoal {
 
-// The word is a robust futex (get_robust_list(2)): a thread of this process, which does nothing
-// else, holds it, and when that thread is gone the kernel says so in the word, before it closes any
-// of the process's descriptors. Nobody need be in the same pid namespace to read it. A forked child
-// holds nothing of its parent's.
+// The word is a robust futex (get_robust_list(2)). A thread of this process, which does nothing
+// else, holds it. When that thread ends, the kernel marks the word, before it closes any descriptor
+// of the process. A reader need not be in the same pid namespace. A forked child holds none of its
+// parent's words.
 //
-// What the kernel follows on its way lies in private memory: others write the word, no pointer.
+// The list that the kernel follows is in private memory: peers can write the word, but no pointer.
 //
 // Threads: one at a time.
 class DeathMark {
@@ -26,13 +26,13 @@ class DeathMark {
   DeathMark(const DeathMark&) = delete;
   DeathMark& operator=(const DeathMark&) = delete;
 
-  // Holds the word at the beginning of a page of shared memory: from here on it is neither 0 nor
-  // kDied while this process lives. `offset`: of that page. The descriptor stays the caller's.
+  // Takes the word at the start of a page of shared memory: from now on it is neither 0 nor kDied
+  // while this process lives. `offset`: of that page. The caller keeps the descriptor.
   Error set(int fd, size_t offset);
-  // Lets go of it, which makes it 0; idempotent.
+  // Releases the word, which sets it to 0; idempotent.
   void clear();
-  // Registers what marks need across a fork, if it is not: before the handlers of any lock under
-  // which marks are set or cleared, since what is registered last is called first before a fork.
+  // Registers the fork handlers of marks, once. Call it before the handlers of any lock under which
+  // marks are set or cleared are registered: before a fork the last registered runs first.
   static void prepare_for_forks();
 
  private:

@@ -14,8 +14,8 @@ namespace shoal {
 inline std::unique_lock<std::mutex> locked_within(std::mutex& mutex, int64_t ns) {
   const int64_t until = now_ns() + ns;
   std::unique_lock lock(mutex, std::try_to_lock);
-  // NOT pthread_mutex_clocklock: glibc 2.28 has none, and GCC's ThreadSanitizer takes it for no
-  // lock. NOT by the wall clock: one that is set back makes the wait longer.
+  // NOT pthread_mutex_clocklock: glibc 2.28 has none, and GCC's ThreadSanitizer does not recognise
+  // it. NOT the wall clock: setting it back would lengthen the wait.
   while (!lock && now_ns() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     lock.try_lock();

@@ -23,7 +23,7 @@ const unsigned char* raw(Bytes bytes) {
   return reinterpret_cast<const unsigned char*>(bytes.data());
 }
 
-// What libcrypto notes of a failure belongs to the thread: others in this process would find it.
+// libcrypto records failures per thread, where other code in this process would find them.
 [[noreturn]] void throw_failure(const char* what) {
   const unsigned long code = ERR_peek_last_error();
   const bool no_memory = ERR_GET_REASON(code) == ERR_R_MALLOC_FAILURE;
@@ -35,7 +35,7 @@ const unsigned char* raw(Bytes bytes) {
                            ". Is its default provider switched off?");
 }
 
-// Looked up once, for it takes a microsecond; and kept, because threads may outlive main().
+// Looked up once, because it takes a microsecond; never freed, because threads may outlive main().
 EVP_MAC* siphash() {
   static EVP_MAC* const found = EVP_MAC_fetch(nullptr, "SIPHASH", nullptr);
   return found;
@@ -73,8 +73,8 @@ ShortMac::ShortMac(Secret key) : key_(std::move(key)) {
     throw_failure("SipHash");
 }
 
-// With the key each time: the first versions of OpenSSL 3.0 do not begin anew without it. It costs
-// 3 ns of 80. Nothing in it can fail once it has worked.
+// Pass the key each time: the first versions of OpenSSL 3.0 do not restart without it. It costs 3
+// ns of 80. Nothing here can fail once it has worked.
 uint64_t ShortMac::of(Bytes message) const {
   uint64_t mac = 0;
   size_t n_bytes = 0;

@@ -16,7 +16,7 @@ namespace shoal {
 using Bytes = std::span<const std::byte>;
 using Digest = std::array<std::byte, 32>;
 
-// A secret. Its memory is wiped when it goes; it is moved and never copied.
+// A secret. Its memory is wiped when it is destroyed; it is moved and never copied.
 class Secret {
  public:
   Secret() = default;
@@ -38,8 +38,8 @@ class Secret {
 Digest sha256(Bytes message);
 Digest hmac_sha256(Bytes key, Bytes message);
 
-// SipHash-2-4 with a result of 64 bits: for short messages of which every one is refused that does
-// not fit. No nonce, so none can come twice.
+// SipHash-2-4 with a 64-bit result, for short messages; any message that does not fit is refused.
+// There is no nonce, so none can repeat.
 //
 // Threads: one at a time.
 class ShortMac {
@@ -57,10 +57,10 @@ class ShortMac {
   std::unique_ptr<evp_mac_ctx_st, Free> context_;
 };
 
-// Takes the same time wherever they differ.
+// Takes the same time wherever the inputs differ.
 bool is_same(Bytes one, Bytes other);
 
-// From the kernel. Ends the process if the kernel has none: a number that can be guessed is worse.
+// From the kernel. Ends the process if the kernel has none: a guessable number would be worse.
 void fill_random(std::span<std::byte> out);
 
 }  // namespace shoal

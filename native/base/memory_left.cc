@@ -11,7 +11,7 @@
 namespace shoal {
 namespace {
 
-// The sum of the numbers behind these words in a file of lines "word number".
+// The sum of the numbers after these words in a file of lines "word number".
 size_t sum_in(const std::string& path, const std::vector<std::string_view>& words) {
   std::ifstream file(path);
   size_t sum = 0;
@@ -25,7 +25,7 @@ size_t sum_in(const std::string& path, const std::vector<std::string_view>& word
   return sum;
 }
 
-// False where there is no such file, or a word ("max") in place of the number.
+// False if there is no such file, or a word ("max") instead of the number.
 bool read_number(const std::string& path, size_t& out) {
   std::string word;
   std::ifstream(path) >> word;
@@ -79,7 +79,7 @@ bool has_word(const std::string& list, std::string_view word) {
   return false;
 }
 
-// The process's own cgroup: lines "number:controllers:path", of version 2 without controllers.
+// The process's own cgroup, from lines "number:controllers:path"; version 2 has no controllers.
 bool own_cgroup(const std::string& root, bool is_v2, std::string& path) {
   std::ifstream file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -94,8 +94,8 @@ bool own_cgroup(const std::string& root, bool is_v2, std::string& path) {
   return false;
 }
 
-// Where below a mount of the cgroups under `top` the cgroup `own` lies. A container may see only
-// its own cgroup, mounted by itself, while its path is still that of the host.
+// The path of the cgroup `own` below a mount of the cgroups under `top`. A container may see only
+// its own cgroup, mounted by itself, although its path is still the host's.
 std::string path_below(const std::string& top, const std::string& own) {
   const std::string prefix = top == "/" ? "" : top;
   const bool inside = own.compare(0, prefix.size(), prefix) == 0 &&

@@ -1,4 +1,4 @@
-// How much memory this process may still take before the out-of-memory killer comes.
+// The memory that this process may still take before the out-of-memory killer acts.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@ struct MemoryLeft {
   std::string where;  // what sets the limit: "this machine" or "the memory limit of <cgroup>"
 };
 
-// The least of what the machine has and of what each memory cgroup leaves, from the process's own
-// up to the outermost that can be seen. Page cache that the kernel would give back counts as left.
-// What cannot be read sets no limit.
+// The minimum of the machine's memory and of the rest of each memory cgroup's limit, from the
+// process's own up to the outermost visible one. Page cache that the kernel can reclaim counts as
+// left. An unreadable file sets no limit.
 //
 // Cost: opens about ten files under /proc and /sys. `root`: put before their paths, by tests.
 // Source: proc(5); the kernel's Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst.

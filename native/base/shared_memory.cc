@@ -76,7 +76,7 @@ Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out) {
 }
 
 Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes) {
-  // A signal makes many kernels undo what they have reserved so far and say EINTR.
+  // On a signal many kernels undo what they have reserved so far and return EINTR.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -91,7 +91,7 @@ namespace {
 
 using Fenced = std::map<std::byte*, std::byte*>;
 
-// Where the first fenced page at or behind `from` begins; `end` if there is none before that.
+// The start of the first fenced page at or after `from`; `end` if there is none before it.
 std::byte* next_fenced(const Fenced& fenced, std::byte* from, std::byte* end) {
   auto after = fenced.upper_bound(from);
   if (after != fenced.begin() && std::prev(after)->second > from) return from;
@@ -112,8 +112,8 @@ Error for_each_shared(const Fenced& fenced, std::byte* first, std::byte* end, Vi
   return {};
 }
 
-// From here on writes of this process to [first, end) are its own; what it has not written shows
-// what the memory of all holds.
+// From now on writes of this process to [first, end) are private; bytes that it has not written
+// still show the shared memory.
 Error copy_on_write(const Regions::Region& region, std::byte* first, std::byte* end) {
   const auto n_bytes = static_cast<size_t>(end - first);
   void* at = mmap(first, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, region.fd,
@@ -124,14 +124,14 @@ Error copy_on_write(const Regions::Region& region, std::byte* first, std::byte* 
               std::strerror(errno) + "; raise the limit of mappings (vm.max_map_count)"};
 }
 
-// Makes the copy of a page that is to be copied when written.
+// Makes the private copy of a copy-on-write page.
 void touch(std::byte* page) {
   auto* const at = reinterpret_cast<volatile std::byte*>(page);
   *at = *at;
 }
 
-// Nobody else writes to the pages of [first, end), which are copied when written, any more. Those
-// of [lost_first, lost_end) need not be copied.
+// Ends writes by other processes to the pages of [first, end), which are copy-on-write. Pages in
+// [lost_first, lost_end) need not be copied.
 void detach(std::byte* first, std::byte* end, std::byte* lost_first, std::byte* lost_end) {
   lost_first = std::clamp(lost_first, first, end);
   lost_end = std::clamp(lost_end, lost_first, end);
@@ -151,8 +151,8 @@ Regions& Regions::of_process() {
   return *regions;
 }
 
-// For every fork, also one by a library that knows nothing of Python: the child must not inherit a
-// lock that nobody gives back, nor write to what the parent shares.
+// For every fork, even by a library that does not know Python: the child must not inherit a lock
+// that nobody releases, nor write to the memory that the parent shares.
 Regions::Regions() {
   pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
                  [] { of_process().after_fork_in_child(); });
@@ -243,7 +243,7 @@ Error Regions::fence(const std::byte* data, size_t n_bytes, Against against) {
   if (owned == nullptr) return {};
   std::byte* const first = page_of(data);
   std::byte* const end = page_of(data + n_bytes + page_bytes() - 1);
-  // All memory for the list is taken first: from the first mapping on nothing may be forgotten.
+  // Allocate the list first: after the first mapping nothing may be lost to a failed allocation.
   Fenced taken;
   (void)for_each_shared(owned->fenced, first, end, [&](std::byte* from, std::byte* upto) {
     taken.emplace(from, upto);

@@ -1,4 +1,4 @@
-// Shared memory without names: sealed memfds, gone with the last process however it dies.
+// Shared memory without names: sealed memfds, which vanish with the last process however it dies.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class Mapping {
   }
   ~Mapping();
 
-  // Maps `n_bytes` of `fd`, readable and writable. `fd` stays the caller's.
+  // Maps `n_bytes` of `fd`, readable and writable. The caller keeps `fd`.
   static Error map(int fd, size_t n_bytes, Mapping& out);
 
   std::byte* data() const { return data_; }
@@ -37,22 +37,22 @@ class Mapping {
   size_t size_ = 0;
 };
 
-// Whether that much is left to take. A memfd has no limit of its own: asking for more than there is
-// would not fail but wake the out-of-memory killer.
+// True if that much memory is left. A memfd has no limit of its own: a request for more than is
+// available would not fail but wake the out-of-memory killer.
 Error check_shared_memory_fits(size_t n_bytes);
 
 // A new memfd of `n_bytes`, sealed against resizing, whose memory must be reserved before it is
 // used. Returns the descriptor in `fd_out`.
 Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out);
 
-// Gives a part of a memfd its pages, zeroed: want of memory is an error here, not a SIGBUS later.
+// Reserves zeroed pages for a part of a memfd: want of memory is an error here, not a SIGBUS later.
 Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes);
 
 // The process's own shared allocations (`shoal.empty`), found again by address.
 //
 // Threads: any.
 // Buffers: a region lives until release(); peers hold mappings of their own. A forked child sees
-// what is there, and its writes are its own: no region is shared in it.
+// the contents but shares no region: its writes are private.
 class Regions {
  public:
   struct Region {
@@ -60,9 +60,9 @@ class Regions {
     int fd = -1;
     std::byte* data = nullptr;
     size_t size = 0;  // whole pages
-    size_t used = 0;  // what was asked for
+    size_t used = 0;  // as requested
     const std::byte* shared_upto =
-        nullptr;  // where the first fenced page begins, or the region ends
+        nullptr;  // nullptr; // the start of the first fenced page, or the region's end
   };
 
   static Regions& of_process();
@@ -76,22 +76,22 @@ class Regions {
   Region find(const std::byte* data, size_t n_bytes);
   // The region around `data`, as it was before any fence; id 0 if there is none.
   Region whole(const std::byte* data);
-  Region with_id(uint32_t id);  // id 0 if it was released
+  Region with_id(uint32_t id);  // Region with_id(uint32_t id); // id 0 if it was released
 
-  // Whether the pages of [data, data + n_bytes) are shared and hold nothing but [lo, hi) of the
+  // True if the pages of [data, data + n_bytes) are shared and hold nothing but [lo, hi) of the
   // same region.
   static bool alone_on_pages(const Region& region, const std::byte* data, size_t n_bytes,
                              const std::byte* lo, const std::byte* hi);
 
-  // What a peer that does not know that a call has failed may still be doing to its memory.
+  // How a peer that has not learned of a call's failure may still access the call's memory.
   enum class Against {
-    kReads,   // it goes on reading what is there now; this process keeps that too
-    kWrites,  // what lies in whole pages of the range is lost: they read zero from here on
+    kReads,   // it still reads the present contents; this process keeps them too
+    kWrites,  // whole pages of the range lose their contents and read as zero from now on
   };
-  // Takes the pages of [data, data + n_bytes) away from whoever maps them: this process gets
-  // private ones at the same addresses, and these are never shared again. The rest of the region
-  // is shared as before. Copies two pages at most. Pages that are fenced already stay as they are,
-  // so what is fenced against writes comes first. Memory outside all regions needs no fence.
+  // Takes the pages of [data, data + n_bytes) away from all processes that map them: this process
+  // gets private pages at the same addresses, which are never shared again. The rest of the region
+  // stays shared. Copies two pages at most. Fenced pages stay as they are, so fence against writes
+  // first. Memory outside all regions needs no fence.
   //
   // An error: the kernel has no mapping left; a peer may still reach the memory.
   [[nodiscard]] Error fence(const std::byte* data, size_t n_bytes, Against against);

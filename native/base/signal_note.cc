@@ -24,7 +24,7 @@ void leave_note(int signal, siginfo_t* info, void* context) {
   const int saved = errno;
   const uint64_t one = 1;
   if (const int fd = note_fd.load(); fd >= 0)
-    if (write(fd, &one, sizeof(one)) < 0) errno = 0;  // nobody could be told
+    if (write(fd, &one, sizeof(one)) < 0) errno = 0;  // the note is lost
   errno = saved;
   if ((before.sa_flags & SA_SIGINFO) != 0)
     before.sa_sigaction(signal, info, context);
@@ -32,7 +32,7 @@ void leave_note(int signal, siginfo_t* info, void* context) {
     before.sa_handler(signal);
 }
 
-// The eventfd is the parent's too: a note left there would be for it.
+// The child shares the eventfd with its parent: a note written there would reach the parent.
 void forget_in_child() {
   if (const int fd = note_fd.exchange(-1); fd >= 0) close(fd);
 }
@@ -47,7 +47,7 @@ int note_signal(int signal, Error& error) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   if (handled != 0 && handled != signal) {
-    error = {Fault::kResource, -1, "signal " + std::to_string(handled) + " was asked for before"};
+    error = {Fault::kResource, -1, "signal " + std::to_string(handled) + " is already in use"};
     return -1;
   }
   if (note_fd >= 0) return note_fd;

@@ -1,5 +1,5 @@
-// A signal handler that only writes to an eventfd, for a thread that waits for it. It is safe
-// whatever other threads are doing.
+// A signal handler that only writes to an eventfd, which a thread waits for. It is safe whatever
+// other threads are doing.
 #pragma once
 
 #include "base/error.h"

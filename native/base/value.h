@@ -22,7 +22,7 @@ struct Value {
   Value(int number) : is(int64_t{number}) {}
   Value(uint32_t number) : is(int64_t{number}) {}
   Value(int64_t number) : is(number) {}
-  Value(uint64_t number) : is(static_cast<int64_t>(number)) {}  // counts: none comes near 2^63
+  Value(uint64_t number) : is(static_cast<int64_t>(number)) {}  // counts: all far below 2^63
   Value(double number) : is(number) {}
   Value(const char* text) : is(std::string(text)) {}
   Value(std::string text) : is(std::move(text)) {}

@@ -25,12 +25,12 @@ class Hooked {
   void lay_out(const std::vector<std::vector<uint32_t>>& buffers_of, uint32_t n_buffers) {
     for (const auto& buffers : buffers_of)
       if (std::ranges::any_of(buffers, [&](uint32_t buffer) { return buffer >= n_buffers; }))
-        throw std::invalid_argument("an entry names a buffer that there is not");
+        throw std::invalid_argument("an entry names a buffer that does not exist");
     if (is_counting_) throw std::runtime_error("a buffer is being sent; lay it out afterwards");
     countdown.lay_out(buffers_of, n_buffers);
   }
 
-  // False with Python's error set, if the function raised one.
+  // False with Python's error set, if the function raised an exception.
   bool count(uint32_t entry) {
     if (entry >= countdown.n_entries()) {
       PyErr_Format(PyExc_IndexError, "entry %u of %zu", entry, countdown.n_entries());
@@ -56,7 +56,7 @@ class Hooked {
   int is_counting_ = 0;
 };
 
-// What a hook is bound to.
+// The data bound to a hook.
 struct Hook {
   std::shared_ptr<Hooked> hooked;
   uint32_t entry;
@@ -64,7 +64,7 @@ struct Hook {
 
 constexpr const char* kHook = "shoal hook";
 
-// A plain C function: it costs what a call of a builtin does, whatever it is called with.
+// A plain C function: it costs no more than a builtin's call, whatever its arguments.
 PyObject* call_hook(PyObject* self, PyObject* const* /*args*/, Py_ssize_t /*n_args*/) {
   const auto* hook = static_cast<const Hook*>(PyCapsule_GetPointer(self, kHook));
   if (hook == nullptr || !hook->hooked->count(hook->entry)) return nullptr;
@@ -76,7 +76,7 @@ PyMethodDef kCallHook{"hook",
                       METH_FASTCALL, "Count an entry; arguments are ignored."};
 
 nb::object make_hook(std::shared_ptr<Hooked> hooked, uint32_t entry) {
-  if (entry >= hooked->countdown.n_entries()) throw nb::index_error("there is no such entry");
+  if (entry >= hooked->countdown.n_entries()) throw nb::index_error("no such entry");
   const auto destroy = [](PyObject* capsule) {
     delete static_cast<Hook*>(PyCapsule_GetPointer(capsule, kHook));
   };

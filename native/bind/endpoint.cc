@@ -1,4 +1,4 @@
-// The control plane's endpoint. All of it runs with the interpreter's lock, and nothing waits: a
+// The control plane's endpoint. All of it runs under the interpreter's lock, and nothing waits: a
 // daemon thread that waited here as the interpreter ends would abort the process.
 #include "transport/endpoint.h"
 
@@ -34,7 +34,7 @@ double seconds_of(int64_t ns) {
   return static_cast<double>(ns) / 1e9;
 }
 
-// Asks a Python object, which may hold the endpoint: the collector is shown the way.
+// Asks a Python object, which may own the endpoint; the garbage collector can follow the reference.
 class PythonEndpoint final : Endpoint::Owner {
  public:
   PythonEndpoint(nb::object owner, double pending_s, double dial_s, size_t most_queued,
@@ -76,13 +76,13 @@ class PythonEndpoint final : Endpoint::Owner {
     Endpoint::Options options{ns_of(pending_s), ns_of(dial_s), most_queued, ns_of(patience_s), {}};
     for (const nb::bytes& one : beginnings) {
       Acceptor::Beginning& beginning = options.beginnings.emplace_back();
-      if (one.size() != beginning.size()) throw std::invalid_argument("a beginning has 4 bytes");
+      if (one.size() != beginning.size()) throw std::invalid_argument("a prefix must have 4 bytes");
       std::copy_n(one.c_str(), beginning.size(), beginning.begin());
     }
     return options;
   }
 
-  // Called inside the acceptor, which goes on whatever Python raises.
+  // Called inside the acceptor, which continues whatever Python raises.
   std::variant<Secret, Progress> judge(const Hello& hello) override {
     try {
       const nb::object owner = owner_;  // which may close the endpoint
@@ -133,7 +133,7 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(PythonEndpoint::
 
 uint64_t connect(PythonEndpoint& self, const Address& to, const Hello& hello,
                  const nb::bytes& key) {
-  if (to.length == 0) throw std::invalid_argument("no address that can be connected to");
+  if (to.length == 0) throw std::invalid_argument("not an address to connect to");
   return self.endpoint().connect(to, hello, Secret(bytes_of(key)));
 }
 

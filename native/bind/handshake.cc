@@ -1,4 +1,4 @@
-// What an endpoint's owner knows of the handshake.
+// What an endpoint's owner receives from the handshake.
 #include "transport/handshake.h"
 
 #include <nanobind/operators.h>

@@ -39,7 +39,7 @@ ErrorTuple tuple_of(const Error& error) {
   return {error.fault, error.peer, error.text, error.doing};
 }
 
-// Set-up errors have no call to report them: they are raised at once. engine.py knows the two.
+// Set-up errors have no call to report them: they are raised at once. engine.py handles both.
 void raise_if(const Error& error) {
   if (!error) return;
   if (error.fault == Fault::kResource) {
@@ -85,7 +85,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->divisor = divisor;
   plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op), keep);
   if (!plan->narrow && static_cast<Codec>(codec) != Codec::kIdentity)
-    throw std::invalid_argument("this codec has no meaning for this dtype and operation");
+    throw std::invalid_argument("this codec does not support this dtype and operation");
   plan->rounds_own = rounds_own;
   plan->scratch_first = std::move(scratch_first);
   plan->segment_bytes = segment_bytes;
@@ -100,8 +100,8 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
 }
 
 // The number of threads in native code without the GIL. They take it back in a destructor, where a
-// thread must not end. A finalizing interpreter ends threads that ask for the GIL, so none may be
-// left by then.
+// thread must not end. A finalizing interpreter ends threads that ask for the GIL, so this must be
+// zero by then.
 std::atomic<int> n_waiting{0};
 
 // Releases the GIL for its lifetime.
@@ -164,7 +164,7 @@ struct CallHandle {
   ErrorTuple error() const {
     if (finished()) return tuple_of(call->outcome());
     if (!abandoned()) return {Fault::kNone, -1, "", ""};
-    return {Fault::kClosed, -1, "a forked child has no part in its parent's calls", call->doing()};
+    return {Fault::kClosed, -1, "a forked child cannot wait for its parent's calls", call->doing()};
   }
 };
 
@@ -282,8 +282,8 @@ PathMaker::Peer known_peer(const PeerTuple& tuple) {
   const auto& [rank, is_local, n_paths, listens_at] = tuple;
   const int most = static_cast<int>(Header::kMaxPaths);
   if (n_paths < 1 || n_paths > most || listens_at.empty())
-    throw std::invalid_argument("a peer has 1 to " + std::to_string(most) +
-                                " paths for each channel, and listens somewhere");
+    throw std::invalid_argument("a peer needs 1 to " + std::to_string(most) +
+                                " paths for each channel, and an address");
   PathMaker::Peer peer{rank, static_cast<size_t>(n_paths), {}};
   for (const auto& [host, port] : listens_at)
     peer.listens_at.push_back(Address::of(host, static_cast<uint16_t>(port)));
@@ -340,8 +340,8 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
 NB_MODULE(_native, m) {
   using namespace shoal;
   m.doc() = "shoal's native core; import shoal.engine instead";
-  // torch keeps futures and process groups until the very end; what they hold is not ours to
-  // report.
+  // torch keeps futures and process groups until exit; leaks through them are not reported
+  // here.
   nb::set_leak_warnings(false);
 
   bind_handshake(m);

@@ -60,7 +60,7 @@ size_t encoded_bytes(int codec, uint32_t keep, size_t n_elems) {
 void round_to(int codec, uint32_t keep, int dtype, uintptr_t address, size_t n_elems, uint64_t seed,
               uint64_t first) {
   const auto narrow = narrow_of(codec, dtype, static_cast<int>(FoldOp::kSum), keep);
-  if (!narrow) throw std::invalid_argument("this codec has no meaning for this dtype");
+  if (!narrow) throw std::invalid_argument("this codec does not support this dtype");
   auto* const data = reinterpret_cast<std::byte*>(address);
   if (seed == 0)
     narrow->round(*narrow, data, n_elems);
@@ -71,7 +71,7 @@ void round_to(int codec, uint32_t keep, int dtype, uintptr_t address, size_t n_e
 }  // namespace
 
 void bind_tables(nb::module_& m) {
-  static_assert(ProgressThread::kMost == Header::kMaxPaths, "MOST_CONNECTIONS is said of both");
+  static_assert(ProgressThread::kMost == Header::kMaxPaths, "MOST_CONNECTIONS limits both");
   m.attr("SEGMENT_BYTES") = kSegmentBytes;
   m.attr("STAGING_BYTES") = Engine::Options().staging_bytes;
   m.attr("SPIN_US") = Drivers::Options().spin_ns / 1000;

@@ -1,4 +1,4 @@
-// The core's constants that Python reads, so that none is written twice.
+// The core's constants that Python reads, so that each is defined only once.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -15,7 +15,7 @@ inline nanobind::object python_of(const Value& value) {
     nb::object operator()(int64_t number) const { return nb::int_(number); }
     nb::object operator()(double number) const { return nb::float_(number); }
     nb::object operator()(const std::string& text) const {
-      // Names come from hosts, which may call themselves anything.
+      // Names come from hosts, which may contain any bytes.
       PyObject* decoded =
           PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
       if (decoded == nullptr) throw nb::python_error();

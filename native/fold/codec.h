@@ -28,13 +28,13 @@ inline constexpr size_t kCodecs = 8;
 // Ask this before casting a number that Python wrote.
 constexpr bool is_codec(uint64_t number) { return number < kCodecs; }
 
-// What a narrow codec does with float32. Elements are encoded in blocks, counted from the first
+// A narrow codec's functions on float32. Elements are encoded in blocks, counted from the first
 // element given; only the last block may be shorter. Every instruction set gives the same bits.
 //
-// Encoding rounds to nearest, ties to even, and encoding what was decoded changes nothing.
+// Encoding rounds to nearest, ties to even, and encoding decoded data changes nothing.
 //
-// Threads and buffers: as fold.h. No alignment is needed; what is encoded and what is decoded do
-// not overlap.
+// Threads and buffers: as fold.h. No alignment is needed; encoded and decoded memory must not
+// overlap.
 struct Narrow {
   uint32_t block;  // elements that are encoded together
   uint32_t keep;   // elements kept of a whole block, by codecs that drop some; else 0
@@ -54,8 +54,8 @@ struct Narrow {
                            uint64_t first);
 };
 
-// Nothing for the identity, and where a codec has no meaning: all but float32 sums (kAvg folds as
-// kSum).
+// Nothing for the identity, and for dtypes and operations without the codec: all but float32 sums
+// (kAvg folds as kSum).
 std::optional<Narrow> narrow_for(Codec codec, DType dtype, FoldOp op, uint32_t keep = 0);
 
 }  // namespace shoal

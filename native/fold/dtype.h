@@ -59,7 +59,7 @@ constexpr size_t size_of(DType dtype) {
   return number < kDTypes ? kSizes[number] : 0;
 }
 
-// For messages; "?" for a number that names nothing.
+// For messages; "?" for an unknown number.
 constexpr const char* name_of(DType dtype) {
   constexpr const char* kNames[] = {SHOAL_DTYPES(SHOAL_TEXT)};
   const auto number = static_cast<size_t>(dtype);

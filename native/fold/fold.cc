@@ -16,7 +16,7 @@ namespace {
 #if defined(__x86_64__)
 constexpr const Kernels* kTables[] = {&kBaselineKernels, &kAvx2Kernels, &kAvx512Kernels};
 
-// NOT __builtin_cpu_supports("f16c"): Clang 16 and older do not know the word.
+// NOT __builtin_cpu_supports("f16c"): Clang 16 and older do not know that name.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;

@@ -1,7 +1,7 @@
-// float16 and bfloat16 in float32, for the kernel sources only (see loops.h on why all is unnamed).
+// float16 and bfloat16 in float32, for the kernel sources only (loops.h says why unnamed).
 //
 // Narrowing rounds to nearest, ties to even; a NaN stays a NaN, made quiet, its high payload bits
-// kept: bit for bit what VCVTPS2PH and VCVTPH2PS do, so that every instruction set agrees.
+// kept: bit for bit as VCVTPS2PH and VCVTPH2PS do, so that every instruction set agrees.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 
 // Masks, NOT selects, around float operations: the compiler would move the operation under the
-// condition and then find a branch that it cannot vectorise. For the same reason the masks are made
-// of a sign, NOT of a comparison; both numbers are below 2^31.
+// condition and then find a branch that it cannot vectorise. For the same reason the masks come
+// from a sign, NOT from a comparison; both numbers are below 2^31.
 inline uint32_t all_ones_if_less(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(static_cast<int32_t>(a - b) >> 31);
 }
@@ -76,8 +76,8 @@ inline uint32_t narrowed(Float16, float value) {
 
 typedef float Floats __attribute__((vector_size(64)));
 
-// The masked forms with a full mask, the same instruction: g++ 12 takes the scratch value inside
-// the plain ones for an uninitialised variable (GCC PR 105593).
+// The masked forms with a full mask, the same instruction: g++ 12 warns that the scratch value in
+// the plain ones is uninitialised (GCC PR 105593).
 constexpr __mmask16 kAllLanes = 0xffff;
 
 inline Floats widened_run(const std::byte* from) {

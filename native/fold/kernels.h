@@ -19,7 +19,7 @@ struct Kernels {
   const char* isa;
   FoldFn fold[kDTypes][kFoldOps];  // nullptr: the pair has no meaning
   DivideFn divide[kDTypes];        // nullptr: bool
-  Narrow narrow[kCodecs];          // of float32; without functions: there is no such codec
+  Narrow narrow[kCodecs];          // of float32; without functions: an unknown codec
 };
 
 extern const Kernels kBaselineKernels;

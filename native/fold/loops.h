@@ -1,9 +1,9 @@
 // The fold kernels, written once; each fold_<isa>.cc compiles them again with its own flags.
 //
 // Everything is in an unnamed namespace, and NOTHING of std that emits code is called: the linker
-// keeps one copy of an inline function, and that could be the avx512 one, for CPUs without it.
-// The compiler vectorises the loops (float16 alone needs intrinsics, half.h); no -ffast-math and no
-// contraction, so that every instruction set rounds alike.
+// keeps one copy of an inline function, and that could be the avx512 one, for CPUs without it. The
+// compiler vectorises the loops (float16 alone needs intrinsics, half.h); no -ffast-math and no
+// contraction, so that every instruction set rounds the same way.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace {
 
 // Operations: on numbers, and on vectors of floats for float16.
 
-// uint16_t * uint16_t is an int and may overflow it; the others are left as they are.
+// uint16_t * uint16_t is an int and may overflow it; the other types stay as they are.
 template <class T>
 inline constexpr bool kPromotes = sizeof(T) < sizeof(int);
 
@@ -48,7 +48,7 @@ struct Quotient {
   }
 };
 // One condition, NOT two nested ones: the compiler may not evaluate a comparison that could trap on
-// NaN ahead of another, and would give up vectorising.
+// NaN ahead of another, and would not vectorise.
 struct Min {
   template <class T>
   static T of(T a, T b) {
@@ -119,8 +119,8 @@ struct Loop {
   }
 };
 
-// 16-bit floats two at a time: the halves of a 32-bit word are shifted out and back in, and NO lane
-// has to cross a vector, which costs the compiler's own widening half its speed.
+// 16-bit floats two at a time: the halves of a 32-bit word are shifted out and back in. NO lane
+// crosses a vector, which costs the compiler's own widening half its speed.
 template <class Narrow, class Op>
 struct PairLoop {
   using Number = float;
@@ -197,7 +197,7 @@ struct Loop<Float16, Op> {
   }
 
   static void with_one(std::byte* data, size_t n_elems, float right) {
-    const Floats all = right - Floats{};  // in every lane; x - 0 keeps also -0
+    const Floats all = right - Floats{};  // in every lane; x - 0 keeps -0 too
     size_t n_bytes = n_elems * sizeof(uint16_t);
     for (; n_bytes >= kRunBytes; n_bytes -= kRunBytes) {
       narrow_run(data, Op::of(widened_run(data), all));
@@ -218,8 +218,8 @@ void fold_parts(std::byte* out, const std::byte* a, const std::byte* b, size_t n
   Loop<T, Op>::fold(out, a, b, 2 * n_elems);
 }
 
-// -x, told in bits: g++ 12 turns a vector of p - q and p + q into one fused multiply-and-add even
-// under -ffp-contract=off, and the bits would differ between instruction sets.
+// -x, by bits: g++ 12 turns a vector of p - q and p + q into one fused multiply-and-add even under
+// -ffp-contract=off, and the bits would differ between instruction sets.
 inline float negative(float x) { return float_of(bits_of(x) ^ 0x80000000); }
 inline double negative(double x) {
   return __builtin_bit_cast(double, __builtin_bit_cast(uint64_t, x) ^ 0x8000000000000000);
@@ -248,8 +248,8 @@ void divide_numbers(std::byte* data, size_t n_elems, uint32_t divisor) {
   Loop<T, Quotient>::with_one(data, kParts * n_elems, static_cast<Number>(divisor));
 }
 
-// Up to 32 bits through double, which has a vector division: exact, because a quotient of 32-bit
-// integers that is no integer is at least 2^-32 of itself away from one.
+// Up to 32 bits through double, which has a vector division. It is exact: a quotient of 32-bit
+// integers that is not an integer differs from the nearest by at least 2^-32 of itself.
 template <class T>
 void divide_integers(std::byte* data, size_t n_elems, uint32_t divisor) {
   auto* const into = reinterpret_cast<Plain<T>*>(data);
@@ -273,7 +273,7 @@ void divide_integers(std::byte* data, size_t n_elems, uint32_t divisor) {
    nullptr,                \
    nullptr,                \
    nullptr}
-// Wrapping and bitwise folds are those of the unsigned type of the same width.
+// Wrapping and bitwise folds use the unsigned type of the same width.
 #define SHOAL_INTEGER_ROW(T, Unsigned)                                                  \
   {Loop<Unsigned, Sum>::fold, Loop<Unsigned, Sum>::fold, Loop<Unsigned, Product>::fold, \
    Loop<T, Min>::fold,        Loop<T, Max>::fold,        Loop<Unsigned, Band>::fold,    \

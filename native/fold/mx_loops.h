@@ -26,7 +26,7 @@ inline constexpr uint32_t kMagnitude = 0x7fffffff;
 inline constexpr uint32_t kInfinityBits = 0x7f800000;
 inline constexpr uint32_t kQuietNan = 0x7fc00000;
 
-// Of numbers below 2^31, such as the bits of floats without a sign, which ascend with the floats.
+// For numbers below 2^31, such as the bits of non-negative floats, which ascend with the floats.
 inline uint32_t lesser(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(static_cast<int32_t>(a) < static_cast<int32_t>(b)
                                    ? static_cast<int32_t>(a)
@@ -38,13 +38,13 @@ inline uint32_t greater(uint32_t a, uint32_t b) {
                                    : static_cast<int32_t>(b));
 }
 
-// The lesser, where a float operation follows: the compiler would move that under the condition.
+// The lesser, before a float operation: the compiler would move the operation under the condition.
 inline uint32_t clamp(uint32_t a, uint32_t b) { return chosen(all_ones_if_less(a, b), a, b); }
 
 // 2^(exponent - 127): the exponent as a float has it, 1 to 254.
 inline float power(uint32_t exponent) { return float_of(exponent << 23); }
 
-// Scales below this one take the way round denormals.
+// Scales below this one take the path that avoids denormals.
 inline constexpr uint32_t kLeastPlainScale = 30;
 inline constexpr uint32_t kLift = 64;
 
@@ -57,7 +57,7 @@ inline uint32_t lifted(uint32_t bits) {
   return (bits & ~kMagnitude) | chosen(is_denormal, bits_of(denormal), normal);
 }
 
-// x / 2^64 where that is exact: the inverse.
+// x / 2^64 if that is exact: the inverse.
 inline uint32_t lowered(uint32_t bits) {
   const uint32_t magnitude = bits & kMagnitude;
   const uint32_t is_denormal = all_ones_if_less(magnitude, (kLift + 1) << 23);
@@ -69,8 +69,8 @@ inline uint32_t lowered(uint32_t bits) {
 // ---- element formats. v: an element's magnitude divided by the block's scale, below twice the
 // largest power of two of the format.
 
-// A float of kFraction fraction bits, whose codes ascend with its values. Below 2^kLeast it has the
-// unit of the numbers above.
+// A float with kFraction fraction bits, whose codes ascend with its values. Below 2^kLeast it has
+// the unit of the numbers just above.
 template <uint32_t kFraction, int kLeast, uint32_t kTop, uint32_t kLargestCode, uint32_t kBitsEach>
 struct SmallFloat {
   static constexpr uint32_t kBits = kBitsEach;
@@ -95,11 +95,11 @@ struct SmallFloat {
   static uint32_t nearest(uint32_t bits, float factor) {
     const float v = float_of(bits & kMagnitude) * factor;
     const uint32_t two = binade(bits_of(v));
-    // A float of this binade has units of the element's in its last place: the sum is rounded.
+    // A float of this binade has the element's unit as its last place: the sum is rounded.
     const uint32_t base = two + (kShift << 23);
     const uint32_t n_units = bits_of(v + float_of(base)) - base;
     const uint32_t code = code_of(two, n_units);
-    // Rounding up passes the largest by one at most, where no code after it is NaN.
+    // Rounding up exceeds the largest by at most one, if no code after it is NaN.
     if constexpr (!kHasNan) return (code - (code >> kSignBit)) | sign(bits);
     return lesser(code, kLargestCode) | sign(bits);
   }
@@ -120,8 +120,8 @@ struct SmallFloat {
   static constexpr uint32_t kPointShift = 2 * 127 + 27 + kFraction;
   static uint32_t sign(uint32_t bits) { return (bits >> 31) << kSignBit; }
 
-  // The lesser of two: numbers below 2^kLeast by an exact subtraction, which gives too much for all
-  // others, and numbers from there on, where the formula gives too much for those below.
+  // The lesser of two: an exact subtraction for numbers below 2^kLeast, which gives too much for
+  // all others, and a formula for the numbers from there on, which gives too much for those below.
   static uint32_t decoded(uint32_t code) {
     const uint32_t shifted = (code & kCodeMask) << kShift;
     const float below = float_of(shifted + kLeastBits) - float_of(kLeastBits);
@@ -191,7 +191,7 @@ struct Mx {
     const uint32_t exponent = largest >> 23;
     return exponent > Element::kTopExponent ? exponent - Element::kTopExponent : 0;
   }
-  // What divides by a scale: for all of them that are plain, and for blocks of zeros.
+  // The factor that divides by a scale: for all plain scales, and for blocks of zeros.
   static float factor_of(uint32_t scale) {
     const uint32_t exponent = 254 + Element::kUnits - scale;
     return power(exponent < 254 ? exponent : 254);
@@ -226,7 +226,7 @@ struct Mx {
       uint8_t codes[kMxBlock];
       for (size_t i = 0; i < kMxBlock; ++i)
         codes[i] = static_cast<uint8_t>(Element::nearest(in[i].value, factor));
-      // Eight at a time in one word, NOT pairs: SSE2 would take those apart one by one.
+      // Eight at a time in one word, NOT pairs: SSE2 would split those one by one.
       for (size_t i = 0; i < kMxBlock; i += 8) {
         uint64_t word;
         __builtin_memcpy(&word, codes + i, sizeof word);
@@ -288,7 +288,7 @@ struct Mx {
       const uint32_t value = bits_of(float_of(Element::decoded(codes[i].value)) * factor);
       values[i] = chosen(all_nan | Element::is_nan(codes[i].value), kQuietNan, value);
     }
-    if (is_tiny)  // lowering would make a number of a NaN
+    if (is_tiny)  // lowering would turn a NaN into a number
       for (size_t i = 0; i < kMxBlock; ++i)
         values[i] = chosen(Element::is_nan(codes[i].value), kQuietNan, lowered(values[i]));
   }

@@ -1,8 +1,8 @@
-// The loops of the codecs without blocks, and what all codecs share, for the kernel sources only
-// (see loops.h on why all is unnamed).
+// The loops of the codecs without blocks, and the parts common to all codecs, for the kernel
+// sources only (loops.h explains the unnamed namespace).
 //
-// NOT the instructions of AVX-512 BF16: VCVTNEPS2BF16 takes denormals for zero (Intel SDM, volume
-// 2), so its bits are not those of other processors, and these loops wait for memory anyway.
+// NOT the instructions of AVX-512 BF16: VCVTNEPS2BF16 treats denormals as zero (Intel SDM, volume
+// 2), so its bits differ from other processors', and these loops wait for memory anyway.
 #pragma once
 
 #include "fold/codec.h"
@@ -15,8 +15,8 @@ namespace {
 
 using ConvertFn = void (*)(const Narrow&, std::byte* out, const std::byte* in, size_t n_elems);
 
-// Elements that are converted at a time where one pass over them is not possible; they stay in the
-// first cache. Whole blocks of every codec that is folded and rounded this way.
+// The elements that are converted at a time if one pass over them is not possible; they stay in the
+// L1 cache. Whole blocks of every codec that is folded and rounded this way.
 inline constexpr size_t kPieceElems = 1024;
 
 // `Narrow::fold` by a codec's `decode`.
@@ -160,8 +160,8 @@ inline void decode_float16(const Narrow&, std::byte* out, const std::byte* in, s
 #endif
 
 // A float16 has the upper 10 of 23 fraction bits; below 2^-14 another one less for each power of
-// two. The bits below are added to as many random ones, and the carry rounds up. Below 2^-32 all
-// numbers are rounded as multiples of 2^-55.
+// two. Random bits are added to the bits below, and the carry rounds up. Below 2^-32 all numbers
+// are rounded as multiples of 2^-55.
 inline uint32_t float16_at_random(uint32_t bits, uint32_t random) {
   const uint32_t magnitude = bits & 0x7fffffff;
   const uint32_t exponent = magnitude >> 23;

@@ -1,11 +1,11 @@
-// What every loop over elements needs, for the kernel sources only (see loops.h on why all is
-// unnamed).
+// Helpers of every loop over elements, for the kernel sources only (loops.h explains the unnamed
+// namespace).
 #pragma once
 
 namespace shoal {
 namespace {
 
-// Iteration i touches element i only, also when out == a: no run-time overlap test is needed (it
+// Iteration i touches element i only, even when out == a: no run-time overlap test is needed (it
 // would send folds in place, the usual kind, down the scalar path).
 #if defined(__clang__)
 #define SHOAL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")

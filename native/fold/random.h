@@ -16,12 +16,12 @@ inline uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// What `random_bits` needs of a seed: compute it once, before the loop.
+// The part of `random_bits` that depends on the seed alone: compute it once, before the loop.
 inline uint32_t salt_of(uint64_t seed) {
   return mixed(static_cast<uint32_t>(seed) ^ mixed(static_cast<uint32_t>(seed >> 32) + 0x9e3779b9));
 }
 
-// The random bits of the element with this index. They come again after 2^32 elements.
+// The random bits of the element with this index. They repeat after 2^32 elements.
 inline uint32_t random_bits(uint32_t salt, uint64_t index) {
   return mixed(static_cast<uint32_t>(index) * 0x9e3779b9 ^ salt);
 }

@@ -1,13 +1,13 @@
 // The loops of the codecs that keep the largest elements of a chunk, for the kernel sources only
-// (see loops.h on why all is unnamed).
+// (loops.h explains the unnamed namespace).
 //
-// Chunks of 4096 and indices of 12 bits are those of SparseLoCo (arXiv 2508.15706). A chunk is a
-// scale byte (E8M0, as in mx_loops.h), the indices, ascending, and the values, of 8 or 2 bits.
+// Chunks of 4096 and indices of 12 bits are SparseLoCo's (arXiv 2508.15706). A chunk is a scale
+// byte (E8M0, as in mx_loops.h), the indices, ascending, and the values, of 8 or 2 bits.
 // docs/wire.md has the bytes, docs/decisions/0074 the reasons.
 //
-// The number of entries depends on the number of elements alone. Where fewer are left after
-// rounding, the last index is repeated; an entry whose index is not above the one before it counts
-// for nothing, so that bytes of any kind have one meaning.
+// The number of entries depends on the number of elements alone. If fewer are left after rounding,
+// the last index is repeated; an entry whose index is not above the previous one is ignored, so
+// that bytes of any kind have one meaning.
 #pragma once
 
 #include "fold/codec.h"
@@ -23,7 +23,7 @@ inline constexpr size_t kChunk = 4096;
 // INT8 in units of 2^-6, as in MX. `v` is a magnitude divided by the scale, below 2.
 struct EightBits {
   static constexpr uint32_t kBits = 8;
-  // The bits of the largest float that is rounded to nothing: 2^-7.
+  // The bits of the largest float that rounds to zero: 2^-7.
   static uint32_t largest_dropped(uint32_t scale) { return (scale - 7) << 23; }
   static uint32_t code(uint32_t bits, uint32_t scale) {
     return Int8::nearest(bits, Mx<Int8>::factor_of(scale)) & 0xff;
@@ -37,7 +37,7 @@ struct EightBits {
 // upper, so that a chunk without an upper one is encoded again to the same values.
 struct TwoBits {
   static constexpr uint32_t kBits = 2;
-  // Of 0, 3/4 and 3/2 the nearest, and of two as near the lower: beyond 3/8, beyond 9/8.
+  // The nearest of 0, 3/4 and 3/2, and of two equally near the lower: beyond 3/8, beyond 9/8.
   static uint32_t largest_dropped(uint32_t scale) { return (scale - 2) << 23 | 0x400000; }
   static uint32_t code(uint32_t bits, uint32_t scale) {
     const uint32_t is_upper = (bits & kMagnitude) > (scale << 23 | 0x100000) ? 1 : 0;
@@ -54,12 +54,12 @@ struct TwoBits {
 inline constexpr uint32_t kLeastLargest = 29 << 23 | 0x400000;
 inline constexpr uint32_t kLeastChunkScale = 29;
 
-// Buckets of magnitudes by how far below the largest they are, in eighths of a power of two. The
-// last one has all that are too small for either format.
+// Buckets of magnitudes by their distance below the largest, in eighths of a power of two. The last
+// one has all magnitudes that are too small for either format.
 inline constexpr uint32_t kBuckets = 128;
 inline constexpr uint32_t kBucketShift = 20;
 
-// Which elements of a chunk are kept: those above a magnitude, and the first that are equal to it.
+// The elements of a chunk that are kept: those above a magnitude, and the first that equal it.
 struct Cut {
   uint32_t magnitude;
   size_t n_equal;
@@ -67,7 +67,7 @@ struct Cut {
 
 struct Selection {
   uint8_t buckets[kChunk];
-  uint16_t found[kChunk];  // the elements in the buckets down to the last one that is needed
+  uint16_t found[kChunk];  // the elements in the buckets down to the last needed one
   uint32_t edge[kChunk];   // the magnitudes in that bucket
   size_t n_found = 0;
   size_t n_edge = 0;
@@ -136,8 +136,8 @@ inline Cut cut_of_edge(const Selection& selection, size_t n_wanted) {
   return {magnitude, n_wanted - count_from(selection, magnitude + 1)};
 }
 
-// Write the indices of the `n_wanted` largest magnitudes above `dropped` to `kept`, ascending; of
-// equal ones the first. Returns how many there are.
+// Write the indices of the `n_wanted` largest magnitudes above `dropped` to `kept`, ascending;
+// among equal ones the first. Returns their number.
 inline size_t select_largest(uint16_t* kept, const Plain<uint32_t>* elems, size_t n_elems,
                              uint32_t largest, uint32_t dropped, size_t n_wanted) {
   Selection selection;
@@ -184,7 +184,7 @@ struct TopK {
     return largest;
   }
 
-  // A chunk with a value that is not finite is NaN whole; one far below all gradients is zeros.
+  // A chunk with a value that is not finite is all NaN; one far below all gradients is all zeros.
   static void encode_chunk(const Narrow& codec, std::byte* out, const std::byte* in,
                            size_t n_elems) {
     const auto* const elems = reinterpret_cast<const Words*>(in);
@@ -227,7 +227,7 @@ struct TopK {
     }
   }
 
-  // out = left + decoded(in) if there is a left, else decoded(in). What is not kept stays as it is.
+  // out = left + decoded(in) if there is a left, else decoded(in). Other elements stay.
   template <bool kAdds>
   static void decode_chunk(const Narrow& codec, std::byte* out, const std::byte* left,
                            const std::byte* in, size_t n_elems) {
