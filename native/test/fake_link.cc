@@ -91,7 +91,7 @@ bool FakeLink::send(const Frame& frame) {
     net_.accuse("a large payload was sent through shared memory instead of offered by place");
   Parcel parcel;
   parcel.header = frame.header;
-  // Now: whoever writes to a borrowed payload before sent() is found out at the other end.
+  // Read at once: if the sender writes to a borrowed payload before sent(), the receiver sees it.
   net_.seal(parcel.header, frame.bytes(), n_bytes);
   const bool is_free = frame.payload == nullptr || n_bytes <= net_.options.copied;
   if (is_free) {
@@ -119,7 +119,7 @@ bool FakeLink::flush(FrameSink& sink) {
   return report(sink) || moved;
 }
 
-// All that happens to a frame is decided here, by the seed.
+// The seed decides here everything that happens to a frame.
 void FakeLink::put_on_wire(Parcel parcel) {
   const FakeNet::Options& options = net_.options;
   FakeRandom& random = net_.random_;
@@ -140,7 +140,7 @@ void FakeLink::put_on_wire(Parcel parcel) {
   out().parcels.push_back(std::move(parcel));
 }
 
-// The payload is the parcel's own from here on; the sender hears so.
+// The parcel owns the payload from now on; the sender is notified.
 void FakeLink::read(Parcel& parcel) {
   if (parcel.borrowed == nullptr) return;
   parcel.own.assign(parcel.borrowed, parcel.borrowed + parcel.header.length);
@@ -149,7 +149,7 @@ void FakeLink::read(Parcel& parcel) {
   reports_.push_back({std::exchange(parcel.token, 0), net_.now_ + late(net_.options.reports_late)});
 }
 
-// Steps until something comes to its end.
+// Steps until an event is complete.
 uint64_t FakeLink::late(double chance) {
   return net_.random_.chance(chance) ? 1 + net_.random_.below(net_.options.longest_delay) : 0;
 }
@@ -166,7 +166,7 @@ void FakeLink::damage(Parcel& parcel) {
 
 bool FakeLink::report(FrameSink& sink) {
   bool moved = false;
-  // Not in order: a medium with several queues finishes them as it likes.
+  // Not in order: a medium with several queues completes them in any order.
   for (size_t at = 0; at < reports_.size() && !closed_;) {
     if (reports_[at].due > net_.now_) {
       ++at;
@@ -199,7 +199,7 @@ bool FakeLink::deliver(FrameSink& sink) {
       if (!begin(sink)) break;
       moved = true;
     }
-    if (!receiving_now_) continue;  // it had no payload, or it was in readable memory
+    if (!receiving_now_) continue;  // no payload, or the payload was in readable memory
     moved = true;
     if (!land(sink)) break;
   }
@@ -210,7 +210,7 @@ bool FakeLink::deliver(FrameSink& sink) {
   return moved;
 }
 
-// The frame whose turn it is: the first, or one that overtakes it.
+// The frame that is next: the first, or one that overtakes it.
 size_t FakeLink::next_due() {
   const auto& parcels = in().parcels;
   std::vector<size_t> candidates;
@@ -228,7 +228,7 @@ FakeLink::Parcel FakeLink::take(size_t at) {
   return parcel;
 }
 
-// Starts on the next frame; false if none is due.
+// Begins the next frame; false if none is due.
 bool FakeLink::begin(FrameSink& sink) {
   const size_t at = next_due();
   if (at == kNone) return false;
@@ -249,17 +249,17 @@ bool FakeLink::begin(FrameSink& sink) {
   } else {
     receive_buffer_ = sink.receive_buffer(peer_, header);
     if (!closed_ && receive_buffer_.size() != header.length)
-      fail(sink, "sent a frame of " + std::to_string(header.length) + " B that nobody expects");
+      fail(sink, "sent a frame of " + std::to_string(header.length) + " B that was not expected");
   }
   return true;
 }
 
-// Brings the frame at hand further; true when it is through.
+// Advances the current frame; true when it is complete.
 bool FakeLink::land(FrameSink& sink) {
   const size_t rest = receive_buffer_.size() - n_landed_;
   const size_t piece = current_.splits && rest > 0 ? 1 + net_.random_.below(rest) : rest;
   const std::byte* from = current_.borrowed != nullptr ? current_.borrowed : current_.own.data();
-  // Where a receiver has run out of memory there is no buffer.
+  // A receiver without memory provides no buffer.
   if (piece > 0) std::memcpy(receive_buffer_.data() + n_landed_, from + n_landed_, piece);
   n_landed_ += piece;
   if (n_landed_ < receive_buffer_.size()) return false;
@@ -345,7 +345,7 @@ void FakeLink::close() {
   reports_.clear();
   moves_.clear();
   releases_.clear();
-  // What this end has not read of its own memory never leaves; nor does anything behind it.
+  // Memory that this end has not read yet is never sent, nor is anything queued behind it.
   auto& parcels = out().parcels;
   const auto unread = std::find_if(parcels.begin(), parcels.end(),
                                    [](const Parcel& parcel) { return parcel.borrowed != nullptr; });
@@ -367,7 +367,7 @@ bool FakeLink::share(uint32_t id) {
   if (shared_.count(id) != 0) return true;
   const auto region = Regions::of_process().with_id(id);
   if (region.id == 0 || net_.random_.chance(net_.options.refuses_share)) return false;
-  // Descriptors go ahead of the frames that name them, by a way of their own.
+  // Descriptors travel separately, ahead of the frames that name them.
   FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
   Mapping mapping;
   if (receiver == nullptr || Mapping::map(region.fd, region.size, mapping)) return false;

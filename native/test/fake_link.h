@@ -1,4 +1,4 @@
-// An in-process medium between any number of ranks: tests see every fault of a network, from a
+// An in-process medium between any number of ranks: it gives tests every fault of a network, from a
 // seed.
 #pragma once
 
@@ -48,34 +48,34 @@ class FakeNet {
     size_t copied = 256;  // payloads up to this are copied by send(), larger ones borrowed
     size_t room = 0;      // frames on the wire each way before senders queue; 0: no bound
     bool shares_memory =
-        false;        // a link within a host: no receive buffer, put, by reference and slots
-    int n_hosts = 1;  // that share memory: rank r is on host r % n_hosts
+        false;  // false; // a link within a host: no receive buffer, put, by reference and slots
+    int n_hosts = 1;  // hosts share memory: rank r is on host r % n_hosts
 
-    double delays = 0;  // comes up to longest_delay steps later, and so do those behind
+    double delays = 0;  // arrives up to longest_delay steps later, and so do the frames behind it
     uint64_t longest_delay = 8;
-    double reorders = 0;       // overtakes frames sent before it (never a goodbye's place)
-    double splits = 0;         // lands in pieces, over several pumps
+    double reorders = 0;       // overtakes frames sent before it (never a goodbye)
+    double splits = 0;         // arrives in pieces, over several pumps
     double reads_late = 0;     // the sender's memory is read only when the frame is delivered
     double reports_late = 0;   // sent() runs some steps after the memory was read
     double corrupts = 0;       // one bit flips on the wire
     double cuts = 0;           // the connection breaks instead
-    uint64_t cuts_at = 0;      // the connection that takes the n-th frame of all breaks instead
+    uint64_t cuts_at = 0;      // the connection that takes the n-th frame in total breaks instead
     double refuses_share = 0;  // share() answers "not now"
-    // Per put or get: it comes to its end up to longest_delay steps later, and others before it.
-    // Its bytes move at once or only then.
+    // Per put or get: it completes up to longest_delay steps later, and others before it. Its bytes
+    // move at once or only then.
     double moves_late = 0;
-    double releases_late = 0;  // release() lets go some steps later, and until then of nothing
+    double releases_late = 0;  // release() takes effect some steps later
 
-    // Not 0: links are TcpLinks over so many streams of bytes each. Then delays, splits and
-    // corrupts are per write and read.
+    // Not 0: links are TcpLinks over this many byte streams each. Then delays, splits and corrupts
+    // are per write and read.
     uint32_t n_paths = 0;
-    double path_cuts = 0;   // per write: the path breaks, where another lives
-    double path_mutes = 0;  // per write: what goes by the path is lost, and nobody is told
-    // Not 0: whatever path is lost is made anew so many steps later at most, each end at a time of
-    // its own; then the last one may break too.
+    double path_cuts = 0;   // per write: the path breaks, if another lives
+    double path_mutes = 0;  // per write: bytes on the path are lost without any report
+    // Not 0: each lost path is made again after at most this many steps, at separate times for each
+    // end; then the last path may break too.
     uint64_t longest_remake = 0;
     int64_t resume_ns = 10 * kSecond;
-    // With longest_remake: links have no path before they are used, and get them that late.
+    // With longest_remake: links start without paths, and get them this late after their first use.
     bool begins_unlinked = false;
   };
 
@@ -97,20 +97,20 @@ class FakeNet {
   void cut(int a, int b);  // both ends break at their next pump
   void cut_path(int a, int b, uint32_t path) { paths_.cut(a, b, path); }
   void mute_path(int a, int b, uint32_t path) { paths_.mute(a, b, path); }
-  // Nothing is on any wire, in any queue or half landed.
+  // No frame is on any wire, in any queue or half received.
   bool is_idle() const;
 
   uint64_t n_delivered_to(int rank) const { return n_delivered_[static_cast<size_t>(rank)]; }
   uint64_t n_corrupted() const { return n_corrupted_; }
   uint64_t n_paths_cut() const { return paths_.n_cut(); }
   uint64_t n_paths_made_anew() const { return paths_.n_made_anew(); }
-  uint64_t n_sent() const { return n_sent_; }  // frames, by all ranks
-  // The first breach of link.h's contract by who uses the links; empty if there was none.
+  uint64_t n_sent() const { return n_sent_; }  // frames sent by all ranks
+  // The first breach of link.h's contract by a user of the links; empty if there was none.
   const std::string& violation() const { return violation_; }
 
   Options options;  // may be changed at any time
 
-  // A liar at `from`: changes a frame before it is sealed, so that its checksums are right.
+  // A liar at `from`: changes a frame before it is sealed, so that its checksums are valid.
   std::function<void(int from, Header& header, std::vector<std::byte>& payload)> tamper;
 
  private:
@@ -119,14 +119,14 @@ class FakeNet {
   friend class FakePaths;
   struct Parcel {
     Header header;
-    std::vector<std::byte> own;           // the payload, once it was read
-    const std::byte* borrowed = nullptr;  // the payload, while it was not
+    std::vector<std::byte> own;           // the payload, after it was read
+    const std::byte* borrowed = nullptr;  // the payload, until it is read
     bool is_lent_by_call = false;
     uint64_t token = 0;
     uint64_t due = 0;
     bool overtakes = false, splits = false, damaged = false;
   };
-  struct Wire {  // one way
+  struct Wire {  // one direction
     std::deque<Parcel> parcels;
     bool ended = false;  // the sender closed: the receiver breaks once it has read the rest
     bool cut = false;
@@ -138,7 +138,7 @@ class FakeNet {
   void seal(Header& header, const std::byte* payload, size_t n_bytes) const;
 
   const int n_ranks_;
-  const HeaderSeal seal_;  // of all frames that go by no path
+  const HeaderSeal seal_;  // of all frames without a path
   FakeRandom random_;
   uint64_t now_ = 0;
   uint64_t n_corrupted_ = 0;

@@ -1,5 +1,5 @@
-// Peers that lie: whatever a frame says, it ends the link it came by and nothing else. No number
-// that a peer wrote is used as a bound or an index (the address sanitizer watches).
+// Peers that lie: whatever a frame claims, it ends the link it came by and nothing else. No number
+// from a peer is used as a bound or an index (the address sanitizer watches).
 #include "test/check.h"
 #include "test/duel.h"
 #include "test/pool.h"
@@ -8,7 +8,7 @@
 namespace shoal::test {
 namespace {
 
-TEST("a flow or segment that a call does not have ends the link") {
+TEST("an unknown flow or segment of a call ends the link") {
   using enum FrameType;
   for (const auto type : {kData, kGrant, kOffer, kConsumed, kPutComplete, kRequestToSend}) {
     for (const auto& [flow, segment] : {std::pair{2u, 0u}, {~0u, 0u}, {0u, 21u}, {1u, ~0u}}) {
@@ -22,7 +22,7 @@ TEST("a flow or segment that a call does not have ends the link") {
   }
 }
 
-TEST("data that comes twice, unasked or with a wrong length ends the link") {
+TEST("data that is repeated, not asked for or of the wrong length ends the link") {
   {
     Duel duel;
     duel.say(duel.frame(FrameType::kData, 1, 1), Bytes(64));  // of a flow that was granted at once
@@ -37,7 +37,7 @@ TEST("data that comes twice, unasked or with a wrong length ends the link") {
   }
 }
 
-TEST("data without asking has its limit, whether the call is posted or not") {
+TEST("eager data has a limit, whether the call is posted or not") {
   for (const uint64_t first_key : {uint64_t{5}, uint64_t{100}}) {
     Duel duel;
     Frame eager = duel.frame(FrameType::kData, 0, 0);
@@ -53,7 +53,7 @@ TEST("data without asking has its limit, whether the call is posted or not") {
   }
 }
 
-TEST("a call that is not posted takes announcements and eager data only") {
+TEST("a call that is not posted accepts only announcements and eager data") {
   {
     Duel duel;
     Frame data = duel.frame(FrameType::kData);
@@ -65,7 +65,7 @@ TEST("a call that is not posted takes announcements and eager data only") {
     Duel duel;
     Frame notice = duel.frame(FrameType::kPost);
     for (uint64_t n = 0; n <= 1u << 16 && duel.engine.link(1) != nullptr; ++n) {
-      notice.header.group = 1000 + n % 3000;  // groups that nobody has made
+      notice.header.group = 1000 + n % 3000;  // groups that no rank has created
       notice.header.key = n;
       duel.ends[1]->send(notice);
       if (n % 1000 == 0) duel.ends[1]->flush(duel.sink), duel.settle();
@@ -76,7 +76,7 @@ TEST("a call that is not posted takes announcements and eager data only") {
   }
 }
 
-TEST("offers beyond the end or twice end the link, of memory that is not there the group") {
+TEST("offers past the end or repeated end the link, and offers of unknown memory end the group") {
   for (const auto& [segment, count] : {std::pair{0u, 0u}, {0u, 21u}, {20u, 1u}, {19u, ~0u}}) {
     Duel duel(true);
     duel.say(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
@@ -89,16 +89,16 @@ TEST("offers beyond the end or twice end the link, of memory that is not there t
     duel.say(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
     duel.check_ended("twice");
   }
-  // The second flow is stored as soon as our own chunk is taken: nothing else holds it up.
+  // The second flow is stored as soon as our own chunk is sent: nothing else delays it.
   Duel duel(true);
   duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
   duel.say(with_place(duel.frame(FrameType::kOffer, 1, 0, 1), {12345, 0, 0}));
-  // It cannot be told from a mapping that the kernel refused: the group ends, not the link.
+  // It looks like a mapping that the kernel refused: the group ends, not the link.
   CHECK(duel.call->error.fault == Fault::kResource);
   CHECK(has(duel.call->error.text, "could not map shared memory of " + World::name(1)));
 }
 
-TEST("a segment that comes in a frame while it is got from a slot ends the link") {
+TEST("a segment that arrives in a frame during its get from a slot ends the link") {
   Duel duel(true);
   duel.net.options.moves_late = 1;
   duel.net.options.longest_delay = uint64_t{1} << 40;
@@ -113,7 +113,7 @@ TEST("a segment that comes in a frame while it is got from a slot ends the link"
   duel.check_ended("sent segment 0 of all_reduce by sharded");
 }
 
-TEST("offers in a slot that is not there, or of several segments in one, end the link") {
+TEST("an offer in an unknown slot, or of several segments in one slot, ends the link") {
   for (const auto& [slot, count] : {std::pair{4u, 1u}, {~0u, 1u}, {0u, 2u}}) {
     Duel duel(true);
     duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
@@ -124,7 +124,7 @@ TEST("offers in a slot that is not there, or of several segments in one, end the
   }
 }
 
-TEST("a slot that gets no memory ends the group in words") {
+TEST("a slot without memory ends the group with a reason") {
   Duel duel(true);
   uint32_t n_asked = 0;
   duel.engine.set_slots(Slots(duel.slots.get(), duel.stamps.data(), 4, 2, 3, [&](uint32_t) {
@@ -156,9 +156,7 @@ TEST("giving back slots that are not held ends the link") {
   duel.check_ended("gave back a slot it does not hold");
 }
 
-TEST(
-    "a grant with an impossible implicit clear to send, or into memory that is not there, does no "
-    "harm") {
+TEST("a grant with an impossible implicit clear to send, or of unknown memory, does no harm") {
   {
     Duel duel;
     duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {0, 2, 0}));
@@ -172,7 +170,7 @@ TEST(
   }
 }
 
-TEST("claims to have put what was not granted end the link") {
+TEST("a claim to have put data without a grant ends the link") {
   for (const auto& [segment, count] : {std::pair{20u, 20u}, {8u, 9u}, {0u, 0u}, {1u, ~0u}}) {
     Duel duel(true);
     duel.say(duel.frame(FrameType::kPutComplete, 0, segment, count));
@@ -180,7 +178,7 @@ TEST("claims to have put what was not granted end the link") {
   }
 }
 
-TEST("frames of unknown types and of groups that the sender is not in end the link") {
+TEST("frames of unknown types or of groups without the sender end the link") {
   for (const int type : {0, 21, 77, 255}) {
     Duel duel;
     duel.say(duel.frame(static_cast<FrameType>(type)));
@@ -195,7 +193,7 @@ TEST("frames of unknown types and of groups that the sender is not in end the li
   }
 }
 
-TEST("a frame that breaks its rule by its link, flags or payload ends the link") {
+TEST("a frame with flags, payload or a link that its rule forbids ends the link") {
   const auto check = [](bool shares_memory, const FrameRule& rule, uint16_t flags, size_t n_bytes,
                         const std::string& why) {
     Duel duel(shares_memory);
@@ -218,16 +216,16 @@ TEST("a frame that breaks its rule by its link, flags or payload ends the link")
   }
 }
 
-TEST("texts and other control frames above their limits are refused before they land") {
+TEST("control frames above their limits are refused before their payload is stored") {
   for (const FrameType type : {FrameType::kDisagree, FrameType::kAbort, FrameType::kLost,
                                FrameType::kPost, FrameType::kHeartbeat, FrameType::kGoodbye}) {
     Duel duel;
     duel.say(duel.frame(type), Bytes(4097));
-    duel.check_ended("sent a frame of 4097 B that nobody expects");
+    duel.check_ended("sent a frame of 4097 B that was not expected");
   }
 }
 
-// A segment's memory goes back when the link has given it back, whatever a peer says of it.
+// A segment's memory is released when the link has returned it, whatever a peer claims.
 Job whole_to_rank_1(uint64_t n_elems) {
   Job job;
   job.kind = Kind::kDirectBroadcast;
@@ -236,14 +234,14 @@ Job whole_to_rank_1(uint64_t n_elems) {
   return job;
 }
 
-TEST("frames of shared memory end a link of another kind, and memory in flight is not given up") {
+TEST("shared-memory frames end another kind of link, and memory in flight is not released") {
   const std::pair<FrameType, std::string> cases[] = {{FrameType::kConsumed, "consumed"},
                                                      {FrameType::kPutComplete, "put complete"},
                                                      {FrameType::kOffer, "offer"}};
   for (const auto& [type, name] : cases) {
     Duel duel;
     duel.post(duel.engine.add_group(9, {0, 1}), whole_to_rank_1(20 * 16));
-    duel.reads = false;  // the link goes on borrowing what it was given
+    duel.reads = false;  // the link keeps borrowing its payloads
     duel.net.options.copied = 0;
     duel.net.options.reads_late = 1;
     duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
@@ -256,7 +254,7 @@ TEST("frames of shared memory end a link of another kind, and memory in flight i
   }
 }
 
-TEST("a peer that claims to have taken what still waits in a full ring does not end the call") {
+TEST("a peer that falsely confirms data in a full ring does not end the call") {
   Duel duel(true);
   duel.net.options.room = 1;  // frames
   duel.net.options.copied = 0;
@@ -275,7 +273,7 @@ TEST("a peer that claims to have taken what still waits in a full ring does not 
   CHECK_EQ(duel.net.violation(), "");
 }
 
-TEST("a caller that writes to what is being sent is told so, and not that a peer is to blame") {
+TEST("a caller that writes to memory being sent gets the blame, and its peer does not") {
   Duel duel;
   duel.net.options.copied = 0;
   duel.net.options.reads_late = 1;
@@ -289,7 +287,7 @@ TEST("a caller that writes to what is being sent is told so, and not that a peer
   CHECK(duel.engine.state_of(1) == Engine::PeerState::kAlive);
 }
 
-TEST("a peer that sends results before it can have them does not end the call") {
+TEST("a peer that sends results too early does not end the call") {
   Duel duel;
   duel.net.options.copied = 0;
   duel.net.options.reads_late = 1;
@@ -299,7 +297,7 @@ TEST("a peer that sends results before it can have them does not end the call") 
   job.n_elems = 2 * 10 * 16;
   job.key = 6;
   duel.post(duel.engine.add_group(9, {0, 1}), job);
-  // Rank 0's share is on its way to rank 1, which behaves as if it had it all.
+  // Rank 0's share is on its way to rank 1, which acts as if it had all of it.
   duel.say(with_place(duel.frame(FrameType::kGrant, 0, 10), {}));
   duel.say(with_place(duel.frame(FrameType::kGrant, 1, 10), {}));
   for (uint32_t segment = 0; segment < 10; ++segment)
@@ -312,7 +310,7 @@ TEST("a peer that sends results before it can have them does not end the call") 
   CHECK_EQ(duel.net.violation(), "");
 }
 
-TEST("early frames of a rank that turns out to be no member end its link, not the process") {
+TEST("early frames of a rank outside the group end its link, not the process") {
   Duel duel;
   Frame notice = duel.frame(FrameType::kPost);
   notice.header.group = 50;
@@ -330,7 +328,7 @@ TEST("early frames of a rank that turns out to be no member end its link, not th
   duel.check_ended("group it is not in");
 }
 
-TEST("an early frame of a rank that turns out to be no member begins no served call") {
+TEST("an early frame of a rank outside the group begins no served call") {
   Duel duel;
   PoolJob job{1, 1};
   job.n_elems = 40;
@@ -343,7 +341,7 @@ TEST("an early frame of a rank that turns out to be no member begins no served c
   Group& group = duel.engine.add_group(50, {2, 0});
   duel.engine.serve(group, plan, 0);
   CHECK_EQ(group.served.n_in_flight, 0u);
-  notice.header.subject = 1;  // the member's own call is for something else
+  notice.header.subject = 1;  // the member's own call has another subject
   duel.ends[2]->send(notice);
   duel.ends[2]->flush(duel.sink);
   duel.settle();
@@ -358,7 +356,7 @@ uint32_t odd_number(FakeRandom& random) {
   return random.chance(0.2) ? static_cast<uint32_t>(random.next()) : kOdd[random.below(12)];
 }
 
-// Changes one thing about a frame.
+// Changes one field of a frame.
 void mutate(FakeRandom& random, Header& header, Bytes& payload) {
   switch (random.below(9)) {
     case 0:
@@ -395,7 +393,7 @@ void mutate(FakeRandom& random, Header& header, Bytes& payload) {
   }
 }
 
-TEST("a rank whose frames are true but for some cannot crash the others or keep them waiting") {
+TEST("a rank that falsifies some of its frames cannot crash the others or keep them waiting") {
   for (uint64_t seed = 0; seed < seeds(400); ++seed) {
     World::Options options;
     options.net.seed = seed;
@@ -418,12 +416,12 @@ TEST("a rank whose frames are true but for some cannot crash the others or keep 
   }
 }
 
-TEST("a rank that makes frames up cannot crash anyone") {
+TEST("a rank that invents frames cannot crash anyone") {
   for (uint64_t seed = 0; seed < seeds(1500); ++seed) {
     Duel duel(seed % 2 == 1);
     FakeRandom random(seed);
     for (int n = 0; n < 60 && duel.engine.link(1) != nullptr; ++n) {
-      // Mostly believable: the few flows and segments there are, in frames of every type.
+      // Mostly plausible: the few flows and segments that exist, in frames of every type.
       Frame frame = duel.frame(
           static_cast<FrameType>(1 + random.below(9)), static_cast<uint32_t>(random.below(2)),
           static_cast<uint32_t>(random.below(21)), static_cast<uint32_t>(random.below(3)));
@@ -446,7 +444,7 @@ TEST("a rank that makes frames up cannot crash anyone") {
   }
 }
 
-TEST("headers handed to the engine directly never name memory that is not theirs") {
+TEST("headers handed to the engine directly never name memory outside their buffers") {
   for (uint64_t seed = 0; seed < seeds(300); ++seed) {
     Duel duel;
     FakeRandom random(seed);

@@ -1,4 +1,4 @@
-// One contract, every implementation of Link: what link.h promises, tried on each of them.
+// One contract, every implementation of Link: link.h's contract, tested on each of them.
 #include "test/link_makers.h"
 
 namespace shoal::test {
@@ -6,7 +6,7 @@ namespace {
 
 // ---- frames
 
-TEST("frames of every size arrive whole and, where the link keeps order, in order") {
+TEST("frames of every size arrive whole, and in order where the link keeps order") {
   for_every_link([](Pair& pair, const Maker& maker) {
     FakeRandom random(1);
     std::vector<Bytes> payloads;
@@ -31,7 +31,7 @@ TEST("frames of every size arrive whole and, where the link keeps order, in orde
   });
 }
 
-TEST("both ends send at once") {
+TEST("both ends can send at once") {
   for_every_link([](Pair& pair, const Maker& maker) {
     FakeRandom random(2);
     const Bytes payload = random_bytes(random, maker.largest);
@@ -44,7 +44,7 @@ TEST("both ends send at once") {
   });
 }
 
-TEST("small payloads that travel in the frame need no memory of the caller") {
+TEST("small payloads that travel in the frame need no caller's memory") {
   for_every_link([](Pair& pair, const Maker&) {
     for (uint32_t number = 0; number < 3000; ++number) {
       Frame frame = data_frame({}, number, 0);
@@ -63,12 +63,12 @@ TEST("small payloads that travel in the frame need no memory of the caller") {
   });
 }
 
-TEST("a payload is free when send() says so, or else exactly once by sent()") {
+TEST("a payload is released by send() itself or else by exactly one sent()") {
   for_every_link([](Pair& pair, const Maker& maker) {
     FakeRandom random(3);
     std::map<uint64_t, std::unique_ptr<Bytes>> borrowed;
     std::map<uint32_t, Bytes> originals;
-    // Overwritten and freed the moment it is ours again.
+    // Overwritten and freed as soon as it is released.
     pair.sink(0).on_sent = [&](uint64_t token) {
       CHECK_EQ(borrowed.count(token), 1u);
       std::fill(borrowed[token]->begin(), borrowed[token]->end(), std::byte{0xee});
@@ -92,7 +92,7 @@ TEST("a payload is free when send() says so, or else exactly once by sent()") {
   });
 }
 
-TEST("nobody is told about frames without a token") {
+TEST("frames without a token are not reported as sent") {
   for_every_link([](Pair& pair, const Maker& maker) {
     const Bytes payload(maker.largest, std::byte{5});
     for (uint32_t number = 0; number < 10; ++number) pair.link(0).send(data_frame(payload, number));
@@ -101,7 +101,7 @@ TEST("nobody is told about frames without a token") {
   });
 }
 
-TEST("frames wait in the link while the peer does not read, and all arrive once it does") {
+TEST("frames queue in the link while the peer does not read, and all arrive once it does") {
   for_every_link([](Pair& pair, const Maker& maker) {
     FakeRandom random(4);
     const Bytes payload = random_bytes(random, std::min<size_t>(maker.largest, 64 << 10));
@@ -120,10 +120,10 @@ TEST("frames wait in the link while the peer does not read, and all arrive once 
   });
 }
 
-TEST("a sink may use the link from inside its own calls") {
+TEST("a sink may use the link from inside its callbacks") {
   for_every_link([](Pair& pair, const Maker& maker) {
     const Bytes payload(std::min<size_t>(maker.largest, 2000), std::byte{7});
-    // Answers every frame at once, and asks for the memory of a call that has lent none.
+    // Answers every frame at once, and releases the memory of a call that has lent none.
     pair.sink(1).on_arrived = [&](const Header& header) {
       Frame answer = data_frame({}, header.segment);
       answer.payload = nullptr;
@@ -142,7 +142,7 @@ TEST("a sink may use the link from inside its own calls") {
 // ---- the end
 
 void check_closed(Pair& pair, int end) {
-  pair.sink(end).is_over = true;  // from here on every call of the sink is a failure
+  pair.sink(end).is_over = true;  // from now on every call of the sink is a failure
   const Bytes payload(3000);
   CHECK(pair.link(end).send(data_frame(payload, 1, 9)));
   CHECK(!pair.link(end).has_queued());
@@ -152,7 +152,7 @@ void check_closed(Pair& pair, int end) {
   pair.link(end).close();
 }
 
-TEST("close() drops what is queued, calls nobody and may be called again") {
+TEST("close() drops the queue without callbacks and may be called again") {
   for_every_link([](Pair& pair, const Maker& maker) {
     const Bytes payload(maker.largest, std::byte{1});
     for (uint32_t number = 0; number < 50; ++number)
@@ -164,7 +164,7 @@ TEST("close() drops what is queued, calls nobody and may be called again") {
   });
 }
 
-TEST("what was flushed before close() arrives, then the peer's link breaks, once") {
+TEST("frames flushed before close() arrive, and then the peer's link breaks once") {
   for_every_link([](Pair& pair, const Maker&) {
     const Bytes payload(200, std::byte{1});
     for (uint32_t number = 0; number < 5; ++number) pair.link(0).send(data_frame(payload, number));
@@ -188,7 +188,7 @@ TEST("what was flushed before close() arrives, then the peer's link breaks, once
   });
 }
 
-TEST("a link that goes away in the middle of a large frame breaks the peer's, once") {
+TEST("a link closed in the middle of a large frame breaks the peer's link once") {
   for_every_link([](Pair& pair, const Maker& maker) {
     const Bytes payload(maker.largest, std::byte{1});
     for (uint32_t number = 0; number < 20; ++number)
@@ -207,7 +207,7 @@ TEST("a link that goes away in the middle of a large frame breaks the peer's, on
   });
 }
 
-TEST("close() from inside a sink's call ends everything there") {
+TEST("close() from inside a sink's callback ends everything there") {
   for (const char* where : {"arrived", "sent"}) {
     for_every_link([&](Pair& pair, const Maker& maker) {
       const Bytes payload(std::min<size_t>(maker.largest, 3000), std::byte{1});
@@ -239,14 +239,14 @@ TEST("a frame that the sink refuses breaks the link") {
     const Bytes payload(100);
     pair.link(0).send(data_frame(payload, 1));
     CHECK(pair.run([&] { return pair.sink(1).is_over; }));
-    CHECK(has(pair.sink(1).why.text, "100 B that nobody expects"));
+    CHECK(has(pair.sink(1).why.text, "100 B that was not expected"));
     CHECK(pair.sink(1).came.empty());
   });
 }
 
 // ---- damage, in a ring
 
-TEST("garbage in a ring breaks the link, whatever its counters say") {
+TEST("garbage in a ring breaks the link, whatever its counters claim") {
   FakeRandom random(10);
   for (int n = 0; n < 100; ++n) {
     ShmPair pair;
@@ -256,7 +256,7 @@ TEST("garbage in a ring breaks the link, whatever its counters say") {
       const uint64_t bits = random.next();
       if (random.chance(0.5)) std::memcpy(data + at, &bits, sizeof(bits));
     }
-    // Some of it looks like records.
+    // Some of it resembles records.
     for (size_t at = 0; at < Arena::ring_bytes(2); at += 64) {
       if (!random.chance(0.5)) continue;
       Header header;

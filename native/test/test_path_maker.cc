@@ -1,5 +1,5 @@
-// Real meshes, sockets and progress threads whose connections are cut and made anew; and strangers
-// at the door.
+// Real meshes, sockets and progress threads whose connections are cut and made again; and strangers
+// that connect.
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -33,9 +33,9 @@ Job job_of(uint64_t key, uint64_t n_elems = 300'000) {
   return job;
 }
 
-// ---- paths that go and come
+// ---- lost and new paths
 
-TEST("calls end right while connections are cut in the middle of them, again and again") {
+TEST("calls succeed while connections are cut in the middle of them, again and again") {
   for (const auto& [n_paths, n_channels] : {std::pair{1, 1}, {2, 1}, {3, 1}, {1, 3}, {2, 2}}) {
     Cluster cluster(2, 1, 0, n_paths, kResumeNs, n_channels);
     constexpr uint64_t kCalls = 8;
@@ -52,7 +52,7 @@ TEST("calls end right while connections are cut in the middle of them, again and
       for (; n_cut < kCalls; n_cut++) {
         while (n_begun <= n_cut) std::this_thread::yield();
         poll(nullptr, 0, static_cast<int>(n_cut % 3));
-        // NOT held: whoever closes it meanwhile and opens another makes this cut that one.
+        // NOT held: if another thread closes it meanwhile and opens another, this cuts the new one.
         const std::vector<int> all = connections();
         if (!all.empty()) shutdown(all[n_cut % all.size()], SHUT_RDWR);
       }
@@ -60,7 +60,7 @@ TEST("calls end right while connections are cut in the middle of them, again and
   }
 }
 
-TEST("all connections cut while nothing is in flight are there again for the next call") {
+TEST("all connections cut while idle are made again for the next call") {
   for (const int n_channels : {1, 2}) {
     Cluster cluster(3, 1, 0, 2, kResumeNs, n_channels);
     cluster.run_all(job_of(1));
@@ -71,23 +71,23 @@ TEST("all connections cut while nothing is in flight are there again for the nex
   }
 }
 
-TEST("a rank whose process ends is lost by who dials it, and by who waits to be dialled") {
+TEST("a rank whose process ends is lost to its dialler and to the rank that it dials") {
   Cluster cluster(2, 1, 0, 1, kHour);
   cluster.run_all(job_of(1));
   const auto one = cluster.post(0, job_of(2), true);
   const auto other = cluster.post(1, job_of(3), true);
-  // What kernels do for it: everything is closed, without a word.
+  // What kernels do for a dead process: everything is closed, without a goodbye.
   for (const int fd : cluster.listeners) shutdown(fd, SHUT_RDWR);
   for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
   for (const auto& part : {&one, &other}) {
     CHECK(eventually([&] { return (*part)->call->finished.load(); }));
     CHECK((*part)->call->error.fault == Fault::kPeerLost);
-    CHECK((*part)->call->error.text.find("nobody listens at 127.0.0.1:") != std::string::npos ||
+    CHECK((*part)->call->error.text.find("no process listens at 127.0.0.1:") != std::string::npos ||
           (*part)->call->error.text.find("gave this rank up") != std::string::npos);
   }
 }
 
-TEST("a rank that is lost over all its channels ends each cut call once, and groups made later") {
+TEST("a rank lost on all its channels ends each cut call once, and groups made later") {
   Cluster cluster(2, 1, 0, 2, kHour, 2);
   cluster.run_all(job_of(1));
   const auto one = cluster.post(0, job_of(2), true);
@@ -138,13 +138,13 @@ void check_children_have_none(int n_channels) {
   cluster.run_all(job_of(1));
 }
 
-TEST("a child that is forked while connections are lost and made anew has none of them") {
+TEST("a child forked while connections are lost and made again has none of them") {
   for (const int n_channels : {1, 3}) check_children_have_none(n_channels);
 }
 
-// One that a thread is about to close is nobody's any more, and still open.
-TEST("a child has none of the parent's sockets, whoever holds them") {
-  ProgressThread::of(0);  // from here on forks are heard of
+// A connection that a thread is about to close has no owner, and is still open.
+TEST("a child has none of the parent's sockets, whichever component holds them") {
+  ProgressThread::of(0);  // from now on forks are noticed
   const auto fds = tcp_sockets();
   const SocketPipe near(fds[0]), far(fds[1]);
   const pid_t child = fork();
@@ -155,8 +155,8 @@ TEST("a child has none of the parent's sockets, whoever holds them") {
   CHECK_EQ(connections().size(), 2u);
 }
 
-// What a descriptor stands for, whose number may soon be another's; empty: nothing any more. NOT
-// fstat(2): ThreadSanitizer reports a race with the thread that closes the descriptor.
+// The identity of a descriptor, whose number may soon be reused; empty: closed. NOT fstat(2):
+// ThreadSanitizer reports a race with the thread that closes the descriptor.
 std::string target_of(int fd) {
   std::array<char, 64> name{};
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
@@ -164,7 +164,7 @@ std::string target_of(int fd) {
   return {name.data(), static_cast<size_t>(std::max<ssize_t>(n, 0))};
 }
 
-// Holds every descriptor that there is.
+// Holds every descriptor of the process.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -177,7 +177,7 @@ class NoDescriptors {
     for (const int fd : taken_) close(fd);
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0);
   }
-  void take() {  // what was freed since
+  void take() {  // descriptors freed since
     for (int fd = dup(0); fd >= 0; fd = dup(0)) taken_.push_back(fd);
   }
 
@@ -186,7 +186,7 @@ class NoDescriptors {
   std::vector<int> taken_;
 };
 
-TEST("without descriptors connections are made anew later, and nothing fails") {
+TEST("without descriptors connections are made again later, and nothing fails") {
   Cluster cluster(2, 1, 0, 1, kHour);
   cluster.run_all(job_of(1));
   std::optional<NoDescriptors> none(std::in_place);
@@ -195,7 +195,7 @@ TEST("without descriptors connections are made anew later, and nothing fails") {
   for (const int fd : all) cut.insert(target_of(fd));
   const auto one = cluster.post(0, job_of(2), true), other = cluster.post(1, job_of(2), true);
   for (const int fd : all) shutdown(fd, SHUT_RDWR);
-  // Once they are closed two are free, of the four that two dials with both their ends need.
+  // Closing them frees two, of the four that two dials with both their ends need.
   CHECK(eventually([&] {
     const std::vector<int> now = connections();
     return std::none_of(now.begin(), now.end(),
@@ -210,10 +210,10 @@ TEST("without descriptors connections are made anew later, and nothing fails") {
   }
 }
 
-// ---- two makers by themselves, in one thread
+// ---- two makers without meshes, in one thread
 
-// Else the rank that is asked takes them for lost a second later, and makes them once more.
-TEST("who was connected to asks for none of the paths that it has by then") {
+// Otherwise the rank that is asked takes them for lost a second later, and makes them once more.
+TEST("the accepting rank requests no path that it already has") {
   const std::array<int, 2> listeners = {listen_on_loopback(), listen_on_loopback()};
   End low(0, listeners[0], address_of(listeners[1])),
       high(1, listeners[1], address_of(listeners[0]));
@@ -235,7 +235,7 @@ TEST("who was connected to asks for none of the paths that it has by then") {
   CHECK(!high.maker->calls(0));
 }
 
-TEST("a rank without descriptors says so, and how many it turned away; its peer says what it met") {
+TEST("a rank without descriptors reports how many callers it refused, and its peer what it met") {
   const std::array<int, 2> listeners = {listen_on_loopback(), listen_on_loopback()};
   End low(0, listeners[0], address_of(listeners[1])),
       high(1, listeners[1], address_of(listeners[0]));
@@ -256,14 +256,14 @@ TEST("a rank without descriptors says so, and how many it turned away; its peer 
     char byte;
     CHECK(recv(caller, &byte, 1, 0) <= 0);
     CHECK_EQ(low.maker->source(0).last_failure(1),
-             "rank 0 turned away 1 connections for want of a file descriptor (ulimit -n)");
+             "rank 0 refused 1 connections for want of a file descriptor (ulimit -n)");
   }
   close(caller);
 }
 
 // ---- strangers
 
-TEST("strangers that hold connections are bounded, cost the job nothing, and keep no peer out") {
+TEST("strangers' connections are bounded, cost the job nothing and keep no peer out") {
   Cluster cluster(2, 1, 0, 1, kHour);
   cluster.run_all(job_of(1));
   const Address door = address_of(cluster.listeners[0]);
@@ -275,7 +275,7 @@ TEST("strangers that hold connections are bounded, cost the job nothing, and kee
   }
   for (const int fd : before) shutdown(fd, SHUT_RDWR);
   cluster.run_all(job_of(2));
-  // Who said garbage was closed, and of the silent ones no more than fit are there.
+  // Callers that sent garbage were closed, and of the silent ones only as many as fit remain.
   int n_closed = 0;
   for (const int fd : held) {
     char byte;
@@ -285,9 +285,9 @@ TEST("strangers that hold connections are bounded, cost the job nothing, and kee
   CHECK(n_closed >= 100);
 }
 
-// ---- the door by itself
+// ---- the listener by itself
 
-// A client's side of the proof, over a blocking socket. What it came to.
+// A client's side of the proof, over a blocking socket. Returns its outcome.
 Progress knock(const Address& door, const Hello& hello, const std::vector<std::byte>& key) {
   const int fd = connect_to(door);
   ClientHandshake client(hello, pair_key(key, hello.epoch, hello.rank, hello.to_rank, "path"));
@@ -304,7 +304,7 @@ Progress knock(const Address& door, const Hello& hello, const std::vector<std::b
   return client.progress();
 }
 
-TEST("only who holds the key and has a place here gets in, and a rank that was given up hears so") {
+TEST("only a key holder with a place here gets in, and a rank that was given up learns so") {
   Cluster cluster(3, 1, 0, 2, kHour);
   const Address door = address_of(cluster.listeners[1]);
   const auto& key = Cluster::key();
@@ -329,7 +329,7 @@ TEST("only who holds the key and has a place here gets in, and a rank that was g
   CHECK(eventually([&] { return knock(door, {epoch, 0, 1, asks}, key) == Progress::kStale; }));
 }
 
-// Says HELLO over a new connection, and no more.
+// Sends HELLO over a new connection, and nothing else.
 int greet(const Address& door, const Hello& hello, const std::vector<std::byte>& key) {
   const int fd = connect_to(door);
   const ClientHandshake client(hello,
@@ -338,7 +338,7 @@ int greet(const Address& door, const Hello& hello, const std::vector<std::byte>&
   return fd;
 }
 
-TEST("a HELLO of who knows the epoch and lacks the key is refused and closed at once") {
+TEST("a HELLO with the right epoch and the wrong key is refused and closed at once") {
   Cluster cluster(2, 1, 0, 1, kHour);
   const Hello hello{Cluster::kEpoch, 0, 1, PathMaker::kMostConnections};
   const int fd =
@@ -348,7 +348,7 @@ TEST("a HELLO of who knows the epoch and lacks the key is refused and closed at 
   close(fd);
 }
 
-TEST("as many repeated HELLOs as there are places keep no holder of the key out") {
+TEST("replayed HELLOs in every place keep no holder of the key out") {
   Cluster cluster(2, 1, 0, 1, kHour);
   const Address door = address_of(cluster.listeners[1]);
   const Hello hello{Cluster::kEpoch, 0, 1, PathMaker::kMostConnections};

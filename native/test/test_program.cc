@@ -27,7 +27,7 @@ void for_every_program(Try try_one) {
   }
 }
 
-TEST("there are programs of every collective, for groups of all the sizes that tests use") {
+TEST("there are programs of every collective, for all group sizes that tests use") {
   CHECK(Recipes::all().collectives().contains("all_reduce"));
   for (const int size : {2, 3, 4, 5, 6, 7, 8, 13})
     for (const auto& [collective, meaning] : Recipes::all().collectives())
@@ -36,7 +36,7 @@ TEST("there are programs of every collective, for groups of all the sizes that t
           [&, name = collective](const Recipe* recipe) { return recipe->collective == name; }));
 }
 
-TEST("flows count the sends and the receives of each pair from zero, in step order") {
+TEST("flows count each pair's sends and receives from zero, in step order") {
   ProgramBuilder steps(3);
   steps.send(2, 0);
   steps.recv(2, 1);
@@ -56,7 +56,7 @@ TEST("flows count the sends and the receives of each pair from zero, in step ord
   CHECK(program->peers == (std::vector<int32_t>{2, 1}));
 }
 
-TEST("the k-th send to a peer carries as many bytes as its k-th receive takes, on every size") {
+TEST("the k-th send to a peer carries as many bytes as its k-th receive takes, at every size") {
   for_every_program([](const Job& job, int size) {
     std::vector<std::shared_ptr<Plan>> plans;
     for (int rank = 0; rank < size; ++rank) plans.push_back(plan_of(job, rank, size));
@@ -79,7 +79,7 @@ TEST("the k-th send to a peer carries as many bytes as its k-th receive takes, o
   });
 }
 
-TEST("what a step waits for is earlier, unlocks it, and has as many segments") {
+TEST("a step's dependency is earlier, unlocks the step and has as many segments") {
   for_every_program([](const Job& job, int size) {
     for (int rank = 0; rank < size; ++rank) {
       const auto plan = plan_of(job, rank, size);
@@ -100,9 +100,7 @@ TEST("what a step waits for is earlier, unlocks it, and has as many segments") {
   });
 }
 
-TEST(
-    "a receive that waits only for a send to the same peer has that send as its implicit clear to "
-    "send") {
+TEST("a receive that waits only for a send to the same peer uses it as implicit clear to send") {
   ProgramBuilder steps(3);
   steps.send(1, 0);        // 0
   steps.recv(1, 0);        // 1: cts_flow is 0
@@ -119,7 +117,7 @@ TEST(
     CHECK_EQ(program->steps[at].cts_flow, cts_flows[at]);
 }
 
-TEST("a plan that no engine can run says why") {
+TEST("a plan that the engine cannot run is refused with a reason") {
   ProgramBuilder steps(3);
   steps.send(1, 0);
   steps.recv(2, 1, true);
@@ -138,27 +136,27 @@ TEST("a plan that no engine can run says why") {
   refused([](Plan& plan) { plan.n_lanes = 0; }, "a plan needs a divisor and a lane");
   for (const uint32_t n_bytes : {0u, 1000u, kSegmentBytes + 1024})
     refused([&](Plan& plan) { plan.segment_bytes = n_bytes; },
-            "segments are whole KiB, at most SEGMENT_BYTES");
+            "segments must be whole KiB, at most SEGMENT_BYTES");
   refused([](Plan& plan) { plan.rounds_own = true; },
-          "own parts are rounded where elements travel in a narrow codec");
+          "a plan that rounds its own parts needs a narrow codec");
   refused(
       [](Plan& plan) {
         plan.narrow = in_blocks_of(512);
         plan.segment_bytes = 1024;
       },
-      "segments are whole blocks of the codec");
+      "segments must be whole blocks of the codec");
   refused([](Plan& plan) { plan.narrow = in_blocks_of(32); },
-          "chunks begin with a block of the codec");
+          "chunks must begin at a block of the codec");
   refused([](Plan& plan) { plan.n_workers = 4; },
-          "a plan has no more workers than its group has ranks");
+          "a plan must have no more workers than its group has ranks");
   refused([](Plan& plan) { plan.n_workers = 2; },
-          "what a server sends is a result, to be stored in DATA");
+          "a chunk from a server is a result, and must be stored in DATA");
   refused([](Plan& plan) { plan.layout[0] = equal_layout(64, 1); },
           "a step names a chunk that the layout does not have");
   refused([](Plan& plan) { plan.layout[0].offset.pop_back(); },
           "a step names a chunk that the layout does not have");
   refused([](Plan& plan) { plan.by_pair = true; },
-          "lengths by pair of ranks need one flow at most between two");
+          "lengths by pair of ranks allow at most one flow each way");
 }
 
 TEST("every result of a sharded all-reduce comes through an implicit clear to send") {
@@ -172,7 +170,7 @@ TEST("every result of a sharded all-reduce comes through an implicit clear to se
   }
 }
 
-TEST("sends of one value share a version, sends of a later value of the chunk do not") {
+TEST("sends of one value share a version, and sends of the chunk's next value do not") {
   ProgramBuilder steps(3);
   steps.send(1, 0);
   steps.send(2, 0);
@@ -188,7 +186,7 @@ TEST("sends of one value share a version, sends of a later value of the chunk do
   CHECK(version(0) != version(4));
 }
 
-TEST("segments cover a chunk exactly, and an empty chunk has none") {
+TEST("segments cover a chunk exactly, and an empty chunk has no segments") {
   for (const uint64_t n_bytes : {0, 1, 63, 64, 65, 128, 1000}) {
     Plan plan;
     plan.layout[kData] = equal_layout(n_bytes, 1);
@@ -221,7 +219,7 @@ TEST("chunks are found by an offset from one pointer, or by pointers of their ow
   CHECK(call.chunk(kOutput, 2) == memory);
 }
 
-TEST("only segments whose pages are all the call's own are named by reference") {
+TEST("only segments whose pages all belong to the call are named by reference") {
   const size_t kPage = page_bytes();
   const auto memory = std::make_unique<std::byte[]>(8 * kPage);
   const auto odd = reinterpret_cast<uintptr_t>(memory.get()) % kPage;
@@ -247,9 +245,9 @@ TEST("only segments whose pages are all the call's own are named by reference") 
   CHECK_EQ(upto(kPage - 1, 0), 0u);
   CHECK_EQ(upto(kPage - 1, 1), 12u);
   CHECK_EQ(upto(3 * kPage, 5), 16u);
-  region.used = 4 * kPage + 100;  // nothing of anybody lies behind the buffer
+  region.used = 4 * kPage + 100;  // no other memory lies behind the buffer
   CHECK_EQ(upto(100, 4), 16u);
-  region.shared_upto = region.data + 2 * kPage;  // what lies behind was fenced
+  region.shared_upto = region.data + 2 * kPage;  // the pages behind were fenced
   CHECK_EQ(upto(0, 0), 8u);
   CHECK_EQ(upto(0, 7), 8u);
   CHECK_EQ(upto(0, 8), 8u);
@@ -264,7 +262,7 @@ TEST("the hash of a descriptor is the same in every build") {
   CHECK_EQ(hash_of("\xff"), 0x28fbdd7e7eb5ec33u);
 }
 
-TEST("descriptors that differ anywhere have other hashes") {
+TEST("descriptors that differ in any field have different hashes") {
   std::vector<uint64_t> hashes;
   for (int n = 0; n < 2000; ++n) {
     hashes.push_back(hash_of("all_reduce float32[" + std::to_string(n) + "] sum by ring"));

@@ -1,4 +1,4 @@
-// How a mesh comes to the background thread, and what is left when it cannot.
+// How a mesh joins the background thread, and the state after it could not.
 #include <dirent.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -23,7 +23,7 @@ int n_descriptors() {
   return n;
 }
 
-// With a peer of another host, which listens at `there`.
+// With a peer on another host, which listens at `there`.
 Error make_mesh(const Address& there, std::shared_ptr<Mesh>& out) {
   auto arena = std::make_shared<Arena>();
   if (Error error = Arena::create(1, *arena)) return error;
@@ -40,7 +40,7 @@ Error make_mesh_of_one(std::shared_ptr<Mesh>& out) {
   return Mesh::create(0, {"rank 0"}, 7, {}, std::move(arena), {}, {}, out);
 }
 
-// Where nobody listens.
+// An address without a listener.
 Address nowhere() {
   const int listener = listen_on_loopback();
   const Address there = address_of(listener);
@@ -50,8 +50,8 @@ Address nowhere() {
 
 }  // namespace
 
-TEST("a mesh for which no descriptors are left is refused with the reason, and leaves none") {
-  // UBSan takes a pipe to look at an object of a type that it has not met: it meets all here.
+TEST("a mesh for which no descriptors are left is refused with a reason and holds none") {
+  // UBSan uses a pipe to inspect an object of a new type: it meets all types here.
   std::shared_ptr<Mesh> first;
   CHECK_EQ(make_mesh_of_one(first).text, "");
   first->close();
@@ -75,7 +75,7 @@ TEST("a mesh for which no descriptors are left is refused with the reason, and l
   CHECK(n_refused > 0);
 }
 
-TEST("a progress thread serves a mesh that never waits: it finds out that a peer is gone") {
+TEST("a progress thread serves a mesh without callers, and detects a lost peer") {
   std::shared_ptr<Mesh> mesh;
   CHECK_EQ(make_mesh(nowhere(), mesh).text, "");
   Group& group = mesh->add_group(1, {0, 1});
@@ -91,14 +91,12 @@ TEST("a progress thread serves a mesh that never waits: it finds out that a peer
   while (!mesh->abort_of(group)) sched_yield();
   CHECK(mesh->abort_of(group).fault == Fault::kPeerLost);
   CHECK(mesh->abort_of(group).text.find(
-            "could not be connected to: nobody listens at 127.0.0.1:") == 0);
+            "could not be connected to: no process listens at 127.0.0.1:") == 0);
   mesh->close();
 }
 
-// The progress thread of another channel may be about to wake one that is on its way out.
-TEST(
-    "a progress thread that is kicked while it starts and ends writes to no descriptor but its "
-    "own") {
+// Another channel's progress thread may be about to wake one that is stopping.
+TEST("a progress thread kicked at its start and end writes to no descriptor but its own") {
   std::atomic<bool> is_over{false};
   std::thread kicker([&] {
     while (!is_over) ProgressThread::of(0).kick();
@@ -107,7 +105,7 @@ TEST(
     std::shared_ptr<Mesh> mesh;
     CHECK_EQ(make_mesh_of_one(mesh).text, "");
     mesh->close();
-    // Takes the number that the progress thread's own had a moment ago.
+    // Takes the descriptor number that the progress thread had a moment ago.
     const int counter = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     sched_yield();
     uint64_t n = 0;

@@ -1,4 +1,4 @@
-// A link that begins without a path: what it asks for, when, and what it waits for.
+// A link that begins without a path: its requests, their times, and its deadlines.
 #include <set>
 
 #include "test/links.h"
@@ -6,7 +6,7 @@
 namespace shoal::test {
 namespace {
 
-// Keeps what a link asked for.
+// Records a link's requests.
 struct Asked final : PathSource {
   int64_t resume_ns() const override { return how_long_ns; }
   void attached(int, PathLink&) override {}
@@ -48,7 +48,7 @@ struct Unlinked {
   Recorder sink;
 };
 
-TEST("a link that nobody uses asks for no path, keeps no heartbeat, and waits for ever") {
+TEST("an unused link requests no path, sends no heartbeat, and waits for ever") {
   Unlinked one;
   one.say(FrameType::kHeartbeat);
   one.look(kSecond, 3600 * kSecond);
@@ -60,7 +60,7 @@ TEST("a link that nobody uses asks for no path, keeps no heartbeat, and waits fo
   CHECK_EQ(one.states(), "uu");
 }
 
-TEST("the first frame asks for all paths, and leaves by the first that comes") {
+TEST("the first frame requests all paths and leaves by the first that arrives") {
   Unlinked one;
   one.say(FrameType::kGrant);
   CHECK_EQ(one.asked.paths.size(), 2u);
@@ -78,7 +78,7 @@ TEST("the first frame asks for all paths, and leaves by the first that comes") {
   CHECK_EQ(peers_sink.came.size(), 1u);
 }
 
-TEST("a link that the peer begins is there, and asks for the paths that are lacking") {
+TEST("a link begun by the peer is up, and requests the missing paths") {
   Unlinked one;
   const auto fds = unix_sockets();
   CHECK(one.link.add_path(0, std::make_unique<SocketPipe>(fds[0]), {}));
@@ -91,7 +91,7 @@ TEST("a link that the peer begins is there, and asks for the paths that are lack
   CHECK_EQ(one.states(), "ld");
 }
 
-TEST("a peer that is first used long after the start is listened to from then on") {
+TEST("a peer first used long after the start is listened to from then on") {
   Unlinked one;
   one.look(kSecond, 60 * kSecond);
   one.say(FrameType::kGrant);
@@ -101,7 +101,7 @@ TEST("a peer that is first used long after the start is listened to from then on
   close(fds[1]);
 }
 
-TEST("a goodbye connects to nobody, holds no end up, and is there for a peer that comes") {
+TEST("a goodbye makes no connection, delays no end, and is sent if the peer connects") {
   Unlinked one;
   one.say(FrameType::kGoodbye);
   CHECK(one.asked.paths.empty());
@@ -116,7 +116,7 @@ TEST("a goodbye connects to nobody, holds no end up, and is there for a peer tha
   CHECK(peers_sink.came[0].header.type == FrameType::kGoodbye);
 }
 
-TEST("a peer that never answers is lost after the time to resume, or 10 s where that is none") {
+TEST("a peer that never answers is lost after the time to resume, or after 10 s without one") {
   for (const int64_t resume_ns : {30 * kSecond, int64_t{0}}) {
     Unlinked one;
     one.asked.how_long_ns = resume_ns;
@@ -134,25 +134,25 @@ TEST("a peer that never answers is lost after the time to resume, or 10 s where 
   }
 }
 
-TEST("a peer that is gone before it was ever connected is lost at once, and told apart") {
+TEST("a peer that is gone before any connection is lost at once, with its own error") {
   Unlinked one;
   one.say(FrameType::kGrant);
-  one.link.give_up("nobody listens at 10.0.0.3:4711 any more");
+  one.link.give_up("no process listens at 10.0.0.3:4711 any more");
   one.link.pump(one.sink);
   CHECK(one.sink.is_over);
   CHECK_EQ(one.sink.why.text,
-           "could not be connected to: nobody listens at 10.0.0.3:4711 any more");
+           "could not be connected to: no process listens at 10.0.0.3:4711 any more");
   CHECK(one.sink.why.is_unmet);
   CHECK_EQ(one.states(), "ee");
 }
 
-TEST("who waits for a path is asked for it, and it is dialled") {
+TEST("a waiter for a path is asked for it, and the path is dialled") {
   Unlinked one;
   one.link.doubt(one.sink, 1);
   CHECK_EQ(one.asked.paths.size(), 2u);
 }
 
-TEST("data is owed until it is acknowledged, also over another path, and nothing else is") {
+TEST("only unacknowledged data is owed, even over another path") {
   Unlinked one;
   one.say(FrameType::kGrant);
   CHECK(!one.link.owes_data());
@@ -167,7 +167,7 @@ TEST("data is owed until it is acknowledged, also over another path, and nothing
   one.link.pump(one.sink);
   CHECK(one.link.is_suspended() && one.link.owes_data());
   CHECK(one.link.add_path(0, std::make_unique<SocketPipe>(fds[0]), {}));
-  one.say(FrameType::kGoodbye);  // asks for it: nothing else would, of a payload that was copied
+  one.say(FrameType::kGoodbye);  // requests the path: nothing else would, for a copied payload
   const auto peer = link_over(0, {fds[1]}, keys_of(1, 0));
   Recorder peers_sink;
   peer->pump(peers_sink);

@@ -136,7 +136,7 @@ void Acceptor::accept_some(size_t at, int64_t now) {
     else if (errno == EAGAIN || errno == EWOULDBLOCK ||
              (is_for_request(errno) && !turn_away(listener.fd, now)))
       return;
-    // Else that caller's own failure: accept(2).
+    // A failure of that caller alone: accept(2).
   }
 }
 
@@ -218,12 +218,12 @@ void Acceptor::read(Pending& pending) {
         return drop(pending);
     }
     settle(pending);
-  } catch (const std::exception&) {  // no memory for this one
+  } catch (const std::exception&) {  // no memory for this caller
     drop(pending);
   }
 }
 
-// True if the connection begins as another protocol does. Takes nothing from the socket.
+// True if the connection begins like another protocol. Takes nothing from the socket.
 bool Acceptor::is_strange(const Pending& pending) const {
   if (options_.beginnings.empty() || pending.handshake->hello()) return false;
   Beginning first{};

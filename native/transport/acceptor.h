@@ -71,7 +71,7 @@ class Acceptor {
 
  private:
   struct Pending {
-    int fd = -1;  // -1: nobody
+    int fd = -1;  // -1: a free place
     int64_t since_ns = 0;
     std::shared_ptr<ServerHandshake> handshake;
   };

@@ -13,11 +13,11 @@ struct Address {
   sockaddr_storage at{};
   socklen_t length = 0;  // 0: none
 
-  // Of numbers, as "10.0.0.2", "fd00::2" or "fe80::2%eth0"; none if it is no such.
+  // From numbers, as "10.0.0.2", "fd00::2" or "fe80::2%eth0"; empty if it is none of these.
   static Address of(const std::string& host, uint16_t port);
-  // A name in the abstract namespace of Unix sockets; none if it is too long.
+  // A name in the abstract namespace of Unix sockets; empty if it is too long.
   static Address abstract(std::string_view name);
-  // Of this end of a connection, with port 0; none if that cannot be told.
+  // The address of this end of a connection, with port 0; empty if the kernel does not give it.
   static Address local_of(int fd);
   static int family_of(int fd);
   bool is_local() const { return at.ss_family == AF_UNIX; }

@@ -84,7 +84,7 @@ Error Arena::enter(int memory_fd, int n_local, int local, Arena& out) {
   const size_t n_bytes = static_cast<size_t>(n_local) * out.n_bytes();
   struct stat stat{};
   if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)
-    return {Fault::kPeerLost, -1, "was handed shared memory of the wrong size"};
+    return {Fault::kPeerLost, -1, "received shared memory of the wrong size"};
   if (Error error = out.reserve()) return error;
   if (Error error = Mapping::map(memory_fd, n_bytes, out.mapping_)) return error;
   out.base_ = out.mapping_.data() + out.offset();
@@ -109,7 +109,7 @@ void Arena::begin() {
 }
 
 Error Arena::mate(int local, ArenaView& out) const {
-  if (local < 0 || local >= n_local_) return {Fault::kInternal, -1, "there is no such arena"};
+  if (local < 0 || local >= n_local_) return {Fault::kInternal, -1, "no such arena"};
   out = ArenaView(mapping_.data() + static_cast<size_t>(local) * n_bytes(), n_local_);
   if (out.header().magic == ArenaHeader::kMagic) return {};
   return {Fault::kPeerLost, -1, "has not entered the memory that the ranks of its host share"};
@@ -143,7 +143,7 @@ void Arena::take_notes(bool is_progress_thread) {
   if (is_rung && !is_progress_thread) doorbell_socket_.ring(doorbell_socket_.address());
 }
 
-// Check everything a host-mate writes.
+// Check everything that a host-mate writes.
 void Arena::take(const Note& note, int fd) {
   const uint32_t from = note.header.flow;
   const Place& place = note.place;

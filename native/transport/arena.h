@@ -46,18 +46,18 @@ struct ArenaHeader {
   std::atomic<uint32_t> life{0};  // death_mark.h; the first word of a page
   uint32_t n_local = 0;
   uint64_t magic = 0;
-  std::atomic<int64_t> heartbeat_ns{0};  // what others look at ten times a second, in one line
+  std::atomic<int64_t> heartbeat_ns{0};  // polled by others ten times a second, in one line
   DoorbellAddress doorbell_address;
-  alignas(64) std::atomic<uint32_t> doorbell{0};  // counts the frames that came; the futex word
+  alignas(64) std::atomic<uint32_t> doorbell{0};  // counts arrived frames; the futex word
   std::atomic<uint32_t> watch{0};
   std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count
-  std::atomic<uint32_t> alarm{0};    // a frame came that cannot wait for the next call
+  std::atomic<uint32_t> alarm{0};    // a frame arrived that cannot wait for the next call
 };
 static_assert(offsetof(ArenaHeader, doorbell) == 64);
 
 struct RingHeader {
   alignas(64) std::atomic<uint64_t> head{0};  // bytes ever written, by the producer
-  std::atomic<uint32_t> is_over{0};           // nothing more is written: it has closed its link
+  std::atomic<uint32_t> is_over{0};  // no more is written: the producer has closed its link
   alignas(64) std::atomic<uint64_t> tail{0};  // bytes ever read, by the consumer
   // The producer found the ring full: the reader must ring the producer's doorbell.
   std::atomic<uint32_t> is_full{0};
@@ -163,7 +163,7 @@ class Arena : public ArenaView {
   // Read the doorbell's socket. `is_progress_thread`: the caller is the thread that rings are meant
   // for; otherwise that thread is woken if too much is left to read.
   void take_notes(bool is_progress_thread);
-  // A shared region of a host-mate; null until its descriptor has come.
+  // A shared region of a host-mate; null until its descriptor has arrived.
   const Mapping* region(int local, uint32_t id) const;
   void forget_regions(int local) { regions_[static_cast<size_t>(local)].clear(); }
 

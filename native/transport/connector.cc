@@ -130,7 +130,7 @@ void Connector::on_event(uint64_t tag, int64_t now) {
   if (found == dials_.end()) return;
   try {
     if (go_on(*found, now)) dials_.erase(found);
-  } catch (const std::exception&) {  // no memory for this one now
+  } catch (const std::exception&) {  // no memory for this dial now
     fail(*found, ENOMEM, now);
   }
 }
@@ -181,7 +181,7 @@ bool Connector::go_on(Dial& dial, int64_t now) {
   const Progress progress = dial.handshake->progress();
   if (progress == Progress::kStale)
     outcome_.gone(dial.wish.hello, "the process at " + dial.wish.to.text() +
-                                       " is another one by now, or has given this rank up");
+                                       " has been replaced, or has given this rank up");
   if (progress == Progress::kDone && !dial.wish.is_kept) {
     epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, dial.fd, nullptr);
     outcome_.proven({dial.wish.hello, dial.fd, dial.handshake->session(), dial.wish.number});
@@ -201,7 +201,7 @@ void Connector::fail(Dial& dial, int error, int64_t now) {
   if (outcome_.failed)
     outcome_.failed({dial.wish.number, error, Progress::kWaiting, was_connected});
   if (error == ECONNREFUSED)
-    outcome_.gone(dial.wish.hello, "nobody listens at " + dial.wish.to.text() + " any more");
+    outcome_.gone(dial.wish.hello, "no process listens at " + dial.wish.to.text() + " any more");
 }
 
 void Connector::retry(Dial& dial, int64_t now) {

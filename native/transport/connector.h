@@ -23,9 +23,9 @@ class Connector {
   struct Wish {
     Hello hello;
     Address to, from;      // `from`: the local address, while this host has it; none: any
-    bool is_kept = false;  // goes on dialling after the peer has proved itself
+    bool is_kept = false;  // keeps dialling after the peer has proved itself
     int64_t pause_ns = 0;  // before the first dial
-    uint64_t number = 0;   // tells wishes with one HELLO apart
+    uint64_t number = 0;   // distinguishes wishes with the same HELLO
   };
   // Why one dial failed: an errno, or how the handshake ended.
   struct Failure {

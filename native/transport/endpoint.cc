@@ -18,7 +18,7 @@ constexpr uint64_t kAcceptorTags = 0;
 constexpr uint64_t kConnectorTags = uint64_t{1} << 32;
 constexpr uint64_t kPeerTags = uint64_t{1} << 48;
 constexpr int kEvents = 64;  // at a time
-// All ranks of a large job come at once; what else is ready has its turn between two bursts.
+// All ranks of a large job connect at once; other events have their turn between two bursts.
 constexpr int kBurst = 64;
 
 std::mutex& forking() {
@@ -85,7 +85,7 @@ void Endpoint::close() {
   forsake();
 }
 
-// Without a word: in a child the parent still speaks on these sockets.
+// Without a goodbye: the parent still uses these sockets.
 void Endpoint::forsake() {
   if (epoll_fd_ >= 0) ::close(std::exchange(epoll_fd_, -1));
   acceptor_.close();
@@ -135,12 +135,12 @@ int64_t Endpoint::deadline() const {
 void Endpoint::step(int64_t now) {
   if (epoll_fd_ < 0) return;
   due_ns_ = 0;  // if a callback throws
-  tell_owner();
+  notify_owner();
   epoll_event events[kEvents];
   const int n = epoll_wait(epoll_fd_, events, kEvents, 0);
   for (int at = 0; at < n; ++at) {
     handle(events[at].data.u64, (events[at].events & (EPOLLHUP | EPOLLERR)) != 0, now);
-    tell_owner();
+    notify_owner();
   }
   std::erase_if(peers_, [](const auto& entry) { return entry.second->fd() < 0; });
   std::vector<uint64_t> due;
@@ -149,7 +149,7 @@ void Endpoint::step(int64_t now) {
   for (const uint64_t tag : due) step_peer(tag, false, now);
   if (epoll_fd_ < 0) return;
   due_ns_ = std::min(acceptor_.expire(now), connector_.step(now));
-  tell_owner();  // afterwards: it may connect
+  notify_owner();  // last, because the owner may call connect()
 }
 
 void Endpoint::handle(uint64_t tag, bool has_ended, int64_t now) {
@@ -178,8 +178,8 @@ void Endpoint::step_peer(uint64_t tag, bool has_ended, int64_t now) {
   }
 }
 
-// Not from within the acceptor and the connector: the owner may change both.
-void Endpoint::tell_owner() {
+// Not from within the acceptor and the connector, because the owner may change both.
+void Endpoint::notify_owner() {
   while (!happened_.empty()) {
     Happened one = std::move(happened_.front());
     happened_.pop_front();

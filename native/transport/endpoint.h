@@ -1,5 +1,5 @@
 // The control plane's end in one process: it listens, connects, and exchanges small messages with
-// peers that have proved a key. One descriptor, stepped by its owner; nothing here blocks.
+// peers that have proved a key. Its owner steps it, by one descriptor; nothing here blocks.
 #pragma once
 
 #include <deque>
@@ -21,13 +21,13 @@ class Endpoint {
   using PeerPtr = std::shared_ptr<Peer>;
   static constexpr int64_t kNever = Acceptor::kNever;
 
-  // Called by step() alone, and may call the endpoint and its peers, also to close them. What they
-  // throw, step() throws, and goes on with what is left the next time; of judge() nothing may be
-  // thrown.
+  // Called by step() alone; may call the endpoint and its peers, also to close them. step()
+  // rethrows their exceptions, and continues with the rest the next time; judge() must not
+  // throw.
   class Owner {
    public:
     virtual ~Owner() = default;
-    // The key that a caller must prove, or why not: see ServerHandshake::Admit.
+    // The key that a caller must prove, or the reason for a refusal: see ServerHandshake::Admit.
     virtual std::variant<Secret, Progress> judge(const Hello& hello) = 0;
     virtual void welcome(const PeerPtr& peer, const Hello& hello) = 0;  // a caller has proved it
     virtual void key_differs(const Hello& hello) = 0;
@@ -51,7 +51,7 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
 
   int fd() const { return epoll_fd_; }  // readable when step() has something to do
-  // Does what is due, without waiting. Call it when fd() is readable, and at deadline().
+  // Does all work that is due, without waiting. Call it when fd() is readable, and at deadline().
   void step(int64_t now);
   int64_t deadline() const;
 
@@ -68,7 +68,7 @@ class Endpoint {
 
  private:
   void handle(uint64_t tag, bool has_ended, int64_t now);
-  void tell_owner();
+  void notify_owner();
   void step_peer(uint64_t tag, bool has_ended, int64_t now);
   PeerPtr add_peer(Authenticated who, bool is_caller);
   void close_happened();
@@ -83,7 +83,7 @@ class Endpoint {
     uint64_t n_so_far = 0;
     std::string caller;
   };
-  // What the acceptor and the connector have found, until the owner knows.
+  // The findings of the acceptor and the connector, until the owner is notified.
   using Happened = std::variant<Proven, Hello, int, TurnedAway, Connector::Failure>;
 
   Owner& owner_;

@@ -63,7 +63,7 @@ struct Header {
   uint16_t flags = 0;
   uint32_t payload_crc = 0;
   // Over paths only: the frame's number on the link, from 1 (0: not kept for sending again), and
-  // the number up to which all frames of the peer have come. The lower halves of 64-bit counters.
+  // the number up to which all frames of the peer have arrived. The low halves of 64-bit counters.
   uint32_t sequence = 0;
   uint32_t acknowledged = 0;
   uint64_t group = 0;
@@ -75,7 +75,7 @@ struct Header {
   uint32_t count = 0;
   uint32_t length = 0;  // payload bytes behind this header
 
-  // The path of its link by which a frame came; set by the link that received it.
+  // The path of its link by which a frame arrived; set by the link that received it.
   static constexpr uint32_t kMaxPaths = 8;
   static constexpr uint16_t kPathFlags = 0xe000;
   uint32_t path() const { return flags >> 13; }
@@ -112,7 +112,7 @@ struct CallId {
 };
 inline CallId call_of(const Header& header) { return {header.group, header.key}; }
 
-// A frame on its way out. The payload is borrowed until the link says it was sent; small ones
+// A frame on its way out. The payload is borrowed until the link reports it sent; small ones
 // travel in `small` and are never borrowed.
 struct Frame {
   Header header;

@@ -30,14 +30,14 @@ struct FrameRule {
   uint16_t flags;  // those that it may bear
   Carries carries;
   const char* when;     // who sends it, when
-  const char* says;     // what it means
+  const char* says;     // its meaning
   const char* follows;  // what the sender may expect
 };
 
 // In the order of their types, from 1 on.
 std::span<const FrameRule> frame_rules();
 
-// What is wrong with a frame that came over such a link, without regard to calls; empty if nothing.
+// The fault of a frame that came over such a link, without regard to calls; empty if none.
 std::string broken_rule(const Header& header, size_t n_bytes, uint8_t over);
 
 }  // namespace shoal

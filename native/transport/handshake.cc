@@ -104,7 +104,7 @@ void Handshake::feed(Bytes data, std::vector<std::byte>& reply) {
 Digest Handshake::mac(std::string_view who) const {
   Message message;
   put(message, who);
-  put(message, said_);
+  put(message, transcript_);
   return hmac_sha256(key_.bytes(), message);
 }
 
@@ -117,7 +117,7 @@ ClientHandshake::ClientHandshake(const Hello& hello, Secret key, const Nonce& no
   put_number(hello_, hello.to_rank);
   put_number(hello_, hello.path);
   put(hello_, nonce);
-  said_ = hello_;
+  transcript_ = hello_;
   put(hello_, tag_of(mac("hello")));
 }
 
@@ -133,8 +133,8 @@ void ClientHandshake::take_challenge(uint16_t kind, Bytes message, std::vector<s
       is_same(message.subspan(kPrefixBytes), tag_of(digest_of_refusal(hello_))))
     return end(Progress::kKeyDiffers);
   if (kind != kChallenge) return end(Progress::kRefused);
-  said_ = hello_;
-  put(said_, message);
+  transcript_ = hello_;
+  put(transcript_, message);
   is_challenged_ = true;
   expect(kLongBytes);
   put(reply, message_of(kProof, mac("client")));
@@ -173,14 +173,14 @@ void ServerHandshake::take_hello(uint16_t kind, Bytes message, std::vector<std::
 
 void ServerHandshake::take_admitted(Bytes hello, std::vector<std::byte>& reply) {
   const Bytes tag = hello.last(kTagBytes);
-  put(said_, hello.first(hello.size() - kTagBytes));
+  put(transcript_, hello.first(hello.size() - kTagBytes));
   if (!is_same(tag, tag_of(mac("hello")))) {
     put(reply, message_of(kKeyDiffersNote, tag_of(digest_of_refusal(hello))));
     return end(Progress::kKeyDiffers);
   }
   const Message challenge = message_of(kChallenge, nonce_);
-  put(said_, tag);
-  put(said_, challenge);
+  put(transcript_, tag);
+  put(transcript_, challenge);
   put(reply, challenge);
   expect(kLongBytes);
 }

@@ -87,7 +87,7 @@ class Handshake {
   Digest mac(std::string_view who) const;
 
   Secret key_;
-  std::vector<std::byte> said_;  // HELLO and CHALLENGE, as far as they were sent
+  std::vector<std::byte> transcript_;  // HELLO and CHALLENGE, as far as they were sent
 
  private:
   std::vector<std::byte> inbox_;

@@ -4,7 +4,7 @@
 // reflected, or was recorded on another connection, is refused. The MAC covers the header (with the
 // checksum of the payload) and counters that both ends keep: the frame's place on the connection,
 // and the full numbers of which the header has the lower halves. So without the key no frame can be
-// made up, repeated, left out or moved, even when numbers wrap. Source:
+// forged, repeated, left out or moved, even when numbers wrap. Source:
 // docs/decisions/0015-libcrypto.md.
 //
 // Threads: one at a time.

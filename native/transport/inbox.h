@@ -1,4 +1,4 @@
-// Which frames of a link over paths have come, so as to drop repeats and acknowledge.
+// Records which frames of a link over paths have arrived, to drop repeats and acknowledge.
 #pragma once
 
 #include <array>
@@ -22,16 +22,16 @@ class Inbox {
     return seen_[sequence % kSeen] ? Verdict::kAgain : Verdict::kNew;
   }
 
-  // A new frame has come whole.
+  // A new frame has arrived whole.
   void take(uint32_t sequence) {
     seen_[sequence % kSeen] = true;
     while (seen_[(floor_ + 1) % kSeen]) seen_[++floor_ % kSeen] = false;
   }
 
-  uint64_t floor() const { return floor_; }  // all frames up to this one have come
+  uint64_t floor() const { return floor_; }  // all frames up to this one have arrived
 
  private:
-  static constexpr uint32_t kSeen = 2 * Outbox::kWindow;  // last words go beyond the window
+  static constexpr uint32_t kSeen = 2 * Outbox::kWindow;  // closing frames go beyond the window
 
   uint64_t floor_;  // whose lower half the wire carries
   std::array<bool, kSeen> seen_{};

@@ -71,8 +71,8 @@ class FrameSink {
 
 // Threads: under the channel's lock.
 // Buffers: a frame's payload is borrowed from send() until send() returns true, sent(token) runs,
-// or the link is closed or broken. Over paths that is when the peer has acknowledged it. What a put
-// reads and a get writes to is borrowed until that has come to its end. release() ends all of it.
+// or the link is closed or broken. Over paths that is when the peer has acknowledged it. The memory
+// of a put or get is borrowed until that has completed. release() ends all of it.
 class Link {
  public:
   virtual ~Link() = default;
@@ -84,7 +84,7 @@ class Link {
   // Pass queued frames to the medium, and wake the peer if it sleeps. True if anything moved.
   virtual bool flush(FrameSink& sink) = 0;
 
-  // flush(), and deliver the frames that have come. True if anything moved.
+  // flush(), and deliver the frames that have arrived. True if anything moved.
   virtual bool pump(FrameSink& sink) = 0;
 
   // True if frames wait for room in the kernel or the ring.
@@ -110,15 +110,15 @@ class Link {
   virtual LinkState state() const { return {}; }
 
   // Release the memory of a call: drop the payloads that it has lent (or copy that of a half-sent
-  // frame), divert frames of it that come, and give up its puts and gets, for which moved() is not
-  // called. Other calls are not affected, even if they use the same memory. True: from here on this
+  // frame), divert its arriving frames, and give up its puts and gets, for which moved() is not
+  // called. Other calls are not affected, even if they use the same memory. True: from now on this
   // link neither reads nor writes that call's memory. False: that holds once released(token) has
   // run, or the link is broken or closed.
   virtual bool release(uint64_t token, const CallId& call) = 0;
 
-  // Called after the last frame and before close(): send the end of the stream, drop every frame
-  // that comes, and touch no memory of others. True while the peer may not have read everything:
-  // closing the link then could discard it.
+  // Called after the last frame and before close(): send the end of the stream, drop every arriving
+  // frame, and touch no memory of others. True while the peer may not have read everything: closing
+  // the link then could discard it.
   virtual bool lingers() { return false; }
 
   // Drop everything queued. Idempotent; no callback runs afterwards.

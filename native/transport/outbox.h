@@ -41,7 +41,7 @@ class Outbox {
   struct Sizes {
     size_t copied = 1u << 10;  // payloads up to this size are copied, larger ones borrowed
     size_t small = 64u << 10;  // data up to this size overtakes larger data
-    uint64_t n_before = 0;     // frames that count as sent and come; tests begin where numbers wrap
+    uint64_t n_before = 0;     // frames that count as sent and received; for tests of wrapping
   };
   explicit Outbox(const Sizes& sizes)
       : sizes_(sizes), last_(sizes.n_before), acknowledged_(sizes.n_before) {}

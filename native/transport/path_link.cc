@@ -99,15 +99,15 @@ Outgoing PathLink::acknowledgement(size_t path) {
 
 // ---- in
 
-// A callback of the sink may end this link, or run out of memory; then the header is begun again.
+// A callback of the sink may end this link, or run out of memory; then the header is read again.
 bool PathLink::take_acknowledged(FrameSink& sink, uint64_t upto) {
   if (!outbox_.acknowledge(upto, freed_)) {
     refuse(sink, "acknowledged frames that it was not sent");
     return false;
   }
-  for (; n_told_ < freed_.size() && !is_closed_; ++n_told_) sink.sent(peer_, freed_[n_told_]);
+  for (; n_sent_ < freed_.size() && !is_closed_; ++n_sent_) sink.sent(peer_, freed_[n_sent_]);
   freed_.clear();
-  n_told_ = 0;
+  n_sent_ = 0;
   return !is_closed_;
 }
 
@@ -120,8 +120,8 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
   if (!seals.in.fits(header, {seals.n_in, sequence_of(header, inbox_.floor()), acknowledged})) {
     refuse(sink, "sent a corrupt header as frame " + std::to_string(seals.n_in) + " of path " +
                      std::to_string(path) +
-                     ": its seal does not fit, so it was damaged, repeated, moved or made up on "
-                     "its way, or is of another version, epoch or key");
+                     ": its seal does not fit, so it was damaged, repeated, moved or forged in "
+                     "transit, or is of another version, epoch or key");
     return false;
   }
   if (header.length > Header::kMaxPayload) {
@@ -148,12 +148,12 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
     in.receive_buffer = sink.receive_buffer(peer_, header);
   }
   if (in.receive_buffer.size() != header.length) {
-    refuse(sink, "sent a frame of " + n_bytes + " that nobody expects");
+    refuse(sink, "sent a frame of " + n_bytes + " that was not expected");
     return false;
   }
   in.n_landed = 0;
   in.in_payload = true;
-  seals.n_in++;  // last, because a header that ran out of memory is begun again
+  seals.n_in++;  // last, because after a failed allocation the header is read again
   return true;
 }
 
@@ -180,7 +180,7 @@ bool PathLink::end(FrameSink& sink, size_t path) {
   return deliver(sink, header, payload) && deliver_endings(sink);
 }
 
-// The frame of this path has come. Another path may be bringing the same frame again or, from a
+// A complete frame of this path. Another path may be bringing the same frame again or, from a
 // malicious peer, the same segment: it must not write to memory that will soon have another owner.
 void PathLink::take(size_t path) {
   const Header& header = incoming_[path].header;
@@ -243,7 +243,7 @@ void PathLink::resume_by(PathSource& source) {
   source.attached(peer_, *this);
 }
 
-// Marked only once all paths are asked for: a request that ran out of memory is made again.
+// Marked only after all paths are requested: a request that ran out of memory is made again.
 void PathLink::dial() {
   if (is_dialled_ || !can_resume()) return;
   for (size_t path = 0; path < is_lost_.size(); ++path)
@@ -291,7 +291,7 @@ void PathLink::take_path(size_t path) {
   histories_[path].n_made++;
   histories_[path].made_ns = now_;
   eviction_.clear();
-  ack_due_ |= was_linked_;  // so that the peer need not send again what has come
+  ack_due_ |= was_linked_;  // so that the peer need not send again what has arrived
   was_linked_ = true;
 }
 

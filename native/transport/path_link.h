@@ -1,13 +1,13 @@
 // A link over one or more paths: the part that is independent of the kind of path.
 //
-// Frames are numbered and acknowledged. A payload is free when the peer has acknowledged it. If a
-// path is lost while another lives, its frames are sent again. Control frames keep their order;
+// Frames are numbered and acknowledged. A payload is released when the peer has acknowledged it. If
+// a path is lost while another lives, its frames are sent again. Control frames keep their order;
 // data is delivered in any order, each frame once. Frames that end something (abort, lost, goodbye)
 // are delivered after everything that was sent before them.
 //
 // A link starts without a path: unlinked. The first frame, or dial(), asks its PathSource for
-// paths, which come by add_path(). A link that loses its last path does not break but is suspended:
-// frames wait, no payload is given back, and add_path() resumes it.
+// paths, which arrive by add_path(). A link that loses its last path does not break but is
+// suspended: frames wait, no payload is released, and add_path() resumes it.
 #pragma once
 
 #include <map>
@@ -51,8 +51,8 @@ class PathLink : public Link {
  public:
   // How long the first path may take if resume_ns() is 0.
   static constexpr int64_t kFirstPathNs = 10'000'000'000;
-  // A path that owes a confirmation for this long is lost, well before its silence would make a
-  // peer dead that is only cut off.
+  // A path that owes a confirmation for this long is lost. This is well before silence would
+  // condemn a peer that is only cut off.
   static constexpr int64_t kSilentNs = 2 * kSecond;
 
   bool send(const Frame& frame) override;
@@ -81,14 +81,14 @@ class PathLink : public Link {
   void give_up(const std::string& why);
 
  protected:
-  // A frame that a path brings.
+  // A frame that a path is receiving.
   struct Incoming {
     Header header;
     std::span<std::byte> receive_buffer;
     size_t n_landed = 0;
     bool in_payload = false;
-    bool is_again = false;            // it has come before and is dropped
-    std::vector<std::byte> diverted;  // where it lands instead of the sink's buffer
+    bool is_again = false;            // it has arrived before and is dropped
+    std::vector<std::byte> diverted;  // receives it instead of the sink's buffer
   };
 
   PathLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes);
@@ -105,8 +105,8 @@ class PathLink : public Link {
   bool is_ack_due() const { return ack_due_; }
   void seal(Outgoing& out);
 
-  // Receiving. begin(): a path's header has come; find a buffer for its payload. end(): the payload
-  // has come. False if nothing more may be read, because the link is broken or closed.
+  // Receiving. begin(): a path's header has arrived; find a buffer for its payload. end(): the
+  // payload has arrived. False if nothing more may be read, because the link is broken or closed.
   bool begin(FrameSink& sink, size_t path);
   bool end(FrameSink& sink, size_t path);
 
@@ -155,9 +155,9 @@ class PathLink : public Link {
 
   struct Seals {
     HeaderSeal out, in;
-    uint64_t n_out = 0, n_in = 0;  // frames that went, and that came
+    uint64_t n_out = 0, n_in = 0;  // frames sent and received
   };
-  std::vector<std::optional<Seals>> seals_;  // by path; of those that were made
+  std::vector<std::optional<Seals>> seals_;  // by path; set for paths that were made
   Inbox inbox_;
   std::vector<bool> is_lost_;
   struct History {
@@ -167,25 +167,25 @@ class PathLink : public Link {
     uint32_t n_made = 0;
   };
   std::vector<History> histories_;
-  size_t control_path_ = 0;  // while no path lives, of no meaning
+  size_t control_path_ = 0;  // meaningless while no path lives
   PathSource* source_ = nullptr;
   PathLoads own_loads_;          // used if there is no PathSource
   bool is_dialled_ = false;      // its paths were asked for
   bool was_linked_ = false;      // it has, or had, some path
   int64_t now_ = 0;              // at the last look()
-  int64_t suspended_ns_ = 0;     // for how long, as far as this process ran
+  int64_t suspended_ns_ = 0;     // for how long, while this process ran
   int64_t listens_since_ = 0;    // when it resumed last
-  bool has_left_ = false;        // the peer said goodbye
-  std::string eviction_;         // why; empty: it was not
-  std::vector<uint64_t> freed_;  // tokens, of which the sink was told the first `n_told_`
-  size_t n_told_ = 0;
+  bool has_left_ = false;        // the peer sent a goodbye
+  std::string eviction_;         // the reason; empty: not evicted
+  std::vector<uint64_t> freed_;  // tokens; the sink was notified of the first `n_sent_`
+  size_t n_sent_ = 0;
   bool ack_due_ = false;
-  uint32_t n_unacknowledged_ = 0;  // frames that came since the peer was last told
+  uint32_t n_unacknowledged_ = 0;  // received since the last acknowledgement
   struct Ending {
     Header header;
     std::vector<std::byte> payload;
   };
-  std::map<uint32_t, Ending> endings_;  // by how far they are above the floor's start; few
+  std::map<uint32_t, Ending> endings_;  // by distance above the floor's start; few
 };
 
 }  // namespace shoal

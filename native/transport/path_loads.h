@@ -41,18 +41,18 @@ class PathLoads {
 
   // Ask all pipes what was confirmed, unless they were asked less than kLookNs ago.
   void look(int64_t now);
-  // When `n_bytes` more will have left by a path; comparable for the same `now`. A path of unknown
-  // rate counts as fast as the fastest.
+  // The time at which `n_bytes` more will have left by a path; comparable for the same `now`. A
+  // path of unknown rate counts as fast as the fastest.
   double due(size_t path, size_t n_bytes, int64_t now) const;
 
  private:
   friend class PathShare;
   struct Load {
     size_t n_bytes = 0;
-    bool is_flowing = false;  // enough was left when some was confirmed the last time
-    int64_t since_ns = 0;     // then
+    bool is_flowing = false;  // enough was outstanding at the last confirmation
+    int64_t since_ns = 0;     // the time of that
     int64_t busy_ns = 0;      // while it was flowing, since it was measured
-    size_t n_confirmed = 0;   // meanwhile
+    size_t n_confirmed = 0;   // in that time
     double rate = 0;          // bytes per ns; 0: unknown
     int64_t measured_ns = 0;
   };
@@ -91,8 +91,8 @@ class PathShare {
   const size_t path_;
   const Pipe& pipe_;
   uint64_t n_taken_ = 0, n_written_ = 0, n_confirmed_ = 0;  // bytes, ever
-  size_t n_counted_ = 0;                                    // of what is not confirmed
-  int64_t moved_ns_ = 0;  // when some was confirmed, or it had none before
+  size_t n_counted_ = 0;                                    // of the unconfirmed bytes
+  int64_t moved_ns_ = 0;  // the last confirmation, or the last time that it had nothing outstanding
 };
 
 }  // namespace shoal

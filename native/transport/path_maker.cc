@@ -108,7 +108,7 @@ void PathMaker::forsake() {
   for (int* fd : {&epoll_fd_, &timer_fd_}) ::close(std::exchange(*fd, -1));
 }
 
-// ---- what comes
+// ---- events
 
 void PathMaker::step() {
   std::lock_guard lock(forking());
@@ -208,7 +208,7 @@ void PathMaker::proven(Authenticated who, bool dialled) {
 std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Watch& watch) {
   std::vector<int> peers;
   try {
-    while (tell_link(channel, sink, watch, peers)) {
+    while (pass_news(channel, sink, watch, peers)) {
     }
   } catch (const std::bad_alloc&) {
     std::lock_guard lock(forking());
@@ -221,7 +221,7 @@ std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Wa
 
 // Handle the oldest news; false if there is none. It is kept until it is handled in full, and each
 // part may be repeated, because memory may run out at any of them.
-bool PathMaker::tell_link(size_t channel, FrameSink& sink, const Watch& watch,
+bool PathMaker::pass_news(size_t channel, FrameSink& sink, const Watch& watch,
                           std::vector<int>& peers) {
   std::unique_lock lock(forking());
   called_[channel] = !news_[channel].empty();
@@ -266,7 +266,7 @@ void PathMaker::hand_over(News& news, PathLink* link, size_t path, const Watch& 
   news.pipe.reset();
 }
 
-// ---- what is wanted
+// ---- requests
 
 void PathMaker::attached(size_t channel, int peer, PathLink& link) {
   std::lock_guard lock(forking());
@@ -305,7 +305,7 @@ std::string PathMaker::last_failure(int peer) const {
   std::string text = error == 0 ? "" : std::strerror(error);
   if (lacks) text += ": rank " + std::to_string(rank_) + " has no file descriptor left (ulimit -n)";
   if (n_turned_away > 0)
-    text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank_) + " turned away " +
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank_) + " refused " +
             std::to_string(n_turned_away) +
             " connections for want of a file descriptor (ulimit -n)";
   return text;

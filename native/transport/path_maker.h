@@ -121,7 +121,7 @@ class PathMaker {
     std::map<uint32_t, Address> from;
   };
   void tell(const Known& known, News news);
-  bool tell_link(size_t channel, FrameSink& sink, const Watch& watch, std::vector<int>& peers);
+  bool pass_news(size_t channel, FrameSink& sink, const Watch& watch, std::vector<int>& peers);
   void hand_over(News& news, PathLink* link, size_t path, const Watch& watch);
   void close_news();
 

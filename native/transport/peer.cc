@@ -20,8 +20,8 @@ namespace shoal {
 namespace {
 
 constexpr size_t kNumberBytes = sizeof(uint64_t);
-constexpr size_t kAtOnce = 1 << 16;  // of a frame, for which there is memory before it has come
-constexpr int64_t kHeldNs = kMillisecond;  // before a descriptor is passed once more
+constexpr size_t kAtOnce = 1 << 16;        // bytes of a frame that have memory before they arrive
+constexpr int64_t kHeldNs = kMillisecond;  // before a descriptor is passed again
 
 struct Head {
   std::array<char, 8> magic{};
@@ -46,7 +46,7 @@ void put_value(std::vector<std::byte>& to, const Value& value) {
   put(to, std::as_bytes(std::span(&value, 1)));
 }
 
-// Of the frames of one direction.
+// The MAC of one direction's frames.
 Secret key_of(const Secret& session, bool of_caller) {
   const std::string_view use = of_caller ? "frames of the caller" : "frames of the called";
   return Secret(hmac_sha256(session.bytes(), std::as_bytes(std::span(use))));
@@ -67,7 +67,7 @@ Peer::Peer(int epoll_fd, uint64_t tag, int fd, const Secret& session, bool is_ca
   const int on = 1;
   if (!is_local_) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));  // a machine may end without a word
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));  // a machine may vanish silently
   }
   watch();
 }
@@ -99,7 +99,7 @@ void Peer::drop_all() {
   if (passed_ >= 0) ::close(std::exchange(passed_, -1));
 }
 
-// The endpoint learns of it by an event: the socket says that it has ended.
+// The endpoint is notified by an event: the socket reports its end.
 void Peer::lose(int error, std::string why) {
   if (is_lost()) return;
   error_ = error;
@@ -146,7 +146,7 @@ void Peer::lose_stuck(int64_t now, bool has_moved) {
 bool Peer::send(uint16_t kind, Bytes body, int passed) {
   if (!is_open()) return false;
   if (body.size() > most_queued_ || n_queued_ > most_queued_ - body.size()) {
-    lose(ENOBUFS, "does not take what is sent to it");
+    lose(ENOBUFS, "does not read the data sent to it");
     return false;
   }
   Queued frame;
@@ -197,7 +197,7 @@ void Peer::flush() {
     const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (n < 0 && errno == ETOOMANYREFS) {  // too many descriptors are on their way
+    if (n < 0 && errno == ETOOMANYREFS) {  // too many descriptors are in flight
       held_until_ = now_ns() + kHeldNs;
       break;
     }
@@ -214,7 +214,7 @@ void Peer::flush() {
 
 // ---- reading
 
-// Never beyond the frame: what is read with a descriptor is the frame that it belongs to.
+// Never beyond the frame: a descriptor read with the bytes then belongs to this frame.
 std::optional<Frame> Peer::read() {
   while (!is_lost()) {
     if (inbox_.empty()) put_value(inbox_, n_read_);
@@ -231,7 +231,7 @@ std::optional<Frame> Peer::read() {
   return std::nullopt;
 }
 
-// True if something has come.
+// True if bytes have arrived.
 bool Peer::receive(size_t n_bytes) {
   const size_t n_before = inbox_.size();
   inbox_.resize(n_before + n_bytes);

@@ -63,7 +63,7 @@ class ShmLink final : public Link {
   bool take_record(FrameSink& sink, uint64_t upto, uint64_t& tail);
   bool tell(FrameType type, const Place& place, int fd);
   std::byte* address_of(const Remote& there, size_t n_bytes);
-  void release_regions();  // tells the peer to unmap those that are gone
+  void release_regions();  // tells the peer to unmap the freed ones
   void fail(FrameSink& sink, const std::string& what, bool of_path = false);
 
   const int peer_;

@@ -40,7 +40,7 @@ bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe>&& pipe, Bytes session
   std::unique_ptr<PathShare> share;
   if (paths_.size() > 1 && pipe->n_unconfirmed() >= 0)
     share = std::make_unique<PathShare>(loads(), index, *pipe);
-  if (!is_lost(index)) forget_path(index, "was made anew by the peer");
+  if (!is_lost(index)) forget_path(index, "was replaced by the peer");
   begin_path(index, session);
   Path& path = paths_[index];
   path.pipe = std::move(pipe);
@@ -54,7 +54,7 @@ TcpLink::~TcpLink() { close(); }
 
 Error TcpLink::connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out) {
   if (site.paths == nullptr)
-    return {Fault::kInternal, peer.rank, "nobody makes connections to other hosts"};
+    return {Fault::kInternal, peer.rank, "there is no path maker for other hosts"};
   try {
     FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank, site.channel);
     auto link = std::make_unique<TcpLink>(peer.rank, peer.n_paths, std::move(keys));
@@ -282,7 +282,7 @@ bool TcpLink::pump(FrameSink& sink) {
   if (is_refused_ || is_closed_) return false;
   bool moved = flush(sink);
   for (size_t index = 0; index < paths_.size(); ++index) moved |= pump_path(sink, index);
-  // The other paths, which may have room, have frames to send again, and no event will say so.
+  // The other paths, which may have room, have frames to send again, and no event will follow.
   if (has_lost_ && !is_closed_) moved |= flush(sink);
   return moved;
 }

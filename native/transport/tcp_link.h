@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-// Owns its pipes, which come connected and authenticated: at most Header::kMaxPaths.
+// Owns its pipes, which are connected and authenticated: at most Header::kMaxPaths.
 //
 // Headers are sealed with a keyed MAC, payloads carry CRC32C: TCP's own checksum lets about one
 // damaged packet in ten million through (Stone & Partridge, SIGCOMM 2000).
@@ -56,7 +56,7 @@ class TcpLink final : public PathLink {
     bool is_stuck = false;  // writing failed; reading will give the reason
     bool is_drained = false;
     bool is_ending = false;        // the peer sends no more by it
-    std::vector<std::byte> ahead;  // bytes read past what was asked for
+    std::vector<std::byte> ahead;  // bytes read beyond the request
     size_t ahead_begin = 0, ahead_end = 0;
   };
 

@@ -79,7 +79,7 @@ void Doubts::answer_all(int about, Hears what) {
   });
 }
 
-// No rank hears it: neither this one nor the one that was asked or that asks.
+// No rank hears it: neither this one nor the asked or the asking one.
 void Doubts::condemn(int peer) {
   answer_all(peer, Hears::kNothing);
   const auto doubt = std::find_if(doubts_.begin(), doubts_.end(),

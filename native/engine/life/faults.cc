@@ -62,7 +62,7 @@ void Faults::disagree(Call& call, int peer) {
     return abort_group(group,
                        {Fault::kMismatch, peer,
                         who(rank_) + " called " + call.what() + ", but " + who(peer) +
-                            " called something else, and has left since"},
+                            " made another call, and has left since"},
                        true);
   links_.send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, called(call));
 }
@@ -89,7 +89,7 @@ void Faults::lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_
               {Fault::kMismatch, call.group->members[other],
                "in " + call.what() + " " + name(from) + " sends " + std::to_string(sent / item) +
                    " elements to " + name(to) + ", which takes " + std::to_string(received / item) +
-                   " from it; what one rank sends another must be as long on both"},
+                   " from it; both ranks must give the same length"},
               true);
 }
 
@@ -152,7 +152,7 @@ void Faults::on_abort(int peer, const Header& header, std::span<std::byte> paylo
     return protocol_error(peer, "ended a group it is not in");
   for (Ending& ending : endings_)
     if (!ending.loss && ending.group == header.group) return ending.from.push_back(peer);
-  if (!is_made) say_unmade(peer, header.group);
+  if (!is_made) send_unmade(peer, header.group);
   if (known == nullptr ? groups_.was_dropped(header.group) : known->life.has_ended()) return;
   const auto fault = header.count > 0 && header.count <= static_cast<uint32_t>(Fault::kInternal)
                          ? static_cast<Fault>(header.count)
@@ -164,7 +164,7 @@ void Faults::on_abort(int peer, const Header& header, std::span<std::byte> paylo
 }
 
 // This rank cannot forward the end of a group whose members it does not know, or no longer knows.
-void Faults::say_unmade(int peer, uint64_t group) {
+void Faults::send_unmade(int peer, uint64_t group) {
   Frame frame;
   frame.header.type = FrameType::kUnmade;
   frame.header.group = group;
@@ -173,7 +173,7 @@ void Faults::say_unmade(int peer, uint64_t group) {
 
 void Faults::on_lost(int peer, const Header& header, std::span<std::byte> payload) {
   auto loss = Loss::from(header, printable(payload), static_cast<int>(names_.size()));
-  if (!loss) return protocol_error(peer, "lost a rank that there is not");
+  if (!loss) return protocol_error(peer, "reported the loss of a rank that does not exist");
   if (parting_.learn(*loss, peer)) endings_.push_back({0, {}, std::move(loss), {peer}, 0});
 }
 
@@ -195,7 +195,7 @@ bool Faults::is_runnable(const Ending& ending) const {
 }
 
 void Faults::settle_endings() {
-  // A call that goes on for longer than this would have to be a very long one, of a group that has
+  // A call that lasts longer than this would have to be a very long one, of a group that has
   // lost a member; other groups are not waited for at all.
   constexpr int kMostTurns = 16;
   std::vector<Ending> endings = std::exchange(endings_, {});

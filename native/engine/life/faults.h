@@ -65,8 +65,8 @@ class Faults final : public Judge {
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);
   // True if reported failures wait to be settled.
   bool has_endings() const { return !endings_.empty(); }
-  // Apply each reported failure one turn after it arrived. Frames that came before it, on any link,
-  // are used first, so a call that they complete succeeds.
+  // Apply each reported failure one turn after it arrived. Frames that arrived before it, on any
+  // link, are used first, so a call that they complete succeeds.
   void settle_endings();
   // Apply all reported failures now, because this rank is about to leave.
   void settle_all_endings();
@@ -83,7 +83,7 @@ class Faults final : public Judge {
 
   // `from`: the ranks that reported it, which need no notice.
   void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
-  void say_unmade(int peer, uint64_t group);
+  void send_unmade(int peer, uint64_t group);
   void settle(const Ending& ending);
   bool is_runnable(const Ending& ending) const;
   std::string called(const Call& call) const;

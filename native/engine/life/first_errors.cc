@@ -30,7 +30,7 @@ bool FirstErrors::tell(int channel, uint64_t group, bool at_once, Error& why, in
 std::vector<FirstErrors::News> FirstErrors::take(int channel, int64_t now) {
   std::lock_guard lock(mutex_);
   Box& box = boxes_[static_cast<size_t>(channel)];
-  const auto is_due = [&](const Ended& one) { return one.told_ns <= now; };
+  const auto is_due = [&](const Ended& one) { return one.notify_ns <= now; };
   std::vector<News> due;
   for (const Ended& one : box.ended)
     if (is_due(one)) due.push_back({one.group, first_.at(one.group)});

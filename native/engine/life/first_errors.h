@@ -41,7 +41,7 @@ class FirstErrors {
  private:
   struct Ended {
     uint64_t group;
-    int64_t told_ns;  // when to notify the channel
+    int64_t notify_ns;  // when to notify the channel
   };
   struct Box {
     std::vector<Ended> ended;

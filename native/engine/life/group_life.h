@@ -13,7 +13,7 @@ namespace shoal {
 class GroupLife {
  public:
   enum class State : uint8_t {
-    kUncreated,  // frames of it have come; this rank has not created it
+    kUncreated,  // frames of it have arrived; this rank has not created it
     kInUse,      //
     kDeparted,   // a member closed it: calls that need nothing more from that member go on
     kDisputed,   // calls are mismatched: none succeeds; the error is on its way

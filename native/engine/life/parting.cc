@@ -277,7 +277,7 @@ void Parting::answer(int peer, int about, Hears what) {
 }
 
 void Parting::reply(int peer, const Frame& frame) {
-  if (!links_.answer(peer, frame)) judge_.protocol_error(peer, "asks for answers and reads none");
+  if (!links_.answer(peer, frame)) judge_.protocol_error(peer, "requests answers and reads none");
 }
 
 // Takes milliseconds if the network works; the asking rank gives up later than that.
@@ -292,7 +292,7 @@ void Parting::on_asking(int peer, const Header& header) {
   const auto about = static_cast<int>(header.flow);
   const bool asks = header.type == FrameType::kAsk;
   if (header.flow >= peers_.size() || (asks && about == peer) || header.count > kMostHears)
-    return judge_.protocol_error(peer, "asked for a rank that there is not");
+    return judge_.protocol_error(peer, "asked about a rank that does not exist");
   if (asks) return doubts_.on_ask(peer, about);
   doubts_.on_answer(peer, about, static_cast<Hears>(header.count));
 }

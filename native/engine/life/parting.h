@@ -70,7 +70,7 @@ class Parting final : private Doubts::Voice {
   // Send the reply that a frame of the peer requires.
   void reply(int peer, const Frame& frame);
 
-  // A frame of the peer has come, or a sign of life came at `when`.
+  // A frame of the peer arrived, or a sign of life arrived at `when`.
   void heard(int peer);
   void heard_from(int peer, int64_t when);
   int64_t heard_ns(size_t peer) const { return heard_ns_[peer]; }

@@ -26,12 +26,12 @@ class Way;  // how a segment moves, see way.h
 class FrameWay;
 class PlaceWay;
 
-// A segment that came in a frame before its step could use it.
+// A segment that arrived in a frame before its step could use it.
 struct Arrived {
   uint32_t segment = 0;
   Block block;  // holds the bytes, unless they landed where they belong
   bool in_place = false;
-  FrameWay* way = nullptr;  // the way in which it came
+  FrameWay* way = nullptr;  // the way in which it arrived
 };
 
 // Segments [first, first + count) of a flow, in memory shared by both ranks.
@@ -70,7 +70,7 @@ struct StepState {
   bool waits_for_slot = false;
   bool by_reference = false;    // the receiver reads this chunk itself
   std::vector<uint32_t> ahead;  // segments above `done` whose memory is free already
-  // Receives: what was granted and what has come.
+  // Receives: what was granted and what has arrived.
   uint32_t grant_sent = 0;
   bool place_granted = false;  // the sender may write to this chunk itself
   uint32_t reserved = 0;       // segments of staging promised to the sender

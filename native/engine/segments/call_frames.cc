@@ -78,7 +78,7 @@ void CallFrames::on_data(Call& call, uint32_t at, const Header& header,
 bool CallFrames::same_lengths(Call& call, int from, std::span<const std::byte> payload) {
   if (!call.plan->by_pair) return true;
   if (payload.size() != sizeof(Lengths)) {
-    judge_.protocol_error((*call.members)[from], "did not say how long its blocks are");
+    judge_.protocol_error((*call.members)[from], "did not report the lengths of its blocks");
     return false;
   }
   Lengths theirs;

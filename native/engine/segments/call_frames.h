@@ -16,7 +16,7 @@ class CallFrames {
   CallFrames(Steps& steps, Ways& ways, Commits& commits, PostNotices& post_notices, Judge& judge)
       : steps_(steps), ways_(ways), commits_(commits), post_notices_(post_notices), judge_(judge) {}
 
-  // The call may be through afterwards.
+  // The call may be over afterwards.
   void arrived(Call& call, int peer, const Header& header, std::span<std::byte> payload);
 
   // Whether the blocks between this rank and a peer are as long for both; ends the group if not.

@@ -13,7 +13,7 @@ namespace shoal {
 
 // For PostNotices: which peers know of the call.
 struct PostsOf {
-  // What may be sent to a peer before its first frame of this call has come.
+  // What may be sent to a peer before its first frame of this call has arrived.
   enum Standing : uint8_t { kFree, kCounted, kHeld };
   std::vector<Standing> standing;  // by group rank
   std::vector<bool> heard_from;    // by group rank: it has posted this call
@@ -63,7 +63,7 @@ struct WindowsOf {
 // For Commits: a call of workers and servers; empty for any other call.
 struct CommitsOf {
   std::vector<int> with;               // group ranks that must commit before the call is over
-  std::vector<bool> owed_by;           // by group rank: its commit has not come
+  std::vector<bool> owed_by;           // by group rank: its commit has not arrived
   std::vector<uint32_t> results_left;  // by group rank: incomplete flows from a server
   std::vector<int> held_from;          // servers whose flows are complete, to be sent a commit
   uint32_t n_left = 0;

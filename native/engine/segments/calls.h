@@ -45,7 +45,7 @@ class Calls {
   // The call that was prepared last, if the engine still refers to it. If memory ran out before the
   // caller got it, its memory may be in use. Null: nothing uses that memory.
   std::shared_ptr<Call> last_prepared() const { return last_prepared_.lock(); }
-  // Put a prepared call in flight: notify its peers and use the frames of it that came early.
+  // Put a prepared call in flight: notify its peers and use the frames of it that arrived early.
   void launch(Call& call, uint64_t key);
   // The same for a call that this rank serves.
   void launch_served(Call& call, uint64_t key);
@@ -81,7 +81,7 @@ class Calls {
   bool can_go_on(uint64_t group) const {
     return steps_.is_runnable(group) || ways_.moves.has_any_of(group);
   }
-  // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
+  // A lower bound on the frames that must still arrive before `call` can finish: a sleeper need not
   // wake earlier. 1 when other calls might need this process sooner.
   uint32_t frames_awaited(const Call& call) const;
 

@@ -23,9 +23,9 @@ class Commits {
 
   // Note which commits a new call needs.
   static void expect(Call& call);
-  // Send the commits that have become due. The call may be through afterwards.
+  // Send the commits that have become due. The call may be over afterwards.
   void tell(Call& call);
-  // A commit has come from group rank `from`.
+  // A commit arrived from group rank `from`.
   void heard(Call& call, int from);
 
  private:

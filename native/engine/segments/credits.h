@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// A peer keeps small messages that come before it has posted their call. So each side counts what
+// A peer keeps small messages that arrive before it has posted their call. So each side counts what
 // the other may be keeping: this rank stops at its allowance, and drops a peer that exceeds the
 // largest possible one.
 //

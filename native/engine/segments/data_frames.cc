@@ -9,7 +9,7 @@
 namespace shoal {
 namespace {
 
-// Segments come in any order, because they travel by several paths.
+// Segments arrive in any order, because they travel by several paths.
 bool has_come(const StepState& state, uint32_t segment) {
   return segment < state.done + (state.is_moving ? 1u : 0u) ||
          std::any_of(

@@ -38,7 +38,7 @@ class DataFrames {
 
   // The buffer for the payload of a frame. `call`: the frame's, if this rank has it in flight.
   std::span<std::byte> receive_buffer(int peer, const Header& header, const Call* call);
-  // A segment of a receive has come by `way`.
+  // A segment of a receive arrived by `way`.
   void arrived(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload,
                FrameWay& way);
   // Free the buffer of a frame whose payload was copied elsewhere.

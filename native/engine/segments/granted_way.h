@@ -1,7 +1,7 @@
 // Between hosts: a segment travels in a frame once the receiver has granted it.
 //
 //   sender                               receiver
-//     post         ------------------->    (if no small data tells of the call)
+//     post         ------------------->    (if no small data announces the call)
 //                  <-------------------  grant: what its step is ready for, and segments ahead of
 //     data         ------------------->    that, backed by reserved staging
 #pragma once

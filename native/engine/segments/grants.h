@@ -18,7 +18,7 @@ class Grants {
   Grants(Links& links, Steps& steps, Judge& judge, GrantedWay& granted, PutWay& put)
       : links_(links), steps_(steps), judge_(judge), granted_(granted), put_(put) {}
 
-  // Receiver: send a grant if the sender may go further than the last one said.
+  // Receiver: send a grant if the sender may go further than the last one allowed.
   void grant(Call& call, uint32_t at);
   // Sender: a grant has come from group rank `from`.
   void on_grant(Call& call, int from, const Header& header, const Place& place);

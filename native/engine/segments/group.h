@@ -57,11 +57,11 @@ struct Served {
 struct Group : std::enable_shared_from_this<Group> {
   uint64_t id = 0;
   int rank = -1;             // of this process, in this group
-  std::vector<int> members;  // group rank -> mesh rank; empty: not created, only frames have come
+  std::vector<int> members;  // group rank -> mesh rank; empty: not created yet
   std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
   GroupLife life;
   uint64_t n_calls = 0;
-  std::vector<std::pair<int, Error>> told;  // reports of its end that came before it was created
+  std::vector<std::pair<int, Error>> told;  // reports of its end that arrived before it was created
   std::unordered_set<int> disputed_with;    // mesh ranks that were sent our side of a mismatch
 
   std::unordered_map<uint64_t, std::shared_ptr<Call>> in_flight;  // by key

@@ -1,4 +1,4 @@
-// The groups that this process has created, or of which frames have come.
+// The groups that this process has created, or of which frames have arrived.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ class Groups {
   Groups(int rank, size_t n_peers, Judge& judge)
       : rank_(rank), judge_(judge), n_ended_uncreated_(n_peers, 0) {}
 
-  // Create a group, of which frames may have come already. The caller must then apply take_told().
+  // Create a group, of which frames may have arrived. The caller must then apply take_told().
   Group& add(uint64_t id, std::vector<int> members);
-  // The reports of this group's end that came before it was created, with the ranks that sent them.
+  // The reports of this group's end that arrived before it was created, with their senders.
   std::vector<std::pair<int, Error>> take_told(Group& group);
-  // Drop a group; frames of it that come later are known to be late.
+  // Drop a group; frames of it that arrive later are known to be late.
   void forget(Group& group);
 
   Group* find(uint64_t id) const;

@@ -8,7 +8,7 @@
 namespace shoal {
 namespace {
 
-// What rounding takes of one block, or nothing of one that is not finite.
+// What rounding takes from one block; nothing for a block that is not finite.
 void round_block(const Narrow& codec, float* data, float* kept, size_t n_elems) {
   float whole[4096];
   uint32_t top = 0;  // an infinity and NaN have all bits of the exponent
@@ -44,7 +44,7 @@ std::vector<float>* KeptBack::part_of(Subject subject, uint64_t tensor_bytes, ui
   buffer.last_use = ++n_uses_;
   const auto found = buffer.parts.find(first);
   if (found != buffer.parts.end() && found->second.size() == n) return &found->second;
-  if (found != buffer.parts.end()) drop(buffer);  // cut otherwise: its parts would stay for ever
+  if (found != buffer.parts.end()) drop(buffer);  // cut differently: its parts would stay for ever
   if (!make_room(n * sizeof(float), buffer)) return nullptr;
   try {
     std::vector<float>& part = buffer.parts[first] = std::vector<float>(n);

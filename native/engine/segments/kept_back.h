@@ -1,4 +1,4 @@
-// What a codec that drops elements took from complete sums here, to be added to the next ones.
+// The residuals that lossy codecs took from complete sums, to be added to later ones.
 #pragma once
 
 #include <cstddef>
@@ -12,25 +12,25 @@
 
 namespace shoal {
 
-// The residuals of a group's averagers at a rank that finishes sums: a float32 for each element,
-// by averager and buffer, and by the place of a segment in that buffer. They live and die with the
-// group here: a reducer that is lost takes them along.
+// The residuals of a group's averagers at a rank that finishes sums: a float32 for each element, by
+// averager and buffer, and by the place of a segment in that buffer. They live and die with the
+// group here: if a reducer is lost, so are its residuals.
 //
-// Threads: under the engine's lock, as all of a group.
+// Threads: under the engine's lock, like all of a group.
 class KeptBack {
  public:
-  // Beyond this the residuals of the buffers that were used longest ago begin at zero again.
+  // Beyond this the residuals of the least recently used buffers are reset to zero.
   static constexpr size_t kMostBytes = size_t{1} << 30;
 
   explicit KeptBack(size_t most_bytes = kMostBytes) : most_bytes_(most_bytes) {}
 
-  // Round complete sums of float32 by `codec`, after what was kept back of them was added; keep
-  // back what rounding takes now. A block that is not finite leaves what is kept as it was.
+  // Round complete sums of float32 by `codec`, after their residuals were added; keep the part that
+  // rounding removes as the new residuals. A block that is not finite keeps its old residual.
   //
-  // In an averager's first step, after which its arrays move to other places, nothing is added and
-  // nothing kept, and what was kept is dropped: an averager counts its steps anew after one that is
-  // not used, since what was kept in that one would come with later ones. Nor is anything added or
-  // kept where the call has no subject, and where memory is short.
+  // An averager's first step, after which its arrays move to other places, adds and keeps nothing,
+  // and drops earlier residuals: an averager restarts its step count after an unused step, whose
+  // residuals would otherwise reach later ones. A call without a subject adds and keeps nothing
+  // either, and neither does a call for which memory is short.
   //
   // Args:
   //   tensor_bytes: of the whole buffer; residuals of another length are dropped, and all of a

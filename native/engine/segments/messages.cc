@@ -12,11 +12,11 @@ namespace shoal {
 std::shared_ptr<Call> Messages::prepare(Group& group, const Message& message, int from, int to) {
   auto call = calls_.prepare(group, message.plan, {{message.data}}, message.deadline_ns);
   if (!call->finished && !group.messages.may_take(from, to, message.tag, most_tags_))
-    Calls::refuse(*call,
-                  {Fault::kMismatch, rank_,
-                   "this rank has met " + std::to_string(most_tags_) +
-                       " pairs of a rank and a tag in this group, which is the most it counts; use "
-                       "tags again, or make a new group"});
+    Calls::refuse(
+        *call, {Fault::kMismatch, rank_,
+                "this rank has used " + std::to_string(most_tags_) +
+                    " pairs of a rank and a tag in this group, which is the limit; reuse tags, or "
+                    "make a new group"});
   return call;
 }
 
@@ -43,7 +43,7 @@ std::shared_ptr<Call> Messages::recv(Group& group, const Message& message) {
   return call;
 }
 
-// Hold a receive, under a key of its own, until its message has come.
+// Hold a receive, under a key of its own, until its message has arrived.
 void Messages::wait(Group& group, const std::shared_ptr<Call>& call, int source, int64_t tag) {
   auto nothing = std::make_shared<Plan>();
   nothing->program = ProgramBuilder(static_cast<int>(group.members.size())).done();
@@ -55,7 +55,7 @@ void Messages::wait(Group& group, const std::shared_ptr<Call>& call, int source,
 }
 
 // Post the receives of a tag in the order of the calls, up to the first from any source for which
-// no message has come.
+// no message has arrived.
 void Messages::match(Group& group, int64_t tag) {
   // Move the list out of the group, because posting may end the group.
   std::deque<Receiving> waiting = std::move(group.receiving[tag]);
@@ -80,7 +80,7 @@ void Messages::match(Group& group, int64_t tag) {
   if (!waiting.empty() && !group.life.has_ended()) group.receiving[tag] = std::move(waiting);
 }
 
-// The rank whose next message of this tag has come first, at least in part; -1 if none has.
+// The rank whose next message of this tag arrived first, at least in part; -1 if none has.
 int Messages::first_to_send(const Group& group, int64_t tag) {
   int first = -1;
   uint64_t arrival = ~uint64_t{0};

@@ -21,7 +21,7 @@ class Messages {
   std::shared_ptr<Call> send(Group& group, const Message& message);
   std::shared_ptr<Call> recv(Group& group, const Message& message);
 
-  // A frame of a call that is not posted has come from group rank `from`: post a receive that waits
+  // A frame of a call that is not posted arrived from group rank `from`: post a receive that waits
   // for it.
   void came_early(Group& group, int from, uint64_t key);
 

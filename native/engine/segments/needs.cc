@@ -45,9 +45,9 @@ bool is_here(const StepState& state) {
          (!state.offered.empty() && state.offered.front().first <= state.done);
 }
 
-// The ranks that owe `call` something it could use now, or else those that do not accept what it
-// has to send. If some of these have not made the call, only they are named: the others may be
-// waiting for the same culprit.
+// The ranks that owe `call` data or grants that it could use now, or else those that do not accept
+// its data. If some of these have not made the call, only they are named: the others may be waiting
+// for the same culprit.
 std::string awaited(const Call& call, const std::vector<std::string>& names) {
   if (call.unmatched) return "a message to it";
   constexpr size_t kNamed = 8;  // more would bury the rest of the message

@@ -17,9 +17,9 @@ namespace shoal {
 bool nobody_sends(const Group& group, const Peers& peers);
 // True if the call waits for something from `peer`.
 bool needs(const Call& call, int peer, const Peers& peers);
-// True if a frame of `call` has come from that group rank, so that it has made the call too.
+// True if a frame of `call` has arrived from that group rank, so that it has made the call too.
 bool is_in(const Call& call, size_t rank);
-// True if the next segment of a receive has come, or is offered.
+// True if the next segment of a receive has arrived, or is offered.
 bool is_here(const StepState& state);
 // The ranks that the call waits for, as an error lists them. `names`: by mesh rank.
 std::string awaited(const Call& call, const std::vector<std::string>& names);

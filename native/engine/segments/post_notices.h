@@ -28,7 +28,7 @@ class PostNotices {
   // a mismatch with such a rank would surface only at the deadline.
   void greet_late(Call& call, int64_t posted_before_ns);
 
-  // A frame of the call has come from group rank `from`, which therefore keeps none of our frames.
+  // A frame of the call arrived from group rank `from`, which therefore keeps none of our frames.
   void heard_in(Call& call, int from);
   void finished(Call& call);
 

@@ -21,26 +21,26 @@ bool gives_a_result(const Step& step) { return !step.fold && step.buffer == 0; }
 std::string Plan::flaw() const {
   if (divisor == 0 || n_lanes == 0) return "a plan needs a divisor and a lane";
   if (segment_bytes % 1024 != 0 || segment_bytes == 0 || segment_bytes > kSegmentBytes)
-    return "segments are whole KiB, at most SEGMENT_BYTES";
-  if (rounds_own && !narrow) return "own parts are rounded where elements travel in a narrow codec";
+    return "segments must be whole KiB, at most SEGMENT_BYTES";
+  if (rounds_own && !narrow) return "a plan that rounds its own parts needs a narrow codec";
   if (narrow) {
     const size_t n_block_bytes = narrow->block * size_of(dtype);
-    if (segment_bytes % n_block_bytes != 0) return "segments are whole blocks of the codec";
+    if (segment_bytes % n_block_bytes != 0) return "segments must be whole blocks of the codec";
     for (size_t chunk = 0; chunk < layout[0].offset.size(); ++chunk)
       if (layout[0].offset[chunk] % n_block_bytes != 0 && layout[0].n_bytes[chunk] > 0)
-        return "chunks begin with a block of the codec";
+        return "chunks must begin at a block of the codec";
   }
   if (n_workers > program->sends_to.size())
-    return "a plan has no more workers than its group has ranks";
+    return "a plan must have no more workers than its group has ranks";
   for (const Step& step : program->steps) {
     if (!has_chunks(*this, step)) return "a step names a chunk that the layout does not have";
     if (step.kind == StepKind::kRecv && is_server(step.peer) && !gives_a_result(step))
-      return "what a server sends is a result, to be stored in DATA";
+      return "a chunk from a server is a result, and must be stored in DATA";
   }
   const auto is_several = [](const std::vector<uint32_t>& flows) { return flows.size() > 1; };
   for (const auto* flows : {&program->sends_to, &program->recvs_from})
     if (by_pair && std::any_of(flows->begin(), flows->end(), is_several))
-      return "lengths by pair of ranks need one flow at most between two";
+      return "lengths by pair of ranks allow at most one flow each way";
   return "";
 }
 

@@ -50,8 +50,8 @@ void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t
     return judge_.abort_group(
         group,
         {Fault::kResource, group.members[group.rank],
-         "cannot tell " + known->second.plan->descriptor + " from " + plan->descriptor +
-             ", which have one 32-bit hash; give one buffer another length"},
+         "cannot distinguish " + known->second.plan->descriptor + " from " + plan->descriptor +
+             ", which have the same 32-bit hash; change the length of one buffer"},
         true);
   plans[hash] = {std::move(plan), lane, ++group.served.n_uses};
   const auto used_before = [](const auto& one, const auto& other) {
@@ -88,7 +88,7 @@ bool ServedCalls::begin(Group& group, uint64_t key) {
   const auto early = group.early.find(key);
   if (early == group.early.end()) return true;  // it has started already
   auto& plans = group.served.plans;
-  // Frames that came before the group was created may be from a rank outside it.
+  // Frames that arrived before the group was created may be from a rank outside it.
   const auto is_known = [&](const Early& frame) {
     return group.rank_of[frame.peer] >= 0 && plans.count(frame.header.descriptor) != 0;
   };

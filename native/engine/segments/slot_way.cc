@@ -141,7 +141,7 @@ void SlotWay::give_back(int peer, uint32_t slot) {
   frame.header.flags = kInSlot;
   frame.header.count = slot;
   if (!links_.answer(peer, frame))
-    judge_.protocol_error(peer, "offers slots that nobody wants and reads nothing");
+    judge_.protocol_error(peer, "offers unwanted slots and reads nothing");
 }
 
 }  // namespace shoal

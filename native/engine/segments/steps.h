@@ -16,10 +16,10 @@ class Steps {
   Steps(Traffic& traffic, const int64_t& now) : traffic_(traffic), now_(now) {}
 
   void make_ready(Call& call, uint32_t at);
-  // Group rank `from` has posted the call too: steps that waited for that may go on.
+  // Group rank `from` has posted the call too: steps that waited for that may continue.
   void posted(Call& call, int from);
 
-  // The segments of a step below `done` are through: steps that waited for them may go on.
+  // The segments of a step below `done` are done: steps that waited for them may continue.
   void advance(Call& call, uint32_t at, uint32_t done);
   // A segment's memory is free again. Segments complete out of order: a short last one is copied at
   // once, links report in any order, and a segment may go into a slot while the peer still reads

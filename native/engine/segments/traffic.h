@@ -1,5 +1,5 @@
 // Counters of the traffic with each peer and of the reasons why sends waited, for people who look
-// for what is slow or stuck.
+// for the cause of a slow or stuck call.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// Count that an attempt could not go on; returns 0, the bytes that it moved.
+// Count that an attempt could not continue; returns 0, the bytes that it moved.
 inline size_t stalled(uint64_t& how_often) {
   how_often++;
   return 0;

@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Every rank sends a part of its buffer to every reducer, which folds a segment once it has come
+// Every rank sends a part of its buffer to every reducer, which folds a segment once it has arrived
 // from all ranks. Connections that each run at full speed drift apart, and the segments that are
 // ahead on one wait for those that are behind on another: with 8 workers and 8 servers a call
 // took 1.6 times as long as its bytes need.
@@ -35,7 +35,7 @@ class Turns {
       : links_(links), steps_(steps), out_(n_peers, 0) {}
 
   // Bound the unacknowledged bytes over the links of a call's peers, to what keeps the network busy
-  // until an acknowledgement comes. More would only queue in front of it.
+  // until an acknowledgement arrives. More would only queue in front of it.
   void bound(size_t n_bytes) { most_out_ = n_bytes; }
 
   // Find out which sends of a new call take turns.
@@ -47,7 +47,7 @@ class Turns {
   // The peer has received the frame.
   void acknowledged(uint64_t token);
 
-  // Forget what has left for a peer, or of a call: no acknowledgement will come.
+  // Forget what has left for a peer, or of a call: no acknowledgement will arrive.
   void drop_peer(int peer);
   void drop_call(const Call& call);
 

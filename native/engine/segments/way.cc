@@ -25,7 +25,7 @@ bool PlaceWay::begun(Call& call, uint32_t at, uint64_t token, Moved how) {
 void PlaceWay::completed(Call& call, uint32_t at, Moved how) {
   if (how == Moved::kStale)
     return judge_.evicted_us(call.peer_of(call.plan->program->steps[at]),
-                             "what it was sent has made way for other data");
+                             "it reused a slot that this rank had yet to read");
   StepState& state = call.state[at];
   state.is_moving = false;
   if (const Block landed = std::move(state.landing)) call.use(at, landed.data());

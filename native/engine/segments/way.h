@@ -7,7 +7,7 @@
 //   slot_way       through one of the sender's slots              offer, consumed (in slot)
 //
 // A send gets its way when its call is launched (ways.h), or put_way when a grant names a place. A
-// receive handles each segment by the way in which it came.
+// receive handles each segment by the way in which it arrived.
 #pragma once
 
 #include <cstddef>
@@ -89,7 +89,7 @@ class PlaceWay : public Way {
   ~PlaceWay() = default;
   // True if the call has all the segments of an offer; otherwise the link is dropped.
   bool has_segments(const Call& call, uint32_t at, const Header& header);
-  // Keep an offer, in the order of segments; each segment comes once.
+  // Keep an offer, in the order of segments; each segment arrives once.
   void keep(Call& call, uint32_t at, const Offered& offer);
   // The target of a get of the next segment of a receive: its place, unless it must land whole.
   Into next_of(Call& call, uint32_t at);

@@ -27,13 +27,13 @@ class Ways {
   // Choose the codec of every flow of a new call, and the way of every send.
   void choose(Call& call);
 
-  // A segment, or an offer of segments, has come for a receive.
+  // A segment, or an offer of segments, arrived for a receive.
   void on_data(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload);
   void on_offer(Call& call, uint32_t at, const Header& header, const Place& place);
   // Give back what the sender of a frame lent with it, because the frame is of no use here.
   void discard(int peer, const Header& header, std::span<const std::byte> payload);
 
-  // A put or get has completed. Returns the call if it may be through; else null.
+  // A put or get has completed. Returns the call if it may be over; else null.
   std::shared_ptr<Call> moved(uint64_t token, Moved how);
 
   // A call has failed: release what is held for it, and stop peers from touching its memory. Links

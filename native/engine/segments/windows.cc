@@ -80,7 +80,7 @@ void Windows::grant(Call& call) {
   }
 }
 
-// The first chunk of which the least part has been taken; null if all have been taken whole.
+// The first chunk of which the least part has been taken; null if all have been taken completely.
 Window* Windows::next_of(Call& call) {
   Window* next = nullptr;
   for (Window& window : call.windows.of_chunk) {

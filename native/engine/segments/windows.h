@@ -14,7 +14,7 @@
 namespace shoal {
 
 // A segment of scratch is taken before it may be sent into, and given back when its last step is
-// through, which is when all workers have acknowledged the result. Segments are taken call by call,
+// done, which is when all workers have acknowledged the result. Segments are taken call by call,
 // and within a call in the order in which workers send (turns.h): all chunks advance in proportion.
 //
 // All windows together have a ceiling. A call that holds none may take one segment beyond it: all
@@ -36,7 +36,7 @@ class Windows {
   void bound(size_t n_bytes) { most_inbound_ = n_bytes; }
   // Add a new call, before any of its steps may run.
   void begin(Call& call);
-  // Give back segments that the call's steps are through with, and let waiting calls go on.
+  // Give back segments that the call's steps no longer need, and let waiting calls continue.
   void settle(Call& call);
   // Give back all segments of a finished call, whose memory no link uses any more.
   void give_back(Call& call);

@@ -31,8 +31,8 @@ Channel::Channel(int rank, std::vector<std::string> names, std::shared_ptr<Arena
       served_(engine_, place_.paths.get(), place_.index),
       spare_(new std::byte[kSpareBytes]) {}
 
-// The progress thread has dropped it already, or never had it. This must not call leave_thread():
-// it may run on the progress thread.
+// The progress thread has dropped it already, or never had it. Do NOT call leave_thread() here:
+// this may run on the progress thread.
 Channel::~Channel() {
   if (closed_) return;
   say_goodbye();
@@ -61,7 +61,7 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   std::shared_ptr<Channel> channel(
       new Channel(rank, std::move(names), std::move(arena), n_local, options, std::move(place)));
   if (Error failed = channel->connect_all(site, peers)) {
-    channel->closed_ = true;  // there is no way to say goodbye
+    channel->closed_ = true;  // no goodbye can be sent
     return failed;
   }
   channel->serve_slots(n_local);
@@ -69,7 +69,7 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   channel->engine_.hooks.on_finished = [raw](Call& call) { raw->ended(call); };
   if (channel->place_.errors != nullptr)
     channel->engine_.hooks.on_ended = [raw](Group& group, Error& why, bool heard) {
-      raw->tell_others(group, why, heard);
+      raw->notify_others(group, why, heard);
     };
   channel->engine_.hooks.on_deadline = [raw](Group& group) {
     group.at_deadline = raw->state_at_deadline();
@@ -136,8 +136,8 @@ Error Channel::abort_of(const Group& group) {
 
 // ---- what the channels of a mesh do together
 
-// A group ends here: its first error, found by any channel, becomes that of all.
-void Channel::tell_others(Group& group, Error& why, bool heard) {
+// A group ends here: the first error of any channel becomes that of all channels.
+void Channel::notify_others(Group& group, Error& why, bool heard) {
   if (closed_ || is_dropping_) return;
   if (!place_.errors->tell(place_.index, group.id, !heard, why, now_ns()) || heard) return;
   for (int other = 0; other < place_.errors->n_channels(); ++other)
@@ -378,7 +378,7 @@ void Channel::tick(int64_t now) {
   arena_->header().heartbeat_ns.store(now);
   for (int peer = 0; peer < engine_.size(); ++peer)
     if (Link* link = engine_.link(peer)) engine_.heard_from(peer, link->tick());
-  // Use every frame that has come before a deadline blames its sender.
+  // Use every frame that has arrived before a deadline blames its sender.
   if (engine_.is_overdue(now)) step();
   engine_.tick(now);
   hear_others(now);

@@ -65,7 +65,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // Rings this eventfd at once, and from now on for each frame of a message whose receive is not
   // posted, and when the group ends. False if the process has no descriptor left.
   bool notify(uint64_t group, int fd);
-  // True if the next message of this tag from this rank of the group has come, or a part of it.
+  // True if the next message of this tag from this rank of the group has arrived, or a part of it.
   bool has_message(uint64_t group, int from, int64_t tag);
   // See ServedCalls. Does nothing if the group was dropped.
   void serve(uint64_t group, std::shared_ptr<const Plan> plan);
@@ -98,7 +98,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::vector<Watched> watched();
   void on_event(int peer, bool ended);
   bool turn(int64_t now);  // true if there is more to do at once
-  bool may_sleep();        // arms the doorbell; false if something came meanwhile
+  bool may_sleep();        // arms the doorbell; false if something arrived meanwhile
   size_t staging_peak();
 
   // This rank's state (state_reader.h). Null if the lock cannot be taken within `patience_ns`,
@@ -116,7 +116,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   ProgressThread& progress_thread() const { return ProgressThread::of(place_.index); }
   void ended(Call& call);
   void count_finished();
-  void tell_others(Group& group, Error& why, bool heard);
+  void notify_others(Group& group, Error& why, bool heard);
   void hear_others(int64_t now);
   std::shared_ptr<Call> start(std::unique_lock<std::mutex>& lock, std::shared_ptr<Call> call,
                               bool background);

@@ -82,7 +82,7 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
     }
   }
   if (--n_callers_ == 0) own.watch.exchange(0);
-  // Frames that came just now did not wake the progress thread, because a caller was driving.
+  // Frames that arrived just now did not wake the progress thread, because a caller was driving.
   return n_callers_ == 0 &&
          (engine_.n_in_flight() > 0 || engine_.serves() || own.alarm.load() != 0);
 }
@@ -95,8 +95,8 @@ bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Call* c
   own.wake_at.store(seen + (call == nullptr ? 1 : engine_.frames_awaited(*call)));
   n_sleeping_++;
   own.watch.fetch_or(kCallerSleeps);
-  // A frame that came between the last look and the arming has moved the doorbell, or is seen here.
-  // So has the last lane of a call, which ends under the lock of another channel.
+  // A frame that arrived between the last look and the arming has moved the doorbell, or is seen
+  // here. So has the last lane of a call, which ends under the lock of another channel.
   bool came = own.doorbell.load() != seen || rings_.has_inbound() || is_over();
   if (!came) {
     const int64_t bound = std::min(deadline - now_ns(), options_.backstop_ns);

@@ -71,7 +71,7 @@ class Drivers {
 
   // True if the thread must look for work: it was woken, work is known, or the backstop is due.
   bool call_for_thread(int64_t now);
-  // Arm the doorbell for the thread; false if work came meanwhile, so that it must not sleep.
+  // Arm the doorbell for the thread; false if work arrived meanwhile, so that it must not sleep.
   bool may_thread_sleep();
   // Called ten times a second: count work that was found without a wake-up.
   void settle_suspicion();

@@ -73,7 +73,7 @@ class Engine final : public FrameSink {
   // ranks are matched in the order of the calls.
   std::shared_ptr<Call> post(Group& group, const Message& message);
 
-  // True if a frame of the next message of this tag from this rank of the group has come.
+  // True if a frame of the next message of this tag from this rank of the group has arrived.
   bool has_message(const Group& group, int from, int64_t tag) const {
     return group.early.count(group.messages.next(from, group.rank, tag)) != 0;
   }
@@ -102,7 +102,7 @@ class Engine final : public FrameSink {
   bool owes_data() const { return any_living(&Link::owes_data); }
   void pump_all();
   void end_groups(const Error& why, bool tell);  // fails every call in flight
-  bool lingers();  // some peer may not have read the goodbye; drops every frame that comes
+  bool lingers();  // some peer may not have read the goodbye; drops every frame that arrives
   void close();    // ends every link
 
   Hooks hooks;

@@ -111,7 +111,7 @@ void Mesh::fail_group(Group& group, Fault fault, const std::string& why) {
 std::shared_ptr<Call> Mesh::post_lanes(Group& group, const Posting& posting) {
   const auto lanes = std::make_shared<Lanes>(posting.plan->n_lanes);
   std::shared_ptr<Call> call = first().post_lane(group.id, posting, lanes);
-  if (call == nullptr)  // dropped: the first channel's group still says why
+  if (call == nullptr)  // dropped: the first channel's group still has the reason
     return first().post(group, posting);
   Error failed = call->finished ? call->error : Error{};
   for (size_t at = 1; at < channels_.size(); ++at) {

@@ -82,7 +82,7 @@ Error ProgressThread::start_thread() {
   try {
     thread_ = std::thread([this] { run(); });
     std::string name = "shoal-progress";
-    if (number_ > 0) name += std::to_string(number_);  // Linux keeps 15 letters, or none of more
+    if (number_ > 0) name += std::to_string(number_);  // Linux accepts at most 15 letters
     pthread_setname_np(thread_.native_handle(), name.c_str());
   } catch (const std::exception& refused) {
     error = {Fault::kResource, -1,

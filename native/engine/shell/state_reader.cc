@@ -105,8 +105,8 @@ Value StateReader::group(const Group& group) {
             [](const auto* one, const auto* other) { return one->serial < other->serial; });
   List calls, members;
   for (const Call* one : order) {
-    if (n_calls_told_ == kMostCalls) break;
-    n_calls_told_++;
+    if (n_calls_listed_ == kMostCalls) break;
+    n_calls_listed_++;
     calls.push_back(call(*one));
   }
   for (const int member : group.members) members.push_back(member);
@@ -163,12 +163,12 @@ Value StateReader::call(const Call& call) {
   if (call.plan->scratch_bytes > 0) scratch = call.scratch.memory != nullptr ? "held" : "not yet";
   if (call.scratch.memory == nullptr && call.scratch.wanted_ns >= 0) scratch = "awaited";
   if (call.is_served) scratch = call.windows.n_held > 0 ? "held" : "not yet";
-  const uint64_t told_before = n_steps_told_;
-  Value told_steps = steps(call);
+  const uint64_t listed_before = n_steps_listed_;
+  Value listed_steps = steps(call);
   List uncommitted;
   for (const int from : call.commits.with)
     if (call.commits.owed_by[from]) uncommitted.push_back(call.group->members[from]);
-  const uint64_t n_told = n_steps_told_ - told_before;
+  const uint64_t n_told = n_steps_listed_ - listed_before;
   return Fields{{"serial", call.serial},
                 {"key", hex(call.key)},
                 {"what", call.what()},
@@ -185,7 +185,7 @@ Value StateReader::call(const Call& call) {
                 {"n_steps_left", call.steps_left},
                 {"n_steps_left_out", uint64_t{call.steps_left} - n_told},
                 {"peers", peers_of(call)},
-                {"steps", std::move(told_steps)}};
+                {"steps", std::move(listed_steps)}};
 }
 
 // The steps that are not over. Those that wait for another step of this rank come last, if there is
@@ -194,11 +194,11 @@ Value StateReader::steps(const Call& call) {
   List told;
   for (const bool request_turn : {false, true}) {
     for (uint32_t at = 0; at < call.state.size(); ++at) {
-      if (n_steps_told_ == kMostSteps) return told;
+      if (n_steps_listed_ == kMostSteps) return told;
       if (call.state[at].done == call.state[at].n_segments) continue;
       const char* what = awaits(call, at);
       if ((what == std::string_view("turn")) != request_turn) continue;
-      n_steps_told_++;
+      n_steps_listed_++;
       told.push_back(step(call, at, what));
     }
   }

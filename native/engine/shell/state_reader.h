@@ -39,7 +39,7 @@ class StateReader {
 
   const Engine& engine_;
   const int64_t now_;
-  size_t n_calls_told_ = 0, n_steps_told_ = 0;
+  size_t n_calls_listed_ = 0, n_steps_listed_ = 0;
 };
 
 }  // namespace shoal
