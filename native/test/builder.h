@@ -1,4 +1,4 @@
-// Programs and plans made by hand: what no algorithm does, for tests of one property of the engine.
+// Handmade programs and plans, unlike any algorithm's, for tests of one property of the engine.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ inline constexpr int kData = 0, kInput = 1, kOutput = 2;  // and kScratch
 
 // ---- programs
 
-// Both ranks of a pair replace their buffer by the other's: no dataflow tells that the peer has
-// taken ours when its own comes.
+// Both ranks of a pair replace their buffer by the other's: the dataflow does not show that the
+// peer has taken ours when its own arrives.
 inline std::shared_ptr<Program> swap_with(int peer, int size) {
   ProgramBuilder steps(size);
   steps.send(peer, 0);
@@ -33,7 +33,7 @@ inline std::shared_ptr<Program> point_to_point(int rank, int size, int source, i
 
 // ---- plans
 
-// `block`: the number of elements of which every chunk begins at a multiple.
+// `block`: every chunk begins at a multiple of this many elements.
 inline ChunkLayout balanced_layout(uint64_t n_elems, size_t item, uint32_t n_chunks,
                                    uint64_t block = 1) {
   ChunkLayout layout;
@@ -58,7 +58,7 @@ inline ChunkLayout equal_layout(uint64_t n_bytes, uint32_t n_chunks) {
   return layout;
 }
 
-// The layouts are the caller's to fill; `seal` does the rest.
+// The caller fills the layouts; `seal` does the rest.
 inline std::shared_ptr<Plan> seal(Plan plan, DType dtype, FoldOp op, uint32_t divisor,
                                   uint32_t segment_bytes, const std::string& descriptor) {
   plan.dtype = dtype;

@@ -2,7 +2,7 @@
 //
 // The file that includes this is the test program; main() is below. An argument keeps only the
 // tests whose sentence contains it. Exit status 1 if any test failed, or if the filter met no test.
-// Threads: CHECK may be called from any thread; a failed check lets the test go on.
+// Threads: CHECK may be called from any thread; a failed check lets the test continue.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ struct Registration {
 };
 
 inline void fail(const char* file, int line, const std::string& what) {
-  // A broken kernel fails thousands of elements; the first few say all there is to say.
+  // A broken kernel fails thousands of elements; the first few are enough.
   constexpr int kShown = 10;
   static std::mutex printing;
   const int earlier = failures_of_this_test().fetch_add(1);
@@ -66,7 +66,7 @@ std::string shown(const T& value) {
 
 template <class T>
 inline constexpr bool kCounts = std::is_integral_v<T> && !std::is_same_v<T, bool> &&
-                                !std::is_same_v<T, char>;  // what std::cmp_equal takes
+                                !std::is_same_v<T, char>;  // accepted by std::cmp_equal
 
 // By value for integers, so that a size may be compared with a plain 3.
 template <class A, class B>

@@ -1,7 +1,7 @@
 // Meshes of several ranks in one process: real arenas, rings, sockets, doorbells, threads and the
 // progress thread.
 //
-// All timers are stretched to an hour, so what is not announced is not done: a wait that takes
+// All timers are stretched to an hour, so work without a wake-up is not done: a wait that takes
 // longer than kPatience has lost a wake-up.
 #pragma once
 
@@ -28,11 +28,11 @@
 namespace shoal::test {
 
 inline constexpr int64_t kHour = 3600 * kSecond;
-// Set in the keys of calls that are in no order.
+// Set in the keys of calls without an order.
 inline constexpr uint64_t kNamed = uint64_t{1} << 62;
 inline constexpr int64_t kPatience = 60 * kSecond;  // sanitizers on a busy machine are slow
 
-// Turns until it holds. False after kPatience.
+// Takes turns until the condition holds. False after kPatience.
 template <class Holds>
 bool eventually(Holds holds) {
   const int64_t until = now_ns() + kPatience;
@@ -47,9 +47,9 @@ class Cluster {
  public:
   static constexpr uint64_t kGroup = 7;
 
-  // `per_host` ranks share memory; the others reach each other by TCP, once they need to.
-  // `resume_ns` not 0: lost connections are made anew. `n_channels`: of the ranks of different
-  // hosts; jobs of a cluster of lone ranks are cut.
+  // `per_host` ranks share memory; the others connect by TCP when they first need to. `resume_ns`
+  // not 0: lost connections are made again. `n_channels`: between ranks of different hosts; jobs of
+  // a cluster with one rank per host are cut.
   Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1, int64_t resume_ns = 0,
           int n_channels = 1)
       : size_(size),
@@ -86,7 +86,7 @@ class Cluster {
     CHECK_EQ(Mesh::wakeups().late.load(), 0);
   }
 
-  // One rank's part in a call, with the memory it works on.
+  // One rank's part in a call, with its memory.
   struct Part {
     Job job;
     Bytes memory, output;
@@ -126,8 +126,8 @@ class Cluster {
   }
   // All ranks, each in a thread.
   void run_all(const Job& job);
-  // True once all paths between hosts are open at both ends. A connection is one earlier, before it
-  // has proven its key and the link uses it; a link that loses the last one it uses is lost.
+  // True once all paths between hosts are open at both ends. A connected path is not open before it
+  // has proved its key and the link uses it; a link that loses its last open path is lost.
   bool has_all_paths() const {
     for (const auto& mesh : meshes) {
       const auto state = mesh->state(kPatience);
@@ -147,14 +147,14 @@ class Cluster {
   std::vector<std::shared_ptr<Arena>> arenas;
   std::vector<std::shared_ptr<Mesh>> meshes;
   std::vector<Group*> groups;
-  std::vector<int> listeners;  // by rank, borrowed, where ranks of other hosts connect
+  std::vector<int> listeners;  // by rank, borrowed: listeners for ranks of other hosts
   static const std::vector<std::byte>& key() {
     static const std::vector<std::byte> key(32, std::byte{7});
     return key;
   }
   static constexpr uint64_t kEpoch = 77;
 
-  // The same plan over all channels, where ranks are alone on their hosts.
+  // The same plan over all channels, if each rank is alone on its host.
   std::shared_ptr<const Plan> cut(const std::shared_ptr<const Plan>& whole) const {
     if (n_channels_ == 1 || per_host_ > 1 || whole->by_pair) return whole;
     auto plan = std::make_shared<Plan>(*whole);
@@ -165,7 +165,7 @@ class Cluster {
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
 
-  // The first of a host makes its memory.
+  // The first rank of a host creates its memory.
   std::shared_ptr<Arena> arena_of(int rank) const {
     auto arena = std::make_shared<Arena>();
     const int first = rank / per_host_ * per_host_;
@@ -203,7 +203,7 @@ class Cluster {
   const int n_channels_;
 };
 
-// Runs `body` for each of `n` in a thread of its own, and waits for all.
+// Runs `body` for each of `n` in a separate thread, and waits for all.
 inline void in_threads(int n, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   for (int each = 0; each < n; ++each) threads.emplace_back([&body, each] { body(each); });

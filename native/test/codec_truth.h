@@ -1,5 +1,5 @@
-// What each codec must make of numbers, written out by hand: the one thing that a new codec adds to
-// its contract suite, test_codec.cc.
+// The numbers that each codec must produce, written out by hand. A new codec adds only this to its
+// contract suite, test_codec.cc.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@ using Floats = std::vector<float>;
 struct CodecTruth {
   Codec codec;
   uint32_t keep;
-  double gap;  // at most, between two neighbouring numbers, relative to the largest of a block
+  double gap;  // the largest between neighbouring numbers, relative to the largest of a block
   std::vector<std::byte> (*encode)(const Floats& elems);
-  // Of any bytes, also those that no encoder writes.
+  // For any bytes, even those that no encoder writes.
   Floats (*decode)(const std::vector<std::byte>& encoded, size_t n_elems);
 };
 
-// The 16-bit floats: of two as near the even one; a NaN keeps its sign and upper bits, made quiet.
+// The 16-bit floats: a tie goes to the even one; a NaN keeps its sign and upper bits, made quiet.
 
 inline uint16_t narrow_bits(Format format, float value) {
   if (!std::isnan(value)) return bits_of(format, value);
@@ -37,7 +37,7 @@ inline uint16_t narrow_bits(Format format, float value) {
   return static_cast<uint16_t>((bits >> 31) << 15 | exponent | quiet | fraction);
 }
 
-// A NaN that is not quiet may be made so.
+// A signalling NaN may be made quiet.
 inline float wide_number(Format format, uint16_t bits) {
   const double number = number_of(format, bits);
   if (!std::isnan(number)) return static_cast<float>(number);
@@ -63,7 +63,7 @@ Floats decode_16(const std::vector<std::byte>& encoded, size_t n_elems) {
 }
 
 // The Microscaling formats, from the text of OCP MX v1.0: an element is the nearest in the list of
-// all magnitudes, of two as near the one with the even code.
+// all magnitudes, of two equally near the one with the even code.
 
 struct MxFormat {
   int n_bits;
@@ -145,9 +145,9 @@ Floats decode_mx(const std::vector<std::byte>& encoded, size_t n_elems) {
   return elems;
 }
 
-// The largest elements of chunks of 4096: an index of 12 bits and a value for each.
+// The largest elements of chunks of 4096: a 12-bit index and a value for each.
 
-// Of 0, 3/4 and 3/2 the nearest, of two as near the lower. Codes: the sign, and whether it is 3/2.
+// The nearest of 0, 3/4 and 3/2; a tie goes to the lower. Codes: the sign, and whether it is 3/2.
 inline double two_bits(double scaled) {
   const double magnitude = std::fabs(scaled);
   return std::copysign(magnitude > 1.125 ? 1.5 : magnitude > 0.375 ? 0.75 : 0.0, scaled);
@@ -166,7 +166,7 @@ struct TopKFormat {
   }
 };
 
-// `value` in the `n_bits` from bit `at` on, the lowest first.
+// `value` in the `n_bits` from bit `at` on, lowest first.
 inline void put_bits(std::byte* into, size_t at, size_t n_bits, unsigned value) {
   for (size_t i = 0; i < n_bits; ++i)
     into[(at + i) / 8] |= static_cast<std::byte>((value >> i & 1) << (at + i) % 8);

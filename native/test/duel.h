@@ -1,5 +1,5 @@
-// One honest rank against a liar: rank 0 runs the engine, the test is rank 1 and writes its frames
-// by hand, rank 2 says nothing.
+// One honest rank against a liar: rank 0 runs the engine, the test writes the frames of rank 1 by
+// hand, and rank 2 is silent.
 #pragma once
 
 #include "test/check.h"
@@ -7,7 +7,7 @@
 
 namespace shoal::test {
 
-// A far end that takes whatever comes.
+// A far end that accepts every frame.
 class Silent final : public FrameSink {
  public:
   std::span<std::byte> receive_buffer(int, const Header& header) override {
@@ -31,7 +31,7 @@ class Silent final : public FrameSink {
 };
 
 // Rank 0 has posted a sharded all-reduce of three chunks of 20 segments. Its memory is overwritten
-// and freed the moment the call is over, as a caller may do.
+// and freed as soon as the call is over, as a caller may do.
 struct Duel {
   explicit Duel(bool shares_memory = false)
       : net(3, options_for(shares_memory)), slots(new std::byte[4 * Slots::kSlotBytes]) {
@@ -51,7 +51,7 @@ struct Duel {
     post(engine.add_group(7, {0, 1, 2}), first);
   }
   ~Duel() { engine.hooks.on_finished = {}; }
-  // From here on frame() and `call` are about this one.
+  // From now on frame() and `call` refer to this call.
   void post(Group& in, const Job& what) {
     group = &in;
     job = what;
@@ -106,7 +106,7 @@ struct Duel {
         if (reads) ends[peer]->pump(sink);
     }
   }
-  // The link with rank 1 is gone, for this reason; all else stands.
+  // The link with rank 1 is gone, for this reason; everything else is unchanged.
   void check_ended(const std::string& why) {
     CHECK(engine.state_of(1) == Engine::PeerState::kLost);
     CHECK(engine.state_of(2) == Engine::PeerState::kAlive);
@@ -125,7 +125,7 @@ struct Duel {
   std::shared_ptr<const Plan> plan;
   std::map<uint64_t, std::pair<std::unique_ptr<std::byte[]>, size_t>> lent;  // by the call's key
   std::shared_ptr<Call> call;
-  bool reads = true;  // the far ends take what comes
+  bool reads = true;  // the far ends accept frames
 };
 
 inline Frame with_place(Frame frame, const Place& place) {

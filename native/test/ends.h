@@ -1,4 +1,4 @@
-// Two makers of paths by themselves, in one thread.
+// Two path makers without meshes, in one thread.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ struct NoSink final : FrameSink {
   void broken(int, const Error& error) override { CHECK_EQ(error.text, ""); }
 };
 
-// One rank of two, with a link to the other.
+// One of two ranks, with a link to the other.
 struct End {
   static constexpr int64_t kResumeNs = 20 * kSecond;
 

@@ -10,7 +10,7 @@
 namespace shoal::test {
 namespace {
 
-constexpr size_t kRoom = 8192;  // bytes that a stream holds before it is full
+constexpr size_t kRoom = 8192;  // bytes that a stream holds when full
 constexpr int64_t kStepNs = kMillisecond;
 
 size_t size_of(const iovec* vectors, size_t n_vectors) {
@@ -94,7 +94,7 @@ void FakePipe::end(bool both) {
   if (both && !out().is_cut) net_.paths_.cut(rank_, peer_, path_);
 }
 
-// Before a stream falls mute, what it takes is confirmed at once.
+// Before a stream turns mute, the bytes that it takes are confirmed at once.
 Pipe::Silence FakePipe::silence() {
   if (out().mute_at == 0) return {};
   const int64_t since = static_cast<int64_t>(net_.now_ - out().mute_at) * kStepNs;
@@ -144,7 +144,7 @@ std::shared_ptr<FakeStreams>& FakePaths::streams(int a, int b, uint32_t path) {
   return streams_[at];
 }
 
-// What is on the way is lost from some byte on, acknowledgements too.
+// Bytes in flight are lost from some offset on, acknowledgements too.
 void FakePaths::cut(int a, int b, uint32_t path) {
   for (FakeStream& one_way : *streams(a, b, path)) {
     one_way.bytes.resize(net_.random_.below(one_way.bytes.size() + 1));
@@ -176,7 +176,7 @@ bool FakePaths::is_idle() const {
          });
 }
 
-// Either end says so, at a time of its own; both get the new one, each at a time of its own.
+// Each end reports it, and receives the new path, at different times.
 void FakePaths::want(int rank, int peer, uint32_t path) {
   const size_t at = index(std::min(rank, peer), std::max(rank, peer)) * Header::kMaxPaths + path;
   if (in_making_[at]) return;
@@ -216,7 +216,7 @@ void FakePaths::arrive(Arrival arrival) {
   auto pipe = std::make_unique<FakePipe>(net_, rank, peer, path, arrival.streams);
   if (link == nullptr) return;
   link->add_path(path, std::move(pipe), {});
-  link->dial();  // the others of a link that the peer began
+  link->dial();  // the other paths of a link that the peer began
 }
 
 }  // namespace shoal::test

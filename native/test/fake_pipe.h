@@ -13,18 +13,18 @@ namespace shoal::test {
 
 class FakeNet;
 
-// One way of one path between two ranks, as a kernel holds it.
+// One direction of one path between two ranks, as a kernel holds it.
 struct FakeStream {
   std::deque<std::byte> bytes;
-  bool is_ended = false;   // nothing more is written
-  bool is_cut = false;     // nor can it be; what is left may be read before the reader hears so
-  bool is_unread = false;  // its reader is gone
-  // Bytes get lost on the way from this step on, and nobody is told; 0: never.
+  bool is_ended = false;  // no more is written
+  bool is_cut = false;    // no more can be written; the rest can be read before the end is reported
+  bool is_unread = false;  // the reader is gone
+  // From this step on bytes in flight are lost without any report; 0: never.
   uint64_t mute_at = 0;
   bool has_swallowed = false;
 };
 
-// Both ways of one connection, by who writes: the lower rank, or the higher one.
+// Both directions of one connection, by writer: the lower rank, or the higher one.
 using FakeStreams = std::array<FakeStream, 2>;
 
 class FakePipe final : public Pipe {
@@ -44,10 +44,10 @@ class FakePipe final : public Pipe {
   FakeNet& net_;
   const int rank_, peer_;
   const uint32_t path_;
-  const std::shared_ptr<FakeStreams> streams_;  // of this connection: paths are made anew
+  const std::shared_ptr<FakeStreams> streams_;  // of this connection: paths are made again
 };
 
-// The paths of the network, and who makes them anew.
+// The paths of the network, and the maker that replaces lost ones.
 class FakePaths {
  public:
   explicit FakePaths(FakeNet& net, int n_ranks);
@@ -64,7 +64,7 @@ class FakePaths {
 
  private:
   struct End;
-  // What a rank's links hear of: by what it will be told, when.
+  // The news for a rank's links, with its times.
   struct Arrival {
     uint64_t due;
     int rank, peer;
@@ -82,8 +82,8 @@ class FakePaths {
   const int n_ranks_;
   std::vector<std::shared_ptr<FakeStreams>> streams_;  // by lower rank, higher rank and path
   std::vector<std::unique_ptr<End>> ends_;             // by rank
-  std::vector<PathLink*> links_;                       // by rank and peer; those that want paths
-  std::vector<bool> in_making_;                        // as streams_
+  std::vector<PathLink*> links_;  // by rank and peer; the links that want paths
+  std::vector<bool> in_making_;   // indexed as streams_
   std::deque<Arrival> arrivals_;
   uint64_t n_cut_ = 0, n_made_anew_ = 0;
 };

@@ -1,5 +1,5 @@
-// What tests of faults share: a call that does not end at once, a rough network, and words looked
-// for.
+// Shared by tests of faults: a call that does not end at once, a rough network, and a search in
+// error texts.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ inline Job large(Kind kind = Kind::kRingAllReduce, uint64_t n_elems = 3000) {
   return job;
 }
 
-// What did finish well is right, whatever happened to the rest.
+// Every call that succeeded has the right result, whatever happened to the others.
 inline void check_no_wrong_result(const std::vector<TestCall*>& calls, const World& world,
                                   uint64_t seed) {
   for (size_t at = 0; at < calls.size(); ++at) {

@@ -1,4 +1,4 @@
-// What a fold, and a division, must give for one element, written out by hand; and inputs for them.
+// The correct result of a fold or a division for one element, written out by hand; and inputs.
 //
 // Works on one element at a time: integers in 128 bits, float16 and bfloat16 as numbers (ldexp and
 // nearbyint), never by the bit tricks of the kernels.
@@ -56,7 +56,7 @@ inline uint16_t bits_of(Format format, double number) {
   exponent = std::max(exponent - 1, 1 - format.bias);
   const int unit = exponent - format.n_fraction_bits;
   const double n_units = std::nearbyint(std::ldexp(std::fabs(number), -unit));  // ties to even
-  // A carry out of the fraction goes on into the exponent, up to infinity.
+  // A carry out of the fraction increments the exponent, up to infinity.
   const double steps = n_units + std::ldexp(exponent - (1 - format.bias), format.n_fraction_bits);
   return sign | (steps >= infinity ? infinity : static_cast<uint16_t>(steps));
 }
@@ -242,7 +242,7 @@ inline uint64_t next_random(uint64_t& state) {  // splitmix64
   return mixed ^ (mixed >> 31);
 }
 
-// Bytes of one number (a complex has two), 0 for what is no float.
+// Bytes of one number (a complex has two), 0 for other than floats.
 inline size_t float_bytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -270,7 +270,7 @@ inline bool is_nan_at(DType dtype, const std::byte* at) {
   }
 }
 
-// Equal bits, or NaN on both sides: which NaN is left open.
+// Equal bits, or NaN on both sides, of any kind.
 inline bool same(DType dtype, const std::byte* left, const std::byte* right, size_t n_elems) {
   const size_t n_bytes = n_elems * size_of(dtype);
   if (n_bytes == 0 || std::memcmp(left, right, n_bytes) == 0) return true;
@@ -297,7 +297,7 @@ inline void put_number(DType dtype, std::byte* into, double number) {
   }
 }
 
-// A third any bits (NaN, denormals, all exponents), a third near each other (roundings, ties), a
+// A third random bits (NaN, denormals, all exponents), a third near each other (roundings, ties), a
 // third special numbers.
 inline void fill_floats(DType dtype, std::vector<std::byte>& bytes, size_t start, uint64_t& state) {
   constexpr double kInf = HUGE_VAL;
@@ -321,7 +321,7 @@ inline std::vector<std::byte> input(DType dtype, size_t n_elems, size_t start, u
     fill_floats(dtype, bytes, start, state);
     return bytes;
   }
-  const uint64_t n_values = dtype == DType::kBool ? 3 : 256;  // of a bool: 0, 1, and 2 is true too
+  const uint64_t n_values = dtype == DType::kBool ? 3 : 256;  // for bool: 0, 1 and 2 (also true)
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(next_random(state) % n_values);
   return bytes;
 }

@@ -1,4 +1,4 @@
-// Bytes as tests write them down.
+// Bytes as tests write them.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// Collectives to try on the engine: any algorithm of src/shoal/schedule, over any lengths.
+// Collectives to run on the engine: any algorithm of src/shoal/schedule, with any lengths.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace shoal::test {
 
-// How many seeds a test tries; SHOAL_SEEDS=50 in the environment tries fifty times as many.
+// The number of seeds a test tries; SHOAL_SEEDS=50 in the environment multiplies it by fifty.
 inline uint64_t seeds(uint64_t n) {
   const char* const factor = std::getenv("SHOAL_SEEDS");
   return factor == nullptr ? n : n * std::strtoull(factor, nullptr, 10);
@@ -27,7 +27,7 @@ struct Kind {
 
   bool operator==(const Kind&) const = default;
 
-  // Those that tests call by name.
+  // The ones that tests call by name.
   static const Kind kDirectAllReduce, kShardedAllReduce, kRingAllReduce;
   static const Kind kDirectBroadcast, kChainBroadcast;
   static const Kind kDirectAllGather, kRingAllGather;
@@ -49,12 +49,12 @@ struct Job {
   FoldOp op = FoldOp::kSum;
   int root = 0;
   std::string_view hosts = "";  // as in Recipe; empty: the first layout there is
-  bool is_uneven = false;       // blocks or chunks differ in length; the algorithm must take that
+  bool is_uneven = false;       // blocks or chunks differ in length; the algorithm must support it
   uint32_t segment_bytes = 64;
   Subject subject = 0;
   uint64_t seed = 0;  // of the data, and of uneven lengths
   Codec codec = Codec::kIdentity;
-  std::vector<int> places;  // which ranks share memory: the host of each; empty: none do
+  std::vector<int> places;  // the host of each rank, whose ranks share memory; empty: none do
 
   bool operator==(const Job&) const = default;
 
@@ -81,7 +81,7 @@ struct Job {
 
 // ---- codecs
 
-// The elements of a block; 1 without one.
+// The elements of a block; 1 without a codec.
 inline uint32_t block_of(Codec codec) {
   const auto narrow = narrow_for(codec, DType::kFloat32, FoldOp::kSum);
   return narrow ? narrow->block : 1;
@@ -93,7 +93,7 @@ inline uint32_t whole_blocks(uint32_t segment_bytes, Codec codec) {
   return (segment_bytes + n_block_bytes - 1) / n_block_bytes * n_block_bytes;
 }
 
-// A narrow codec that keeps all elements, in blocks shorter than these tests' calls.
+// A narrow codec that keeps all elements, in blocks shorter than the calls of these tests.
 inline Codec codec_of(uint64_t seed) {
   std::vector<Codec> all;
   for (size_t codec = 1; codec < kCodecs; ++codec)
@@ -138,7 +138,7 @@ inline ChunkLayout consecutive(const std::vector<uint64_t>& lengths, size_t item
   return layout;
 }
 
-// Of all ranks' blocks, or all chunks, those that a rank has.
+// The blocks or chunks that a rank has, of all ranks' blocks or of all chunks.
 inline std::vector<uint64_t> blocks_of(const Job& job, Blocks which, int rank,
                                        const std::vector<uint64_t>& lengths) {
   if (which == Blocks::kOwn) return {lengths[static_cast<size_t>(rank)]};
@@ -173,7 +173,7 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
 
 // ---- jobs
 
-// The job that runs this recipe, with op and lengths that it can do.
+// The job that runs this recipe, with a supported operation and lengths.
 inline Job job_of(const Recipe& recipe, Job like) {
   like.kind = {recipe.collective, recipe.algorithm};
   like.root = recipe.root;

@@ -1,4 +1,4 @@
-// Every implementation of Link, for the tests of what all of them promise.
+// Every implementation of Link, for the tests of link.h's contract.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,11 @@ struct Maker {
   std::unique_ptr<Pair> (*make)();
   size_t largest;  // payload that may be sent
   bool in_order = true;
-  bool lands = true;    // in memory named by receive_buffer(), not in its own
-  bool borrows = true;  // large payloads stay the caller's until sent()
+  bool lands = true;    // into receive_buffer()'s memory, not its own
+  bool borrows = true;  // large payloads belong to the caller until sent()
 };
 
-// A line here puts another implementation under the contract.
+// A line here adds another implementation to the contract's tests.
 inline const Maker kMakers[] = {
     {"fake", [] { return std::unique_ptr<Pair>(new FakePair(fake_options())); }, 1u << 20},
     {"fake with little room, late and in pieces",

@@ -1,4 +1,4 @@
-// Two connected ends of a link, and a sink that keeps what came: for the tests of links.
+// Two connected ends of a link, and a sink that records what arrived: for the tests of links.
 #pragma once
 
 #include <poll.h>
@@ -25,7 +25,7 @@ using Bytes = std::vector<std::byte>;
 
 inline constexpr uint64_t kEpoch = 77;
 
-// Of the frames that `rank` exchanges with `peer`.
+// For the frames that `rank` exchanges with `peer`.
 inline FrameKeys keys_of(int rank, int peer, uint64_t epoch = kEpoch,
                          std::string_view job_key = "the key of the tests") {
   return {std::as_bytes(std::span(job_key)), epoch, rank, peer};
@@ -41,7 +41,7 @@ inline Bytes random_bytes(FakeRandom& random, size_t n_bytes) {
   return bytes;
 }
 
-// Keeps what came, and holds the link to its word about when it may call.
+// Records what arrived, and checks that the link calls only when it may.
 class Recorder final : public FrameSink {
  public:
   struct Came {
@@ -100,12 +100,12 @@ class Recorder final : public FrameSink {
   int expected_peer = 0;
   std::vector<Came> came;
   std::map<uint64_t, int> n_sent, n_spoiled, n_released;
-  std::map<uint64_t, Moved> came_of;  // puts and gets that were under way
+  std::map<uint64_t, Moved> came_of;  // of completed puts and gets
   Error why;
-  bool is_over = false;  // broken, or closed by the test: nothing may be called any more
+  bool is_over = false;  // broken, or closed by the test: no more calls are allowed
   int n_receive_buffers = 0;
   bool refuses = false;
-  bool lacks_memory = false;  // the next time
+  bool lacks_memory = false;  // the next allocation fails
   std::unique_ptr<std::byte[]>& memory() {
     return receive_buffers[last_path];
   }  // of the last receive buffer
@@ -116,14 +116,14 @@ class Recorder final : public FrameSink {
   std::function<void(uint64_t)> on_sent, on_released;
 };
 
-// Two connected ends of one kind of link. End 0 talks to peer 1 and the other way round.
+// Two connected ends of one kind of link. End 0 talks to peer 1 and vice versa.
 struct Pair {
   virtual ~Pair() = default;
-  // What the progress thread does when a descriptor is ready. True if anything moved.
+  // Acts as the progress thread when a descriptor is ready. True if anything moved.
   virtual bool pump(int end) {
     return links[static_cast<size_t>(end)]->pump(sinks[static_cast<size_t>(end)]);
   }
-  // Waits, if the medium works in the background, which loopback does: a moment is enough. False if
+  // Waits, if the medium works in the background, as loopback does: a moment is enough. False if
   // there is nothing to wait for.
   virtual bool wait() {
     std::vector<pollfd> fds;
@@ -152,7 +152,7 @@ struct Pair {
   void settle() {
     run([] { return false; });
   }
-  // All waited for: what has come of it.
+  // The outcome of all pending moves, after a wait.
   Moved put(int end, const Bytes& from, const Remote& to) {
     const uint64_t token = next_token++;
     return ended(end, token, link(end).put(token, {}, from.data(), from.size(), to));
@@ -196,7 +196,7 @@ struct FakePair final : Pair {
   int64_t n_steps = 0;
 };
 
-// Of connections that are proven already.
+// Of connections that have proved the key.
 inline std::unique_ptr<TcpLink> link_over(int peer, const std::vector<int>& fds, FrameKeys keys) {
   auto link = std::make_unique<TcpLink>(peer, fds.size(), std::move(keys));
   for (size_t path = 0; path < fds.size(); ++path)
@@ -251,7 +251,7 @@ inline void check_came(const Recorder::Came& came, const Bytes& payload, uint32_
   CHECK(came.payload == payload);
 }
 
-// A TcpLink that reads what the test writes.
+// A TcpLink whose input the test writes.
 struct Stream {
   Stream() {
     const auto fds = unix_sockets();
@@ -264,7 +264,7 @@ struct Stream {
     for (int n = 0; n < 4 && !sink.is_over; ++n) link->pump(sink);
   }
 
-  // Sealed as the peer's frame `place`, and on the link the one that it says.
+  // Sealed as the peer's frame `place` on the connection, with the frame's own number on the link.
   void write_sealed(Header header, uint64_t place = 0) {
     const uint64_t sequence = header.type == FrameType::kAck ? 0 : header.sequence;
     header.seal = keys_of(0, 1).out(0).of(header, {place, sequence, header.acknowledged});
@@ -276,7 +276,7 @@ struct Stream {
   Recorder sink;
 };
 
-// The bytes of frames as a TcpLink writes them.
+// The bytes that a TcpLink writes for frames.
 inline Bytes bytes_of(const std::vector<Frame>& frames) {
   const auto fds = unix_sockets();
   const auto link = link_over(1, {fds[0]}, keys_of(0, 1));

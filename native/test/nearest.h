@@ -1,5 +1,5 @@
-// bfloat16 told in numbers, for tests: of the two around a float the nearer one is right. Both
-// distances are exact in double.
+// bfloat16 rounding in numbers, for tests: the nearer of the two neighbours of a float is right.
+// Both distances are exact in double.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ inline uint32_t bits_of(float value) {
   return bits;
 }
 
-// What a bfloat16 stands for; infinity counts as the number that would follow the largest.
+// The value of a bfloat16; infinity counts as the number that would follow the largest.
 inline double size_of_bfloat16(uint16_t bits) {
   const uint32_t magnitude = bits & 0x7fff;
   return magnitude == 0x7f80 ? std::ldexp(1.0, 128) : double{float_of(magnitude << 16)};
@@ -37,7 +37,7 @@ inline uint16_t nearest(float value) {
   return up < down ? above : below;
 }
 
-// The float that travels in the place of `value`.
+// The float that is sent for `value`.
 inline float rounded(float value) { return float_of(uint32_t{nearest(value)} << 16); }
 
 }  // namespace shoal::test

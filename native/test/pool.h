@@ -1,5 +1,5 @@
 // Calls of workers and servers: every stripe of the workers' buffers is cut over the servers, which
-// fold and send it back. Ranks from `n_workers` on are servers.
+// fold it and send it back. Ranks from `n_workers` on are servers.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct PoolJob {
   Codec codec = Codec::kIdentity;
   uint64_t seed = 0;
   Subject subject = 0;
-  bool is_uneven = false;  // chunks differ in length, as those of reducers of unlike weights do
+  bool is_uneven = false;  // chunks differ in length, like those of reducers with different weights
 
   int size() const { return n_workers + n_servers; }
   uint32_t n_chunks() const { return static_cast<uint32_t>(n_workers * n_servers); }
@@ -34,7 +34,7 @@ struct PoolJob {
            std::to_string(n_lanes) + "." + std::to_string(static_cast<int>(codec)) +
            (is_uneven ? " in uneven chunks of seed " + std::to_string(seed) : "");
   }
-  // For World, which knows calls by it.
+  // The job by which World identifies the calls.
   Job job() const {
     Job one;
     one.key = key;

@@ -30,7 +30,7 @@ class Pool {
     return world.post_plan(rank, *world.groups[static_cast<size_t>(rank)], job.job(),
                            plan_of(job, rank), input_of(job, rank), deadline_ns);
   }
-  // On all workers, with turns in between.
+  // On all workers, with turns between the posts.
   void post_all(const PoolJob& job) {
     for (const int rank : world.shuffled(n_workers_)) {
       calls.push_back({rank, job, &post(rank, job)});

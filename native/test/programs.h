@@ -1,5 +1,5 @@
-// The programs of all algorithms, and what collectives mean, from the file that the build has
-// tests/programs.py write from the schedules. That tells its format.
+// The programs of all algorithms, and the meaning of collectives, from the file that the build lets
+// tests/programs.py write from the schedules. Its docstring has the format.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 
 namespace shoal::test {
 
-// Reads one line from left to right. A line that is not as it should be throws.
+// Reads one line from left to right. Throws on a malformed line.
 class Cursor {
  public:
   explicit Cursor(std::string_view text) : rest_(text) {}
@@ -47,7 +47,7 @@ class Cursor {
     return value;
   }
   std::string_view word() { return upto(" "); }
-  std::string_view named(std::string_view name) {  // the word behind that one
+  std::string_view named(std::string_view name) {  // the word after that one
     if (word() != name) throw std::runtime_error("a line without " + std::string(name));
     return word();
   }
@@ -68,7 +68,7 @@ class Cursor {
   std::string_view rest_;
 };
 
-// Which blocks of a rank each a buffer has: reads and writes of schedule/collectives.py.
+// The blocks of a rank in each buffer: reads and writes of schedule/collectives.py.
 enum class Blocks { kNone, kOwn, kAll, kAtRoot };
 
 inline Blocks blocks_of(std::string_view name) {
@@ -78,17 +78,17 @@ inline Blocks blocks_of(std::string_view name) {
   return static_cast<Blocks>(found - std::begin(kNames));
 }
 
-// What a collective is, whichever algorithm does it.
+// The meaning of a collective, whichever algorithm runs it.
 struct Meaning {
   Blocks reads = Blocks::kNone, writes = Blocks::kNone;
-  std::string root_word;     // of its description: "from" or "to", or empty
+  std::string root_word;     // in its description: "from" or "to", or empty
   bool folds = false;        // by any operation
   bool folds_again = false;  // by max alone: contributions may come twice
 
   bool in_place() const { return reads == Blocks::kNone && writes == Blocks::kNone; }
 };
 
-// What a chunk of a result holds: a chunk of the contributions of some ranks, folded.
+// The contents of a result's chunk: a chunk of the contributions of some ranks, folded.
 struct Leaves {
   int first = 0, last = 0;
   uint32_t chunk = 0;
@@ -121,16 +121,16 @@ inline void add_step(ProgramBuilder& steps, std::string_view text, bool finishes
   if (!cursor.at_end()) throw std::runtime_error("more than a step: " + std::string(text));
 }
 
-// One algorithm over so many ranks: what it needs, and the steps of each rank.
+// One algorithm for one number of ranks: its requirements, and the steps of each rank.
 //
 // Threads: any.
 class Recipe {
  public:
   std::string collective, algorithm;
   int size = 0, root = 0;
-  std::string hosts;  // of every rank, "0,0,1"; empty where the algorithm does not ask
+  std::string hosts;  // of every rank, "0,0,1"; empty if the algorithm does not ask
   uint32_t n_chunks = 0;
-  bool takes_uneven = false;  // chunks (or blocks) of any lengths will do
+  bool takes_uneven = false;  // accepts chunks (or blocks) of any lengths
 
   // Of each chunk of a rank's result.
   std::vector<Leaves> leaves(int rank) const {
@@ -147,12 +147,12 @@ class Recipe {
     }
     return all;
   }
-  // For each scratch chunk of a rank, the chunk that is as long.
+  // For each scratch chunk of a rank, the chunk with the same length.
   std::vector<uint32_t> scratch(int rank) const {
     const std::string_view like = part(rank, 1);
     return like.empty() ? std::vector<uint32_t>() : Cursor(like).numbers();
   }
-  // `finishes`: with the Finish steps, where there are any.
+  // `finishes`: include the Finish steps, if there are any.
   std::shared_ptr<const Program> program(int rank, bool finishes) const {
     const std::lock_guard<std::mutex> lock(*making_);
     auto& made = made_[{rank, finishes}];
@@ -191,7 +191,7 @@ class Recipe {
 
 class Recipes {
  public:
-  // Those of the build; SHOAL_PROGRAMS in the environment names another file.
+  // The build's programs; SHOAL_PROGRAMS in the environment names another file.
   static const Recipes& all() {
     const char* const other = std::getenv("SHOAL_PROGRAMS");
     static const Recipes recipes(other == nullptr ? SHOAL_TEST_PROGRAMS : other);
@@ -210,7 +210,7 @@ class Recipes {
     }
   }
 
-  // `hosts` empty: the first layout there is.
+  // `hosts` empty: the first available layout.
   const Recipe& find(std::string_view collective, std::string_view algorithm, int size, int root,
                      std::string_view hosts) const {
     for (const Recipe* recipe : of_size(size)) {

@@ -27,7 +27,7 @@ inline int listen_on_loopback() {
   return listener;
 }
 
-// Where a socket is bound to.
+// The address that a socket is bound to.
 inline Address address_of(int fd) {
   Address address;
   address.length = sizeof(address.at);
@@ -35,7 +35,7 @@ inline Address address_of(int fd) {
   return address;
 }
 
-// A blocking connection to there.
+// A blocking connection to that address.
 inline int connect_to(const Address& there) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CHECK_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&there.at), there.length), 0);

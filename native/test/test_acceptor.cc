@@ -1,4 +1,4 @@
-// Who listens for the life of a job.
+// The listener for the life of a job.
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 namespace shoal::test {
 
-TEST("who cannot watch a listener now tries again") {
+TEST("a listener that could not be watched for want of a descriptor is retried") {
   const int listener = listen_on_loopback();
   const int watches = open("/dev/null", O_RDONLY | O_CLOEXEC);  // takes no watch
   Acceptor acceptor(

@@ -1,4 +1,4 @@
-// What calls and peers may take is bounded: scratch, groups that only others know, tags.
+// Bounds on what calls and peers may take: scratch, groups created by others only, tags.
 #include "test/check.h"
 #include "test/duel.h"
 
@@ -6,7 +6,7 @@ namespace shoal::test {
 namespace {
 
 TEST("calls that need scratch take it in turn, under the staging ceiling") {
-  // The last is so slow that most of the calls wait for longer than a stuck one may.
+  // The last call is so slow that most calls wait for longer than a stuck one may.
   for (const auto& [shares_memory, step_ns] :
        {std::pair{false, kMillisecond}, {true, kMillisecond}, {false, 20 * kMillisecond}}) {
     World::Options options;
@@ -41,7 +41,7 @@ TEST("calls that need scratch take it in turn, under the staging ceiling") {
   }
 }
 
-TEST("ranks that start calls in different orders do not wait for each other's scratch for ever") {
+TEST("ranks that start calls in different orders do not deadlock on scratch") {
   World::Options options;
   options.engine.staging_bytes = 64u << 10;  // no call's scratch fits
   World world(2, options);
@@ -59,7 +59,7 @@ TEST("ranks that start calls in different orders do not wait for each other's sc
   for (const TestCall* call : calls) CHECK(call->ok());
 }
 
-TEST("words about groups that this rank never made are not kept without bound") {
+TEST("messages about groups that this rank never made are kept within a bound") {
   {
     Duel duel;
     const size_t before = duel.engine.n_groups();
@@ -85,7 +85,7 @@ TEST("words about groups that this rank never made are not kept without bound") 
   CHECK(duel.engine.n_groups() < 5000);
 }
 
-TEST("a group that was ended before it was made counts no longer once it is") {
+TEST("a group that was ended before it was made frees its place in the bound once it is made") {
   World::Options options;
   options.idles = 0;
   World world(2, options);
@@ -97,12 +97,12 @@ TEST("a group that was ended before it was made counts no longer once it is") {
   CHECK(world.engine(1).state_of(0) == Engine::PeerState::kAlive);
 }
 
-TEST("closed groups are remembered for a while, not for ever") {
+TEST("closed groups are remembered for a limited time") {
   Duel duel;
   for (uint64_t id = 100; id < 100'100; ++id)
     duel.engine.drop_group(duel.engine.add_group(id, {0, 1}));
   CHECK(duel.engine.n_groups() < 70'000);
-  // A late frame of one of the last is still known to be late.
+  // A late frame of a recently closed group is still recognised as late.
   Frame notice = duel.frame(FrameType::kPost);
   notice.header.group = 100'099;
   const size_t before = duel.engine.n_groups();
@@ -110,7 +110,7 @@ TEST("closed groups are remembered for a while, not for ever") {
   CHECK_EQ(duel.engine.n_groups(), before);
 }
 
-TEST("late frames of calls that ended long ago are let go, however many") {
+TEST("late frames of calls that ended long ago are dropped, however many") {
   Duel duel;
   Group& group = *duel.group;
   Job job;
@@ -130,7 +130,7 @@ TEST("late frames of calls that ended long ago are let go, however many") {
   CHECK(duel.engine.state_of(1) == Engine::PeerState::kAlive);
 }
 
-TEST("a group counts so many tags and then refuses new ones in words") {
+TEST("a group refuses a new tag beyond its limit, with a reason") {
   World::Options options;
   options.engine.most_tags = 10;
   World world(2, options);
@@ -157,7 +157,7 @@ TEST("a group counts so many tags and then refuses new ones in words") {
   world.run_steps(10);
 }
 
-TEST("a peer that asks for answers and reads none of them ends its link, not our memory") {
+TEST("a peer that requests replies and reads none loses its link before our memory runs out") {
   for (const FrameType type : {FrameType::kAsk, FrameType::kAbort, FrameType::kOffer}) {
     const bool is_offer = type == FrameType::kOffer;
     Duel duel(is_offer);

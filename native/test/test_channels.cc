@@ -1,4 +1,4 @@
-// Calls that are cut over several channels: the same bits, the same ends, and nobody sleeps on.
+// Calls that are cut over several channels: the same bits, the same ends, and no lost wake-up.
 #include <linux/filter.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ bool is_over(const Cluster::Part& part) {
   return eventually([&] { return part.call->is_over(); });
 }
 
-TEST("the lanes of a chunk are all of its segments, each once") {
+TEST("the lanes of a chunk cover each of its segments exactly once") {
   FakeRandom random(5);
   for (int turn = 0; turn < 300; ++turn) {
     const uint64_t n_bytes = 16 * random.below(80);
@@ -57,7 +57,7 @@ TEST("the lanes of a chunk are all of its segments, each once") {
   }
 }
 
-TEST("calls that are cut over channels have the results of calls that are not") {
+TEST("a call that is cut over channels gives the same result as one that is not") {
   for (const int n_channels : {2, 3}) {
     for (const int size : {2, 3, 4}) {
       Cluster cluster(size, 1, 0, 1, 0, n_channels);
@@ -67,7 +67,7 @@ TEST("calls that are cut over channels have the results of calls that are not") 
   }
 }
 
-TEST("many threads that make calls, cut and whole, on each rank all come to an end") {
+TEST("many threads on each rank finish all their calls, cut or not") {
   for (const int64_t spin_ns : {int64_t{0}, 50 * kSecond / 1'000'000}) {
     Cluster cluster(3, 1, spin_ns, 1, 0, 2);
     constexpr int kThreads = 3;
@@ -87,16 +87,16 @@ TEST("many threads that make calls, cut and whole, on each rank all come to an e
   }
 }
 
-TEST("two paths for each of two channels carry calls that are cut, also when one is cut off") {
+TEST("two paths per channel carry calls that are cut, even after one path is lost") {
   Cluster cluster(2, 1, 0, 2, 0, 2);
   cluster.run_all(large(1));
-  // Both ends of each; those who asked for one have hung up.
+  // Both ends of each; connections that only requested one are closed.
   CHECK(eventually([&] { return cluster.has_all_paths() && connections().size() == 8; }));
   shutdown(connections().back(), SHUT_RDWR);
   for (uint64_t key = 2; key < 10; ++key) cluster.run_all(large(key));
 }
 
-TEST("whoever waits for some call to end hears of one that is cut, and counts it once") {
+TEST("a thread that waits for any call to end is woken by one that is cut, once") {
   Cluster cluster(2, 1, 0, 1, 0, 3);
   for (uint64_t key = 1; key < 30; ++key) {
     const auto part = cluster.post(0, large(key), true);
@@ -110,14 +110,14 @@ TEST("whoever waits for some call to end hears of one that is cut, and counts it
   }
 }
 
-// Two ranks with two channels, and what connects them.
+// Two ranks with two channels, and their connections.
 struct Linked {
   Linked() : cluster(2, 1, 0, 1, 0, 2) {
     in_threads(2, [&](int rank) {
       const auto whole = cluster.post(rank, large(0), false, true);
       CHECK(cluster.wait(rank, *whole));
     });
-    CHECK(eventually([] { return connections().size() == 2; }));  // who asked has hung up
+    CHECK(eventually([] { return connections().size() == 2; }));  // requests are closed
     first = connections();
     cluster.run_all(large(1));
     CHECK(eventually([] { return connections().size() == 4; }));
@@ -145,7 +145,7 @@ void check_all_end_alike(Fault fault, const std::function<void(Linked&)>& happen
     CHECK_EQ(part->call->outcome().peer, first.peer);
     CHECK(!part->call->outcome().doing.empty());
   }
-  for (const bool is_whole : {false, true}) {  // nor does anything begin any more
+  for (const bool is_whole : {false, true}) {  // no later call begins either
     const auto late = cluster.post(0, large(4), true, is_whole);
     CHECK(is_over(*late));
     CHECK(late->call->outcome().fault == fault);
@@ -153,19 +153,19 @@ void check_all_end_alike(Fault fault, const std::function<void(Linked&)>& happen
   CHECK(eventually([&] { return bool{cluster.meshes[1]->abort_of(*cluster.groups[1])}; }));
 }
 
-TEST("the loss of one channel's connection ends the group in all channels, in the same words") {
+TEST("the loss of one channel's connection ends the group in all channels with the same reason") {
   check_all_end_alike(Fault::kPeerLost, [](Linked& pair) { shutdown(pair.second[0], SHUT_RDWR); });
   check_all_end_alike(Fault::kPeerLost, [](Linked& pair) { shutdown(pair.first[0], SHUT_RDWR); });
 }
 
-TEST("an abort here and an abort there end the group in all channels, in the same words") {
+TEST("a local abort and a remote abort end the group in all channels with the same reason") {
   for (const size_t rank : {0u, 1u})
     check_all_end_alike(Fault::kClosed, [&](Linked& pair) {
       pair.cluster.meshes[rank]->abort_group(*pair.cluster.groups[rank], "enough");
     });
 }
 
-TEST("a deadline of one lane is that of the call, and both channels tell of it") {
+TEST("a lane's deadline is its call's deadline, and both channels report it") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   Group& group = *cluster.groups[0];
   const auto plan = cluster.cut(plan_of(large(1), 0, 2));
@@ -184,7 +184,7 @@ TEST("a deadline of one lane is that of the call, and both channels tell of it")
   CHECK_EQ(std::get<List>(more.is).size(), 1);
 }
 
-// The same where the second channel takes what it is given and brings nothing.
+// The same with a second channel that accepts bytes and delivers none.
 class HalfDeaf {
  public:
   HalfDeaf() {
@@ -193,7 +193,7 @@ class HalfDeaf {
     for (const int end : pair_.second)
       CHECK_EQ(setsockopt(end, SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
   }
-  // Makes a call that is cut, of which one lane cannot end.
+  // Makes a call that is cut, with one lane that cannot end.
   void post(int64_t timeout_of_0 = kPatience) {
     for (const size_t rank : {0u, 1u}) {
       const int own = static_cast<int>(rank);
@@ -213,7 +213,7 @@ class HalfDeaf {
       CHECK(eventually([&] { return call->is_over(); }));
       CHECK(call->outcome().fault == fault);
     }
-    for (Bytes& memory : memories_) memory = {};  // it is the caller's again
+    for (Bytes& memory : memories_) memory = {};  // it belongs to the caller again
     for (size_t rank = 0; rank < 2; ++rank) {
       Bytes memory = input_of(large(3), 0, 2);
       const auto late = meshes()[rank]->post(
@@ -237,13 +237,13 @@ class HalfDeaf {
   std::array<Bytes, 2> memories_;
 };
 
-TEST("a deadline that passes on one channel when the other is done ends the call and the group") {
+TEST("a deadline on one channel after the other is done ends the call and the group") {
   HalfDeaf pair;
   pair.post(kSecond);
   pair.check_ended(Fault::kTimedOut);
 }
 
-TEST("a peer that dies when one lane is done and another is not ends the call and the group") {
+TEST("a peer that dies when only one lane is done ends the call and the group") {
   for (const bool all_at_once : {false, true}) {
     HalfDeaf pair;
     pair.post();
@@ -253,7 +253,7 @@ TEST("a peer that dies when one lane is done and another is not ends the call an
   }
 }
 
-TEST("ranks that call different things, one of them cut, both say what both called") {
+TEST("where ranks make different calls, one of them cut, both report what both called") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   const auto cut = cluster.post(0, large(1), true);
   const auto other = cluster.post(1, large(1, Kind::kDirectBroadcast, 40), true, true);
@@ -262,7 +262,7 @@ TEST("ranks that call different things, one of them cut, both say what both call
   CHECK_EQ(cut->call->outcome().text, other->call->outcome().text);
 }
 
-TEST("who closes a group for itself tells nobody, over no channel") {
+TEST("closing a group locally sends nothing on any channel") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   std::vector<Group*> part;
   for (const auto& mesh : cluster.meshes) part.push_back(&mesh->add_group(8, {0, 1}));
@@ -271,11 +271,11 @@ TEST("who closes a group for itself tells nobody, over no channel") {
   CHECK(!cluster.meshes[1]->abort_of(*part[1]));
 }
 
-TEST("a group that has ended before it is made here has ended in all channels") {
+TEST("a group that ended before it was made here has ended in all channels") {
   Cluster cluster(2, 1, 0, 1, 0, 3);
   Group& there = cluster.meshes[1]->add_group(8, {0, 1});
   cluster.meshes[1]->abort_group(there, "enough");
-  for (uint64_t key = 1; key < 5; ++key) cluster.run_all(large(key));  // the words are here
+  for (uint64_t key = 1; key < 5; ++key) cluster.run_all(large(key));  // the reports are here
   Group& here = cluster.meshes[0]->add_group(8, {0, 1});
   const auto plan = cluster.cut(plan_of(large(1), 0, 2));
   Bytes memory = input_of(large(1), 0, 2);
@@ -285,7 +285,7 @@ TEST("a group that has ended before it is made here has ended in all channels") 
   CHECK(call->outcome().fault == Fault::kClosed);
 }
 
-TEST("closing a mesh ends waits for calls that are cut") {
+TEST("closing a mesh ends the waits for calls that are cut") {
   Cluster cluster(2, 1, 0, 1, 0, 3);
   const auto part = cluster.post(0, large(1));
   std::thread waiter([&] { CHECK(!cluster.wait(0, *part)); });
@@ -297,7 +297,7 @@ TEST("closing a mesh ends waits for calls that are cut") {
   CHECK(part->call->outcome().fault == Fault::kClosed);
 }
 
-TEST("a rank that leaves after its last call lets the others end theirs, over every channel") {
+TEST("a rank that leaves after its last call lets the others finish theirs on every channel") {
   for (int turn = 0; turn < 20; ++turn) {
     Cluster cluster(2, 1, 0, 1, 0, 2);
     const auto part = cluster.post(1, large(1), true);
@@ -309,7 +309,7 @@ TEST("a rank that leaves after its last call lets the others end theirs, over ev
   }
 }
 
-TEST("in a forked child no channel is of any use, and the parent's go on") {
+TEST("a forked child cannot use any channel, and the parent's still work") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   const auto part = cluster.post(0, large(1), true);
   const pid_t child = fork();
@@ -322,7 +322,7 @@ TEST("in a forked child no channel is of any use, and the parent's go on") {
   CHECK(Cluster::is_right(*part, 0, 2));
 }
 
-TEST("lanes share the scratch of their call, which counts once under the ceiling") {
+TEST("lanes share their call's scratch, which counts once toward the ceiling") {
   Lanes lanes(2);
   const auto one = lanes.scratch(1000);
   CHECK(one != nullptr);
@@ -335,7 +335,7 @@ TEST("lanes share the scratch of their call, which counts once under the ceiling
   CHECK_EQ(call.scratch_share(), 501);
 }
 
-TEST("channels share the ceiling of the staging") {
+TEST("channels share the ceiling on staging") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   const auto state = cluster.meshes[0]->state(kPatience);
   const auto ceiling_of = [](const Value& told) {

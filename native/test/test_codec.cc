@@ -1,5 +1,5 @@
 // The contract of all codecs, on every instruction set of this machine: against the numbers of
-// codec_truth.h, and the properties on which the same bits on all ranks rest.
+// codec_truth.h, and the properties by which all ranks have the same bits.
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -26,7 +26,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// Each exponent with fractions near what decides, both signs; NaNs, infinities, denormals, zeros.
+// Each exponent with fractions near the ties, of both signs; NaNs, infinities, denormals, zeros.
 Floats awkward_floats() {
   Floats floats;
   for (uint32_t upper = 0; upper < 0x10000; upper += 0x20)
@@ -83,7 +83,7 @@ std::vector<Floats> inputs() {
   return all;
 }
 
-// An input, what it is encoded to, and how it arrives.
+// An input, its encoded form, and its decoded form.
 struct Case {
   Floats floats;
   Bytes encoded;
@@ -101,7 +101,7 @@ const std::vector<Case>& cases_of(const CodecTruth& truth) {
   return cases;
 }
 
-// Bytes that begin `start` bytes behind an aligned address, with a guard behind their end.
+// Bytes that begin `start` bytes after an aligned address, with a guard after their end.
 struct Room {
   Room(size_t n, size_t start)
       : n_bytes(n), all(start + n + 64, std::byte{0xa5}), at(&all[start]) {}
@@ -122,7 +122,7 @@ struct Room {
   std::byte* at;
 };
 
-// All NaNs count as one: which of two is kept differs between instruction sets.
+// All NaNs count as one, because which of two is kept differs between instruction sets.
 bool same(const Floats& a, const std::byte* b) {
   for (size_t i = 0; i < a.size(); ++i) {
     const auto other = get<float>(b + 4 * i);
@@ -161,7 +161,7 @@ Floats floats_of(const Bytes& bytes) {
   return floats;
 }
 
-// Floats as a codec leaves them, from any bytes.
+// Floats that a codec produces from any bytes.
 Floats decoded(const Narrow& codec, const Bytes& bytes, size_t n_elems) {
   Floats floats(n_elems);
   codec.decode(codec, reinterpret_cast<std::byte*>(floats.data()), bytes.data(), n_elems);
@@ -170,7 +170,7 @@ Floats decoded(const Narrow& codec, const Bytes& bytes, size_t n_elems) {
 
 }  // namespace
 
-TEST("every codec has a truth, and every kernel a row in all instruction sets") {
+TEST("every codec has a reference, and every kernel a row for each instruction set") {
   for (const Kernels* kernels : kernels_here())
     for (size_t codec = 0; codec < kCodecs; ++codec) {
       bool has_truth = false;
@@ -179,7 +179,7 @@ TEST("every codec has a truth, and every kernel a row in all instruction sets") 
     }
 }
 
-TEST("encoding gives the bytes of the truth") {
+TEST("encoding gives the bytes of the reference") {
   for_all([](const Narrow& codec, const CodecTruth& truth, size_t start) {
     bool is_right = true;
     for (const Case& one : cases_of(truth)) {
@@ -192,7 +192,7 @@ TEST("encoding gives the bytes of the truth") {
   });
 }
 
-TEST("any bytes are decoded to the numbers of the truth, and nothing is written beyond them") {
+TEST("any bytes decode to the reference's numbers, and nothing is written past the end") {
   for_all([](const Narrow& codec, const CodecTruth& truth, size_t start) {
     bool is_right = true;
     for (const size_t n_elems : {0, 1, 5, 32, 33, 100, 4096, 5000, 70000}) {
@@ -206,7 +206,7 @@ TEST("any bytes are decoded to the numbers of the truth, and nothing is written 
   });
 }
 
-TEST("rounding again what was rounded changes nothing, whatever it was") {
+TEST("rounding a rounded value again changes nothing") {
   std::vector<Floats> all = {awkward_floats()};
   for (uint64_t seed = 0; seed < 10; ++seed) all.push_back(alike_floats(20000 * 32 + 5, seed));
   for_all([&](const Narrow& codec, const CodecTruth&, size_t start) {
@@ -225,7 +225,7 @@ TEST("rounding again what was rounded changes nothing, whatever it was") {
   });
 }
 
-TEST("rounding in place is encoding and decoding") {
+TEST("rounding in place equals encoding and decoding") {
   for_all([](const Narrow& codec, const CodecTruth& truth, size_t start) {
     bool is_right = true;
     for (const Case& one : cases_of(truth)) {
@@ -237,14 +237,14 @@ TEST("rounding in place is encoding and decoding") {
   });
 }
 
-TEST("a fold of what is encoded adds the decoded numbers in float32, in place or not") {
+TEST("a fold of encoded data adds the decoded numbers in float32, in place or not") {
   for_all([](const Narrow& codec, const CodecTruth& truth, size_t start) {
     bool is_right = true;
     for (const Case& one : cases_of(truth)) {
       const size_t n_elems = one.floats.size();
       const Floats before(one.floats.rbegin(), one.floats.rend());
       Floats sums = one.arrived;
-      // An element that a codec drops is not touched: -0 stays, where +0 added would take its sign.
+      // An element that a codec drops is not touched: -0 stays, where adding +0 gives +0.
       for (size_t i = 0; i < n_elems; ++i)
         sums[i] = truth.keep > 0 && sums[i] == 0 ? before[i] : before[i] + sums[i];
       Room left(before, start), out(4 * n_elems, start);
@@ -258,7 +258,7 @@ TEST("a fold of what is encoded adds the decoded numbers in float32, in place or
   });
 }
 
-TEST("the bytes of whole blocks add up, and so do their elements' bytes on the wire") {
+TEST("the bytes of whole blocks add up, and so do the wire bytes of their elements") {
   const Floats floats = alike_floats(20000, 3);
   for_all([&](const Narrow& codec, const CodecTruth& truth, size_t) {
     const size_t n_first = 2 * size_t{codec.block};
@@ -305,7 +305,7 @@ Room rounded_at_random(const Narrow& codec, const Floats& floats, size_t start, 
   return data;
 }
 
-TEST("random bits are those of lowbias32, computed by its formula elsewhere") {
+TEST("random bits match lowbias32 as another implementation computes it") {
   CHECK_EQ(mixed(1), 0x688990c0U);
   CHECK_EQ(mixed(0xdeadbeef), 0xe628c683U);
   CHECK_EQ(salt_of(0), 0xae6f80f1U);
@@ -314,7 +314,7 @@ TEST("random bits are those of lowbias32, computed by its formula elsewhere") {
   CHECK_EQ(random_bits(salt_of(7), (1ULL << 32) + 2), 0x27cb7811U);
 }
 
-TEST("what was rounded at random is encoded as it is, with the same bits on each instruction set") {
+TEST("values rounded at random are encoded unchanged, with the same bits on each instruction set") {
   const std::vector<Floats> all = inputs();
   for_all([&](const Narrow& codec, const CodecTruth& truth, size_t start) {
     bool is_right = true;
@@ -330,7 +330,7 @@ TEST("what was rounded at random is encoded as it is, with the same bits on each
   });
 }
 
-TEST("what was rounded to nearest is not rounded at random") {
+TEST("values rounded to nearest are not rounded at random") {
   for_all([](const Narrow& codec, const CodecTruth& truth, size_t start) {
     bool is_right = true;
     for (const Case& one : cases_of(truth))
@@ -340,7 +340,7 @@ TEST("what was rounded to nearest is not rounded at random") {
   });
 }
 
-TEST("random bits depend on the seed and the place in the buffer, not on how it is cut") {
+TEST("random bits depend on the seed and the offset in the buffer, not on how it is cut") {
   const Floats floats = alike_floats(20000, 4);
   for_all([&](const Narrow& codec, const CodecTruth& truth, size_t start) {
     if (truth.keep > 0) return true;  // it rounds to nearest
@@ -354,7 +354,7 @@ TEST("random bits depend on the seed and the place in the buffer, not on how it 
   });
 }
 
-TEST("the mean of many random roundings is the value, and there are two outcomes around it") {
+TEST("random rounding has two outcomes around the value, and the value as its mean") {
   constexpr size_t kElems = 64;
   constexpr int kTimes = 4000;
   Floats floats;
@@ -378,7 +378,7 @@ TEST("the mean of many random roundings is the value, and there are two outcomes
     bool is_right = true;
     for (size_t i = 0; i < kElems; ++i) {
       const double value = floats[i], low = *outcomes[i].begin(), high = *outcomes[i].rbegin();
-      // One that is too rare may not have come.
+      // An outcome that is too rare may not occur.
       const bool both = outcomes[i].size() == 2 && low <= value && value <= high;
       const double most = truth.gap * (i < 32 ? 1.0 : 2.0);
       const double gap = both ? high - low : most;
@@ -402,7 +402,7 @@ Bits encoded(Codec codec, uint32_t bits) {
   return out;
 }
 
-TEST("denormals, ties, the largest number and NaN are encoded as the docs say") {
+TEST("denormals, ties, the largest number and NaN are encoded as documented") {
   const auto bfloat16 = [](uint32_t bits) { return encoded<uint16_t>(Codec::kBfloat16, bits); };
   CHECK_EQ(bfloat16(0x3f808000), 0x3f80);  // 1 + 2^-8: tie, down to even
   CHECK_EQ(bfloat16(0x3f818000), 0x3f82);  // 1 + 2^-7 + 2^-8: tie, up to even
@@ -422,7 +422,7 @@ TEST("denormals, ties, the largest number and NaN are encoded as the docs say") 
   CHECK_EQ(float16(0xb3000001), 0x8001);
 }
 
-TEST("a codec is for sums of float32 and nothing else") {
+TEST("a codec accepts sums of float32 only") {
   for (const CodecTruth& truth : kCodecTruths)
     for (size_t dtype = 0; dtype < kDTypes; ++dtype)
       for (size_t op = 0; op < kFoldOps; ++op) {

@@ -1,5 +1,5 @@
-// What a server's death leaves: segments that hold the result whole, segments that hold the input
-// whole, and no worker that is done before all have everything.
+// The state that a server's death leaves: each segment holds the whole result or the whole input,
+// and no worker is done before all have everything.
 #include "test/cluster.h"
 #include "test/duel.h"
 #include "test/pool_world.h"
@@ -17,15 +17,15 @@ bool is_full(const PoolJob& job, const Landed& landed) {
   return true;
 }
 
-// What is wrong with memory that a failed call has left; empty if nothing.
+// A fault in the memory that a failed call has left; empty if there is none.
 std::string wrong_with(const PoolJob& job, int rank, const Landed& landed, const Bytes& left) {
   const ChunkLayout data = layout_of(job);
   const Bytes input = input_of(job, rank), result = expected(job);
   if (landed.size() != job.n_chunks()) return "chunks are missing";
-  std::vector<bool> is_told(job.n_chunks(), false);
+  std::vector<bool> is_reported(job.n_chunks(), false);
   for (const auto& [chunk, bits] : landed) {
-    if (is_told[chunk]) return "a chunk is told of twice";
-    is_told[chunk] = true;
+    if (is_reported[chunk]) return "a chunk is reported twice";
+    is_reported[chunk] = true;
     const uint64_t n_segments = (data.n_bytes[chunk] + job.segment_bytes - 1) / job.segment_bytes;
     if (bits.size() != (n_segments + 7) / 8) return "a bitmap has a wrong length";
     for (uint64_t segment = 0; segment < n_segments; ++segment) {
@@ -41,12 +41,12 @@ std::string wrong_with(const PoolJob& job, int rank, const Landed& landed, const
                (is_here ? " landed and is not the result" : " did not land and is not the input");
     }
     for (uint64_t bit = n_segments; bit < 8 * bits.size(); ++bit)
-      if ((bits[bit / 8] >> bit % 8 & 1) != 0) return "a segment landed that there is not";
+      if ((bits[bit / 8] >> bit % 8 & 1) != 0) return "a segment landed that does not exist";
   }
   return {};
 }
 
-// All calls of a pool are over, some of its servers gone.
+// All calls of a pool are over, and some of its servers are gone.
 void check_landed(const Pool& pool, const std::string& where) {
   std::map<uint64_t, std::pair<bool, bool>> by_key;  // some succeeded; all hold everything
   for (const auto& [rank, job, call] : pool.calls) {
@@ -68,7 +68,7 @@ PoolJob small_job(uint64_t seed) {
   FakeRandom random(seed);
   PoolJob job{2 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed / 3 % 2)};
   job.n_elems = 1 + random.below(400);
-  if (seed % 8 == 1) {  // chunks that are pages of their own, which a peer might write to
+  if (seed % 8 == 1) {  // chunks on pages of their own, which a peer may write to
     job.n_elems = 1024 * job.n_chunks();
     job.segment_bytes = 2048;
   }
@@ -78,7 +78,7 @@ PoolJob small_job(uint64_t seed) {
   return job;
 }
 
-// Two calls, and who dies when so many frames have been sent. How many are sent in all.
+// Two calls, and the rank that dies after this many frames. Returns the number of frames sent.
 uint64_t die_at(uint64_t seed, uint64_t frame, const World::Options& options) {
   PoolJob job = small_job(seed);
   if (!options.net.shares_memory && seed % 4 == 0) {
@@ -105,7 +105,7 @@ uint64_t die_at(uint64_t seed, uint64_t frame, const World::Options& options) {
   return n_sent;
 }
 
-TEST("a server that dies at any frame leaves each segment as result or input, and no call half") {
+TEST("a server that dies at any frame leaves each segment as result or input, in every call") {
   for (uint64_t seed = 0; seed < seeds(10); ++seed) {
     const World::Options options = options_for(seed);
     const uint64_t n_frames = die_at(seed, ~uint64_t{0}, options);
@@ -113,7 +113,7 @@ TEST("a server that dies at any frame leaves each segment as result or input, an
   }
 }
 
-TEST("the same over paths that break, and where segments come out of order") {
+TEST("the same holds over paths that break, with segments out of order") {
   for (uint64_t seed = 100; seed < 100 + seeds(6); ++seed) {
     World::Options options;
     options.net.seed = seed;
@@ -127,7 +127,7 @@ TEST("the same over paths that break, and where segments come out of order") {
   }
 }
 
-TEST("a call that never began has landed nothing") {
+TEST("a call that never began has committed no segment") {
   Pool pool(2, 1, {});
   pool.world.kill(2);
   pool.world.run_steps(20);
@@ -135,7 +135,7 @@ TEST("a call that never began has landed nothing") {
   job.n_elems = 100;
   pool.post_all(job);
   CHECK(pool.world.run_all());
-  pool.post_all(job);  // the group has ended: this one is refused
+  pool.post_all(job);  // the group has ended: this call is refused
   for (const auto& [rank, of, call] : pool.calls) {
     CHECK(call->error.fault == Fault::kPeerLost);
     for (const auto& [chunk, bits] : landed_of(*call->handle))
@@ -143,7 +143,7 @@ TEST("a call that never began has landed nothing") {
   }
 }
 
-TEST("a worker waits for those that lack results, and says so at its deadline") {
+TEST("a worker waits for workers that miss results, and names them at its deadline") {
   World::Options options;
   options.idles = 0;
   Pool pool(2, 1, options);
@@ -162,7 +162,7 @@ TEST("a worker waits for those that lack results, and says so at its deadline") 
   CHECK(!second.ok());
 }
 
-TEST("a server that leaves in good order before all have committed ends what waits for it") {
+TEST("a server that leaves before all workers have committed ends the calls that wait for it") {
   World::Options options;
   options.idles = 0;
   Pool pool(2, 1, options);
@@ -224,7 +224,7 @@ struct PoolDuel {
   std::shared_ptr<Call> call;
 };
 
-TEST("a commit that nobody can have meant breaks the link") {
+TEST("an impossible commit breaks the link") {
   PoolDuel worker(true);
   worker.commit(2);
   CHECK(worker.engine.state_of(2) == Engine::PeerState::kLost);
@@ -233,11 +233,11 @@ TEST("a commit that nobody can have meant breaks the link") {
   from_worker.commit(1);
   CHECK(from_worker.engine.state_of(1) == Engine::PeerState::kLost);
   PoolDuel server(false);
-  server.commit(0);  // the first that it hears of the call
+  server.commit(0);  // the first frame of the call that it receives
   CHECK(server.engine.state_of(0) == Engine::PeerState::kLost);
 }
 
-TEST("pages at the edge of a chunk that a server reduces are not the call's to lend or fence") {
+TEST("pages that a server's chunk shares with other memory are neither lent nor fenced") {
   PoolJob job{2, 1};
   job.n_elems = 100;
   Bytes memory(job.n_elems * sizeof(float));
@@ -251,7 +251,7 @@ TEST("pages at the edge of a chunk that a server reduces are not the call's to l
 
 // ---- over several channels
 
-TEST("lanes of a call that fails tell together what has landed") {
+TEST("the lanes of a failed call together report which segments have landed") {
   for (uint64_t turn = 0; turn < 10; ++turn) {
     Cluster cluster(3, 1, 0, 1, 0, 3);
     PoolJob job{2, 1};

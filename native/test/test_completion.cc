@@ -1,5 +1,5 @@
-// Links that bring puts, gets and releases to their end late. A call that has failed is over for
-// its caller when all of them have let go of its memory, and never later than they end themselves.
+// Links that complete puts, gets and releases late. A failed call is over for its caller when all
+// of them have released its memory, and never later than their own end.
 #include "test/check.h"
 #include "test/faults.h"
 
@@ -17,7 +17,7 @@ World::Options letting_go_within(uint64_t n_steps) {
 
 const Error kEnough = {Fault::kClosed, 0, "enough"};
 
-// A call of rank 0 that has failed, and that the links with its peers have memory of.
+// A failed call of rank 0, whose memory the links with its peers hold.
 TestCall& failed(World& world) {
   TestCall& call = world.post(0, large(Kind::kDirectAllReduce));
   for (int rank = 1; rank < world.size(); ++rank) world.post(rank, call.job);
@@ -25,7 +25,7 @@ TestCall& failed(World& world) {
   return call;
 }
 
-TEST("a call that has failed is finished when the last link has let go of its memory") {
+TEST("a failed call is finished when the last link has released its memory") {
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     World::Options options = letting_go_within(30);
     options.net.seed = seed;
@@ -48,7 +48,7 @@ TEST("a call that has failed is finished when the last link has let go of its me
   }
 }
 
-TEST("scratch memory stays until the links have let go of it") {
+TEST("scratch memory stays until the links have released it") {
   World world(3, letting_go_within(20));
   world.post(0, large(Kind::kDirectAllReduce));
   const TestCall* call = nullptr;
@@ -71,7 +71,7 @@ TEST("scratch memory stays until the links have let go of it") {
   CHECK(world.run([&] { return world.engine(0).scratch_bytes() == 0; }, 200));  // the other's too
 }
 
-TEST("a link that breaks has let go of all memory") {
+TEST("a link that breaks has released all memory") {
   World world(3, letting_go_within(kForEver));
   const TestCall& call = failed(world);
   for (const int peer : {1, 2}) {
@@ -82,7 +82,7 @@ TEST("a link that breaks has let go of all memory") {
   CHECK(call.finished);
 }
 
-TEST("a peer that is given up takes the links' hold on memory with it") {
+TEST("a peer that is given up releases the memory that its links held") {
   World world(2, letting_go_within(kForEver));
   const TestCall& call = failed(world);
   world.engine(0).peer_lost(1, "is gone, a test says");
@@ -109,7 +109,7 @@ TEST("a group may be forgotten while links still hold memory of its calls") {
   CHECK(world.run([&] { return call.finished; }, 50));
 }
 
-TEST("a call that ends well waits for nothing") {
+TEST("a call that succeeds waits for no release") {
   World world(2, letting_go_within(kForEver));
   const TestCall& on_0 = world.post(0, large());
   const TestCall& on_1 = world.post(1, large());
@@ -117,14 +117,14 @@ TEST("a call that ends well waits for nothing") {
   CHECK(on_0.ok() && on_1.ok());
 }
 
-TEST("a get that is under way when others say that its group has ended is waited for") {
+TEST("a get in progress when another rank ends the group is waited for") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.shares_memory = true;
     options.net.max_inline = 64;
     options.net.moves_late = 1;
-    options.shares_buffers = 0;  // through a slot: it is all the same to the sender
+    options.shares_buffers = 0;  // through a slot: the sender does not notice
     options.idles = 0;
     World world(2, options);
     Job job = large(Kind::kDirectBroadcast, 100);

@@ -1,4 +1,4 @@
-// Fusion buffers are full when all their entries are counted, whatever the order.
+// A fusion buffer is full when all its entries are counted, in whatever order.
 
 #include <algorithm>
 #include <random>
@@ -28,7 +28,7 @@ std::vector<uint32_t> counted(Countdown& countdown, uint32_t entry) {
 
 using Numbers = std::vector<uint32_t>;
 
-TEST("a buffer is told of by the last of its entries, in any order of these") {
+TEST("the last entry of a buffer reports it, in whatever order the entries come") {
   std::vector<uint32_t> order{0, 1, 2, 3};
   Countdown countdown = laid_out();
   do {
@@ -46,7 +46,7 @@ TEST("a buffer is told of by the last of its entries, in any order of these") {
   } while (std::ranges::next_permutation(order).found);
 }
 
-TEST("an entry counted twice is noted, and fills nothing") {
+TEST("an entry counted twice is recorded and fills no buffer") {
   Countdown countdown = laid_out();
   counted(countdown, 3);
   counted(countdown, 3);
@@ -60,7 +60,7 @@ TEST("an entry counted twice is noted, and fills nothing") {
   CHECK(!countdown.is_counted(3));
 }
 
-TEST("a buffer has the time at which it was full") {
+TEST("a buffer records the time at which it became full") {
   Countdown countdown = laid_out();
   counted(countdown, 2);
   CHECK(countdown.first_ns() > 0);
@@ -71,7 +71,7 @@ TEST("a buffer has the time at which it was full") {
   CHECK_EQ(countdown.full_ns()[2], 0);
 }
 
-TEST("who is told can end it, and nothing is counted in a pause") {
+TEST("a subscriber can end the countdown, and nothing is counted while it is paused") {
   Countdown countdown = laid_out();
   counted(countdown, 0);
   int n_told = 0;

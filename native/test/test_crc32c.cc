@@ -43,12 +43,12 @@ std::vector<Crc32cFn> kernels() {
 
 }  // namespace
 
-TEST("the check value of the nine digits") {
+TEST("CRC32C of the nine digits is its check value") {
   constexpr std::string_view kDigits = "123456789";
   CHECK_EQ(crc32c(0, kDigits.data(), kDigits.size()), 0xE3069283U);
 }
 
-TEST("the check values of RFC 3720 appendix B.4") {
+TEST("CRC32C gives the check values of RFC 3720 appendix B.4") {
   std::vector<uint8_t> bytes(32, 0);
   CHECK_EQ(crc32c(0, bytes.data(), 32), 0x8A9136AAU);
   bytes.assign(32, 0xff);
@@ -59,12 +59,12 @@ TEST("the check values of RFC 3720 appendix B.4") {
   CHECK_EQ(crc32c(0, bytes.data(), 32), 0x113FDB5CU);
 }
 
-TEST("no bytes leave the seed as it is") {
+TEST("CRC32C of no bytes is the seed") {
   CHECK_EQ(crc32c(0, nullptr, 0), 0U);
   CHECK_EQ(crc32c(0xE3069283U, nullptr, 0), 0xE3069283U);
 }
 
-TEST("every kernel agrees with the definition at every length and start") {
+TEST("every kernel equals the definition at every length and start") {
   const std::vector<uint8_t> bytes = noise(20000);
   std::vector<size_t> lengths{1023, 1024, 4096, 6143, 6144, 6145, 12288, 12289, 13000, 19990};
   for (size_t n = 0; n <= 800; ++n) lengths.push_back(n);
@@ -77,7 +77,7 @@ TEST("every kernel agrees with the definition at every length and start") {
   }
 }
 
-TEST("a checksum goes on over the next piece") {
+TEST("a checksum can be continued over the next piece") {
   const std::vector<uint8_t> bytes = noise(10007);
   const uint32_t whole = crc32c(0, bytes.data(), bytes.size());
   for (const size_t cut : {0, 1, 7, 64, 6144, 10006, 10007}) {

@@ -1,5 +1,5 @@
-// The word that the kernel marks when a process dies: real processes, each killed or ended in a way
-// of its own.
+// The word that the kernel marks when a process dies: real processes, each killed or ended in its
+// own way.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ struct Page {
   Mapping mapping;
 };
 
-// A child that runs `body`, says so, and waits to be killed; or becomes another program.
+// A child that runs `body`, reports it, and waits to be killed; or runs another program.
 struct Child {
   explicit Child(const std::function<void()>& body) {
     int ends[2];
@@ -64,7 +64,7 @@ struct Child {
   bool is_ready = false;
 };
 
-TEST("the word of a process that is killed is marked, and not before") {
+TEST("the word of a killed process is marked, and not before it dies") {
   const Page page;
   DeathMark mark;
   Child child([&] { CHECK(!mark.set(page.fd, 0)); });
@@ -75,7 +75,7 @@ TEST("the word of a process that is killed is marked, and not before") {
   CHECK(page.is_marked());
 }
 
-TEST("a process that ends without a word is marked too") {
+TEST("a process that exits without releasing its word is marked too") {
   const Page page;
   Child child([&] {
     DeathMark mark;
@@ -86,7 +86,7 @@ TEST("a process that ends without a word is marked too") {
   CHECK(page.is_marked());
 }
 
-TEST("a word that was let go is 0, and stays so when the process dies") {
+TEST("a released word is 0 and stays 0 when the process dies") {
   const Page page;
   DeathMark first, second;
   Child child([&] {
@@ -101,7 +101,7 @@ TEST("a word that was let go is 0, and stays so when the process dies") {
   CHECK(page.is_marked(1));
 }
 
-TEST("the thread that took a word may end, and the process still lives") {
+TEST("a word outlives the thread that took it") {
   const Page page;
   DeathMark mark;
   std::thread([&] { CHECK(!mark.set(page.fd, 0)); }).join();
@@ -111,7 +111,7 @@ TEST("the thread that took a word may end, and the process still lives") {
   CHECK_EQ(page.word().load(), 0u);
 }
 
-TEST("words can be taken again when all were let go") {
+TEST("words can be taken again after all were released") {
   const Page page;
   for (int turn = 0; turn < 3; ++turn) {
     DeathMark mark;
@@ -121,7 +121,7 @@ TEST("words can be taken again when all were let go") {
   CHECK_EQ(page.word().load(), 0u);
 }
 
-TEST("a death is marked though a child lives that holds the memory") {
+TEST("a death is marked even while a child maps the same memory") {
   const Page page;
   DeathMark mark;
   int ends[2];
@@ -129,7 +129,7 @@ TEST("a death is marked though a child lives that holds the memory") {
   Child child([&] {
     CHECK(!mark.set(page.fd, 0));
     if (fork() > 0) return;
-    char end;  // the grandchild lives until the test lets it go
+    char end;  // the grandchild lives until the test closes its pipe
     close(ends[1]);
     _exit(static_cast<int>(read(ends[0], &end, 1)));
   });
@@ -140,14 +140,14 @@ TEST("a death is marked though a child lives that holds the memory") {
   close(ends[1]);
 }
 
-TEST("a forked child neither holds nor lets go what its parent holds") {
+TEST("a forked child neither holds nor releases its parent's words") {
   const Page page;
   DeathMark mark;
   CHECK(!mark.set(page.fd, 0));
   const uint32_t before = page.word().load();
   Child child([&] {
     mark.clear();
-#if !defined(__SANITIZE_THREAD__)  // whose children of processes with threads may start none
+#if !defined(__SANITIZE_THREAD__)  // it forbids threads in children of threaded ones
     DeathMark own;
     CHECK(!own.set(page.fd, kPage));
     CHECK(page.word(1).load() != before);
@@ -161,7 +161,7 @@ TEST("a forked child neither holds nor lets go what its parent holds") {
 #endif
 }
 
-TEST("a process that becomes another program is marked") {
+TEST("a process that calls exec is marked") {
   const Page page;
   DeathMark mark;
   int alive[2];
@@ -174,7 +174,7 @@ TEST("a process that becomes another program is marked") {
     _exit(1);
   });
   close(alive[0]);
-  CHECK(!child.is_ready);  // exec has closed its pipe, and ended all other threads before
+  CHECK(!child.is_ready);  // exec closed its pipe, after it ended all other threads
   CHECK(page.is_marked());
   CHECK_EQ(kill(child.pid, 0), 0);
   close(alive[1]);

@@ -1,4 +1,4 @@
-// Calls that differ, and groups that are ended on purpose: every rank hears it in words, and links
+// Calls that differ, and groups that are ended on purpose: every rank gets an error text, and links
 // and allowances serve other groups as before.
 #include "test/check.h"
 #include "test/faults.h"
@@ -24,7 +24,7 @@ void try_mismatch(int size, const std::vector<Job>& wanted, const World::Options
   }
 }
 
-TEST("calls that differ end with an error on every rank that names both sides") {
+TEST("calls that differ fail on every rank with an error that names both sides") {
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     const int size = 2 + static_cast<int>(seed % 4);
     const uint64_t n_elems = seed % 3 == 0 ? 5 : 3000;
@@ -44,7 +44,7 @@ constexpr Subject subject_of(uint32_t averager, uint32_t step, uint32_t buffer) 
   return averager << 24 | step << 10 | buffer;
 }
 
-TEST("calls of one kind that are for unlike subjects end with an error that names both") {
+TEST("calls of one kind with different subjects fail with an error that names both") {
   const Subject ours = subject_of(2, 300, 7);
   for (const Subject theirs : {subject_of(1, 300, 7), subject_of(2, 301, 7), subject_of(2, 300, 6)})
     for (uint64_t seed = 0; seed < seeds(20); ++seed) {
@@ -65,7 +65,7 @@ TEST("calls of one kind that are for unlike subjects end with an error that name
     }
 }
 
-TEST("a call for another subject than one that has ended here already is found out") {
+TEST("a call with another subject than one that has ended here is detected") {
   World world(2, {});
   Job job = large(Kind::kDirectBroadcast, 1);
   job.subject = subject_of(1, 2, 3);
@@ -80,7 +80,7 @@ TEST("a call for another subject than one that has ended here already is found o
   CHECK(has(late.error.text, "averager 1, step 3, buffer 3"));
 }
 
-TEST("two ranks that both wait for a small broadcast of the other find out within a second") {
+TEST("two ranks that each wait for a small broadcast of the other find out within a second") {
   for (const bool shares_memory : {false, true}) {
     World::Options options;
     options.net.shares_memory = shares_memory;
@@ -98,7 +98,7 @@ TEST("two ranks that both wait for a small broadcast of the other find out withi
   }
 }
 
-TEST("a call that differs from one that has ended here already is found out") {
+TEST("a call that differs from one that has ended here is detected") {
   World world(2, {});
   Job job = large(Kind::kDirectBroadcast, 1);
   const TestCall& root = world.post(0, job);
@@ -111,7 +111,7 @@ TEST("a call that differs from one that has ended here already is found out") {
   CHECK(world.groups[0]->life.why().fault == Fault::kMismatch);
 }
 
-TEST("a call that differs from one whose caller has left already fails, and does not wait for it") {
+TEST("a call that differs from one whose caller has left fails without waiting") {
   for (const bool posts_first : {true, false}) {
     World world(3, {});
     Job job = large(Kind::kDirectBroadcast, 1);
@@ -130,7 +130,7 @@ TEST("a call that differs from one whose caller has left already fails, and does
   }
 }
 
-TEST("a rank that posts after the others disagreed fails at once, with their words") {
+TEST("a rank that posts after the others disagreed fails at once with their error") {
   World world(3, {});
   const TestCall& on_0 = world.post(0, large());
   world.post(1, large(Kind::kRingAllReduce, 2000));
@@ -141,7 +141,7 @@ TEST("a rank that posts after the others disagreed fails at once, with their wor
   CHECK_EQ(on_2.error.text, on_0.error.text);
 }
 
-TEST("what a peer calls a call is printed without its control characters") {
+TEST("a peer's name for a call is printed without its control characters") {
   World world(2, {});
   Job job = large(Kind::kDirectAllReduce, 4);
   Plan plan = *plan_of(job, 1, 2);
@@ -154,7 +154,7 @@ TEST("what a peer calls a call is printed without its control characters") {
 
 // ---- abort
 
-TEST("an abort reaches every rank and carries its words") {
+TEST("an abort reaches every rank with its reason") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World world(5, options_for(seed));
     std::vector<TestCall*> calls;
@@ -174,7 +174,7 @@ TEST("an abort reaches every rank and carries its words") {
   }
 }
 
-TEST("an abort does not wait for calls of other groups, however busy those are") {
+TEST("an abort does not wait for calls of other groups, however busy they are") {
   World::Options options;
   options.idles = 0;
   World world(2, options);
@@ -190,10 +190,10 @@ TEST("an abort does not wait for calls of other groups, however busy those are")
   world.run_steps(2);
   world.engine(0).abort_group(*world.groups[0], {Fault::kClosed, 0, "stop"}, true);
   CHECK(world.run([&] { return call.finished; }, 30));
-  CHECK(world.n_unfinished() > 40);  // they were busy all the while
+  CHECK(world.n_unfinished() > 40);  // they were busy all the time
 }
 
-TEST("an abort of a group that this rank has yet to make fails its calls, not its wait") {
+TEST("an abort of a group that this rank has yet to make fails its calls at once") {
   World world(2, {});
   Group& group = world.add_group(0, 99, {0, 1});
   world.engine(0).abort_group(group, {Fault::kClosed, 0, "gone before it began"}, true);
@@ -203,11 +203,11 @@ TEST("an abort of a group that this rank has yet to make fails its calls, not it
   CHECK_EQ(call.error.text, "gone before it began");
 }
 
-TEST("an abort by a rank outside the group is the outsider's fault, not the group's") {
+TEST("an abort by a rank outside the group blames that rank and no member") {
   World world(3, {});
   Group& group = world.add_group(0, 99, {0, 1});
   world.add_group(1, 99, {0, 1});
-  // Rank 2 believes to be in it.
+  // Rank 2 believes it is a member.
   Group& alien = world.add_group(2, 99, {0, 1, 2});
   world.engine(2).abort_group(alien, {Fault::kClosed, 2, "mine"}, true);
   world.run_steps(20);
@@ -216,7 +216,7 @@ TEST("an abort by a rank outside the group is the outsider's fault, not the grou
   CHECK(world.engine(0).state_of(1) == Engine::PeerState::kAlive);
 }
 
-TEST("after an abort the links serve other groups as before: nothing of theirs was used up") {
+TEST("after an abort the links serve other groups as before, with all their credit") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World::Options options = options_for(seed);
     options.engine.staging_bytes = 24 << 10;  // a small eager allowance
@@ -229,7 +229,7 @@ TEST("after an abort the links serve other groups as before: nothing of theirs w
         Job job =
             large(key == 0 ? Kind::kDirectAllReduce : Kind::kShardedAllReduce, key == 0 ? 10 : 500);
         job.key = key;
-        // The last ones are posted by two of three ranks only.
+        // Only two of three ranks post the last calls.
         for (int rank = key == 2 ? 1 : 0; rank < 3; ++rank)
           world.post_in(rank, *groups[static_cast<size_t>(rank)], job);
       }
@@ -254,7 +254,7 @@ TEST("after an abort the links serve other groups as before: nothing of theirs w
   }
 }
 
-TEST("small data of calls that failed is paid back, so that later ones need not ask") {
+TEST("the eager credit of failed calls is returned, so that later calls need no grant") {
   World::Options options;
   options.engine.staging_bytes = 16 << 10;  // a handful of small messages to each peer
   World world(3, options);
@@ -262,8 +262,8 @@ TEST("small data of calls that failed is paid back, so that later ones need not 
     std::vector<Group*> groups;
     for (int rank = 0; rank < 3; ++rank) groups.push_back(&world.add_group(rank, id, {0, 1, 2}));
     const Job job = large(Kind::kDirectAllReduce, 10);
-    // What rank 2 sent is folded after what rank 0 never sends; or it was never asked for; or it
-    // comes when the group has ended.
+    // Rank 2's data is folded after rank 0's, which is never sent; or it was never asked for; or it
+    // arrives after the group has ended.
     world.post_in(2, *groups[2], job);
     if (id % 3 == 0) world.post_in(1, *groups[1], job);
     if (id % 3 != 2) world.run_steps(10);
@@ -275,10 +275,10 @@ TEST("small data of calls that failed is paid back, so that later ones need not 
   Job job = large(Kind::kDirectBroadcast, 10);
   job.root = 2;
   const TestCall& root = world.post(2, job);
-  CHECK(world.run([&] { return root.finished; }, 10));  // nobody else has posted it
+  CHECK(world.run([&] { return root.finished; }, 10));  // no other rank has posted it
 }
 
-TEST("a group dropped with a call in flight fails it, and late frames of it are harmless") {
+TEST("a group dropped with a call in flight fails the call and ignores its late frames") {
   World world(2, {});
   Group& on_0 = world.add_group(0, 50, {0, 1});
   Group& on_1 = world.add_group(1, 50, {0, 1});

@@ -1,4 +1,4 @@
-// Divisions on every instruction set of this machine, against the truth.
+// Divisions on every instruction set of this machine, against the reference.
 
 #include <cstdint>
 
@@ -13,7 +13,7 @@ using Bytes = std::vector<std::byte>;
 
 constexpr uint32_t kDivisors[] = {1, 2, 3, 7, 16, 300, 65537, 4294967295U};
 
-TEST("divide equals the truth for every dtype and divisor") {
+TEST("divide equals the reference for every dtype and divisor") {
   for (size_t dtype = 0; dtype < kDTypes; ++dtype) {
     for (const uint32_t divisor : kDivisors) {
       for (const size_t n_elems : {0, 1, 5, 17, 1000}) {
@@ -35,7 +35,7 @@ TEST("divide equals the truth for every dtype and divisor") {
   }
 }
 
-TEST("divide truncates integers toward zero and leaves bool as it is") {
+TEST("divide truncates integers toward zero and leaves bool unchanged") {
   int32_t numbers[] = {-7, 7, INT32_MIN, INT32_MAX, 5};
   divide(DType::kInt32, reinterpret_cast<std::byte*>(numbers), 5, 2);
   CHECK_EQ(numbers[0], -3);

@@ -1,5 +1,5 @@
-// The socket that wakes a process and takes descriptors: who may ring, who is heard, and what
-// becomes of what cannot be said now.
+// The socket that wakes a process and takes descriptors: which processes may ring, which are
+// accepted, and what happens to a message that cannot be sent now.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -29,7 +29,7 @@ sockaddr_un name_of(const DoorbellAddress& of) {
 }
 constexpr socklen_t kNameLength = offsetof(sockaddr_un, sun_path) + sizeof(DoorbellAddress{}.name);
 
-// Who has found a name, and nothing else.
+// A stranger that has found the socket's name and has nothing else.
 struct Stranger {
   Stranger() : fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
   ~Stranger() { close(fd); }
@@ -57,7 +57,7 @@ struct Stranger {
   int fd;
 };
 
-// Two processes' ends, in one process.
+// The ends of two processes, in one process.
 struct Mates {
   Mates() {
     CHECK(!Arena::create(2, arenas[0]));
@@ -70,7 +70,7 @@ struct Mates {
     }
   }
   ~Mates() { links = {}; }
-  // Whether a region of its mate is known at that end.
+  // True if that end knows a region of its mate.
   bool reaches(int end, uint32_t region) {
     std::byte one{};
     return link(end).get(1, CallId{}, {region, 0}, {&one, 1}) == Moved::kDone;
@@ -87,7 +87,7 @@ struct Region {
   Regions::Region region;
 };
 
-TEST("a ring wakes who watches, once it is taken no more") {
+TEST("a ring of the doorbell wakes its watcher, until the ring is read") {
   DoorbellSocket one, other;
   CHECK(!one.open());
   CHECK(!other.open());
@@ -101,7 +101,7 @@ TEST("a ring wakes who watches, once it is taken no more") {
   CHECK(other.take(note, fd) == DoorbellSocket::Took::kNothing);
 }
 
-TEST("what a stranger says never arrives, however much it is, nor do its descriptors") {
+TEST("a stranger's messages and descriptors never arrive, however many it sends") {
   DoorbellSocket mate;
   Arena own;
   CHECK(!mate.open());
@@ -114,7 +114,7 @@ TEST("what a stranger says never arrives, however much it is, nor do its descrip
     stranger.say(there, junk.data(), junk.size());
     stranger.say(there, junk.data(), junk.size(), {0});
   }
-  // All but the cookie is right, and of that all but one bit.
+  // All but the cookie is right, and all but one bit of that.
   Region shared;
   Note forged;
   forged.cookie = there.cookie;
@@ -134,7 +134,7 @@ TEST("what a stranger says never arrives, however much it is, nor do its descrip
   CHECK(is_rung(own.doorbell_socket().fd()));
 }
 
-TEST("a note of a region that its sender cannot have, or of no place, is dropped") {
+TEST("a note of an impossible region or for an unknown place is dropped") {
   Arena own;
   CHECK(!Arena::create(2, own));
   DoorbellSocket mate;
@@ -163,7 +163,7 @@ TEST("a note of a region that its sender cannot have, or of no place, is dropped
   CHECK(own.region(1, shared.region.id) == nullptr);
 }
 
-TEST("a second descriptor in a note, which nobody asked for, is not kept") {
+TEST("an unexpected second descriptor in a note is closed") {
   Arena own;
   CHECK(!Arena::create(2, own));
   Region shared;
@@ -173,7 +173,7 @@ TEST("a second descriptor in a note, which nobody asked for, is not kept") {
   note.header.flow = 1;
   note.place = {shared.region.id, 0, shared.region.size};
   const Stranger mate;
-  const int free[] = {dup(0), dup(0)};  // the numbers that come next
+  const int free[] = {dup(0), dup(0)};  // the next free descriptors
   for (const int fd : free) close(fd);
   mate.say(own.header().doorbell_address, &note, sizeof(note),
            {shared.region.fd, shared.region.fd});
@@ -182,7 +182,7 @@ TEST("a second descriptor in a note, which nobody asked for, is not kept") {
   for (const int fd : free) CHECK_EQ(fcntl(fd, F_GETFD), -1);
 }
 
-TEST("a descriptor never goes to who has taken the name of a process that is gone") {
+TEST("a descriptor is never sent to a process that took the name of a dead one") {
   const Stranger thief;
   DoorbellAddress freed;
   CHECK(!DoorbellSocket{}.open());
@@ -203,7 +203,7 @@ TEST("a descriptor never goes to who has taken the name of a process that is gon
   CHECK(!is_rung(thief.fd));
 }
 
-TEST("a region that cannot be handed over now can be later: the queue is full") {
+TEST("a region that meets a full queue can be handed over later") {
   Mates mates;
   std::vector<std::unique_ptr<Region>> regions;
   bool fits = true;
@@ -213,13 +213,13 @@ TEST("a region that cannot be handed over now can be later: the queue is full") 
   }
   CHECK(!fits);
   const uint32_t id = regions.back()->region.id;
-  CHECK(!mates.reaches(1, id));  // and reads all that is there
+  CHECK(!mates.reaches(1, id));  // and reads everything there
   CHECK(mates.reaches(1, regions.front()->region.id));
   CHECK(mates.link(0).share(id));
   CHECK(mates.reaches(1, id));
 }
 
-TEST("a region that cannot be handed over now can be later: no descriptor is left") {
+TEST("a region that meets a want of descriptors can be handed over later") {
   Mates mates;
   Region shared, other;
   rlimit before{};
@@ -230,14 +230,14 @@ TEST("a region that cannot be handed over now can be later: no descriptor is lef
   CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   CHECK(mates.link(0).share(shared.region.id));
   CHECK(mates.reaches(1, shared.region.id));
-  // At the other end it is lost, and whoever needs it is told so.
+  // The descriptor is lost at the other end, and a caller that needs the region gets an error.
   CHECK(mates.link(0).share(other.region.id));
   CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   CHECK(!mates.reaches(1, other.region.id));
   CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-TEST("a region that is gone is unmapped at the other end") {
+TEST("a freed region is unmapped at the other end") {
   Mates mates;
   auto shared = std::make_unique<Region>();
   const uint32_t id = shared->region.id;
@@ -252,7 +252,7 @@ TEST("a region that is gone is unmapped at the other end") {
   CHECK(!mates.reaches(1, id));
 }
 
-TEST("a ring for the progress thread is not swallowed by who looks for a region") {
+TEST("a caller that looks for a region leaves the progress thread its ring") {
   Mates mates;
   mates.arenas[0].doorbell_socket().ring(mates.arenas[1].header().doorbell_address);
   CHECK(!mates.reaches(1, 12345));
@@ -261,7 +261,7 @@ TEST("a ring for the progress thread is not swallowed by who looks for a region"
   CHECK(!is_rung(mates.arenas[1].doorbell_socket().fd()));
 }
 
-TEST("who sends a stopped peer many alarms leaves a ring or two in its socket") {
+TEST("many alarms to a stopped peer leave at most two rings in its socket") {
   Mates mates;
   Frame goodbye;
   goodbye.header.type = FrameType::kGoodbye;
@@ -277,7 +277,7 @@ TEST("who sends a stopped peer many alarms leaves a ring or two in its socket") 
   CHECK_EQ(n_rings, 1);
 }
 
-TEST("a peer whose process died is found out, and what it said before is heard") {
+TEST("the death of a peer's process is detected, and its earlier notes still arrive") {
   Mates mates;
   mates.link(1).send(data_frame({}, 5));
   mates.link(1).flush(mates.sinks[1]);
@@ -292,7 +292,7 @@ TEST("a peer whose process died is found out, and what it said before is heard")
   mates.link(0).look(mates.sinks[0], 0);
 }
 
-TEST("memory that a mate has not entered makes no link, and nothing is written to it") {
+TEST("memory that a host-mate has not entered makes no link, and nothing is written to it") {
   Arena own;
   CHECK(!Arena::create(2, own));
   {

@@ -1,4 +1,4 @@
-// A caller that waits for a call sleeps until it is rung, and never on what is there already.
+// A caller that waits for a call sleeps until it is rung, and never while there is work.
 #include <optional>
 #include <utility>
 
@@ -12,10 +12,10 @@ namespace {
 
 constexpr int64_t kLong = 60 * kSecond;
 
-// Whoever ends the last lane of a call counts it and then rings, under another channel's lock:
-// also between any two looks of the caller that waits. It looks before a step, after it, and, when
-// it has marked itself asleep, once more.
-TEST("what ends between any two looks of a caller that goes to sleep is found without a timer") {
+// A thread that ends the last lane of a call counts it and then rings, under another channel's
+// lock: even between any two looks of the waiting caller. The caller looks before a step, after it,
+// and once more after it has marked itself asleep.
+TEST("a call that ends while its caller falls asleep is noticed without a timer") {
   for (int ends_after = 1; ends_after <= 3; ++ends_after) {
     Engine engine(0, {"rank 0", "rank 1"}, {});
     auto arena = std::make_shared<Arena>();
@@ -40,7 +40,7 @@ TEST("what ends between any two looks of a caller that goes to sleep is found wi
   CHECK_EQ(Drivers::wakeups().callers_timed.load(), 0u);
 }
 
-TEST("a caller that nothing rings comes back for its deadline, and leaves nobody marked asleep") {
+TEST("a caller that is never rung wakes at its deadline and leaves nobody marked asleep") {
   Engine engine(0, {"rank 0", "rank 1"}, {});
   auto arena = std::make_shared<Arena>();
   CHECK(!Arena::create(1, *arena));
@@ -69,7 +69,7 @@ struct Serving {
   std::optional<Drivers> drivers;
 };
 
-TEST("who waits on a server moves nothing, and what ends before it sleeps is found at once") {
+TEST("a caller on a server moves no data, and notices at once a call that ends before it sleeps") {
   for (int ends_after = 1; ends_after <= 2; ++ends_after) {
     Serving serving(1);
     CHECK(serving.drivers->leave_it_to_thread());
@@ -92,7 +92,7 @@ TEST("who waits on a server moves nothing, and what ends before it sleeps is fou
   }
 }
 
-TEST("who waits on a server is rung for calls that end, not for work that there is") {
+TEST("a caller on a server is rung for calls that end, not for pending work") {
   Serving serving(1);
   std::mutex mutex;
   std::unique_lock lock(mutex);
@@ -108,7 +108,7 @@ TEST("who waits on a server is rung for calls that end, not for work that there 
   CHECK(!serving.drivers->are_to_be_rung());
 }
 
-TEST("a server with host-mates, whose rings only callers look at, has its callers help") {
+TEST("on a server with host-mates, whose rings only callers poll, callers help") {
   CHECK(!Serving(2).drivers->leave_it_to_thread());
 }
 

@@ -1,4 +1,4 @@
-// The room for encoded payloads: who gets some, who waits, and that all of it comes back.
+// The room for encoded payloads: which peers get some, which steps wait, and its full return.
 #include "engine/segments/call.h"
 #include "engine/segments/encoded.h"
 #include "test/check.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kBytes = 100;
 
-// Keeps payloads for `peer` under the tokens from `token` on, until there is no room; how many.
+// Keeps payloads for `peer` under tokens from `token` on, until there is no room. Returns how many.
 uint64_t fill(Encoded& encoded, int peer, uint64_t token) {
   uint64_t n_kept = 0;
   for (auto payload = encoded.take(peer, kBytes); payload.block;
@@ -17,7 +17,7 @@ uint64_t fill(Encoded& encoded, int peer, uint64_t token) {
   return n_kept;
 }
 
-TEST("eight payloads wait in all, and one for each peer") {
+TEST("eight payloads wait in total, and one per peer") {
   Staging staging(1 << 20);
   Encoded encoded(staging, 4);
   CHECK_EQ(fill(encoded, 1, 100), 8u);
@@ -33,7 +33,7 @@ TEST("eight payloads wait in all, and one for each peer") {
   CHECK_EQ(staging.used(), 0u);
 }
 
-TEST("a peer's first payload needs no room under the ceiling, further ones do") {
+TEST("a peer's first payload needs no room under the ceiling, and further ones do") {
   Staging staging(kBytes);
   CHECK(staging.reserve(kBytes));
   Encoded encoded(staging, 2);
@@ -43,7 +43,7 @@ TEST("a peer's first payload needs no room under the ceiling, further ones do") 
   CHECK_EQ(staging.reserved(), kBytes);
 }
 
-TEST("what the link copied at once leaves nothing behind") {
+TEST("a payload that the link copies at once leaves nothing queued") {
   Staging staging(1 << 20);
   Encoded encoded(staging, 2);
   for (int n = 0; n < 100; ++n) {
@@ -55,7 +55,7 @@ TEST("what the link copied at once leaves nothing behind") {
   CHECK_EQ(staging.used(), 0u);
 }
 
-TEST("steps wait once, earlier calls are first, and of each the first of the schedule is last") {
+TEST("steps queue once, earlier calls first, and each call's first scheduled step goes last") {
   Staging staging(1 << 20);
   Encoded encoded(staging, 3);
   const auto call = std::make_shared<Call>(), other = std::make_shared<Call>();

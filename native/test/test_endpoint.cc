@@ -1,4 +1,4 @@
-// Endpoints of one process that talk over real sockets, with a clock moved by hand where it counts.
+// Endpoints of one process over real sockets, with a clock moved by hand where time matters.
 #include <fcntl.h>
 #include <net/if.h>
 #include <poll.h>
@@ -59,7 +59,7 @@ int call(const Address& at) {
   return fd;
 }
 
-// True once the other end has closed; what it said before is thrown away.
+// True once the other end has closed; earlier bytes are discarded.
 bool is_closed(int fd) {
   char room[256];
   ssize_t n = 0;
@@ -68,7 +68,7 @@ bool is_closed(int fd) {
   return n == 0 || errno == ECONNRESET;
 }
 
-// One process: an endpoint, and what it was told.
+// One process: an endpoint, and the events that it reported.
 struct Host final : Endpoint::Owner {
   explicit Host(Endpoint::Options options = {}, char key_of = 'k')
       : key_of(key_of), end(*this, std::move(options)) {}
@@ -128,7 +128,7 @@ struct Host final : Endpoint::Owner {
   Endpoint end;
 };
 
-// Steps both until it is so; ten seconds at the most.
+// Steps both until the condition holds; at most ten seconds.
 template <class Done>
 bool until(std::initializer_list<Host*> hosts, Done done) {
   const int64_t most = now_ns() + 10 * kSecond;
@@ -160,7 +160,7 @@ struct Pair {
   Host called, caller;
 };
 
-// The raw ends of a peer: an end that speaks frames, and what a liar writes.
+// The raw ends of a peer: one end that speaks frames, and one that a liar writes.
 struct Raw {
   explicit Raw(size_t most_queued = 1 << 20, int64_t patience_ns = Peer::kPatient) {
     epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -199,7 +199,7 @@ struct Raw {
 
 }  // namespace
 
-TEST("two endpoints meet and exchange messages in order, on either kind of socket") {
+TEST("two endpoints meet and exchange messages in order on either kind of socket") {
   for (const bool is_local : {true, false}) {
     Pair pair(is_local);
     CHECK(pair.called.hellos == std::vector<Hello>{{7, 3, 0, 0}});
@@ -217,7 +217,7 @@ TEST("two endpoints meet and exchange messages in order, on either kind of socke
   }
 }
 
-TEST("a message far longer than a socket takes arrives whole while the other end reads") {
+TEST("a message far larger than the socket's buffer arrives whole while the peer reads") {
   Pair pair(true, {.most_queued = 16 << 20});
   const auto body = drawn(kMostLong);
   CHECK(pair.called.peer().send(kLong, body));
@@ -227,7 +227,7 @@ TEST("a message far longer than a socket takes arrives whole while the other end
   CHECK_EQ(pair.called.peer().n_queued(), 0u);
 }
 
-TEST("a descriptor is passed once, close-on-exec, and is the receiver's") {
+TEST("a descriptor is passed once, with close-on-exec, and the receiver owns it") {
   const size_t before = n_open();
   {
     Pair pair;
@@ -242,7 +242,7 @@ TEST("a descriptor is passed once, close-on-exec, and is the receiver's") {
   CHECK_EQ(n_open(), before);
 }
 
-TEST("a descriptor that has to wait for room may be closed by the one that passes it") {
+TEST("the sender may close a descriptor that still waits for room") {
   const size_t before = n_open();
   {
     Pair pair(true, {.most_queued = 16 << 20});
@@ -260,7 +260,7 @@ TEST("a descriptor that has to wait for room may be closed by the one that passe
   CHECK_EQ(n_open(), before);
 }
 
-TEST("a descriptor that comes with a message of another kind ends the connection, and is closed") {
+TEST("a descriptor sent with the wrong kind of message is closed, and the connection ends") {
   const size_t before = n_open();
   {
     Pair pair;
@@ -272,20 +272,20 @@ TEST("a descriptor that comes with a message of another kind ends the connection
   CHECK_EQ(n_open(), before);
 }
 
-TEST("no bit of a frame can be changed") {
+TEST("changing any bit of a frame ends the connection") {
   const size_t n_bytes = Raw().written(true, kWord, "a word").size();
   for (size_t bit = 0; bit < 8 * n_bytes; ++bit) {
     Raw raw;
     auto frame = raw.written(true, kWord, "a word");
     frame[bit / 8] ^= std::byte(1u << bit % 8);
     raw.say(frame);
-    shutdown(raw.far, SHUT_WR);  // a length that has grown waits for what does not come
+    shutdown(raw.far, SHUT_WR);  // a changed length waits for bytes that never arrive
     CHECK(!raw.step());
     CHECK(raw.peer->is_lost());
   }
 }
 
-TEST("a frame is taken whole however it is cut, and nothing of it before its end") {
+TEST("a frame is delivered whole however it is cut, and no part of it before its end") {
   Raw raw;
   const auto frame = raw.written(true, kWord, "a word");
   for (size_t at = 0; at < frame.size(); ++at) {
@@ -296,7 +296,7 @@ TEST("a frame is taken whole however it is cut, and nothing of it before its end
   CHECK(!raw.peer->is_lost());
 }
 
-TEST("a frame that is repeated, left out, reflected, or of another connection ends this one") {
+TEST("a frame that is repeated, left out, reflected or from another connection ends this one") {
   const auto refused = [](const std::vector<std::byte>& first, const std::vector<std::byte>& second,
                           size_t n_good) {
     Raw raw;
@@ -324,7 +324,7 @@ TEST("a frame that is repeated, left out, reflected, or of another connection en
   refused(other, {}, 0);
 }
 
-TEST("a length beyond what its kind may have ends the connection before anything is taken") {
+TEST("a length above its kind's limit ends the connection before any payload is read") {
   Raw raw;
   raw.say(Bytes(raw.written(true, kWord, std::string(kMostWord + 1, 'x'))).first(16));
   CHECK(!raw.step());
@@ -335,7 +335,7 @@ TEST("a length beyond what its kind may have ends the connection before anything
   CHECK_EQ(unknown.peer->why(), "it spoke out of turn");
 }
 
-TEST("a connection that ends at any byte of a frame is lost, and the frame with it") {
+TEST("a connection that ends at any byte of a frame is lost, and so is the frame") {
   const auto whole = Raw().written(true, kWord, "a word");
   for (size_t n = 0; n < whole.size(); ++n) {
     Raw raw;
@@ -346,7 +346,7 @@ TEST("a connection that ends at any byte of a frame is lost, and the frame with 
   }
 }
 
-TEST("a peer that dies when it has sent its message is lost after the message was received") {
+TEST("a peer that dies after it sent a message is lost after the message was received") {
   Pair pair;
   CHECK(pair.caller.peer().send(kWord, bytes("last")));
   pair.caller.end.close();
@@ -356,7 +356,7 @@ TEST("a peer that dies when it has sent its message is lost after the message wa
   CHECK(!pair.called.peer().send(kWord, {}));
 }
 
-TEST("nothing is read or reported after a peer was closed, even in the callback of its message") {
+TEST("nothing is read or reported after a peer was closed, even from its message's callback") {
   Pair pair;
   pair.called.closes_on_frame = true;
   for (int n = 0; n < 3; ++n) pair.caller.peer().send(kWord, bytes("x"));
@@ -365,7 +365,7 @@ TEST("nothing is read or reported after a peer was closed, even in the callback 
   CHECK(pair.called.losses.empty());
 }
 
-TEST("an outbox that is full ends the connection, and its owner learns of it by the next step") {
+TEST("a full outbox ends the connection, and its owner learns of it by the next step") {
   Pair pair(true, {.most_queued = 100'000});
   size_t n_sent = 0;
   while (n_sent < 10'000 && pair.called.peer().send(kLong, drawn(50'000))) ++n_sent;
@@ -378,7 +378,7 @@ TEST("an outbox that is full ends the connection, and its owner learns of it by 
   CHECK_EQ(pair.called.losses.size(), 1u);
 }
 
-TEST("a message that stops half way ends the connection, and one that goes on does not") {
+TEST("a message that stalls half way ends the connection, and one that makes progress does not") {
   const auto whole = Raw().written(true, kWord, "a word");
   Raw raw(1 << 20, kSecond);
   int64_t now = now_ns();
@@ -389,7 +389,7 @@ TEST("a message that stops half way ends the connection, and one that goes on do
     CHECK_EQ(raw.peer->deadline(), now + kSecond);
     now += kSecond - 1;
   }
-  raw.peer->pause(true);  // it is not read, so it is not to blame
+  raw.peer->pause(true);  // it is not read, so it gets no blame
   raw.peer->step(now + kSecond, false);
   raw.peer->pause(false);
   CHECK(!raw.peer->is_lost());
@@ -418,7 +418,7 @@ TEST("a message that stops half way ends the connection, and one that goes on do
   CHECK_EQ(deaf.peer->why(), "stopped in the middle of a message");
 }
 
-TEST("a paused peer is read again when it is resumed, and its end is noticed meanwhile") {
+TEST("a paused peer is read again when resumed, and its end is noticed meanwhile") {
   Pair pair;
   pair.called.peer().pause(true);
   CHECK(pair.caller.peer().send(kWord, bytes("x")));
@@ -431,7 +431,7 @@ TEST("a paused peer is read again when it is resumed, and its end is noticed mea
   CHECK(pair.run([&] { return !pair.called.losses.empty(); }));
 }
 
-TEST("a caller that lacks the key is told so again and again, and both sides know") {
+TEST("a caller without the key is told so each time, and both sides record it") {
   Host called, caller;
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);
@@ -447,7 +447,7 @@ TEST("a caller that lacks the key is told so again and again, and both sides kno
   CHECK_EQ(caller.end.deadline(), Endpoint::kNever);
 }
 
-TEST("a caller of another epoch is stale, one for another rank hears nothing") {
+TEST("a caller of another epoch is stale, and one for another rank gets no reply") {
   Host called, caller;
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);
@@ -464,7 +464,7 @@ TEST("a caller of another epoch is stale, one for another rank hears nothing") {
   CHECK(called.peers.empty() && caller.peers.empty());
 }
 
-TEST("a caller comes in as soon as somebody listens, and a full backlog only makes it wait") {
+TEST("a caller is accepted as soon as someone listens, and a full backlog only delays it") {
   const std::string name = "shoal-late-" + std::to_string(getpid());
   Host called, caller, other;
   caller.end.connect(Address::abstract(name), {7, 1, 0, 0}, key());
@@ -480,7 +480,7 @@ TEST("a caller comes in as soon as somebody listens, and a full backlog only mak
   for (const int fd : waiting) close(fd);
 }
 
-TEST("a dial that nobody answers is given up in time and made again") {
+TEST("a dial without an answer times out and is repeated") {
   const int listener = listen_on_loopback();
   Host caller({.dial_ns = kSecond});
   caller.end.connect(address_of(listener), {7, 1, 0, 0}, key());
@@ -494,7 +494,7 @@ TEST("a dial that nobody answers is given up in time and made again") {
   close(listener);
 }
 
-TEST("an address may name the interface that it belongs to, and nothing else is understood") {
+TEST("an address may name its interface, and nothing else is accepted") {
   const auto scope = [](const char* text) {
     const Address address = Address::of(text, 7);
     CHECK_EQ(address.at.ss_family, AF_INET6);
@@ -509,7 +509,7 @@ TEST("an address may name the interface that it belongs to, and nothing else is 
   CHECK_EQ(Address::abstract(std::string(108, 'x')).length, 0u);
 }
 
-TEST("silence ends a caller's stay, and good bytes do not prolong it") {
+TEST("a silent caller is closed at its deadline, and valid bytes do not extend it") {
   Host called({.pending_ns = 2 * kSecond});
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);
@@ -530,7 +530,7 @@ TEST("silence ends a caller's stay, and good bytes do not prolong it") {
   for (const int fd : {first, second}) close(fd);
 }
 
-TEST("a holder of the key gets in past any number of silent callers, and garbage has no reply") {
+TEST("a holder of the key gets in past any number of silent callers, and garbage gets no reply") {
   Host called, caller;
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);
@@ -552,7 +552,7 @@ TEST("a holder of the key gets in past any number of silent callers, and garbage
   close(rude);
 }
 
-TEST("callers that have said a right HELLO are pushed out last, and a forged one holds no place") {
+TEST("callers with a valid HELLO are evicted last, and a forged HELLO holds no place") {
   Host called;
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);
@@ -581,7 +581,7 @@ TEST("callers that have said a right HELLO are pushed out last, and a forged one
   for (const int fd : {silent, last, forger}) close(fd);
 }
 
-TEST("a caller that begins as another protocol does is handed over unread") {
+TEST("a caller that speaks another protocol is handed over unread") {
   Host called({.beginnings = {{'G', 'E', 'T', ' '}}});
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);
@@ -597,7 +597,7 @@ TEST("a caller that begins as another protocol does is handed over unread") {
   for (const int fd : {one, other, called.strangers[0]}) close(fd);
 }
 
-TEST("without a descriptor callers are turned away and counted, and the next one comes in") {
+TEST("without a descriptor callers are refused and counted, and a later one is accepted") {
   Host called;
   const std::string name = "shoal-full-" + std::to_string(getpid());
   called.end.listen(listen_abstract(name));
@@ -622,7 +622,7 @@ TEST("without a descriptor callers are turned away and counted, and the next one
   CHECK(until({&called, &caller}, [&] { return !called.peers.empty(); }));
 }
 
-TEST("an endpoint can be closed, stepped, forked and lose its listeners while it judges a caller") {
+TEST("an endpoint that judges a caller can be closed, stepped, forked or lose its listeners") {
   const auto judging = [](auto act) {
     Host called;
     const int listener = listen_on_loopback();
@@ -652,7 +652,7 @@ TEST("an endpoint can be closed, stepped, forked and lose its listeners while it
   CHECK_EQ(status, 0);
 }
 
-TEST("a dial that is begun as another one fails is due at once") {
+TEST("a dial that starts as another one fails is due at once") {
   Host caller;
   const int listener = listen_on_loopback();
   const Address nobody = Address::abstract("shoal-nobody-" + std::to_string(getpid()));
@@ -669,7 +669,7 @@ TEST("a dial that is begun as another one fails is due at once") {
 }
 
 // epoll refuses files, as it refuses sockets when the kernel has no room for another one.
-TEST("a connection or a listener that cannot be watched is not forgotten") {
+TEST("a connection or a listener that cannot be watched is retried") {
   const int epoll = epoll_create1(EPOLL_CLOEXEC);
   Peer peer(epoll, 1, open("/dev/null", O_RDWR | O_CLOEXEC), key('s'), false, 1 << 20);
   CHECK(peer.is_lost());
@@ -682,7 +682,7 @@ TEST("a connection or a listener that cannot be watched is not forgotten") {
   CHECK(called.end.deadline() <= now_ns());
 }
 
-TEST("a shut endpoint lets callers wait in the kernel, for whoever takes the listeners over") {
+TEST("callers of a shut endpoint wait in the kernel for the next owner of its listeners") {
   Host called, caller;
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);
@@ -701,7 +701,7 @@ TEST("a shut endpoint lets callers wait in the kernel, for whoever takes the lis
   close(waiting);
 }
 
-TEST("closing closes everyone and can be repeated, and peers outlive it without harm") {
+TEST("closing closes every peer and can be repeated, and peers may outlive the endpoint") {
   const size_t before = n_open();
   {
     Pair pair;
@@ -715,7 +715,7 @@ TEST("closing closes everyone and can be repeated, and peers outlive it without 
   CHECK_EQ(n_open(), before);
 }
 
-TEST("a forked child has none of it, and the parent's connections go on") {
+TEST("a forked child holds no connections, and the parent's still work") {
   Pair pair;
   const int fds[] = {pair.called.end.fd(), pair.called.peer().fd(), pair.caller.peer().fd()};
   const pid_t child = fork();
@@ -733,7 +733,7 @@ TEST("a forked child has none of it, and the parent's connections go on") {
   CHECK_EQ(text(pair.caller.frames[0]), "of the parent");
 }
 
-TEST("whatever a network does to the bytes, what is received is a beginning of what was sent") {
+TEST("whatever a network does to the bytes, the received ones are a prefix of the sent ones") {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     std::mt19937_64 draw(seed);
     Raw raw;
@@ -741,7 +741,7 @@ TEST("whatever a network does to the bytes, what is received is a beginning of w
     std::vector<size_t> ends;
     for (int n = 0; n < 8; ++n) {
       const auto frame = raw.written(true, kWord, std::string(draw() % kMostWord, 'a'), n);
-      // (the frame of number n: those before it are written and thrown away)
+      // (the frame with number n: the frames before it are written and discarded)
       stream.insert(stream.end(), frame.begin(), frame.end());
       ends.push_back(stream.size());
     }

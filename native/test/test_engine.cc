@@ -1,5 +1,5 @@
-// The protocol core on a good day: whatever order frames come in, and whenever ranks post, results
-// are those of a plain loop, bounds hold and nothing waits for ever.
+// The protocol core without faults: whatever the order of frames and of posts, results equal a
+// plain loop's, bounds hold and no call waits for ever.
 #include "test/check.h"
 #include "test/world.h"
 
@@ -25,7 +25,7 @@ std::vector<Job> random_jobs(FakeRandom& random, int size, int n_jobs, uint64_t 
   return jobs;
 }
 
-// All jobs on all ranks, in an order of its own on each, with some turns in between.
+// All jobs on all ranks, on each in a different order, with some turns in between.
 Calls post_all(World& world, const std::vector<Job>& jobs) {
   Calls calls;
   for (const int rank : world.shuffled(world.size())) {
@@ -54,7 +54,7 @@ struct Medium {
   void (*spoil)(FakeNet::Options&);
 };
 
-// Each with one fault, then all that do no harm to the bytes together.
+// One fault at a time, then all harmless ones together.
 constexpr Medium kMedia[] = {
     {"plain", [](FakeNet::Options&) {}},
     {"delays", [](FakeNet::Options& net) { net.delays = 0.3; }},
@@ -114,7 +114,7 @@ void try_medium(const Medium& medium, bool shares_memory, uint64_t n_seeds, int 
   }
 }
 
-TEST("every algorithm gives the plain loop's bits, whatever a network does to its frames") {
+TEST("every algorithm gives the plain loop's bits, whatever the network does to its frames") {
   for (const Medium& medium : kMedia) try_medium(medium, false, 36);
 }
 
@@ -122,7 +122,7 @@ TEST("every algorithm gives the plain loop's bits over paths that break") {
   for (const Medium& medium : kPaths) try_medium(medium, false, 36);
 }
 
-TEST("every algorithm gives the plain loop's bits through shared memory, whatever comes when") {
+TEST("every algorithm gives the plain loop's bits through shared memory, in any order of arrival") {
   for (const Medium& medium : kMedia) try_medium(medium, true, 36);
 }
 
@@ -130,7 +130,7 @@ TEST("every algorithm gives the plain loop's bits where only some ranks share me
   for (const Medium& medium : kMedia) try_medium(medium, true, 24, 3);
 }
 
-TEST("a narrow codec shortens what travels between hosts, and nothing in shared memory") {
+TEST("a narrow codec shortens data between hosts, and none in shared memory") {
   Job job;
   job.kind = Kind::kShardedAllReduce;
   job.n_elems = 10'001;
@@ -163,7 +163,7 @@ TEST("a narrow codec shortens what travels between hosts, and nothing in shared 
   CHECK_EQ(n_data_bytes(Codec::kBfloat16, false), 2u * 3 * 2 * 10'001);
 }
 
-TEST("what is short enough on its way goes at once, however long it is in memory") {
+TEST("a message whose wire form is short goes at once, however long it is in memory") {
   const auto n_eager = [](Codec codec) {
     World::Options options;
     options.net.max_inline = 64;
@@ -186,7 +186,7 @@ TEST("what is short enough on its way goes at once, however long it is in memory
   CHECK(n_eager(Codec::kBfloat16) > 0);
 }
 
-TEST("a peer that does not read makes nobody encode more than a few segments for it") {
+TEST("for a peer that does not read, only a few segments are encoded") {
   World::Options options;
   options.net.room = 1;
   options.net.copied = 0;
@@ -204,7 +204,7 @@ TEST("a peer that does not read makes nobody encode more than a few segments for
   world.run_steps(20);
   world.stop(2);
   world.run_steps(200);
-  // 8 payloads of 128 B and one for each peer, beside what waits for its turn to be folded.
+  // 8 payloads of 128 B and one for each peer, besides the data that waits for its fold.
   CHECK(world.engine(0).staging().used() <= (8 + 2 + 2 * 8) * 128);
   CHECK(world.n_unfinished() == 3);
   world.go_on(2);
@@ -231,7 +231,7 @@ TEST("staging stays under its ceiling, however much is in flight") {
     const Calls calls = post_all(world, jobs);
     CHECK(world.run_all());
     check_results(world, calls, "seed " + std::to_string(seed));
-    // The frame that lands now is not counted: one per peer.
+    // The frame that arrives now is not counted: one per peer.
     for (int rank = 0; rank < 4; ++rank) {
       CHECK(world.engine(rank).staging().peak() <= options.engine.staging_bytes + 3 * 256);
       CHECK_EQ(world.engine(rank).staging().used(), 0u);
@@ -240,7 +240,7 @@ TEST("staging stays under its ceiling, however much is in flight") {
   }
 }
 
-TEST("a rank far ahead of another is held back and loses nothing") {
+TEST("a rank far ahead of another is held back and loses no data") {
   World::Options options;
   options.engine.staging_bytes = 16 << 10;  // 4 KiB of eager allowance: a dozen small messages
   World world(2, options);
@@ -293,13 +293,13 @@ TEST("data for a call that is not posted yet is kept and used") {
     CHECK_EQ(world.n_unfinished(), 2u);
     calls.emplace_back(1, &world.post(1, job));
     world.engine(1).progress();
-    CHECK(calls.back().second->finished);  // all it needs had come long ago
+    CHECK(calls.back().second->finished);  // everything it needs arrived long ago
     CHECK(world.run_all(20));
     check_results(world, calls, "late post");
   }
 }
 
-TEST("a rank that posts late gets large data only then") {
+TEST("a rank that posts late receives large data only after it posted") {
   for (const bool shares_memory : {false, true}) {
     World::Options options;
     options.net.shares_memory = shares_memory;
@@ -332,7 +332,7 @@ TEST("frames of a group that this rank has yet to make wait for it") {
   CHECK(second.result == expected(job, 1, 2));
 }
 
-TEST("groups that overlap use the same keys side by side") {
+TEST("overlapping groups use the same keys side by side") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World::Options options;
     options.net.seed = seed;
@@ -357,7 +357,7 @@ TEST("groups that overlap use the same keys side by side") {
   }
 }
 
-TEST("a second call under a key in flight is refused and the first goes on") {
+TEST("a second call with a key in flight is refused, and the first goes on") {
   World world(2, {});
   Job job;
   job.n_elems = 5000;
@@ -403,7 +403,7 @@ TEST("two ranks that swap small buffers in place never send what they received")
   }
 }
 
-TEST("a point to point message meets its receive, whoever is first") {
+TEST("a point-to-point message meets its receive, whichever is first") {
   for (const int first : {0, 1}) {
     for (const uint64_t n_elems : {uint64_t{1}, uint64_t{5000}}) {
       World world(3, {});
@@ -426,9 +426,9 @@ TEST("a point to point message meets its receive, whoever is first") {
   }
 }
 
-TEST("a shared buffer stays its peers' until they have read it, whatever way its segments went") {
-  // Passed on while it comes: some segments are offered before the receiver grants a place to put
-  // the others, and some find no region to share. World overwrites what is finished at once.
+TEST("peers keep a shared buffer until they have read it, whichever way its segments went") {
+  // Forwarded as it arrives: some segments are offered before the receiver grants a place for the
+  // others, and some find no region to share. World overwrites finished memory at once.
   for (uint64_t seed = 0; seed < seeds(150); ++seed) {
     World::Options options;
     options.net.seed = seed;
@@ -458,7 +458,7 @@ TEST("a shared buffer stays its peers' until they have read it, whatever way its
 
 // ---- sleeping
 
-TEST("a sleeper is never told to wait for more frames than come") {
+TEST("a sleeper never waits for more frames than will arrive") {
   for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     World::Options options;
     options.net.seed = seed;

@@ -1,5 +1,5 @@
-// Exchanges whose lengths only two ranks know: right for any lengths, and when the two differ, an
-// error on every rank.
+// Exchanges whose lengths only two ranks know: right for any lengths, and an error on every rank
+// when the two differ.
 #include "test/check.h"
 #include "test/world.h"
 
@@ -85,7 +85,7 @@ World::Options options_for(uint64_t seed) {
   return options;
 }
 
-TEST("blocks of any lengths reach the ranks they are for, several calls at a time") {
+TEST("blocks of any length reach their ranks, with several calls in flight") {
   for (uint64_t seed = 0; seed < seeds(160); ++seed) {
     const int size = 1 + static_cast<int>(seed % 5);
     World world(size, options_for(seed));
@@ -109,7 +109,7 @@ TEST("blocks of any lengths reach the ranks they are for, several calls at a tim
   }
 }
 
-TEST("a small exchange without empty blocks is one frame from each rank to each") {
+TEST("a small exchange without empty blocks takes one frame from each rank to each") {
   World world(3, {});
   const Lengths lengths(3, std::vector<uint64_t>(3, 5));
   for (int rank = 0; rank < 3; ++rank) exchange(world, rank, 1, lengths[0], lengths[0]);
@@ -117,7 +117,7 @@ TEST("a small exchange without empty blocks is one frame from each rank to each"
   for (int rank = 0; rank < 3; ++rank) CHECK_EQ(world.net.n_delivered_to(rank), 2u);
 }
 
-TEST("an exchange outlasts a rank that is seconds late: being greeted again ends nothing") {
+TEST("an exchange survives a rank that is seconds late and greeted again") {
   for (const uint64_t elems : {3u, 700u}) {  // in the frame, and announced
     World world(3, {});
     const Lengths lengths(3, std::vector<uint64_t>(3, elems));
@@ -134,7 +134,7 @@ TEST("an exchange outlasts a rank that is seconds late: being greeted again ends
   }
 }
 
-// Each rank calls an exchange and then something that it cannot do without the others.
+// Each rank calls an exchange and then a collective that needs all other ranks.
 void try_difference(uint64_t seed, uint64_t sent, uint64_t received) {
   const int size = 2 + static_cast<int>(seed % 3);
   World world(size, options_for(seed));
@@ -173,7 +173,7 @@ void try_difference(uint64_t seed, uint64_t sent, uint64_t received) {
   CHECK(world.is_untouched());
 }
 
-TEST("two ranks that differ on a block between them end the group with both numbers in words") {
+TEST("two ranks that differ on a block's length end the group with both numbers in the error") {
   constexpr std::pair<uint64_t, uint64_t> kDifferent[] = {{3, 5},     {5, 3},    {0, 4},   {4, 0},
                                                           {0, 700},   {700, 0},  {3, 700}, {700, 3},
                                                           {700, 701}, {640, 700}};

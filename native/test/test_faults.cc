@@ -1,5 +1,5 @@
-// How the protocol core fails: every rank hears why, nobody waits for ever, and memory is free the
-// moment a call has failed (World frees it inside on_finished; the address sanitizer watches).
+// How the protocol core fails: every rank gets the reason, no call waits for ever, and memory is
+// free once a call has failed (World frees it inside on_finished; the address sanitizer watches).
 #include "test/check.h"
 #include "test/faults.h"
 
@@ -17,7 +17,7 @@ TEST("when a rank dies, every survivor's calls fail and name it") {
     std::vector<TestCall*> calls;
     for (uint64_t key = 0; key < 6; ++key) {
       Job job = random_job(random, key, size, 3000);
-      // One that cannot end without the victim, on any rank: a ring, where most are no neighbours.
+      // A ring cannot end without the victim on any rank, though most are not its neighbours.
       if (key == 0) job = large();
       for (int rank = 0; rank < size; ++rank) calls.push_back(&world.post(rank, job));
     }
@@ -46,7 +46,7 @@ TEST("when a rank dies, every survivor's calls fail and name it") {
   }
 }
 
-TEST("no survivor takes for a result what another wrote to its memory after its call had failed") {
+TEST("a peer's writes to a survivor's memory after its call failed never become a result") {
   for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     World::Options options;
     options.net.seed = seed;
@@ -73,7 +73,7 @@ TEST("no survivor takes for a result what another wrote to its memory after its 
   }
 }
 
-TEST("a new group with a rank that is gone fails at once, one without it works") {
+TEST("a new group with a dead rank fails at once, and one without it works") {
   World world(3, {});
   world.kill(1);
   world.run_steps(20);
@@ -88,7 +88,7 @@ TEST("a new group with a rank that is gone fails at once, one without it works")
   CHECK(on_2.result == expected(job, 1, 2));
 }
 
-TEST("a cut between two ranks ends the group for everyone") {
+TEST("a cut between two ranks ends their group on every rank") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     World world(4, options_for(seed));
     std::vector<TestCall*> calls;
@@ -104,13 +104,13 @@ TEST("a cut between two ranks ends the group for everyone") {
   }
 }
 
-TEST("two ranks that have lost each other are still there for everyone else") {
+TEST("two ranks that lost each other still serve all other ranks") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     World world(4, options_for(seed));
     world.post(0, large());
     world.run_steps(static_cast<int>(seed % 10));
     world.net.cut(1, 2);
-    // Groups that hold one of the two, made before and after; and one that holds both.
+    // Groups with one of the two, made before and after; and one with both.
     std::vector<TestCall*> calls;
     const std::vector<std::vector<int>> members = {{0, 1, 3}, {0, 2, 3}};
     for (const int when : {0, 1}) {
@@ -133,7 +133,7 @@ TEST("two ranks that have lost each other are still there for everyone else") {
   }
 }
 
-TEST("frames that are lost, cut or corrupt never make a wrong result or a hang") {
+TEST("frames that are lost, cut or corrupt never cause a wrong result or a hang") {
   int n_corrupt_texts = 0;
   for (uint64_t seed = 0; seed < seeds(150); ++seed) {
     const int size = 2 + static_cast<int>(seed % 4);
@@ -152,7 +152,7 @@ TEST("frames that are lost, cut or corrupt never make a wrong result or a hang")
     for (const TestCall* call : calls) {
       if (call->ok()) continue;
       CHECK(call->error.fault == Fault::kPeerLost);
-      // Who does not hear why it was given up finds the way gone, and a third that hears both.
+      // An evicted rank without the notice finds its links gone, and a third that hears both.
       CHECK(options.net.cuts > 0 || has(call->error.text, "corrupt") ||
             has(call->error.text, "closed the connection") ||
             has(call->error.text, "is cut; both live"));
@@ -167,11 +167,11 @@ TEST("frames that are lost, cut or corrupt never make a wrong result or a hang")
 
 // ---- time
 
-TEST("a deadline ends the call on every rank and names whom it waited for") {
+TEST("a deadline ends the call on every rank and names the ranks that it waited for") {
   for (const Kind kind : {Kind::kDirectAllReduce, Kind::kShardedAllReduce, Kind::kRingAllReduce}) {
     World world(4, {});
     std::vector<TestCall*> calls;
-    for (const int rank : {0, 1, 3})  // rank 2 never comes
+    for (const int rank : {0, 1, 3})  // rank 2 never calls
       calls.push_back(&world.post(rank, large(kind), world.now + 3 * kSecond));
     CHECK(world.run_all(3300));
     for (const TestCall* call : calls) {
@@ -181,13 +181,13 @@ TEST("a deadline ends the call on every rank and names whom it waited for") {
     }
     const std::string& text = calls[0]->error.text;
     const std::string blamed = text.substr(text.find("waiting for"));
-    // In a ring a rank may only see that its neighbours, who wait themselves, send nothing.
+    // In a ring a rank may see only that its neighbours, which wait themselves, send nothing.
     if (kind != Kind::kRingAllReduce) CHECK_EQ(blamed, "waiting for " + World::name(2));
     CHECK(blamed == "waiting for " + World::name(2) || has(blamed, "(in the same call, perhaps"));
   }
 }
 
-TEST("a deadline names eight ranks and counts the rest") {
+TEST("a deadline names eight ranks and counts the others") {
   World world(13, {});
   const TestCall& call = world.post(0, large(Kind::kShardedAllReduce), world.now + kSecond);
   CHECK(world.run_all(1200));
@@ -195,7 +195,7 @@ TEST("a deadline names eight ranks and counts the rest") {
   CHECK(!has(call.error.text, World::name(9)));
 }
 
-TEST("a stall of three seconds is harmless, one of more than five is a death") {
+TEST("a stall of three seconds is harmless, and one of more than five is a death") {
   for (const int stall_ms : {3000, 6000}) {
     World world(3, {});
     world.run_steps(500);
@@ -219,12 +219,12 @@ TEST("a stall of three seconds is harmless, one of more than five is a death") {
   }
 }
 
-TEST("a rank that was given up fails its own calls and takes nobody with it") {
+TEST("a rank that was given up fails its own calls and no others") {
   World world(4, {});
   const TestCall& mine = world.post(1, large());
   world.stop(1);
   world.run_steps(6000);
-  // The others have parted with it and work on without it.
+  // The other ranks have dropped it and work on without it.
   std::vector<TestCall*> calls;
   const std::vector<int> rest = {0, 2, 3};
   for (const int rank : rest)
@@ -237,11 +237,11 @@ TEST("a rank that was given up fails its own calls and takes nobody with it") {
     CHECK(calls[at]->result == expected(calls[at]->job, static_cast<int>(at), 3));
 }
 
-TEST("a rank that was given up by one hears so, and from nobody else that the others are gone") {
+TEST("a rank that one peer gave up learns so, and gets no false reports of other deaths") {
   World world(3, {});
   world.engine(0).peer_lost(1, "is gone, rank 0 says");
   world.engine(0).progress();
-  // Rank 1 learns of it before rank 2 does, and rank 2 hears rank 1 first.
+  // Rank 1 learns of it before rank 2 does, and rank 2 reads rank 1's frames first.
   for (const auto& [rank, peer] : {std::pair{1, 0}, {2, 1}, {2, 0}}) {
     if (world.engine(rank).link(peer) == nullptr) continue;
     world.engine(rank).link(peer)->pump(world.engine(rank));
@@ -255,9 +255,9 @@ TEST("a rank that was given up by one hears so, and from nobody else that the ot
   for (const Group* group : world.groups) CHECK(group->life.why().fault == Fault::kPeerLost);
 }
 
-// Rank 2 is stopped with a segment of rank 0's in a slot that it has not read, and given up; the
-// others work on until that slot holds other data. Then it goes on. `told`: it can read that it was
-// given up; otherwise it finds the end of its links only, as where a ring was full.
+// Rank 2 is stopped with an unread segment of rank 0's in a slot, and given up; the others work on
+// until that slot holds other data. Then it continues. `told`: it can read that it was given up;
+// otherwise it sees only the end of its links, as if a ring had been full.
 TestCall& woken_zombie(World& world, bool told) {
   if (!told)
     world.net.tamper = [](int, Header& header, Bytes& words) {
@@ -285,7 +285,7 @@ TestCall& woken_zombie(World& world, bool told) {
   return mine;
 }
 
-TEST("a rank that was given up while stopped never takes what now lies in a slot for its message") {
+TEST("a rank given up while stopped never reads a reused slot as its message") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World::Options options;
     options.net.seed = seed;
@@ -305,7 +305,7 @@ TEST("a rank that was given up while stopped never takes what now lies in a slot
 TEST("a rank that was stopped does not blame the others for its own absence") {
   World world(2, {});
   world.run_steps(1000);
-  // Everything stands still, as when a laptop sleeps.
+  // All ranks stop, as when a laptop sleeps.
   world.stop(0);
   world.stop(1);
   world.run_steps(60'000);
@@ -318,7 +318,7 @@ TEST("a rank that was stopped does not blame the others for its own absence") {
   CHECK(on_1.ok());
 }
 
-TEST("a quiet connection stays alive by heartbeats alone") {
+TEST("heartbeats alone keep an idle connection alive") {
   World world(3, {});
   world.run_steps(20'000);
   for (int rank = 0; rank < 3; ++rank)

@@ -1,4 +1,4 @@
-// Memory that a failed call gives back, while a peer has yet to hear of the failure.
+// Memory that a failed call gives back before a peer has learned of the failure.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ World::Options sharing(uint64_t seed) {
   return options;
 }
 
-// Rank 0's call, to whose memory rank 1 may write; null if this seed's memory is not so placed.
+// Rank 0's call, whose memory rank 1 may write; null if this seed places the memory differently.
 TestCall* granted(World& world) {
   Job job;
   job.kind = Kind::kDirectBroadcast;
@@ -54,7 +54,7 @@ std::string words_before_abort(const std::function<void()>& body) {
 
 }  // namespace
 
-TEST("memory that the kernel does not let us take away from a peer is never given back") {
+TEST("memory that the kernel refuses to take away from a peer is never given back") {
   const std::string words = words_before_abort([] {
     for (uint64_t seed = 0; seed < 20; ++seed) {
       World world(2, sharing(seed));
@@ -70,7 +70,7 @@ TEST("memory that the kernel does not let us take away from a peer is never give
   CHECK(words.find("given back") == std::string::npos);
 }
 
-TEST("a fence leaves the memory around it shared, and takes away what was granted") {
+TEST("a fence takes away the granted memory and leaves its neighbours shared") {
   int n_tried = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {
     World world(2, sharing(seed));

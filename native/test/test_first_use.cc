@@ -1,5 +1,5 @@
-// Ranks that connect when they need to: who connects to whom, and what comes of those who are not
-// there then.
+// Ranks that connect at first use: which pairs connect, and the fate of ranks that are gone by
+// then.
 #include "test/check.h"
 #include "test/faults.h"
 
@@ -23,7 +23,7 @@ int n_links(World& world, int rank) {
   return n;
 }
 
-TEST("ranks that do nothing connect to nobody, for as long as they like, and leave so") {
+TEST("idle ranks connect to no peer, for however long, and leave so") {
   World world(5, lazy(1));
   world.run_steps(30'000);
   for (int rank = 0; rank < 5; ++rank) CHECK_EQ(n_links(world, rank), 0);
@@ -35,7 +35,7 @@ TEST("ranks that do nothing connect to nobody, for as long as they like, and lea
   }
 }
 
-TEST("a peer that is first used long after the start is listened to from then on") {
+TEST("a peer first used long after the start is listened to from then on") {
   World world(2, lazy(7));
   world.run_steps(60'000);
   const TestCall& one = world.post(0, large(Kind::kRingAllReduce, 100'000));
@@ -49,7 +49,7 @@ TEST("a peer that is first used long after the start is listened to from then on
   CHECK(one.ok() && other.ok());
 }
 
-TEST("a ring connects each rank to its two neighbours, and heartbeats to nobody else") {
+TEST("a ring connects each rank to its two neighbours and sends heartbeats to no other rank") {
   World world(6, lazy(2));
   for (int rank = 0; rank < 6; ++rank) world.post(rank, large(Kind::kRingAllReduce));
   CHECK(world.run_all());
@@ -57,9 +57,7 @@ TEST("a ring connects each rank to its two neighbours, and heartbeats to nobody 
   for (int rank = 0; rank < 6; ++rank) CHECK_EQ(n_links(world, rank), 2);
 }
 
-TEST(
-    "who died before anybody was connected to it is lost to all that wait for it, directly or "
-    "not") {
+TEST("a peer that died before any connection is lost to all direct and indirect waiters") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     const int size = 3 + static_cast<int>(seed % 5);
     const int victim = static_cast<int>(seed) % size;
@@ -77,7 +75,7 @@ TEST(
   }
 }
 
-TEST("who died unseen is lost to a rank that receives from anyone") {
+TEST("a peer that died before any connection is lost to a rank that receives from anyone") {
   World world(4, lazy(3));
   world.kill(3);
   Plan plan;
@@ -92,8 +90,8 @@ TEST("who died unseen is lost to a rank that receives from anyone") {
   CHECK_EQ(call->error.peer, 3);
 }
 
-// News of another group's end looks for rank 3, which nobody ever needed.
-TEST("who left before anybody was connected to it ends nothing but what waits for it") {
+// News of another group's end looks for rank 3, which no rank ever needed.
+TEST("a peer that left before any connection fails only the calls that wait for it") {
   World world(4, lazy(4));
   Group& both = world.add_group(2, 60, {2, 3});
   Group& in_1 = world.add_group(1, 61, {1, 2, 3});
@@ -109,7 +107,7 @@ TEST("who left before anybody was connected to it ends nothing but what waits fo
       world.post_in(2, world.add_group(2, 62, {1, 2}), large(Kind::kRingAllReduce));
   CHECK(world.run_all(3000));
   CHECK(one.ok() && two.ok());
-  // And who does wait for it hears at once.
+  // A rank that waits for it learns of its death at once.
   const TestCall& late = world.post_in(2, in_2, large(Kind::kRingAllReduce));
   CHECK(late.finished);
   CHECK(late.error.fault == Fault::kPeerLost);
@@ -117,7 +115,7 @@ TEST("who left before anybody was connected to it ends nothing but what waits fo
   CHECK(world.run([&] { return in_1.life.has_ended(); }, 3000));
 }
 
-TEST("a third that never met the silent one answers for it in two seconds") {
+TEST("a third rank that never met the silent one answers for it within two seconds") {
   World world(4, lazy(5));
   const TestCall& one =
       world.post_in(0, world.add_group(0, 60, {0, 1}), large(Kind::kRingAllReduce));
@@ -134,7 +132,7 @@ TEST("a third that never met the silent one answers for it in two seconds") {
   CHECK(call.finished_ns - stopped_ns < 8 * kSecond);
 }
 
-TEST("what is said dead is looked for by nobody who never met it") {
+TEST("ranks that never met a dead peer do not dial it") {
   World world(8, lazy(6));
   for (const int rank : {0, 1})
     world.post_in(rank, world.add_group(rank, 60, {0, 1}), large(Kind::kRingAllReduce));

@@ -1,4 +1,4 @@
-// Every fold on every instruction set of this machine, against the truth.
+// Every fold on every instruction set of this machine, against the reference.
 
 #include <cstdint>
 #include <cstdlib>
@@ -57,7 +57,7 @@ T fold_pair(const Kernels* kernels, DType dtype, FoldOp op, T a, T b) {
   return get<T>(out);
 }
 
-TEST("every fold equals the truth at every length and start, in place and not") {
+TEST("every fold equals the reference at every length and start, in place or not") {
   for (size_t dtype = 0; dtype < kDTypes; ++dtype) {
     for (size_t op = 0; op < kFoldOps; ++op) {
       if (fold_function(DType(dtype), FoldOp(op)) == nullptr) continue;
@@ -71,7 +71,7 @@ TEST("every fold equals the truth at every length and start, in place and not") 
   }
 }
 
-TEST("a pair without a meaning has no fold, on any instruction set") {
+TEST("a meaningless pair of op and dtype has no fold on any instruction set") {
   for (const Kernels* kernels : kernels_here()) {
     for (size_t dtype = 0; dtype < kDTypes; ++dtype) {
       for (size_t op = 0; op < kFoldOps; ++op) {
@@ -88,7 +88,7 @@ TEST("a pair without a meaning has no fold, on any instruction set") {
   }
 }
 
-TEST("a number that names nothing has no fold, no size and no name") {
+TEST("an unknown number has no fold, no size and no name") {
   CHECK(fold_function(DType(kDTypes), FoldOp::kSum) == nullptr);
   CHECK(fold_function(DType::kFloat32, FoldOp(kFoldOps)) == nullptr);
   CHECK(!is_dtype(kDTypes) && is_dtype(kDTypes - 1));
@@ -98,7 +98,7 @@ TEST("a number that names nothing has no fold, no size and no name") {
   CHECK_EQ(std::string_view(name_of(FoldOp(kFoldOps))), "?");
 }
 
-TEST("sizes and names follow the numbers") {
+TEST("sizes and names match the numbers") {
   constexpr size_t kSizes[] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1, 8, 16, 2, 4, 8};
   for (size_t dtype = 0; dtype < std::size(kSizes); ++dtype)
     CHECK_EQ(size_of(DType(dtype)), kSizes[dtype]);
@@ -118,7 +118,7 @@ TEST("integer sums and products wrap") {
   }
 }
 
-TEST("min and max give NaN if either side is NaN and the right side of equal zeros") {
+TEST("min and max give NaN if either side is NaN, and the right one of two equal zeros") {
   for (const Kernels* kernels : kernels_here()) {
     for (const FoldOp op : {FoldOp::kMin, FoldOp::kMax}) {
       CHECK(std::isnan(fold_pair<float>(kernels, DType::kFloat32, op, NAN, 1)));
@@ -163,7 +163,7 @@ TEST("float16 rounds ties to even, overflows at 65520 and makes denormals") {
   }
 }
 
-TEST("every float16 and bfloat16 survives the way through float32") {
+TEST("every float16 and bfloat16 survives a round trip through float32") {
   std::vector<uint16_t> all(65536);
   for (size_t bits = 0; bits < all.size(); ++bits) all[bits] = static_cast<uint16_t>(bits);
   const std::vector<uint16_t> minus_zeros(all.size(), 0x8000);
@@ -178,7 +178,7 @@ TEST("every float16 and bfloat16 survives the way through float32") {
   }
 }
 
-TEST("the instruction set in use is the one asked for, else the best") {
+TEST("the instruction set in use is the requested one, else the best") {
   const char* const wanted = std::getenv("SHOAL_ISA");
   std::string_view expected = kernels_here().back()->isa;
   for (const Kernels* kernels : kernels_here()) {

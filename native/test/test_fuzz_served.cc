@@ -1,5 +1,5 @@
-// Workers that say anything at all to a serving engine: their links end, or their group, and
-// nothing else does. 20,000 frames here, a million under the address sanitizer by `make test-fuzz`.
+// Workers that send arbitrary frames to a serving engine: only their links end, or their group.
+// 20,000 frames here, a million under the address sanitizer by `make test-fuzz`.
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr uint64_t kKeys = 4;
 constexpr int kServer = 2, kHonest = 3;
-constexpr uint64_t kTheirs = 7, kOther = 9;  // groups: of the liars, and of the honest worker
+constexpr uint64_t kTheirs = 7, kOther = 9;  // groups: the liars', and the honest worker's
 
-// What the types of frames mean that a worker may send a server. NOT what is said of other ranks:
-// all of a mesh believe each other that somebody is lost.
+// The frame types that a worker may send a server. NOT reports of other ranks: all of a mesh trust
+// each other's report that a rank is lost.
 constexpr FrameType kTypes[] = {
     FrameType::kPost,     FrameType::kGrant,       FrameType::kData,          FrameType::kOffer,
     FrameType::kConsumed, FrameType::kPutComplete, FrameType::kRequestToSend, FrameType::kCredit,
@@ -25,7 +25,7 @@ constexpr FrameType kTypes[] = {
     FrameType::kRelease,  FrameType::kUnmade,      FrameType::kCommit};
 
 // A server from its birth to its end: ranks 0 and 1 are written by hand, the last is a worker whose
-// calls in another group must come out right.
+// calls in another group must give the right results.
 class Life {
  public:
   explicit Life(uint64_t seed)
@@ -53,7 +53,7 @@ class Life {
     server_.serve(*other_, plan_of(honest_, 1), 0);
   }
 
-  // Until both liars are found out, or so many frames have come. How many did.
+  // Until both liars are detected, or this many frames have been sent. Returns the number.
   uint64_t run(uint64_t n_most) {
     post_honest();
     uint64_t n = 0;
@@ -69,7 +69,7 @@ class Life {
 
   void check(const std::string& where) {
     // A call takes 130 turns in the median where the net delays, splits and moves late, and 202 in
-    // one of 40,000 lives: more than this is none that ever ends.
+    // one of 40,000 lives: a call that takes more than this never ends.
     constexpr int kMostTurns = 1000;
     post_honest();
     for (int left = 0; left < kMostTurns && !is_over(); ++left) turn();
@@ -158,7 +158,7 @@ class Life {
     ends_[from]->flush(sinks_[from]);
   }
 
-  // What an honest worker might say next of some call.
+  // A frame that an honest worker might send next for some call.
   void make_plausible(int from, Frame& frame, Bytes& payload) {
     Header& header = frame.header;
     header.group = kTheirs;
@@ -207,7 +207,7 @@ class Life {
     for (std::byte& byte : payload) byte = static_cast<std::byte>(random_.next());
   }
 
-  // One to three lies in it.
+  // Falsifies one to three fields.
   void spoil(Frame& frame, Bytes& payload) {
     for (uint64_t left = 1 + random_.below(3); left > 0; --left) {
       Header& header = frame.header;
@@ -249,7 +249,7 @@ class Life {
     frame.carry(Place{number(), number(), random_.chance(0.5) ? random_.next() : number()});
     payload.clear();
   }
-  // The bounds of what there may be, and beyond.
+  // An extreme value, a small one, or any.
   uint32_t number() {
     constexpr uint32_t kEdges[] = {0, 1, 2, 7, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff};
     if (random_.chance(0.5)) return kEdges[random_.below(std::size(kEdges))];
@@ -263,7 +263,7 @@ class Life {
   };
 
   FakeRandom random_;
-  const double lies_;  // how often one is told
+  const double lies_;  // the chance of a falsified frame
   const bool shares_memory_;
   FakeNet net_;
   std::unique_ptr<std::byte[]> slots_{new std::byte[2 * kHalf]};
@@ -280,7 +280,7 @@ class Life {
   size_t reserved_ = 0, ceiling_ = 0, most_scratch_ = 0;
 };
 
-TEST("whatever workers say, a server outlives it, in its bounds, and serves others rightly") {
+TEST("whatever workers send, a server survives within its bounds and serves the others correctly") {
   const uint64_t n_wanted = seeds(20'000);
   uint64_t n_frames = 0, seed = 0;
   for (; n_frames < n_wanted; ++seed) {

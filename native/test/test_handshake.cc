@@ -1,4 +1,4 @@
-// Both ends of the handshake: who gets in and who does not, strangers, damage.
+// Both ends of the handshake: which clients get in, strangers, and damage.
 #include <cstdint>
 #include <random>
 #include <string>
@@ -22,7 +22,7 @@ ServerHandshake server(char of = 'k') {
   return ServerHandshake([of](const Hello&) { return key(of); });
 }
 
-// Feeds all of it, in pieces no larger than what is wanted.
+// Feeds all of it, in pieces no larger than wanted.
 void feed(Handshake& end, Bytes data, Message& reply) {
   while (!data.empty() && end.wants() > 0) {
     const size_t n = std::min(data.size(), end.wants());
@@ -31,7 +31,7 @@ void feed(Handshake& end, Bytes data, Message& reply) {
   }
 }
 
-// Lets them talk, with one bit of all that is said turned over. Returns how many bits were said.
+// Runs both ends with one bit of all their bytes flipped. Returns how many bits were sent.
 size_t talk(ClientHandshake& client, ServerHandshake& server, size_t flipped = SIZE_MAX) {
   Handshake* listener = &server;
   Handshake* speaker = &client;
@@ -51,7 +51,7 @@ size_t talk(ClientHandshake& client, ServerHandshake& server, size_t flipped = S
 
 TEST("two fresh nonces differ") { CHECK(fresh_nonce() != fresh_nonce()); }
 
-TEST("two holders of the key both finish, and the server knows who came") {
+TEST("two holders of the key both finish, and the server knows the client's identity") {
   ClientHandshake one(kHelloOfThree, key());
   ServerHandshake other = server();
   talk(one, other);
@@ -61,7 +61,7 @@ TEST("two holders of the key both finish, and the server knows who came") {
   CHECK_EQ(one.wants() + other.wants(), 0u);
 }
 
-TEST("a connection's session is known to both of its ends, and is no other connection's") {
+TEST("both ends of a connection know its session, which no other connection has") {
   std::string before;
   for (int round = 0; round < 2; ++round) {
     ClientHandshake one(kHelloOfThree, key());
@@ -73,7 +73,7 @@ TEST("a connection's session is known to both of its ends, and is no other conne
   }
 }
 
-TEST("one flipped bit never ends in a proof, nor is it taken for another key") {
+TEST("one flipped bit never leads to a proof, nor to a report of another key") {
   for (const char of : {'k', 'x'}) {
     ClientHandshake whole(kHelloOfThree, key());
     ServerHandshake judge = server(of);
@@ -89,7 +89,7 @@ TEST("one flipped bit never ends in a proof, nor is it taken for another key") {
   }
 }
 
-TEST("who lacks the key is refused at its HELLO, and who repeats another's at its proof") {
+TEST("a client without the key is refused at its HELLO, and a replay at its proof") {
   Message reply;
   ServerHandshake judge = server();
   feed(judge, ClientHandshake(kHelloOfThree, key('x')).hello(), reply);
@@ -109,7 +109,7 @@ TEST("who lacks the key is refused at its HELLO, and who repeats another's at it
   CHECK(reply.empty());
 }
 
-TEST("noise of any length, also behind a right beginning, ends neither end in a proof") {
+TEST("noise of any length, even after a valid start, leads to no proof at either end") {
   std::mt19937 chance(1);
   for (int round = 0; round < 20000; ++round) {
     ClientHandshake one(kHelloOfThree, key());
@@ -130,7 +130,7 @@ TEST("noise of any length, also behind a right beginning, ends neither end in a 
   }
 }
 
-TEST("an end that is through refuses what comes after, and an empty read changes nothing") {
+TEST("a finished end refuses further bytes, and an empty read changes nothing") {
   ClientHandshake one(kHelloOfThree, key());
   ServerHandshake other = server();
   talk(one, other);
@@ -142,7 +142,7 @@ TEST("an end that is through refuses what comes after, and an empty read changes
   CHECK(reply.empty());
 }
 
-TEST("a server that refuses says nothing, and one that is in another epoch says so") {
+TEST("a server that refuses sends nothing, and one in another epoch reports it") {
   for (const Progress verdict : {Progress::kRefused, Progress::kStale}) {
     ClientHandshake one(kHelloOfThree, key());
     ServerHandshake other([verdict](const Hello&) { return verdict; });
@@ -155,7 +155,7 @@ TEST("a server that refuses says nothing, and one that is in another epoch says 
 
 // By Python's hmac: hmac.digest(b"k" * 32, b"shoal link v1" + struct.pack("<QII", 7, 1, 2) +
 // b"link", "sha256").
-TEST("a pair's key is the one that another implementation derives, in either order of ranks") {
+TEST("a pair's key equals another implementation's, in either order of ranks") {
   const Secret job = key();
   const std::string expected = "a5a88d61dd193596bd785ee21ce3df3fcf7dcc2cbad24405777193b0d268d72f";
   CHECK_EQ(hex(pair_key(job.bytes(), 7, 1, 2, "link").bytes()), expected);

@@ -35,11 +35,11 @@ Header some_header() {
 
 constexpr Turn kTurn{41, 7 * kWrap + 5, kWrap + 9};
 
-// Computed by Python's hmac, and by a SipHash-2-4 in Python that gives the answers of its paper:
+// Computed by Python's hmac, and by a SipHash-2-4 in Python that passes its paper's test vectors:
 // each key is the first half of HMAC(HMAC(job key, "shoal link v1", epoch, lower rank, higher rank,
 // "frames up" or "frames down"), "path", path, session); the message is header[8:64], place, and
 // the upper halves of both numbers. All numbers are little endian.
-TEST("seals are those that another implementation computes") {
+TEST("seals equal those of another implementation") {
   Header header = some_header();
   header.version = 3;  // whichever it is now
   CHECK_EQ(keys_of(0, 1).out(2).of(header, kTurn), 0xfda1195adc6531c6u);
@@ -49,7 +49,7 @@ TEST("seals are those that another implementation computes") {
            0xedf7f2bbc29e1be5u);
 }
 
-TEST("a header fits only as it was sealed: its bits, its turn, its connection, its way") {
+TEST("a header fits only its own bits, number, connection and direction") {
   Header header = some_header();
   header.seal = keys_of(0, 1).out(2).of(header, kTurn);
   const HeaderSeal in = keys_of(1, 0).in(2);
@@ -67,7 +67,7 @@ TEST("a header fits only as it was sealed: its bits, its turn, its connection, i
                             Turn{41, kTurn.sequence, kTurn.acknowledged - kWrap}})
     CHECK(!in.fits(header, other));
   const std::string session = "another connection";
-  CHECK(!keys_of(1, 0).out(2).fits(header, kTurn));  // sent back to who sent it
+  CHECK(!keys_of(1, 0).out(2).fits(header, kTurn));  // sent back to its sender
   CHECK(!keys_of(1, 0).in(1).fits(header, kTurn));
   CHECK(!keys_of(1, 0).in(2, std::as_bytes(std::span(session))).fits(header, kTurn));
   CHECK(!keys_of(2, 0).in(2).fits(header, kTurn));
@@ -75,18 +75,18 @@ TEST("a header fits only as it was sealed: its bits, its turn, its connection, i
   CHECK(!keys_of(1, 0, kEpoch, "the key of others").in(2).fits(header, kTurn));
 }
 
-TEST("a number is known from its lower half and one that is near") {
+TEST("a number is recovered from its lower half and a nearby number") {
   CHECK_EQ(widen(5, 3), 5u);
   CHECK_EQ(widen(3, 5), 3u);
   CHECK_EQ(widen(2, kWrap - 2), kWrap + 2);
   CHECK_EQ(widen(0xfffffffe, kWrap + 1), kWrap - 2);
   CHECK_EQ(widen(7, 9 * kWrap), 9 * kWrap + 7);
-  CHECK(widen(0xffffffff, 0) > kWrap);  // and so none that was ever sent
+  CHECK(widen(0xffffffff, 0) > kWrap);  // so no such frame was ever sent
 }
 
 // ---- a relay without the key
 
-// What one end has written and the other has not read, as frames.
+// The bytes that one end has written and the other has not read, as frames.
 struct Wire {
   Bytes unframed;
   std::vector<Bytes> frames;
@@ -139,7 +139,7 @@ class WirePipe final : public Pipe {
   Wire& in_;
 };
 
-// Two links that talk through a relay, which does one thing to one frame of rank 0.
+// Two links with a relay between them, which does one thing to one frame of rank 0.
 struct Relayed final : Pair {
   explicit Relayed(uint64_t n_before = 0) {
     for (const int end : {0, 1}) {
@@ -169,7 +169,7 @@ struct Relayed final : Pair {
     auto& frames = wires[0].frames;
     while (!frames.empty()) {
       if (n_passed == victim && harm) {
-        if (!harm(*this)) return;  // wants to see more of them first
+        if (!harm(*this)) return;  // needs to see more frames first
         victim = SIZE_MAX;
         continue;
       }
@@ -185,7 +185,7 @@ struct Relayed final : Pair {
   }
 
   std::array<Wire, 2> wires;
-  std::vector<Bytes> history, answers;  // what rank 0 and rank 1 have said
+  std::vector<Bytes> history, answers;  // the frames that rank 0 and rank 1 have sent
   size_t n_passed = 0, victim = SIZE_MAX;
   std::function<bool(Relayed&)> harm;
 };
@@ -210,7 +210,7 @@ const Harm kHarms[] = {
     {"drops a frame",
      [](Relayed& relay, FakeRandom&) {
        relay.wires[0].frames.erase(relay.wires[0].frames.begin());
-       return !relay.wires[0].frames.empty();  // it shows when another comes
+       return !relay.wires[0].frames.empty();  // it shows when the next one arrives
      }},
     {"swaps two frames",
      [](Relayed& relay, FakeRandom&) {
@@ -268,7 +268,7 @@ const Harm kHarms[] = {
      }},
 };
 
-TEST("what a relay harms is refused, and all before it has come as it was sent, and nothing else") {
+TEST("harm done by a relay is refused, and exactly the frames before it arrive unchanged") {
   for (const Harm& harm : kHarms) {
     const int before = failures_of_this_test();
     for (uint64_t seed = 1; seed <= 40; ++seed) {
@@ -296,7 +296,7 @@ TEST("what a relay harms is refused, and all before it has come as it was sent, 
   }
 }
 
-TEST("a relay that harms nothing is not noticed, also where numbers wrap") {
+TEST("a harmless relay is not noticed, even where numbers wrap") {
   for (const uint64_t n_before : {uint64_t{0}, kWrap - 1000, 5 * kWrap - 1}) {
     Relayed pair(n_before);
     const Bytes payload(2000, std::byte{5});
@@ -316,13 +316,13 @@ TEST("a relay that harms nothing is not noticed, also where numbers wrap") {
   }
 }
 
-// What somebody held back for four billion frames.
-TEST("a frame and an acknowledgement of a whole turn of the numbers ago are refused") {
+// A frame that was held back for four billion frames.
+TEST("a frame or acknowledgement from a full turn of the numbers ago is refused") {
   for (const FrameType type : {FrameType::kHeartbeat, FrameType::kAck})
     for (const uint64_t turns : {uint64_t{1}, uint64_t{0}}) {
       Relayed pair(kWrap);
       pair.link(1).send(Frame{});
-      pair.pump(1);  // so that there is something to acknowledge
+      pair.pump(1);  // so that there is a frame to acknowledge
       Header header;
       header.type = type;
       header.sequence = type == FrameType::kAck ? 0 : 1;
@@ -338,7 +338,7 @@ TEST("a frame and an acknowledgement of a whole turn of the numbers ago are refu
     }
 }
 
-TEST("a socket's link refuses what was recorded on it before") {
+TEST("a socket's link refuses bytes recorded on it earlier") {
   const Bytes payload(100, std::byte{3});
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   Stream stream;

@@ -1,4 +1,4 @@
-// What is kept back of complete sums, with a codec that keeps the largest element of four.
+// The residuals of complete sums, with a codec that keeps the largest element of four.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -50,7 +50,7 @@ std::vector<float> rounded(KeptBack& kept, Subject subject, std::vector<float> s
 
 using Floats = std::vector<float>;
 
-TEST("what came in is what went out and what is kept, over many steps") {
+TEST("over many steps the inputs equal the outputs plus the residual") {
   KeptBack kept;
   Floats in(10), out(10);
   const Floats zeros(10);
@@ -66,7 +66,7 @@ TEST("what came in is what went out and what is kept, over many steps") {
     }
   }
   CHECK(in != out);
-  for (int i = 0; i < 4; ++i) {  // zeros bring out one of each block
+  for (int i = 0; i < 4; ++i) {  // each round of zeros releases one element of each block
     const Floats came = rounded(kept, subject_of(3, step++), zeros);
     for (size_t k = 0; k < came.size(); ++k) out[k] += came[k];
   }
@@ -75,7 +75,7 @@ TEST("what came in is what went out and what is kept, over many steps") {
   CHECK_EQ(kept.n_bytes(), 10 * sizeof(float));
 }
 
-TEST("averagers, buffers and places are apart, and steps are not") {
+TEST("averagers, buffers and offsets have separate residuals, and steps share them") {
   KeptBack kept;
   CHECK(rounded(kept, subject_of(1, 2, 5), {1, 2, 3, 4}) == (Floats{0, 0, 0, 4}));
   CHECK(rounded(kept, subject_of(2, 2, 5), {0, 0, 0, 0}) == (Floats{0, 0, 0, 0}));
@@ -84,7 +84,7 @@ TEST("averagers, buffers and places are apart, and steps are not") {
   CHECK(rounded(kept, subject_of(1, 9, 5), {0, 0, 0, 0}) == (Floats{0, 0, 3, 0}));
 }
 
-TEST("nothing is kept without a subject or in an averager's first step") {
+TEST("no residual is kept without a subject or in an averager's first step") {
   KeptBack kept;
   for (const Subject subject : {Subject{0}, subject_of(1, 1)}) {
     CHECK(rounded(kept, subject, {1, 2, 3, 4}) == (Floats{0, 0, 0, 4}));
@@ -93,7 +93,7 @@ TEST("nothing is kept without a subject or in an averager's first step") {
   CHECK_EQ(kept.n_bytes(), size_t{0});
 }
 
-TEST("a first step drops what was kept of its buffer, and of no other") {
+TEST("a first step drops the residual of its buffer and of no other") {
   KeptBack kept;
   for (const uint32_t buffer : {0, 1}) rounded(kept, subject_of(1, 5, buffer), {1, 2, 3, 4});
   CHECK(rounded(kept, subject_of(1, 1), Floats(4)) == Floats(4));
@@ -101,7 +101,7 @@ TEST("a first step drops what was kept of its buffer, and of no other") {
   CHECK(rounded(kept, subject_of(1, 2, 1), Floats(4)) == (Floats{0, 0, 3, 0}));
 }
 
-TEST("a block that is not finite leaves what is kept as it was, and no other") {
+TEST("a block that is not finite keeps its residual, and other blocks still update theirs") {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float bad : {infinity, -infinity, std::nanf("")}) {
     KeptBack kept;
@@ -114,7 +114,7 @@ TEST("a block that is not finite leaves what is kept as it was, and no other") {
   }
 }
 
-TEST("residuals of a buffer that is cut otherwise are dropped") {
+TEST("residuals of a buffer that is cut differently are dropped") {
   KeptBack kept;
   rounded(kept, subject_of(1, 2), {1, 2, 3, 4});
   CHECK(rounded(kept, subject_of(1, 3), Floats(4), 0, kBytes + 4) == Floats(4));
@@ -124,7 +124,7 @@ TEST("residuals of a buffer that is cut otherwise are dropped") {
   CHECK_EQ(kept.n_bytes(), 3 * sizeof(float));
 }
 
-TEST("the buffers that were used longest ago make room, and what has none is rounded") {
+TEST("the least recently used buffers make room, and a buffer without room is rounded") {
   KeptBack kept(8 * sizeof(float));
   rounded(kept, subject_of(1, 2), {1, 2, 3, 4});
   rounded(kept, subject_of(2, 2), {1, 2, 3, 4});

@@ -1,5 +1,5 @@
-// Ranks that leave in good order: what they have sent still counts, and what they have not is
-// missed by everyone who needs it.
+// Ranks that leave in good order: data that they sent still counts, and every rank that needs more
+// from them gets an error.
 #include "test/check.h"
 #include "test/faults.h"
 
@@ -14,7 +14,7 @@ World::Options calm(uint64_t seed) {
   return options;
 }
 
-TEST("a rank may leave as soon as its own calls are done: the others still finish theirs") {
+TEST("a rank may leave once its own calls are done, and the others still finish theirs") {
   for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     const int size = 2 + static_cast<int>(seed % 5);
     World world(size, calm(seed));
@@ -46,7 +46,7 @@ TEST("a rank may leave as soon as its own calls are done: the others still finis
   }
 }
 
-TEST("a small broadcast is received even when its root has left before it was asked for") {
+TEST("a small broadcast is received even if its root left before it was asked for") {
   World world(2, {});
   const Job job = large(Kind::kDirectBroadcast, 10);
   CHECK(world.post(0, job).handle != nullptr);
@@ -58,7 +58,7 @@ TEST("a small broadcast is received even when its root has left before it was as
   CHECK(late.result == expected(job, 1, 2));
 }
 
-TEST("a group that is made after a member has left serves the others, and what that one had sent") {
+TEST("a group made after a member left serves the others and delivers that member's data") {
   World world(3, {});
   const Job job = large(Kind::kDirectBroadcast, 10);  // from rank 0, eagerly
   world.post_in(0, world.add_group(0, 60, {0, 1}), job);
@@ -68,7 +68,7 @@ TEST("a group that is made after a member has left serves the others, and what t
   const TestCall& late = world.post_in(1, world.add_group(1, 60, {0, 1}), job);
   CHECK(world.run_all(20));
   CHECK(late.result == expected(job, 1, 2));
-  // Of three: the two that are there exchange a message.
+  // Of three ranks: the two that remain exchange a message.
   Job between = job;
   between.root = 1;
   std::vector<TestCall*> calls;
@@ -88,7 +88,7 @@ TEST("a group that is made after a member has left serves the others, and what t
   CHECK(calls[1]->result == input_of(between, 0, 2));
 }
 
-TEST("when a rank leaves a group that still needs it, every other rank hears so") {
+TEST("when a rank leaves a group that still needs it, every other rank learns of it") {
   for (const Kind kind : {Kind::kRingAllReduce, Kind::kShardedAllReduce, Kind::kChainBroadcast}) {
     for (const bool posts_first : {true, false}) {
       World world(5, {});
@@ -111,7 +111,7 @@ TEST("when a rank leaves a group that still needs it, every other rank hears so"
   }
 }
 
-TEST("an engine that ends before its calls leaves them to their holders") {
+TEST("an engine destroyed before its calls leaves them to their owners") {
   World world(3, options_for(0));
   std::vector<std::shared_ptr<Call>> kept;
   for (int rank = 0; rank < 3; ++rank) kept.push_back(world.post(rank, large()).handle);

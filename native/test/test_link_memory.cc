@@ -1,4 +1,4 @@
-// What links promise of memory, tried on each kind: to let go of it, and to reach the peer's.
+// The contract of links on memory, tested on each kind: releasing it, and accessing the peer's.
 #include <set>
 
 #include "test/link_makers.h"
@@ -14,9 +14,9 @@ bool is_whole(const Recorder::Came& came, const Bytes& memory) {
   return std::memcmp(came.payload.data(), memory.data(), came.payload.size()) == 0;
 }
 
-// ---- taking memory back
+// ---- releasing memory
 
-TEST("a call that asks for its memory takes no frame of another call that has lent the same") {
+TEST("a call that asks back its memory takes no frame of another call that lent the same memory") {
   for (uint64_t seed = 0; seed < 5; ++seed)
     for_every_link([&](Pair& pair, const Maker& maker) {
       FakeRandom random(seed);
@@ -44,11 +44,11 @@ TEST("a call that asks for its memory takes no frame of another call that has le
     });
 }
 
-TEST("payloads that were asked back are not read any more; other frames arrive whole") {
+TEST("revoked payloads are no longer read, and other frames arrive whole") {
   for_every_link([](Pair& pair, const Maker& maker) {
     FakeRandom random(5);
     const Bytes mine = random_bytes(random, 700);
-    // Some of them are queued, one is half sent, some are through.
+    // Some are queued, one is half sent, some are fully sent.
     auto doomed = std::make_unique<Bytes>(random_bytes(random, maker.largest));
     const Bytes original = *doomed;
     for (uint32_t number = 0; number < 30; ++number) {
@@ -66,7 +66,7 @@ TEST("payloads that were asked back are not read any more; other frames arrive w
     const auto is_mine = [](const auto& one) { return is_of(one, 1); };
     CHECK(pair.run([&] { return std::count_if(came.begin(), came.end(), is_mine) == 10; }));
     pair.settle();
-    // What was asked back on its way may come as a heartbeat.
+    // A released payload in flight may arrive as a heartbeat.
     std::erase_if(came, [](const auto& one) { return one.header.type == FrameType::kHeartbeat; });
     for (const auto& one : came) CHECK(is_whole(one, is_mine(one) ? mine : original));
     CHECK(!pair.sink(0).is_over && !pair.sink(1).is_over);
@@ -74,9 +74,7 @@ TEST("payloads that were asked back are not read any more; other frames arrive w
   });
 }
 
-TEST(
-    "a receive buffer that was asked back is written no more, and its frame arrives whole "
-    "elsewhere") {
+TEST("a revoked receive buffer is no longer written, and its frame arrives whole elsewhere") {
   for_every_link([](Pair& pair, const Maker& maker) {
     if (!maker.lands) return;
     FakeRandom random(6);
@@ -89,7 +87,7 @@ TEST(
       if (sink.n_receive_buffers > static_cast<int>(sink.came.size()) && sink.memory() != nullptr) {
         const std::byte* asked = sink.memory().get();
         sink.on_released = [&, asked](uint64_t) {
-          if (sink.memory().get() != asked) return;  // it was here before
+          if (sink.memory().get() != asked) return;  // it arrived before
           sink.memory().reset();
           n_diverted++;
         };
@@ -112,7 +110,7 @@ void add_bytes(std::byte* out, const std::byte* a, const std::byte* b, size_t n_
 
 Into into(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
 
-TEST("what is put into a shared region lies there, and what lies there can be got or folded") {
+TEST("data put into a shared region stays there, and can be got or folded") {
   for_every_link([](Pair& pair, const Maker&) {
     if (!pair.link(0).shares_memory()) return;
     FakeRandom random(7);
@@ -137,12 +135,12 @@ TEST("what is put into a shared region lies there, and what lies there can be go
     }
     Regions::of_process().release(region.data);
     CHECK(!pair.link(0).share(region.id + 1000));
-    // The mapping outlives the region at its owner: a late put hits nobody.
+    // The mapping outlives the region at its owner: a late put harms no other memory.
     CHECK(pair.put(1, Bytes(10), {region.id, 0}) == Moved::kDone);
   });
 }
 
-TEST("nothing beyond a region that the peer shares can be named") {
+TEST("nothing outside a region that the peer shares can be named") {
   for_every_link([](Pair& pair, const Maker&) {
     Regions::Region region;
     CHECK(!Regions::of_process().allocate(10'000, region));
@@ -165,13 +163,13 @@ TEST("nothing beyond a region that the peer shares can be named") {
     CHECK(!reaches(1, ~uint64_t{0}, 1));
     CHECK(!reaches(1, ~uint64_t{0}, 2));
     CHECK(!reaches(1, 1, ~size_t{0}));
-    CHECK(!reaches(0, 0, 1));  // one way only
+    CHECK(!reaches(0, 0, 1));  // one direction only
     pair.release(1, {});
     Regions::of_process().release(region.data);
   });
 }
 
-TEST("the slots of a peer are read by number and stamp, and no further") {
+TEST("a peer's slots are read by number and stamp, and not beyond their end") {
   ShmPair pair;
   const uint32_t last = pair.arenas[0].n_slots() - 1;
   pair.arenas[0].slots()[last * Slots::kSlotBytes + 1] = std::byte{9};
@@ -185,7 +183,7 @@ TEST("the slots of a peer are read by number and stamp, and no further") {
   CHECK(pair.get(1, {~0u, 41, true}, into(got)) == Moved::kNowhere);
 }
 
-TEST("a slot that holds other data by the end of a get is stale, and is not touched if it does") {
+TEST("a slot reused during a get makes it stale, and one reused before it is not read") {
   static std::atomic<uint64_t>* stamp = nullptr;
   ShmPair pair;
   stamp = pair.arenas[0].stamps();
@@ -198,7 +196,7 @@ TEST("a slot that holds other data by the end of a get is stale, and is not touc
   CHECK(pair.get(1, {0, 41, true}, {got.data(), 1, read_as_it_changes, 1}) == Moved::kStale);
 }
 
-TEST("puts and gets end once each, whatever comes before, and those of calls that ask never") {
+TEST("each put and get ends once, and never after a call revoked its memory") {
   FakeNet::Options options = fake_options();
   options.shares_memory = true;
   options.moves_late = options.releases_late = 0.9;

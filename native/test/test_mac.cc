@@ -1,4 +1,4 @@
-// What libcrypto computes for us, against the answers of the standards.
+// libcrypto's results, against the test vectors of the standards.
 #include <string>
 
 #include "base/mac.h"
@@ -11,7 +11,7 @@ namespace {
 using test::bytes;
 using test::hex;
 
-TEST("the hashes of RFC 4231 and FIPS 180 come out") {
+TEST("the hashes equal those of RFC 4231 and FIPS 180") {
   const std::string letter(20, '\x0b');
   CHECK_EQ(hex(hmac_sha256(bytes(letter), bytes("Hi There"))),
            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
@@ -23,7 +23,7 @@ TEST("the hashes of RFC 4231 and FIPS 180 come out") {
 
 // The key and the message of the paper: bytes 0, 1, 2 and so on. Aumasson, Bernstein: SipHash
 // (2012), appendix A; the empty message is the first of the vectors of its reference code.
-TEST("the SipHash of its paper comes out, also when one context is asked many times") {
+TEST("SipHash equals its paper's values, even when one context is used many times") {
   std::string digits;
   for (char digit = 0; digit < 16; ++digit) digits += digit;
   const ShortMac mac(Secret(bytes(digits)));
@@ -33,7 +33,7 @@ TEST("the SipHash of its paper comes out, also when one context is asked many ti
   }
 }
 
-TEST("bytes are the same only if they are as long and none differs") {
+TEST("bytes are equal only if their lengths match and no byte differs") {
   CHECK(is_same(bytes("secret"), bytes("secret")));
   CHECK(!is_same(bytes("secret"), bytes("secreT")));
   CHECK(!is_same(bytes("secret"), bytes("Secret")));

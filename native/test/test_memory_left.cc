@@ -1,4 +1,4 @@
-// What memory is left, from files as kernels and container engines lay them out.
+// The memory left, from files as kernels and container engines write them.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A tree of files that stands for /.
+// A directory tree that replaces /.
 struct Files {
   Files() {
     std::string name = fs::temp_directory_path() / "shoal-memory-XXXXXX";
@@ -37,13 +37,13 @@ constexpr const char* kMountOfV2 =
 
 }  // namespace
 
-TEST("without cgroups the machine's available memory is what is left") {
+TEST("without cgroups the memory left is the machine's available memory") {
   const Files files;
   CHECK_EQ(memory_left(files.root).n_bytes, 1'024'000u);
   CHECK_EQ(memory_left(files.root).where, "this machine");
 }
 
-TEST("where nothing can be read nothing is limited") {
+TEST("without any readable limit nothing is limited") {
   CHECK_EQ(memory_left("/nonexistent").n_bytes, SIZE_MAX);
 }
 
@@ -76,7 +76,7 @@ TEST("a cgroup that allows more than the machine has sets no limit") {
   CHECK_EQ(memory_left(files.root).n_bytes, 4'000u);
 }
 
-TEST("cgroups of version 1 are read too, beside a version 2 without memory") {
+TEST("version 1 cgroups are read too, beside a version 2 without memory") {
   const Files files;
   files.put("/proc/self/mountinfo",
             "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"

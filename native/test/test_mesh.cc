@@ -1,5 +1,5 @@
-// Threads, doorbells and the progress thread: whoever brings work wakes whoever sleeps, and no
-// timer hides it when that is forgotten (cluster.h).
+// Threads, doorbells and the progress thread: a thread that brings work wakes the sleepers, and no
+// timer hides a forgotten wake-up (cluster.h).
 #include <poll.h>
 #include <sys/eventfd.h>
 
@@ -26,10 +26,10 @@ Job from_rank_0(uint64_t key, uint64_t n_bytes) {
   return small(key, Kind::kDirectBroadcast, n_bytes / sizeof(float));
 }
 
-// Of 16 KiB each, through a ring of 128: more than fit, fewer than would bring a credit back.
+// Of 16 KiB each, through a ring of 128: more than fit, but too few to return a credit.
 constexpr uint64_t kMessages = 20;
 
-TEST("a sender that found the ring full goes on when the receiver reads") {
+TEST("a sender blocked by a full ring continues when the receiver reads") {
   Cluster cluster(2, 2);
   for (uint64_t round = 0; round < 50; ++round) {
     std::atomic<uint64_t> n_posted{0};
@@ -45,7 +45,7 @@ TEST("a sender that found the ring full goes on when the receiver reads") {
   }
 }
 
-TEST("a sender of asynchronous messages that found the ring full goes on without a caller") {
+TEST("a sender of asynchronous messages blocked by a full ring continues without a caller") {
   Cluster cluster(2, 2);
   for (uint64_t round = 0; round < 50; ++round) {
     std::vector<std::unique_ptr<Cluster::Part>> parts;
@@ -60,7 +60,7 @@ using Words = std::vector<uint32_t>;
 
 size_t at(int rank) { return static_cast<size_t>(rank); }
 
-// Whether the eventfd is rung; takes what is there.
+// True if the eventfd was rung; clears it.
 bool is_rung(int fd) {
   pollfd watched{fd, POLLIN, 0};
   uint64_t n = 0;
@@ -68,11 +68,11 @@ bool is_rung(int fd) {
          read(fd, &n, sizeof(n)) == sizeof(n) && n > 0;
 }
 
-TEST("an eventfd is rung for a message that nobody receives yet and for the end of its group") {
+TEST("an eventfd is rung for a message without a receive and for the end of its group") {
   Cluster cluster(2, 1);
   const int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   CHECK(cluster.meshes[1]->notify(*cluster.groups[1], bell));
-  CHECK(is_rung(bell));  // for what had come before
+  CHECK(is_rung(bell));  // for earlier messages
   std::array<Words, 2> words = {Words{1, 2}, Words{0, 0}};
   const auto post = [&](int rank) {
     Plan plan;
@@ -95,13 +95,13 @@ TEST("an eventfd is rung for a message that nobody receives yet and for the end 
   CHECK(eventually(
       [&] { return static_cast<bool>(cluster.meshes[1]->abort_of(*cluster.groups[1])); }));
   cluster.meshes[0]->close();
-  CHECK(cluster.meshes[1]->notify(*cluster.groups[1], bell));  // once is enough
+  CHECK(cluster.meshes[1]->notify(*cluster.groups[1], bell));  // one registration is enough
   CHECK(!cluster.meshes[0]->notify(*cluster.groups[0], -1));
   close(bell);
 }
 
-TEST("those who wait for the messages of several ranks wake when the last has come") {
-  // Frames are counted, however many leave at a time.
+TEST("a thread that waits for several ranks' messages wakes when the last has arrived") {
+  // Frames are counted, however many leave at once.
   for (const Kind kind : {Kind::kDirectAllReduce, Kind::kDirectAllGather, Kind::kRingAllGather}) {
     Cluster cluster(8, 8);
     for (uint64_t key = 0; key < 20; ++key) {
@@ -119,7 +119,7 @@ TEST("those who wait for the messages of several ranks wake when the last has co
   }
 }
 
-TEST("several messages that leave together wake whoever waits for all of them") {
+TEST("several messages that leave together wake every thread that waits for all of them") {
   Cluster cluster(2, 2);
   constexpr uint32_t kMessages = 5;
   for (uint64_t key = 0; key < 50; ++key) {
@@ -143,7 +143,7 @@ TEST("several messages that leave together wake whoever waits for all of them") 
   }
 }
 
-TEST("who sleeps until several messages have come wakes for the first of a call made meanwhile") {
+TEST("a sleeper waiting for several messages wakes for the first of a call made meanwhile") {
   Cluster cluster(3, 3);
   for (uint64_t key = 0; key < 100; key += 2) {
     std::thread waiter([&] { cluster.run(0, small(key)); });  // for one message of each other rank
@@ -161,7 +161,7 @@ TEST("who sleeps until several messages have come wakes for the first of a call 
   }
 }
 
-TEST("a waiter that leaves does not take the alarm of another with it") {
+TEST("a waiter that leaves does not remove another waiter's alarm") {
   Cluster cluster(2, 2);
   for (uint64_t key = 0; key < 100; key += 2) {
     std::atomic<bool> first_is_done{false};
@@ -179,7 +179,7 @@ TEST("a waiter that leaves does not take the alarm of another with it") {
   }
 }
 
-TEST("many threads that call on each rank all come to an end, with the right results") {
+TEST("many threads on each rank all finish their calls with the right results") {
   for (const auto& [per_host, spin_ns] : {std::pair{3, int64_t{0}},
                                           {3, 50 * kSecond / 1'000'000},
                                           {2, int64_t{0}},
@@ -199,7 +199,7 @@ TEST("many threads that call on each rank all come to an end, with the right res
   }
 }
 
-TEST("whoever waits for some call to end hears of each, in whatever order they end") {
+TEST("a thread that waits for any call to end learns of each, in whatever order they end") {
   Cluster cluster(2, 2);
   constexpr uint64_t kCalls = 50;
   std::vector<std::unique_ptr<Cluster::Part>> parts;
@@ -220,7 +220,7 @@ TEST("whoever waits for some call to end hears of each, in whatever order they e
   watcher.join();
 }
 
-TEST("a rank that does nothing hears of an abort and of a goodbye") {
+TEST("an idle rank receives an abort and a goodbye") {
   for (const int per_host : {2, 1}) {
     Cluster cluster(2, per_host);
     cluster.run_all(small(1));
@@ -230,7 +230,7 @@ TEST("a rank that does nothing hears of an abort and of a goodbye") {
   }
 }
 
-TEST("an abort that comes while a rank leaves its last call is heard all the same") {
+TEST("an abort that arrives while a rank leaves its last call is still received") {
   Cluster cluster(2, 2);
   std::atomic<uint64_t> n_heard{0};
   in_threads(2, [&](int rank) {
@@ -254,7 +254,7 @@ TEST("an abort that comes while a rank leaves its last call is heard all the sam
   });
 }
 
-TEST("a rank that is far ahead of the others is not thrown out, and sends them no more than fits") {
+TEST("a rank far ahead of the others is not evicted, and sends them no more than fits") {
   Cluster cluster(2, 2);
   constexpr uint64_t kCalls = 70'000;  // more than a rank keeps frames of
   std::atomic<bool> is_far{false};
@@ -268,7 +268,7 @@ TEST("a rank that is far ahead of the others is not thrown out, and sends them n
     const auto own = plan_of(small(0), rank, 2);
     for (uint64_t key = 0; key < kCalls; ++key) {
       auto* memory = reinterpret_cast<std::byte*>(data[key].data());
-      // Rank 1 makes them in the opposite order: what it waits for is what rank 0 holds back.
+      // Rank 1 makes them in the opposite order: it waits for the calls that rank 0 holds back.
       const uint64_t named = rank == 0 ? key : kCalls - 1 - key;
       calls.push_back(
           mesh.post(group, Posting{own, named, {{memory}}, now_ns() + kPatience, true}));
@@ -297,7 +297,7 @@ TEST("closing a mesh ends the waits of other threads on it") {
   }
 }
 
-TEST("a wait is as long as it was asked to be, also where there is always something to do") {
+TEST("a wait lasts as long as requested, even where there is always work to do") {
   Cluster cluster(1, 1);
   constexpr uint64_t kBytes = 256u << 20;  // to copy, which takes long
   ProgramBuilder program(1);

@@ -1,4 +1,4 @@
-// Point to point: named receives, and receives from whoever sends first.
+// Point to point: receives from a named rank, and receives from any source.
 #include "test/check.h"
 #include "test/world.h"
 
@@ -11,7 +11,7 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// A message of one tag; its words say who sent it and as which one.
+// A message of one tag; its contents identify the sender and the message's number.
 struct Letter {
   Words words;
   std::shared_ptr<Call> handle;
@@ -93,7 +93,7 @@ void try_any_source(uint64_t seed) {
   Post post(world);
   const size_t lengths[] = {1, 10 + random.below(50), 1000 + random.below(3000)};
   std::vector<Letter*> taken[3];
-  // Sends and receives one at a time, in an order of their own.
+  // Sends and receives one at a time, in a random order on each rank.
   std::vector<std::pair<int, int>> to_do;  // rank, tag
   for (int tag = 0; tag < 3; ++tag)
     for (int rank = 0; rank < size; ++rank)
@@ -122,18 +122,18 @@ void try_any_source(uint64_t seed) {
   CHECK_EQ(world.net.violation(), "");
 }
 
-TEST("receives from any source take each message once and those of one rank in their order") {
+TEST("receives from any source take each message once, and each rank's messages in order") {
   for (uint64_t seed = 0; seed < seeds(80); ++seed) try_any_source(seed);
 }
 
-TEST("receives of one tag take messages in the order of their calls, whoever they name") {
+TEST("receives of one tag take messages in the order of their calls, whichever rank they name") {
   for (const bool sent_first : {false, true}) {
     World world(3, {});
     Post post(world);
     const auto send_all = [&] {
       post.send(1, 0, 5, 3);
       post.send(1, 0, 5, 3);
-      world.run_steps(50);  // rank 1 is the first to arrive
+      world.run_steps(50);  // rank 1's message arrives first
       post.send(2, 0, 5, 3);
       world.run_steps(50);
     };
@@ -154,7 +154,7 @@ TEST("receives of one tag take messages in the order of their calls, whoever the
   }
 }
 
-TEST("a tag whose receive waits for anyone holds up no other tag and no collective") {
+TEST("a receive from any source on one tag blocks no other tag and no collective") {
   World world(2, {});
   Post post(world);
   const Letter& waiting = post.recv(0, -1, 1, 3);
@@ -168,7 +168,7 @@ TEST("a tag whose receive waits for anyone holds up no other tag and no collecti
   CHECK(!waiting.handle->finished);
 }
 
-TEST("a message is here from its first frame until a receive of its tag takes it") {
+TEST("a message is pending from its first frame until a receive of its tag takes it") {
   World world(3, {});
   Post post(world);
   const auto is_here = [&](int from, int64_t tag) {
@@ -188,7 +188,7 @@ TEST("a message is here from its first frame until a receive of its tag takes it
 
 // ---- ends
 
-TEST("a receive from any source has a deadline, and names what it waited for") {
+TEST("a receive from any source has a deadline and names the ranks that it waited for") {
   World world(2, {});
   Post post(world);
   const Letter& waiting = post.recv(0, -1, 1, 3, world.now + 300 * kMillisecond);
@@ -215,11 +215,11 @@ TEST("a receive from any source ends when all others have left, and not before")
   world.leave(2);
   CHECK(world.run([&] { return second.handle->finished.load(); }, 1000));
   CHECK(second.handle->error.fault == Fault::kPeerLost);
-  // What is called afterwards fails too.
+  // Later calls fail too.
   CHECK(post.recv(0, -1, 1, 3).handle->error.fault == Fault::kPeerLost);
 }
 
-TEST("a message that is here already is taken though its sender has left") {
+TEST("a message that has arrived is taken even if its sender has left") {
   World world(2, {});
   Post post(world);
   post.send(1, 0, 1, 3);
@@ -232,7 +232,7 @@ TEST("a message that is here already is taken though its sender has left") {
   CHECK(post.recv(0, -1, 1, 3).handle->error.fault == Fault::kPeerLost);
 }
 
-TEST("a receive from any source fails with its group, whatever ends that") {
+TEST("a receive from any source fails with its group, whatever ends the group") {
   World world(3, {});
   Post post(world);
   const Letter& waiting = post.recv(0, -1, 1, 3);

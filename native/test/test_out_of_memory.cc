@@ -1,4 +1,4 @@
-// Large allocations fail from a moment on: nobody crashes, nobody waits, everybody is told.
+// Large allocations fail from some moment on: no crash, no hang, and every rank is notified.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 std::atomic<size_t> most_bytes{SIZE_MAX};
 std::atomic<bool> no_scratch{false};     // only the engine's scratch is asked for quietly
 std::atomic<int64_t> n_left{INT64_MAX};  // allocations until one fails
-std::atomic<bool> to_the_end{false};     // and all after it
+std::atomic<bool> to_the_end{false};     // and all later ones
 
 bool fails(size_t n_bytes) {
   if (n_bytes > most_bytes) return true;
@@ -27,7 +27,7 @@ bool fails(size_t n_bytes) {
 
 }  // namespace
 
-// GCC takes a pair that is inlined on one side only for a mismatch.
+// GCC reports a mismatch if the pair is inlined on one side only.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 void* operator new(size_t n_bytes) {
@@ -50,8 +50,8 @@ void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 namespace shoal::test {
 namespace {
 
-// An all-reduce of 1 MiB while no more than 32 KiB can be had at a time.
-void check_all_are_told(Kind kind, int per_host, const std::string& why) {
+// An all-reduce of 1 MiB while at most 32 KiB can be allocated at a time.
+void check_all_are_notified(Kind kind, int per_host, const std::string& why) {
   Cluster cluster(2, per_host);
   Job job;
   job.kind = kind;
@@ -65,7 +65,7 @@ void check_all_are_told(Kind kind, int per_host, const std::string& why) {
       *cluster.groups[1], Posting{plan, job.key, {{memory.data()}}, now_ns() + kPatience});
   CHECK(eventually([&] { return cluster.meshes[1]->wait(*on_1, kSecond); }));
   most_bytes = SIZE_MAX;
-  // Rank 0 may have received all that its part of this call needs; the next call it cannot end.
+  // Rank 0 may have received everything it needs for this call; it cannot end the next one.
   const bool ended_well = cluster.wait(0, *on_0);
   job.key++;
   const auto next = cluster.post(0, job);
@@ -77,10 +77,10 @@ void check_all_are_told(Kind kind, int per_host, const std::string& why) {
   }
 }
 
-// Where the failure leaves nobody who could be told, a call ends at its deadline.
+// If the failure leaves no rank that could be notified, a call ends at its deadline.
 constexpr int64_t kSoon = kSecond / 10;
 
-// One allocation fails, the `nth` from now on: what is in flight ends.
+// One allocation fails, the `nth` from now on: calls in flight end.
 void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_channels = 1) {
   Cluster cluster(2, per_host, 0, 1, 0, n_channels);
   Job job;
@@ -107,8 +107,8 @@ void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_ch
   n_left = INT64_MAX;
 }
 
-TEST("whichever allocation fails, every call ends and nobody crashes") {
-  int64_t first = 1;  // another one in each case: all of them would take a minute
+TEST("whichever allocation fails, every call ends and nothing crashes") {
+  int64_t first = 1;  // a different one in each case: all of them would take a minute
   for (const Kind kind : {Kind::kDirectAllReduce, Kind::kRingAllReduce})
     for (const int per_host : {1, 2})
       for (const bool aborts : {false, true})
@@ -116,21 +116,21 @@ TEST("whichever allocation fails, every call ends and nobody crashes") {
           check_calls_end(kind, per_host, aborts, nth);
 }
 
-TEST("whichever allocation fails, every call that is cut over channels ends as well") {
+TEST("whichever allocation fails, every call that is cut over channels ends too") {
   int64_t first = 1;
   for (const Kind kind : {Kind::kDirectAllReduce, Kind::kRingAllReduce})
     for (const bool aborts : {false, true})
       for (int64_t nth = first++; nth < 100; nth += 8) check_calls_end(kind, 1, aborts, nth, 2);
 }
 
-TEST("whichever allocation fails as a group's end is told, every channel hears of it in the end") {
+TEST("whichever allocation fails as a group's end is broadcast, every channel learns of it") {
   for (int64_t nth = 1; nth < 12; ++nth) {
     FirstErrors errors(3);
     Error why{Fault::kTimedOut, 1, std::string(100, 'x')};
     n_left = nth;
     try {
       errors.tell(0, 7, true, why, 1);
-    } catch (const std::bad_alloc&) {  // the channel ends its groups once more then
+    } catch (const std::bad_alloc&) {  // then the channel ends its groups once more
       n_left = INT64_MAX;
       errors.tell(0, 7, true, why, 1);
     }
@@ -142,8 +142,8 @@ TEST("whichever allocation fails as a group's end is told, every channel hears o
   }
 }
 
-// Rank 0 makes a call while the `nth` allocation and all after it fail. Whoever is told that it was
-// not made has the memory back.
+// Rank 0 makes a call while the `nth` allocation and all later ones fail. A caller whose call was
+// refused has its memory back.
 void check_memory_is_back(int64_t nth) {
   Cluster cluster(2, 1);
   Job job;
@@ -182,7 +182,7 @@ std::shared_ptr<const Plan> plan_of_message(int rank, size_t n_bytes) {
   return seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message");
 }
 
-TEST("a receive from any rank ends whichever allocation fails as its message comes") {
+TEST("a receive from any rank ends whichever allocation fails as its message arrives") {
   for (int64_t nth = 1; nth < 40; ++nth) {
     World::Options options;
     options.idles = 0;
@@ -241,7 +241,7 @@ TEST("whichever allocation fails as a slot is filled, the next call has all slot
   }
 }
 
-// What a rank does in one turn, and how many allocations are left to it.
+// One turn of a rank, and the number of allocations left to it.
 void turn_of(World& world, int rank, int64_t& left) {
   Engine& engine = world.engine(rank);
   n_left = left;
@@ -264,7 +264,7 @@ PoolJob served_job(uint64_t key) {
 }
 
 // The server's `nth` allocation fails, as calls begin on it, take windows, move them and end.
-// Whether it had so many.
+// Returns whether it made that many.
 bool ends_all_after(int64_t nth) {
   World::Options options;
   options.idles = 0;
@@ -291,20 +291,20 @@ bool ends_all_after(int64_t nth) {
   CHECK_EQ(world.engine(2).n_in_flight(), 0u);
   CHECK_EQ(world.groups[2]->served.n_in_flight, 0u);
   CHECK_EQ(world.engine(2).scratch_bytes(), 0u);
-  // What a frame was landing in when memory ran out is kept for the next.
+  // The buffer into which a frame was read when memory ran out is kept for the next frame.
   CHECK(world.engine(2).staging().used() <= 2 * 64);
   CHECK_EQ(world.engine(2).staging().reserved(), reserved);
   return failed;
 }
 
-TEST("whichever allocation of a server fails, its calls end and all windows come back") {
+TEST("whichever allocation of a server fails, its calls end and all windows are returned") {
   int64_t nth = 1;
   while (ends_all_after(nth)) ++nth;
-  CHECK(nth > 100);  // it was not for want of allocations
+  CHECK(nth > 100);  // the loop did not stop for want of allocations
 }
 
-// The `nth` allocation of two makers fails as two paths are made, one of them anew. Whether they
-// made so many.
+// The `nth` allocation of two makers fails as two paths are made, one of them again. Returns
+// whether they made that many.
 bool paths_come_after(int64_t nth) {
   const std::array<int, 2> listeners = {listen_on_loopback(), listen_on_loopback()};
   End low(0, listeners[0], address_of(listeners[1])),
@@ -325,15 +325,15 @@ bool paths_come_after(int64_t nth) {
   return left < 1;
 }
 
-TEST("whichever allocation fails as paths are made, both ends have them all in the end") {
+TEST("whichever allocation fails as paths are made, both ends end up with all of them") {
   int64_t nth = 1;
   while (paths_come_after(nth)) ++nth;
-  CHECK(nth > 20);  // it was not for want of allocations
+  CHECK(nth > 20);  // the loop did not stop for want of allocations
 }
 
 constexpr uint64_t kFrames = 200;
 
-// An outbox with so many frames on their way, each with a borrowed payload and its number as token.
+// An outbox with this many frames in flight, each with a borrowed payload and its number as token.
 std::unique_ptr<Outbox> with_frames_on_their_way(const Bytes& payload) {
   auto outbox = std::make_unique<Outbox>(Outbox::Sizes{});
   Frame frame;
@@ -351,7 +351,7 @@ std::unique_ptr<Outbox> with_frames_on_their_way(const Bytes& payload) {
   return outbox;
 }
 
-TEST("whichever allocation fails as frames are acknowledged, each payload is given back once") {
+TEST("whichever allocation fails as frames are acknowledged, each payload is released once") {
   const Bytes payload(2000);
   for (int64_t nth = 1; nth < 12; ++nth) {
     const auto outbox = with_frames_on_their_way(payload);
@@ -359,7 +359,7 @@ TEST("whichever allocation fails as frames are acknowledged, each payload is giv
     n_left = nth;
     try {
       outbox->acknowledge(kFrames / 2, tokens);
-    } catch (const std::bad_alloc&) {  // the header that says so is read once more
+    } catch (const std::bad_alloc&) {  // the acknowledging header is read once more
       n_left = INT64_MAX;
       outbox->acknowledge(kFrames / 2, tokens);
     }
@@ -371,7 +371,7 @@ TEST("whichever allocation fails as frames are acknowledged, each payload is giv
   }
 }
 
-TEST("a path that is lost while there is no memory has all of its frames sent again") {
+TEST("a path lost while memory is short has all of its frames sent again") {
   const Bytes payload(2000);
   const auto outbox = with_frames_on_their_way(payload);
   most_bytes = 0;
@@ -383,15 +383,15 @@ TEST("a path that is lost while there is no memory has all of its frames sent ag
   }
 }
 
-TEST("want of memory for what arrives ends the groups in words, whichever thread it befalls") {
-  check_all_are_told(Kind::kShardedAllReduce, 1, "ran out of memory");
+TEST("want of memory for arriving data ends the groups with a reason, in whichever thread") {
+  check_all_are_notified(Kind::kShardedAllReduce, 1, "ran out of memory");
 }
 
-TEST("want of memory for a call's scratch ends its group in words") {
-  check_all_are_told(Kind::kDirectAllReduce, 2, "B of memory left for all_reduce");
+TEST("want of memory for a call's scratch ends its group with a reason") {
+  check_all_are_notified(Kind::kDirectAllReduce, 2, "B of memory left for all_reduce");
 }
 
-TEST("a call that ends well stays so where there is no scratch left for the next of its group") {
+TEST("a call that succeeded stays so when no scratch is left for the group's next call") {
   World::Options options;
   options.idles = 0;
   options.engine.staging_bytes = 64u << 10;  // one call's scratch at a time, beyond the ceiling

@@ -1,4 +1,4 @@
-// In which order what waits for a peer leaves.
+// The order in which waiting frames for a peer leave.
 #include <string>
 #include <vector>
 
@@ -48,7 +48,7 @@ using Keys = std::vector<uint64_t>;
 
 }  // namespace
 
-TEST("of a call, what has fewer steps before it leaves first, in the order of its segments") {
+TEST("within a call, data with fewer earlier steps leaves first, in segment order") {
   Outbox outbox(sizes());
   for (uint64_t key : {1, 2}) outbox.send(bulk(1, 6, key));
   for (uint64_t key : {3, 4}) outbox.send(bulk(1, 5, key));
@@ -56,14 +56,14 @@ TEST("of a call, what has fewer steps before it leaves first, in the order of it
   CHECK(pulled(outbox) == (Keys{3, 4, 1, 2, 5}));
 }
 
-TEST("what belongs to an older call leaves first, however far on a newer one is") {
+TEST("data of an older call leaves first, however far a newer call has got") {
   Outbox outbox(sizes());
   outbox.send(bulk(2, 1, 1));
   outbox.send(bulk(1, 6, 2));
   CHECK(pulled(outbox) == (Keys{2, 1}));
 }
 
-TEST("nothing overtakes what ends something, and that waits for all before it") {
+TEST("a closing frame waits for all frames before it, and none overtakes it") {
   for (const FrameType ending : {FrameType::kAbort, FrameType::kLost, FrameType::kGoodbye}) {
     Outbox outbox(sizes());
     outbox.send(bulk(5, 6, 1));
@@ -73,13 +73,13 @@ TEST("nothing overtakes what ends something, and that waits for all before it") 
     outbox.send(bulk(2, 1, 5));
     outbox.send(bulk(1, 1, 6));
     CHECK(pulled(outbox) == (Keys{1, 2, 3, 4, 6, 5}));
-    outbox.send(bulk(5, 6, 7));  // and again without one
+    outbox.send(bulk(5, 6, 7));  // and again without a closing frame
     outbox.send(bulk(5, 5, 8));
     CHECK(pulled(outbox) == (Keys{8, 7}));
   }
 }
 
-TEST("a frame whose memory is asked back still asks for those before it to be acknowledged") {
+TEST("a frame whose memory is revoked still requests acknowledgement of the frames before it") {
   Outbox outbox(sizes());
   outbox.send(bulk(1, 1, 1));
   outbox.send(bulk(2, 1, 2));

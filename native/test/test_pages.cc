@@ -1,4 +1,4 @@
-// A kernel with pages of 64 KiB, as on some ARM machines: what it rejects is rejected here.
+// A kernel with pages of 64 KiB, as on some ARM machines: calls that it rejects are rejected here.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,7 +22,7 @@ void* map(void* at, size_t n_bytes, int protection, int flags, int fd, off_t off
 
 }  // namespace
 
-// In the place of the C library's.
+// Replaces the C library's function.
 extern "C" long sysconf(int name) noexcept {
   if (name == _SC_PAGESIZE) return kPage;
   using Sysconf = long (*)(int);
@@ -38,7 +38,7 @@ extern "C" void* mmap(void* at, size_t n_bytes, int protection, int flags, int f
     return MAP_FAILED;
   }
   if (is_fixed) return map(at, n_bytes, protection, flags, fd, offset);
-  // The memory before and behind the whole pages stays unused.
+  // The memory before and after the whole pages stays unused.
   void* room = map(nullptr, n_bytes + kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) return room;
   auto* const first = static_cast<std::byte*>(room);
@@ -81,7 +81,7 @@ TEST("a fence takes the whole pages of a range away from a peer") {
   Mapping peer;
   CHECK_EQ(Mapping::map(region.fd, region.size, peer).text, "");
   std::memset(region.data, 1, region.size);
-  // 4 KiB into the second page, which are copied, and the third page, which need not be.
+  // 4 KiB into the second page, which must be copied, and the third page, which need not be.
   const Error error =
       regions.fence(region.data + kPage + 4096, 2 * kPage - 4096, Regions::Against::kWrites);
   CHECK_EQ(error.text, "");

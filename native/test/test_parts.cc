@@ -1,4 +1,4 @@
-// Parts of the engine by themselves: what is counted, remembered and kept in order.
+// Parts of the engine by themselves: their counts, their memory and their order.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -15,7 +15,7 @@
 namespace shoal::test {
 namespace {
 
-// Keeps the headers that were sent.
+// Records the headers that were sent.
 class Noted final : public Link {
  public:
   explicit Noted(std::vector<Frame>& frames) : frames_(frames) {}
@@ -35,7 +35,7 @@ class Noted final : public Link {
   std::vector<Frame>& frames_;
 };
 
-TEST("a rank stops at its eager allowance, and goes on with what comes back") {
+TEST("a rank stops at its eager allowance, and continues as credit returns") {
   const int64_t now = 0;
   Traffic traffic(2);
   Links links(2, traffic, now);
@@ -46,11 +46,11 @@ TEST("a rank stops at its eager allowance, and goes on with what comes back") {
   CHECK_EQ(n_sent, 10);  // each counts 256 bytes more
   credits.came_back(1, 2'000);
   CHECK(credits.may_send(1, 744));
-  credits.came_back(1, ~uint64_t{0});  // a liar gives back more than there was
+  credits.came_back(1, ~uint64_t{0});  // a liar gives back more than it took
   CHECK_EQ(credits.out_bytes(1), 0u);
 }
 
-TEST("what was used of an allowance goes back half of it at a time") {
+TEST("used allowance is returned half of it at a time") {
   const int64_t now = 0;
   std::vector<Frame> frames;
   Traffic traffic(2);
@@ -69,7 +69,7 @@ TEST("what was used of an allowance goes back half of it at a time") {
   CHECK_EQ(place.offset, 5'000u);
 }
 
-TEST("a peer that sends a mebibyte without asking, and takes nothing back, has gone too far") {
+TEST("a peer that sends a mebibyte unasked and takes nothing back exceeds its limit") {
   const int64_t now = 0;
   Traffic traffic(2);
   Links links(2, traffic, now);
@@ -93,7 +93,7 @@ TEST("a finished call is known by its key while few others have finished since")
   CHECK(finished.is_forgotten(1));
   CHECK(!finished.is_forgotten(5000 - 4096));
   CHECK(!finished.is_forgotten(5001));
-  CHECK(!finished.is_forgotten(~uint64_t{0}));  // keys of messages tell nothing of their order
+  CHECK(!finished.is_forgotten(~uint64_t{0}));  // keys of messages do not show their order
 }
 
 TEST("finished calls of many chunks are forgotten sooner") {
@@ -159,7 +159,7 @@ struct Sending {
   Steps steps{traffic, now};
 };
 
-TEST("a step is never through with a segment that is still borrowed") {
+TEST("a step is not done while a segment of it is still borrowed") {
   Sending send;
   const StepState& state = send.call->state[0];
   send.steps.complete(*send.call, 0, 2);
@@ -167,7 +167,7 @@ TEST("a step is never through with a segment that is still borrowed") {
   CHECK(send.ready().empty());
   send.steps.complete(*send.call, 0, 0);
   CHECK_EQ(state.done, 1u);
-  CHECK_EQ(send.ready().front(), 1u);  // what waited for it goes first
+  CHECK_EQ(send.ready().front(), 1u);  // the step that waited for it goes first
   send.steps.complete(*send.call, 0, 1);
   CHECK_EQ(state.done, 3u);
   send.steps.complete(*send.call, 0, 6);
@@ -177,7 +177,7 @@ TEST("a step is never through with a segment that is still borrowed") {
   CHECK(!send.call->is_through);
 }
 
-TEST("a call is through with its last step, and not before") {
+TEST("a call is done with its last step, and not before") {
   Sending send;
   send.steps.advance(*send.call, 0, 8);
   CHECK(!send.call->is_through);

@@ -1,11 +1,11 @@
-// Which of several paths bulk data goes by.
+// The choice among several paths for bulk data.
 #include "test/links.h"
 #include "transport/path_loads.h"
 
 namespace shoal::test {
 namespace {
 
-// A pipe that takes everything, and confirms what it is told to.
+// A pipe that accepts everything, and confirms as the test directs.
 class Taker final : public Pipe {
  public:
   ssize_t write(const iovec* vectors, size_t n_vectors) override {
@@ -26,7 +26,7 @@ class Taker final : public Pipe {
 
 constexpr size_t kFrame = 64u << 10;
 
-// Two paths to one peer, of which the second is as much slower as a test says.
+// Two paths to one peer; the test sets how much slower the second is.
 struct TwoPaths {
   explicit TwoPaths(PathLoads& loads) {
     for (size_t path = 0; path < 2; ++path)
@@ -46,14 +46,14 @@ size_t soonest(const PathLoads& loads, int64_t now) {
   return loads.due(1, kFrame, now) < loads.due(0, kFrame, now) ? 1 : 0;
 }
 
-TEST("paths get as much as they carry, from the first rates that are known on, and none is idle") {
+TEST("paths get shares in proportion to their rates from the first known rates, and none is idle") {
   for (const size_t times : {1, 3, 10}) {
     PathLoads loads;
     TwoPaths paths(loads);
     std::array<size_t, 2> n_sent{}, n_idle{};
     int64_t now = kSecond;
     constexpr int64_t kStep = kMillisecond;
-    const std::array<size_t, 2> carries = {50'000, 50'000 / times};  // in a step
+    const std::array<size_t, 2> carries = {50'000, 50'000 / times};  // per step
     for (int step = 0; step < 1000; ++step, now += kStep) {
       for (size_t path = 0; path < 2; ++path) {
         Taker& pipe = paths.pipes[path];
@@ -61,7 +61,7 @@ TEST("paths get as much as they carry, from the first rates that are known on, a
         pipe.n_confirmed = std::min(pipe.n_written, pipe.n_confirmed + carries[path]);
       }
       loads.look(now);
-      // What is out is bounded, as by turns.
+      // The bytes out are bounded, as by turns.
       while (paths.pipes[0].n_unconfirmed() + paths.pipes[1].n_unconfirmed() < 1'000'000) {
         const size_t path = soonest(loads, now);
         paths.take(path, kFrame, now);
@@ -74,19 +74,19 @@ TEST("paths get as much as they carry, from the first rates that are known on, a
   }
 }
 
-TEST("what a link has on its way counts for the paths of the others") {
+TEST("one link's data in flight counts for the paths of the others") {
   PathLoads loads;
   TwoPaths one(loads), other(loads);
   one.take(0, kFrame, kSecond);
   CHECK_EQ(soonest(loads, kSecond), 1U);
   other.take(1, 2 * kFrame, kSecond);
   CHECK_EQ(soonest(loads, kSecond), 0U);
-  one.shares.clear();  // lost: nothing of it is under way
+  one.shares.clear();  // lost: none of its bytes are in flight
   CHECK(loads.due(0, kFrame, kSecond) < loads.due(1, kFrame, kSecond));
   CHECK_EQ(loads.due(0, kFrame, kSecond), static_cast<double>(kFrame));
 }
 
-TEST("a peer that stands still holds up no path") {
+TEST("a stopped peer holds up no path") {
   PathLoads loads;
   TwoPaths stopped(loads), other(loads);
   stopped.take(0, 100 * kFrame, kSecond);
@@ -98,12 +98,12 @@ TEST("a peer that stands still holds up no path") {
   loads.look(now);
   other.take(1, kFrame, now);
   CHECK_EQ(soonest(loads, now), 0U);
-  stopped.pipes[0].n_confirmed = stopped.pipes[0].n_written;  // it goes on
+  stopped.pipes[0].n_confirmed = stopped.pipes[0].n_written;  // it continues
   loads.look(now += PathLoads::kLookNs);
   CHECK_EQ(soonest(loads, now), 0U);
 }
 
-TEST("a path that was slow is tried again, and more so with time") {
+TEST("a slow path is tried again, and with more data as time passes") {
   PathLoads loads;
   TwoPaths paths(loads);
   int64_t now = kSecond;
@@ -124,7 +124,7 @@ TEST("a path that was slow is tried again, and more so with time") {
   CHECK(due(now + 5 * PathLoads::kDoubledNs) > loads.due(0, kFrame, now) / 6);
 }
 
-TEST("a path with one frame on its way at a time is not taken for slow by how far its peer is") {
+TEST("distance does not make a path count as slow when it has one frame in flight at a time") {
   PathLoads loads;
   TwoPaths paths(loads);
   int64_t now = kSecond;
@@ -143,7 +143,7 @@ TEST("a path with one frame on its way at a time is not taken for slow by how fa
   for (int frame = 0; frame < 50; ++frame) {
     paths.take(1, kFrame, now);
     loads.look(now += 4 * kMillisecond);
-    paths.pipes[1].n_confirmed = paths.pipes[1].n_written - 100;  // in two words of the peer
+    paths.pipes[1].n_confirmed = paths.pipes[1].n_written - 100;  // in two acknowledgements
     loads.look(now += 4 * kMillisecond);
     paths.pipes[1].n_confirmed = paths.pipes[1].n_written;
     loads.look(now += 4 * kMillisecond);
@@ -151,7 +151,7 @@ TEST("a path with one frame on its way at a time is not taken for slow by how fa
   CHECK(loads.due(1, kFrame, now) <= before);
 }
 
-// What two paths get of bulk data from here on, if each carries 50'000 bytes in a millisecond.
+// The shares of bulk data that two paths get from now on, if each carries 50'000 bytes per ms.
 double share_of_first(PathLoads& loads, TwoPaths& paths, int64_t& now, int n_steps) {
   std::array<size_t, 2> n_sent{};
   for (int step = 0; step < n_steps; ++step, now += kMillisecond) {
@@ -167,12 +167,12 @@ double share_of_first(PathLoads& loads, TwoPaths& paths, int64_t& now, int n_ste
   return static_cast<double>(n_sent[0]) / static_cast<double>(n_sent[0] + n_sent[1]);
 }
 
-TEST("what is small, and what nobody looked at for long, makes no path slow") {
+TEST("small data and data that was not polled for long make no path count as slow") {
   PathLoads loads;
   TwoPaths paths(loads);
   int64_t now = kSecond;
   share_of_first(loads, paths, now, 100);
-  for (int call = 0; call < 8; ++call) {  // as barriers do, a while after each other
+  for (int call = 0; call < 8; ++call) {  // as barriers do, some time apart
     for (Taker& pipe : paths.pipes) pipe.n_confirmed = pipe.n_written;
     loads.look(now += 50 * kMillisecond);
     paths.take(0, 100, now, false);
@@ -187,7 +187,7 @@ TEST("what is small, and what nobody looked at for long, makes no path slow") {
   CHECK(share > 0.45 && share < 0.55);
 }
 
-TEST("how long bulk data took is not told by who looks long after it has come") {
+TEST("a late poll after bulk data arrived does not measure its duration") {
   PathLoads loads;
   TwoPaths paths(loads);
   int64_t now = kSecond;
@@ -195,7 +195,7 @@ TEST("how long bulk data took is not told by who looks long after it has come") 
     share_of_first(loads, paths, now, 40);
     paths.pipes[1].n_confirmed = paths.pipes[1].n_written;
     loads.look(now += kMillisecond);
-    paths.pipes[0].n_confirmed = paths.pipes[0].n_written;  // a moment later, and nobody looks
+    paths.pipes[0].n_confirmed = paths.pipes[0].n_written;  // a moment later, without a poll
     loads.look(now += 300 * kMillisecond);
   }
   const double share = share_of_first(loads, paths, now, 30);
@@ -208,7 +208,7 @@ Frame data(const Bytes& payload, uint32_t segment, bool is_bulk) {
   return frame;
 }
 
-TEST("bulk data of a link goes by the path that brings it soonest, and small data by any") {
+TEST("bulk data of a link takes the path that delivers it soonest, and small data any path") {
   const Bytes payload(kFrame);
   auto owned = std::make_unique<TcpLink>(1, 2, keys_of(0, 1));
   TcpLink& link = *owned;
@@ -222,18 +222,18 @@ TEST("bulk data of a link goes by the path that brings it soonest, and small dat
   sink.expected_peer = 1;
   for (uint32_t segment = 0; segment < 6; ++segment) link.send(data(payload, segment, true));
   link.flush(sink);
-  CHECK_EQ(pipes[0]->n_written, 3 * (kFrame + sizeof(Header)));  // nobody knows more of them
+  CHECK_EQ(pipes[0]->n_written, 3 * (kFrame + sizeof(Header)));  // nothing more is known of them
   CHECK_EQ(pipes[1]->n_written, 3 * (kFrame + sizeof(Header)));
   link.send(data(payload, 6, true));
   link.flush(sink);
   CHECK_EQ(pipes[0]->n_written, 4 * (kFrame + sizeof(Header)));
   const Bytes word(8);
-  link.send(data(word, 7, false));  // NOT behind bulk data that waits for the other
+  link.send(data(word, 7, false));  // NOT after bulk data that waits for the other path
   link.flush(sink);
   CHECK_EQ(pipes[0]->n_written, 4 * (kFrame + sizeof(Header)) + 8 + sizeof(Header));
 }
 
-TEST("what no other path brings sooner waits for the one that does, and goes when that is lost") {
+TEST("data that one path delivers soonest waits for it, and leaves by another when it is lost") {
   const Bytes payload(kFrame);
   const auto [near, far] = tcp_sockets();
   const auto [other_near, other_far] = tcp_sockets();

@@ -1,4 +1,4 @@
-// Links over several paths: what is numbered, acknowledged, sent once more, and delivered once.
+// Links over several paths: which frames are numbered, acknowledged, resent and delivered.
 #include <algorithm>
 #include <thread>
 
@@ -10,7 +10,7 @@ namespace {
 
 // ---- acknowledged
 
-TEST("a payload is its owner's again when the peer has acknowledged it, not when it has left") {
+TEST("a payload returns to its owner when the peer has acknowledged it, not when it has left") {
   TcpPair pair({unix_sockets()});
   const Bytes payload(5000, std::byte{1});
   CHECK(!pair.link(0).send(data_frame(payload, 1, 9)));
@@ -19,12 +19,12 @@ TEST("a payload is its owner's again when the peer has acknowledged it, not when
   CHECK(pair.sink(0).n_sent.empty());
   pair.pump(1);
   CHECK_EQ(pair.sink(1).came.size(), 1u);
-  pair.pump(1);  // says so, as nothing else goes back
+  pair.pump(1);  // acknowledges it, as no other frame goes back
   pair.pump(0);
   CHECK_EQ(pair.sink(0).n_sent[9], 1);
 }
 
-TEST("what goes back carries the acknowledgement") {
+TEST("frames in the other direction carry the acknowledgement") {
   TcpPair pair({unix_sockets()});
   const Bytes payload(5000, std::byte{1});
   pair.link(0).send(data_frame(payload, 1, 9));
@@ -37,7 +37,7 @@ TEST("what goes back carries the acknowledgement") {
   CHECK_EQ(pair.sink(0).came.size(), 1u);
 }
 
-TEST("small frames that nobody waits for are acknowledged before the window is full") {
+TEST("small frames without a waiter are acknowledged before the window is full") {
   TcpPair pair({unix_sockets()});
   constexpr uint32_t kFrames = 3 * Outbox::kWindow;
   for (uint32_t number = 0; number < kFrames; ++number) {
@@ -48,7 +48,7 @@ TEST("small frames that nobody waits for are acknowledged before the window is f
   CHECK(pair.run([&] { return pair.sink(1).came.size() == kFrames; }));
 }
 
-TEST("a peer that never acknowledges gets a window of frames and no more") {
+TEST("a peer that never acknowledges gets one window of frames and no more") {
   Outbox outbox({});
   for (uint32_t number = 0; number < 2 * Outbox::kWindow; ++number) outbox.send(Frame{});
   uint32_t n_pulled = 0;
@@ -62,7 +62,7 @@ TEST("a peer that never acknowledges gets a window of frames and no more") {
   CHECK(outbox.pull(0, true) != nullptr);
 }
 
-TEST("an acknowledgement of what was not sent breaks the link") {
+TEST("an acknowledgement of an unsent frame breaks the link") {
   Stream stream;
   Header header;
   header.type = FrameType::kAck;
@@ -108,7 +108,7 @@ Bytes by_path(Bytes bytes, uint32_t path) {
   return bytes;
 }
 
-TEST("a frame that comes by two paths is delivered once") {
+TEST("a frame that arrives by two paths is delivered once") {
   const Bytes payload(100, std::byte{3});
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   const auto one = unix_sockets(), other = unix_sockets();
@@ -127,7 +127,7 @@ TEST("a frame that comes by two paths is delivered once") {
   for (const int fd : {one[0], other[0]}) close(fd);
 }
 
-TEST("numbers may wrap") {
+TEST("sequence numbers may wrap") {
   Inbox inbox;
   for (uint32_t n = 1; n != 10'000; ++n) {
     CHECK(inbox.judge(n) == Inbox::Verdict::kNew);
@@ -144,7 +144,7 @@ TEST("numbers may wrap") {
 
 // ---- paths that break
 
-TEST("a path that breaks costs no frame while another lives, and its payloads are freed once") {
+TEST("a path that breaks costs no frame while another lives, and its payloads are released once") {
   for (const bool first : {true, false}) {
     const auto one = unix_sockets(), other = unix_sockets();
     TcpPair pair({one, other});
@@ -174,7 +174,7 @@ TEST("a path that breaks costs no frame while another lives, and its payloads ar
   }
 }
 
-TEST("the last path lost is the peer lost") {
+TEST("losing the last path loses the peer") {
   const auto one = unix_sockets(), other = unix_sockets();
   TcpPair pair({one, other});
   shutdown(one[0], SHUT_RDWR);
@@ -185,8 +185,8 @@ TEST("the last path lost is the peer lost") {
   CHECK(has(pair.sink(1).why.text, "closed the connection without a goodbye"));
 }
 
-// The sender gave a path up and sent its frame once more by another; or a liar sends a segment as
-// two frames. Then the first goes on.
+// The sender gave a path up and sent its frame again by another; or a liar sends a segment as two
+// frames. Then the first continues.
 void comes_by_another_path_first(bool by_a_liar) {
   const Bytes payload(20'000, std::byte{7});
   const Bytes twice = bytes_of({data_frame(payload, 1), data_frame(payload, 1)});
@@ -207,7 +207,7 @@ void comes_by_another_path_first(bool by_a_liar) {
   CHECK(receive_buffer != nullptr);
   write(quick[0], 0, second.size());
   CHECK_EQ(sink.came.size(), 1u);
-  std::fill_n(receive_buffer, payload.size(), std::byte{9});  // its owner has other use for it
+  std::fill_n(receive_buffer, payload.size(), std::byte{9});  // its owner has reused it
   write(slow[0], 10'000, first.size());
   CHECK(std::all_of(receive_buffer, receive_buffer + payload.size(),
                     [](std::byte byte) { return byte == std::byte{9}; }));
@@ -216,11 +216,11 @@ void comes_by_another_path_first(bool by_a_liar) {
   for (const int fd : {slow[0], quick[0]}) close(fd);
 }
 
-TEST("a frame that came by another path is not written to memory that was given back") {
+TEST("a frame that already came by another path is not written to released memory") {
   for (const bool by_a_liar : {false, true}) comes_by_another_path_first(by_a_liar);
 }
 
-TEST("control keeps its order and a goodbye comes last, whatever paths do") {
+TEST("control frames keep their order and a goodbye comes last, whatever paths do") {
   uint64_t n_cut = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     FakeNet::Options options = fake_options();
@@ -255,7 +255,7 @@ TEST("control keeps its order and a goodbye comes last, whatever paths do") {
 
 // ---- between meshes, with threads and the progress thread
 
-TEST("calls go on when one of two paths is cut in the middle of them, and nobody is woken late") {
+TEST("calls go on when one of two paths is cut in the middle of them, and no wakeup is late") {
   for (int round = 0; round < 5; ++round) {
     Cluster cluster(2, 1, 0, 2);
     Job job;
@@ -263,7 +263,7 @@ TEST("calls go on when one of two paths is cut in the middle of them, and nobody
     job.n_elems = 300'000;
     job.segment_bytes = 128u << 10;
     cluster.run_all(job);
-    // Both ends of both paths; those who asked for one have hung up.
+    // Both ends of both paths; connections that only requested one are closed.
     CHECK(eventually([&] { return cluster.has_all_paths() && connections().size() == 4; }));
     const int victim = connections().front();
     in_threads(3, [&](int rank) {

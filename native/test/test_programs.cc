@@ -1,5 +1,5 @@
-// Every program that is written from a schedule, through every fault that the seeded network has:
-// each call ends in the right bytes, or on every rank in an error that names who is to blame.
+// Every program that is written from a schedule, through every fault of the seeded network: each
+// call ends with the right bytes, or on every rank with an error that names the culprit.
 //
 // SHOAL_SEEDS=30 in the environment tries thirty times as many (`make test-soak`).
 #include "test/trial.h"
@@ -9,7 +9,7 @@ namespace {
 
 bool never_fails(int, const TestCall&) { return false; }
 
-TEST("every program gives the right bytes, whatever a network does to its frames") {
+TEST("every program gives the right bytes, whatever the network does to its frames") {
   for_every_recipe(1, 13, 1, [](const Recipe& recipe, uint64_t seed) {
     Trial trial(recipe, seed, Trial::rough(seed), 300);
     trial.post_all();
@@ -17,7 +17,7 @@ TEST("every program gives the right bytes, whatever a network does to its frames
   });
 }
 
-TEST("no program needs more staging, slots or room on the wire than the least there can be") {
+TEST("every program runs with the minimum of staging, slots and room on the wire") {
   for_every_recipe(2, 8, 1, [](const Recipe& recipe, uint64_t seed) {
     World::Options options = Trial::rough(seed);
     options.engine.staging_bytes = 1024;
@@ -32,7 +32,7 @@ TEST("no program needs more staging, slots or room on the wire than the least th
   });
 }
 
-// How many frames all ranks send for the calls of a trial.
+// The number of frames that all ranks send for the calls of a trial.
 uint64_t n_frames_of(const Recipe& recipe, uint64_t seed, const World::Options& options) {
   Trial trial(recipe, seed, options, 100);
   trial.post_all();
@@ -40,8 +40,7 @@ uint64_t n_frames_of(const Recipe& recipe, uint64_t seed, const World::Options& 
   return trial.world.net.n_sent();
 }
 
-TEST(
-    "a connection cut at any frame ends every program's calls, and a broken connection is blamed") {
+TEST("a connection cut at any frame ends every program's calls, and the error blames it") {
   for_every_recipe(2, 5, 2, [](const Recipe& recipe, uint64_t seed) {
     World::Options options = Trial::rough(seed);
     FakeRandom random(seed);
@@ -61,7 +60,7 @@ TEST(
   });
 }
 
-TEST("a rank that dies at any frame ends every program's calls, and is named by all others") {
+TEST("a rank that dies at any frame ends every program's calls, and all others name it") {
   for_every_recipe(2, 5, 2, [](const Recipe& recipe, uint64_t seed) {
     const World::Options options = Trial::rough(seed);
     FakeRandom random(seed);
@@ -81,7 +80,7 @@ TEST("a rank that dies at any frame ends every program's calls, and is named by 
   });
 }
 
-TEST("a rank that is stopped at any frame is given up after five seconds, by its name") {
+TEST("a rank stopped at any frame is given up after five seconds, by name") {
   for_every_recipe(2, 5, 1, [](const Recipe& recipe, uint64_t seed) {
     World::Options options = Trial::rough(seed);
     options.step_ns = 50 * kMillisecond;
@@ -104,7 +103,7 @@ TEST("a rank that is stopped at any frame is given up after five seconds, by its
   });
 }
 
-// What one rank calls in the place of `job`.
+// The call that one rank makes instead of `job`.
 Job other_than(const Job& job, int size, FakeRandom& random) {
   Job other = job;
   switch (random.below(3)) {
@@ -123,13 +122,13 @@ Job other_than(const Job& job, int size, FakeRandom& random) {
   return other;
 }
 
-TEST("a rank that calls something else ends every program's calls, and both calls are named") {
+TEST("a rank that makes another call ends every program's calls, and the error names both calls") {
   for_every_recipe(2, 8, 1, [](const Recipe& recipe, uint64_t seed) {
     Trial trial(recipe, seed, Trial::rough(seed), 100);
     int odd = trial.a_rank();
     if (recipe.collective == "send_recv") odd = odd % 2 == 0 ? 0 : recipe.size - 1;
     Job job = trial.jobs[seed % 2];
-    job.is_uneven = false;  // where all blocks of a rank are empty, nobody asks it anything
+    job.is_uneven = false;  // if all blocks of a rank are empty, no peer asks it anything
     const Job other = other_than(job, recipe.size, trial.random());
     trial.context = ", rank " + std::to_string(odd) + " calls " + other.descriptor();
     for (const int rank : trial.world.shuffled(recipe.size))
@@ -144,10 +143,10 @@ TEST("a rank that calls something else ends every program's calls, and both call
   });
 }
 
-TEST("a rank that lies about a length ends every program's calls, and is the one to blame") {
+TEST("a rank that lies about a length ends every program's calls and gets the blame") {
   for_every_recipe(2, 5, 2, [](const Recipe& recipe, uint64_t seed) {
     World::Options options = Trial::rough(seed);
-    options.net.room = 0;  // the liar hears why it is left, and does not blame the one who leaves
+    options.net.room = 0;  // the liar learns why it is dropped, and blames no rank that leaves
     Trial trial(recipe, seed, options, 100);
     const int liar = trial.a_rank();
     uint64_t n_left = 1 + trial.random().below(20);  // frames with data until it lies

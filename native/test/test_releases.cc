@@ -1,4 +1,4 @@
-// Two groups move one buffer at a time, and one of them ends: the other's calls lose nothing.
+// Two groups move one buffer at the same time, and one ends: the other's calls lose nothing.
 
 #include "test/check.h"
 #include "test/faults.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint64_t kCalls = 3;
 
-// What rank 0 sends, in every call of both groups.
+// The contents that rank 0 sends, in every call of both groups.
 class Sent {
  public:
   Sent(const Bytes& bytes, bool is_shared) : heap_(bytes) {
@@ -107,7 +107,7 @@ void check_two_groups(const Medium& medium, Kind kind, uint64_t seed) {
              world.net.violation());
 }
 
-TEST("a group that ends takes nothing from the calls of another that send the same buffer") {
+TEST("a group that ends takes nothing from another group's calls that send the same buffer") {
   for (const Medium& medium : kMedia)
     for (const Kind kind : {Kind::kDirectBroadcast, Kind::kChainBroadcast})
       for (uint64_t seed = 0; seed < seeds(40); ++seed) check_two_groups(medium, kind, seed);

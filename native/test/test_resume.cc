@@ -1,4 +1,4 @@
-// Links that lose all their paths, and get them back: what waits, what goes again, when it ends.
+// Links that lose all their paths and get them back: which frames wait or go again, and the end.
 #include <linux/filter.h>
 #include <sys/socket.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kResumeNs = 10 * kSecond;
 
-// Keeps what a link asked for.
+// Records a link's requests.
 struct Asked final : PathSource {
   int64_t resume_ns() const override { return kResumeNs; }
   void attached(int, PathLink&) override {}
@@ -37,20 +37,20 @@ struct ResumedPair final : Pair {
       tcp(end).resume_by(asked[end]);
     }
   }
-  ~ResumedPair() override { links = {}; }  // before who is asked
+  ~ResumedPair() override { links = {}; }  // before the source that they refer to
   TcpLink& tcp(size_t end) { return static_cast<TcpLink&>(*links[end]); }
   void cut(size_t path) { shutdown(paths[path][0], SHUT_RDWR); }
   void cut_all() {
     for (size_t path = 0; path < paths.size(); ++path) cut(path);
     settle();
   }
-  // A new connection, for each end at a time of its own.
+  // A new connection, which the ends get at different times.
   void make(size_t path) { paths[path] = unix_sockets(); }
   bool give(size_t end, size_t path) {
     asked[end].paths.erase(path);
     return tcp(end).add_path(path, std::make_unique<SocketPipe>(paths[path][end]), {});
   }
-  void make_anew(size_t path) {
+  void replace_path(size_t path) {
     make(path);
     for (const size_t end : {0, 1}) CHECK(give(end, path));
   }
@@ -64,7 +64,7 @@ struct ResumedPair final : Pair {
 
 // ---- suspended, resumed
 
-TEST("a link without a path gives nothing back and keeps what is sent, until it has one again") {
+TEST("a link without a path releases nothing and keeps its frames until it has a path again") {
   ResumedPair pair(1);
   const Bytes payload(100 << 10, std::byte{5});
   constexpr uint32_t kFrames = 40;
@@ -84,7 +84,7 @@ TEST("a link without a path gives nothing back and keeps what is sent, until it 
   }
   pair.settle();
   CHECK_EQ(pair.sink(1).came.size(), n_came);
-  pair.make_anew(0);
+  pair.replace_path(0);
   const auto all = [&](int end) {
     return pair.sink(end).came.size() == kFrames && pair.sink(end).n_sent.size() == kFrames;
   };
@@ -96,7 +96,7 @@ TEST("a link without a path gives nothing back and keeps what is sent, until it 
   }
 }
 
-TEST("whatever paths do, all of them at once too, each frame comes once and control in order") {
+TEST("whatever paths do, even all at once, each frame arrives once and control in order") {
   uint64_t n_cut = 0, n_made_anew = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     FakeNet::Options options = fake_options();
@@ -156,41 +156,41 @@ TEST("control that moved to another path stays there when the first is back") {
   };
   pair.cut(0);
   pair.settle();
-  grant(0);  // lies in the other path, unread
-  pair.make_anew(0);
+  grant(0);  // in the other path, unread
+  pair.replace_path(0);
   grant(1);
   CHECK(pair.run([&] { return pair.sink(1).came.size() == 2; }));
   for (uint32_t number : {0u, 1u}) CHECK_EQ(pair.sink(1).came[number].header.segment, number);
 }
 
-TEST("a path that is made anew takes the place of one that this end took for alive") {
+TEST("a path made again replaces one that this end still took for alive") {
   ResumedPair pair(1);
   const Bytes payload(3000, std::byte{2});
   pair.link(1).send(data_frame(payload, 0, 1));
   pair.pump(1);
   pair.cut(0);
-  pair.pump(0);  // has the frame, and no path; the other end knows nothing yet
+  pair.pump(0);  // has the frame, and no path; the other end does not know yet
   pair.pump(0);
   CHECK(pair.link(0).is_suspended());
   CHECK(!pair.link(1).is_suspended());
-  pair.make_anew(0);
+  pair.replace_path(0);
   CHECK(pair.run([&] { return pair.sink(1).n_sent[1] == 1; }));
   CHECK_EQ(pair.sink(0).came.size(), 1u);
   CHECK(!pair.asked[1].paths.contains(0));
 }
 
-TEST("an acknowledgement that went down with its path is said again by another") {
+TEST("an acknowledgement lost with its path is sent again by another") {
   ResumedPair pair(2);
   const Bytes payload(5000, std::byte{1});
-  // The first path is mended after the second has brought control there: data goes by the first.
+  // The first path is restored after the second has carried control: data goes by the first.
   pair.cut(0);
   pair.settle();
-  pair.make_anew(0);
+  pair.replace_path(0);
   pair.settle();
   pair.link(0).send(data_frame(payload, 1, 9));
   pair.pump(0);
-  pair.pump(1);  // takes it
-  pair.pump(1);  // and says so, by the second path
+  pair.pump(1);  // takes the frame
+  pair.pump(1);  // and acknowledges it by the second path
   CHECK_EQ(pair.sink(1).came.size(), 1u);
   std::array<std::byte, 4096> lost{};
   while (recv(pair.paths[1][0], lost.data(), lost.size(), MSG_DONTWAIT) > 0) {
@@ -199,7 +199,7 @@ TEST("an acknowledgement that went down with its path is said again by another")
   CHECK(pair.run([&] { return pair.sink(0).n_sent[9] == 1; }));
 }
 
-TEST("a frame that had come in part only comes whole after the link has resumed") {
+TEST("a partly received frame arrives whole after the link has resumed") {
   const Bytes payload(20'000, std::byte{7});
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   auto before = unix_sockets(), after = unix_sockets();
@@ -224,7 +224,7 @@ TEST("a frame that had come in part only comes whole after the link has resumed"
 
 // ---- how it ends
 
-TEST("a link that finds no path in its time breaks, and says for how long and why") {
+TEST("a link without a path for its time to resume breaks, and reports how long and why") {
   ResumedPair pair(2);
   pair.tick(kSecond);
   pair.cut_all();
@@ -248,12 +248,12 @@ TEST("time in which this process did not run is not counted against the peer") {
   pair.tick(2 * kSecond);
   pair.tick(60 * kSecond);
   CHECK(!pair.sink(0).is_over);
-  pair.make_anew(0);
+  pair.replace_path(0);
   pair.link(0).send(Frame{});
   CHECK(pair.run([&] { return pair.sink(1).came.size() == 1; }));
 }
 
-TEST("time without a path counts from each loss anew") {
+TEST("time without a path is counted from zero at each loss") {
   ResumedPair pair(1);
   int64_t now = kSecond;
   const auto pass = [&](int64_t ns) {
@@ -262,13 +262,13 @@ TEST("time without a path counts from each loss anew") {
   for (int round = 0; round < 3; ++round) {
     pair.cut_all();
     pass(6 * kSecond);
-    pair.make_anew(0);
+    pair.replace_path(0);
     pass(kSecond);
   }
   CHECK(!pair.sink(0).is_over);
 }
 
-TEST("a peer that is known to be gone is lost at once, unless a path says otherwise") {
+TEST("a peer known to be gone is lost at once, unless a path shows otherwise") {
   ResumedPair pair(2);
   pair.cut(0);
   pair.settle();
@@ -285,7 +285,7 @@ TEST("a peer that is known to be gone is lost at once, unless a path says otherw
   CHECK(has(pair.sink(0).why.text, "; nobody listens there"));
 }
 
-TEST("who has said goodbye is not dialled") {
+TEST("a peer that has sent a goodbye is not dialled") {
   ResumedPair pair(1);
   Frame goodbye;
   goodbye.header.type = FrameType::kGoodbye;
@@ -298,19 +298,19 @@ TEST("who has said goodbye is not dialled") {
   CHECK(pair.sink(1).is_over);
 }
 
-TEST("a goodbye that waits for a path is there to be sent") {
+TEST("a goodbye without a path is kept until it can be sent") {
   ResumedPair pair(1);
   pair.cut_all();
   Frame goodbye;
   goodbye.header.type = FrameType::kGoodbye;
   pair.link(0).send(goodbye);
   CHECK(pair.link(0).has_queued());
-  pair.make_anew(0);
+  pair.replace_path(0);
   CHECK(pair.run([&] { return pair.sink(1).came.size() == 1; }));
   CHECK(!pair.link(0).has_queued());
 }
 
-TEST("a link that is closed while suspended asks for nothing and takes no path") {
+TEST("a link closed while suspended requests no path and accepts none") {
   ResumedPair pair(1);
   pair.cut_all();
   pair.link(0).close();
@@ -321,12 +321,12 @@ TEST("a link that is closed while suspended asks for nothing and takes no path")
   close(pair.paths[0][1]);
 }
 
-TEST("memory that is given up while the link is suspended is not read when it resumes") {
+TEST("memory released while the link is suspended is not read when it resumes") {
   ResumedPair pair(1);
   auto payload = std::make_unique<Bytes>(5000, std::byte{1});
   const Bytes small(10, std::byte{2});
   pair.link(0).send(data_frame(*payload, 0, 9));
-  pair.pump(0);  // it has left, and never comes
+  pair.pump(0);  // it has left, and never arrives
   pair.cut(0);
   pair.pump(0);
   pair.pump(0);
@@ -338,13 +338,13 @@ TEST("memory that is given up while the link is suspended is not read when it re
   CHECK(pair.link(0).release(1, call_of(data_frame(*payload, 0).header)));
   payload.reset();
   pair.link(0).send(data_frame(small, 1));
-  pair.make_anew(0);
+  pair.replace_path(0);
   CHECK(pair.run([&] { return !pair.sink(1).came.empty(); }));
   pair.settle();
   check_came(pair.sink(1).came.back(), small, 1);
 }
 
-TEST("heartbeats are not kept for later") {
+TEST("heartbeats are not kept for a later path") {
   ResumedPair pair(1);
   pair.cut_all();
   for (int n = 0; n < 100; ++n) pair.link(0).send(Frame{});
@@ -353,7 +353,7 @@ TEST("heartbeats are not kept for later") {
 
 // ---- silence
 
-TEST("a path that confirms nothing while another does is given up, and what it had goes again") {
+TEST("a path that acknowledges nothing while another does is dropped, and its frames go again") {
   FakeNet::Options options = fake_options();
   options.n_paths = 2;
   options.longest_remake = 1000;
@@ -368,7 +368,7 @@ TEST("a path that confirms nothing while another does is given up, and what it h
     for (const int end : {0, 1}) pair.pump(end);
   }
   CHECK_EQ(pair.sink(1).came.size(), 10u);
-  CHECK(n_steps >= 40);  // NOT at the first moment: two milliseconds pass in each of these
+  CHECK(n_steps >= 40);  // NOT at once: each of these steps takes two milliseconds
 }
 
 TEST("where no path answers, none is given up for two seconds") {
@@ -388,7 +388,7 @@ TEST("where no path answers, none is given up for two seconds") {
   CHECK_EQ(pair.sink(0).n_sent[1], 1);
 }
 
-// Writes more than fits, until what is on the way is confirmed by the kernel and the rest waits.
+// Writes more than fits, until the kernel has confirmed the bytes in flight and the rest waits.
 void fill(SocketPipe& pipe) {
   Bytes much(1 << 20);
   const iovec vector = {much.data(), much.size()};
@@ -397,7 +397,7 @@ void fill(SocketPipe& pipe) {
   while (pipe.silence().owed_ns > 0) poll(nullptr, 0, 1);
 }
 
-TEST("over TCP a program that is stopped is not silent, also when it is sent more than fits") {
+TEST("over TCP a stopped program is not silent, even when it is sent more than fits") {
   const auto fds = tcp_sockets();
   SocketPipe pipe(fds[0]);
   fill(pipe);
@@ -409,7 +409,7 @@ TEST("over TCP an end that answers no probe of its full window is silent") {
   const auto fds = tcp_sockets();
   SocketPipe pipe(fds[0]);
   fill(pipe);
-  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};  // from here on its kernel hears nothing
+  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};  // from now on its kernel receives nothing
   const sock_fprog deaf = {1, &nothing};
   CHECK_EQ(setsockopt(fds[1], SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
   // The kernel probes after 200 ms or so, and again after twice that.

@@ -1,5 +1,5 @@
-// Calls over links that lose all their paths: they wait, go on and end right; and who is really
-// gone is found out in time.
+// Calls over links that lose all their paths: they wait, continue and end right; and a rank that is
+// really gone is detected in time.
 #include "test/check.h"
 #include "test/faults.h"
 
@@ -14,7 +14,7 @@ World::Options resumed(uint64_t seed, uint32_t n_paths = 1) {
   return options;
 }
 
-TEST("calls end right whatever paths break in the middle of them, all at once too") {
+TEST("calls succeed whatever paths break in the middle of them, even all at once") {
   uint64_t n_cut = 0;
   for (uint64_t seed = 0; seed < seeds(80); ++seed) {
     const int size = 2 + static_cast<int>(seed % 4);
@@ -40,7 +40,7 @@ TEST("calls end right whatever paths break in the middle of them, all at once to
   CHECK(n_cut > 200);
 }
 
-TEST("whoever dies while the links to it are suspended is lost, to all, with the reason") {
+TEST("a rank that dies while its links are suspended is lost to all, with the reason") {
   int n_lost = 0;
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     World::Options options = resumed(seed);
@@ -67,7 +67,7 @@ TEST("whoever dies while the links to it are suspended is lost, to all, with the
   CHECK(n_lost > 40);
 }
 
-TEST("a network that is cut for less than the time to resume fails no call, in silence or not") {
+TEST("a network cut shorter than the time to resume fails no call, silent or not") {
   for (const bool mute : {true, false}) {
     World::Options options = resumed(1);
     options.net.delays = options.net.splits = 0;
@@ -76,7 +76,7 @@ TEST("a network that is cut for less than the time to resume fails no call, in s
     const TestCall& one = world.post(0, large());
     const TestCall& other = world.post(1, large());
     world.run_steps(1);
-    world.net.options.longest_remake = 7000;  // longer than who is silent lives
+    world.net.options.longest_remake = 7000;  // longer than a silent rank lives
     mute ? world.net.mute_path(0, 1, 0) : world.net.cut_path(0, 1, 0);
     CHECK(world.run_all(16'000));
     CHECK(one.result == expected(one.job, 0, 2));
@@ -84,7 +84,7 @@ TEST("a network that is cut for less than the time to resume fails no call, in s
   }
 }
 
-TEST("who leaves while the network is cut has sent all that it was told it had") {
+TEST("a rank that leaves during a network cut has delivered everything it reported as sent") {
   for (const bool mute : {true, false}) {
     World::Options options = resumed(1, mute ? 2 : 1);
     options.net.longest_remake = 3000;
@@ -106,7 +106,7 @@ TEST("who leaves while the network is cut has sent all that it was told it had")
   }
 }
 
-TEST("a network that is cut for longer loses the peer, after that time and with these words") {
+TEST("a longer network cut loses the peer after the time to resume, with this error") {
   World::Options options = resumed(1);
   options.net.longest_remake = 100'000;
   World world(2, options);
@@ -119,7 +119,7 @@ TEST("a network that is cut for longer loses the peer, after that time and with 
   CHECK(has(call.error.text, "no connection could be made again for 10."));
 }
 
-TEST("a peer that resumes is listened to for as long as any other before it counts as silent") {
+TEST("a peer that resumes is listened to as long as any other before it counts as silent") {
   World::Options options = resumed(1);
   options.net.longest_remake = 1;
   World world(2, options);
@@ -127,7 +127,7 @@ TEST("a peer that resumes is listened to for as long as any other before it coun
   world.stop(1);
   world.run_steps(4000);
   world.net.cut_path(0, 1, 0);
-  world.run_steps(4000);  // 8 s of silence, half of them on a path that is new
+  world.run_steps(4000);  // 8 s of silence, half of them on a new path
   CHECK(world.engine(0).state_of(1) == Engine::PeerState::kAlive);
   world.run_steps(2000);
   CHECK(world.engine(0).state_of(1) == Engine::PeerState::kLost);

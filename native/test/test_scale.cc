@@ -1,8 +1,8 @@
-// What a rank pays for the size of its group: frames and memory, by number of ranks. A line for
-// each program tells the numbers.
+// The cost of a group's size to a rank: frames and memory, by number of ranks. Prints a line of
+// numbers for each program.
 //
-//   python tests/programs.py FILE ring:128 tree:1024    writes the programs for larger groups
-//   SHOAL_PROGRAMS=FILE build/native/test_scale         3 GB, most of it fake links
+// python tests/programs.py FILE ring:128 tree:1024    writes the programs for larger groups
+// SHOAL_PROGRAMS=FILE build/native/test_scale         3 GB, most of it fake links
 #include <malloc.h>
 
 #include <atomic>
@@ -46,7 +46,7 @@ World::Options calm() {
   return options;
 }
 
-// One engine of so many ranks and the group of all, without links and calls.
+// One engine in a group of this many ranks, without links and calls.
 int64_t idle_bytes(int size) {
   std::vector<std::string> names;
   std::vector<int> everyone;
@@ -61,12 +61,12 @@ int64_t idle_bytes(int size) {
 }
 
 struct Cost {
-  double frames = 0;       // that a rank sends, on average
-  uint64_t most = 0;       // that one rank gets
-  int64_t call_bytes = 0;  // that the call takes on a rank, beside its program and its data
+  double frames = 0;       // sent by a rank, on average
+  uint64_t most = 0;       // the most received by one rank
+  int64_t call_bytes = 0;  // memory of the call on a rank, besides its program and its data
 };
 
-// How many segments the ranks send each other.
+// The number of segments that the ranks send each other.
 uint64_t n_segments_sent(const std::vector<std::shared_ptr<Plan>>& plans) {
   uint64_t n = 0;
   for (const auto& plan : plans)
@@ -155,13 +155,11 @@ void measure(const Recipe& recipe) {
       static_cast<long long>(plan_bytes), static_cast<long long>(cost.call_bytes));
 }
 
-TEST("a peer with which nothing is exchanged takes less than 220 bytes of the engine") {
+TEST("an unused peer takes less than 220 bytes of the engine") {
   CHECK((idle_bytes(200) - idle_bytes(100)) / 100 < 220);
 }
 
-TEST(
-    "beside its data a call costs a rank no more frames than log n, and memory by its steps "
-    "alone") {
+TEST("beyond its data a call costs a rank O(log n) frames, and memory for its steps only") {
   for (const Recipe& recipe : Recipes::all().recipes())
     if (recipe.size > 1 && recipe.collective == "all_reduce" &&
         (recipe.algorithm == "ring" || recipe.algorithm == "tree"))

@@ -1,4 +1,4 @@
-// Calls that servers serve: peers begin them, whatever comes in which order, and nobody else does.
+// Served calls: peers begin them, whatever arrives in whichever order, and nothing else does.
 #include "engine/segments/served_calls.h"
 #include "test/check.h"
 #include "test/cluster.h"
@@ -13,12 +13,12 @@ void say_nothing_twice(World::Options& options) {
   options.engine.dead_ns = options.engine.suspect_ns = options.engine.heartbeat_ns;
 }
 
-// Named calls, and such as are counted.
+// Calls with names, and calls with numbers.
 uint64_t random_key(FakeRandom& random, uint64_t n) {
   return random.chance(0.5) ? n : kNamed | random.below(1u << 20) << 20 | n;
 }
 
-TEST("calls that workers make are served, whenever the plan comes and whatever frames go through") {
+TEST("workers' calls are served, whenever the plan arrives and whatever happens to frames") {
   for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     World::Options options = options_for(seed);
     say_nothing_twice(options);
@@ -42,7 +42,7 @@ TEST("calls that workers make are served, whenever the plan comes and whatever f
   }
 }
 
-TEST("one plan serves any number of calls, and more than may be in flight wait their turn") {
+TEST("one plan serves any number of calls, and calls above the limit in flight wait") {
   World::Options options;
   options.idles = 0;
   options.net.max_inline = 64;
@@ -62,7 +62,7 @@ TEST("one plan serves any number of calls, and more than may be in flight wait t
   pool.check("one worker behind");
 }
 
-TEST("calls that all workers have made begin when the plan comes, as far as there is room") {
+TEST("calls that all workers have made begin when the plan arrives, as room allows") {
   World::Options options;
   options.idles = 0;
   options.net.max_inline = 64;
@@ -81,7 +81,7 @@ TEST("calls that all workers have made begin when the plan comes, as far as ther
   pool.check("plan last");
 }
 
-TEST("a plan that was used longest ago makes way for more than a group may serve") {
+TEST("the least recently used plan makes way when a group has its maximum of plans") {
   Pool pool(2, 1, {});
   PoolJob job{2, 1};
   job.n_elems = 5;
@@ -95,7 +95,7 @@ TEST("a plan that was used longest ago makes way for more than a group may serve
   pool.check("used again");
   other.n_elems = 9;
   pool.serve(other);
-  job.key = 2;  // the first plan is still known, since it was used after the second came
+  job.key = 2;  // the first plan is still known, since it was used after the second arrived
   pool.post_all(job);
   pool.check("kept");
   other.n_elems = 10;
@@ -106,7 +106,7 @@ TEST("a plan that was used longest ago makes way for more than a group may serve
   pool.check("served again");
 }
 
-TEST("a plan that is not for this rank of this group is refused with the reason") {
+TEST("a plan for another rank or group is refused with the reason") {
   World world(3, {});
   PoolJob job{2, 1};
   job.n_elems = 50;
@@ -131,7 +131,7 @@ TEST("a plan that is not for this rank of this group is refused with the reason"
   CHECK(has(ServedCalls::refusal(group, plan), "store each chunk of scratch once"));
 }
 
-TEST("two served plans whose descriptors have one hash end the group with both in words") {
+TEST("two served plans whose descriptors hash to the same value end the group and are named") {
   Pool pool(2, 1, {});
   PoolJob job{2, 1}, other{2, 1};
   job.n_elems = 50;
@@ -146,7 +146,7 @@ TEST("two served plans whose descriptors have one hash end the group with both i
   CHECK(has(group.life.why().text, other.descriptor()));
 }
 
-TEST("workers that call different things under one key hear it with both, as does the server") {
+TEST("workers with different calls under one key get an error with both, and so does the server") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     Pool pool(3, 2, options_for(seed));
     PoolJob job{3, 2};
@@ -171,7 +171,7 @@ TEST("workers that call different things under one key hear it with both, as doe
   }
 }
 
-TEST("workers whose served calls are for unlike subjects hear it with both workers' words") {
+TEST("workers whose served calls have different subjects get an error that names both") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     Pool pool(3, 2, options_for(seed));
     PoolJob job{3, 2};
@@ -194,7 +194,7 @@ TEST("workers whose served calls are for unlike subjects hear it with both worke
   }
 }
 
-TEST("a worker that dies in a served call ends the group, and servers hold nothing of it") {
+TEST("a worker that dies in a served call ends the group, and servers keep nothing of it") {
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     Pool pool(3, 2, options_for(seed));
     PoolJob job{3, 2};

@@ -23,7 +23,7 @@ struct Shared {  // a region, and a peer's mapping of it
     CHECK(!Mapping::map(region.fd, region.size, peer));
   }
   ~Shared() { Regions::of_process().release(region.data); }
-  // Whether the owner sees this value in all of [from, upto).
+  // True if the owner sees this value in all of [from, upto).
   bool holds(size_t from, size_t upto, int value) const {
     return std::all_of(region.data + from, region.data + upto,
                        [&](std::byte byte) { return byte == std::byte(value); });
@@ -43,7 +43,7 @@ TEST("a region is found by any address inside it and by no other") {
   CHECK_EQ(regions.find(shared.region.data - 1, 1).id, 0u);
 }
 
-TEST("a released region is gone, and its id is not given out again") {
+TEST("a released region is gone, and its id is not reused") {
   uint32_t id = 0;
   {
     Shared shared(100);
@@ -63,12 +63,12 @@ TEST("after a fence against writes a peer's writes no longer reach those pages")
   std::memset(shared.peer.data(), 9, 5 * kPage);
   CHECK(shared.holds(0, kPage, 9));
   CHECK(shared.holds(kPage, 2 * kPage, 1));      // not all of this page was to be written
-  CHECK(shared.holds(2 * kPage, 3 * kPage, 0));  // of this one it was: it need not be copied
+  CHECK(shared.holds(2 * kPage, 3 * kPage, 0));  // all of this one was, so it need not be copied
   CHECK(shared.holds(3 * kPage, 4 * kPage, 1));
   CHECK(shared.holds(4 * kPage, 5 * kPage, 9));
 }
 
-TEST("after a fence against reads a peer keeps what was there, and its owner does too") {
+TEST("after a fence against reads both the peer and the owner keep the contents") {
   Shared shared(3 * kPage);
   std::memset(shared.region.data, 1, 3 * kPage);
   CHECK(!Regions::of_process().fence(shared.region.data + kPage, 1, Regions::Against::kReads));
@@ -80,7 +80,7 @@ TEST("after a fence against reads a peer keeps what was there, and its owner doe
   CHECK(shared.peer.data()[2 * kPage] == std::byte{2});
 }
 
-TEST("a fenced page is not shared again, and the rest of its region is as before") {
+TEST("a fenced page is not shared again, and the rest of its region is unchanged") {
   Shared shared(4 * kPage);
   Regions& regions = Regions::of_process();
   std::byte* const data = shared.region.data;
@@ -95,7 +95,7 @@ TEST("a fenced page is not shared again, and the rest of its region is as before
   CHECK(regions.whole(data + kPage).shared_upto == data + 4 * kPage);
 }
 
-TEST("fences that overlap leave alone what is fenced already") {
+TEST("overlapping fences leave fenced pages alone") {
   Shared shared(6 * kPage);
   Regions& regions = Regions::of_process();
   std::byte* const data = shared.region.data;
@@ -113,7 +113,7 @@ TEST("fences that overlap leave alone what is fenced already") {
   CHECK_EQ(regions.find(data + 4 * kPage, 2 * kPage).id, shared.region.id);
 }
 
-TEST("a fence that begins inside another takes what is behind that") {
+TEST("a fence that begins inside another covers the pages after it") {
   Shared shared(6 * kPage);
   Regions& regions = Regions::of_process();
   std::byte* const data = shared.region.data;
@@ -125,7 +125,7 @@ TEST("a fence that begins inside another takes what is behind that") {
   CHECK_EQ(regions.find(data + 5 * kPage, kPage).id, shared.region.id);
 }
 
-TEST("a fence that the kernel refuses is an error, and memory of no region needs none") {
+TEST("a fence that the kernel refuses is an error, and memory outside regions needs no fence") {
   Shared shared(2 * kPage);
   const int spare = dup(shared.region.fd);
   close(shared.region.fd);
@@ -138,7 +138,7 @@ TEST("a fence that the kernel refuses is an error, and memory of no region needs
   CHECK(!Regions::of_process().fence(heap.get(), kPage, Regions::Against::kWrites));
 }
 
-TEST("a forked child sees what is there, and what it writes is its own") {
+TEST("a forked child reads the contents, and its writes stay its own") {
   Shared shared(3 * kPage);
   Regions& regions = Regions::of_process();
   std::memset(shared.region.data, 1, 3 * kPage);
@@ -162,7 +162,7 @@ TEST("a forked child sees what is there, and what it writes is its own") {
   CHECK_EQ(regions.find(shared.region.data, 1).id, shared.region.id);
 }
 
-TEST("a chunk is alone on its pages only if the rest of them is its call's or nobody's") {
+TEST("a chunk is alone on its pages only if their rest is its call's or unused") {
   Shared shared(2 * kPage + 100);
   const std::byte* base = shared.region.data;
   const auto alone = [&](size_t from, size_t n, size_t lo, size_t hi) {
@@ -171,19 +171,19 @@ TEST("a chunk is alone on its pages only if the rest of them is its call's or no
   CHECK(alone(0, 2 * kPage + 100, 0, 2 * kPage + 100));  // all of it, and the unused tail
   CHECK(alone(100, 50, 0, kPage));                       // neighbours belong to the call
   CHECK(!alone(100, 50, 100, kPage));                    // the bytes before do not
-  CHECK(!alone(kPage, 50, kPage, kPage + 60));           // nor those behind
-  CHECK(!alone(2 * kPage, 50, 0, 2 * kPage + 50));       // nor the rest of what was asked for
+  CHECK(!alone(kPage, 50, kPage, kPage + 60));           // nor the bytes after it
+  CHECK(!alone(2 * kPage, 50, 0, 2 * kPage + 50));       // nor the rest of the request
   CHECK(alone(2 * kPage, 50, 2 * kPage, 2 * kPage + 100));
 }
 
-TEST("a request beyond all memory is refused and says how much was asked for") {
+TEST("a request beyond all memory is refused with its size in the error") {
   Regions::Region region;
   const Error error = Regions::of_process().allocate(size_t{1} << 50, region);
   CHECK(error.fault == Fault::kResource);
   CHECK(error.text.find("1125899906842624 B") != std::string::npos);
 }
 
-TEST("memory is reserved also while signals come") {
+TEST("memory is reserved even while signals arrive") {
   struct sigaction action{}, before{};
   action.sa_handler = [](int) {};
   sigaction(SIGALRM, &action, &before);

@@ -1,5 +1,5 @@
-// How news of a loss or an end goes round: everyone who lives hears it, in the same words, whoever
-// dies on its way, for log n frames a rank.
+// How news of a loss or an end spreads: every living rank gets it, in the same words, whichever
+// ranks die meanwhile, for log n frames a rank.
 #include <cmath>
 #include <set>
 
@@ -11,7 +11,7 @@ namespace {
 
 // ---- states
 
-TEST("the states of a peer follow each other as they may, and in no other way") {
+TEST("the state of a peer makes only the permitted transitions") {
   using State = PeerState;
   const std::set<std::pair<State, State>> allowed = {
       {State::kAlive, State::kSilent}, {State::kAlive, State::kCut},
@@ -32,7 +32,7 @@ TEST("the states of a peer follow each other as they may, and in no other way") 
   CHECK_EQ(std::string(name_of(peers[0])) + name_of(peers[1]) + name_of(peers[2]), "selflostalive");
 }
 
-TEST("a group ends once, for what was said first, and does not come back") {
+TEST("a group ends once, with the first reason, and stays ended") {
   using State = GroupLife::State;
   const std::set<std::pair<State, State>> allowed = {
       {State::kUncreated, State::kInUse}, {State::kUncreated, State::kEnded},
@@ -61,8 +61,8 @@ TEST("a group ends once, for what was said first, and does not come back") {
 
 // ---- the graph
 
-// Those who hear what `first` says, where each that lives tells its neighbours.
-std::set<int> reached(int first, int size, const std::vector<bool>& lives, int& most_told) {
+// The ranks that news from `first` reaches, if each living rank forwards it to its neighbours.
+std::set<int> reached(int first, int size, const std::vector<bool>& lives, int& most_sends) {
   std::set<int> known = {first};
   std::vector<int> left = {first};
   while (!left.empty()) {
@@ -76,12 +76,12 @@ std::set<int> reached(int first, int size, const std::vector<bool>& lives, int& 
           n_told++;
           if (known.insert(at).second) left.push_back(at);
         });
-    most_told = std::max(most_told, n_told);
+    most_sends = std::max(most_sends, n_told);
   }
   return known;
 }
 
-TEST("whoever is dead, news reaches all that live, for at most log n words of each") {
+TEST("whichever ranks are dead, news reaches all living ranks in at most log n messages each") {
   FakeRandom random(1);
   for (const int size : {1, 2, 3, 4, 5, 7, 8, 13, 16, 128, 1000}) {
     for (int round = 0; round < 200; ++round) {
@@ -90,10 +90,10 @@ TEST("whoever is dead, news reaches all that live, for at most log n words of ea
       for (size_t at = 0; at < lives.size(); ++at) lives[at] = random.chance(chance);
       const int first = static_cast<int>(random.below(static_cast<uint64_t>(size)));
       lives[static_cast<size_t>(first)] = true;
-      int most_told = 0;
-      const auto known = reached(first, size, lives, most_told);
+      int most_sends = 0;
+      const auto known = reached(first, size, lives, most_sends);
       CHECK_EQ(known.size(), std::count(lives.begin(), lives.end(), true));
-      CHECK(most_told <= static_cast<int>(std::ceil(std::log2(size))));
+      CHECK(most_sends <= static_cast<int>(std::ceil(std::log2(size))));
       if (size > 100 && round > 20) break;
     }
   }
@@ -101,7 +101,7 @@ TEST("whoever is dead, news reaches all that live, for at most log n words of ea
 
 // ---- deaths
 
-void check_same_words(const std::vector<TestCall*>& calls, const std::set<int>& without) {
+void check_same_text(const std::vector<TestCall*>& calls, const std::set<int>& without) {
   const TestCall* first = nullptr;
   for (size_t rank = 0; rank < calls.size(); ++rank) {
     if (without.count(static_cast<int>(rank)) != 0) continue;
@@ -128,7 +128,7 @@ std::vector<int> all_but(int size, const std::set<int>& without) {
   return ranks;
 }
 
-TEST("whoever dies at whatever step, every survivor names it in the same words, in two seconds") {
+TEST("whichever rank dies at whichever step, every survivor names it in two seconds, in one text") {
   for (int size = 3; size <= 6; ++size)
     for (int victim = 0; victim < size; ++victim)
       for (int step = 0; step < 12; ++step) {
@@ -142,7 +142,7 @@ TEST("whoever dies at whatever step, every survivor names it in the same words, 
         bool all_failed = true;
         for (const int rank : all_but(size, {victim}))
           all_failed &= static_cast<bool>(calls[static_cast<size_t>(rank)]->error);
-        if (all_failed) check_same_words(calls, {victim});
+        if (all_failed) check_same_text(calls, {victim});
         world.run_steps(30);
         for (const int rank : all_but(size, {victim})) {
           CHECK_EQ(world.groups[static_cast<size_t>(rank)]->life.why().peer, victim);
@@ -151,7 +151,7 @@ TEST("whoever dies at whatever step, every survivor names it in the same words, 
       }
 }
 
-TEST("of two that die one after the other both are known everywhere, and the rest work on") {
+TEST("two deaths one after the other are both known everywhere, and the other ranks work on") {
   const int size = 6;
   for (int second = 1; second < size; ++second)
     for (int step = 0; step < 10; ++step) {
@@ -178,8 +178,8 @@ TEST("of two that die one after the other both are known everywhere, and the res
     }
 }
 
-// Nobody but rank 0 knows of itself that rank 5 is lost, and those that rank 0 tells die.
-TEST("news reaches the living also when all who were told it first die with it") {
+// Only rank 0 finds out by itself that rank 5 is lost, and the ranks that it notifies die.
+TEST("news reaches the living even if all its first receivers die with the culprit") {
   const int size = 9;
   const std::set<int> told = {1, 2, 4, 8};
   for (int step = 0; step < 8; ++step) {
@@ -199,7 +199,7 @@ TEST("news reaches the living also when all who were told it first die with it")
   }
 }
 
-TEST("a death costs a rank log n frames and two, and an end of a group log n") {
+TEST("a death costs a rank log n + 2 frames, and the end of a group log n") {
   for (const int size : {4, 8, 16, 33, 64}) {
     World::Options options;
     options.idles = 0;
@@ -227,14 +227,12 @@ TEST("a death costs a rank log n frames and two, and an end of a group log n") {
 
 // ---- ends of groups
 
-TEST(
-    "an abort reaches every member also when those told first have not made the group, or closed "
-    "it") {
+TEST("an abort reaches every member even if its first receivers have no such group, or closed it") {
   const int size = 9;
   for (int step = 0; step < 20; ++step) {
     World world(size, options_for(static_cast<uint64_t>(step)));
     const auto everyone = all_but(size, {});
-    for (const int rank : {1, 4})  // what rank 0 tells, with 2 and 8, which have never heard of it
+    for (const int rank : {1, 4})  // rank 0 notifies them, and 2 and 8, which do not know the group
       world.engine(rank).drop_group(world.add_group(rank, 60, everyone));
     std::vector<Group*> groups;
     for (const int rank : {0, 3, 5, 6, 7}) groups.push_back(&world.add_group(rank, 60, everyone));
@@ -246,7 +244,7 @@ TEST(
   }
 }
 
-TEST("who ends a group and leaves at once is never named for leaving") {
+TEST("a rank that ends a group and leaves at once is never blamed for leaving") {
   const int size = 8;
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     World world(size, options_for(seed));
@@ -255,12 +253,12 @@ TEST("who ends a group and leaves at once is never named for leaving") {
     world.engine(0).abort_group(*world.groups[0], {Fault::kClosed, 0, "enough"}, true);
     world.leave(0);
     CHECK(world.run_all(500));
-    check_same_words(calls, {});
+    check_same_text(calls, {});
     CHECK_EQ(calls[3]->error.text, "enough");
   }
 }
 
-TEST("who hears of a death and leaves at once is never named in the place of the dead") {
+TEST("a rank that learns of a death and leaves at once is never named instead of the dead") {
   const int size = 8;
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     World world(size, options_for(seed));
@@ -282,7 +280,7 @@ const World::Options& quiet() {
   return options;
 }
 
-TEST("of two between whom the network is cut the higher is out, and all say so in the same words") {
+TEST("of two ranks cut from each other the higher is out, and all ranks give the same reason") {
   for (int size = 3; size <= 6; ++size)
     for (int low = 0; low < size; ++low)
       for (int high = low + 1; high < size; ++high) {
@@ -291,7 +289,7 @@ TEST("of two between whom the network is cut the higher is out, and all say so i
         world.run_steps(high);
         world.net.cut(low, high);
         CHECK(world.run_all(500));
-        check_same_words(calls, {});
+        check_same_text(calls, {});
         CHECK(calls[0]->error.fault == Fault::kPeerLost);
         CHECK_EQ(calls[0]->error.peer, high);
         CHECK(has(calls[0]->error.text, "is out: the network between " + World::name(low) +
@@ -305,7 +303,7 @@ TEST("of two between whom the network is cut the higher is out, and all say so i
       }
 }
 
-TEST("a rank that one other does not hear any more, though all else do, is not taken for dead") {
+TEST("a rank that only one other cannot hear is not taken for dead") {
   for (const auto& [deaf, dumb] : {std::pair{1, 3}, {3, 1}}) {
     World world(4, quiet());
     world.run_steps(500);
@@ -313,7 +311,7 @@ TEST("a rank that one other does not hear any more, though all else do, is not t
     world.run_steps(6000);
     const auto calls = post_all(world, all_but(4, {}));
     CHECK(world.run_all(100));
-    check_same_words(calls, {});
+    check_same_text(calls, {});
     CHECK_EQ(calls[0]->error.peer, 3);
     CHECK(has(calls[0]->error.text, "is cut; both live"));
     CHECK(world.engine(deaf).state_of(dumb) == PeerState::kLost);
@@ -321,7 +319,7 @@ TEST("a rank that one other does not hear any more, though all else do, is not t
   }
 }
 
-TEST("a rank that is heard again before the third has answered is as alive as ever") {
+TEST("a rank heard again before the third has answered counts as alive") {
   World world(3, quiet());
   world.run_steps(500);
   world.deafen(0, 1);
@@ -338,8 +336,7 @@ TEST("a rank that is heard again before the third has answered is as alive as ev
   for (const int rank : {0, 2}) CHECK(world.engine(rank).state_of(1) == PeerState::kAlive);
 }
 
-TEST(
-    "where the rank that is asked dies, the next one is asked, and without one there is no doubt") {
+TEST("if the asked rank dies the next is asked, and without one the peer is taken for dead") {
   for (int step = 0; step < 6; ++step) {
     World world(4, options_for(static_cast<uint64_t>(step)));
     const auto calls = post_all(world, {1, 2}, 60);
@@ -363,7 +360,7 @@ TEST(
   CHECK(has(calls[0]->error.text, "closed the connection"));
 }
 
-TEST("a rank that is cut off from all others is the one that is lost") {
+TEST("a rank cut off from all others is the lost one") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     const int size = 5;
     World world(size, options_for(seed));
@@ -372,15 +369,15 @@ TEST("a rank that is cut off from all others is the one that is lost") {
     for (int rank = 0; rank < size; ++rank)
       if (rank != 2) world.net.cut(2, rank);
     CHECK(world.run_all(500));
-    check_same_words(calls, {2});
+    check_same_text(calls, {2});
     CHECK_EQ(calls[0]->error.peer, 2);
     CHECK(has(calls[0]->error.text, "closed the connection"));
     CHECK(calls[2]->error.peer != 2);
   }
 }
 
-TEST("a rank that asks about one that is dead gets no answer that it lives") {
-  // Rank 0 has not looked at its link with the dead yet, and is asked all the same.
+TEST("a rank that asks about a dead one gets no answer that it lives") {
+  // Rank 0 has not yet polled its link with the dead rank, and is asked all the same.
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     World::Options options = options_for(seed);
     options.net.delays = 0.5;

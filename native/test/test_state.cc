@@ -1,5 +1,5 @@
-// What a rank tells of itself while it waits: for whom, for what, since when, and how its links
-// fare.
+// The state that a rank reports while it waits: which peers it waits for, why, since when, and the
+// state of its links.
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -55,7 +55,7 @@ Job job_of(Kind kind, uint64_t n_elems, uint64_t key = 1) {
   return job;
 }
 
-TEST("a rank tells for whom its call waits, for what, and since when") {
+TEST("a rank reports which peers its call waits for, why and since when") {
   World world(3, calm(false));
   const Job job = job_of(Kind::kDirectAllReduce, 1024);
   world.post(0, job);
@@ -81,7 +81,7 @@ TEST("a rank tells for whom its call waits, for what, and since when") {
   std::sort(in_call.begin(), in_call.end());
   CHECK(in_call == (std::vector<std::pair<int64_t, bool>>{{1, false}, {2, true}}));
 
-  // Rank 1 has not made the call, and knows that others have.
+  // Rank 1 has not made the call, but knows that others have.
   const Value behind = list(state_of(world, 1), "groups").at(0);
   CHECK_EQ(number(behind, "n_calls"), 0);
   CHECK_EQ(list(behind, "made_by_others").size(), 1);
@@ -96,7 +96,7 @@ TEST("a rank tells for whom its call waits, for what, and since when") {
   CHECK_EQ(number(list(after, "groups")[0], "last_number"), 1);
 }
 
-TEST("data that moved is counted, each way, whatever way it took") {
+TEST("data moved is counted in each direction, whichever way it took") {
   for (const bool shares_memory : {false, true})
     for (const double shares_buffers : {0.0, 1.0})
       for (const uint64_t n_elems : {64, 5000}) {
@@ -115,19 +115,19 @@ TEST("data that moved is counted, each way, whatever way it took") {
       }
 }
 
-TEST("data that moved in a narrow format is counted as it travelled") {
+TEST("data moved in a narrow format is counted in wire bytes") {
   World world(2, calm(false));
   Job job = job_of(Kind::kShardedAllReduce, 6400);
   job.codec = Codec::kMxFp8;
   for (const int rank : {0, 1}) world.post(rank, job);
   CHECK(world.run_all());
   const Value peer = list(state_of(world, 0), "peers").at(1);
-  // Half of the elements to the other reducer, half as the result; 33 bytes for 32 of them.
+  // Half of the elements to the other reducer, half as the result; 33 bytes for each 32 elements.
   CHECK_EQ(number(peer, "n_bytes_out"), 6400 / 32 * 33);
   CHECK_EQ(number(peer, "n_bytes_in"), 6400 / 32 * 33);
 }
 
-TEST("rates are those of the last seconds") {
+TEST("rates cover the last seconds") {
   Traffic traffic(2);
   traffic.sample(10 * kSecond);
   traffic[1].n_bytes_out = 1000;
@@ -144,7 +144,7 @@ TEST("rates are those of the last seconds") {
   CHECK_EQ(traffic.rates(1, 14 * kSecond + kSecond / 2).out, 0.0);
 }
 
-TEST("a sender whose slots are all held says so") {
+TEST("a sender whose slots are all held reports it") {
   World world(2, calm(true));
   const Job job = job_of(Kind::kDirectBroadcast, 16 * 256);
   world.post(0, job);
@@ -153,7 +153,7 @@ TEST("a sender whose slots are all held says so") {
   // Until the peer has made the call too, nothing goes into slots.
   CHECK_EQ(awaited(state_of(world, 0), "send", 1), "grant");
   world.go_on(1);
-  // It takes part, and then reads nothing more, with all slots but the last in its hands.
+  // It takes part, and then reads nothing more while it holds all slots but the last.
   world.post(1, job);
   CHECK(world.run([&] {
     const Value state = state_of(world, 0);
@@ -162,7 +162,7 @@ TEST("a sender whose slots are all held says so") {
   CHECK(stalls(state_of(world, 0), 1, "no_slot") > 0);
 }
 
-TEST("a call that waits for scratch says so, and one whose turn has not come") {
+TEST("a call reports that it waits for scratch or for its turn") {
   World::Options options = calm(false);
   options.engine.staging_bytes = 1u << 20;
   World world(2, options);
@@ -195,7 +195,7 @@ TEST("small messages beyond the allowance wait for credit") {
   CHECK(number(list(state, "peers")[1], "eager_out_bytes") > 10'000);
 }
 
-TEST("staging that cannot be promised is counted") {
+TEST("staging that cannot be granted is counted") {
   World::Options options = calm(false);
   options.engine.staging_bytes = 1u << 20;
   World world(3, options);
@@ -212,7 +212,7 @@ TEST("staging that cannot be promised is counted") {
   CHECK(n > 0);
 }
 
-TEST("what the peer has yet to read, or the link to send, is awaited of them") {
+TEST("bytes unread by the peer and bytes unsent by the link are reported as waits") {
   for (const bool shares_memory : {true, false}) {
     World::Options options = calm(shares_memory);
     options.shares_buffers = 1;
@@ -220,7 +220,7 @@ TEST("what the peer has yet to read, or the link to send, is awaited of them") {
     options.net.copied = 0;
     World world(2, options);
     for (const int rank : {0, 1}) world.post(rank, job_of(Kind::kDirectBroadcast, 16 * 256));
-    // Private memory of the receiver: it is not written to from outside, but reads.
+    // Private memory of the receiver: peers do not write it, but the receiver reads slots.
     CHECK(world.run([&] {
       const Value state = state_of(world, 0);
       return calls_in(state).empty() ||
@@ -231,7 +231,7 @@ TEST("what the peer has yet to read, or the link to send, is awaited of them") {
   }
 }
 
-TEST("what is too long to tell is left out, and how much of it is said") {
+TEST("a report too long to send is cut, and states how much is missing") {
   World world(2, calm(false));
   for (uint64_t key = 0; key < 2000; ++key)
     world.post(0, job_of(Kind::kDirectAllReduce, 1024, key));
@@ -250,7 +250,7 @@ TEST("what is too long to tell is left out, and how much of it is said") {
   CHECK(n_steps <= 4096);
 }
 
-TEST("a receive from any rank waits for a message") {
+TEST("a receive from any rank is reported as a wait for a message") {
   World world(2, calm(false));
   std::array<float, 4> data{};
   const auto plan = plan_of(job_of(Kind::kDirectBroadcast, 4), 1, 2);
@@ -262,7 +262,7 @@ TEST("a receive from any rank waits for a message") {
   CHECK(!call->finished);
 }
 
-TEST("before a deadline ends a group, every rank of it can tell what it waited for") {
+TEST("before a deadline ends a group, every rank of it can report what it waited for") {
   World world(3, calm(false));
   std::vector<std::optional<Value>> told(3);
   for (int rank = 0; rank < 3; ++rank)
@@ -285,7 +285,7 @@ TEST("before a deadline ends a group, every rank of it can tell what it waited f
   CHECK(calls_in(state_of(world, 0)).empty());
 }
 
-TEST("a group that ends for another reason tells nothing") {
+TEST("a group that ends for another reason reports no waits") {
   World world(2, calm(false));
   world.engine(0).hooks.on_deadline = [](Group&) {
     fail(__FILE__, __LINE__, "no deadline passed");
@@ -297,7 +297,7 @@ TEST("a group that ends for another reason tells nothing") {
 
 // ---- meshes
 
-TEST("anybody may read the state of ranks at work, at any time") {
+TEST("any thread may read the state of ranks at work, at any time") {
   for (const int per_host : {3, 1}) {
     Cluster cluster(3, per_host);
     std::atomic<bool> is_over{false};
@@ -327,13 +327,13 @@ TEST("the state can be read while all threads of a rank wait") {
   waiter.join();
 }
 
-TEST("a closed mesh and one that was forked away have nothing in flight to tell of") {
+TEST("a closed or forked mesh reports nothing in flight") {
   Cluster cluster(2, 1);
   cluster.meshes[0]->close();
   CHECK(std::get<bool>(at(*cluster.meshes[0]->state(kPatience), "is_closed").is));
 }
 
-TEST("a lock that somebody holds is not waited for for ever") {
+TEST("a lock that another thread holds is waited for within a limit") {
   std::mutex mutex;
   {
     std::lock_guard held(mutex);
@@ -345,7 +345,7 @@ TEST("a lock that somebody holds is not waited for for ever") {
 
 // ---- links
 
-// Takes nothing.
+// Accepts nothing.
 class Nobody final : public FrameSink {
  public:
   std::span<std::byte> receive_buffer(int, const Header&) override { return {}; }
@@ -357,7 +357,7 @@ class Nobody final : public FrameSink {
   void broken(int, const Error&) override {}
 };
 
-TEST("a ring whose peer does not read fills up, and says so") {
+TEST("a ring whose peer does not read fills up and reports it") {
   Arena own, theirs;
   CHECK(!Arena::create(2, own));
   CHECK(!Arena::enter(dup(own.memory_fd()), 2, 1, theirs));
@@ -375,7 +375,7 @@ TEST("a ring whose peer does not read fills up, and says so") {
   link.close();
 }
 
-TEST("a socket whose peer does not read fills up, and says so") {
+TEST("a socket whose peer does not read fills up and reports it") {
   std::array<int, 2> fds{};
   CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
   TcpLink link(1, 1, FrameKeys({}, 77, 0, 1));
@@ -399,7 +399,7 @@ TEST("a socket whose peer does not read fills up, and says so") {
   ::close(fds[1]);
 }
 
-TEST("the kernel tells of a TCP connection, and of nothing else") {
+TEST("the kernel reports on a TCP connection, and on no other socket") {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -423,7 +423,7 @@ TEST("the kernel tells of a TCP connection, and of nothing else") {
 
 std::atomic<int> n_handled_before{0};
 
-// Notes left since the last time; 0 where there are none.
+// The notes left since the last time; 0 if none.
 uint64_t notes_in(int fd) {
   pollfd ready{fd, POLLIN, 0};
   uint64_t n = 0;
@@ -431,7 +431,7 @@ uint64_t notes_in(int fd) {
   return n;
 }
 
-TEST("a signal leaves a note, and whoever had handled it still does") {
+TEST("a signal leaves a note, and the previous handler still runs") {
   struct sigaction before{};
   before.sa_handler = [](int) { n_handled_before++; };
   CHECK_EQ(sigaction(SIGUSR2, &before, nullptr), 0);
@@ -447,7 +447,7 @@ TEST("a signal leaves a note, and whoever had handled it still does") {
   CHECK(bool{error});
 }
 
-TEST("in a forked child the signal leaves no note for the parent, and can be asked for again") {
+TEST("in a forked child the signal leaves no note for the parent, and can be requested again") {
   Error error;
   const int fd = note_signal(SIGUSR2, error);
   const pid_t child = fork();
@@ -464,7 +464,7 @@ TEST("in a forked child the signal leaves no note for the parent, and can be ask
   CHECK_EQ(notes_in(fd), 0);
 }
 
-TEST("a server tells of the calls that it serves, and of whom they wait for") {
+TEST("a server reports the calls that it serves and the ranks that they wait for") {
   Pool pool(2, 1, calm(false));
   PoolJob job{2, 1};
   job.n_elems = 5000;

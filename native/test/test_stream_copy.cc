@@ -9,7 +9,7 @@
 namespace shoal::test {
 namespace {
 
-TEST("a streaming copy writes its bytes and no other, at any alignment and length") {
+TEST("a streaming copy writes its bytes and no others, at any alignment and length") {
   constexpr size_t kRoom = 512;
   std::vector<std::byte> from(kRoom);
   for (size_t i = 0; i < kRoom; ++i) from[i] = static_cast<std::byte>(i * 7 + 1);

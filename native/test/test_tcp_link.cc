@@ -1,4 +1,4 @@
-// Links over TCP: damage on the bytes of a stream, who overtakes whom, and how it ends.
+// Links over TCP: damage to the bytes of a stream, the order of frames, and the end.
 #include <netinet/tcp.h>
 
 #include <fstream>
@@ -11,7 +11,7 @@ namespace {
 
 // ---- damage
 
-TEST("a flipped bit anywhere in a frame breaks the link and says that it is corrupt") {
+TEST("a flipped bit anywhere in a frame breaks the link and is reported as corruption") {
   FakeRandom random(7);
   const Bytes payload = random_bytes(random, 100);
   const Bytes whole = bytes_of({data_frame(payload, 3)});
@@ -45,7 +45,7 @@ TEST("a frame arrives whole in whatever pieces it is written") {
   }
 }
 
-TEST("frames that were read when memory ran out arrive once there is some") {
+TEST("frames read while memory was short arrive once there is memory") {
   const Bytes payload(200, std::byte{6});
   std::vector<Frame> frames;
   for (uint32_t at = 0; at < 40; ++at) frames.push_back(data_frame(payload, at));
@@ -76,7 +76,7 @@ TEST("garbage instead of a header breaks the link before anything lands") {
   }
 }
 
-TEST("an oversize payload breaks the link before memory is asked for") {
+TEST("an oversize payload breaks the link before memory is allocated") {
   for (const uint32_t n_bytes : {Header::kMaxPayload + 1, 0x7fffffffu, ~0u}) {
     Stream stream;
     Header header;
@@ -140,7 +140,7 @@ TEST("over TCP control and small messages overtake bulk data that has not begun 
     link.pump(sink);
     peer.pump(peers_sink);
   }
-  // Only what the path had pulled before is ahead of them, and each kind keeps its order.
+  // Only frames that the path had pulled earlier are ahead of them, and each kind keeps its order.
   const auto& came = peers_sink.came;
   std::vector<FrameType> others;
   uint32_t n_bulk = 0, n_ahead = 0;
@@ -156,7 +156,7 @@ TEST("over TCP control and small messages overtake bulk data that has not begun 
   CHECK(came.back().header.type == FrameType::kGoodbye);
 }
 
-// Takes what the test lets it, and says that a little is enough.
+// Accepts what the test allows, and reports that a little is enough.
 class NarrowPipe final : public Pipe {
  public:
   ssize_t write(const iovec* vectors, size_t n_vectors) override {
@@ -181,7 +181,7 @@ class NarrowPipe final : public Pipe {
   size_t room = 1000;
 };
 
-TEST("small data waits for one frame of bulk at most where the pipe takes less than that at once") {
+TEST("small data waits for at most one bulk frame where the pipe takes less than one at once") {
   auto made = std::make_unique<NarrowPipe>();
   NarrowPipe& pipe = *made;
   TcpLink link(1, 1, keys_of(0, 1));
@@ -205,7 +205,7 @@ TEST("small data waits for one frame of bulk at most where the pipe takes less t
   CHECK_EQ(lengths[1], small.size());
 }
 
-TEST("over TCP a payload that its owner wrote to in flight is the owner's fault, and it hears so") {
+TEST("over TCP a payload written to in flight is its owner's fault, and the error says so") {
   TcpPair pair({unix_sockets()});
   Bytes payload(4u << 20, std::byte{1});  // more than a socket takes at once
   Frame frame;
@@ -215,7 +215,7 @@ TEST("over TCP a payload that its owner wrote to in flight is the owner's fault,
   frame.token = 5;
   CHECK(!pair.link(0).send(frame));
   pair.pump(0);
-  payload.back() = std::byte{2};  // which has not left yet
+  payload.back() = std::byte{2};  // not sent yet
   CHECK(pair.run([&] { return pair.sink(1).is_over; }));
   Frame word;  // as the engine gives its peer up
   word.header.type = FrameType::kLost;
@@ -227,7 +227,7 @@ TEST("over TCP a payload that its owner wrote to in flight is the owner's fault,
   CHECK(has(pair.sink(1).why.text, "its program wrote to the memory of a call in flight"));
 }
 
-TEST("over TCP an end that was announced is read behind what came before it, however much") {
+TEST("over TCP an announced end is read after all data before it, however much") {
   for (const bool announced : {false, true}) {
     const auto [near, far] = unix_sockets();
     const auto link_owned = link_over(1, {near}, keys_of(0, 1));
@@ -244,14 +244,14 @@ TEST("over TCP an end that was announced is read behind what came before it, how
     link.on_event(sink, announced);
     while (!link.is_drained()) link.on_event(sink, false);
     CHECK_EQ(sink.came.size(), size_t{1});
-    CHECK_EQ(sink.is_over, announced);  // else the next pump would find it
+    CHECK_EQ(sink.is_over, announced);  // otherwise the next pump would notice it
   }
 }
 
 }  // namespace
 // ---- congestion control
 
-TEST("between near hosts BBR is replaced by cubic or reno, and any other is left as it was") {
+TEST("between near hosts BBR is replaced by cubic or reno, and other algorithms are kept") {
   std::ifstream allowed("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
   int n_tried = 0;
   for (std::string own; allowed >> own; ++n_tried) {

@@ -1,5 +1,5 @@
-// Sends to several hosts take turns: all of them leave, whatever their chunks are like, and whoever
-// stands still holds up nobody but those that have a call with it.
+// Sends to several hosts take turns: all of them leave, whatever the chunks, and a stopped host
+// delays only the ranks that share a call with it.
 #include <algorithm>
 #include <string>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kSize = 4;
 
-// Blocks of the ranks differ in length, and a reducer folds what comes in the order of the ranks.
+// The blocks of the ranks differ in length, and a reducer folds them in the order of the ranks.
 Job uneven_job(FakeRandom& random, uint64_t key) {
   for (;;) {
     Job job = random_job(random, key, kSize, 400);
@@ -19,7 +19,7 @@ Job uneven_job(FakeRandom& random, uint64_t key) {
   }
 }
 
-TEST("turns let all of unlike chunks leave, also those that a link copies") {
+TEST("turns let all data of unequal chunks leave, including data that a link copies") {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     FakeRandom random(seed);
     World::Options options;
@@ -49,7 +49,7 @@ struct TwoGroups {
     options.net.seed = seed;
     options.net.room = 1;
     options.net.copied = options.net.max_inline = 0;
-    options.engine.heartbeat_ns = 3600 * kSecond;  // nobody is given up
+    options.engine.heartbeat_ns = 3600 * kSecond;  // no rank is given up
     options.engine.dead_ns = options.engine.suspect_ns = options.engine.heartbeat_ns;
     return options;
   }
@@ -70,7 +70,7 @@ struct TwoGroups {
       calls.push_back(&world.post_in(rank, *world.engine(rank).group(id), job));
     return calls;
   }
-  // What a call has sent and nobody has acknowledged.
+  // The bytes of a call that are sent and not acknowledged.
   static size_t n_out(const TestCall& call) {
     size_t n_segments = 0;
     for (const uint32_t at : call.handle->turns.sends) {
@@ -85,7 +85,7 @@ struct TwoGroups {
   World world;
 };
 
-TEST("a host that stands still delays no group that it is not in") {
+TEST("a stopped host delays no group without it") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     TwoGroups groups(seed);
     World& world = groups.world;
@@ -110,7 +110,7 @@ TEST("a host that stands still delays no group that it is not in") {
   }
 }
 
-TEST("however little may be out, all of a turn may that is long") {
+TEST("a turn longer than the limit on bytes out may still leave as one") {
   for (const size_t segment : {size_t{32} << 10, size_t{96} << 10}) {
     TwoGroups groups(1);
     World& world = groups.world;
@@ -129,7 +129,7 @@ TEST("however little may be out, all of a turn may that is long") {
   }
 }
 
-TEST("of five calls that wait to send, the last does not overtake the others") {
+TEST("the last of five calls that wait to send does not overtake the others") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     TwoGroups groups(seed);
     World& world = groups.world;
@@ -145,7 +145,7 @@ TEST("of five calls that wait to send, the last does not overtake the others") {
   }
 }
 
-TEST("calls whose groups share some peers all come to their end, whatever may be out") {
+TEST("calls whose groups share some peers all finish, however low the limit on bytes out") {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     World::Options options = TwoGroups::options(seed);
     options.net.room = seed % 3;

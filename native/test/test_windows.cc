@@ -1,12 +1,12 @@
-// Scratch of served calls, by segment: under a ceiling, and without any set of calls in each
-// other's way.
+// Scratch of served calls, by segment: under a ceiling, and without any deadlock between
+// calls.
 #include "test/faults.h"
 #include "test/pool_world.h"
 
 namespace shoal::test {
 namespace {
 
-TEST("with room for a segment of each call and no more, all calls come to their end") {
+TEST("with room for one segment of each call, all calls finish") {
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     World::Options options = options_for(seed);
     options.engine.staging_bytes = 256;
@@ -22,7 +22,7 @@ TEST("with room for a segment of each call and no more, all calls come to their 
       if (options.net.shares_memory) jobs.back().codec = Codec::kIdentity;
       pool.serve(jobs.back());
     }
-    // In an order of its own on each worker.
+    // In a random order on each worker.
     for (const int rank : pool.world.shuffled(4))
       for (const int at : pool.world.shuffled(6)) {
         const PoolJob& job = jobs[static_cast<size_t>(at)];
@@ -35,8 +35,7 @@ TEST("with room for a segment of each call and no more, all calls come to their 
   }
 }
 
-TEST(
-    "a server of 16 workers and 8 calls holds no more than its ceiling, and gives all of it back") {
+TEST("a server of 16 workers and 8 calls stays within its ceiling and gives all of it back") {
   World::Options options;
   options.net.max_inline = 16;
   options.idles = 0;
@@ -54,16 +53,16 @@ TEST(
     return pool.world.n_unfinished() == 0;
   }));
   pool.check("16 workers");
-  CHECK(most > (24u << 10));  // it used what it may
+  CHECK(most > (24u << 10));  // it used its share
   CHECK(most <= (32u << 10) + 8 * 64);
-  // What lands now is not counted: one segment for each peer.
+  // The segment that arrives now is not counted: one for each peer.
   CHECK(server.staging().peak() <= options.engine.staging_bytes + (8 + 16) * 64);
   CHECK_EQ(server.scratch_bytes(), 0u);
   CHECK_EQ(server.staging().used(), 0u);
   CHECK_EQ(server.staging().reserved(), reserved);
 }
 
-// What workers have sent to a server and it has not folded, in all calls.
+// Bytes that workers have sent to a server and it has not folded, in all calls.
 uint64_t n_on_the_way(const Pool& pool, int server) {
   uint64_t n_segments = 0;
   for (const auto& posted : pool.calls)
@@ -76,7 +75,7 @@ uint64_t n_on_the_way(const Pool& pool, int server) {
   return n_segments * 64;
 }
 
-TEST("where all workers send to one server, no more is on its way than its link bears") {
+TEST("where all workers send to one server, data in flight stays within its link's capacity") {
   for (uint64_t seed = 0; seed < seeds(10); ++seed) {
     World::Options options;
     options.net.seed = seed;
@@ -101,7 +100,7 @@ TEST("where all workers send to one server, no more is on its way than its link 
   }
 }
 
-TEST("what is on its way to a server is not held to its link where others get as much") {
+TEST("data in flight to a server is not limited by its link where other peers get as much") {
   Pool pool(4, 4, {});
   PoolJob job{4, 4, 1};
   job.n_elems = 16 * 16 * 24;
@@ -121,7 +120,7 @@ TEST("what is on its way to a server is not held to its link where others get as
   CHECK(most > 10 * 64);
 }
 
-TEST("however little may be on its way, all calls of all workers to one server come to their end") {
+TEST("calls of all workers to one server finish, however low the limit in flight") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World::Options options = options_for(seed);
     FakeRandom random(seed);
@@ -146,7 +145,7 @@ TEST("however little may be on its way, all calls of all workers to one server c
   }
 }
 
-// No segment is taken before one that comes earlier in its chunk, in proportion.
+// No segment is taken before one that is earlier in its chunk, in proportion.
 bool is_each_as_far(const Call& call) {
   const auto is_ahead = [](const Window& one, const Window& other) {
     return one.end() > 0 &&
@@ -158,7 +157,7 @@ bool is_each_as_far(const Call& call) {
   return true;
 }
 
-TEST("windows of chunks that differ in length move over all of them alike, and in little room") {
+TEST("windows of unequal chunks move over all of them evenly, within a small limit") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     World::Options options = options_for(2 * seed);
     options.engine.staging_bytes = 64 * (2 + seed % 20);

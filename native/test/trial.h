@@ -1,4 +1,4 @@
-// One algorithm in a world of trouble: what every program must stand, whatever befalls it.
+// One algorithm in a world of faults that every program must survive.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,8 @@
 
 namespace shoal::test {
 
-// Some calls of one recipe on every rank of a world of its size, and what is wrong with them in the
-// end, said with all that it takes to run them again.
+// Some calls of one recipe on every rank of a world of its size. The verdict at the end has all
+// that is needed to run them again.
 class Trial {
  public:
   static constexpr int kCalls = 2;
@@ -21,13 +21,13 @@ class Trial {
     for (uint64_t key = 1; key <= kCalls; ++key) {
       Job job = random_job(random_, key, recipe.size, most_elems);
       job.is_uneven = random_.chance(0.5);
-      // One to know what the collective means, one to know the order of its folds (truth.h).
+      // One job for the collective's meaning, one for the order of its folds (truth.h).
       job.dtype = key == 1 ? DType::kInt64 : DType::kFloat32;
       job.n_elems = 1 + random_.below(key == 1 ? most_elems : 20);
       jobs.push_back(job_of(recipe, job));
     }
   }
-  // The faults that do no harm to bytes.
+  // The faults that do not change bytes.
   static World::Options rough(uint64_t seed) {
     constexpr size_t kInlines[] = {0, 16, 128, 1024};
     World::Options options;
@@ -44,7 +44,7 @@ class Trial {
     return options;
   }
 
-  // `job` on these ranks, each in its turn.
+  // Posts `job` on these ranks, one after the other.
   void post(const Job& job, const std::vector<int>& ranks, int64_t deadline_ns = World::kNever) {
     for (const int rank : ranks) {
       calls.emplace_back(rank, &world.post(rank, job, deadline_ns));
@@ -54,12 +54,12 @@ class Trial {
   void post_all(int64_t deadline_ns = World::kNever) {
     for (const Job& job : jobs) post(job, world.shuffled(world.size()), deadline_ns);
   }
-  // Runs until `n_frames` have been sent, or all is done.
+  // Runs until `n_frames` have been sent, or all calls are over.
   void run_until_sent(uint64_t n_frames) {
     world.run([&] { return world.net.n_sent() >= n_frames || world.n_unfinished() == 0; });
   }
-  // Each call is over and has the right result, or an error that `is_fine` finds no fault with;
-  // nobody has touched memory that went back to its owner.
+  // Each call is over and has the right result, or an error that `is_fine` accepts; no rank has
+  // touched memory that went back to its owner.
   void check(const std::function<bool(int rank, const TestCall&)>& is_fine,
              int most_steps = 20'000) {
     if (!world.run_all(most_steps)) complain("something waits for ever");
@@ -82,7 +82,7 @@ class Trial {
              std::to_string(recipe_.size) + ", root " + std::to_string(recipe_.root) + ", hosts " +
              recipe_.hosts + ", seed " + std::to_string(seed_) + context + ": " + what);
   }
-  // Of a group that has ended for some: every one of `ranks` hears of it, at the next call at last.
+  // For a group that has ended on some ranks: all of `ranks` learn of it by the next call.
   void check_ended(const std::vector<int>& ranks,
                    const std::function<bool(int rank, const TestCall&)>& is_fine) {
     calls.clear();
@@ -91,7 +91,7 @@ class Trial {
     for (const auto& [rank, call] : calls)
       if (call->ok()) complain("rank " + std::to_string(rank) + " never hears of it");
   }
-  // A call that every rank needs every other for.
+  // A call in which every rank needs every other.
   static Job roll_call(uint64_t key) {
     Job job;
     job.kind = Kind::kDirectAllReduce;
@@ -113,7 +113,7 @@ class Trial {
   World world;
   std::vector<Job> jobs;
   std::vector<std::pair<int, TestCall*>> calls;
-  std::string context;  // what the fault was
+  std::string context;  // the fault
 
  private:
   const Recipe& recipe_;

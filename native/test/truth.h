@@ -1,10 +1,10 @@
-// What each rank puts into a job, and what must come out.
+// The input of each rank to a job, and its correct result.
 //
-// Integers: what the collective must leave by its contract (schedule/collectives.py), in a plain
-// loop over all ranks' inputs; no program is asked.
+// Integers: the collective's result by its contract (schedule/collectives.py), in a plain loop over
+// all ranks' inputs; no program is used.
 // Floats, whose bits depend on the order of the folds: all ranks' steps done one after the other,
-// each as soon as those before it are, on whole chunks. The integers show that the steps do what
-// the collective means, the floats that the engine does them in their order.
+// each as soon as the steps before it are, on whole chunks. The integers show that the steps
+// implement the collective, the floats that the engine runs them in their order.
 #pragma once
 
 #include <cstring>
@@ -31,7 +31,7 @@ Bytes bytes_of(const std::vector<T>& elems) {
 
 // ---- inputs
 
-// Elements of every chunk that a rank brings.
+// The elements of every chunk that a rank contributes.
 inline std::vector<uint64_t> input_lengths(const Job& job, int rank, int size) {
   return blocks_of(job, job.meaning().reads, rank, lengths_of(job, size));
 }
@@ -76,7 +76,7 @@ T folded(FoldOp op, T a, T b) {
 
 // ---- what a collective means
 
-// A chunk of what a rank brings.
+// A chunk of a rank's contribution.
 template <class T>
 std::vector<T> chunk_of(const Job& job, const Everyone<T>& inputs, int rank, uint32_t chunk) {
   const auto lengths = input_lengths(job, rank, static_cast<int>(inputs.size()));
@@ -102,16 +102,16 @@ std::vector<T> meant(const Job& job, const Everyone<T>& inputs, int rank) {
   return all;
 }
 
-// ---- codecs: their own values are the matter of test_codec.cc
+// ---- codecs: test_codec.cc tests their values
 
-// As the elements of a whole buffer travel.
+// The elements of a whole buffer after they travelled.
 inline void round_as(Codec codec, std::vector<float>& elems) {
   const auto narrow = narrow_for(codec, DType::kFloat32, FoldOp::kSum);
   if (narrow) narrow->round(*narrow, reinterpret_cast<std::byte*>(elems.data()), elems.size());
 }
 
-// As sums that begin with element `first` of a buffer travel: for an averager, in blocks, at
-// random.
+// Sums that begin with element `first` of a buffer, after they travelled: for an averager, in
+// blocks, at random.
 inline void round_sums(Codec codec, std::vector<float>& elems, Subject subject,
                        uint64_t first = 0) {
   const auto narrow = narrow_for(codec, DType::kFloat32, FoldOp::kSum);
@@ -122,7 +122,7 @@ inline void round_sums(Codec codec, std::vector<float>& elems, Subject subject,
 
 // ---- the order of the steps
 
-// Runs all ranks' programs with nothing in flight but what a queue holds.
+// Runs all ranks' programs; data in flight is only in queues.
 template <class T>
 class InOrder {
  public:
@@ -243,7 +243,7 @@ inline std::vector<Bytes> expected_of_all(const Job& job, int size) {
   return all;
 }
 
-// The last few are kept, since tests ask for one rank after the other.
+// Keeps the last few results, since tests ask for one rank after the other.
 inline const Bytes& expected(const Job& job, int rank, int size) {
   struct Kept {
     Job job;

@@ -1,4 +1,4 @@
-// Fields of what a rank tells of itself, by name.
+// Fields of a rank's reported state, by name.
 #pragma once
 
 #include <string>

@@ -1,9 +1,9 @@
 // Any number of engines in one thread over a FakeNet, with the callers' memory and a clock moved by
 // hand.
 //
-// A call's memory is filled with other bytes inside on_finished, as fast as any caller could: who
-// reads them gets a wrong result or a wrong checksum, who writes there is seen by is_untouched().
-// Under the address sanitizer memory that is not shared is freed instead, and that sees both.
+// A call's memory is filled with other bytes inside on_finished, as fast as any caller could: a
+// late reader gets a wrong result or checksum, and is_untouched() notices a late writer. Under the
+// address sanitizer memory that is not shared is freed instead, which detects both.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +23,14 @@
 
 namespace shoal::test {
 
-// One rank's side of a job: its memory while it is borrowed, and what came out.
+// One rank's side of a job: its memory while it is borrowed, and its result.
 struct TestCall {
   Job job;
   std::shared_ptr<Call> handle;
   bool finished = false;
   Error error;
   Bytes result;
-  Bytes left;  // in the memory of a call that failed, when that went back to its owner
+  Bytes left;  // in the memory of a failed call, when it went back to its owner
   int64_t finished_ns = 0;
 
   bool ok() const { return finished && !error; }
@@ -43,8 +43,8 @@ class World {
     Engine::Options engine;
     uint32_t slot_quota = 3;
     double shares_buffers =
-        0.5;             // chance that a call's buffers are regions, where memory is shared
-    double idles = 0.2;  // chance that a link is not looked at in a step
+        0.5;             // 0.5; // chance that a call's buffers are regions, where memory is shared
+    double idles = 0.2;  // chance that a link is not polled in a step
     int64_t step_ns = kMillisecond;
     int64_t tick_ns = 100 * kMillisecond;
   };
@@ -84,7 +84,7 @@ class World {
     return post_plan(rank, group, here, plan_of(job, group.rank, n_members),
                      input_of(job, group.rank, n_members), deadline_ns);
   }
-  // Any plan; `input` fills DATA or INPUT, whichever it has.
+  // Any plan; `input` fills DATA or INPUT, whichever it uses.
   TestCall& post_plan(int rank, Group& group, const Job& job, std::shared_ptr<const Plan> plan,
                       const Bytes& input, int64_t deadline_ns = kNever) {
     auto kept = std::make_unique<Kept>();
@@ -96,7 +96,7 @@ class World {
     for (int buffer = 0; buffer < kScratch; ++buffer) kept->take(*plan, buffer, shared, memory);
     const auto& filled = memory[kInput].empty() ? memory[kData] : memory[kInput];
     if (!filled.empty() && !input.empty()) std::memcpy(filled[0], input.data(), input.size());
-    // Half of the outputs in several chunks name each by a pointer of its own.
+    // Half of the outputs in several chunks name each chunk by a separate pointer.
     if (plan->layout[kOutput].offset.size() > 1 && random_.chance(0.5)) {
       const ChunkLayout& layout = plan->layout[kOutput];
       for (size_t chunk = 1; chunk < layout.offset.size(); ++chunk)
@@ -110,7 +110,7 @@ class World {
     return entry.call;
   }
 
-  // One turn of every rank that runs, in random order.
+  // One turn of every running rank, in random order.
   void step() {
     net.step();
     now += options_.step_ns;
@@ -124,11 +124,11 @@ class World {
         if (deaf_.count({rank, peer}) != 0) continue;
         one.link(peer)->pump(one);
       }
-      // Who drives an engine that says so goes to sleep.
+      // A driver sleeps once its engine reports that nothing moved.
       if (!one.progress(1 + random_.below(4096)) && one.has_work())
         fail(__FILE__, __LINE__, name(rank) + " had work left when it said that nothing moved");
       if (!tick_due) continue;
-      for (int peer = 0; peer < size_; ++peer)  // a beat in shared memory, where there is some
+      for (int peer = 0; peer < size_; ++peer)  // a heartbeat in shared memory, if there is any
         if (options_.net.shares_memory && peer != rank && runs(peer)) one.heard_from(peer, now);
       one.tick(now);
     }
@@ -148,7 +148,7 @@ class World {
   void run_steps(int n_steps) {
     run([] { return false; }, n_steps);
   }
-  // Whether the memory of calls that are over is as their owners left it: they fill it at once.
+  // True if the memory of finished calls is as their owners left it: they fill it at once.
   bool is_untouched() const {
     return std::all_of(calls_.begin(), calls_.end(), [](const auto& kept) {
       return !kept->call.finished || kept->is_untouched();
@@ -159,7 +159,7 @@ class World {
         calls_.begin(), calls_.end(), [](const auto& kept) { return !kept->call.finished; }));
   }
 
-  // The process dies: its kernel closes what it had open.
+  // The process dies: its kernel closes its open descriptors.
   void kill(int rank) {
     engines[index(rank)].reset();
     for (auto& [at, kept] : open_) {
@@ -169,9 +169,9 @@ class World {
       kept->is_ownerless = true;
     }
   }
-  // Stopped, as by SIGSTOP: nothing is told to anyone.
+  // Stopped, as by SIGSTOP: no rank is notified.
   void stop(int rank) { stopped_[index(rank)] = true; }
-  // From here on, or no longer, `rank` does not look at what `peer` says.
+  // From now on, or no longer, `rank` does not read frames of `peer`.
   void deafen(int rank, int peer) { deaf_.insert({rank, peer}); }
   void undeafen(int rank, int peer) { deaf_.erase({rank, peer}); }
   void go_on(int rank) { stopped_[index(rank)] = false; }
@@ -211,14 +211,14 @@ class World {
 
   struct Shared {
     std::byte* region;
-    std::byte* at;  // after `pad` bytes that belong to somebody else, and as many follow
+    std::byte* at;  // after `pad` bytes of another owner; as many follow
     size_t n_bytes, pad;
   };
 
   struct Kept {
     TestCall call;
     size_t pad = 0;
-    bool is_ownerless = false;  // the process died: its peers hold what is left of its memory
+    bool is_ownerless = false;  // the process died: its peers hold its remaining memory
     int result_buffer = kData;
     size_t result_bytes = 0;
     std::byte* result_at = nullptr;
@@ -259,7 +259,7 @@ class World {
       heap.clear();
 #endif
     }
-    // Whether nobody has written to memory after it went back to its owner.
+    // True if no rank has written to memory after it went back to its owner.
     bool is_untouched() const {
       const auto all = [](const std::byte* from, size_t n_bytes, std::byte value) {
         return std::all_of(from, from + n_bytes, [&](std::byte byte) { return byte == value; });
@@ -289,7 +289,7 @@ class World {
       if (peer != rank) one->set_link(peer, net.link(rank, peer), now);
     const uint32_t n_slots = options_.slot_quota * static_cast<uint32_t>(std::max(1, size_ - 1));
     if (options_.net.shares_memory) {
-      // Exactly as long as the slots, and never cleared: only what is used becomes real memory.
+      // Exactly as long as the slots, and never cleared: only the used part becomes real memory.
       const size_t n_bytes = n_slots * Slots::kSlotBytes;
       std::byte* slots = arenas_.emplace_back(new std::byte[n_bytes]).get();
       auto& stamps = stamps_.emplace_back(n_slots);
