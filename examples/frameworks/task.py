@@ -1,7 +1,7 @@
 """The task of all examples in this folder: ten classes, a small network, two epochs.
 
 Every framework divides the same data among the ranks, in the order of the examples, so that a
-step averages over the same samples under each of them: their losses can be compared.
+step averages over the same samples under each framework, and losses can be compared.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-BATCH = 32  # of each rank
+BATCH = 32  # samples of each rank
 EPOCHS = 2
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9
@@ -22,8 +22,8 @@ def arguments() -> argparse.Namespace:
     """Return the command line's arguments, the same for all examples."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--backend", choices=["shoal", "gloo"], default="shoal")
-    parser.add_argument("--ranks", type=int, default=4, help="where the example starts the ranks")
-    parser.add_argument("--kill", type=int, default=-1, metavar="RANK", help="where supported")
+    parser.add_argument("--ranks", type=int, default=4, help="if the example starts them")
+    parser.add_argument("--kill", type=int, default=-1, metavar="RANK", help="if supported")
     return parser.parse_args()
 
 

@@ -9,11 +9,11 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import nn, optim
 from torch.utils.data import DataLoader
 
-import shoal.accelerate  # noqa: F401 - lets Accelerate take the name
+import shoal.accelerate  # noqa: F401 - makes Accelerate accept the name
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     backend = task.arguments().backend
     accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend=backend)])
     net = task.network()

@@ -9,7 +9,7 @@ from torch import nn, optim
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     backend = task.arguments().backend
     deepspeed.init_distributed(backend)
     net = task.network()

@@ -10,7 +10,7 @@ from torch import nn, optim
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     args = task.arguments()
     fabric = Fabric(
         accelerator="cpu",

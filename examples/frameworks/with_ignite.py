@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     backend = task.arguments().backend
     dist.init_process_group(
         backend
-    )  # Ignite takes this group: idist.initialize has a list of names
-    # NOT idist.auto_model, which wraps only where the backend is nccl, gloo or mpi.
+    )  # Ignite uses this group: idist.initialize only accepts a list of names
+    # NOT idist.auto_model, which wraps only if the backend is nccl, gloo or mpi.
     net = DistributedDataParallel(task.network())
     optimizer = idist.auto_optim(optim.SGD(net.parameters(), task.LEARNING_RATE, task.MOMENTUM))
 

@@ -24,7 +24,7 @@ class Classifier(lightning.LightningModule):
         return task.batches()
 
     def on_train_start(self) -> None:
-        """Begin to measure: the process group is there."""
+        """Begin to measure, once the process group exists."""
         self.report = task.Report(self.backend)
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
@@ -42,13 +42,13 @@ class Classifier(lightning.LightningModule):
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     args = task.arguments()
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=args.ranks,
         strategy=DDPStrategy(process_group_backend=args.backend),
-        use_distributed_sampler=False,  # Lightning's own would shuffle
+        use_distributed_sampler=False,  # Lightning's sampler would shuffle
         max_epochs=task.EPOCHS,
         logger=False,
         enable_checkpointing=False,

@@ -22,7 +22,7 @@ from torch import nn, optim
 
 
 def train_rank(config: dict[str, object]) -> None:
-    """One rank."""
+    """Train as one rank."""
     net = task.network()
     model = train.torch.prepare_model(net)
     optimizer = optim.SGD(net.parameters(), task.LEARNING_RATE, task.MOMENTUM)

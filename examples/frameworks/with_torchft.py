@@ -1,4 +1,4 @@
-"""torchft's Manager over shoal, on CPUs: a replica is killed and comes back while others train.
+"""torchft's Manager over shoal, on CPUs: a replica is killed and returns while others train.
 
     python examples/frameworks/with_torchft.py --kill 2
 
@@ -29,8 +29,8 @@ from shoal.torch.torchft import ProcessGroupShoal
 
 TIMEOUT = timedelta(seconds=30)
 KILLED_AT = (12, 28, 44)  # steps
-N_AWAY = 6  # steps of the others before it comes back
-N_SAMPLES = 4 * task.BATCH  # of a step
+N_AWAY = 6  # steps of the others before it returns
+N_SAMPLES = 4 * task.BATCH  # in a step
 N_STEPS = task.EPOCHS * len(task.dataset()) // N_SAMPLES
 
 
@@ -90,7 +90,7 @@ class Replica:
         AssertionError if another one is lost, over any process group.
         """
         n_replicas, share = self.manager.num_participants(), self.manager.participating_rank()
-        # The Manager takes zeros from a replica that is being healed, and has no share yet.
+        # The Manager uses zeros for a replica that is being healed, which has no share yet.
         inputs, labels = (each[share or 0 :: n_replicas] for each in samples(step))
         # A sum, since shares may be unequal; the Manager divides by the number of replicas.
         loss = nn.functional.cross_entropy(self.net(inputs), labels, reduction="sum")
@@ -114,8 +114,8 @@ def train(rank: int, n_deaths: int, back: Barrier, results: Any, args: argparse.
     manager, report = replica.manager, task.Report(args.backend, rank)
     returns_at = [step + N_AWAY for step in KILLED_AT if args.kill >= 0]
     is_new = n_deaths > 0
-    while manager.current_step() < N_STEPS:  # a step that was not committed begins again
-        replica.optimizer.zero_grad()  # asks for a quorum
+    while manager.current_step() < N_STEPS:  # a step that was not committed is repeated
+        replica.optimizer.zero_grad()  # requests a quorum
         if is_new:
             back.wait()
             is_new = False

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     args = task.arguments()
     dist.init_process_group(args.backend)
     net = task.network()
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def save(checkpoint: Path, **state: object) -> None:
-    """Write the checkpoint so that it is there either whole or not at all."""
+    """Write the checkpoint atomically."""
     unfinished = checkpoint.with_suffix(".unfinished")
     torch.save(state, unfinished)
     unfinished.rename(checkpoint)

@@ -15,7 +15,7 @@ from torchx.runner import get_runner
 
 
 def main() -> None:
-    """Start the ranks, wait for them, and print what they printed."""
+    """Start the ranks, wait for them, and print their output."""
     args = task.arguments()
     script = Path(__file__).with_name("with_torchrun.py")
     job = ddp("--backend", args.backend, script=str(script), j=f"1x{args.ranks}")

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
-import shoal.accelerate  # noqa: F401 - lets Accelerate, which the Trainer uses, take the name
+import shoal.accelerate  # noqa: F401 - makes Accelerate accept the name
 
 
 class Classifier(nn.Module):
-    """The network as the Trainer wants it: it computes its loss itself."""
+    """The network in the Trainer's form: it computes its own loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class InOrder(Trainer):
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     backend = task.arguments().backend
     with tempfile.TemporaryDirectory() as folder:
         training = TrainingArguments(
