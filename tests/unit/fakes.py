@@ -1,4 +1,4 @@
-"""A group that only takes notes, and calls that the test ends by hand."""
+"""A group that only records calls, which the test ends by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_threads(patch: pytest.MonkeyPatch) -> None:
-    """Let no thread be started, as a limit of processes does."""
+    """Refuse to start threads, as a process limit does."""
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -39,7 +39,7 @@ class FakeWork:
 
     def wait(self, timeout_s: float | None = None) -> None:
         self.waits.append(timeout_s)
-        self.is_done = True  # whoever waits drives it
+        self.is_done = True  # a waiting thread drives the call
         if self.failure is not None:
             raise self.failure
 
@@ -54,7 +54,7 @@ class FakeWork:
 
 
 class FakeGroup:
-    """Notes every call, with the timeout that it has. Rank 1 of 2."""
+    """A group that records every call, with its timeout. Rank 1 of 2."""
 
     name, rank, size = "fake", 1, 2
     timeout_s = 1.0

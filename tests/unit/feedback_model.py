@@ -1,4 +1,4 @@
-"""What error feedback means, in NumPy: all ranks at once."""
+"""A NumPy model of error feedback, for all ranks at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def to_bf16(arrays: Arrays) -> Arrays:
 
 
 def round_flat(codec: str, values: Any) -> Any:
-    """What a codec makes of a whole buffer, or of one value if it has no blocks."""
+    """Round a complete buffer by a codec, or one value if it has no blocks."""
     if codec in mx.FORMATS:
         return mx.rounded(codec, values)
     kind = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[codec]
@@ -30,10 +30,10 @@ def round_flat(codec: str, values: Any) -> Any:
 
 
 def in_buffers(averager: Averager, flat: Callable[[Any], Any]) -> Callable[[Arrays], Arrays]:
-    """Round arrays where they lie in the fusion buffers now, with zeros between them.
+    """Return a function that rounds arrays at their places in fusion buffers, zeros between.
 
     Args:
-        flat: rounds the elements of a whole buffer.
+        flat: rounds the elements of a complete buffer.
     """
 
     def rounding(arrays: Arrays) -> Arrays:
@@ -54,11 +54,11 @@ def in_buffers(averager: Averager, flat: Callable[[Any], Any]) -> Callable[[Arra
 
 
 class FeedbackModel:
-    """The residuals of all ranks, and the averages of each step.
+    """A model of the residuals of all ranks, and of the averages of each step.
 
     Args:
         shapes: of all arrays of float32, by name.
-        rounding: what the codec makes of what one rank sends; arrays by name.
+        rounding: rounds what one rank sends by the codec; arrays by name.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class FeedbackModel:
         ]
 
     def step(self, given: list[Arrays], factors: list[float] | None = None) -> Arrays:
-        """The averages; of arrays that no rank gives there are none.
+        """Return the averages of arrays that some rank gives.
 
         Args:
-            given: by rank; an array that is left out counts as zero.
-            factors: what the values of each rank are multiplied by.
+            given: by rank; a missing array counts as zero.
+            factors: multiply the values of each rank.
         """
         names = [name for name in self.shapes if any(name in arrays for arrays in given)]
         sent, after = [], []
@@ -88,7 +88,7 @@ class FeedbackModel:
             factor = np.float32(1 if factors is None else factors[rank])
             whole = {n: arrays.get(n, np.float32(0)) * factor + before[n] for n in names}
             sent.append(self.rounding(whole))
-            with np.errstate(invalid="ignore"):  # infinity less itself
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
                 lost = {name: whole[name] - sent[-1][name] for name in names}
             after.append({**before, **lost})
         averages = {n: sum(one[n] for one in sent) / np.float32(len(given)) for n in names}

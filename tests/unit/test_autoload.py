@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class FakeBackend:
-    """Records what torch.distributed.Backend would be told."""
+    """Records the registrations that torch.distributed.Backend would get."""
 
     def __init__(self) -> None:
         self.backend_list = ["gloo"]
@@ -30,7 +30,7 @@ class FakeBackend:
 
 @pytest.fixture
 def distributed(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """An empty torch.distributed, for the test to fill."""
+    """Install an empty torch.distributed for the test to fill."""
     module = types.ModuleType("torch.distributed")
     torch = types.ModuleType("torch")
     torch.distributed = module  # type: ignore[attr-defined]
@@ -40,7 +40,7 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def run_python(code: str, **env: str) -> str:
-    """What a fresh interpreter, with the same search path, prints."""
+    """Return the output of a fresh interpreter with the same search path."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
         check=True,
@@ -51,7 +51,7 @@ def run_python(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-def test_it_registers_once_with_a_list_of_devices(distributed: types.ModuleType) -> None:
+def test_register_registers_once_with_a_list_of_devices(distributed: types.ModuleType) -> None:
     backend = FakeBackend()
     vars(distributed).update(is_available=lambda: True, Backend=backend)
     _autoload.register()
@@ -71,7 +71,7 @@ def test_it_registers_once_with_a_list_of_devices(distributed: types.ModuleType)
         ("13.0", "/dev/nvidiactl", "-1", ["cpu"]),
     ],
 )
-def test_it_serves_cuda_where_there_is_a_gpu(
+def test_register_serves_cuda_where_there_is_a_gpu(
     cuda: str | None,
     file: str,
     visible: str | None,
@@ -90,7 +90,7 @@ def test_it_serves_cuda_where_there_is_a_gpu(
     assert backend.calls == [("shoal", {"extended_api": True, "devices": devices})]
 
 
-def test_it_never_raises_whatever_torch_lacks(
+def test_register_never_raises_for_any_missing_part_of_torch(
     distributed: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: object, **_options: object) -> None:
@@ -132,7 +132,7 @@ def test_importing_shoal_before_torch_registers_where_torch_loads_no_backends() 
     assert "'shoal'" in run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
-def test_without_any_import_of_shoal_torch_looks_the_name_up_when_it_can() -> None:
+def test_torch_finds_the_name_without_an_import_of_shoal_where_it_can() -> None:
     dist = pytest.importorskip("torch.distributed")
     looks_it_up = hasattr(dist.Backend, "_ensure_backend_registered")  # torch >= 2.14
     code = (
@@ -152,8 +152,8 @@ def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
     assert run_python(f"import shoal; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
-def test_after_torch_shoal_registers_and_its_wrapper_loads_nothing_that_torchs_does_not() -> None:
-    """torch.distributed.optim alone takes 0.8 s of a core, on every rank."""
+def test_shoals_wrapper_loads_no_module_that_torchs_does_not() -> None:
+    """torch.distributed.optim alone takes 0.8 s of a core on every rank."""
     pytest.importorskip("torch")
     code = (
         "import torch.nn.parallel.distributed; torchs = set(sys.modules); "
@@ -168,7 +168,7 @@ def test_after_torch_shoal_registers_and_its_wrapper_loads_nothing_that_torchs_d
     assert [name for name in of_torch if not name.startswith(hooks)] == []
 
 
-# What a group forms without, and every rank would pay for: most is for the first call, the rest for
+# Modules that forming must not load on every rank: most serve the first call, the rest
 # few programs.
 NOT_FOR_FORMING = (
     *("shoal.schedule.table", "shoal.schedule.algorithm", "shoal.plan.choose", "shoal.plan.cost"),
@@ -183,8 +183,8 @@ NOT_FOR_FORMING = (
 )
 
 
-def test_registering_loads_nothing_and_forming_a_group_what_it_needs_without_collecting() -> None:
-    # A collection of all objects of torch's import takes as long as all that is loaded here.
+def test_registering_loads_nothing_and_forming_only_what_it_needs_without_collecting() -> None:
+    # Collecting all objects of torch's import takes as long as loading all modules here.
     code = """
 import gc
 import torch.distributed as dist
@@ -218,5 +218,5 @@ dist.destroy_process_group()
     for name in NOT_FOR_FORMING:
         assert not [each for each in ours if f"{each}.".startswith(f"{name}.")]
     assert set(loaded) - set(ours) <= {"hmac", "resource"}
-    # Each takes a fifth to a third of a millisecond on every rank. More need a reason.
+    # Each module takes a fifth to a third of a millisecond on every rank. More need a reason.
     assert len(ours) <= 76

@@ -1,4 +1,4 @@
-"""What is in a fusion buffer: scaled, and looked at for what is not finite."""
+"""Values of a fusion buffer: scaling, and finding non-finite ones."""
 
 import ml_dtypes
 import numpy as np
@@ -35,7 +35,7 @@ def test_elements_are_scaled_and_rounded_once(dtype: str, factor: float) -> None
     np.testing.assert_array_equal(values, want)
 
 
-def test_0_makes_zero_of_what_is_not_finite() -> None:
+def test_scaling_by_0_turns_non_finite_values_into_zero() -> None:
     values = np.array([np.nan, np.inf, -1.0])
     scale(values, DType.FLOAT64, 0.0)
     assert values.tolist() == [0.0, 0.0, 0.0]
@@ -43,7 +43,7 @@ def test_0_makes_zero_of_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "bfloat16"])
-def test_the_first_element_that_is_not_finite_is_found(dtype: str, bad: float) -> None:
+def test_the_first_non_finite_element_is_found(dtype: str, bad: float) -> None:
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     values = np.full(100, 3.0, kind)
     bits = values.view(np.uint16) if dtype == "bfloat16" else values

@@ -1,4 +1,4 @@
-"""What a rank checks before it is timed: a wrong sum must be seen, whatever is wrong with it."""
+"""Checks of a rank before it is timed: every kind of wrong sum must be detected."""
 
 import itertools
 
@@ -24,15 +24,15 @@ def count_wrong(values: Values, source: Contribution, codec: Codec = Codec.IDENT
     return KnownValues(8, codec=codec).count_wrong(values, source)
 
 
-def test_a_wrong_sum_is_seen_whatever_is_wrong_with_it() -> None:
+def test_every_kind_of_wrong_sum_is_detected() -> None:
     one, two, both = filled(0, 300_000), filled(1, 300_000), Contribution(range(2))
     assert count_wrong(one, both) == 300_000  # never reduced
     total = one + two
     total[-1] += 1
     assert count_wrong(total, both) == 1
-    # A rank folded twice: 0 + 0 + 3 + 3 would look right if tensors were multiples of one another.
+    # A rank folded twice: 0 + 0 + 3 + 3 would look right if tensors were multiples of each other.
     assert count_wrong(2 * one[:1000] + 2 * filled(3, 1000), Contribution(range(4))) > 900
-    for shift in (1, 65536, 75_000):  # landed elsewhere
+    for shift in (1, 65536, 75_000):  # stored elsewhere
         assert count_wrong(np.roll(one, shift), Contribution([0])) > 290_000
 
 
@@ -45,7 +45,7 @@ def test_a_rounded_result_is_right_within_the_allowed_error_and_never_if_it_is_n
     assert count_wrong(total, Contribution(range(2)), Codec("coarse", 1, 16, 0.004)) == 1
 
 
-def test_with_blocks_a_small_value_may_be_off_by_a_part_of_the_largest() -> None:
+def test_a_small_value_of_a_block_may_be_off_by_a_part_of_the_largest() -> None:
     total, blocks = filled(0, 65_536), Codec("blocks", 3, 8, 0.004, 32)
     smallest, most = int(total.argmin()), float(total.max())
     total[smallest] += 0.007 * most
@@ -55,7 +55,7 @@ def test_with_blocks_a_small_value_may_be_off_by_a_part_of_the_largest() -> None
 
 
 def by_numpy(collective: str, rank: int, tensors: list[Values]) -> list[Values]:
-    """The blocks of a rank's result, from the definition of the collective; [] if it has none."""
+    """Return the blocks of a rank's result, from the definition of the collective; [] for none."""
     size = len(tensors)
     cut = [np.split(tensor, size) for tensor in tensors]
     results: dict[str, list[Values]] = {
@@ -75,7 +75,7 @@ def by_numpy(collective: str, rank: int, tensors: list[Values]) -> list[Values]:
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("n_elems", [8, 300_000])
-def test_what_a_rank_must_hold_is_what_numpy_says(collective: str, n_elems: int) -> None:
+def test_the_expected_result_of_a_rank_is_numpys(collective: str, n_elems: int) -> None:
     tensors = [filled(rank, n_elems) for rank in range(4)]
     untouched = np.zeros(n_elems, np.float32)
     n_block = n_elems // 4 if COLLECTIVES[collective].cut else n_elems
@@ -88,7 +88,7 @@ def test_what_a_rank_must_hold_is_what_numpy_says(collective: str, n_elems: int)
 
 
 def stored(element: ElementType, values: Values) -> Values:
-    """Integers as a tensor of that type holds them, by ml_dtypes where NumPy has no such type."""
+    """Return integers in the memory of that type, by ml_dtypes where NumPy has no such type."""
     if element.name == "bfloat16":
         return values.astype(ml_dtypes.bfloat16).view(np.uint16)
     return values.astype(element.storage)
@@ -129,7 +129,7 @@ def test_sums_stay_where_every_integer_is_exact_and_only_a_mean_of_floats_is_rou
 
 
 class AloneRank:
-    """A library of one rank, which notes its calls and may forget to do them."""
+    """A library of one rank, which records its calls and may skip their work."""
 
     def __init__(self) -> None:
         self.done, self.is_lazy = "", False
@@ -153,7 +153,7 @@ class AloneRank:
         return Rank(LibraryRank(0, allocate, self._barrier, self._bind, lambda: None, (0,)))
 
 
-def test_what_an_earlier_call_left_is_not_taken_for_a_result() -> None:
+def test_the_result_of_an_earlier_call_does_not_count() -> None:
     library = AloneRank()
     rank, what = library.rank(), {"n_bytes": 400, "collective": "all_gather", "in_place": False}
     assert rank.check(**what) == {"n_wrong": 0}
@@ -161,7 +161,7 @@ def test_what_an_earlier_call_left_is_not_taken_for_a_result() -> None:
     assert rank.check(**what) == {"n_wrong": 100}
 
 
-def test_calls_are_made_apart_or_in_a_row_after_warming_up() -> None:
+def test_calls_are_made_separately_or_in_a_row_after_a_warm_up() -> None:
     for is_apart, turns in ((True, "BCBCBC"), (False, "BCCC")):
         library = AloneRank()
         how = {"n_calls": 1, "n_samples": 3, "n_warmup": 2, "is_apart": is_apart}

@@ -1,4 +1,4 @@
-"""What shoal takes as memory, and what it says about the rest."""
+"""Objects that shoal accepts as memory, and errors for others."""
 
 import array
 import ctypes
@@ -20,7 +20,7 @@ from shoal.group.buffers import blocks_of, clash, span_of
     "name",
     [dtype.name.lower() for dtype in DType if dtype is not DType.BFLOAT16],
 )
-def test_a_numpy_array_of_every_type_is_taken_where_it_lies(name: str) -> None:
+def test_a_numpy_array_of_every_type_is_used_in_place(name: str) -> None:
     data = np.zeros(3, dtype=name)
     span = span_of(data)
     assert (span.address, span.n_elems, str(span.dtype)) == (data.ctypes.data, 3, name)
@@ -28,14 +28,14 @@ def test_a_numpy_array_of_every_type_is_taken_where_it_lies(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
-def test_a_torch_tensor_is_taken_where_it_lies(dtype: torch.dtype) -> None:
+def test_a_torch_tensor_is_used_in_place(dtype: torch.dtype) -> None:
     data = torch.zeros(2, 3, dtype=dtype)
     span = span_of(data)
     assert (span.address, span.n_elems) == (data.data_ptr(), 6)
     assert f"torch.{span.dtype}" == str(dtype)
 
 
-def test_anything_with_a_buffer_is_taken() -> None:
+def test_any_object_with_a_buffer_is_accepted() -> None:
     assert span_of(bytearray(5))[1:3] == (5, DType.UINT8)
     assert span_of(array.array("d", [1.0, 2.0]))[1:3] == (2, DType.FLOAT64)
     assert span_of(np.zeros((0, 4)))[1:3] == (0, DType.FLOAT64)
@@ -45,7 +45,7 @@ def test_anything_with_a_buffer_is_taken() -> None:
 @pytest.mark.parametrize(
     "element", [ctypes.c_float, ctypes.c_int64, ctypes.c_uint16, ctypes.c_bool]
 )
-def test_a_buffer_that_says_that_its_order_is_this_machines_is_taken(element: Any) -> None:
+def test_a_buffer_that_states_this_machines_byte_order_is_accepted(element: Any) -> None:
     data = (element * 3)()
     assert memoryview(data).format[0] == ("<" if sys.byteorder == "little" else ">")
     span = span_of(data)
@@ -62,7 +62,7 @@ def test_a_buffer_that_says_that_its_order_is_this_machines_is_taken(element: An
     [
         ("=f", "float32"),  # so does JAX
         ("=q", "int64"),
-        ("=l", "int32"),  # of standard size, whatever the machine's long is
+        ("=l", "int32"),  # of standard size, for any size of the machine's long
         ("=?", "bool"),
         ("@f", "float32"),
         ("@l", np.dtype("l").name),
@@ -76,7 +76,7 @@ def test_the_marks_of_native_order_are_known(form: str, name: str) -> None:
     assert ctypes.string_at(span.address, span.n_bytes) == data.tobytes()
 
 
-def test_an_array_of_bfloat16_is_taken_as_bfloat16() -> None:
+def test_an_array_of_bfloat16_is_accepted_as_bfloat16() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     data = np.ones((2, 3), ml_dtypes.bfloat16)
     span = span_of(data)
@@ -96,7 +96,7 @@ def test_a_buffer_cannot_shrink_while_its_span_lives() -> None:
     data.clear()
 
 
-def test_read_only_memory_is_taken_only_for_reading() -> None:
+def test_read_only_memory_is_accepted_only_for_reading() -> None:
     assert span_of(b"abc", writable=False).n_elems == 3
     with pytest.raises(UsageError, match="read-only"):
         span_of(b"abc")
@@ -121,7 +121,7 @@ def closed() -> mmap.mmap:
         (closed(), "mmap gives no buffer: mmap closed"),
     ],
 )
-def test_what_cannot_be_taken_says_why(data: object, words: str) -> None:
+def test_unusable_objects_are_refused_with_the_reason(data: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         span_of(data)
 
@@ -137,14 +137,14 @@ def test_empty_gives_zeroed_arrays_and_tensors_of_any_shape() -> None:
     assert not tensor.any()
 
 
-def test_empty_says_what_is_wrong_with_a_request() -> None:
+def test_empty_refuses_wrong_requests_with_the_reason() -> None:
     with pytest.raises(UsageError, match="negative dimension"):
         shoal.empty((2, -1))
     with pytest.raises(UsageError, match=r"torch\.bfloat16"):
         shoal.empty(2, "bfloat16")
 
 
-def test_memory_from_empty_goes_with_the_last_view_of_it() -> None:
+def test_memory_from_empty_is_freed_with_its_last_view() -> None:
     def n_mappings() -> int:
         with open("/proc/self/maps") as maps:
             return sum("shoal-buffer" in line for line in maps)
@@ -165,16 +165,16 @@ def test_memory_from_empty_goes_with_the_last_view_of_it() -> None:
 @pytest.mark.parametrize(
     ("written", "read", "found"),
     [
-        ([(0, 4), (4, 8)], [(8, 12), (8, 12)], None),  # what is only read may overlap
+        ([(0, 4), (4, 8)], [(8, 12), (8, 12)], None),  # buffers that are only read may overlap
         ([(4, 8), (0, 5)], [], (1, 0, True)),
         ([(0, 4), (8, 12)], [(4, 8), (11, 20)], (1, 1, False)),
         ([(0, 100)], [(50, 60)], (0, 0, False)),
         ([(50, 60)], [(0, 100)], (0, 0, False)),
-        ([(0, 4), (2, 2)], [(3, 3), (4, 4)], None),  # empty ones touch nothing
+        ([(0, 4), (2, 2)], [(3, 3), (4, 4)], None),  # empty buffers overlap none
         ([(0, 1), (2, 3), (4, 5)], [(1, 2), (0, 5)], (2, 1, False)),
     ],
 )
-def test_what_is_written_overlaps_nothing(
+def test_written_buffers_must_not_overlap(
     written: list[tuple[int, int]], read: list[tuple[int, int]], found: object
 ) -> None:
     assert clash(written, read) == found

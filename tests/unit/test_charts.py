@@ -1,4 +1,4 @@
-"""Timelines of NICs, worked out by hand, and the pages of `shoal plan` and `shoal simulate`."""
+"""Timelines of NICs, computed by hand, and the pages of `shoal plan` and `shoal simulate`."""
 
 import re
 from dataclasses import replace
@@ -46,7 +46,7 @@ def busy_us(spans: list[Span]) -> float:
 
 ONE_MESSAGE: list[list[Step]] = [[Send(1, 0)], [Recv(0, 0)]]
 THERE_AND_BACK: list[list[Step]] = [[Send(1, 0), Recv(1, 0)], [Recv(0, 0), Send(0, 0)]]
-# Rank 1 gives its value to rank 2 in its own host, which sends the sum on.
+# Rank 1 gives its value to rank 2 in its host, which forwards the sum.
 THROUGH_A_HOST: list[list[Step]] = [
     [Send(1, 0)],
     [Recv(0, 0), Send(2, 0)],
@@ -67,15 +67,15 @@ def test_a_large_message_waits_for_its_grant() -> None:
     assert "out: busy 91%, waits for a receiver's grant 5%, all is sent 5%" in timelines(line)[0]
 
 
-def test_cores_and_data_of_others_are_waited_for_one_after_the_other() -> None:
-    # Each message keeps a core for 5 us at both ends.
+def test_waits_for_cores_and_for_data_of_other_ranks_follow_one_another() -> None:
+    # Each message occupies a core for 5 us at both ends.
     line = recorded(THERE_AND_BACK, 1000, cluster(0, 1, message_us=5))
     assert line.out[0] == [(0, 5, CORES), (5, 15, BUSY), (15, 140, OVER)]
-    # It comes at 65 us, and is received and sent by 75.
+    # It arrives at 65 us, and is received and sent by 75.
     assert line.out[1] == [(0, 65, DATA), (65, 75, CORES), (75, 85, BUSY), (85, 140, OVER)]
 
 
-def test_a_wait_for_another_host_is_known_behind_ranks_of_the_same_host() -> None:
+def test_a_wait_for_another_host_is_attributed_through_ranks_of_the_same_host() -> None:
     # 1 us of memory for the store in rank 1, its send, the fold and the send of rank 2.
     line = recorded(THROUGH_A_HOST, 1000, cluster(0, 1, 1, 2, memory=0.001))
     (_, data_us, data), (_, cores_us, cores), *_ = line.out[1]
@@ -85,7 +85,7 @@ def test_a_wait_for_another_host_is_known_behind_ranks_of_the_same_host() -> Non
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "ring_2d", "sharded", "sharded[2*0|6*1]"])
-def test_what_nics_do_adds_up_to_the_time_and_to_the_bytes(algorithm: str) -> None:
+def test_the_timeline_of_a_nic_adds_up_to_the_time_and_the_bytes(algorithm: str) -> None:
     where = cluster(0, 0, 1, 1, 2, 2, 3, 3, message_us=2, memory=0.0001)
     if "[" in algorithm:
         where = replace(where, hosts=tuple(range(8)))

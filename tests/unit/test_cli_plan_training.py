@@ -1,4 +1,4 @@
-"""`shoal plan --model-bytes`: the steps of a training, by what gradients travel as."""
+"""`shoal plan --model-bytes`: the steps of a training, by the format of gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MB = 1_000_000
 def planned(
     cluster: Cluster, n_mb: int, step_us: float, n_servers: int = 0, every: int = 100
 ) -> tuple[dict[str, StepCost], str]:
-    """The cost of each way by its name, and the advice."""
+    """Return the cost of each way by its name, and the advice."""
     pool = Nics((Nic.of(cluster.wire),) * n_servers)
     training = Training(n_mb * MB, step_us, cluster, pool)
     costs = [cost_of_step(way, training) for way in ways(every)]
@@ -47,8 +47,8 @@ def test_bytes_follow_from_the_bits_of_an_element() -> None:
     assert alone["float32"].sent_bytes == pytest.approx(700 * MB, rel=1e-5)
 
 
-def test_a_step_is_as_long_as_its_bytes_on_a_slow_link() -> None:
-    # Messages and memory cost nothing, so bytes alone count.
+def test_a_step_takes_the_time_of_its_bytes_on_a_slow_link() -> None:
+    # Messages and memory cost nothing, so only bytes count.
     free = replace(
         default_cluster(range(2), wire=LinkCost(0.0, 8 / 1000, 0.0)),
         memory_us_per_byte=0.0,
@@ -64,7 +64,7 @@ def test_a_step_is_as_long_as_its_bytes_on_a_slow_link() -> None:
     assert seldom["DiLoCo, H = 400"].step_us == pytest.approx(0.31e6, rel=0.01)
 
 
-def test_advice_is_to_send_no_less_than_computing_hides() -> None:
+def test_the_advice_is_to_send_no_less_than_computing_hides() -> None:
     fast, slow = (default_cluster(range(8), wire=wire_of(mbit)) for mbit in (10_000, 100))
     assert planned(fast, 100, 3e6)[1].startswith("do not compress: averaging float32")
     assert planned(fast, 100, 150e3)[1].startswith("bf16 is enough: float32 adds ")

@@ -1,4 +1,4 @@
-"""What a narrow wire is called, which algorithms it may be used with, and what they cost."""
+"""Narrow wires: their names, the algorithms they may be used with, and the costs."""
 
 import ctypes
 
@@ -26,7 +26,7 @@ SIZES = [0, *(1 << power for power in range(29))]
 BF16 = Codec.BF16
 
 
-def test_the_names_and_numbers_are_those_of_the_wire() -> None:
+def test_names_and_numbers_of_codecs_equal_those_of_the_wire() -> None:
     assert [(word, str(codec), f"{codec}", codec.number) for word, codec in CODECS.items()] == [
         ("identity", "identity", "identity", 0),
         ("bf16", "bf16", "bf16", 1),
@@ -47,7 +47,7 @@ NARROW = [codec for codec in CODECS.values() if codec.is_narrow]
 
 
 @pytest.mark.parametrize("codec", NARROW, ids=str)
-def test_the_bytes_of_elements_are_those_of_the_native_core(codec: Codec) -> None:
+def test_the_bytes_of_elements_equal_those_of_the_native_core(codec: Codec) -> None:
     for n_elems in (*range(200), 4095, 4096, 4097, 1_000_003):
         assert codec.bytes_of(n_elems) == encoded_bytes(codec.number, codec.keep, n_elems)
     assert Codec.IDENTITY.bytes_of(7) == 28
@@ -70,7 +70,7 @@ def test_the_planner_takes_an_algorithm_that_encodes_once(collective: str, clust
         assert find(collective, choice.name).encodes_once, choice
 
 
-def test_what_a_nic_takes_halves_and_the_reason_says_why() -> None:
+def test_the_time_of_a_nic_halves_and_the_reason_names_the_wire() -> None:
     wide = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded")
     narrow = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded", codec=BF16)
     assert narrow.cost_us == pytest.approx(wide.cost_us / 2, rel=0.01)
@@ -79,14 +79,14 @@ def test_what_a_nic_takes_halves_and_the_reason_says_why() -> None:
     for n_bytes in SIZES:  # inside a host nothing changes
         narrow = choose("all_reduce", n_bytes, ONE_HOST, codec=BF16)
         assert narrow == choose("all_reduce", n_bytes, ONE_HOST)
-    # Times of a wide wire do not choose for a narrow one.
+    # Times of a wide wire do not decide for a narrow one.
     times = {"all_reduce": {1024: {"ring": 1.0, "sharded": 2.0}}}
     planner = Planner(FOUR_HOSTS, tuning=Tuning(FOUR_HOSTS.hosts, FOUR_HOSTS.n_cores, times))
     assert planner.choose("all_reduce", 1024).name == "ring"
     assert find("all_reduce", planner.choose("all_reduce", 1024, codec=BF16).name).encodes_once
 
 
-def test_a_forced_algorithm_is_taken_unless_it_would_round_again_and_again() -> None:
+def test_a_forced_algorithm_is_used_unless_it_would_round_repeatedly() -> None:
     for text in ("ring", "all_reduce:tree", "sharded/ring", "direct"):
         planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": text}), title="group 'g'")
         assert planner.choose("all_reduce", 1024).why == "SHOAL_ALGO says so"
@@ -99,7 +99,7 @@ def test_a_forced_algorithm_is_taken_unless_it_would_round_again_and_again() -> 
         assert planner.choose("all_reduce", 1024, codec=BF16).name == name
 
 
-def test_ranks_must_agree_on_the_wire_and_on_rounding_their_own_parts() -> None:
+def test_ranks_must_agree_on_the_wire_and_on_rounding_own_parts() -> None:
     wide = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, 5, 0, 2, hosts=(0, 1))
     narrow = wide._replace(codec=BF16)
     described = [describe(shape) for shape in (wide, narrow, narrow._replace(rounds_own=True))]

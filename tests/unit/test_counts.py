@@ -1,4 +1,4 @@
-"""What is counted is what the steps of all ranks say."""
+"""Counts equal those of all ranks' steps."""
 
 import os
 from collections import Counter
@@ -42,7 +42,7 @@ if IS_SOAK:
 
 
 def by_rank(collective: str, name: str, hosts: tuple[int, ...], n_bytes: int) -> list[StepCounts]:
-    """Of every rank, counted one step after the other."""
+    """Return the counts of every rank, step by step."""
     size, works = len(hosts), []
     algorithm = find(collective, name).fitted(n_bytes, size)
     for rank in range(size):
@@ -68,7 +68,7 @@ def by_rank(collective: str, name: str, hosts: tuple[int, ...], n_bytes: int) ->
             n["moved"] += is_inter
             n["sent"] += is_inter
             n["passed_on"] += is_inter and version > 0
-            # Peers on the host read one copy of a value; the kernel copies for each.
+            # Peers on the host read one copy of a value; the kernel makes one copy for each.
             value = (step.buffer, step.chunk, version)
             n["shared"] += not is_inter and value not in read
             read |= set() if is_inter else {value}
@@ -81,7 +81,7 @@ def sum_of(works: list[StepCounts]) -> StepCounts:
 
 
 def n_peers(algorithm: Algorithm, hosts: tuple[int, ...]) -> int:
-    """With how many other hosts a rank exchanges at most, both ways."""
+    """Return the largest number of other hosts that a rank exchanges with, both ways."""
     size, most = len(hosts), 0
     for rank, here in enumerate(hosts):
         steps = list(algorithm.steps(rank, size, 0, hosts))
@@ -111,13 +111,13 @@ def assert_exact(collective: str, name: str, hosts: tuple[int, ...], n_bytes: in
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL + [("all_reduce", one) for one in HIERARCHIES])
-def test_what_is_counted_is_what_all_ranks_do(collective: str, name: str) -> None:
+def test_counts_equal_the_steps_of_all_ranks(collective: str, name: str) -> None:
     for hosts in HOSTS:
         assert_exact(collective, name, hosts, len(hosts) * STRIPE_FLOOR_BYTES)
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL + [("all_reduce", one) for one in CANDIDATES])
-def test_of_larger_groups_too_and_where_hosts_differ(collective: str, name: str) -> None:
+def test_counts_of_larger_groups_and_of_unequal_hosts_are_right(collective: str, name: str) -> None:
     for hosts in LARGER:
         assert_exact(collective, name, hosts, 1 << 30)
 
@@ -132,7 +132,7 @@ def test_reducers_of_a_short_buffer_are_counted_exactly(hosts: tuple[int, ...]) 
 
 
 def renamed(traffic: Traffic, rename: Callable[[int], int]) -> tuple[object, ...]:
-    """The messages of a rank with other names of its peers."""
+    """Return the messages of a rank with its peers renamed."""
     sends, receives = (
         Counter(one._replace(peers=frozenset(map(rename, one.peers))) for one in of)
         for of in (traffic.sends, traffic.receives)
@@ -144,7 +144,7 @@ SIZES = range(1, 65) if IS_SOAK else (*range(1, 10), 13, 16, 17, 31, 32, 48)
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
-def test_a_rank_that_stands_in_for_others_does_what_they_do(collective: str, name: str) -> None:
+def test_a_representative_rank_makes_the_steps_of_the_others(collective: str, name: str) -> None:
     for size in SIZES:
         for n_stripes in (size, 5):
             algorithm = find(collective, name).fitted(n_stripes * STRIPE_FLOOR_BYTES, size)
@@ -158,7 +158,7 @@ def test_a_rank_that_stands_in_for_others_does_what_they_do(collective: str, nam
                 assert scratch[rank] == scratch[one.rank], (size, n_stripes, rank)
 
 
-def test_a_few_ranks_stand_in_for_all_where_each_has_many_steps() -> None:
+def test_a_few_ranks_represent_all_where_each_has_many_steps() -> None:
     for collective, name in ALL:
         algorithm = ALGORITHMS[collective][name].fitted(1 << 30, 2048)
         if algorithm.levels:
@@ -177,7 +177,7 @@ def assert_made_of_messages(chain: Sequence[tuple[int, int]], steps: list[list[S
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
-def test_a_chain_is_as_long_as_that_of_the_dataflow(collective: str, name: str) -> None:
+def test_a_chain_is_as_long_as_in_the_dataflow(collective: str, name: str) -> None:
     algorithm = ALGORITHMS[collective][name]
     for size in (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33):
         steps = [list(algorithm.steps(rank, size)) for rank in range(size)]
@@ -188,7 +188,7 @@ def test_a_chain_is_as_long_as_that_of_the_dataflow(collective: str, name: str) 
 
 @pytest.mark.parametrize("hosts", [blocks(2, 2), blocks(4, 4), blocks(3, 3), (0, 1, 0, 1)], ids=str)
 @pytest.mark.parametrize("name", ["ring_2d", "fairring", *CANDIDATES])
-def test_the_chain_of_a_hierarchy_is_that_of_both_levels(name: str, hosts: tuple[int, ...]) -> None:
+def test_the_chain_of_a_hierarchy_spans_both_levels(name: str, hosts: tuple[int, ...]) -> None:
     algorithm = find("all_reduce", name)
     steps = [list(algorithm.steps(rank, len(hosts), 0, hosts)) for rank in range(len(hosts))]
     chain = algorithm.chain(len(hosts), hosts)
@@ -197,7 +197,7 @@ def test_the_chain_of_a_hierarchy_is_that_of_both_levels(name: str, hosts: tuple
 
 
 def longest(flow: Dataflow) -> int:
-    """Messages of the longest chain: steps in an order in which each comes after its causes."""
+    """Return the messages of the longest chain; each step follows its causes."""
     causes = {
         number: [*waits, *([partner] if partner >= 0 and not isinstance(step, Send) else [])]
         for number, (step, waits, partner) in enumerate(
@@ -207,7 +207,7 @@ def longest(flow: Dataflow) -> int:
     return max(flow.rounds(list(TopologicalSorter(causes).static_order())), default=0)
 
 
-def test_no_all_reduce_is_promised_faster_than_the_nics_allow() -> None:
+def test_no_all_reduce_is_predicted_faster_than_the_nics_allow() -> None:
     for n_hosts, n_ranks in ((5, 4), (8, 4), (4, 8), (6, 4), (8, 8), (16, 4), (16, 8)):
         cluster = default_cluster(blocks(n_hosts, n_ranks))
         n_bytes = 256 << 20

@@ -1,4 +1,4 @@
-"""A peer's random bytes end in an error that names it, or in nothing."""
+"""A peer's random bytes cause an error that names it, or are ignored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 3
 
 
 def random_bytes(rng: random.Random) -> bytes:
-    """Bytes that are random, or mostly zeros or ones, as damaged numbers are."""
+    """Return bytes that are random, or mostly zeros or ones, like damaged numbers."""
     n, kind = rng.choice([0, 1, 2, 7, 8, 12, 40, 80, 255, 600]), rng.randrange(4)
     if kind == 0:
         return rng.randbytes(n)
@@ -69,7 +69,7 @@ def read_digests(rng: random.Random) -> None:
 
 
 def one_number_wrong(rng: random.Random) -> None:
-    """A digest of the same settings, with any of its numbers replaced."""
+    """Return a digest of the same settings, with one of its numbers replaced."""
     settings = Settings.read({})
     own = agreeing.digest_of(settings)
     at = 8 * rng.randrange(9)
@@ -100,7 +100,7 @@ def read_roll(rng: random.Random) -> None:
 
 
 def read_roster(rng: random.Random) -> None:
-    with contextlib.suppress(ValueError):  # `TreeLinks` makes a lost link of it
+    with contextlib.suppress(ValueError):  # `TreeLinks` turns it into a lost link
         roster.decode(random_bytes(rng), frozenset(range(SIZE)))
 
 
@@ -110,7 +110,7 @@ def read_announcement(rng: random.Random) -> None:
 
 
 def read_answer(rng: random.Random) -> None:
-    with contextlib.suppress(ValueError):  # `entering` makes a UsageError of it
+    with contextlib.suppress(ValueError):  # `entering` turns it into a UsageError
         announcing.decode_answer(seal(b"shoal/an", HANDSHAKE_VERSION, random_bytes(rng)))
 
 
@@ -174,7 +174,7 @@ def test_a_door_goes_on_after_random_requests() -> None:
         for _ in range(300):
             with contextlib.closing(TcpStoreClient(host, int(port), timeout_s=20)) as client:
                 body = random_bytes(rng)
-                if rng.random() < 0.5:  # a key that the door knows
+                if rng.random() < 0.5:  # a key of the door
                     key = rng.choice([b"newcomer/", b"answer/", b"here/", b"open", b"\xff/"])
                     body = bytes([len(key)]) + bytes(rng.randrange(2)) + key + body
                 with contextlib.suppress(ShoalError):

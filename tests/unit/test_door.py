@@ -1,4 +1,4 @@
-"""When a visit of a door fails, or its meeting ends for processes without a record there."""
+"""Visits to a door that fail, and meetings that end for processes without a record there."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ from shoal.errors import PeerLost, TimedOut
 from shoal.rendezvous.door import Door, Visit, visit
 
 
-def test_a_visitor_that_asks_after_another_was_lost_does_not_wait() -> None:
+def test_a_visitor_that_asks_after_anothers_loss_does_not_wait() -> None:
     with Door({}) as door, contextlib.ExitStack() as visits:
 
         def enter() -> Visit:
@@ -29,8 +29,8 @@ def test_a_visitor_that_asks_after_another_was_lost_does_not_wait() -> None:
                 asking.get("size", 60)
 
 
-def test_a_process_that_has_stopped_is_named_by_the_address_of_its_door() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel still takes connections
+def test_a_stopped_process_is_named_by_the_address_of_its_door() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel still accepts connections
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
         with pytest.raises(TimedOut) as raised, visit(address, "meeting", 60, {}, silent_s=0.1):
             pass

@@ -1,4 +1,4 @@
-"""The native endpoint from Python: its wire format, its callbacks, and who keeps whom."""
+"""The native endpoint from Python: its wire format, its callbacks, and object lifetimes."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ LONG_S = 60.0
 
 
 class Owner:
-    """Keeps what the endpoint reports, in the order in which it came."""
+    """Keeps the endpoint's reports, in order."""
 
     def __init__(self, **limits: float) -> None:
         self.verdict: bytes | Progress | Exception = KEY
@@ -88,7 +88,7 @@ def owner() -> Iterator[Owner]:
 
 
 def exchange(owner: Owner, sock: socket.socket, message: bytes, n_bytes: int) -> bytes:
-    """Send bytes to the endpoint, and return so many that come for them."""
+    """Send bytes to the endpoint, and return a reply of the given length."""
     came = b""
 
     def has_come() -> bool:
@@ -104,14 +104,14 @@ def exchange(owner: Owner, sock: socket.socket, message: bytes, n_bytes: int) ->
 
 @contextlib.contextmanager
 def called_by_hand(owner: Owner) -> Iterator[tuple[socket.socket, bytes]]:
-    """A socket that has proved the key to the endpoint, and the session that both now share."""
+    """Return a socket that has proved the key to the endpoint, and the session of both."""
     with socket.create_connection(owner.listen()) as sock:
         session = prove(HELLO, KEY, functools.partial(exchange, owner, sock))
         owner.run_until(lambda: owner.peers)
         yield sock, session
 
 
-def test_the_handshake_of_an_endpoint_that_calls_is_this(owner: Owner) -> None:
+def test_a_calling_endpoint_makes_the_documented_handshake(owner: Owner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         owner.endpoint.connect(*listener.getsockname(), HELLO, KEY)
         owner.endpoint.step(time.monotonic())
@@ -127,7 +127,7 @@ def test_the_handshake_of_an_endpoint_that_calls_is_this(owner: Owner) -> None:
         owner.run_until(lambda: owner.peers)
 
 
-def test_a_caller_that_lacks_the_key_is_answered_with_a_digest_of_its_hello(owner: Owner) -> None:
+def test_a_caller_without_the_key_is_answered_with_a_digest_of_its_hello(owner: Owner) -> None:
     owner.verdict = bytes(32)
     with socket.create_connection(owner.listen()) as sock:
         said = first_message(HELLO, KEY)
@@ -137,14 +137,14 @@ def test_a_caller_that_lacks_the_key_is_answered_with_a_digest_of_its_hello(owne
 
 
 def frame(session: bytes, use: bytes, number: int, kind: int, body: bytes) -> bytes:
-    """A frame as docs/wire.md describes it."""
+    """Return a frame as docs/wire.md describes it."""
     key = hmac.digest(session, use, "sha256")
     head = struct.pack("<8sHHI", b"shoal/rv", HANDSHAKE_VERSION, kind, len(body))
     sealed = struct.pack("<Q", number) + head + body
     return head + body + hmac.new(key, sealed, hashlib.sha256).digest()
 
 
-def test_the_frames_on_the_wire_are_these(owner: Owner) -> None:
+def test_frames_on_the_wire_are_as_documented(owner: Owner) -> None:
     with called_by_hand(owner) as (sock, session):
         sock.sendall(frame(session, b"frames of the caller", 0, WORD, b"one"))
         sock.sendall(frame(session, b"frames of the caller", 1, WORD, b""))
@@ -162,7 +162,7 @@ def test_the_frames_on_the_wire_are_these(owner: Owner) -> None:
         assert sock.recv(len(expected), socket.MSG_WAITALL) == expected
 
 
-def test_a_peer_is_one_object_for_as_long_as_it_is_kept(owner: Owner) -> None:
+def test_a_peer_is_one_object_while_it_is_referenced(owner: Owner) -> None:
     with called_by_hand(owner) as (sock, _):
         sock.close()
         owner.run_until(lambda: len(owner.seen) == 2)
@@ -171,7 +171,7 @@ def test_a_peer_is_one_object_for_as_long_as_it_is_kept(owner: Owner) -> None:
         assert not owner.peers[0].send(WORD)
 
 
-def test_what_admit_raises_comes_out_of_step_and_the_caller_is_refused(owner: Owner) -> None:
+def test_an_error_of_admit_is_raised_by_step_and_the_caller_is_refused(owner: Owner) -> None:
     owner.verdict = LookupError("no such rank")
     with socket.create_connection(owner.listen()) as sock:
         sock.sendall(first_message(HELLO, KEY))
@@ -181,7 +181,7 @@ def test_what_admit_raises_comes_out_of_step_and_the_caller_is_refused(owner: Ow
     assert owner.endpoint.n_pending == 0
 
 
-def test_what_a_callback_raises_comes_out_of_step_and_the_rest_goes_on(owner: Owner) -> None:
+def test_an_error_of_a_callback_is_raised_by_step_and_the_rest_goes_on(owner: Owner) -> None:
     with called_by_hand(owner) as (sock, session):
         owner.raises = LookupError("of a callback")
         for number in range(2):
@@ -216,7 +216,7 @@ def test_only_numeric_addresses_can_be_dialled(owner: Owner, address: str) -> No
         owner.endpoint.connect(address, 1, HELLO, KEY)
 
 
-def test_a_wait_ends_when_there_is_something_to_do_and_at_the_deadline(owner: Owner) -> None:
+def test_a_wait_ends_when_there_is_work_and_at_the_deadline(owner: Owner) -> None:
     with socket.create_connection(owner.listen()):
         wait_for(owner.endpoint, float("inf"))
         owner.endpoint.step(time.monotonic())
@@ -228,7 +228,7 @@ def test_a_wait_ends_when_there_is_something_to_do_and_at_the_deadline(owner: Ow
     assert time.monotonic() >= until
 
 
-def test_a_daemon_thread_that_waits_does_not_abort_a_process_that_ends() -> None:
+def test_a_waiting_daemon_thread_does_not_abort_an_exiting_process() -> None:
     script = """
 import threading, time
 from shoal.engine import Endpoint
@@ -254,7 +254,7 @@ is_waiting.wait()
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_an_owner_that_holds_its_endpoint_is_collected_and_at_once_if_that_is_closed() -> None:
+def test_an_owner_of_an_endpoint_is_collected_and_at_once_after_a_close() -> None:
     forgotten, closed = Owner(), Owner()
     seen = weakref.ref(forgotten), weakref.ref(closed)
     closed.endpoint.close()
@@ -269,7 +269,7 @@ def test_an_owner_that_holds_its_endpoint_is_collected_and_at_once_if_that_is_cl
     assert seen[0]() is None
 
 
-def test_an_endpoint_whose_constructor_was_never_called_is_collected() -> None:
+def test_an_endpoint_without_a_called_constructor_is_collected() -> None:
     cycle: list[object] = [Endpoint.__new__(Endpoint)]
     cycle.append(cycle)
     del cycle

@@ -1,4 +1,4 @@
-"""Error feedback of an `Averager`, held to a model of the whole scheme in NumPy."""
+"""Error feedback of an `Averager`, compared with a NumPy model of the scheme."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLOATS = [name for name, (_, dtype) in SHAPES.items() if dtype == "float32"]
 
 
 def gradient(name: str, rank: int, step: int) -> Any:
-    """Multiples of 1/8 that bfloat16 cannot hold; sums over steps and ranks are exact."""
+    """Return multiples of 1/8 that bfloat16 cannot hold; sums over steps and ranks are exact."""
     shape, dtype = SHAPES[name]
     source = np.random.default_rng([sum(map(ord, name)), rank, step])
     drawn = source.integers(-4096, 4096, shape)
@@ -46,7 +46,7 @@ def gradients(size: int, step: int) -> list[Arrays]:
 
 
 def average(averager: Averager, given: Arrays, **begin: Any) -> Arrays:
-    """One step, in an order of this rank's own."""
+    """Make one step, in this rank's order."""
     arrays = averager.begin(**begin)
     names = [name for name in given if name in arrays]
     np.random.default_rng(averager.group.rank).shuffle(names)
@@ -87,7 +87,7 @@ CODECS = ["bf16", "fp16", "mxfp8", "mxint8", "mxfp4"]
 @pytest.mark.parametrize("fusion_bytes", [64, 2048, 1 << 20])
 @pytest.mark.parametrize("codec", CODECS)
 @in_ranks(2)
-def test_averages_and_residuals_are_those_of_the_model_in_any_layout(
+def test_averages_and_residuals_equal_the_model_in_any_layout(
     group: shoal.Group, codec: str, fusion_bytes: int
 ) -> None:
     averager = feeding(group, fusion_bytes=fusion_bytes, compress=ErrorFeedback(codec))
@@ -106,7 +106,7 @@ def test_averages_and_residuals_are_those_of_the_model_in_any_layout(
 
 
 @in_ranks(2)
-def test_nothing_is_lost_over_steps(group: shoal.Group) -> None:
+def test_no_value_is_lost_over_steps(group: shoal.Group) -> None:
     averager = feeding(group)
     got = dict.fromkeys(FLOATS, np.float32(0))
     for step in range(8):
@@ -121,7 +121,7 @@ def test_nothing_is_lost_over_steps(group: shoal.Group) -> None:
 
 
 @in_ranks(2)
-def test_a_named_codec_feeds_nothing_back(group: shoal.Group) -> None:
+def test_a_codec_given_by_name_has_no_feedback(group: shoal.Group) -> None:
     averager = feeding(group, compress="bf16")
     average(averager, gradients(2, 0)[group.rank])
     assert averager.state_dict() == {}
@@ -140,18 +140,18 @@ def test_an_array_that_no_rank_used_keeps_its_residual(group: shoal.Group) -> No
 
 
 @in_ranks(2)
-def test_weights_come_before_the_residual(group: shoal.Group) -> None:
+def test_weights_are_applied_before_the_residual(group: shoal.Group) -> None:
     averager, model = feeding(group, weighted=True), new_model(2)
     for step, weights in enumerate([(3, 1), (0, 2), (1, 1)]):
         factors = [weight * 2 / sum(weights) for weight in weights]
         check(averager, model, gradients(2, step), weight=weights[group.rank], factors=factors)
 
 
-# What is not finite.
+# Non-finite values.
 
 
 @in_ranks(2)
-def test_steps_that_are_not_finite_count_among_those_after_which_values_are_compared(
+def test_non_finite_steps_count_towards_the_next_comparison(
     group: shoal.Group,
 ) -> None:
     averager = Averager(
@@ -168,7 +168,7 @@ def test_steps_that_are_not_finite_count_among_those_after_which_values_are_comp
 
 @pytest.mark.parametrize("state", [None, 3])
 @in_ranks(1)
-def test_what_is_no_state_is_refused(group: shoal.Group, state: Any) -> None:
+def test_an_invalid_state_is_refused(group: shoal.Group, state: Any) -> None:
     averager = Averager(group, {"w": ((4,), "float32")}, compress=ErrorFeedback("bf16"))
     with pytest.raises(UsageError, match="give what state_dict returned"):
         averager.load_state_dict(state)
@@ -178,7 +178,7 @@ def test_what_is_no_state_is_refused(group: shoal.Group, state: Any) -> None:
 @pytest.mark.parametrize("check_finite", [False, True])
 @pytest.mark.parametrize("codec", ["bf16", "mxfp4"])
 @in_ranks(2)
-def test_a_step_that_is_not_finite_on_one_rank_leaves_all_residuals_as_they_were(
+def test_a_step_that_is_non_finite_on_one_rank_does_not_change_residuals(
     group: shoal.Group, codec: str, value: float, check_finite: bool
 ) -> None:
     averager = feeding(group, check_finite=check_finite, compress=ErrorFeedback(codec))
@@ -200,7 +200,7 @@ def test_a_step_that_is_not_finite_on_one_rank_leaves_all_residuals_as_they_were
 
 
 @in_ranks(2)
-def test_a_loaded_state_goes_on_to_the_bit(group: shoal.Group) -> None:
+def test_a_loaded_state_continues_bitwise(group: shoal.Group) -> None:
     first, model = feeding(group), new_model(2)
     for step in range(3):
         check(first, model, gradients(2, step))
@@ -249,7 +249,7 @@ def test_residuals_of_other_arrays_are_refused_by_name_or_dropped_with_one_line(
 
 
 @in_ranks(2)
-def test_reducers_forget_in_a_step_that_has_begun_when_its_state_is_loaded(
+def test_reducers_drop_residuals_when_a_state_is_loaded_in_a_step(
     group: shoal.Group,
 ) -> None:
     averager = feeding(group)
@@ -257,7 +257,7 @@ def test_reducers_forget_in_a_step_that_has_begun_when_its_state_is_loaded(
         average(averager, gradients(2, 0)[group.rank])
     averager.begin()
     averager.load_state_dict(averager.state_dict())
-    assert averager._departures.subject.step == 1  # in which they do
+    assert averager._departures.subject.step == 1  # in which they drop them
     average(averager, gradients(2, 1)[group.rank])
     averager.load_state_dict(averager.state_dict())
     average(averager, gradients(2, 2)[group.rank])
@@ -265,7 +265,7 @@ def test_reducers_forget_in_a_step_that_has_begun_when_its_state_is_loaded(
 
 
 @in_ranks(1)
-def test_a_state_is_refused_within_a_step_and_without_feedback(group: shoal.Group) -> None:
+def test_a_state_is_refused_in_mid_step_and_without_feedback(group: shoal.Group) -> None:
     averager, plain = feeding(group), feeding(group, compress=None)
     averager.begin()
     averager.ready("bias")
@@ -275,7 +275,7 @@ def test_a_state_is_refused_within_a_step_and_without_feedback(group: shoal.Grou
         plain.load_state_dict(averager.state_dict())
 
 
-# A step that fails, and is repeated.
+# A failed step that is repeated.
 
 
 def repeat_a_step(group: shoal.Group) -> None:
@@ -283,7 +283,7 @@ def repeat_a_step(group: shoal.Group) -> None:
     check(averager, model, gradients(2, 0))
     given = gradients(2, 1)
     arrays = averager.begin()
-    for name in list(SHAPES)[:3]:  # most buffers leave, and some averages come
+    for name in list(SHAPES)[:3]:  # most buffers leave, and some averages arrive
         arrays[name][...] = given[group.rank][name]
         averager.ready(name)
     group.barrier()
@@ -297,13 +297,13 @@ def repeat_a_step(group: shoal.Group) -> None:
         check(again, model, given)
 
 
-def test_what_a_failed_step_sent_is_not_fed_back_when_it_is_repeated() -> None:
+def test_data_of_a_failed_step_is_not_fed_back_when_it_is_repeated() -> None:
     for result in run_in_threads(repeat_a_step, 2):
         if isinstance(result, Exception):
             raise result
 
 
-# What is refused.
+# Refusals.
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "two ways": ({"compress": "bf16", "wire": "bf16"}, "either wire='bf16' or compress='bf16'"),
@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @in_ranks(1)
-def test_what_cannot_compress_is_refused(group: shoal.Group, case: str) -> None:
+def test_options_that_cannot_compress_are_refused(group: shoal.Group, case: str) -> None:
     options, what = REFUSED[case]
     with pytest.raises(UsageError, match=re.escape(what)):
         feeding(group, **options)
@@ -336,7 +336,7 @@ def test_feedback_of_a_codec_that_does_not_round_is_refused() -> None:
 
 
 @in_ranks(2)
-def test_ranks_that_compress_in_other_ways_are_named(group: shoal.Group) -> None:
+def test_ranks_that_compress_differently_are_named(group: shoal.Group) -> None:
     ways = [ErrorFeedback("bf16"), "bf16"]
     with pytest.raises(UsageError, match="compress is not the same on all ranks") as caught:
         feeding(group, compress=ways[group.rank])

@@ -1,4 +1,4 @@
-"""What a group chooses by: a function of the settings digests that its ranks publish."""
+"""A group's choices are a function of the settings digests that its ranks publish."""
 
 import logging
 import os
@@ -30,22 +30,22 @@ def agreed(
     cores: Sequence[Sequence[int]] = (),
     rank: int = 0,
 ) -> Planner:
-    """The planner of a rank, by digests with these rates and cores; else two cores each."""
-    told = settings or Settings()
+    """Return a rank's planner, by digests with these rates and cores; by default two cores."""
+    own = settings or Settings()
     digests = [
-        digest_of(told, mbit[r] if mbit else None, cores[r] if cores else (0, 1))
+        digest_of(own, mbit[r] if mbit else None, cores[r] if cores else (0, 1))
         for r in range(len(hosts))
     ]
-    return agreed_planner(rank, told, hosts, digests, "group 'g'")
+    return agreed_planner(rank, own, hosts, digests, "group 'g'")
 
 
 def table_of(planner: Planner) -> list[tuple[object, ...]]:
-    """Every choice, with its cost and reason."""
+    """Return every choice, with its cost and reason."""
     return [(c, n, *planner.choose(c, n)) for c in COLLECTIVES for n in SIZES]
 
 
 def test_no_clock_and_no_load_can_change_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred runs in which every measurement comes out differently."""
+    """Make a hundred runs in which every measurement differs."""
     want = table_of(agreed(FOUR))
     noise = random.Random(0)
     for clock in ("perf_counter", "monotonic", "time", "process_time", "thread_time"):
@@ -66,12 +66,12 @@ def test_no_clock_and_no_load_can_change_a_choice(monkeypatch: pytest.MonkeyPatc
         ([None, 2_500, None, None], 2_500, "as the interface of rank 1 reports"),
     ],
 )
-def test_the_slowest_interface_counts_and_the_log_says_whose_it_is(
+def test_the_slowest_interface_counts_and_the_log_names_its_rank(
     rates: list[int | None], mbit: int, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "shoal"):
         one_host = agreed(["a"] * 4, mbit=rates).cluster
-        assert not caplog.messages  # it has no links between hosts
+        assert not caplog.messages  # the group has no links between hosts
         cluster = agreed(FOUR, mbit=rates).cluster
     assert one_host == default_cluster((0,) * 4)
     assert cluster == default_cluster((0, 1, 2, 3), wire=wire_of(mbit))
@@ -82,17 +82,17 @@ def test_the_slowest_interface_counts_and_the_log_says_whose_it_is(
 
 def test_numbers_of_paths_that_differ_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = Settings(n_paths=2), Settings(n_paths=1)
-    for hosts, n_told in ((("a", "b"), 1), (("a", "a"), 0)):
+    for hosts, n_logged in ((("a", "b"), 1), (("a", "a"), 0)):
         caplog.clear()
         for rank, own in enumerate((ours, theirs)):
             digests = [digest_of(ours, None, (0, 1)), digest_of(theirs, None, (0, 1))]
             agreed_planner(rank, own, hosts, digests, "group 'g'")
-        told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-        assert len(told) == n_told
-        assert all("SHOAL_PATHS is 2 on rank 0 and 1 on rank 1" in one for one in told)
+        logged = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+        assert len(logged) == n_logged
+        assert all("SHOAL_PATHS is 2 on rank 0 and 1 on rank 1" in one for one in logged)
 
 
-def test_a_link_that_is_named_counts_more_than_a_file_and_a_file_more_than_the_interface() -> None:
+def test_a_given_link_precedes_a_file_and_a_file_precedes_the_interface() -> None:
     named, kept = link_of("1Gb,60us,16us"), link_of("40Gb")
     tuning = Tuning((0, 1, 2, 3), 2, {}, link=kept)
     fast = [100_000] * 4
@@ -101,7 +101,7 @@ def test_a_link_that_is_named_counts_more_than_a_file_and_a_file_more_than_the_i
     assert agreed(FOUR, Settings(tuning=Tuning((0, 1, 2, 3), 2, {})), fast).cluster.wire == (
         wire_of(100_000)
     )
-    other = Tuning((0, 1), 2, {}, link=kept)  # of another cluster: ignored with all it holds
+    other = Tuning((0, 1), 2, {}, link=kept)  # of another cluster: ignored completely
     assert agreed(FOUR, Settings(tuning=other, refuse=False), fast).cluster.wire == wire_of(100_000)
 
 
@@ -123,7 +123,7 @@ def test_a_link_that_is_named_counts_more_than_a_file_and_a_file_more_than_the_i
         (Settings(wire=Codec.BF16), "(SHOAL_WIRE, or init(wire=))", ("identity", "bf16")),
     ],
 )
-def test_settings_that_differ_name_the_ranks_and_the_own_value(
+def test_differing_settings_name_the_ranks_and_this_ranks_value(
     changed: Settings, variable: str, values: tuple[str, str]
 ) -> None:
     digests = [digest_of(Settings()), digest_of(Settings()), digest_of(changed)]
@@ -135,7 +135,7 @@ def test_settings_that_differ_name_the_ranks_and_the_own_value(
         assert f"(on this rank it is {value}" in text
 
 
-def test_rates_are_told_apart_coarsely_and_downwards() -> None:
+def test_rates_are_rounded_coarsely_and_downwards() -> None:
     assert [class_of(mbit) for mbit in CLASSES_MBIT] == list(CLASSES_MBIT)
     classes = {100: 1_000, 999: 1_000, 1_001: 1_000, 20_000: 10_000, 56_000: 50_000}
     assert {mbit: class_of(mbit) for mbit in classes} == classes
@@ -155,13 +155,13 @@ def test_the_rate_of_an_interface_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "uevent", "iflink", "mbit"),
     [
-        (False, "INTERFACE=eth9\n", "3", None),  # a veth: it says so whatever is behind it
+        (False, "INTERFACE=eth9\n", "3", None),  # a veth, which reports this for any link behind it
         (False, "DEVTYPE=vlan\nINTERFACE=eth9\n", "3", 10_000),
-        (False, "INTERFACE=eth9\n", "2", 10_000),  # a bond's, or a team's
+        (False, "INTERFACE=eth9\n", "2", 10_000),  # of a bond or a team
         (True, "INTERFACE=eth9\n", "3", 10_000),
     ],
 )
-def test_the_rate_that_a_veth_makes_up_is_none(
+def test_the_fictional_rate_of_a_veth_is_ignored(
     tmp_path: Path, device: bool, uevent: str, iflink: str, mbit: int | None
 ) -> None:
     where = tmp_path / "eth9"
@@ -174,7 +174,7 @@ def test_the_rate_that_a_veth_makes_up_is_none(
     assert reported_mbit("eth9", tmp_path) == mbit
 
 
-def test_a_link_is_a_rate_and_what_a_message_takes() -> None:
+def test_a_link_is_a_rate_and_the_costs_of_a_message() -> None:
     for text, link in (
         ("1Gb", wire_of(1_000)),
         (" 2.5 Gbit/s ", wire_of(2_500)),
@@ -185,7 +185,7 @@ def test_a_link_is_a_rate_and_what_a_message_takes() -> None:
         assert link_of(link_text(link)) == link
 
 
-def test_what_is_no_link_is_refused_with_the_variable_and_an_example() -> None:
+def test_an_invalid_link_is_refused_with_the_variable_and_an_example() -> None:
     for text in ("fast", "1G", "1Gb,20", "1Gb,20us,5us,1us", "1Gb,", ",20us"):
         with pytest.raises(UsageError, match=r"SHOAL_LINK=.*cannot read .*write "):
             Settings.read({"SHOAL_LINK": text})
@@ -194,7 +194,7 @@ def test_what_is_no_link_is_refused_with_the_variable_and_an_example() -> None:
 def test_the_host_with_the_fewest_cores_counts() -> None:
     for cores, n_cores in (
         ([(0, 1, 2, 3)] * 4, 4),
-        ([(0,), (1,), (2,), (3,)], 2),  # bound, two ranks on each host: all have one of their own
+        ([(0,), (1,), (2,), (3,)], 2),  # bound, two ranks on each host: each has its own core
         ([(0, 1), (2, 3), (0, 1), (2, 3)], 4),
         ([(0, 1, 2, 3), (0, 1, 2, 3), (5,), (5,)], 1),
         ([(0, 1), (63, 2000)] * 2, 4),
@@ -210,12 +210,12 @@ def test_a_launcher_that_binds_ranks_to_cores_changes_no_choice() -> None:
     assert bound == free
 
 
-def test_all_ranks_agree_whichever_of_them_is_asked() -> None:
+def test_the_planners_of_all_ranks_agree() -> None:
     rates, cores = [25_000, None, 50_000, 10_000], [(0,), (1, 2), (0, 1, 2), (7,)]
     assert len({agreed("abab", None, rates, cores, rank).cluster for rank in range(4)}) == 1
 
 
-def test_a_digest_is_short_and_one_of_another_shoal_is_refused() -> None:
+def test_a_digest_is_short_and_one_of_another_version_is_refused() -> None:
     assert len(digest_of(Settings(), 400_000, range(4096))) <= 255
     with pytest.raises(
         UsageError, match=r"rank 1 gave a settings digest of 3 bytes.*the same shoal"
@@ -224,7 +224,7 @@ def test_a_digest_is_short_and_one_of_another_shoal_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rate", ["1Gb", "25Gb"])
-def test_shoal_plan_shows_what_a_job_chooses(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shoal_plan_shows_a_jobs_choices(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     from shoal.cli import main
 
     assert main(["plan", "--hosts", "4", "--cores", "2", "--link", rate]) == 0

@@ -1,4 +1,4 @@
-"""How many channels there are between hosts, which calls are cut over them, and why."""
+"""The number of channels between hosts, the calls split over them, and the reasons."""
 
 import pytest
 
@@ -22,17 +22,17 @@ def chosen(mbit: int, n_cores: int, hosts: tuple[int, ...] = ALONE, most: int = 
     return choose_channels(default_cluster(hosts, n_cores=n_cores, wire=wire_of(mbit)), most).n
 
 
-def test_faster_links_have_more_as_far_as_there_are_cores_and_connections() -> None:
+def test_faster_links_have_more_channels_up_to_cores_and_connections() -> None:
     rates = (1_000, 10_000, 25_000, 40_000, 100_000, 400_000)
     assert [chosen(mbit, 2) for mbit in rates] == [1] * 6
     assert [chosen(mbit, 64) for mbit in rates] == [1, 1, 2, 4, 4, 4]
     assert [chosen(100_000, n_cores) for n_cores in (1, 2, 4, 6, 8)] == [1, 1, 2, 3, 4]
     assert [chosen(100_000, 64, most=most) for most in (1, 2, 8)] == [1, 2, 4]
-    # Ranks that share a host have one.
+    # Ranks that share a host have one channel.
     assert chosen(100_000, 64, (0, 0, 0)) == chosen(100_000, 64, (0, 0, 1, 1)) == 1
 
 
-def test_the_reason_names_what_decides() -> None:
+def test_the_reason_names_the_deciding_limit() -> None:
     for n_cores, why in (
         (2, "would keep 4 threads busy, and 2 cores of a host leave room for 1"),
         (64, "the links would keep 4 threads busy"),
@@ -41,7 +41,7 @@ def test_the_reason_names_what_decides() -> None:
         assert choose_channels(cluster).why.endswith(why)
 
 
-def test_large_calls_of_ranks_that_are_alone_on_their_hosts_are_cut() -> None:
+def test_large_calls_of_one_rank_per_host_are_split() -> None:
     alone, mixed = default_cluster(ALONE), default_cluster((0, 0, 1, 1))
     for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "gather"):
         assert n_lanes(collective, 25 << 20, alone, 3) == 3
@@ -49,7 +49,7 @@ def test_large_calls_of_ranks_that_are_alone_on_their_hosts_are_cut() -> None:
         assert n_lanes(collective, 25 << 20, mixed, 3) == 1
     # Only two ranks know how long the block between them is.
     assert n_lanes("all_to_all", 25 << 20, alone, 3) == 1
-    # A subgroup of one rank of each host is cut where the whole is not.
+    # Calls of a subgroup of one rank per host are split where those of the group are not.
     planner = Planner(mixed, n_channels=2)
     assert planner.n_lanes("all_reduce", 25 << 20) == 1
     assert planner.of((0, 2)).n_lanes("all_reduce", 25 << 20) == 2
@@ -71,19 +71,19 @@ def digests(*settings: Settings, mbit: int = 100_000, n_cores: int = 16) -> list
     ("settings", "hosts", "n"),
     [
         *((Settings(), "ab", 4), (Settings(channels=3), "ab", 3), (Settings(n_paths=3), "ab", 2)),
-        # A tuning file that is ignored has no say.
+        # An ignored tuning file has no effect.
         (Settings(tuning=Tuning((0, 1, 2), 2, {}, link=wire_of(1_000)), refuse=False), "ab", 4),
-        # Inside a host there is one, whatever the environment says.
+        # Inside a host there is one channel, with any environment.
         (Settings(channels=3), "aa", 1),
     ],
 )
 def test_links_and_planner_have_the_same_number(settings: Settings, hosts: str, n: int) -> None:
-    told = digests(settings, settings)
-    assert agreed_channels(settings, hosts, told) == n
-    assert agreed_planner(0, settings, hosts, told, "").n_channels == n
+    published = digests(settings, settings)
+    assert agreed_channels(settings, hosts, published) == n
+    assert agreed_planner(0, settings, hosts, published, "").n_channels == n
 
 
-def test_what_the_planner_refuses_is_linked_by_one_channel() -> None:
+def test_settings_that_the_planner_refuses_are_linked_by_one_channel() -> None:
     for other in (Settings(channels=3), Settings(channels=2, n_paths=5)):
         own = Settings(channels=2)
         assert agreed_channels(own, ["a", "b"], digests(own, other)) == 1
@@ -95,18 +95,18 @@ def test_what_the_planner_refuses_is_linked_by_one_channel() -> None:
 
 
 def of_pool(mbit: int, asked: int = 0, cores: tuple[int, int] = (64, 64), n_paths: int = 1) -> int:
-    """Of three workers and two servers; `cores`: of the least worker, and of the least server."""
+    """Return the channels of three workers and two servers; `cores`: of the least of each."""
     worker = PoolCard(1250.0, asked, n_paths, cores[0])
     server = PoolCard(mbit / 8, 0, 1, cores[1])
     many = (worker._replace(n_cores=96), server._replace(n_cores=96))
     return choose_pool_channels([worker, many[0], many[0], many[1], server], 3)
 
 
-def test_servers_have_as_many_as_links_keep_busy_and_the_least_of_all_can_spare() -> None:
+def test_servers_have_as_many_channels_as_links_fill_and_the_least_cores_allow() -> None:
     assert [of_pool(mbit) for mbit in (0, 1_000, 10_000, 25_000, 100_000)] == [1, 1, 1, 2, 4]
     assert [of_pool(100_000, cores=(64, n)) for n in (1, 2, 3, 8)] == [1, 2, 3, 4]
     assert [of_pool(100_000, cores=(n, 64)) for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
-    # The environment sets the number, as far as there are cores and connections.
+    # The environment sets the number, up to the cores and connections.
     assert [of_pool(1_000, asked=asked) for asked in (1, 2, 8)] == [1, 2, 8]
     assert of_pool(100_000, asked=1) == 1
     assert of_pool(1_000, asked=8, cores=(1, 2)) == 2

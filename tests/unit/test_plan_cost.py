@@ -1,4 +1,4 @@
-"""What counts cost: each thing that can be the bottleneck on its own, and calls in a row."""
+"""Costs of counts: each possible bottleneck alone, and calls in a row."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from shoal.plan.defaults import wire_of
 from shoal.schedule import ALGORITHMS, COLLECTIVES
 
 FREE = LinkCost(0.0, 0.0, 0.0)
-# So many that no scratch is kept from call to call.
+# Enough bytes that no scratch is kept from call to call.
 MANY_BYTES = 2520 << 20
 LAYOUTS = [(0,) * 2, (0,) * 7, (0,) * 8, (0, 1, 2, 3), (0, 0, 1, 1)]
 
@@ -25,7 +25,7 @@ def nothing_costs(hosts: tuple[int, ...]) -> Cluster:
 @pytest.mark.parametrize(
     ("collective", "name"), [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 )
-def test_scratch_that_is_always_new_is_paid_for(
+def test_scratch_that_is_always_new_has_a_cost(
     collective: str, name: str, hosts: tuple[int, ...]
 ) -> None:
     cluster, algorithm = nothing_costs(hosts), ALGORITHMS[collective][name]
@@ -36,7 +36,7 @@ def test_scratch_that_is_always_new_is_paid_for(
     assert cost.rank == pytest.approx(most * MANY_BYTES / n_chunks)
 
 
-def test_memory_is_paid_for_by_passes_and_scratch_where_the_allocator_keeps_none() -> None:
+def test_memory_costs_passes_and_unkept_scratch() -> None:
     cluster = replace(nothing_costs((0, 1)), fresh_us_per_byte=1.0)
     works = [cost_of("all_reduce", "direct", n << 20, cluster).work_us for n in (25, 32, 33)]
     assert works == [0, 0, 33 << 20]
@@ -57,7 +57,7 @@ def test_bytes_between_hosts_keep_a_core_of_each_end_busy() -> None:
     assert narrow == wide / 2
 
 
-def test_a_chain_is_as_good_as_its_bottleneck_only_where_calls_follow_one_another() -> None:
+def test_a_chain_costs_only_its_bottleneck_where_calls_follow_one_another() -> None:
     cluster = replace(nothing_costs(tuple(range(8))), wire=LinkCost(0.0, 1.0, 0.0))
     costs = {name: cost_of("broadcast", name, 1000, cluster) for name in ("chain", "direct")}
     assert {name: cost.busy_us for name, cost in costs.items()} == {"chain": 1000, "direct": 7000}
@@ -75,11 +75,11 @@ def test_a_chain_is_as_good_as_its_bottleneck_only_where_calls_follow_one_anothe
         *(("all_reduce", "sharded", 1), ("all_to_all", "pairwise", 1)),
     ],
 )
-def test_nics_lose_to_exchanges_with_several_hosts(collective: str, name: str, part: float) -> None:
+def test_exchanges_with_several_hosts_slow_nics(collective: str, name: str, part: float) -> None:
     cluster = replace(nothing_costs((0, 1, 2, 3)), wire=wire_of(1000), contention=0.5)
     cost = cost_of(collective, name, 256 << 10, cluster)
     assert cost.contention == pytest.approx(part * 0.5 * cost.network)
-    # It is over after the first mebibyte of a message.
+    # The loss ends after the first mebibyte of a message.
     costs = [cost_of("all_to_all", "pairwise", n << 20, cluster) for n in (1, 2, 4)]
     assert len({cost.contention for cost in costs}) == 1
     assert costs[1].network == 2 * costs[0].network

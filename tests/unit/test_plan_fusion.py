@@ -1,4 +1,4 @@
-"""How long fusion buffers are: for which models, in which clusters, and who overrides it."""
+"""The length of fusion buffers by model and cluster, and its override."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_no_buffer_above_2_mib_is_too_short_for_servers(cluster: str, total: flo
     assert n_bytes / -(-n_bytes // longest) >= MIB
 
 
-def test_slow_links_have_shorter_buffers_than_memory_and_the_reason_names_the_next_best() -> None:
+def test_slow_links_use_shorter_buffers_than_memory_and_the_reason_names_the_next_best() -> None:
     slow, fast = (choose_fusion(50 * MIB, Planner(CLUSTERS[n])) for n in ("slow hosts", "one host"))
     assert slow.n_bytes < fast.n_bytes
     assert slow.why.startswith("50 MiB in buffers of 512 KiB leave ")

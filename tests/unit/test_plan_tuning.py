@@ -1,4 +1,4 @@
-"""Tuning files: what is written is read again, and what is wrong in one is named by its line."""
+"""Tuning files: a written file can be read, and a fault is named by its line."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_fault_is_named_by_file_and_line(content: str, message: str, tmp_path:
         read_tuning(tmp_path / "nowhere")
 
 
-def test_the_nearest_measured_size_decides_and_far_ones_do_not() -> None:
+def test_only_a_near_measured_size_decides() -> None:
     times = {"all_reduce": {1024: {"tree": 1.0, "ring": 2.0}, 4096: {"tree": 2.0, "ring": 1.0}}}
     tuning = Tuning((0, 0), 2, times)
     chosen = [tuning.choose("all_reduce", n) for n in (128, 256, 1024, 2048, 4096, 16384, 32768)]
@@ -61,7 +61,7 @@ def test_the_nearest_measured_size_decides_and_far_ones_do_not() -> None:
     assert tuning.choose("broadcast", 1024) is None
 
 
-def test_planners_take_what_was_measured_on_the_same_hosts_where_it_can_serve() -> None:
+def test_planners_use_measurements_of_the_same_hosts_where_possible() -> None:
     cluster = default_cluster((0, 0))
     times = {"reduce_scatter": {1024: {"ring": 1.0}}}
     planner = Planner(cluster, tuning=Tuning((0, 0), 2, times))
@@ -71,7 +71,7 @@ def test_planners_take_what_was_measured_on_the_same_hosts_where_it_can_serve() 
     assert other.choose("reduce_scatter", 1024) == choose("reduce_scatter", 1024, cluster)
 
 
-def test_clusters_are_told_apart() -> None:
+def test_different_clusters_have_different_names() -> None:
     tuning = Tuning((0, 0, 1), 2, TIMES)
     assert tuning.differs_from((0, 0, 1), 2) == ""
     for hosts, n_cores, difference in (

@@ -1,4 +1,4 @@
-"""What ranks of a view say of their links: whatever it is, calls are shared by it."""
+"""Link rates announced by ranks of a view: calls are shared by any valid rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(rate: float) -> bytes:
 
 
 @pytest.mark.parametrize("rates", list(itertools.combinations_with_replacement(SAID, 3)))
-def test_calls_are_shared_whatever_servers_say_of_their_links(rates: tuple[float, ...]) -> None:
+def test_calls_are_shared_by_any_announced_rates(rates: tuple[float, ...]) -> None:
     cluster = default_cluster(range(N_WORKERS))
     known = [card_of(said(rate)).rate for rate in (*[50.0] * N_WORKERS, *rates)]
     pool = nics_of(known, N_WORKERS, cluster)
@@ -31,6 +31,6 @@ def test_calls_are_shared_whatever_servers_say_of_their_links(rates: tuple[float
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
-def test_what_is_no_rate_is_refused(rate: float) -> None:
+def test_an_invalid_rate_is_refused(rate: float) -> None:
     with pytest.raises(ShoalError, match="sent no server-pool record"):
         card_of(said(rate))

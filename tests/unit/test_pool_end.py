@@ -1,4 +1,4 @@
-"""How a worker's pool ends: whatever others do meanwhile, nobody waits in vain."""
+"""The end of a worker's pool: no thread waits for a rank that has left."""
 
 import math
 import threading
@@ -18,7 +18,7 @@ from shoal.group.pool.rails import rail_of
 
 
 class View:
-    """A view that has ended when it is looked at for the second time."""
+    """A view whose second `has_ended` returns True."""
 
     def __init__(self, calls: Iterable[Any] = ()) -> None:
         self.seen: list[str] = []
@@ -50,7 +50,7 @@ class Worker:
         self.pool._views.append(view)  # type: ignore[arg-type]
 
 
-def test_a_pool_ends_while_calls_are_made_and_completes_those_that_are_whole_here(
+def test_a_pool_ends_during_calls_and_completes_those_that_are_complete_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = [SimpleNamespace(number=n, is_whole=False, is_mended=False) for n in (1, 2)]
@@ -58,7 +58,7 @@ def test_a_pool_ends_while_calls_are_made_and_completes_those_that_are_whole_her
 
     def look(_call: Any) -> bool:
         view.calls.append(SimpleNamespace(number=3, is_whole=False, is_mended=False))
-        return True  # as another thread may make a call, at any moment
+        return True  # as another thread may call at any moment
 
     monkeypatch.setattr(pools, "is_whole_here", look)
     worker = Worker(view)
@@ -67,7 +67,7 @@ def test_a_pool_ends_while_calls_are_made_and_completes_those_that_are_whole_her
     assert [call.is_mended for call in calls] == [True, True]
 
 
-def test_a_call_without_a_deadline_goes_on_before_the_servers_are_left() -> None:
+def test_a_call_without_a_deadline_finishes_before_the_pool_leaves() -> None:
     pool: Any = Worker(View()).pool
     looked, went_on = threading.Event(), threading.Event()
     pool.stages.holds = lambda _number: not looked.set()
@@ -80,7 +80,7 @@ def test_a_call_without_a_deadline_goes_on_before_the_servers_are_left() -> None
     caller = threading.Thread(target=call)
     caller.start()
     looked.wait()
-    with pool.changed:  # once the caller waits
+    with pool.changed:  # once the caller is waiting
         pass
     had_gone_on: list[bool] = []
     pool._leader = SimpleNamespace(close=lambda: had_gone_on.append(went_on.wait(5)))
@@ -89,7 +89,7 @@ def test_a_call_without_a_deadline_goes_on_before_the_servers_are_left() -> None
     assert had_gone_on == [True]
 
 
-def test_a_view_goes_on_until_it_ends_though_another_worker_has_left() -> None:
+def test_a_view_goes_on_after_another_worker_left() -> None:
     view = View()
     worker = Worker(view)
     worker.why = Closed("rank 1 aborted the group: it has left")
@@ -101,7 +101,7 @@ def test_a_view_goes_on_until_it_ends_though_another_worker_has_left() -> None:
     assert not worker.pool.stages.holds(7)
 
 
-def test_a_thread_that_ends_with_the_workers_group_leaves_no_other_waiting_for_it() -> None:
+def test_no_thread_waits_for_one_that_ended_with_the_workers_group() -> None:
     worker = Worker(View())
     worker.ended.append("world")
     worker.pool._run()
@@ -109,7 +109,7 @@ def test_a_thread_that_ends_with_the_workers_group_leaves_no_other_waiting_for_i
     assert worker.ended == ["world", "control"]
 
 
-def test_a_worker_that_leaves_while_a_view_begins_waits_for_no_other_and_keeps_nothing(
+def test_a_worker_that_leaves_while_a_view_begins_does_not_wait_and_leaks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker, view = Worker(View()), View()
@@ -139,7 +139,7 @@ def test_a_worker_that_leaves_while_a_view_begins_waits_for_no_other_and_keeps_n
     ],
     ids=lambda failure: type(failure).__name__,
 )
-def test_only_numbers_that_differ_end_the_job_and_all_else_the_search_for_servers(
+def test_different_numbers_end_the_job_and_other_errors_only_the_use_of_servers(
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     view = View()

@@ -1,4 +1,4 @@
-"""The lowest worker leaves its servers: nobody takes that for their death."""
+"""The lowest worker as leader of servers: its leaving does not count as their death."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ IDENTITY = bytes(range(16))
 
 
 class Watch:
-    """One whose connections are gone once it is closed."""
+    """A watch whose connections are gone once it is closed."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -52,7 +52,7 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class View:
-    """It serves."""
+    """A view that serves."""
 
     number, end, servers, has_ended = 1, None, (SERVER,), False
 
@@ -68,17 +68,17 @@ class View:
             return None
 
 
-def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost(leader: Any) -> None:
+def test_rank_0_reports_no_lost_servers_when_it_leaves(leader: Any) -> None:
     stages, view = Stages[Any](), View()
     lost = leader(SERVER)
-    lost._watch.is_closed = True  # they are gone, and it is not
+    lost._watch.is_closed = True  # they are gone, and the view is not
     assert lost.decide([view], stages, 1) == Command(What.LOSE, 1)
     leaving = leader(SERVER)
     leaving.close()
     assert leaving.decide([view], stages, 1) is None
 
 
-def test_a_server_without_a_place_in_the_next_view_holds_the_others_up_for_a_while_only(
+def test_a_server_without_a_place_in_the_next_view_delays_the_others_only_briefly(
     leader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -97,21 +97,21 @@ def test_a_server_without_a_place_in_the_next_view_holds_the_others_up_for_a_whi
         assert made.decide([], stages, 1) == command
     assert made._wanted == (other,)
     view.servers = (other,)
-    assert made.decide([], stages, 1) is None  # it serves as far as can be
+    assert made.decide([], stages, 1) is None  # it serves as far as visible
     del ready[other]
     assert made.decide([], stages, 1) is None
 
 
-def test_a_server_that_has_gone_just_before_it_is_invited_is_not_waited_for(leader: Any) -> None:
+def test_a_server_lost_just_before_its_invitation_is_not_awaited(leader: Any) -> None:
     made = leader(SERVER)
     made._wanted = (SERVER,)
     made._watch.meet = list
-    made._watch.is_closed = True  # since `places` was asked
+    made._watch.is_closed = True  # since `places` was called
     made.invite(1, [b"", b""])
     assert made.has_lost_invited
 
 
-def test_a_server_that_leaves_at_each_invitation_is_invited_less_and_less_often(
+def test_a_server_that_leaves_at_each_invitation_is_invited_at_growing_intervals(
     leader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -136,10 +136,10 @@ def test_a_server_that_leaves_at_each_invitation_is_invited_less_and_less_often(
 
 
 @pytest.mark.parametrize(
-    ("hosts", "who"), [(["a", "b", "a"], "worker A"), (["a", "b", "c", "c"], "server server1")]
+    ("hosts", "member"), [(["a", "b", "a"], "worker A"), (["a", "b", "c", "c"], "server server1")]
 )
-def test_a_server_on_the_host_of_another_member_is_left_out_and_named_with_it(
-    hosts: list[str], who: str, leader: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_server_on_the_host_of_another_member_is_excluded_and_both_are_named(
+    hosts: list[str], member: str, leader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(leaders, "_now", lambda: now[0])
@@ -150,7 +150,7 @@ def test_a_server_on_the_host_of_another_member_is_left_out_and_named_with_it(
     }
     stages = Stages[Any]()
     assert made.decide([], stages, 1) is None
-    assert f"{servers[-1]} is on {hosts[-1]}, the host of {who}" in made.trouble()
+    assert f"{servers[-1]} is on {hosts[-1]}, the host of {member}" in made.trouble()
     assert "leave it out of SHOAL_SERVERS" in made.trouble()
     forms = []
     for _ in range(40):  # until it would be tried again, several times
@@ -158,7 +158,7 @@ def test_a_server_on_the_host_of_another_member_is_left_out_and_named_with_it(
         forms.append(made.decide([], stages, 1))
     assert any(forms) == (len(servers) > 1)
     assert made._wanted == tuple(servers[:-1])
-    made._watch.identity = b"another process"  # on a host of its own
+    made._watch.identity = b"another process"  # on a separate host
     made._watch.servers[servers[-1]] = Entry("d", "d", b"", ())
     now[0] += 0.25
     made.decide([], stages, 1)

@@ -1,4 +1,4 @@
-"""Servers that cannot be used: when they are tried again, and what is logged of them."""
+"""Servers that cannot be used: their retries and log lines."""
 
 import logging
 from dataclasses import replace
@@ -23,7 +23,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_a_server_that_is_blamed_is_left_out_for_longer_each_time() -> None:
+def test_a_blamed_server_is_excluded_for_longer_each_time() -> None:
     left_out, now, pauses = LeftOut(), 100.0, []
     for _ in range(8):
         left_out.blame(ONE, READY[ONE], "is cut off", now)
@@ -36,7 +36,7 @@ def test_a_server_that_is_blamed_is_left_out_for_longer_each_time() -> None:
     assert left_out.why() == {ONE: "is cut off"}
 
 
-def test_one_that_has_served_for_a_while_begins_anew_and_one_that_has_not_does_not() -> None:
+def test_the_exclusion_is_reset_only_after_a_server_has_served_for_a_while() -> None:
     left_out = LeftOut()
     for at in (0.0, 1.0):
         left_out.blame(ONE, READY[ONE], "is cut off", at)
@@ -51,13 +51,13 @@ def test_one_that_has_served_for_a_while_begins_anew_and_one_that_has_not_does_n
     assert left_out.may_serve(READY, 25.0) == [ONE, OTHER]
 
 
-def test_one_that_was_started_anew_is_used_at_once() -> None:
+def test_a_restarted_server_is_used_at_once() -> None:
     left_out = LeftOut()
     left_out.blame(ONE, READY[ONE], "died", 0.0)
     assert left_out.may_serve({**READY, ONE: b"process 3"}, 0.0) == [ONE, OTHER]
 
 
-def test_a_server_that_is_away_is_named_once_however_often_it_is_tried(
+def test_an_absent_server_is_named_once_for_any_number_of_tries(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "shoal")
@@ -78,16 +78,14 @@ def test_a_server_that_is_away_is_named_once_however_often_it_is_tried(
     assert lines(caplog) == ["WARNING server cpu1:7077 is not used: it was lost"]
 
 
-def test_reasons_that_never_repeat_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_reasons_that_never_repeat_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     notices = Notices(0.0)
     for now in range(1, 100):
         notices.update([], {ONE: f"refuses: it serves {now} jobs"}, float(now))
     assert len(lines(caplog)) == 4
 
 
-def test_a_server_of_unknown_rate_counts_as_a_worker_or_as_the_part_of_it_that_was_measured() -> (
-    None
-):
+def test_a_server_of_unknown_rate_counts_as_its_measured_part_of_a_worker() -> None:
     cluster = replace(default_cluster(range(3)), wire=wire_of(1000))
     rates = (125.0, 125.0, 125.0, 0.0, 60.0)
     assert [nic.out for nic in nics_of(rates, 3, cluster).servers] == [125.0, 60.0]
@@ -95,7 +93,7 @@ def test_a_server_of_unknown_rate_counts_as_a_worker_or_as_the_part_of_it_that_w
     assert [nic.out for nic in (*nics.workers, *nics.servers)] == [125.0, 125.0, 125.0, 62.5, 60.0]
 
 
-def test_what_a_server_of_unknown_rate_is_taken_for_is_logged_once_and_when_it_changes(
+def test_the_assumed_rate_of_a_server_is_logged_once_and_when_it_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "shoal")

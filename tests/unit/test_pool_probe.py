@@ -1,4 +1,4 @@
-"""What a probe of links means: how far below a worker's a server's rate is, and who is late."""
+"""Evaluation of a link probe: a server's rate as part of a worker's, and late servers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from shoal.group.pool.probe import UNKNOWN, measure, part_of, step_of
     ("rate", "reference", "part"),
     [
         (100.0, 100.0, 1.0),
-        (250.0, 100.0, 1.0),  # it carries no less: more cannot be seen through one worker's link
-        (76.0, 100.0, 1.0),  # as near as two measurements of one link
+        (250.0, 100.0, 1.0),  # the rate is not lower; one worker's link cannot show more
+        (76.0, 100.0, 1.0),  # as near as two measurements of one link can be
         (70.0, 100.0, 0.5**0.5),
         (45.0, 100.0, 0.5),
         (55.0, 100.0, 0.5),
         (10.0, 100.0, 0.5**3.5),
         (0.0, 100.0, 1.0),  # it did not answer
-        (100.0, 0.0, 1.0),  # nor did the worker
+        (100.0, 0.0, 1.0),  # the worker did not answer either
         (1e-300, 1e300, 0.5**127),
     ],
 )
@@ -37,11 +37,11 @@ def test_a_server_counts_as_a_part_of_a_worker_in_steps_of_a_root_of_2(
 
 
 class Unanswered:
-    """A group, and any message of it: no other rank sends anything."""
+    """A group and all its messages; no other rank sends any."""
 
     def __init__(self, *, has_ended: bool = False) -> None:
         self.has_ended = has_ended
-        self.ended: list[int] = []  # the ranks that know that nothing more is asked
+        self.ended: list[int] = []  # the ranks that know of the end
 
     def recv(self, *_: object, **__: object) -> Any:
         if self.has_ended:
@@ -71,7 +71,7 @@ def without_descriptors(_until: float) -> Iterator[bool]:
 
 @pytest.mark.parametrize("lock", [None, never_alone, without_descriptors])
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_all_learn_that_the_probe_is_over_whatever_becomes_of_it(
+def test_all_ranks_learn_of_the_end_of_the_probe_even_if_it_fails(
     has_ended: bool, lock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "_OF_ONE_S", 0.01)
@@ -82,7 +82,7 @@ def test_all_learn_that_the_probe_is_over_whatever_becomes_of_it(
     assert group.ended == [1, 3, 4]
 
 
-def test_the_server_with_a_far_longer_queue_for_its_share_is_late() -> None:
+def test_a_server_with_a_far_longer_queue_for_its_share_is_late() -> None:
     kib = 1 << 10
     assert late_server([80 * kib, 500 * kib, 70 * kib, 90 * kib], [1, 1, 1, 1])[0] == 1
     assert late_server([80 * kib, 100 * kib, 70 * kib, 90 * kib], [1, 1, 1, 1])[0] is None
@@ -90,7 +90,7 @@ def test_the_server_with_a_far_longer_queue_for_its_share_is_late() -> None:
     assert late_server([400 * kib, 400 * kib, 400 * kib], [4, 1, 4])[0] == 1
 
 
-def test_no_server_is_late_where_no_queue_is_long_or_there_is_nothing_to_compare() -> None:
+def test_no_server_is_late_without_a_long_queue_or_a_comparison() -> None:
     assert late_server([20_000.0, 100.0, 0.0], [1, 1, 1])[0] is None
     assert late_server([1e9, 0.0], [1, 0])[0] is None
     assert late_server([1e9], [1])[0] is None

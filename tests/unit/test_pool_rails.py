@@ -1,4 +1,4 @@
-"""Rails: who is on which, what each has of a call, and when a piece of it may yet leave."""
+"""Rails: their workers, their parts of a call, and the times when pieces may leave."""
 
 import itertools
 import time
@@ -22,7 +22,7 @@ from shoal.shapes import Shape
 TWO_BY_THREE = (0, 0, 1, 1, 2, 2)
 
 
-def test_workers_of_one_place_on_each_host_are_a_rail_however_ranks_lie() -> None:
+def test_workers_with_one_local_rank_on_each_host_form_a_rail_in_any_placement() -> None:
     rails = [rail_of((0, 1, 1, 0, 2, 2), rank) for rank in range(6)]
     assert all(rails)
     assert [(rail.members, rail.place, rail.host) for rail in rails if rail] == [
@@ -36,14 +36,14 @@ def test_workers_of_one_place_on_each_host_are_a_rail_however_ranks_lie() -> Non
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1, 1, 2, 2), (0, 0, 0, 1)])
-def test_hosts_with_unlike_numbers_of_workers_have_no_rails(hosts: tuple[int, ...]) -> None:
+def test_hosts_with_different_numbers_of_workers_have_no_rails(hosts: tuple[int, ...]) -> None:
     assert all(rail_of(hosts, rank) is None for rank in range(len(hosts)))
 
 
 @pytest.mark.parametrize("n_elems", [1 << 18, 262_145, 1_000_003, 4_000_003, 9_999_999])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.FLOAT64])
 @pytest.mark.parametrize("n_local", [2, 3, 8])
-def test_every_element_of_a_call_is_on_one_rail_and_none_has_nothing_to_do(
+def test_every_element_of_a_call_is_on_one_rail_and_no_rail_is_idle(
     n_elems: int, dtype: DType, n_local: int
 ) -> None:
     hosts = tuple(itertools.chain.from_iterable([host] * n_local for host in range(3)))
@@ -62,14 +62,14 @@ def test_every_element_of_a_call_is_on_one_rail_and_none_has_nothing_to_do(
     assert at == n_elems * item
 
 
-def test_long_calls_are_cut_and_short_ones_are_not() -> None:
+def test_long_calls_are_split_and_short_ones_are_not() -> None:
     rail = rail_of(TWO_BY_THREE, 1)
     assert rail is not None
     n_pieces = {n: len(rail.pieces(DType.UINT8, n)) for n in (1, 32767, 32768, 1 << 20, 1 << 23)}
     assert n_pieces == {1: 0, 32767: 0, 32768: 1, 1 << 20: 1, 1 << 23: MOST_PIECES}
 
 
-def test_each_rail_has_its_part_of_what_a_hosts_link_carries() -> None:
+def test_each_rail_has_its_part_of_the_rate_of_a_hosts_link() -> None:
     cluster, rail = default_cluster(TWO_BY_THREE), rail_of(TWO_BY_THREE, 0)
     assert rail is not None
     along = rail.cluster_of(cluster)
@@ -80,7 +80,7 @@ def test_each_rail_has_its_part_of_what_a_hosts_link_carries() -> None:
     assert alone.cluster_of(default_cluster((0, 1, 2))) == default_cluster((0, 1, 2))
 
 
-def test_pieces_leave_when_they_will_and_are_open_until_then() -> None:
+def test_pieces_leave_in_any_order_and_are_open_until_then() -> None:
     calls = Numbers("here")
     numbers = RailNumbers(calls)
     first, second = calls.reserve(2)
@@ -98,7 +98,7 @@ def test_pieces_leave_when_they_will_and_are_open_until_then() -> None:
     assert numbers.lowest_open() == (second + 1) * MOST_PIECES
 
 
-def test_pieces_of_a_call_that_could_not_be_made_are_not_waited_for() -> None:
+def test_pieces_of_a_call_that_could_not_be_made_are_not_awaited() -> None:
     def refuse(*_: object) -> None:
         raise MemoryError
 
@@ -123,7 +123,7 @@ def test_keys_of_stages_and_calls_differ() -> None:
     assert len(set(keys) | set(range(1, 100))) == 99 * len(Stage) + 99
 
 
-def test_no_call_in_a_view_has_the_key_of_a_servers_first_word() -> None:
+def test_no_call_in_a_view_has_the_key_of_a_servers_first_message() -> None:
     rail = rail_of(TWO_BY_THREE, 0)
     assert rail is not None
     calls = {rail.key(number, Stage.RAIL) for number in range(MOST_PIECES, 20_000)}
@@ -133,7 +133,7 @@ def test_no_call_in_a_view_has_the_key_of_a_servers_first_word() -> None:
     assert min(words) >= FIRST_NAMED_KEY
 
 
-def test_ranks_that_mean_different_stages_find_out() -> None:
+def test_ranks_in_different_stages_get_an_error() -> None:
     shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.AVG, 100_000, 0, 2, hosts=(0, 0))
     texts = {
         plan_among(shape, (0, 1), 6, what, is_told).descriptor

@@ -1,4 +1,4 @@
-"""The lowest worker's connections to servers: lookups of names, and threads that are late."""
+"""The lowest worker's connections to servers: name lookups, and late threads."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ PLACE = Reserved("", bytes(16), ENTRY.encode(0))
 
 
 class Server(Talker):
-    """A server on a thread of its own."""
+    """A server on its own thread."""
 
     def __init__(self) -> None:
         super().__init__(KEY)
@@ -64,7 +64,7 @@ class Server(Talker):
 
 
 class Changes:
-    """Called whenever a server comes or goes, under the lock of the watch."""
+    """Records changes; called under the watch's lock whenever a server arrives or is lost."""
 
     def __init__(self) -> None:
         self._n = queue.SimpleQueue[None]()
@@ -97,7 +97,7 @@ def seen(server: Server) -> Iterator[tuple[Watch, Changes, Address]]:
     made.close()
 
 
-def test_a_name_that_resolves_slowly_holds_no_other_server_up_and_known_names_are_kept(
+def test_a_slow_name_lookup_delays_no_other_server_and_known_addresses_are_kept(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_lookups, answers = Counter[str](), threading.Event()
@@ -123,10 +123,10 @@ def test_a_name_that_resolves_slowly_holds_no_other_server_up_and_known_names_ar
         seen.close()
 
 
-def test_a_server_that_no_known_address_leads_to_is_looked_up_again(
+def test_a_server_not_reached_at_its_known_address_is_looked_up_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = itertools.chain(["127.0.0.2"], itertools.repeat("127.0.0.1"))  # nobody is at the first
+    hosts = itertools.chain(["127.0.0.2"], itertools.repeat("127.0.0.1"))  # the first has no server
     monkeypatch.setattr(watch, "_LOOKUP_S", 0.0)
     monkeypatch.setattr(
         watch, "resolve", lambda _host, port, _kind: [(0, 0, 0, "", (next(hosts), port))]
@@ -139,7 +139,7 @@ def test_a_server_that_no_known_address_leads_to_is_looked_up_again(
         seen.close()
 
 
-def test_a_roster_longer_than_a_socket_takes_at_once_arrives_whole_without_a_ping(
+def test_a_roster_longer_than_a_sockets_buffer_arrives_completely_without_a_ping(
     server: Server, seen: tuple[Watch, Changes, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "_PING_S", 1e6)
@@ -157,7 +157,7 @@ def test_a_roster_longer_than_a_socket_takes_at_once_arrives_whole_without_a_pin
     assert server.came == [Reserve("0", "a job", 3), *meets]
 
 
-def test_a_server_has_not_gone_when_its_worker_leaves(
+def test_a_server_is_not_lost_when_its_worker_leaves(
     seen: tuple[Watch, Changes, Address],
 ) -> None:
     made, changes, where = seen
@@ -166,12 +166,12 @@ def test_a_server_has_not_gone_when_its_worker_leaves(
     assert (set(made.ready()), made.trouble(), made.gone()) == ({where}, {}, {where})
 
 
-def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up(
+def test_a_late_thread_reads_waiting_messages_before_it_gives_a_server_up(
     server: Server, seen: tuple[Watch, Changes, Address]
 ) -> None:
     made, changes, where = seen
     changes.await_that(lambda: where in made.ready())
-    with made._lock:  # its own thread waits
+    with made._lock:  # the watch's thread waits
         one, now = made._servers[0], time.monotonic()
         assert one.peer is not None
         for server.is_silent in (False, True):
@@ -179,12 +179,12 @@ def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up(
             one.step(now)
             if not server.is_silent:
                 assert select.select([one.peer.fileno()], [], [], LONG_S)[0]
-            made._step(now + 10.0)  # the pong has waited for as long
+            made._step(now + 10.0)  # the pong has been waiting as long
             assert (where in made.ready()) is not server.is_silent
         assert made.trouble() == {where: "does not answer"}
 
 
-def test_a_server_that_is_dialled_is_waited_for_at_once(
+def test_a_dialled_server_is_awaited_at_once(
     seen: tuple[Watch, Changes, Address],
 ) -> None:
     made, changes, where = seen
@@ -195,7 +195,7 @@ def test_a_server_that_is_dialled_is_waited_for_at_once(
         assert made._step(now) <= now
 
 
-def test_what_comes_after_a_refusal_is_not_taken(
+def test_messages_after_a_refusal_are_ignored(
     server: Server, seen: tuple[Watch, Changes, Address]
 ) -> None:
     made, changes, where = seen
@@ -219,7 +219,7 @@ def test_what_comes_after_a_refusal_is_not_taken(
         (LEAVING, "is about to end"),
     ],
 )
-def test_a_server_that_sends_nonsense_is_lost_and_asked_again(
+def test_a_server_that_sends_garbage_is_lost_and_dialled_again(
     message: tuple[int, bytes], why: str, server: Server, seen: tuple[Watch, Changes, Address]
 ) -> None:
     made, changes, where = seen

@@ -1,4 +1,4 @@
-"""The prover refuses wrong schedules, and says which rank's step is wrong."""
+"""The prover refuses wrong schedules, and names the rank and its wrong step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def one_per_rank(size: int) -> int:
 def prove_changed(
     collective: str, name: str, size: int, rank: int, left_out: slice, to: list[Step]
 ) -> None:
-    """Prove an algorithm in which `rank` takes other steps in place of those left out."""
+    """Prove an algorithm in which `rank` makes other steps in place of removed ones."""
     algorithm = ALGORITHMS[collective][name]
     schedule = [list(algorithm.steps(r, size)) for r in range(size)]
     schedule[rank][left_out] = to
@@ -44,7 +44,7 @@ def prove_changed(
 
 @pytest.mark.parametrize(("collective", "name"), WHOLE_GROUP)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_no_algorithm_can_do_without_one_step(collective: str, name: str, size: int) -> None:
+def test_every_step_of_an_algorithm_is_needed(collective: str, name: str, size: int) -> None:
     for rank in range(size):
         for at, step in enumerate(ALGORITHMS[collective][name].steps(rank, size)):
             with pytest.raises(ProofError):
@@ -60,9 +60,9 @@ BY_ANOTHERS_PLACE = [
 CROSSED = Copy(1, 0, into_buffer=Buffer.DATA)
 CROSSED_FOLD = Copy(1, 0, into_buffer=Buffer.DATA, fold=True)
 FOLD_OVER_NOTHING = Copy(0, 0, INPUT, OUTPUT, fold=True)
-# An algorithm and its size; the steps of rank 0 that give way to others; the place and the reason.
+# An algorithm and its size; replaced steps of rank 0 and the new ones; the place and the reason.
 RULES = [
-    # The value that a place holds.
+    # The value in a place.
     ("all_reduce ring 3", 4, 5, [], "DATA[1]", "never finished"),
     ("all_reduce ring 3", 4, 4, [Finish(1)], "step 5 (finish DATA[1])", "again"),
     ("broadcast direct 1", 0, 0, [Finish(0)], "DATA[0]", "should not be finished"),
@@ -123,7 +123,7 @@ def test_a_reduce_that_leaves_a_partial_sum_behind_is_refused() -> None:
 
 def test_a_scratch_chunk_of_another_length_is_refused() -> None:
     def doubling(rank: int, size: int) -> Iterator[Step]:
-        """Of two chunks: the second is folded where there is room for the first."""
+        """Fold the second of two chunks in scratch as long as the first."""
         for chunk in range(2):
             yield Send(1 - rank, chunk)
             yield Recv(1 - rank, chunk, buffer=SCRATCH)
@@ -148,13 +148,13 @@ def test_only_an_idempotent_fold_may_take_a_contribution_twice() -> None:
         prove_steps(rounds, strict, scratch=[(0,)] * 3, window=0)
 
 
-# Who waits for whom.
+# Waits between ranks.
 
 
 def through_scratch(first_source: int) -> Algorithm:
-    """An all-gather that sends one block at a time, and takes one at a time.
+    """An all-gather that sends and receives one block at a time.
 
-    It sends to rank+1 first, and takes from rank+first_source first.
+    It sends to rank+1 first, and receives from rank+first_source first.
     """
 
     def steps(rank: int, size: int) -> Iterator[Step]:
@@ -179,7 +179,7 @@ def test_the_wrong_order_of_peers_deadlocks_without_staging_memory() -> None:
 
 
 def swap(rank: int, size: int) -> Iterator[Step]:
-    """Each of two ranks receives into the chunk that it is sending."""
+    """Return steps in which each of two ranks receives into the chunk that it sends."""
     yield Copy(0, rank, INPUT, OUTPUT)
     yield Copy(0, 0, INPUT, SCRATCH)
     yield Send(1 - rank, 0, SCRATCH)
@@ -231,7 +231,7 @@ def test_no_send_stages_more_segments_than_its_window(n_segments: int, window: i
         ("broadcast", "direct", 2, {"window": -1}, "cannot prove"),
     ],
 )
-def test_calls_that_make_no_sense_are_refused(
+def test_invalid_calls_are_refused(
     collective: str, name: str, size: int, options: dict[str, int], why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):

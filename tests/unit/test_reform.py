@@ -1,4 +1,4 @@
-"""What Ctrl-C leaves of `shrink` and `reform`; ranks are threads of this process."""
+"""`shrink` and `reform` after Ctrl-C, with ranks as threads of this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_sum(group: shoal.Group) -> None:
 
 
 @in_ranks(2)
-def test_shrink_returns_a_view_again_whose_return_was_interrupted(group: shoal.Group) -> None:
+def test_shrink_returns_a_view_again_after_an_interrupted_return(group: shoal.Group) -> None:
     view = group.shrink()
     assert group.shrink() is group.reform() is group.grow() is view
     check_sum(view)
@@ -37,7 +37,7 @@ def test_shrink_returns_a_view_again_whose_return_was_interrupted(group: shoal.G
 
 
 @in_ranks(2)
-def test_reform_goes_on_from_a_view_that_an_interrupt_has_ended(group: shoal.Group) -> None:
+def test_reform_goes_on_from_a_view_that_an_interrupt_ended(group: shoal.Group) -> None:
     group.barrier()
     group.abort("a fault")
     if group.rank == 0:
@@ -54,19 +54,19 @@ def test_reform_goes_on_from_a_view_that_an_interrupt_has_ended(group: shoal.Gro
 
 
 @in_ranks(4)
-def test_shrink_excludes_a_rank_also_from_a_view_that_has_followed(group: shoal.Group) -> None:
+def test_shrink_excludes_a_rank_from_a_view_that_followed(group: shoal.Group) -> None:
     others = group.shrink([1]) if group.rank != 1 else None
     if others is None:
         return
     assert group.shrink([1]) is others
     if group.rank != 3:
-        last = group.shrink([3])  # rank 2 of the others
+        last = group.shrink([3])  # rank 2 among the others
         assert last.view.ranks == (0, 2)
         check_sum(last)
 
 
 @in_ranks(2)
-def test_a_view_that_is_interrupted_as_it_begins_keeps_the_links_and_the_door(
+def test_a_view_interrupted_as_it_begins_keeps_the_links_and_the_door(
     group: shoal.Group,
 ) -> None:
     address, enter = group.address, group._enter
@@ -85,7 +85,7 @@ def test_a_view_that_is_interrupted_as_it_begins_keeps_the_links_and_the_door(
     check_sum(view)
 
 
-def test_a_move_that_is_interrupted_as_it_begins_keeps_the_door() -> None:
+def test_a_move_interrupted_as_it_begins_keeps_the_door() -> None:
     class Old(Group):
         def __setattr__(self, name: str, value: object) -> None:
             if name == "_vote_number":
@@ -102,7 +102,7 @@ def test_a_move_that_is_interrupted_as_it_begins_keeps_the_door() -> None:
 
 
 @in_ranks(1)
-def test_a_with_statement_closes_the_last_of_more_groups_than_calls_can_nest(
+def test_a_with_statement_closes_the_last_of_very_many_successive_groups(
     group: shoal.Group,
 ) -> None:
     view = group
@@ -113,7 +113,7 @@ def test_a_with_statement_closes_the_last_of_more_groups_than_calls_can_nest(
 
 
 @in_ranks(2)
-def test_more_processes_than_a_door_takes_are_refused_on_all_ranks(group: shoal.Group) -> None:
+def test_too_many_processes_for_a_door_are_refused_on_all_ranks(group: shoal.Group) -> None:
     waiting = [Newcomer("0" * 32, "host")] * 1000
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(growing, "MOST_CLIENTS", 4001)

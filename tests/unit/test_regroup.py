@@ -22,7 +22,7 @@ UPWARD = tuple(range(len(NAMES)))
 
 
 def take_steps(averager: Averager, *steps: int) -> None:
-    """Average in the order of names on rank 0, and in another one on each other rank."""
+    """Average in the order of names on rank 0, and in a different order on each other rank."""
     for step in steps:
         averager.begin()
         fill(averager, step, NAMES if averager.group.rank == 0 else shuffled(1, step))
@@ -31,12 +31,12 @@ def take_steps(averager: Averager, *steps: int) -> None:
 
 
 def pair_of(group: shoal.Group) -> Any:
-    """The group of ranks 0 and 1, which rank 2 joins later; None there."""
+    """Return the group of ranks 0 and 1, which rank 2 joins later; None on rank 2."""
     return group.subgroup([0, 1], "pair") if group.rank < 2 else None
 
 
 @in_ranks(3)
-def test_a_step_that_lost_a_rank_is_given_up_and_repeated_by_the_others(
+def test_survivors_abandon_and_repeat_a_step_that_lost_a_rank(
     group: shoal.Group,
 ) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
@@ -65,9 +65,7 @@ def test_a_step_that_lost_a_rank_is_given_up_and_repeated_by_the_others(
 
 @pytest.mark.parametrize("n_steps", [0, 1, 3])
 @in_ranks(3)
-def test_a_rank_that_is_new_averages_with_others_that_go_on(
-    group: shoal.Group, n_steps: int
-) -> None:
+def test_a_new_rank_averages_with_ranks_that_go_on(group: shoal.Group, n_steps: int) -> None:
     options: dict[str, Any] = {"fusion_bytes": 512, "check_finite": True, "check_same": 2}
     pair = pair_of(group)
     if pair is None:
@@ -83,12 +81,12 @@ def test_a_rank_that_is_new_averages_with_others_that_go_on(
     assert averager.layout.order == UPWARD
     report = averager.report()
     assert [rank.rank for rank in report.ranks] == [0, 1, 2]
-    assert report.n_compared == 1  # not the first that all ranks know, nor the last
+    assert report.n_compared == 1  # neither the first step that all ranks know nor the last
     assert [step.number for step in averager.times][-3:] == list(range(n_steps, n_steps + 3))
 
 
 @in_ranks(3)
-def test_ranks_with_other_arrays_are_refused_by_name_and_the_group_goes_on(
+def test_ranks_with_different_arrays_are_refused_by_name_and_the_group_goes_on(
     group: shoal.Group,
 ) -> None:
     pair = pair_of(group)
@@ -106,7 +104,7 @@ def test_ranks_with_other_arrays_are_refused_by_name_and_the_group_goes_on(
 
 
 @in_ranks(2)
-def test_a_step_is_not_given_up_while_its_group_goes_on(group: shoal.Group) -> None:
+def test_a_step_is_not_abandoned_while_its_group_lives(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES)
     other = group.subgroup([0, 1], "other")
     averager.begin()
@@ -115,10 +113,10 @@ def test_a_step_is_not_given_up_while_its_group_goes_on(group: shoal.Group) -> N
         averager.regroup(other)
     averager.wait()
     check(averager, 0)
-    averager.begin()  # without an array that is ready
+    averager.begin()  # before any array is ready
     averager.regroup(other)
     take_steps(averager, 1)
-    for turn in range(2):  # the numbers that the step had reserved are free again
+    for turn in range(2):  # the step's reserved numbers are free again
         again = Averager(group, SHAPES)
         take_steps(again, turn)
 
@@ -129,7 +127,7 @@ FLOATS = {"first": (9, 5), "second": (333,), "third": (2, 3, 4)}
 
 
 def gradient(rank: int, step: int) -> dict[str, Any]:
-    """Multiples of 1/8 that bfloat16 cannot hold, whose sums are exact."""
+    """Return multiples of 1/8 that bfloat16 cannot hold, whose sums are exact."""
     return {
         name: (np.random.default_rng([step, rank, at]).integers(-4096, 4096, shape) / 8).astype(
             np.float32
@@ -168,7 +166,7 @@ def feeding(group: shoal.Group, fusion_bytes: int | None = None) -> Averager:
 
 
 @in_ranks(3)
-def test_residuals_move_along_and_a_new_rank_begins_without_any(group: shoal.Group) -> None:
+def test_residuals_are_kept_and_a_new_rank_begins_without_any(group: shoal.Group) -> None:
     pair, model = pair_of(group), FeedbackModel(3, FLOATS)
     before = FeedbackModel(2, FLOATS)
     for step in range(3):
@@ -209,7 +207,7 @@ def test_the_last_step_of_rank_0_decides_whether_residuals_change(
 
 
 @in_ranks(2)
-def test_a_new_rank_sends_the_share_of_values_that_others_have_come_to(
+def test_a_new_rank_sends_the_current_share_of_the_others(
     group: shoal.Group,
 ) -> None:
     scheme = ChunkTopK(1 / 64, warm_up=4)

@@ -1,4 +1,4 @@
-"""Which attempt a rank joins, and whom the end of one concerns."""
+"""The attempt that a rank joins, and the ranks that the end of one affects."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from shoal.rendezvous.store.asking import Asking
 
 
 def direct(store: MemoryStore) -> Asking:
-    """The store itself, which needs no thread."""
+    """Return the store itself, which needs no thread."""
     return store  # type: ignore[return-value]
 
 
@@ -45,7 +45,7 @@ def fail(
 
 
 @pytest.mark.parametrize("returning", [0, 1, 2])
-def test_a_rank_that_is_started_again_takes_all_to_the_next_attempt(returning: int) -> None:
+def test_a_restarted_rank_moves_all_ranks_to_the_next_attempt(returning: int) -> None:
     store = MemoryStore()
     meetings = [come(store, rank) for rank in range(3)]
     assert come(store, returning).attempt == 1
@@ -58,8 +58,8 @@ def test_a_rank_that_is_started_again_takes_all_to_the_next_attempt(returning: i
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_leftovers_of_some_ranks_hold_up_no_later_job(first: int) -> None:
-    """An earlier job ended before its rank 2 had come."""
+def test_stale_records_of_some_ranks_do_not_delay_a_later_job(first: int) -> None:
+    """An earlier job ended before its rank 2 joined."""
     store = MemoryStore()
     come(store, 0), come(store, 1)
     order = [first, *({0, 1, 2} - {first})]
@@ -83,7 +83,7 @@ def test_an_attempt_is_found_without_its_number(last: bytes | None) -> None:
     assert come(store, 1).attempt == 2
 
 
-def test_the_number_never_goes_back() -> None:
+def test_the_number_of_an_attempt_never_decreases() -> None:
     store = MemoryStore()
     for _ in range(3):
         come(store, 0)
@@ -101,7 +101,7 @@ def test_the_number_never_goes_back() -> None:
         (TimedOut("two\nlines, \x1b[31m in ü"), r"timed out: two lines, .\[31m in \?"),
     ],
 )
-def test_what_is_no_mistake_in_a_call_is_a_lost_peer(error: BaseException, words: str) -> None:
+def test_errors_other_than_wrong_calls_are_lost_peers(error: BaseException, words: str) -> None:
     store = MemoryStore()
     first, _ = come(store, 0), come(store, 1)
     fail(store, error, 0)
@@ -110,7 +110,7 @@ def test_what_is_no_mistake_in_a_call_is_a_lost_peer(error: BaseException, words
     assert (caught.value.rank, caught.value.host) == (1, "node-1")
 
 
-def test_a_rank_that_comes_later_waits_and_knows_why_until_the_other_is_back() -> None:
+def test_a_later_rank_waits_for_the_failed_one_and_knows_the_reason() -> None:
     store = MemoryStore()
     come(store, 1)
     fail(store, attempt=0)
@@ -124,7 +124,7 @@ def test_a_rank_that_comes_later_waits_and_knows_why_until_the_other_is_back() -
 
 
 @pytest.mark.parametrize("was_there", [False, True])
-def test_a_rank_that_fails_before_it_has_come_ends_the_attempt_too(was_there: bool) -> None:
+def test_a_rank_that_fails_before_it_publishes_ends_the_attempt_too(was_there: bool) -> None:
     store = MemoryStore()
     if was_there:
         come(store, 1)
@@ -146,7 +146,7 @@ def test_a_rank_that_fails_when_all_meet_again_ends_the_next_attempt() -> None:
         come(store, 0, left=0)
 
 
-def test_a_failure_of_a_process_whose_place_was_taken_ends_nothing() -> None:
+def test_a_failure_of_a_replaced_process_is_ignored() -> None:
     store = MemoryStore()
     come(store, 1), come(store, 1)
     fail(store, attempt=0)

@@ -1,4 +1,4 @@
-"""Records, the roll and what follows from them, with a store in memory."""
+"""Records and the roll, with a store in memory."""
 
 import hashlib
 import time
@@ -33,7 +33,7 @@ def publish(store: MemoryStore, rank: int, what: Record | bytes | None = None) -
 
 
 def direct(store: MemoryStore) -> Asking:
-    """The store itself, which needs no thread."""
+    """Return the store itself, which needs no thread."""
     store.deadline, store.can_wait = float("inf"), True  # type: ignore[attr-defined]
     return store  # type: ignore[return-value]
 
@@ -64,7 +64,7 @@ def test_a_record_survives_the_store(endpoint: Endpoint | None) -> None:
     assert len(made.encode()) < 4096
 
 
-def test_what_is_no_record_is_none() -> None:
+def test_malformed_records_parse_to_none() -> None:
     whole = record(0, endpoint=ENDPOINT).encode()
     body = whole[10:-4]
     wrong = [b"", b"\xff", b"null", whole[:-1], whole + b"\0"]
@@ -86,7 +86,7 @@ def test_what_is_no_record_is_none() -> None:
         assert decode(value) is None, value
 
 
-def test_a_record_with_any_one_bit_flipped_is_none() -> None:
+def test_a_record_with_a_flipped_bit_is_ignored() -> None:
     value = record(0, endpoint=ENDPOINT).encode()
     for at in range(8 * len(value)):
         flipped = bytearray(value)
@@ -107,7 +107,7 @@ def parts_of(values: Sequence[bytes], size: int) -> Roll | None:
 @pytest.mark.parametrize(
     ("n_ranks", "n_hosts", "n_parts"), [(2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 8)]
 )
-def test_a_roll_survives_the_store_in_parts_that_fit(
+def test_a_roll_survives_the_store_in_bounded_parts(
     n_ranks: int, n_hosts: int, n_parts: int
 ) -> None:
     roll = roll_of(n_ranks, n_hosts)
@@ -117,7 +117,7 @@ def test_a_roll_survives_the_store_in_parts_that_fit(
     assert parts_of(values, n_ranks) == roll
 
 
-def test_what_is_no_roll_of_this_group_is_none() -> None:
+def test_a_roll_of_another_group_is_ignored() -> None:
     roll = roll_of(300, 3)
     values, other = (
         roll.encode(),
@@ -152,7 +152,7 @@ def test_the_epoch_is_the_hash_of_all_nonces_in_rank_order() -> None:
     assert first.roll == second.roll
 
 
-def test_a_roll_that_is_damaged_or_lacks_us_is_not_used_and_rank_0_is_named() -> None:
+def test_a_damaged_roll_or_one_without_this_rank_is_not_used_and_rank_0_is_named() -> None:
     store, size = MemoryStore(), 300
     first = host(store, record(0, size))
     second, third = guest(store, 1, record(1, size)), guest(store, 2, record(2, size))
@@ -173,7 +173,7 @@ def test_a_roll_that_is_damaged_or_lacks_us_is_not_used_and_rank_0_is_named() ->
     assert "lacks rank 2" in third.oddities[0]
 
 
-def test_a_rank_that_sees_a_damaged_roll_asks_the_store_less_and_less_often() -> None:
+def test_a_rank_with_a_damaged_roll_asks_the_store_at_growing_intervals() -> None:
     store = MemoryStore()
     second, waits = guest(store, 1), []
     store.set(part_key(0, 0), b"damaged")
@@ -187,7 +187,7 @@ def test_a_rank_that_sees_a_damaged_roll_asks_the_store_less_and_less_often() ->
 
 
 class _Torch:
-    """Torch's store as long as nobody has come; complains when it is made to wait in vain."""
+    """Torch's store before any rank has joined; fails if a wait would time out."""
 
     def check(self, keys: list[str]) -> bool:
         return False
@@ -196,7 +196,7 @@ class _Torch:
         raise AssertionError("torch writes warnings of this")
 
 
-def test_torchs_store_is_asked_rather_than_waited_for() -> None:
+def test_torchs_store_is_polled_without_waits() -> None:
     for rank in range(2):
         store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
         own = record(rank)
@@ -212,7 +212,7 @@ def test_torchs_store_is_asked_rather_than_waited_for() -> None:
 
 
 class Counting(MemoryStore):
-    """Counts the requests of one kind or another."""
+    """A store that counts requests by kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class Counting(MemoryStore):
         return super().try_get_all(keys)
 
 
-def test_rank_0_reads_all_records_by_one_request_and_all_others_only_the_roll() -> None:
+def test_rank_0_reads_all_records_by_one_request_and_others_read_only_the_roll() -> None:
     store, size = Counting(), 100
     guests = [guest(store, rank, record(rank, size)) for rank in range(1, size)]
     first = host(store, record(0, size))
@@ -243,7 +243,7 @@ def test_rank_0_reads_all_records_by_one_request_and_all_others_only_the_roll() 
     assert {each.roll for each in guests} == {first.roll}
 
 
-def test_a_leftover_of_a_group_of_another_size_is_not_used() -> None:
+def test_a_stale_record_of_a_group_of_another_size_is_not_used() -> None:
     store = MemoryStore()
     first = host(store)
     publish(store, 1, record(1, size=4))
@@ -268,7 +268,7 @@ def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
         look(host(store))
 
 
-def test_another_version_is_refused_by_number() -> None:
+def test_a_different_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, seal(b"shoal/rc", 1, b"whatever"))
     with pytest.raises(
@@ -280,7 +280,7 @@ def test_another_version_is_refused_by_number() -> None:
         look(host(store))
 
 
-def test_a_second_process_of_the_same_rank_is_noticed() -> None:
+def test_a_second_process_of_a_rank_is_detected() -> None:
     store = MemoryStore()
     second = guest(store, 1)
     second.look_around()
@@ -289,7 +289,7 @@ def test_a_second_process_of_the_same_rank_is_noticed() -> None:
         second.look_around()
 
 
-def test_a_host_is_itself_unless_told_otherwise() -> None:
+def test_a_host_is_identified_by_itself_unless_the_environment_overrides_it() -> None:
     assert find_host_id({}) == find_host_id({})
     assert find_host_id({"SHOAL_HOST_ID": "a"}) != find_host_id({"SHOAL_HOST_ID": "b"})
     assert find_host_id({"SHOAL_HOST_ID": "a"}) != find_host_id({})

@@ -21,7 +21,7 @@ from shoal.schedule import (
 )
 
 
-def test_steps_say_what_they_do() -> None:
+def test_steps_have_a_readable_text() -> None:
     assert str(Send(2, 1)) == "send DATA[1] to 2"
     assert str(Recv(2, 1, fold=True, buffer=Buffer.OUTPUT)) == "fold OUTPUT[1] from 2"
     assert str(Copy(0, into=1)) == "copy DATA[0] into SCRATCH[1]"
@@ -41,7 +41,7 @@ def test_steps_refuse_negative_numbers_and_a_copy_of_a_chunk_onto_itself() -> No
             make()
 
 
-def test_ranks_begin_with_their_own_values_and_of_a_root_only_the_root() -> None:
+def test_ranks_begin_with_their_values_and_only_a_root_with_its_buffer() -> None:
     for collective, rank, held in (
         ("all_reduce", 1, {Place(Buffer.DATA, c): Value(range(1, 2), c) for c in range(2)}),
         ("broadcast", 0, {Place(Buffer.DATA, c): Value(range(1), c) for c in range(2)}),
@@ -65,12 +65,12 @@ def test_ranks_begin_with_their_own_values_and_of_a_root_only_the_root() -> None
 def test_a_rank_of_a_large_group_takes_few_steps(collective: str, name: str) -> None:
     assert next(ALGORITHMS["all_reduce"]["ring"].steps(0, 10**9)) == Send(1, 0)  # lazily
     size = 2048
-    # A block of Bruck's all-to-all is sent and received again in every second of 11 rounds.
+    # Bruck's all-to-all sends and receives a block again in every second of 11 rounds.
     limit = 11 * size + 1 if (collective, name) == ("all_to_all", "bruck") else 4 * size
     assert len(list(islice(ALGORITHMS[collective][name].steps(7, size, 0), limit + 1))) <= limit
 
 
-def test_hierarchical_algorithms_are_found_by_their_two_names() -> None:
+def test_hierarchical_algorithms_are_found_by_two_names() -> None:
     assert find("all_reduce", "ring/tree").by_host
     hosts = (0, 0, 1, 1, 2)
     for name in ("ring", "sharded[4*1|2*1]", "sharded/tree"):
@@ -94,7 +94,7 @@ def test_hierarchical_algorithms_are_found_by_their_two_names() -> None:
         ("gossip", [""], "no collective 'gossip': there are all_reduce, broadcast"),
     ],
 )
-def test_a_wrong_name_lists_the_names_there_are(
+def test_an_error_about_a_wrong_name_lists_the_valid_names(
     collective: str, names: list[str], why: str
 ) -> None:
     for name in names:
@@ -103,7 +103,7 @@ def test_a_wrong_name_lists_the_names_there_are(
 
 
 @pytest.mark.parametrize("hosts", [(0, 2, 2), (1, 0, 0), (0, 0, -1), (1, 1, 1)])
-def test_hosts_that_are_not_numbered_as_they_come_up_are_refused(hosts: tuple[int, ...]) -> None:
+def test_hosts_not_numbered_in_order_of_appearance_are_refused(hosts: tuple[int, ...]) -> None:
     for ask in (
         lambda: find("all_reduce", "ring_2d").steps(0, 3, 0, hosts),
         lambda: find("all_reduce", "ring_2d").n_chunks(3, hosts),

@@ -1,4 +1,4 @@
-"""What a server answers over HTTP, without any I/O."""
+"""A server's answers over HTTP, without I/O."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def ask(path: str, is_draining: bool = False) -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
-def test_a_server_that_runs_is_healthy_and_one_that_drains_is_not_ready() -> None:
+def test_a_running_server_is_healthy_and_a_draining_one_is_not_ready() -> None:
     assert ask("/healthz") == (200, "ok\n")
     assert ask("/healthz", is_draining=True) == (200, "ok\n")
     assert ask("/readyz?verbose") == (200, "ready\n")
@@ -31,7 +31,7 @@ def test_a_server_that_runs_is_healthy_and_one_that_drains_is_not_ready() -> Non
     assert ask("/")[0] == 404
 
 
-def test_a_request_that_is_not_complete_is_waited_for_and_one_that_never_ends_is_not() -> None:
+def test_an_incomplete_request_is_awaited_and_an_endless_one_is_not() -> None:
     assert answer(b"GET /healthz HTTP/1.1\r\n", state) is None
     endless = answer(b"GET /" + bytes(4096), state)
     assert endless is not None
@@ -41,13 +41,13 @@ def test_a_request_that_is_not_complete_is_waited_for_and_one_that_never_ends_is
 @pytest.mark.parametrize(
     "request_line", [b"GET", b"HEAD / x y", b"GET \xff\x00 HTTP", b"", b"GET  "]
 )
-def test_nonsense_is_answered_like_any_other_page_that_there_is_not(request_line: bytes) -> None:
+def test_garbage_is_answered_like_an_unknown_page(request_line: bytes) -> None:
     response = answer(request_line + b"\r\n\r\n", state)
     assert response is not None
     assert response.startswith(b"HTTP/1.1 404 ")
 
 
-def test_metrics_count_all_views_together_and_name_no_job() -> None:
+def test_metrics_sum_over_all_views_and_name_no_job() -> None:
     status, text = ask("/metrics")
     assert status == 200
     found = {

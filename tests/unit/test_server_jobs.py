@@ -1,4 +1,4 @@
-"""What a job that holds a key can ask of a server, and how fast."""
+"""Requests that a holder of a key can make of a server, and their rates."""
 
 import json
 import os
@@ -43,7 +43,7 @@ NOW = 1000.0
 
 
 class Peer:
-    """A connection that keeps what is sent."""
+    """A connection that keeps its sent messages."""
 
     is_open = True
 
@@ -61,7 +61,7 @@ class Peer:
         self.is_open = False
 
 
-def test_a_key_gets_64_views_at_once_and_four_a_second_and_no_more_after_a_rest() -> None:
+def test_a_key_gets_64_views_at_once_and_then_four_a_second_also_after_a_rest() -> None:
     pace = Pace()
     for now in (NOW, 2 * NOW):
         assert [pace.take(now) for _ in range(66)] == [True] * 64 + [False] * 2
@@ -79,7 +79,7 @@ def server() -> Iterator[Any]:
 
 
 def come(server: Any, open_place: Callable[[], str] = str) -> Any:
-    """A job that has proved the key of the server, and asked for a reservation."""
+    """Connect a job that has proved the server's key and requested a reservation."""
     server.welcome(Peer(), Hello(KEY.number, 0, 0))
     job = [*server._jobs.values()][-1]
     job.open_place, job.place = open_place, PLACE
@@ -88,13 +88,13 @@ def come(server: Any, open_place: Callable[[], str] = str) -> Any:
 
 
 def tell(server: Any, job: Any, message: Message) -> list[Message]:
-    """What a server answers."""
+    """Send a message to a server, and return its answers."""
     n = len(job.peer.sent)
     server.received(job.peer, *encode(message), -1)
     return list(job.peer.sent[n:])
 
 
-def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_the_order_in_which_they_came(
+def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_order_of_arrival(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[Any] = []
@@ -108,7 +108,7 @@ def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_the_order_in_which
     assert not tell(server, gone, MEET)
     server.lost(gone.peer)
     assert not tell(server, other, MEET._replace(view=2))
-    assert not tell(server, one, MEET._replace(view=3))  # in place of the one that waits
+    assert not tell(server, one, MEET._replace(view=3))  # in place of the waiting one
     monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
     assert server._wake_at() == 100.25
     del began[:]
@@ -118,7 +118,7 @@ def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_the_order_in_which
     assert not server._waiting
 
 
-def test_a_view_that_has_waited_until_its_workers_give_it_up_takes_no_process(
+def test_a_view_whose_workers_gave_it_up_while_it_waited_starts_no_process(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[Any] = []
@@ -140,7 +140,7 @@ def test_a_view_that_has_waited_until_its_workers_give_it_up_takes_no_process(
     assert all(job.peer.sent[-1] == Reserved("", server._identity, b"an entry") for job in jobs)
 
 
-def test_a_view_of_a_job_that_has_not_reserved_is_refused_at_once_and_takes_no_turn(
+def test_a_view_of_a_job_without_a_reservation_is_refused_at_once(
     server: Any,
 ) -> None:
     job = come(server)
@@ -151,7 +151,7 @@ def test_a_view_of_a_job_that_has_not_reserved_is_refused_at_once_and_takes_no_t
     assert job.pace.next_at == 0.0
 
 
-def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_later(
+def test_a_job_is_served_while_its_next_view_waits_for_a_place(
     server: Any,
 ) -> None:
     lacks = ["", "no port is free", "no port is free", ""]  # the last two at pings
@@ -171,7 +171,7 @@ def test_a_job_is_served_though_its_next_view_has_no_place_yet_and_gets_that_lat
     assert not lacks
 
 
-def test_a_job_that_sends_nonsense_or_is_lost_is_forgotten(server: Any) -> None:
+def test_a_job_that_sends_garbage_or_is_lost_is_dropped(server: Any) -> None:
     jobs = [come(server) for _ in range(2)]
     server.received(jobs[0].peer, encode(MEET)[0], b"x", -1)
     server.lost(jobs[1].peer, 0, "it closed the connection")
@@ -180,7 +180,7 @@ def test_a_job_that_sends_nonsense_or_is_lost_is_forgotten(server: Any) -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_job_that_takes_no_answers_is_given_up_and_one_that_takes_them_late_is_not(
+def test_a_job_that_reads_no_answers_is_dropped_and_one_that_reads_late_is_not(
     is_late: bool,
 ) -> None:
     (listener,) = listen("127.0.0.1", 0)
@@ -209,7 +209,7 @@ def test_a_job_that_takes_no_answers_is_given_up_and_one_that_takes_them_late_is
     server._close()
 
 
-def test_an_answer_about_more_views_than_it_holds_is_whole_and_short() -> None:
+def test_an_answer_about_too_many_views_is_cut_to_valid_json() -> None:
     told = {"version": "1", "n_jobs": 8}
     few, many = ([{"view": at, "why": "é" * 100} for at in range(n)] for n in (3, 256))
     assert json.loads(as_text({**told, "views": few})) == {**told, "views": few}
@@ -221,7 +221,7 @@ def test_an_answer_about_more_views_than_it_holds_is_whole_and_short() -> None:
     assert encode(Status(text))
 
 
-def test_a_child_is_forked_while_nobody_can_ask_it_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_forked_with_signals_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked: list[Sequence[int]] = []
 
     def fork() -> int:
@@ -246,15 +246,15 @@ def test_a_child_is_forked_while_nobody_can_ask_it_to_end(monkeypatch: pytest.Mo
         ("192.168.0.1", [("10.0.0.2", 7)], ("10.0.0.2", 7)),  # the store is on another network
     ],
 )
-def test_a_server_registers_where_the_store_would_reach_it(
+def test_a_server_registers_the_address_at_which_the_store_reaches_it(
     local: str, listening: list[tuple[str, int]], address: tuple[str, int]
 ) -> None:
     client: Any = SimpleNamespace(local_host=local)
     assert address_for(client, listening) == address
 
 
-def test_of_one_key_no_more_are_taken_than_have_room_for_two_views_each(server: Any) -> None:
-    """Or each new view would end the oldest of another, which asks for it again."""
+def test_a_key_reserves_only_groups_with_room_for_two_views_each(server: Any) -> None:
+    """Otherwise each new view would end another job's oldest, which that requests again."""
     jobs = [come(server) for _ in range(130)]
     reserved: list[Any] = [job.peer.sent[0] for job in jobs]
     assert [not answer.refused for answer in reserved] == [True] * 128 + [False] * 2
@@ -264,7 +264,7 @@ def test_of_one_key_no_more_are_taken_than_have_room_for_two_views_each(server: 
 
 
 @pytest.mark.parametrize(("bound", "most"), [(-1, 576 << 20), (1 << 40, 576 << 20), (99, 99)])
-def test_a_view_has_its_memory_and_no_more_than_whoever_started_the_server(
+def test_a_view_has_its_memory_limit_within_the_limit_of_the_servers_parent(
     bound: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {child.resource.RLIMIT_DATA: (bound, bound)}

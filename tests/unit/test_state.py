@@ -1,4 +1,4 @@
-"""What a rank tells of itself: in words, in files, and what many of them say together."""
+"""State dumps of ranks: as text, in files, and as the joint report of many ranks."""
 
 import json
 import logging
@@ -76,7 +76,7 @@ def call(
 
 
 def state(rank: int, *calls: dict[str, Any], last: int = 5, size: int = 3) -> dict[str, Any]:
-    """What rank `rank` of one group wrote; `last` is the number of its last call."""
+    """Return the state that rank `rank` of one group wrote; `last` numbers its last call."""
     group = json.loads(GROUP) | {"rank": rank, "members": list(range(size))}
     group |= {"n_calls": last, "last_number": last, "in_flight": list(calls)}
     world = json.loads(WORLD) | {"rank": rank, "groups": [group]}
@@ -92,12 +92,12 @@ WAITING = call(step(1, "data", 12.0), absent=(1,))
 @pytest.mark.parametrize(
     ("waiting", "waits"),
     [
-        # A rank that owes data is to blame before one that takes none, since the oldest wait.
+        # A rank that owes data is blamed before one that receives none, by the oldest wait.
         (
             call(step(1, "grant", kind="send"), step(2, "data", 3.0), step(2, "data", 9.0)),
             [(2, True, 9.0), (1, False, 1.0)],
         ),
-        # Of two that owe data, the one that has not made the call is to blame.
+        # Of two ranks that owe data, the one that has not made the call is blamed.
         (
             call(step(1, "data", 9.0), step(2, "data", 3.0), absent=(2,)),
             [(2, True, 3.0), (1, False, 9.0)],
@@ -111,7 +111,7 @@ def test_a_call_names_the_ranks_that_it_waits_for(
     assert [(w["rank"], w["is_blamed"], w["since_s"]) for w in waiting["waits"]] == waits
 
 
-def test_every_word_of_the_native_core_is_known() -> None:
+def test_every_reason_to_wait_of_the_native_core_is_known() -> None:
     source = (Path(__file__).parents[2] / "native/engine/shell/state_reader.cc").read_text()
     bodies = re.findall(
         r"^const char\* StateReader::\w*awaits\(.*?^}", source, re.DOTALL | re.MULTILINE
@@ -120,7 +120,7 @@ def test_every_word_of_the_native_core_is_known() -> None:
     assert words == WORDS.keys() | {"turn", "scratch", "nothing"}
 
 
-def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
+def test_the_text_names_waiting_and_awaited_ranks_and_times() -> None:
     text = text_of(state(0, WAITING))
     for facts in (
         ("host-0", "process 100"),
@@ -141,7 +141,7 @@ def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
     assert "its state cannot be read: a thread holds its lock" in text_of(told)
 
 
-def test_a_state_has_no_keys_and_names_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_holds_no_keys_and_names_source_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KEY", "sesame")
     monkeypatch.setenv("SHOAL_KEY_FILE", "/a/path")
     told = document.describe("test")
@@ -166,19 +166,19 @@ def test_a_state_has_no_keys_and_names_lines(monkeypatch: pytest.MonkeyPatch) ->
         ("/nowhere/", "/nowhere/shoal-dump-host_1-rank3-77"),
     ],
 )
-def test_a_pattern_names_files_of_every_rank_apart(pattern: str, stem: str, tmp_path: Path) -> None:
+def test_a_pattern_names_a_file_per_rank(pattern: str, stem: str, tmp_path: Path) -> None:
     assert stem_of(pattern, 3, "host/1", 77) == stem
     assert stem_of(str(tmp_path), 3, "h", 77) == f"{tmp_path}/shoal-dump-h-rank3-77"
 
 
-def test_the_setting_names_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/tmp")
     for setting, pattern in (("", "/tmp/"), ("/x/%r", "/x/%r"), ("off", None)):
         monkeypatch.setenv("SHOAL_DUMP", setting)
         assert pattern_of_job() == pattern
 
 
-def test_files_that_exist_are_left_alone(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     pattern, told = str(tmp_path / "new" / "a-%r"), state(0)
     first = write(told, "one", pattern)
     assert [path.name for path in first] == ["a-0.json", "a-0.txt"]
@@ -191,7 +191,7 @@ def test_files_that_exist_are_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "new" / "a-0-2.json").exists()
 
 
-def test_a_link_is_not_followed_and_only_the_owner_may_read_files(tmp_path: Path) -> None:
+def test_a_symlink_is_not_followed_and_only_the_owner_may_read_files(tmp_path: Path) -> None:
     (tmp_path / "a-0.json").symlink_to(tmp_path / "elsewhere")
     written = write(state(0), "one", str(tmp_path / "a-%r"))
     assert written[0].name == "a-0-2.json"
@@ -200,7 +200,7 @@ def test_a_link_is_not_followed_and_only_the_owner_may_read_files(tmp_path: Path
 
 
 @pytest.mark.parametrize("pattern", ["{}/file/below", "/proc/nowhere/%r", "/a\0b"])
-def test_a_failure_to_write_is_a_warning(
+def test_a_failed_write_is_a_warning(
     pattern: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -208,7 +208,7 @@ def test_a_failure_to_write_is_a_warning(
     assert "cannot be written to" in caplog.text
 
 
-def test_a_disk_that_hangs_is_not_waited_for_for_ever(
+def test_a_wait_for_a_hanging_disk_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_back = threading.Event()
@@ -220,13 +220,13 @@ def test_a_disk_that_hangs_is_not_waited_for_for_ever(
 
 
 def native(taken_ns: int) -> SimpleNamespace:
-    """A group that a deadline has ended, whose state can be taken once."""
+    """Return a group that a deadline has ended, whose state can be taken once."""
     told = [{"taken_ns": taken_ns, "groups": [], "peers": []}]
     return SimpleNamespace(take_state_at_deadline=lambda: told.pop() if told else None)
 
 
 class Context:
-    """One without links."""
+    """Return a group without links."""
 
     epoch, rank, names, groups, mesh = 1, 0, (), (), None
 
@@ -242,7 +242,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_deadline_is_written_down_once_for_all_groups_that_end_with_it(fresh: Path) -> None:
+def test_a_deadline_is_dumped_once_for_all_groups_that_it_ends(fresh: Path) -> None:
     one, group = AtDeadline(), native(7)
     note = one.note(CONTEXT, group)
     assert note == f"what it waited for is in {next(fresh.glob('*.txt'))}"
@@ -288,7 +288,7 @@ def test_a_refused_signal_is_a_warning(
     assert "SIGUSR2 will not make this process write its state: no descriptor" in caplog.text
 
 
-# What they say together.
+# Joint reports.
 
 BROADCAST = "broadcast float32[8] from rank 0 by tree"
 NAMED = call(step(1, "data"), absent=(1,), key=(1 << 62) + 9)
@@ -300,7 +300,7 @@ LATER = {**state(0), "taken_at_s": 99.0}
 @pytest.mark.parametrize(
     ("states", "lines"),
     [
-        # A rank that has not made a call, with what it did instead.
+        # A rank that has not made a call, with its last call.
         (
             [state(0, WAITING), state(2, WAITING), state(1, last=4)],
             [
@@ -311,7 +311,7 @@ LATER = {**state(0), "taken_at_s": 99.0}
                 ["all of them wait", "for rank 1"],
             ],
         ),
-        # A rank without a report that nobody heard.
+        # A rank without a report, whose messages no rank received.
         (
             [state(0, WAITING), state(2, call(step(0, "data", 11.0)))],
             [
@@ -334,7 +334,7 @@ LATER = {**state(0), "taken_at_s": 99.0}
             ],
             [["ranks 0, 1 wait for each other"]],
         ),
-        # A call with a name is missed by its key.
+        # A named call is missed by its key.
         ([state(0, NAMED), state(1, last=0)], [["rank 1 on host-1 has not made"]]),
         # Of two states of a rank, the one with calls in flight counts.
         ([LATER, state(0, call(step(1, "data")))], [["rank 0 waits for rank 1"]]),
@@ -357,7 +357,7 @@ def test_ranks_that_hold_up_a_job_are_named(
         [state(0, call(step(1, "data"), key=3 << 62)), state(2, last=0)],  # a message to others
     ],
 )
-def test_a_rank_does_not_lack_a_call_of_others(states: list[dict[str, Any]]) -> None:
+def test_a_rank_is_not_blamed_for_a_call_of_other_ranks(states: list[dict[str, Any]]) -> None:
     assert "has not made" not in verdict(states)
 
 
@@ -380,7 +380,7 @@ def test_shoal_dump_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (None, "No such file or directory"),
     ],
 )
-def test_a_file_that_is_no_state_is_refused(
+def test_a_file_without_a_state_is_refused(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.json"
@@ -409,7 +409,7 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     group["in_flight"].clear()
     assert late_in(world, 7, 10.0, due) == []
     assert due == {}
-    # Neither is a rank that is in the call, nor one that has no message to send yet.
+    # A rank in the call is not late, nor is one without a message to send yet.
     message = {**call(step(1, "data"), absent=(1,), key=6), "awaits_message": True}
     for one in (call(step(1, "data")), message):
         assert late_in(state(0, one)["worlds"][0], 7, 10.0, {}) == []

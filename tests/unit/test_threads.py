@@ -1,4 +1,4 @@
-"""Threads of shoal's Python: who starts them, where none can be had, and jobs on several."""
+"""Threads of shoal's Python: their only starter, thread limits, and jobs on several threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_no_other_file_starts_threads() -> None:
     assert files == {"threads.py"}
 
 
-def test_a_thread_too_many_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_too_many_threads_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_threads(monkeypatch)
     monkeypatch.setattr(threads.resource, "getrlimit", lambda _: (512, 1024))
     with pytest.raises(
@@ -38,7 +38,7 @@ def test_a_thread_too_many_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
         start("shoal-x", print)
 
 
-def test_jobs_of_one_thread_run_in_their_order() -> None:
+def test_jobs_of_one_thread_run_in_order() -> None:
     jobs, ran = Threads("shoal-x"), list[int]()
     gate = threading.Event()
     jobs.submit(gate.wait)
@@ -49,7 +49,7 @@ def test_jobs_of_one_thread_run_in_their_order() -> None:
     assert ran == list(range(8))
 
 
-def test_jobs_that_wait_for_later_ones_get_them_on_other_threads() -> None:
+def test_later_jobs_run_on_other_threads_while_a_job_waits_for_them() -> None:
     jobs, all_run = Threads("shoal-x", most=8), threading.Barrier(8)
     for _ in range(8):
         jobs.submit(all_run.wait)

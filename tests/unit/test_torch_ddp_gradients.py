@@ -1,4 +1,4 @@
-"""Long gradients are copied past the caches, whatever kind of tensor they are."""
+"""Long gradients of every kind of tensor are copied past the caches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ODD: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_a_long_copy_is_a_copy_whatever_is_copied(kind: str) -> None:
+def test_a_long_copy_is_right_for_every_kind_of_tensor(kind: str) -> None:
     source = ODD[kind]()
     for target in (torch.empty(200, 200, dtype=source.dtype), torch.empty_like(source)):
         version = target._version

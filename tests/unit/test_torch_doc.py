@@ -1,4 +1,4 @@
-"""docs/torch.md says what works: of every function that torch.distributed has, and nothing else."""
+"""docs/torch.md lists the status of exactly the functions of torch.distributed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalProcessGroup
 
 ROOT = Path(__file__).parents[2]
-# The versions of torch that brought functions of the table, after 2.11.
+# The versions of torch that added functions of the table, after 2.11.
 SINCE = {"record_comm": (2, 12), "all_gather_single": (2, 13), "reduce_scatter_single": (2, 13)}
 SINCE |= dict.fromkeys(
     ("gather_into_tensor", "gather_single", "get_backend_impl", "set_timeout"), (2, 14)
@@ -29,7 +29,7 @@ ROW = re.compile(r"^\| `(\w+)` \| ([\w' ]+) \| (.*)\|$", re.MULTILINE)
 
 
 def functions() -> dict[str, tuple[str, str]]:
-    """By name: the status and the remark in the lists and the table."""
+    """Return status and remark by name, from the lists and the table."""
     text = (ROOT / "docs" / "torch.md").read_text()
     page = text[text.index("## Functions") : text.index("## Layers")]
     rows = ROW.findall(page)
@@ -43,9 +43,9 @@ def functions() -> dict[str, tuple[str, str]]:
     return {name: (status, remark.strip()) for name, status, remark in rows}
 
 
-def test_every_function_of_torch_is_on_the_page_and_no_other() -> None:
+def test_the_page_lists_exactly_the_functions_of_torch() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # merely looking at some warns
+        warnings.simplefilter("ignore")  # reading some attributes warns
         there = {
             name
             for name in dir(dist)
@@ -56,7 +56,7 @@ def test_every_function_of_torch_is_on_the_page_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["monitored_barrier", "split_group"])
-def test_what_torch_refuses_the_group_itself_has(name: str) -> None:
+def test_functions_that_torch_refuses_exist_on_the_group(name: str) -> None:
     assert callable(getattr(ShoalProcessGroup, name))
     assert hasattr(Operations, "monitored_barrier")
     assert f"group.{name}(" in functions()[name][1]

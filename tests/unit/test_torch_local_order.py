@@ -1,4 +1,4 @@
-"""The order in which ranks of a host begin what they begin together, over a real group."""
+"""The common order in which ranks of a host begin turns, over a real group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE, N_CALLS = 3, 12
 
 
 class Said:
-    """Who has said what, in one line of time for all ranks."""
+    """The events of all ranks, on one time line."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -38,8 +38,8 @@ class Said:
                 self.too_early.append(turn)
 
 
-def follow(group: Any, seed: int, said: Said) -> list[Turn]:
-    """What one rank begins; it is ready for one turn or another, and makes calls, as it comes."""
+def follow(group: Any, seed: int, errors: Said) -> list[Turn]:
+    """Run one rank, which becomes ready for turns and makes calls in a random order."""
     order, choose = (
         LocalOrder(group.subgroup(range(SIZE), "host")),
         random.Random(seed + group.rank),
@@ -54,10 +54,10 @@ def follow(group: Any, seed: int, said: Said) -> list[Turn]:
         if may and choose.random() < 0.5:
             turn = choose.choice(may)
             coming.remove(turn)
-            said.ready(turn, group.rank)
+            errors.ready(turn, group.rank)
             order.ready(turn, "it", 60.0)
         if (turn_now := order.next()) is not None:
-            said.begun(turn_now)
+            errors.begun(turn_now)
             begun.append(turn_now)
             if not turn_now.half:
                 coming.append(Turn(turn_now.call, 1))
@@ -67,16 +67,16 @@ def follow(group: Any, seed: int, said: Said) -> list[Turn]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_all_ranks_begin_the_same_in_the_same_order_once_all_are_ready(seed: int) -> None:
-    said = Said()
-    begun, *others = run_well(follow, SIZE, 100 * seed, said)
+def test_all_ranks_begin_the_same_turns_in_the_same_order_once_all_are_ready(seed: int) -> None:
+    errors = Said()
+    begun, *others = run_well(follow, SIZE, 100 * seed, errors)
     assert others == [begun] * (SIZE - 1)
     assert [turn.call for turn in begun if not turn.half] == list(range(N_CALLS))
     assert sorted(begun) == [Turn(call, half) for call in range(N_CALLS) for half in (0, 1)]
-    assert said.too_early == []
+    assert errors.too_early == []
 
 
-def one_does_not_come(group: Any) -> ShoalError | None:
+def one_is_missing(group: Any) -> ShoalError | None:
     order = LocalOrder(group.subgroup(range(SIZE), "host"))
     order.add(60.0)
     error = None
@@ -91,15 +91,15 @@ def one_does_not_come(group: Any) -> ShoalError | None:
     return error
 
 
-def test_a_rank_that_does_not_come_is_named_at_the_deadline() -> None:
-    first, second, third = run_in_threads(one_does_not_come, SIZE)
+def test_a_missing_rank_is_named_at_the_deadline() -> None:
+    first, second, third = run_in_threads(one_is_missing, SIZE)
     assert second is None
     errors = [first, third]
     assert all(isinstance(error, TimedOut) for error in errors), errors
     assert any("rank 1" in str(error) for error in errors), errors
 
 
-def one_comes_with_another(group: Any) -> str:
+def one_brings_another_turn(group: Any) -> str:
     order = LocalOrder(group.subgroup(range(SIZE), "host"))
     order.add(60.0)
     order.ready(Turn(0, 0), f"float32[{8 + group.rank // 2}]", 60.0)
@@ -113,10 +113,11 @@ def one_comes_with_another(group: Any) -> str:
     return ""
 
 
-def test_ranks_that_come_with_different_things_hear_so_and_nothing_is_begun() -> None:
-    # NCCL would not notice.
-    said = run_in_threads(one_comes_with_another, SIZE)
+def test_ranks_with_different_turns_get_an_error_and_begin_none() -> None:
+    # NCCL would not detect it.
+    errors = run_in_threads(one_brings_another_turn, SIZE)
     assert (
-        "this rank has called float32[8], but another rank of this host made a different" in said[0]
+        "this rank has called float32[8], but another rank of this host made a different"
+        in errors[0]
     )
-    assert "this rank has called float32[9]" in said[2]
+    assert "this rank has called float32[9]" in errors[2]

@@ -1,4 +1,4 @@
-"""The double binary tree has the shape that NCCL 2.4 gives it."""
+"""The double binary tree has the shape of NCCL 2.4."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST = {
     13: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8],
     14: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8, 12],
 }
-# Figure 2 and the two pictures of the second tree in NCCL's own documentation of its trees: 12
+# Figure 2 and the two pictures of the second tree in NCCL's documentation of its trees: 12
 # ranks mirrored, 13 shifted. Smaller ones by hand.
 SECOND = {
     5: [1, None, 3, 0, 3],

@@ -1,4 +1,4 @@
-"""Names of all-reduces that are sharded by weights; they come from peers, too."""
+"""Names of all-reduces that are sharded by weights; peers send them too."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from shoal.schedule.weights import Weights, parse
         (Weights((1,) * 4096, (7,) * 4096), "", "sharded[4096*1|4096*7]"),
     ],
 )
-def test_weights_have_one_name_that_is_read_back(weights: Weights, part: str, name: str) -> None:
+def test_weights_have_one_name_that_parses_to_them(weights: Weights, part: str, name: str) -> None:
     assert weights.name(part) == name
     assert parse(name) == (weights.reduced, part)
     assert parse("sharded[1,1,2|3,3]") == parse("sharded[2*1,1*2|2*3]")
@@ -52,7 +52,7 @@ def test_weights_have_one_name_that_is_read_back(weights: Weights, part: str, na
         *(("sharded[1\n\x1b[2J|]", ""), ("sharded[\n\x1b[2J" + "1," * 4096, "")),
     ],
 )
-def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
+def test_an_invalid_name_is_refused_with_the_reason(name: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         find("all_reduce", name)
     assert why in str(caught.value)
@@ -63,7 +63,7 @@ def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
             find(collective, other)
 
 
-def test_the_group_must_have_the_ranks_that_the_name_speaks_of() -> None:
+def test_a_name_must_fit_the_size_of_the_group() -> None:
     whole, servers, workers = (
         find("all_reduce", f"sharded[4*1|2*3]{part}") for part in ("", ".servers", ".workers")
     )
