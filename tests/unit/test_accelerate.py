@@ -22,7 +22,7 @@ class DistributedType(str, enum.Enum):
 
 
 def load(monkeypatch: pytest.MonkeyPatch, state: type) -> None:
-    """Import shoal.accelerate beside an Accelerate that has this PartialState."""
+    """Import shoal.accelerate beside a fake Accelerate with this PartialState."""
     package, module = ModuleType("accelerate"), ModuleType("accelerate.state")
     package.DistributedType = DistributedType  # type: ignore[attr-defined]
     module.PartialState = state  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def load(monkeypatch: pytest.MonkeyPatch, state: type) -> None:
 
 
 def partial_state(kind: DistributedType, chosen: str | None) -> type:
-    """A PartialState that always makes one choice, unless the user names a backend."""
+    """Return a PartialState that always makes one choice, unless the user names a backend."""
 
     class PartialState:
         def _prepare_backend(
@@ -49,7 +49,7 @@ def partial_state(kind: DistributedType, chosen: str | None) -> type:
     ("kind", "chosen"),
     [(DistributedType.MULTI_CPU, "gloo"), (DistributedType.MULTI_GPU, "nccl")],
 )
-def test_shoal_takes_the_place_of_the_choice_and_other_names_stay(
+def test_shoal_replaces_the_automatic_choice_and_named_backends_stay(
     kind: DistributedType, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = partial_state(kind, chosen)
@@ -64,7 +64,7 @@ def test_shoal_takes_the_place_of_the_choice_and_other_names_stay(
     ("kind", "words"),
     [(DistributedType.NO, "in this process alone"), (DistributedType.MULTI_NPU, "MULTI_NPU")],
 )
-def test_a_choice_that_shoal_does_not_serve_is_refused(
+def test_an_unsupported_choice_is_refused(
     kind: DistributedType, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = partial_state(kind, None)
@@ -96,7 +96,7 @@ class OtherArguments:
 
 
 @pytest.mark.parametrize("state", [Renamed, OtherArguments])
-def test_an_unknown_accelerate_is_refused_with_what_to_do_instead(
+def test_an_unknown_accelerate_is_refused_with_the_remedy(
     state: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods = dict(vars(state))

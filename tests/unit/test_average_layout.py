@@ -1,4 +1,4 @@
-"""Where arrays lie in fusion buffers: properties that hold for any arrays, orders and lengths."""
+"""The places of arrays in fusion buffers: properties of any arrays, orders and lengths."""
 
 import functools
 import itertools
@@ -38,34 +38,34 @@ def test_buffers_cover_the_memory_once(layout: Layout) -> None:
     ends = [0, *(extent.end for extent in extents)]
     begins = [*(extent.offset for extent in extents), layout.n_bytes]
     for end, begin in zip(ends, begins, strict=True):
-        assert end <= begin <= end + 64  # another type may have the tail, in another order
+        assert end <= begin <= end + 64  # in another order another type may have the tail
 
 
-def test_buffers_of_a_type_are_of_one_length_but_for_the_last(layout: Layout) -> None:
+def test_all_but_the_last_buffer_of_a_type_have_one_length(layout: Layout) -> None:
     for dtype in {buffer.dtype for buffer in layout.buffers}:
         extents = sorted(b.extent for b in layout.buffers if b.dtype is dtype)
         lengths = [extent.n_bytes for extent in extents]
         assert set(lengths[:-1]) <= {lengths[0]}
         assert 0 < lengths[-1] <= lengths[0] + 2 * ALIGN_BYTES + 4096  # a tail, and up to a page
-        # The last is shorter by what rounding the others up has taken from it, and no more.
+        # The last one is shorter only by what rounding up the others took from it.
         assert lengths[0] - lengths[-1] < ALIGN_BYTES * len(lengths)
 
 
-def test_a_buffer_is_no_longer_than_asked_but_for_a_little() -> None:
+def test_a_buffer_exceeds_the_requested_length_only_slightly() -> None:
     for length in (64, 100, 4096, 5000):
         layout = Layout.of([ArraySpec("a", (100_003,), DType.FLOAT32)], [0], length)
         longest = max(buffer.extent.n_bytes for buffer in layout.buffers)
         assert longest <= max(length + ALIGN_BYTES, length * 17 / 16)
 
 
-def test_arrays_as_long_as_buffers_span_none() -> None:
+def test_arrays_as_long_as_a_buffer_do_not_span_two() -> None:
     entries = [ArraySpec(str(n), (1 << 17,), DType.FLOAT32) for n in range(32)]
     layout = Layout.of(entries, range(32), 1 << 19)
     assert [buffer.entries for buffer in layout.buffers] == [(n,) for n in range(32)]
 
 
 @pytest.mark.parametrize("types", [[DType.FLOAT32], [DType.INT32, DType.BFLOAT16, DType.FLOAT64]])
-def test_long_buffers_share_no_page_with_each_other(types: list[DType]) -> None:
+def test_long_buffers_share_no_page(types: list[DType]) -> None:
     for length in (70_000, 100_000, 1 << 20):
         entries = [ArraySpec(str(dtype), (1_000_003,), dtype) for dtype in types]
         entries.append(ArraySpec("short", (3,), DType.COMPLEX64))
@@ -83,13 +83,13 @@ def test_long_buffers_share_no_page_with_each_other(types: list[DType]) -> None:
         assert longest <= max(length * 17 / 16, length + 4096)
 
 
-def test_a_tail_of_padding_takes_no_buffer_of_its_own() -> None:
+def test_a_tail_of_padding_needs_no_extra_buffer() -> None:
     layout = Layout.of([ArraySpec("a", (1 << 20,), DType.FLOAT32)], [0], 1 << 22)
     assert layout.n_bytes == (1 << 22) + ALIGN_BYTES
     assert len(layout.buffers) == 1
 
 
-def test_places_are_aligned_apart_and_within_their_type(layout: Layout) -> None:
+def test_places_are_aligned_and_disjoint_and_within_their_type(layout: Layout) -> None:
     taken = sorted((place, index) for index, place in enumerate(layout.places))
     for (place, index), (after, _) in itertools.pairwise(taken):
         assert place.end <= after.offset or not place.n_bytes
@@ -115,7 +115,7 @@ def test_arrays_lie_in_the_given_order(layout: Layout) -> None:
         assert offsets == sorted(offsets)
 
 
-def test_buffers_fill_up_in_their_order_when_arrays_come_in_theirs(layout: Layout) -> None:
+def test_buffers_fill_in_order_when_arrays_are_ready_in_order(layout: Layout) -> None:
     left = [0] * len(layout.buffers)
     for numbers in layout.buffers_of:
         for number in numbers:
@@ -130,7 +130,7 @@ def test_buffers_fill_up_in_their_order_when_arrays_come_in_theirs(layout: Layou
     assert filled == list(range(len(layout.buffers)))
 
 
-def test_every_order_needs_as_much_memory(layout: Layout) -> None:
+def test_every_order_needs_the_same_memory(layout: Layout) -> None:
     other = Layout.of(layout.entries, sorted(layout.order), 4096)
     assert other.n_bytes == layout.n_bytes
 
@@ -146,7 +146,7 @@ def test_every_order_needs_as_much_memory(layout: Layout) -> None:
         ([("a", (1,))], [0], 63, "64 bytes or more, not 63"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(
+def test_arrays_that_cannot_be_laid_out_are_refused(
     entries: list[tuple[str, tuple[int, ...]]], order: list[int], fusion_bytes: int, words: str
 ) -> None:
     specs = [ArraySpec(*entry, DType.FLOAT32) for entry in entries]

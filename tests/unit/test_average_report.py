@@ -1,4 +1,4 @@
-"""A report of averaging: the parts of a step, the slowest rank, and the forms it is written in."""
+"""A report of averaging: the parts of a step, the slowest rank, and its output forms."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def one_report(n_steps: int = 4) -> AveragingReport:
     return report
 
 
-def test_every_rank_reports_the_same_of_all_ranks_and_its_own_steps() -> None:
+def test_every_rank_reports_the_same_summary_and_its_own_steps() -> None:
     reports = run_well(take_and_report, 3, 6, False)
     assert all(report.ranks == reports[0].ranks for report in reports)
     assert [one.rank for one in reports[0].ranks] == [0, 1, 2]
-    assert reports[0].n_compared == 4  # not the first, which follows none, and not the last
+    assert reports[0].n_compared == 4  # neither the first, which follows none, nor the last
     assert sum(one.n_slowest for one in reports[0].ranks) == 4
     for rank, report in enumerate(reports):
         assert report.rank == rank
@@ -70,14 +70,14 @@ def test_every_rank_reports_the_same_of_all_ranks_and_its_own_steps() -> None:
 
 
 @in_ranks(2)
-def test_a_report_before_the_first_step_says_so(group: shoal.Group) -> None:
+def test_a_report_before_the_first_step_is_marked_empty(group: shoal.Group) -> None:
     report = Averager(group, SHAPES).report()
     assert "no step has ended yet" in str(report)
     assert json.loads(report.to_json())["steps"] == []
 
 
 @in_ranks(2)
-def test_a_report_in_mid_step_names_what_has_not_come(group: shoal.Group) -> None:
+def test_a_report_in_mid_step_names_missing_arrays(group: shoal.Group) -> None:
     averager = Averager(group, {"a": ((8,), "float32"), "b": ((8,), "float32")}, fusion_bytes=64)
     averager.begin()
     averager.ready("b")
@@ -97,7 +97,7 @@ def rows_of(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
     return rows
 
 
-def test_a_trace_has_all_buffers_and_no_two_of_a_row_at_once(tmp_path: Path) -> None:
+def test_a_trace_has_all_buffers_and_rows_do_not_overlap(tmp_path: Path) -> None:
     before = time.time_ns()
     report = one_report(5)
     report.chrome_trace(tmp_path / "trace.json")
@@ -118,7 +118,7 @@ def test_a_trace_has_all_buffers_and_no_two_of_a_row_at_once(tmp_path: Path) -> 
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="NOT TESTED: torch is not installed"
 )
-def test_a_trace_is_on_the_clock_of_torchs(tmp_path: Path) -> None:
+def test_a_trace_uses_the_clock_of_torchs_profiler(tmp_path: Path) -> None:
     import torch
 
     def step_in_profile(group: shoal.Group) -> None:
@@ -139,7 +139,7 @@ def test_a_trace_is_on_the_clock_of_torchs(tmp_path: Path) -> None:
     events = [event for row in rows_of(ours).values() for event in row]
     assert events
     for event in events:
-        # The profiler reads another clock and converts it, and this is a thread of many.
+        # The profiler reads another clock and converts it, and this is one of many threads.
         assert whole["ts"] - 5e3 < event["ts"]
         assert event["ts"] + event["dur"] < whole["ts"] + whole["dur"] + 5e3
 
@@ -151,7 +151,7 @@ US = 1000  # nanoseconds
 
 
 def step(number: int, **times: Any) -> StepTimes:
-    """A step of two buffers; times in microseconds."""
+    """Return a step of two buffers; times in microseconds."""
     plain: dict[str, Any] = dict.fromkeys(("forward", "begin", "backward", "first"), 0)
     plain |= dict.fromkeys(("full", "posted", "done"), (0, 0))
     plain |= {"waits": ((0, 0), (0, 0)), "sent": 0, "wait": 0, "end": 0}
@@ -165,7 +165,7 @@ def in_nanoseconds(value: Any) -> Any:
 
 
 def waited_for(number: int, at: int) -> StepTimes:
-    """10 us of something, a forward pass of 100, a loss of 5, 200 of backward, 50 of waiting."""
+    """Return a step of 10 us before, 100 of forward, 5 of loss, 200 of backward, 50 of waiting."""
     return step(
         number,
         forward=at,
@@ -191,7 +191,7 @@ def test_a_step_is_forward_backward_exposed_communication_and_the_rest() -> None
     assert second.backward == 200
     assert second.exposed == 50
     assert second.other == 365 - 100 - 200 - 50
-    assert second.hidden == 80  # of the first buffer; all of the second was waited for
+    assert second.hidden == 80  # of the first buffer; the second was fully exposed
     assert first.own == -1
     assert second.own == 305 + 365 - 350
 
@@ -202,7 +202,7 @@ def test_a_single_step_lasts_until_its_end() -> None:
     assert only.other == 5
 
 
-def test_without_noted_passes_the_first_ready_array_parts_a_step() -> None:
+def test_without_recorded_passes_the_first_ready_array_divides_a_step() -> None:
     times = step(
         0,
         begin=10,
@@ -234,16 +234,16 @@ def test_the_slowest_rank_sends_its_last_buffer_longest_after_the_last_average()
     assert n_compared == 3
     assert [one.n_slowest for one in ranks] == [1, 2, 0]
     assert ranks[0].waited == pytest.approx((50 + 40 + 0) / 3)
-    assert ranks[2].waited == pytest.approx((20 + 20 + 50) / 3)  # it never waits for more than all
+    assert ranks[2].waited == pytest.approx((20 + 20 + 50) / 3)  # the wait never exceeds the total
     assert ranks[1].held_up == pytest.approx((50 + 20) / 3)
     assert ranks[0].held_up == pytest.approx(10 / 3)
 
 
-def test_ranks_that_know_no_common_step_are_not_compared() -> None:
+def test_ranks_without_a_common_step_are_not_compared() -> None:
     assert compare({0: [brief(0, 1, 1)], 1: [brief(1, 1, 1)]}) == ([], 0)
 
 
-def test_a_single_rank_is_not_slower_than_any_other() -> None:
+def test_a_single_rank_is_never_slowest() -> None:
     ranks, n_compared = compare({3: [brief(0, 5, 1), brief(1, 5, 1)]})
     assert n_compared == 0
     assert ranks[0].exposed == 1
@@ -259,7 +259,7 @@ def test_ranks_exchange_their_last_steps(group: shoal.Group) -> None:
 
 
 @pytest.mark.parametrize(("n_buffers", "n_kept"), [(1, 128), (128, 128), (1024, 16), (10**6, 8)])
-def test_fewer_steps_are_kept_where_they_have_many_buffers(n_buffers: int, n_kept: int) -> None:
+def test_fewer_steps_are_kept_if_they_have_many_buffers(n_buffers: int, n_kept: int) -> None:
     log = StepLog()
     log.lay_out(n_buffers)
     assert log.kept.maxlen == n_kept

@@ -29,7 +29,7 @@ def average_in_any_order(group: shoal.Group, fusion_bytes: int) -> tuple[int, ..
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("fusion_bytes", [64, 1000, 4096, 1 << 20])
-def test_averages_are_numpys_though_arrays_come_in_another_order_on_each_rank(
+def test_averages_equal_numpys_for_a_different_order_on_each_rank(
     size: int, fusion_bytes: int
 ) -> None:
     orders = run_well(average_in_any_order, size, fusion_bytes)
@@ -37,7 +37,7 @@ def test_averages_are_numpys_though_arrays_come_in_another_order_on_each_rank(
 
 
 @in_ranks(3)
-def test_the_first_layout_is_in_reverse_and_the_second_as_arrays_came_on_rank_0(
+def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(
     group: shoal.Group,
 ) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
@@ -70,7 +70,7 @@ def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: shoal.Gro
 
 
 @in_ranks(3)
-def test_hooks_count_as_ready_does_and_only_within_a_step(group: shoal.Group) -> None:
+def test_hooks_act_like_ready_and_only_within_a_step(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     hooks = {name: averager.hook(name) for name in SHAPES}
     for name in SHAPES:
@@ -88,7 +88,7 @@ def test_hooks_count_as_ready_does_and_only_within_a_step(group: shoal.Group) ->
 
 
 @in_ranks(3)
-def test_arrays_that_no_rank_used_are_untouched_and_count_as_zero_where_one_did_not(
+def test_unused_arrays_are_untouched_or_count_as_zero_if_another_rank_used_them(
     group: shoal.Group,
 ) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
@@ -115,11 +115,11 @@ def test_arrays_that_no_rank_used_are_untouched_and_count_as_zero_where_one_did_
 
 
 @in_ranks(2)
-def test_buffers_of_which_no_rank_used_an_array_are_not_sent(group: shoal.Group) -> None:
+def test_buffers_of_unused_arrays_are_not_sent(group: shoal.Group) -> None:
     averager = Averager(group, EIGHT, fusion_bytes=1024, find_unused=True)
     for used in [("1", "2", "6"), ("0",), (), tuple(EIGHT)]:
         averager.begin()
-        for name in used[group.rank :: group.size]:  # each by one rank only
+        for name in used[group.rank :: group.size]:  # each used by only one rank
             averager.ready(name)
         averager.wait()
         for number, buffer in enumerate(averager.layout.buffers):
@@ -131,8 +131,8 @@ def test_buffers_of_which_no_rank_used_an_array_are_not_sent(group: shoal.Group)
 
 
 @in_ranks(2)
-def test_another_layout_may_have_another_number_of_buffers(group: shoal.Group) -> None:
-    # The type that comes last has 64 bytes more: of float64 there is nothing else to be sent.
+def test_a_new_layout_may_have_a_different_number_of_buffers(group: shoal.Group) -> None:
+    # The last type has 64 bytes more, which are all that float64 sends.
     averager = Averager(group, {"a": ((256,), "float32"), "b": ((0,), "float64")}, fusion_bytes=512)
     counts = []
     for step in range(3):
@@ -147,13 +147,13 @@ def test_another_layout_may_have_another_number_of_buffers(group: shoal.Group) -
 
 
 @in_ranks(3)
-def test_calls_by_order_between_those_of_a_step_meet_each_other(group: shoal.Group) -> None:
+def test_calls_by_order_between_calls_of_a_step_match_each_other(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     for step in range(3):
         averager.begin()
         names = shuffled(group.rank, step)
         fill(averager, step, names[:4])
-        for _ in range(3):  # by order, between buffers that leave in none
+        for _ in range(3):  # by order, between buffers that leave in any order
             one = np.ones(1000)
             group.all_reduce(one)
             assert (one == group.size).all()
@@ -163,14 +163,14 @@ def test_calls_by_order_between_those_of_a_step_meet_each_other(group: shoal.Gro
 
 
 @in_ranks(1)
-def test_a_step_that_is_cancelled_dropped_or_not_sent_holds_up_no_later_call(
+def test_a_cancelled_dropped_or_unsent_step_delays_no_later_call(
     group: shoal.Group,
 ) -> None:
     one = np.ones(1)
     averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
     averager.begin()
     averager.ready("bias")
-    averager.wait()  # in which most buffers are skipped
+    averager.wait()  # a step that skips most buffers
     averager.begin()
     averager = Averager(group, {"other": ((3,), "float32")})
     averager.begin()
@@ -181,7 +181,7 @@ def test_a_step_that_is_cancelled_dropped_or_not_sent_holds_up_no_later_call(
 
 
 @in_ranks(2)
-def test_a_hook_of_an_averager_that_was_dropped_in_mid_step_does_nothing(
+def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(
     group: shoal.Group,
 ) -> None:
     averager = Averager(group, {"one": ((3,), "float32")})
@@ -196,7 +196,7 @@ def test_a_hook_of_an_averager_that_was_dropped_in_mid_step_does_nothing(
 
 
 @in_ranks(2)
-def test_there_are_no_more_buffers_than_numbers_can_be_reserved(group: shoal.Group) -> None:
+def test_the_number_of_buffers_is_limited_by_reservable_numbers(group: shoal.Group) -> None:
     averager = Averager(group, {"a": ((1 << 18,), "float32")}, fusion_bytes=64)
     averager.begin()["a"][...] = group.rank
     averager.ready("a")
@@ -209,7 +209,7 @@ def test_there_are_no_more_buffers_than_numbers_can_be_reserved(group: shoal.Gro
 
 
 @in_ranks(3)
-def test_weights_make_the_average_of_all_samples_and_0_leaves_a_rank_out(
+def test_weights_give_the_average_of_all_samples_and_0_excludes_a_rank(
     group: shoal.Group,
 ) -> None:
     weights = [[1, 1, 1], [32, 32, 7], [0, 5, 3], [0.25, 0, 0]]
@@ -232,7 +232,7 @@ def test_weights_make_the_average_of_all_samples_and_0_leaves_a_rank_out(
 
 
 @in_ranks(3)
-def test_equal_weights_give_the_bits_of_none(group: shoal.Group) -> None:
+def test_equal_weights_give_the_bits_of_unweighted_averages(group: shoal.Group) -> None:
     averagers = [Averager(group, SHAPES, weighted=weighted) for weighted in (False, True)]
     found = []
     for averager, weight in zip(averagers, (None, 37.0), strict=True):
@@ -248,7 +248,7 @@ def test_equal_weights_give_the_bits_of_none(group: shoal.Group) -> None:
 
 
 @in_ranks(2)
-def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_goes_well(
+def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_succeeds(
     group: shoal.Group,
 ) -> None:
     averager = Averager(group, {"a": ((3,), "float32")}, weighted=True)
@@ -263,11 +263,11 @@ def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_goes_well(
     assert (averager.arrays["a"] == 3).all()
 
 
-# Waiting for one.
+# Waiting for one array.
 
 
 @in_ranks(3)
-def test_one_array_can_be_waited_for_before_the_others(group: shoal.Group) -> None:
+def test_one_array_can_be_awaited_before_the_others(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     for step in range(3):
         averager.begin()

@@ -1,4 +1,4 @@
-"""What `Averager` refuses or finds: on which ranks, with which facts, and whether it goes on."""
+"""Errors of `Averager`: the ranks that raise, the facts named, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ A, B = ((3,), "float32"), ((2, 2), "float64")
     ],
 )
 @in_ranks(3)
-def test_what_ranks_average_differently_is_named_on_every_rank(
+def test_differences_between_averagers_are_named_on_every_rank(
     group: shoal.Group, odd: dict[str, Any], words: str
 ) -> None:
     options = {"arrays": {"a": A, "b": B}} | (odd if group.rank == 1 else {})
@@ -64,7 +64,7 @@ def test_what_ranks_average_differently_is_named_on_every_rank(
 
 
 @in_ranks(1)
-def test_types_and_wires_that_have_no_meaning_are_refused(group: shoal.Group) -> None:
+def test_meaningless_types_and_wires_are_refused(group: shoal.Group) -> None:
     with pytest.raises(UsageError, match="nothing to average"):
         Averager(group, {})
     with pytest.raises(UsageError, match="there is no average of 'a' bool"):
@@ -78,7 +78,7 @@ def test_types_and_wires_that_have_no_meaning_are_refused(group: shoal.Group) ->
 
 
 @in_ranks(2)
-def test_what_ended_the_group_is_not_taken_for_arrays_that_never_came(group: shoal.Group) -> None:
+def test_an_ended_group_is_not_reported_as_missing_arrays(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     averager.ready("bias")
@@ -89,7 +89,7 @@ def test_what_ended_the_group_is_not_taken_for_arrays_that_never_came(group: sho
             act()
 
 
-def never_come(group: shoal.Group) -> None:
+def never_ready(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     left_out = ("weight", "bias") if group.rank == 2 else ()
@@ -97,15 +97,15 @@ def never_come(group: shoal.Group) -> None:
     averager.wait()
 
 
-def test_arrays_that_never_come_are_named_with_their_rank_on_every_rank() -> None:
-    for error in run_in_threads(never_come, 3):  # also of a rank that still sends its arrays
+def test_missing_arrays_are_named_with_their_rank_on_every_rank() -> None:
+    for error in run_in_threads(never_ready, 3):  # also of a rank that is still sending its arrays
         assert isinstance(error, UsageError)
         assert "'weight', 'bias' never became ready on rank 2" in str(error)
         assert "find_unused=True" in str(error)
 
 
 @in_ranks(2)
-def test_a_deadline_names_the_buffer_that_did_not_come_and_its_arrays(group: shoal.Group) -> None:
+def test_a_deadline_names_the_missing_buffer_and_its_arrays(group: shoal.Group) -> None:
     averager = Averager(group, {"a": ((100,), "float32"), "b": ((100,), "float32")})
     averager.begin()
     averager.ready("b")
@@ -114,12 +114,12 @@ def test_a_deadline_names_the_buffer_that_did_not_come_and_its_arrays(group: sho
         averager.ready("a")
         with pytest.raises(TimedOut, match=r"fusion buffer 0 of 1 \('b' to 'a'\)"):
             averager.wait()
-    else:  # until the others have given up
+    else:  # until the others time out
         assert error_of(group.barrier)
 
 
 @in_ranks(2)
-def test_an_array_that_is_ready_twice_is_named_and_the_next_step_goes_well(
+def test_an_array_that_is_ready_twice_is_named_and_the_next_step_succeeds(
     group: shoal.Group,
 ) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
@@ -144,7 +144,7 @@ def test_an_array_that_is_ready_twice_is_named_and_the_next_step_goes_well(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
 @in_ranks(3)
-def test_what_is_not_finite_is_found_at_its_source_on_every_rank(
+def test_a_non_finite_value_is_reported_with_its_source_on_every_rank(
     group: shoal.Group, dtype: str
 ) -> None:
     shapes = {"a": ((40,), dtype), "b": ((5, 200), dtype), "c": ((3,), "int32")}
@@ -173,7 +173,7 @@ def test_misuse_is_refused(group: shoal.Group) -> None:
     with pytest.raises(UsageError, match="weighted=True"):
         averager.begin(3.0)
     averager.begin()
-    averager.begin()  # nothing has happened yet
+    averager.begin()  # the step has not begun
     for wrong in ("none", 8, -1):
         with pytest.raises(UsageError, match="there is no array"):
             averager.ready(wrong)
@@ -193,7 +193,7 @@ def lack(group: shoal.Group) -> None:
     if group.rank == 0:
         while not lacking.is_waited_for(group, averager.open_calls):
             pass
-        group.timeout_s = 0.0  # of which three quarters pass before this rank ends the group
+        group.timeout_s = 0.0  # this rank ends the group after three quarters of it
         watch = lacking.StepWatch(group, averager.open_calls)
         watch.start("no bias here")
         while group.ended() is None:
@@ -201,7 +201,7 @@ def lack(group: shoal.Group) -> None:
     averager.wait()
 
 
-def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_that_lacks_it() -> None:
+def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it() -> None:
     for error in run_in_threads(lack, 3):
         assert isinstance(error, UsageError)
         assert "no bias here" in str(error)
@@ -252,7 +252,7 @@ def step(averager: Averager) -> None:
     ],
 )
 @in_ranks(3)
-def test_what_differs_is_named_on_every_rank_in_every_nth_step(
+def test_differing_values_are_named_on_every_rank_in_every_nth_step(
     group: shoal.Group, name: str, words: str
 ) -> None:
     averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=2)
@@ -270,7 +270,7 @@ def test_what_differs_is_named_on_every_rank_in_every_nth_step(
 
 @pytest.mark.parametrize("every", [0, 1, 2])
 @in_ranks(3)
-def test_equal_values_raise_nothing_and_without_a_number_nothing_is_compared(
+def test_equal_values_pass_and_without_a_number_no_value_is_compared(
     group: shoal.Group, every: int
 ) -> None:
     averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=every)
@@ -288,7 +288,7 @@ def test_a_wrong_number_of_steps_is_refused(group: shoal.Group, every: Any) -> N
 
 
 @in_ranks(2)
-def test_an_array_whose_buffer_may_still_be_to_leave_cannot_be_waited_for(
+def test_waiting_for_an_array_whose_buffer_may_not_have_left_is_refused(
     group: shoal.Group,
 ) -> None:
     averager = Averager(group, {"a": A, "b": A})

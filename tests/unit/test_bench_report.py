@@ -1,4 +1,4 @@
-"""`shoal report`: files that are none, what a page says, and pictures."""
+"""`shoal report`: invalid files, the page, and pictures."""
 
 import importlib.util
 import json
@@ -52,11 +52,11 @@ def file(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_points_are_read_by_call_and_library(file: Callable[..., Path]) -> None:
-    (told,) = read_records([file()])
-    ours, theirs = (told.series[ALL_REDUCE][name] for name in ("shoal", "gloo"))
+    (read,) = read_records([file()])
+    ours, theirs = (read.series[ALL_REDUCE][name] for name in ("shoal", "gloo"))
     assert [one.size for one in ours] == [1 << 20, 1 << 22]
     assert (theirs[0].ratio, theirs[0].share) == (2.0, pytest.approx(0.5))
-    assert told.run["date"] == "today"
+    assert read.run["date"] == "today"
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -71,40 +71,40 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         ("", "is not JSON (Expecting value: line 1 column 2 (char 1)): has the run ended?"),
         ("[1]", "is not a file of `shoal bench --json FILE`"),
         ({"version": 2, "results": [1]}, "is not a file of `shoal bench --json FILE`"),
-        (broken(lambda told: told.update(format_version=9)), "has format 9 of shoal 0.1.0"),
-        (broken(lambda told: told.update(points=[])), "has nothing to draw: no size was measured"),
-        (broken(lambda told: told.pop("run")), "is damaged: no 'run'; measure again"),
-        (broken(lambda told: told["points"][0].pop("size")), "is damaged: no 'size'"),
-        (broken(lambda told: told.update(points=[3])), "is damaged"),
-        (broken(lambda told: told["points"][0].update(size="big")), "is damaged: must be real"),
-        (broken(lambda told: told["points"][0].update(p50_us=None)), "is damaged"),
-        (broken(lambda told: told["points"][0].update(root=[3])), "is damaged: unhashable"),
-        (broken(lambda told: told["points"][1].update(p99_us=1e400)), "is damaged: p99_us is inf"),
+        (broken(lambda run: run.update(format_version=9)), "has format 9 of shoal 0.1.0"),
+        (broken(lambda run: run.update(points=[])), "has nothing to draw: no size was measured"),
+        (broken(lambda run: run.pop("run")), "is damaged: no 'run'; measure again"),
+        (broken(lambda run: run["points"][0].pop("size")), "is damaged: no 'size'"),
+        (broken(lambda run: run.update(points=[3])), "is damaged"),
+        (broken(lambda run: run["points"][0].update(size="big")), "is damaged: must be real"),
+        (broken(lambda run: run["points"][0].update(p50_us=None)), "is damaged"),
+        (broken(lambda run: run["points"][0].update(root=[3])), "is damaged: unhashable"),
+        (broken(lambda run: run["points"][1].update(p99_us=1e400)), "is damaged: p99_us is inf"),
         (
-            broken(lambda told: [point.update(size=0) for point in told["points"]]),
+            broken(lambda run: [point.update(size=0) for point in run["points"]]),
             "has nothing to draw",
         ),
     ],
 )
-def test_a_file_that_is_no_run_is_told_in_one_plain_line(
+def test_a_file_that_is_no_run_is_refused_in_one_plain_line(
     data: Any, what: str, file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = file(data) if data else file(" ")
     assert main(["report", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"shoal: {path} ")
-    assert what in told
-    assert told.count("\n") == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"shoal: {path} ")
+    assert what in text
+    assert text.count("\n") == 1
 
 
-def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "noise.json").write_bytes(b"\xff\xfe\x00")
     for name, why in (("none", r"cannot read .*none.json: No such file"), ("noise", "is not JSON")):
         with pytest.raises(UsageError, match=why):
             read_records([tmp_path / f"{name}.json"])
 
 
-def test_files_of_one_name_get_their_folders(file: Callable[..., Path], tmp_path: Path) -> None:
+def test_files_with_one_name_show_their_folders(file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     both = [file(name="old/run.json"), file(name="run.json")]
     assert [one.name for one in read_records(both)] == [
@@ -146,11 +146,11 @@ def test_a_page_is_one_file_that_loads_nothing(
 
 @needs_matplotlib
 @pytest.mark.parametrize(("more", "n_calls"), [({"n_wrong": 4, "ratio": None}, 6), ({}, 4)])
-def test_no_ratio_is_shown_of_wrong_results_or_of_fewer_than_five_calls(
+def test_no_ratio_is_shown_for_wrong_results_or_fewer_than_five_calls(
     file: Callable[..., Path], tmp_path: Path, more: dict[str, Any], n_calls: int
 ) -> None:
     data = record()
-    del data["points"][2:]  # a single size is drawn, too
+    del data["points"][2:]  # a single size is drawn too
     data["points"][1].update(more)
     for one in data["points"]:
         one["n_calls"] = n_calls

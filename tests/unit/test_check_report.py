@@ -1,4 +1,4 @@
-"""What `shoal check` makes of what ranks publish and measure."""
+"""The report of `shoal check` on the facts and measurements of ranks."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def facts_of(rank: int, host: str = "", **differing: object) -> Facts:
 
 
 def findings_of(*ranks: Facts, **ways: float) -> Findings:
-    """Probes of all ways at 1 Gbit/s, but `from_0_to_1=rate`."""
+    """Return findings for probes of 1 Gbit/s each way, except `from_0_to_1=rate`."""
     probes = {}
     hosts = Findings(list(ranks), [], {}).hosts
     for one in hosts:
@@ -43,7 +43,7 @@ def findings_of(*ranks: Facts, **ways: float) -> Findings:
     return Findings(list(ranks), [], probes)
 
 
-def test_facts_come_through_the_store_as_they_were() -> None:
+def test_facts_survive_the_store() -> None:
     assert decode(facts_of(3).encode()) == facts_of(3)
 
 
@@ -54,13 +54,13 @@ def test_ranks_that_agree_have_no_problems() -> None:
     assert "1 2" in found.text()  # the ranks of host1
 
 
-def test_a_slow_cable_is_named_once_with_its_rate_and_that_of_the_others() -> None:
+def test_a_slow_cable_is_named_once_with_its_rate_and_the_others_rate() -> None:
     ways = {f"from_{a}_to_{b}": LINE / 10 for a in range(4) for b in range(4) if 3 in (a, b)}
     [problem] = findings_of(*map(facts_of, range(4)), **ways).problems()
     assert problem.startswith("host3: 100 Mbit/s at most, where others reach 1 Gbit/s")
 
 
-def test_a_slow_way_between_fast_hosts_is_named_alone() -> None:
+def test_a_slow_direction_between_fast_hosts_is_named_alone() -> None:
     [problem] = findings_of(*map(facts_of, range(3)), from_0_to_2=LINE / 4).problems()
     assert problem.startswith("host0 to host2: 250 Mbit/s")
 
@@ -76,14 +76,14 @@ def test_a_slow_way_between_fast_hosts_is_named_alone() -> None:
         ({"free_bytes": 100 << 20}, ["host1", "100 MiB"]),
     ],
 )
-def test_what_differs_or_lacks_is_named_with_the_host_and_what_to_do(
+def test_different_or_missing_facts_are_named_with_the_host_and_the_remedy(
     differing: dict[str, object], said: list[str]
 ) -> None:
     [problem] = findings_of(facts_of(0), facts_of(1, **differing)).problems()
     assert all(fact in problem for fact in said)
 
 
-def test_a_way_with_smaller_packets_than_both_interfaces_allow_is_named() -> None:
+def test_a_path_with_smaller_packets_than_both_interfaces_allow_is_named() -> None:
     found = findings_of(facts_of(0), facts_of(1))
     found.probes[0, 1] = [Probe("", 1e-4, LINE, 0.0, 1400)]
     found.probes[1, 0] = [Probe("", 1e-4, LINE, 0.0, 1500)]
@@ -91,7 +91,7 @@ def test_a_way_with_smaller_packets_than_both_interfaces_allow_is_named() -> Non
     assert problem.startswith("host0 to host1: packets have at most 1400 bytes")
 
 
-def test_a_host_that_none_reaches_is_named_with_its_other_interfaces() -> None:
+def test_an_unreachable_host_is_named_with_its_other_interfaces() -> None:
     more = ["eth1 (10.78.0.2)", "docker0 (172.17.0.1)"]
     found = findings_of(facts_of(0, unused=more), facts_of(1, unused=more), facts_of(2))
     for to in (1, 2):
@@ -102,35 +102,35 @@ def test_a_host_that_none_reaches_is_named_with_its_other_interfaces() -> None:
     assert "SHOAL_SOCKET_IFNAME" in problem
 
 
-def test_a_host_at_loopback_is_told_to_name_an_interface() -> None:
+def test_the_remedy_for_a_host_at_loopback_is_to_name_an_interface() -> None:
     alone = Path("127.0.1.1", 7000, "lo", "the route to host0", 1500)
     [problem] = findings_of(facts_of(0), facts_of(1, paths=[alone])).problems()
     assert "127.0.1.1" in problem
     assert "SHOAL_SOCKET_IFNAME" in problem
 
 
-def test_no_key_between_hosts_is_a_problem_and_within_one_is_none() -> None:
+def test_a_missing_key_is_a_problem_only_between_hosts() -> None:
     bare = {"key": "none"}
     assert not list(findings_of(facts_of(0, **bare), facts_of(1, "host0", **bare)).problems())
     [problem] = findings_of(facts_of(0, **bare), facts_of(1, **bare)).problems()
     assert "openssl rand -hex 32" in problem
 
 
-def test_a_clock_that_is_ahead_is_named_with_its_seconds() -> None:
+def test_a_clock_ahead_of_the_others_is_named_with_its_seconds() -> None:
     found = findings_of(facts_of(0), facts_of(1))
     found.probes[0, 1] = [Probe("", 1e-4, LINE, 61.0)]
     [problem] = found.problems()
     assert problem.startswith("host1: its clock is +61.0 s")
 
 
-def test_a_rank_that_ended_in_mid_check_is_named_by_each_way_that_lacks() -> None:
+def test_a_rank_that_ended_in_mid_check_is_named_for_each_missing_path() -> None:
     found = findings_of(facts_of(0), facts_of(1))
     del found.probes[1, 0]
     [problem] = found.problems()
     assert problem.startswith("host1 to host0: not measured")
 
 
-def test_hosts_of_one_name_are_told_apart_by_their_ranks() -> None:
+def test_hosts_with_one_name_are_distinguished_by_their_ranks() -> None:
     twin = facts_of(1)._replace(host="host0")
     found = findings_of(facts_of(0), twin)
     found.probes[0, 1] = [Probe("no way")]

@@ -1,4 +1,4 @@
-"""Wrong arguments of every command: one line that names what is wrong, and code 2."""
+"""Wrong arguments of every command: one line that names the fault, and code 2."""
 
 import pytest
 

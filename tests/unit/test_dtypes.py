@@ -9,8 +9,8 @@ from shoal.schedule import Buffer
 NUMPY_NAMES = [str(dtype) for dtype in DType if dtype is not DType.BFLOAT16]
 
 
-def test_the_numbers_are_those_of_the_wire_and_of_the_native_core() -> None:
-    # What comes later comes behind these.
+def test_numbers_of_dtypes_equal_those_of_the_wire_and_of_the_native_core() -> None:
+    # New entries follow these.
     assert [str(dtype) for dtype in sorted(DType)][:15] == [
         *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
         *("uint8", "bool", "complex64", "complex128", "uint16", "uint32", "uint64"),
@@ -36,7 +36,7 @@ def test_a_numpy_dtype_and_its_scalar_type_and_its_name_are_the_same(name: str) 
     assert item_size(dtype) == np.dtype(name).itemsize
 
 
-def test_torch_dtypes_and_operations_are_known_by_their_names() -> None:
+def test_torch_dtypes_and_operations_are_recognised_by_name() -> None:
     torch = pytest.importorskip("torch")
     for dtype in DType:
         theirs = getattr(torch, str(dtype))
@@ -46,7 +46,7 @@ def test_torch_dtypes_and_operations_are_known_by_their_names() -> None:
         assert parse_op(str(op)) is parse_op(op) is op
 
 
-def test_what_is_unknown_is_an_error_that_lists_the_known_ones() -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     np = pytest.importorskip("numpy")
     with pytest.raises(UsageError, match="byte order"):
         parse_dtype(np.dtype(np.float32).newbyteorder("S"))

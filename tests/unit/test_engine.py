@@ -1,4 +1,4 @@
-"""Lowering: what a plan says about itself, and the dataflow between steps."""
+"""Lowering: the description of a plan, and the dataflow between steps."""
 
 from typing import Any
 from unittest.mock import Mock
@@ -16,7 +16,7 @@ from shoal.shapes import Shape, agreement, describe
 SHAPE = Shape("all_reduce", "ring", DType.FLOAT32, Op.SUM, 1000, rank=1, size=4)
 
 
-def test_a_description_names_everything_ranks_must_agree_on() -> None:
+def test_a_description_names_everything_that_ranks_must_agree_on() -> None:
     assert describe(SHAPE) == "all_reduce float32[1000] sum by ring"
     changes: list[dict[str, Any]] = [
         *({}, {"n_elems": 1001}, {"dtype": DType.INT32}, {"op": Op.MAX}, {"algorithm": "sharded"}),
@@ -26,7 +26,7 @@ def test_a_description_names_everything_ranks_must_agree_on() -> None:
     assert len({describe(SHAPE._replace(**change)) for change in changes}) == len(changes)
     assert len({describe(SHAPE._replace(rank=rank)) for rank in range(4)}) == 1
     assert plan_for(SHAPE) is plan_for(Shape(*SHAPE))
-    # Both ends of a message agree, and each names what it called.
+    # Both ends of a message agree, and each names its call.
     send = Shape("send_recv", "send", DType.INT8, Op.SUM, 3, rank=1, size=4, root=2)
     recv = Shape("send_recv", "recv", DType.INT8, Op.SUM, 3, rank=2, size=4, root=1)
     assert agreement(send) == agreement(recv)
@@ -35,7 +35,7 @@ def test_a_description_names_everything_ranks_must_agree_on() -> None:
     assert describe(recv._replace(root=-1)) == "recv int8[3] from any rank"
 
 
-def test_calls_of_different_length_share_a_program_where_they_are_cut_alike() -> None:
+def test_calls_of_different_lengths_share_a_program_if_cut_equally() -> None:
     short = SHAPE._replace(algorithm="sharded", n_elems=3 * STRIPE_FLOOR_BYTES // 4)
     assert short.found is short._replace(n_elems=short.n_elems + 1).found
     assert short.found is not short._replace(n_elems=short.n_elems - 1).found
@@ -52,7 +52,7 @@ def test_an_average_divides_by_the_workers(monkeypatch: pytest.MonkeyPatch) -> N
     assert [call.kwargs["divisor"] for call in make.call_args_list] == [4, 1, 3, 1]
 
 
-def test_finish_is_kept_only_where_it_divides_and_peers_are_in_the_group() -> None:
+def test_a_finish_step_is_kept_only_where_it_divides_and_peers_are_in_the_group() -> None:
     steps = list(ALGORITHMS["all_reduce"]["ring"].steps(0, 4))
     assert len(lower(steps, 4).waits_for) == len(steps)
     assert sum(isinstance(step, Finish) for step in steps) == 1
@@ -73,7 +73,7 @@ def test_a_lost_peer_is_named_by_its_rank_in_the_group_and_its_host() -> None:
     assert error_from((Fault.NONE, -1, "", ""), [0, 1], RANKS) is None
 
 
-def test_other_faults_say_during_which_call() -> None:
+def test_other_errors_name_the_call() -> None:
     for fault, kind, text in (
         (Fault.TIMED_OUT, TimedOut, "timed out: barrier (call 9): it broke"),
         (Fault.MISMATCH, UsageError, "barrier (call 9): it broke"),

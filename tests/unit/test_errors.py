@@ -1,4 +1,4 @@
-"""Which built-in exception each error also is, and that PeerLost keeps what it knows."""
+"""The built-in base of each error, and the attributes of PeerLost."""
 
 import pickle
 
@@ -16,14 +16,14 @@ from shoal.errors import PeerLost, TimedOut
         *(("ProofError", []), ("InternalError", [])),
     ],
 )
-def test_an_error_is_also_a_builtin_and_a_runtime_error(
+def test_an_error_is_also_a_builtin_error_and_a_runtime_error(
     name: str, bases: list[type[Exception]]
 ) -> None:
     found = getattr(errors, name)
     assert all(issubclass(found, one) for one in (errors.ShoalError, RuntimeError, *bases))
 
 
-def test_peer_lost_says_who_where_how_and_what_was_waited_for() -> None:
+def test_peer_lost_names_the_rank_the_host_the_cause_and_the_call() -> None:
     lost = PeerLost(3, "node7", "10.0.0.7:4711", "recv 65536 B, chunk 5", reason="closed the link")
     for fact in ("rank 3", "node7", "10.0.0.7:4711", "closed the link", "recv 65536 B", "shrink"):
         assert fact in str(lost)
@@ -34,7 +34,7 @@ def test_peer_lost_says_who_where_how_and_what_was_waited_for() -> None:
 @pytest.mark.parametrize(
     "reason", ["has left the meeting: KeyboardInterrupt", "no longer serves the store: reset"]
 )
-def test_a_rank_lost_before_there_is_a_group_is_no_reason_to_shrink_one(reason: str) -> None:
+def test_an_error_before_there_is_a_group_does_not_suggest_shrink(reason: str) -> None:
     text = str(PeerLost(0, "node7", "", "joining", reason))
     assert text.startswith(f"rank 0 on node7 {reason} ")
     assert "shrink" not in text

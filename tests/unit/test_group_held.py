@@ -1,4 +1,4 @@
-"""What the native core keeps of subgroups: those that somebody holds, or that have calls."""
+"""The native core keeps only subgroups that are referenced or have calls."""
 
 import contextlib
 import gc
@@ -15,7 +15,7 @@ N_GROUPS = 30
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    gc.disable()  # so that what is left to it stays
+    gc.disable()  # so that garbage stays uncollected
     try:
         yield
     finally:
@@ -23,7 +23,7 @@ def without_collector() -> Iterator[None]:
 
 
 def n_native(group: shoal.Group) -> int:
-    """How many groups the links of this one know."""
+    """Return the number of groups that the links of this group know."""
     assert group.mesh is not None
     state = group.mesh.state(10.0)
     assert state is not None
@@ -32,7 +32,7 @@ def n_native(group: shoal.Group) -> int:
 
 def drop_many(world: shoal.Group, how: str) -> list[int]:
     before = n_native(world)
-    world.barrier()  # nobody has used any of them before
+    world.barrier()  # none of them was used before
     for number in range(N_GROUPS):
         sub = world.subgroup(range(world.size), f"sub {number}")
         work = sub.all_reduce(np.ones(100, np.float32), async_op=how == "in the background")
@@ -45,14 +45,14 @@ def drop_many(world: shoal.Group, how: str) -> list[int]:
     return [before, n_native(world)]
 
 
-def test_subgroups_that_nobody_holds_are_let_go() -> None:
+def test_unreferenced_subgroups_are_freed() -> None:
     with without_collector():
         for how in ("at once", "in the background", "closed"):
             assert run_well(drop_many, 2, how) == [[1, 1]] * 2, how
 
 
 def drop_with_a_call(world: shoal.Group) -> list[Any]:
-    """Rank 0 drops what rank 1 has yet to take part in."""
+    """Rank 0 drops a subgroup whose call rank 1 has not made yet."""
     sub, data = world.subgroup(range(2), "sub"), np.full(100_000, 1 + world.rank, np.float32)
     if world.rank == 0:
         sub.all_reduce(data, async_op=True)
@@ -65,10 +65,10 @@ def drop_with_a_call(world: shoal.Group) -> list[Any]:
         sub.all_reduce(data)
         del sub
     world.barrier()
-    world.subgroup(range(2), "another")  # whose end looks for those before
+    world.subgroup(range(2), "another")  # its end frees earlier dropped groups
     return [held, float(data[0]), n_native(world)]
 
 
-def test_a_subgroup_that_is_dropped_with_a_call_in_flight_ends_after_it() -> None:
+def test_a_subgroup_dropped_with_a_call_in_flight_ends_after_it() -> None:
     with without_collector():
         assert run_well(drop_with_a_call, 2) == [[2, 3.0, 1]] * 2

@@ -1,4 +1,4 @@
-"""Lines of many processes on their way to one reader, who may be slow."""
+"""Lines of many processes on their way to one reader, which may be slow."""
 
 import os
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[int, int]) -> Non
         read(pipe[0])
 
 
-def test_the_rest_of_a_pipe_ends_though_a_child_writes_on() -> None:
+def test_draining_a_pipe_ends_though_a_child_still_writes() -> None:
     source, sink = os.pipe()
 
     class Echo(Output):
-        """For each line that comes, writes another: a child that outlives its parent."""
+        """Writes another line for each received one, as a child that outlives its parent."""
 
         n_lines = 0
 

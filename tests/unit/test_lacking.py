@@ -1,4 +1,4 @@
-"""`StepWatch`: how long others may wait for a rank whose step goes no further."""
+"""`StepWatch`: how long other ranks may wait for a rank whose step is stuck."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG_S = 60.0
 
 
 class Group:
-    """A group whose other ranks wait or do not, look by look; keeps why it was ended."""
+    """A group whose other ranks wait or not, by look; keeps the reason of its end."""
 
     timeout_s = 0.0
     mesh: object = "links"
@@ -37,7 +37,7 @@ class Group:
         self.why = why
 
     def join(self) -> None:
-        """Wait for the end of the thread that looked."""
+        """Wait for the end of the watching thread."""
         assert self.looked.wait(_LONG_S)
         self._thread.join(_LONG_S)
         assert not self._thread.is_alive()
@@ -75,7 +75,7 @@ def test_a_step_that_goes_on_does_not_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("what", ["averager", "group", "links"])
-def test_a_watch_ends_with_what_it_watches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_ends_with_its_subject(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(monkeypatch, itertools.repeat(False))
     held = [StepWatch(group, ())]  # type: ignore[arg-type]
     held[0].start("it comes")

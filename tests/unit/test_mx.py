@@ -1,4 +1,4 @@
-"""The NumPy reading of the Microscaling formats, against ml_dtypes and in its properties."""
+"""The NumPy version of the Microscaling formats: compared with ml_dtypes, and its properties."""
 
 import ml_dtypes
 import mx
@@ -23,7 +23,7 @@ def blocks(n_blocks: int, seed: int) -> mx.Floats:
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_the_value_of_each_code_is_as_in_ml_dtypes(name: str) -> None:
+def test_the_value_of_each_code_equals_that_of_ml_dtypes(name: str) -> None:
     codes = np.arange(1 << mx.FORMATS[name].bits, dtype=np.uint8)
     np.testing.assert_array_equal(
         mx.element_values(name), codes.view(FLOATS[name]).astype(np.float64)
@@ -50,7 +50,7 @@ def test_scales_are_as_in_ml_dtypes() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_encoding_what_was_decoded_changes_nothing(name: str) -> None:
+def test_encoding_a_decoded_value_changes_nothing(name: str) -> None:
     once = mx.rounded(name, blocks(5000, 2))
     np.testing.assert_array_equal(
         mx.rounded(name, once).view(np.uint32), once.view(np.uint32), strict=True
@@ -58,12 +58,12 @@ def test_encoding_what_was_decoded_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_errors_keep_within_what_the_format_promises(name: str) -> None:
+def test_errors_are_within_the_bound_of_the_format(name: str) -> None:
     values = blocks(2000, 3).reshape(-1, mx.BLOCK)
     values = values[np.abs(values).max(axis=1) > 1e-30]
     largest = np.abs(values).max(axis=1, keepdims=True)
     wrong = np.abs(mx.rounded(name, values.ravel()).reshape(values.shape) - values) / largest
-    # Clamping of the largest: from 512 to 448, from 128 to 127, from 8 to 6.
+    # The largest values clamp: from 512 to 448, from 128 to 127, from 8 to 6.
     assert wrong.max() <= {"mxfp8": 1 / 8, "mxint8": 1 / 128, "mxfp4": 1 / 4}[name]
 
 

@@ -1,4 +1,4 @@
-"""Numbers and names of calls: a reserved number is good for one call, in any order."""
+"""Numbers and names of calls: a reserved number serves one call, in any order."""
 
 import random
 
@@ -9,7 +9,7 @@ from shoal.group.context import Occurrences
 from shoal.group.numbers import MOST_APART, MOST_OPEN, Numbers
 
 
-def test_calls_take_numbers_in_their_order_and_leave_out_those_that_are_reserved() -> None:
+def test_calls_take_numbers_in_order_and_skip_reserved_ones() -> None:
     numbers = Numbers("here")
     assert numbers.take() == 1
     reserved = numbers.reserve(3)
@@ -41,7 +41,7 @@ def test_a_number_is_open_until_it_is_used_or_skipped() -> None:
     [(1, "used or skipped"), (2, "used or skipped"), (3, "used or skipped")]
     + [(number, "reserved") for number in (5, 0, -4, "two")],
 )
-def test_a_number_that_is_not_there_to_be_used_is_refused(number: int, why: str) -> None:
+def test_a_number_that_is_not_reserved_is_refused(number: int, why: str) -> None:
     numbers = Numbers("group 'g', rank 0 of 2")
     numbers.take()
     numbers.reserve(3)
@@ -53,7 +53,7 @@ def test_a_number_that_is_not_there_to_be_used_is_refused(number: int, why: str)
     assert numbers.use(4) == 4
 
 
-def test_what_is_reserved_at_once_or_never_used_is_bounded() -> None:
+def test_reservations_at_once_and_unused_ones_are_bounded() -> None:
     numbers = Numbers("here")
     for count in (-1, MOST_APART + 1, 1 << 40):
         with pytest.raises(
@@ -70,13 +70,13 @@ def test_what_is_reserved_at_once_or_never_used_is_bounded() -> None:
     assert numbers.reserve(1)[0] == 2 * MOST_APART + 1
 
 
-def test_no_call_is_further_from_an_open_number_than_the_native_core_remembers() -> None:
+def test_calls_stay_within_the_native_cores_memory_of_an_open_number() -> None:
     numbers = Numbers("here")
     first = numbers.reserve(2)
     more = numbers.reserve(MOST_APART)
     assert numbers.use(more[-3]) == MOST_APART
     assert numbers.use(more[-2]) == MOST_APART + 1
-    for _ in range(2):  # refused, it is as before
+    for _ in range(2):  # the refusal changed nothing
         with pytest.raises(UsageError, match=f"call {more[-1]} is more than {MOST_APART} after"):
             numbers.use(more[-1])
         with pytest.raises(UsageError, match="number 1, which is neither used nor"):

@@ -1,4 +1,4 @@
-"""The planner's costs and the simulator are one model in two forms: they agree."""
+"""The planner's costs and the simulator are two forms of one model, and agree."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ from shoal.plan.cost import cost_of
 from shoal.schedule import COLLECTIVES
 
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20]
-# Hosts, ranks on each, cores of each.
+# Hosts, ranks per host, cores per host.
 TEAMS = [(1, 4, 4), (8, 1, 2), (4, 4, 4)]
 if os.environ.get("SHOAL_SOAK"):
     TEAMS += [(1, 8, 8), (4, 1, 2)]
@@ -41,8 +41,8 @@ def test_costs_are_within_a_quarter_of_the_simulation_and_the_best_is_near_the_b
 
 
 @pytest.mark.parametrize("here", [1, 8])
-def test_what_is_planned_for_256_ranks_beats_a_shard_for_every_rank(here: int) -> None:
-    # Fairring fell behind there with buckets of 25 MiB: a shard for each of 256 GPUs.
+def test_the_plan_for_256_ranks_beats_one_shard_per_rank(here: int) -> None:
+    # Fairring is slow there with buckets of 25 MiB: a shard for each of 256 GPUs.
     cluster = default_cluster([rank // here for rank in range(256)], n_cores=16)
     chosen = choose("all_reduce", 25 << 20, cluster).name
     planned_us = simulate("all_reduce", chosen, cluster, 25 << 20).time_us

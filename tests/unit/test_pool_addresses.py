@@ -1,4 +1,4 @@
-"""`SHOAL_SERVERS`, and what `shoal server` is told."""
+"""`SHOAL_SERVERS`, and the options of `shoal server`."""
 
 import os
 import subprocess
@@ -39,12 +39,12 @@ def test_an_address_may_have_a_port(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":80", "a:b", "a:80:90", "a:99999", "[a", "a]:1", "[]:1"])
-def test_what_is_no_address_is_refused_by_name(text: str) -> None:
+def test_an_invalid_address_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match=r"^SHOAL_SERVERS: "):
         parse_address(text, "SHOAL_SERVERS")
 
 
-def test_a_list_has_each_server_once() -> None:
+def test_duplicates_are_removed_from_a_list_of_servers() -> None:
     assert servers_from({}) == ()
     named = {"SHOAL_SERVERS": "cpu1, cpu2:7000,"}
     assert servers_from(named) == (Address("cpu1", 7077), Address("cpu2", 7000))
@@ -67,7 +67,7 @@ def key_file(path: Path, text: str = "k" * 32, mode: int = 0o600) -> str:
     return str(path)
 
 
-def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     path = key_file(tmp_path / "key", mode=0o644)
     with pytest.raises(UsageError, match=rf"^--key-file {path} has mode 0644"):
         keys_of([path])
@@ -81,7 +81,7 @@ def test_a_key_is_named_once(tmp_path: Path) -> None:
     assert [key.path for key in keys_of([paths[0], other])] == [paths[0], other]
 
 
-def test_a_server_listens_at_an_interface_or_an_address() -> None:
+def test_a_server_listens_on_an_interface_or_at_an_address() -> None:
     for where in ("lo", "127.0.0.1", "localhost"):
         listeners = listen(where, 0)
         ports = {listener.getsockname()[1] for listener in listeners}
@@ -92,7 +92,7 @@ def test_a_server_listens_at_an_interface_or_an_address() -> None:
             listener.close()
 
 
-def test_an_address_of_another_host_is_refused_with_those_there_are() -> None:
+def test_an_address_of_another_host_is_refused_with_the_local_ones() -> None:
     with pytest.raises(UsageError, match=r"Cannot assign.*lo \(127\.0\.0\.1"):
         listen("198.51.100.1", 0)
     with pytest.raises(UsageError, match=r"no interface of this host and does not resolve.*lo \("):
@@ -108,7 +108,7 @@ def test_an_address_of_another_host_is_refused_with_those_there_are() -> None:
         (["--port", "70000"], "--port must be from 1 to 65535, got 70000"),
     ],
 )
-def test_a_command_that_is_wrong_says_what_would_be_right(
+def test_a_wrong_command_is_refused_with_the_right_form(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], what: str
 ) -> None:
     where = ["server", "--listen", "127.0.0.1", "--key-file", key_file(tmp_path / "key")]
@@ -116,7 +116,7 @@ def test_a_command_that_is_wrong_says_what_would_be_right(
     assert what in capsys.readouterr().err
 
 
-def test_a_status_without_a_key_says_which_variable_has_it(
+def test_a_status_without_a_key_names_its_variable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SHOAL_KEY_FILE", raising=False)
@@ -131,7 +131,7 @@ def test_servers_without_a_job_key_are_refused() -> None:
     ServedGroup.check({"SHOAL_SERVERS": "cpu1", "SHOAL_KEY": "k" * 32})
 
 
-def test_a_store_to_look_for_servers_at_has_a_port_and_a_job() -> None:
+def test_the_store_of_servers_needs_a_port_and_a_job() -> None:
     named = {"SHOAL_SERVERS": "cpu1, rdzv://host0:29400/job1 ,rdzv"}
     assert endpoint_from(named) == JobEndpoint("host0", 29400, "job1")
     assert servers_from(named) == (Address("cpu1", 7077), Address("rdzv", 7077))
@@ -154,13 +154,13 @@ def test_a_store_to_look_for_servers_at_has_a_port_and_a_job() -> None:
 
 
 @pytest.mark.parametrize("named", [{}, {"SHOAL_SERVERS": ""}, {"SHOAL_SERVERS": " , "}])
-def test_servers_that_are_required_have_to_be_named(named: dict[str, str]) -> None:
+def test_required_servers_must_be_named(named: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="SHOAL_SERVERS_REQUIRED='1', but SHOAL_SERVERS names no"):
         Settings.read({**named, "SHOAL_SERVERS_REQUIRED": "1"})
     assert Settings.read({**named, "SHOAL_SERVERS_REQUIRED": "0"}).servers == ""
 
 
-def test_both_variables_are_compared_between_workers_without_their_spaces() -> None:
+def test_both_variables_are_compared_between_workers_without_spaces() -> None:
     assert Settings.read({}).servers == ""
     one = Settings.read({"SHOAL_SERVERS": "cpu1, cpu2"}).servers
     assert one == Settings.read({"SHOAL_SERVERS": "cpu1,cpu2"}).servers
@@ -169,7 +169,7 @@ def test_both_variables_are_compared_between_workers_without_their_spaces() -> N
     assert one != Settings.read(required).servers
 
 
-def test_a_job_without_servers_loads_nothing_of_them() -> None:
+def test_a_job_without_servers_does_not_load_their_modules() -> None:
     code = """
 import sys, shoal
 from shoal.rendezvous import MemoryStore

@@ -36,13 +36,13 @@ RAIL = rail_of(range(3), 0)
 NOTHING: Any = None
 
 
-def test_jobs_with_one_key_that_begin_on_one_host_have_names_of_their_own() -> None:
+def test_jobs_with_one_key_on_one_host_have_different_names() -> None:
     controls: list[Any] = [
         SimpleNamespace(name=f"world{rail}/pool control", epoch=epoch, native_id=7)
         for rail in ("", " (rail 1)")
         for epoch in (1, 2, 1 << 63)
     ]
-    for native_id in (7, 8):  # two groups of one name, and two of long ones
+    for native_id in (7, 8):  # two groups with one name, and two with long names
         for name in ("world/a", "world/" + 99 * "x"):
             control: Any = SimpleNamespace(
                 name=f"{name}/pool control", epoch=1, native_id=native_id
@@ -67,20 +67,20 @@ def view_of(group: Any) -> View:
 
 
 @pytest.mark.parametrize("n_kinds", [200, 512])
-def test_kinds_of_calls_in_rotation_are_told_to_the_servers_once(
+def test_kinds_of_calls_in_rotation_are_announced_to_servers_once(
     n_kinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view, told = view_of(SimpleNamespace(size=4, rank=0)), []
+    view, announced = view_of(SimpleNamespace(size=4, rank=0)), []
     plan: Any = object()
     monkeypatch.setattr(view, "_made", lambda kind: Parts(plan, None, kind))
-    monkeypatch.setattr(view, "_announce", told.append)
+    monkeypatch.setattr(view, "_announce", announced.append)
     for _ in range(3):
         for n_elems in range(n_kinds):
             view.parts(KIND._replace(n_elems=n_elems))
-    assert len(told) == n_kinds
+    assert len(announced) == n_kinds
 
 
-def test_a_call_of_which_no_plan_can_be_made_ends_the_group_of_those_who_make_it() -> None:
+def test_a_call_that_cannot_be_planned_ends_the_group_of_its_ranks() -> None:
     def refuse(*_: object) -> None:
         raise MemoryError
 
@@ -97,21 +97,21 @@ def test_a_call_of_which_no_plan_can_be_made_ends_the_group_of_those_who_make_it
     assert len(ended) == 1
 
 
-def test_a_kind_of_call_that_is_new_when_the_servers_are_lost_is_no_error() -> None:
+def test_a_new_kind_of_call_after_the_loss_of_servers_is_no_error() -> None:
     def send(*_: object, **__: object) -> None:
         raise Closed("the group has ended")
 
     group = SimpleNamespace(size=4, rank=0, has_ended=True, send=send)
     view = view_of(group)
     shape = Shape("all_reduce", "sharded[3*0|1].servers", DType.FLOAT32, Op.SUM, 1 << 20, 0, 4)
-    view._announce(shape)  # not told to anyone, and nobody needs it
+    view._announce(shape)  # not announced: no server needs it
     group.has_ended = False
     with pytest.raises(Closed):
         view._announce(shape)
 
 
 class Part:
-    """A native call that has ended well."""
+    """A native call that has succeeded."""
 
     finished_ns = 1
 
@@ -128,7 +128,7 @@ class Part:
         return Fault.NONE, -1, "", ""
 
 
-def test_a_call_whose_next_stage_waits_for_its_servers_makes_nobody_else_wait() -> None:
+def test_a_call_whose_next_stage_waits_for_servers_delays_no_other() -> None:
     waits, goes_on, callbacks = threading.Event(), threading.Event(), []
 
     def post(stage: Stage, *_: object) -> Work:
@@ -161,7 +161,7 @@ def test_a_call_whose_next_stage_waits_for_its_servers_makes_nobody_else_wait() 
 
 
 class ToldLock:
-    """A lock that says when somebody has to wait for it."""
+    """A lock that signals when a thread has to wait for it."""
 
     def __init__(self) -> None:
         self._lock, self.is_awaited = threading.RLock(), threading.Event()
@@ -175,7 +175,7 @@ class ToldLock:
         self._lock.release()
 
 
-def test_calls_that_are_made_while_another_looks_for_servers_are_made_as_that_one(
+def test_calls_made_while_another_looks_for_servers_are_made_like_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lock, made = ToldLock(), list[str]()

@@ -1,6 +1,6 @@
-"""Recovery: a call whose servers die at any moment ends with the same result on every worker.
+"""Recovery: a call whose servers die at any moment has the same result on every worker.
 
-The result of any segment may have landed at any worker, over its input, when all of them stop.
+When all servers stop, any worker may hold the result of any segment, in place of its input.
 """
 
 import itertools
@@ -13,7 +13,7 @@ INPUT, RESULT = "input", "result"
 
 
 def run(repairs: list[Repair], memory: list[list[str]]) -> None:
-    """Carry the repairs out, in any order: they touch different segments."""
+    """Carry out the repairs in any order: they touch different segments."""
     touched: set[int] = set()
     for repair in repairs:
         for segment in range(repair.begin, repair.end):
@@ -33,7 +33,7 @@ def bitmap(bits: int, n_segments: int) -> bytes:
 
 @pytest.mark.parametrize("n_segments", [1, 2, 3])
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 4])
-def test_whatever_a_dead_server_leaves_every_worker_gets_every_result(
+def test_every_worker_gets_every_result_after_a_server_dies_at_any_point(
     n_workers: int, n_segments: int
 ) -> None:
     for landed in itertools.product(range(1 << n_segments), repeat=n_workers):
@@ -46,7 +46,7 @@ def test_whatever_a_dead_server_leaves_every_worker_gets_every_result(
         assert memory == [[RESULT] * n_segments] * n_workers
 
 
-def test_the_lowest_holder_gives_and_runs_are_as_long_as_they_can_be() -> None:
+def test_the_lowest_holder_sends_and_runs_are_as_long_as_possible() -> None:
     landed = [[bytes([0b0011_0000, 0b01])], [bytes([0b0011_1100, 0b01])]]
     assert replan(landed, [10]) == [
         Repair(0, 0, 2, NOBODY),
@@ -56,10 +56,10 @@ def test_the_lowest_holder_gives_and_runs_are_as_long_as_they_can_be() -> None:
     ]
 
 
-def test_bits_beyond_the_end_of_a_chunk_mean_nothing() -> None:
+def test_bits_beyond_the_end_of_a_chunk_are_ignored() -> None:
     assert replan([[b"\xff"], [b"\xfe"]], [3]) == [Repair(0, 0, 1, 0)]
 
 
-def test_each_chunk_is_mended_by_itself_and_empty_ones_not_at_all() -> None:
+def test_each_chunk_is_repaired_separately_and_empty_ones_are_skipped() -> None:
     nothing = [[b"\0", b"", b"\1"]] * 2
     assert replan(nothing, [2, 0, 1]) == [Repair(0, 0, 2, NOBODY)]

@@ -1,4 +1,4 @@
-"""How `shoal top` asks ranks over a network: which of them answer, with what, and which do not."""
+"""`shoal top` over a network: ranks that answer, their answers, and ranks that do not."""
 
 import argparse
 import contextlib
@@ -59,7 +59,7 @@ def document(rank: Any, *monitors: list[Any], **changed: Any) -> bytes:
 
 @contextlib.contextmanager
 def answering(read: Callable[[], bytes], kind: type[Answering] = Answering) -> Iterator[int]:
-    """The port of 127.0.0.1 at which a process answers."""
+    """Make a process answer; yield its port of 127.0.0.1."""
     listener = listen_tcp("127.0.0.1", (0,))
     port = listener.getsockname()[1]
     serving = kind(listener, KEY, read)
@@ -105,14 +105,14 @@ def test_a_rank_names_all_ranks_of_its_world_and_each_answers(
     assert found[2]["host"] == "c"
 
 
-def test_a_long_document_comes_in_parts() -> None:
+def test_a_long_document_is_sent_in_parts() -> None:
     more = "".join(map(str, range(50_000)))
     with answering(lambda: document(0, name=more)) as port:
         [found] = ask([at(port)], KEY)
     assert found["name"] == more
 
 
-def test_a_reader_with_another_key_gets_nothing_and_is_logged_once(
+def test_a_reader_with_another_key_gets_no_answer_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with answering(lambda: document(0)) as port:
@@ -135,12 +135,12 @@ def test_ranks_that_do_not_answer_are_shown_beside_those_that_do(
             assert errors_of(*places) == [*(["it does not answer"] * n_silent), None]
 
 
-def test_a_rank_that_answers_slowly_has_five_seconds_in_all(
+def test_a_slow_rank_has_five_seconds_for_its_full_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Slow(Answering):
         def _get(self, peer: Any, key: str, wait_ms: int) -> None:
-            ended.wait(0.05)  # a little for each of a thousand parts
+            ended.wait(0.05)  # a short time for each of a thousand parts
             super()._get(peer, key, wait_ms)
 
     assert remote._ANSWER_S == 5
@@ -155,7 +155,7 @@ def test_a_rank_that_answers_slowly_has_five_seconds_in_all(
 
 
 @pytest.mark.usefixtures("key")
-def test_top_takes_another_world_only_if_nobody_answers_for_the_one_it_shows() -> None:
+def test_top_switches_worlds_only_if_no_rank_of_the_shown_one_answers() -> None:
     monitors: list[list[Any]] = []
     worlds = ["w", "w"]
     with (
@@ -173,7 +173,7 @@ def test_top_takes_another_world_only_if_nobody_answers_for_the_one_it_shows() -
 
 
 @pytest.mark.usefixtures("key")
-def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ended_rank_is_shown_as_ended(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as listener:
         gone = listener.getsockname()[1]
     assert errors_of(at(gone)) == ["it has ended, or its connection broke"]
@@ -209,7 +209,7 @@ def test_a_rank_that_has_ended_is_named_as_such(capsys: pytest.CaptureFixture[st
         (document(0, [0, "h", "::1", 1], [0, "h", "::1", 2]), "its numbers cannot be read"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_an_error_of_its_rank(answer: bytes, why: str) -> None:
+def test_an_invalid_answer_is_an_error_of_its_rank(answer: bytes, why: str) -> None:
     with answering(lambda: answer) as port:
         assert errors_of(at(port)) == [why]
 
@@ -227,7 +227,7 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_its_rank(answer: bytes, wh
         {"in_flight": {"a": 1}},
     ],
 )
-def test_a_rank_whose_numbers_make_no_sense_is_shown_as_such_and_has_no_metrics(
+def test_a_rank_with_invalid_numbers_is_shown_as_such_and_has_no_metrics(
     changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     monitors: list[list[Any]] = []
@@ -240,7 +240,7 @@ def test_a_rank_whose_numbers_make_no_sense_is_shown_as_such_and_has_no_metrics(
 
 @pytest.mark.usefixtures("key")
 @pytest.mark.parametrize("how", ["--once", "--prometheus", "--json"])
-def test_nothing_that_a_rank_answers_controls_the_terminal(
+def test_an_answer_cannot_control_the_terminal(
     how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = "\x1b[2J\r\x9b"
@@ -257,7 +257,7 @@ def test_nothing_that_a_rank_answers_controls_the_terminal(
 
 
 @pytest.mark.usefixtures("key")
-def test_an_error_in_the_words_of_the_rank_is_not_printed(
+def test_an_error_text_of_a_rank_is_not_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with answering(lambda: document(0, error="\x1b[2J")) as port:
@@ -265,7 +265,7 @@ def test_an_error_in_the_words_of_the_rank_is_not_printed(
     assert "2J" not in "".join(capsys.readouterr())
 
 
-def test_readers_that_stop_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_readers_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_READER_S", 1.0)
     with answering(lambda: document(0)) as port, contextlib.ExitStack() as stopped:
         for _ in range(remote._MOST_READERS):
@@ -277,7 +277,7 @@ def test_readers_that_stop_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatc
             assert time.monotonic() < end
 
 
-def test_nothing_can_be_written_and_nothing_else_is_read() -> None:
+def test_a_reader_can_only_read_the_document() -> None:
     with answering(lambda: document(0)) as port:
 
         def client() -> contextlib.closing[TcpStoreClient]:
@@ -288,21 +288,21 @@ def test_nothing_can_be_written_and_nothing_else_is_read() -> None:
         with client() as one, pytest.raises(PeerLost):
             one.try_get("another key")
         with client() as one:
-            assert one.try_get("0") == b""  # nothing was asked for before
+            assert one.try_get("0") == b""  # no request was made before
             assert one.try_get("n_parts") == b"1"
             assert one.try_get("0") == document(0)
             assert one.try_get("1") == b""
 
 
 @pytest.mark.parametrize("place", [("10.0.0.2", 29600), ("fd00::2", 65535)])
-def test_the_settings_digest_carries_where_a_rank_answers(place: tuple[str, int]) -> None:
+def test_the_settings_digest_carries_the_address_for_readers(place: tuple[str, int]) -> None:
     settings = Settings.read({})
     assert monitor_of(digest_of(settings, monitor=place)) == place
     assert monitor_of(digest_of(settings))[1] == 0
 
 
 @pytest.mark.usefixtures("key")
-def test_what_is_no_address_is_refused_and_so_is_a_reader_without_a_key(
+def test_an_invalid_address_and_a_reader_without_a_key_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["top", "--once", "10.0.0.2"]) == 2
@@ -338,7 +338,7 @@ def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
         assert listener.fileno() == -1
 
 
-def test_readers_leave_a_port_to_each_rank_of_a_host(
+def test_each_rank_of_a_host_gets_a_port_for_readers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SHOAL_PORT_RANGE", "29600-29602")

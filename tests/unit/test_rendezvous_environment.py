@@ -1,4 +1,4 @@
-"""Each launcher's environment as it really is, and what is wrong with those that are not."""
+"""The real environment of each launcher, and errors about wrong ones."""
 
 import pytest
 
@@ -44,18 +44,18 @@ def test_each_launcher_is_understood(environ: dict[str, str], want: LaunchInfo) 
     assert find_place(environ) == want
 
 
-def test_torchrun_comes_before_the_launcher_that_started_it() -> None:
+def test_torchrun_precedes_the_launcher_that_started_it() -> None:
     assert find_place(SLURM | OPEN_MPI | TORCHRUN).rank == 3
     assert find_place(SLURM | OPEN_MPI).rank == 1
 
 
-def test_a_world_size_without_a_rank_leaves_the_word_to_the_launcher() -> None:
+def test_a_world_size_without_a_rank_defers_to_the_launcher() -> None:
     assert find_place(SLURM | {"WORLD_SIZE": "8"}).rank == 5
 
 
-def test_jobs_and_steps_of_slurm_that_share_a_host_get_ports_of_their_own() -> None:
+def test_jobs_and_steps_of_slurm_on_one_host_get_different_ports() -> None:
     def port(job: int, step: int) -> int:
-        # As `srun` of Slurm 22.05 sets them, for each task of a step alike.
+        # As `srun` of Slurm 22.05 sets them, equal for all tasks of a step.
         ids = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
         return find_place(SLURM | ids).master_port
 
@@ -66,7 +66,7 @@ def test_jobs_and_steps_of_slurm_that_share_a_host_get_ports_of_their_own() -> N
     assert find_place(SLURM | {"SLURM_JOB_ID": "7", "MASTER_PORT": "9"}).master_port == 9
 
 
-def test_a_step_counts_its_own_tasks() -> None:
+def test_the_size_of_a_step_is_its_number_of_tasks() -> None:
     assert find_place(SLURM | {"SLURM_STEP_NUM_TASKS": "6"}).size == 6
 
 

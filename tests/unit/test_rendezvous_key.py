@@ -1,4 +1,4 @@
-"""Which keys are taken, which are refused, and that derived keys differ where they must."""
+"""Accepted and refused keys, and derived keys that must differ."""
 
 import hashlib
 import hmac
@@ -34,13 +34,13 @@ def test_the_file_wins_over_the_variable_and_its_newline_is_no_key(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
-def test_a_key_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_accessible_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = key_file(tmp_path, mode=mode)
     with pytest.raises(UsageError, match=f"mode {mode:04o}.*chmod 600"):
         job_key({"SHOAL_KEY_FILE": str(path)})
 
 
-def test_a_key_file_must_be_a_regular_file_that_is_there(tmp_path: Path) -> None:
+def test_a_key_file_must_be_an_existing_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path, why in (
         (tmp_path, "not a regular file"),
@@ -67,7 +67,7 @@ def test_a_short_or_huge_key_is_refused_without_being_shown(tmp_path: Path) -> N
         job_key({"SHOAL_KEY_FILE": str(key_file(tmp_path, "x" * 5000))})
 
 
-def test_a_job_key_is_fresh_and_a_pair_has_one_key_of_it() -> None:
+def test_a_job_key_is_random_and_gives_one_key_to_each_pair() -> None:
     job = random_key()
     assert job != random_key()
     context = b"shoal link v1" + (7).to_bytes(8, "little") + bytes([1, 0, 0, 0, 2, 0, 0, 0])

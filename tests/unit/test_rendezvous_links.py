@@ -1,4 +1,4 @@
-"""What links take of authenticated peers, and when the lowest rank of a host passes the memory."""
+"""Messages that links accept from peers, and when a host's lowest rank passes its memory."""
 
 import contextlib
 import gc
@@ -21,7 +21,7 @@ LONG_S = 60.0
 
 
 class Rank:
-    """A rank of one host with its endpoint and links; notes what becomes of them."""
+    """A rank of one host with its endpoint and links; records their events."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.entered: list[tuple[bool, int, int]] = []
@@ -99,12 +99,12 @@ def host(size: int, n_linked: int) -> Iterator[Host]:
 
 
 def n_open() -> int:
-    gc.collect()  # what an earlier test has left to it must not go meanwhile
+    gc.collect()  # garbage of an earlier test must not be collected meanwhile
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 23])
-def test_each_rank_is_introduced_once_when_all_are_here(n: int) -> None:
+def test_each_rank_is_introduced_once_when_all_are_present(n: int) -> None:
     with host(1 + n, n - 1) as made:
         made.ranks[n].endpoint.step(time.monotonic())
         assert not any(rank.entered for rank in made.ranks)
@@ -116,7 +116,7 @@ def test_each_rank_is_introduced_once_when_all_are_here(n: int) -> None:
         assert all(made.leader.links.needs(rank) for rank in range(1, 1 + n))
 
 
-def test_a_rank_that_is_lost_is_needed_only_once_the_memory_was_passed() -> None:
+def test_a_lost_rank_is_missed_only_once_the_memory_was_passed() -> None:
     with host(3, 1) as made:
         made.ranks[1].endpoint.close()
         made.run_until(lambda: made.leader.losses)
@@ -125,7 +125,7 @@ def test_a_rank_that_is_lost_is_needed_only_once_the_memory_was_passed() -> None
         assert made.leader.links.lacking() == [1, 2]
 
 
-# What ends a link: who receives it, of which kind, with which body, and the words.
+# Messages that end a link: the receiver, the kind, the body, and the error text.
 TURN = "it spoke out of turn"
 WRONG = {
     "an introduction of fewer": (1, INTRODUCTION, number(1, 4), "it introduced 1 ranks of this"),
@@ -141,7 +141,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_not_due_or_makes_no_sense_ends_the_link(
+def test_an_unexpected_or_malformed_message_ends_the_link(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to, kind, body, words = WRONG[what]
@@ -159,7 +159,7 @@ def test_what_is_not_due_or_makes_no_sense_ends_the_link(
 
 
 @pytest.mark.parametrize("kind", [REPORT, INTRODUCTION])
-def test_nothing_may_come_twice(kind: int) -> None:
+def test_a_repeated_message_ends_the_link(kind: int) -> None:
     with host(2, 1) as made:
         made.run_until(lambda: made.ranks[1].links.is_ready)
         if kind == INTRODUCTION:
@@ -171,7 +171,7 @@ def test_nothing_may_come_twice(kind: int) -> None:
         assert hit.losses == [(1 if kind == REPORT else 0, TURN)]
 
 
-def test_a_rank_that_is_waited_for_is_named_until_the_report_comes() -> None:
+def test_an_awaited_rank_is_named_until_its_report_arrives() -> None:
     with host(2, 1) as made:
         link = made.leader.links
         made.ranks[1].peers[0].send(WAITING, number(0, 4))
@@ -181,7 +181,7 @@ def test_a_rank_that_is_waited_for_is_named_until_the_report_comes() -> None:
         assert link.kept_waiting_by is None
 
 
-def test_a_rank_that_connects_again_has_lost_its_first_link() -> None:
+def test_a_rank_that_reconnects_has_lost_its_first_link() -> None:
     with host(3, 1) as made:
         first = made.leader.peers.pop(1)
         made.link(1)

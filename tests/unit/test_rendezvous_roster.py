@@ -1,4 +1,4 @@
-"""The tree that ranks connect along, and the entries that travel on it."""
+"""The tree along which ranks connect, and the entries that travel on it."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SHAPES = [[0], [0, 0, 0], [0, 1], [0, 0, 1, 2, 1], [0, 1, 2, 0, 1, 2, 3], list(r
 
 
 @pytest.mark.parametrize("hosts", SHAPES)
-def test_only_the_lowest_of_a_host_is_linked_to_others_and_to_three_at_most(
+def test_only_the_lowest_rank_of_a_host_is_linked_to_others_and_to_at_most_three(
     hosts: list[int],
 ) -> None:
     for rank, host in enumerate(hosts):
@@ -53,12 +53,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("why", WRONG)
-def test_what_does_not_tell_of_these_ranks_once_each_is_refused(why: str) -> None:
+def test_entries_that_do_not_name_each_rank_once_are_refused(why: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - what it says is for messages
         decode(WRONG[why], frozenset({1, 2}))
 
 
-def test_a_rank_among_several_hosts_that_listens_nowhere_is_refused() -> None:
+def test_a_rank_without_an_address_is_refused_among_several_hosts() -> None:
     body = Entry("a", "b", b"").encode(1) + entry(2).encode(2)
     assert len(decode(body, frozenset({1, 2}))) == 2
     with pytest.raises(ValueError):  # noqa: PT011 - what it says is for messages
@@ -66,7 +66,7 @@ def test_a_rank_among_several_hosts_that_listens_nowhere_is_refused() -> None:
 
 
 @pytest.mark.parametrize("n_bytes", range(len(WHOLE)))
-def test_entries_that_are_cut_short_are_refused(n_bytes: int) -> None:
+def test_truncated_entries_are_refused(n_bytes: int) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - what it says is for messages
         decode(WHOLE[:n_bytes], frozenset({1, 2}))
 
@@ -78,12 +78,12 @@ def listening(*addresses: str) -> dict[int, Entry]:
     }
 
 
-def test_a_rank_on_loopback_among_ranks_that_are_not_is_named_with_its_interface() -> None:
+def test_a_rank_on_loopback_among_others_that_are_not_is_named_with_its_interface() -> None:
     words = r"rank 1 on node-1 listens on 127\.0\.0\.1 \(if0\), .*SHOAL_SOCKET_IFNAME on that host"
     with pytest.raises(UsageError, match=words):
         check_addresses(listening("10.0.0.1", "127.0.0.1", "10.0.0.3"))
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1", "::1"), ("10.0.0.1", "fd00::2"), ()])
-def test_ranks_that_are_all_on_loopback_or_all_not_are_fine(addresses: tuple[str, ...]) -> None:
+def test_ranks_all_on_loopback_or_all_off_it_are_accepted(addresses: tuple[str, ...]) -> None:
     check_addresses(listening(*addresses))

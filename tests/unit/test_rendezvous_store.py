@@ -1,4 +1,4 @@
-"""Every store keeps the same promises; ours over TCP also keeps strangers out."""
+"""Every store has the same contract; shoal's store over TCP also keeps strangers out."""
 
 import contextlib
 import logging
@@ -27,7 +27,7 @@ KEY = b"k" * 32
 
 @pytest.fixture(params=["memory", "torch", "tcp", "tcp with a key"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Store]]:
-    """Makes views of one store."""
+    """Makes clients of one store."""
     if request.param == "memory":
         memory = MemoryStore()
         yield lambda: memory
@@ -54,7 +54,7 @@ def client(server: TcpStoreServer, key: bytes | None = None) -> Iterator[TcpStor
         yield made
 
 
-def test_what_one_sets_another_gets(connect: Callable[[], Store]) -> None:
+def test_a_value_set_by_one_client_is_read_by_another(connect: Callable[[], Store]) -> None:
     one, other = connect(), connect()
     assert other.try_get("a") is None
     for value in (b"", b"1", bytes(range(256)) * 16):
@@ -86,7 +86,7 @@ def test_a_get_waits_for_the_set(connect: Callable[[], Store]) -> None:
 
 
 class Hasty:
-    """Waits by a clock of its own, a little shorter, as torch does in whole milliseconds."""
+    """A store whose waits are slightly too short, like torch's, which count whole milliseconds."""
 
     def __init__(self) -> None:
         self.asked_ms: list[float] = []
@@ -97,7 +97,7 @@ class Hasty:
 
 
 @pytest.mark.parametrize(("timeout_s", "asked_ms"), [(0.0, 1), (0.0001, 1), (0.0051, 6)])
-def test_torchs_clock_makes_no_lost_store_of_one_that_has_nothing(
+def test_a_short_wait_of_torch_for_a_missing_value_is_no_lost_store(
     timeout_s: float, asked_ms: int
 ) -> None:
     hasty = Hasty()
@@ -106,19 +106,19 @@ def test_torchs_clock_makes_no_lost_store_of_one_that_has_nothing(
     assert hasty.asked_ms == [asked_ms]
 
 
-def test_a_get_that_nobody_answers_times_out_and_harms_nothing(
+def test_a_get_of_a_missing_value_times_out_and_the_store_stays_usable(
     connect: Callable[[], Store],
 ) -> None:
     store = connect()
     with pytest.raises(TimedOut, match=r"'never'.* within 0.01 s"):
         store.get("never", 0.01)
     with pytest.raises(TimedOut):
-        store.get("never", -60.0)  # the caller is late
+        store.get("never", -60.0)  # the calling thread is late
     store.set("never", b"after all")
     assert store.try_get("never") == b"after all"
 
 
-def test_the_torch_store_knows_its_host_through_prefixes() -> None:
+def test_the_torch_store_finds_its_host_through_prefixes() -> None:
     assert TorchStore(SimpleNamespace()).host is None
     inner = SimpleNamespace(host="10.0.0.1")
     assert TorchStore(SimpleNamespace(underlying_store=inner)).host == "10.0.0.1"
@@ -130,7 +130,7 @@ def test_another_key_is_refused_by_name(ours: bytes | None, theirs: bytes | None
         TcpStoreClient("127.0.0.1", server.port, timeout_s=30, key=ours)
 
 
-def test_a_stranger_is_closed_without_harm() -> None:
+def test_a_stranger_is_closed_and_the_store_stays_usable() -> None:
     with served() as server, client(server) as good:
         with socket.create_connection(("127.0.0.1", server.port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -145,16 +145,16 @@ def test_a_stranger_is_closed_without_harm() -> None:
         [(9, b"k")],  # no such request
         [(SET, b"")],
         [(SET, b"\0\0v")],  # no key
-        [(SET, b"\2\0k")],  # less than it announces
+        [(SET, b"\2\0k")],  # less than announced
         [(SET, b"\1\1" + bytes(257))],  # too long a key
         [(SET, b"\1\0k" + bytes(4352))],  # too long a value
         [(GET, b"\0\0\0")],
-        [(GET, b"\0\0\0\0\xff")],  # no text
+        [(GET, b"\0\0\0\0\xff")],  # not text
         [(GET, bytes(4 + 257))],
         [(GET, b"\xff\xff\0\0k"), (GET, b"\0\0\0\0k")],  # one more while it waits
     ],
 )
-def test_a_client_that_sends_nonsense_is_closed_without_harm(
+def test_a_client_that_sends_garbage_is_closed_and_the_store_stays_usable(
     requests: list[tuple[int, bytes]],
 ) -> None:
     with served() as server, client(server) as good, client(server) as bad:
@@ -167,7 +167,7 @@ def test_a_client_that_sends_nonsense_is_closed_without_harm(
         assert good.get("k", 1) == b"there"
 
 
-def test_a_full_store_refuses_new_values_and_still_changes_those_it_has() -> None:
+def test_a_full_store_refuses_new_values_and_still_changes_existing_ones() -> None:
     with served(limits=StoreLimits(n_bytes=1000)) as server, client(server) as store:
         for key in "abc":
             store.set(key, bytes(40))  # about 300 bytes each
@@ -203,13 +203,13 @@ def test_an_address_of_another_host_is_named() -> None:
 
 
 def test_a_client_keeps_trying_until_its_deadline_and_names_the_address() -> None:
-    with hold_port() as held:  # nobody listens
+    with hold_port() as held:  # no listener
         port = held.getsockname()[1]
         with pytest.raises(TimedOut, match=f"127.0.0.1:{port} within 0.5 s .*refused.*MASTER_PORT"):
             TcpStoreClient("127.0.0.1", port, timeout_s=0.5)
 
 
-def test_a_held_port_is_the_stores_that_is_started_there_and_no_other_programs() -> None:
+def test_a_held_port_is_used_by_the_store_started_there_and_by_no_other_program() -> None:
     with hold_port() as held, socket.socket() as other:
         port = held.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
@@ -218,7 +218,7 @@ def test_a_held_port_is_the_stores_that_is_started_there_and_no_other_programs()
             assert server.port == port
 
 
-def test_a_client_finds_a_server_that_starts_later() -> None:
+def test_a_client_connects_to_a_server_that_starts_later() -> None:
     port = free_port()
     found: list[TcpStoreClient] = []
     connecting = threading.Thread(
@@ -242,7 +242,7 @@ def test_a_server_that_closes_is_a_lost_peer_and_stays_lost() -> None:
                 store.try_get("a")
 
 
-def test_it_serves_ipv6() -> None:
+def test_a_store_serves_ipv6() -> None:
     with contextlib.closing(TcpStoreServer("::1", 0)) as server:
         store = TcpStoreClient("::1", server.port, timeout_s=30)
         with contextlib.closing(store):
@@ -262,17 +262,17 @@ def test_a_client_warns_while_no_store_answers(
 
 
 @pytest.mark.parametrize("host", ["127.0.1.1", "localhost"])
-def test_who_finds_no_store_at_loopback_hears_that_only_one_host_could(host: str) -> None:
+def test_an_error_about_no_store_at_loopback_explains_loopback(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(TimedOut, match=r"loopback address .* from its own host only: if rank 0"):
         TcpStoreClient(host, port, timeout_s=0.05)
 
 
-def test_who_finds_no_store_elsewhere_hears_nothing_of_loopback() -> None:
-    with pytest.raises(TimedOut) as heard:
+def test_an_error_about_no_store_elsewhere_does_not_mention_loopback() -> None:
+    with pytest.raises(TimedOut) as raised:
         TcpStoreClient("192.0.2.1", 9, timeout_s=0.05)
-    assert "loopback" not in str(heard.value)
+    assert "loopback" not in str(raised.value)
 
 
 def test_a_server_warns_once_of_clients_with_another_key(caplog: pytest.LogCaptureFixture) -> None:
@@ -285,7 +285,7 @@ def test_a_server_warns_once_of_clients_with_another_key(caplog: pytest.LogCaptu
     assert "SHOAL_KEY_FILE" in text
 
 
-def test_a_server_can_be_kept_until_its_clients_have_left() -> None:
+def test_a_server_can_wait_until_its_clients_have_left() -> None:
     with served() as server:
         assert server.await_leavers(0)
         with client(server) as store:
@@ -294,7 +294,7 @@ def test_a_server_can_be_kept_until_its_clients_have_left() -> None:
         assert server.await_leavers(60)
 
 
-def test_closing_a_client_ends_a_call_that_waits() -> None:
+def test_closing_a_client_ends_a_waiting_call() -> None:
     with served() as server, client(server) as store, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.get, "never", 600)
         while not store._lock.locked():
@@ -305,7 +305,7 @@ def test_closing_a_client_ends_a_call_that_waits() -> None:
         assert not store.is_open
 
 
-def test_a_forked_child_neither_uses_nor_ends_what_its_parent_has_opened() -> None:
+def test_a_forked_child_does_not_use_or_close_its_parents_clients() -> None:
     with served() as server, client(server) as store:
         store.set("a", b"1")
         child = os.fork()
@@ -341,7 +341,7 @@ def test_an_interrupt_of_the_wait_for_the_last_readers_still_frees_the_port(
         pass
 
 
-def test_a_client_without_a_descriptor_says_so_at_once_and_does_not_blame_rank_0() -> None:
+def test_a_client_without_a_descriptor_fails_at_once_and_does_not_blame_rank_0() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     first_free = os.dup(0)
     os.close(first_free)

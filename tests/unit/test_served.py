@@ -1,4 +1,4 @@
-"""Whether servers share in an all-reduce: with which weights, and the sentence that says why."""
+"""The use of servers in an all-reduce: the weights, and the sentence with the reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def served(n: int, k: int, n_bytes: int = 100 * MIB) -> Served:
 
 
 def shared(n: int, k: int) -> Weights:
-    """The best, whether or not they are worth it."""
+    """Return the best weights, even if servers are not worth it."""
     return best_shares([Nic(125, 125)] * n, pool(k).servers).weights()
 
 
@@ -50,10 +50,10 @@ def test_as_many_servers_as_workers_nearly_halve_the_time() -> None:
     assert found.bottleneck == "the NICs of workers and servers"
 
 
-def test_fewer_servers_share_with_the_workers() -> None:
+def test_fewer_servers_share_the_work_with_workers() -> None:
     found = served(8, 4)
     assert found.names == ("sharded[8*56|4*149].servers", "sharded[8*56|4*149].workers")
-    # 2n(n-1) / (n^2 + kn - 2k) of the tensor, and what is lost where connections compete.
+    # 2n(n-1) / (n^2 + kn - 2k) of the tensor, plus the loss where connections compete.
     assert 1.05 < found.cost_us / (112 / 88 * 100 * MIB * 8 / 1000) < 1.12
     assert found.why.startswith("100 MiB over 8 workers and 4 servers take 1.18 s where sharded")
     assert found.why.endswith("bottleneck: the NICs of workers and servers")
@@ -62,7 +62,7 @@ def test_fewer_servers_share_with_the_workers() -> None:
 @pytest.mark.parametrize(
     ("k", "took_ms"), [(0, 988), (1, 926), (2, 875), (4, 749), (6, 735), (7, 700), (8, 572)]
 )
-def test_what_is_taken_to_pay_is_near_to_what_8_workers_took(k: int, took_ms: float) -> None:
+def test_predicted_gains_are_near_to_times_measured_with_8_workers(k: int, took_ms: float) -> None:
     """25 MiB at 400 Mbit/s in the lab, where a message takes 10 us and a core of each end 16."""
     cluster = default_cluster(range(8), wire=wire_of(0.956 * 400, 10, 16))
     found = choose_with_servers(25 * MIB, cluster, pool(k or 1, 0.956 * 400))
@@ -71,15 +71,15 @@ def test_what_is_taken_to_pay_is_near_to_what_8_workers_took(k: int, took_ms: fl
     assert found.weights is not None
 
 
-def test_workers_that_do_it_alone_are_priced_by_what_they_use_then() -> None:
-    """Of a job with servers all calls are sharded, for the same bits, though a ring is faster."""
+def test_workers_alone_are_priced_by_the_algorithm_they_would_use() -> None:
+    """All calls of a job with servers are sharded, for equal bits, though a ring is faster."""
     assert choose("all_reduce", 100 * MIB, flat(19)).name == "ring"
     found = served(19, 1)
     assert found.cost_us == cost_of("all_reduce", "sharded", 100 * MIB, flat(19)).cost_us
     assert served(19, 0).cost_us < found.cost_us
 
 
-def test_servers_do_it_all_where_the_little_that_workers_could_take_off_them_costs_more() -> None:
+def test_servers_do_all_where_small_shares_of_workers_would_cost_more() -> None:
     for k in range(1, 8):
         found = served(8, k, 25 * MIB).weights
         assert found is None or any(found.workers)
@@ -91,7 +91,7 @@ def test_servers_do_it_all_where_the_little_that_workers_could_take_off_them_cos
     assert uneven == Weights((0,) * 8, (2,) * 7 + (1,) * 2)
 
 
-def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take() -> None:
+def test_the_reason_against_servers_names_the_time_they_would_take() -> None:
     found = served(19, 1)
     assert found.weights is None
     assert found.cost_us == found.alone_us
@@ -123,7 +123,7 @@ def test_small_calls_are_left_to_the_workers() -> None:
         (default_cluster((0, 0, 1, 1)), 4, "these 4 are on 2"),
     ],
 )
-def test_where_servers_cannot_serve_the_sentence_says_so(
+def test_the_sentence_names_why_servers_cannot_serve(
     cluster: Cluster, n_servers: int, why: str
 ) -> None:
     found = choose_with_servers(100 * MIB, cluster, pool(n_servers))
@@ -140,13 +140,13 @@ def test_the_bottleneck_is_named() -> None:
     assert found.bottleneck == "the NICs of workers"
 
 
-def test_slower_servers_get_less() -> None:
+def test_slower_servers_get_smaller_shares() -> None:
     half = Nics((Nic(125, 125), Nic(125, 125), Nic(62.5, 125), Nic(125, 62.5)))
     found = choose_with_servers(100 * MIB, flat(8), half)
     assert found.weights == Weights((14,) * 8, (30, 30, 15, 15))
 
 
-def test_a_narrow_wire_halves_what_nics_take() -> None:
+def test_a_narrow_wire_halves_the_time_of_nics() -> None:
     wide, narrow = (
         cost_with_servers(Weights((2,) * 8, (7,) * 4), 100 * MIB, flat(8), pool(4), codec)
         for codec in (Codec.IDENTITY, Codec.BF16)
@@ -154,7 +154,7 @@ def test_a_narrow_wire_halves_what_nics_take() -> None:
     assert narrow.network == pytest.approx(wide.network / 2)
 
 
-def test_what_nics_carry_is_counted_from_the_steps() -> None:
+def test_the_bytes_of_nics_are_counted_from_the_steps() -> None:
     weights, n_bytes = Weights((2,) * 8, (7,) * 4), 44 * 64 * 8 * 1000
     cost = cost_with_servers(weights, n_bytes, flat(8), pool(4))
     assert cost.network == pytest.approx(n_bytes * 8 / 1000 * 8 * 7 / 44)
@@ -166,13 +166,13 @@ def test_a_worker_alone_costs_nothing_on_the_wire() -> None:
     assert cost_with_servers(Weights((1,)), 100 * MIB, flat(1), pool(0)).network == 0
 
 
-def test_many_workers_and_servers_are_planned_for_in_a_moment() -> None:
+def test_planning_for_many_workers_and_servers_is_quick() -> None:
     found = choose_with_servers(1 << 30, flat(2048, 10_000), pool(2048, 10_000))
     assert found.weights == Weights((0,) * 2048, (1,) * 2048)
     assert found.bottleneck == "the NICs of workers and servers"
 
 
-def test_nics_of_too_many_kinds_are_taken_as_the_slowest_of_their_role() -> None:
+def test_nics_of_too_many_kinds_count_as_the_slowest_of_their_role() -> None:
     rates = [1000 + 7 * (rank * 7919 % 1009) for rank in range(1500)]
     many = Nics(tuple(Nic(rate, rate) for rate in rates))
     found = choose_with_servers(1 << 30, flat(1500, 8000), many)
@@ -180,7 +180,7 @@ def test_nics_of_too_many_kinds_are_taken_as_the_slowest_of_their_role() -> None
     assert len(set(found.weights.servers)) == 1
 
 
-def test_a_pool_of_other_workers_and_nics_that_carry_nothing_are_refused() -> None:
+def test_a_pool_of_other_workers_and_nics_without_a_rate_are_refused() -> None:
     with pytest.raises(UsageError, match="NICs of 3 workers, the cluster has 8 hosts"):
         choose_with_servers(MIB, flat(8), Nics(pool(2).servers, pool(3).servers))
     for rate in (0.0, -1.0, math.inf, math.nan):

@@ -1,4 +1,4 @@
-"""Environment variables: which there are, where they are told of, and those nobody reads."""
+"""Environment variables: the list, its page, and misspelt ones."""
 
 import logging
 import re
@@ -19,12 +19,12 @@ NAME = re.compile(r"\bSHOAL_[A-Z0-9_]+\b")
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_warnings_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_warned", set())
 
 
 def read_by_the_source() -> Iterator[str]:
-    """Names in quotes, in Python and in C++: what is read, and not what comments tell of."""
+    """Return names in quotes, in Python and C++: read variables, not those in comments."""
     quoted = re.compile(r"[\"'](SHOAL_[A-Z0-9_]+)[\"']")
     for folder, ends in (("src", ".py"), ("native", ".cc"), ("native", ".h"), ("tests", ".py")):
         for path in (REPOSITORY / folder).rglob("*" + ends):
@@ -32,17 +32,17 @@ def read_by_the_source() -> Iterator[str]:
                 yield from quoted.findall(path.read_text())
 
 
-def test_every_variable_that_the_source_names_is_in_the_table() -> None:
+def test_every_variable_in_the_source_is_in_the_table() -> None:
     assert set(read_by_the_source()) == {*SETTINGS, *INTERNAL}
 
 
-def test_the_page_of_settings_lists_every_setting_and_no_other() -> None:
+def test_the_page_of_settings_lists_exactly_the_settings() -> None:
     page = (REPOSITORY / "docs" / "settings.md").read_text()
     names = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     assert sorted(NAME.findall(" ".join(names))) == sorted(SETTINGS)
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
-    told = {name for page in pages for name in NAME.findall(page.read_text())}
-    assert told <= {*SETTINGS, *INTERNAL}
+    named = {name for page in pages for name in NAME.findall(page.read_text())}
+    assert named <= {*SETTINGS, *INTERNAL}
 
 
 def test_a_misspelt_setting_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,9 +61,9 @@ def test_a_misspelt_setting_is_named_once(caplog: pytest.LogCaptureFixture) -> N
 
 def ceiling_of(group: shoal.Group) -> int:
     assert group.mesh is not None
-    told = group.mesh.state(5.0)
-    assert told is not None
-    ceiling: int = told["staging"]["ceiling_bytes"]
+    state = group.mesh.state(5.0)
+    assert state is not None
+    ceiling: int = state["staging"]["ceiling_bytes"]
     return ceiling
 
 
@@ -71,7 +71,7 @@ def ceiling_of(group: shoal.Group) -> int:
     ("text", "n_bytes"),
     [("", STAGING_BYTES), ("8388608", 8 << 20), ("24MiB", 24 << 20), ("10 MB", 10_000_000)],
 )
-def test_staging_is_written_as_other_sizes_are(
+def test_staging_is_written_like_other_sizes(
     text: str,
     n_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +83,7 @@ def test_staging_is_written_as_other_sizes_are(
     assert "did you mean SHOAL_SPIN_US?" in caplog.text
 
 
-def test_a_failed_meeting_names_a_misspelt_setting(
+def test_a_failed_join_names_a_misspelt_setting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_KEY_FILES", "/nowhere")
@@ -95,7 +95,7 @@ def test_a_failed_meeting_names_a_misspelt_setting(
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_monitoring_is_asked_for_by_a_word() -> None:
+def test_monitoring_is_enabled_by_a_word() -> None:
     assert not any(map(settings.monitored, ({}, {"SHOAL_MONITOR": ""}, {"SHOAL_MONITOR": "0"})))
     assert settings.monitored({"SHOAL_MONITOR": "Yes"})
     with pytest.raises(UsageError, match="SHOAL_MONITOR='2' is neither yes nor no"):

@@ -1,4 +1,4 @@
-"""Kinds of calls: where their chunks lie."""
+"""Kinds of calls: the places of their chunks."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def lengths(shape: Shape) -> list[list[int]]:
     return [layout[1] for layout in layouts_of(shape)[: Buffer.SCRATCH]]
 
 
-def test_buffers_hold_the_blocks_that_their_ranks_read_and_write() -> None:
+def test_buffers_hold_the_blocks_that_ranks_read_and_write() -> None:
     assert lengths(EVEN) == [[], [12], [12, 12, 12]]
     assert lengths(UNEVEN) == [[], [0], [20, 0, 8]]
     assert layouts_of(UNEVEN)[Buffer.OUTPUT][0] == [0, 20, 20]
@@ -26,13 +26,13 @@ def test_buffers_hold_the_blocks_that_their_ranks_read_and_write() -> None:
     scatter = gather._replace(collective="scatter")
     assert lengths(scatter) == [[], [12, 12, 12], [12]]
     assert lengths(scatter._replace(root=0)) == [[], [], [12]]
-    # An exchange has lengths of its own on both sides.
+    # An exchange has different lengths on both sides.
     shape = Shape("all_to_all", "pairwise", DType.INT16, Op.SUM, 0, rank=0, size=2)
     assert lengths(shape._replace(n_elems=3)) == [[], [6, 6], [6, 6]]
     assert lengths(shape._replace(sent=(1, 4), taken=(1, 0))) == [[], [2, 8], [2, 0]]
 
 
-def test_a_call_is_described_as_its_user_knows_it() -> None:
+def test_a_call_is_described_in_its_users_terms() -> None:
     barrier = EVEN._replace(collective="barrier", algorithm="dissemination")
     pairwise = Shape("all_to_all", "pairwise", DType.INT16, Op.SUM, 3, rank=0, size=2)
     for shape, words in (
@@ -41,7 +41,7 @@ def test_a_call_is_described_as_its_user_knows_it() -> None:
         (EVEN._replace(collective="gather"), "gather float32[3] to rank 0 by direct"),
         (EVEN._replace(collective="scatter"), "scatter float32[3] from rank 0 by direct"),
         (barrier, "barrier by dissemination"),
-        # Lengths that only two ranks know are in no description.
+        # Descriptions omit lengths that only two ranks know.
         (pairwise, "all_to_all int16 by pairwise"),
         (pairwise._replace(algorithm="bruck"), "all_to_all int16[3] by bruck"),
     ):
@@ -57,11 +57,11 @@ def test_a_call_is_described_as_its_user_knows_it() -> None:
         ("sharded", 100, 4, 64, 128),
         ("sharded", 100, 2, 128, 128),
         ("sharded[8*0|8*1]", 100, 16, 32, 64),
-        ("sharded", 100, 32, 32, 64),  # no less, for the messages
+        ("sharded", 100, 32, 32, 64),  # no shorter, because of the cost per message
         ("ring", 100, 8, 128, 128),
     ],
 )
-def test_what_goes_to_all_reducers_in_turn_is_no_more_than_a_slow_link_may_hold(
+def test_segments_to_all_reducers_in_turn_fit_a_slow_links_queue(
     algorithm: str, mib: int, size: int, kib: int, narrow_kib: int
 ) -> None:
     shape = Shape("all_reduce", algorithm, DType.FLOAT32, Op.SUM, mib << 18, 0, size)

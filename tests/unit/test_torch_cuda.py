@@ -1,6 +1,6 @@
-"""Calls on tensors that say they are on cuda:0: which memory is copied when, and what is refused.
+"""Calls on tensors that claim to be on cuda:0: copies, their times, and refusals.
 
-A fake shows no more; process/test_torch_staged.py makes every call over real ranks.
+A fake cannot show more; process/test_torch_staged.py makes every call over real ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RANK = 1
 
 
 class Rank:
-    """Rank 1 of 2, with the thread that posts, and calls of the wire that end when posted."""
+    """Rank 1 of 2, with the posting thread; calls of the wire end when posted."""
 
     def __init__(self, index: int = 0) -> None:
         self.device = FakeDevice(index)
@@ -41,7 +41,7 @@ class Rank:
         self.operations = Operations(self.wire, timedelta(seconds=60))  # type: ignore[arg-type]
 
     def finish(self, work: Any) -> Tensors:
-        """What the work gives, once the device and the wire have done all."""
+        """Return the result of a work, once the device and the wire have finished."""
         while not work.is_completed():
             self.device.run_dry()
             self.operations._flush()
@@ -97,7 +97,7 @@ _COLLECTIVE = re.compile("all|reduce|gather|scatter|broadcast|send|recv|barrier"
 
 @pytest.mark.skipif(takes_backends(), reason="later ones keep old names that torch does not call")
 def test_every_collective_that_torch_has_is_served_on_cuda_tensors() -> None:
-    """So none is left to be handed to another backend, as NCCL."""
+    """Otherwise torch would pass some to another backend, such as NCCL."""
     names = {
         name for name in dir(dist.ProcessGroup) if _COLLECTIVE.search(name) and "__" not in name
     }
@@ -107,10 +107,10 @@ def test_every_collective_that_torch_has_is_served_on_cuda_tensors() -> None:
     assert [name for name in names if id(getattr(ShoalProcessGroup, name)) not in served] == []
 
 
-# ---- how it is done ----
+# ---- copies and order ----
 
 
-def test_pieces_are_even_begin_at_whole_lines_and_are_alike_for_lists(rank: Rank) -> None:
+def test_pieces_are_even_begin_at_cache_lines_and_are_equal_for_lists(rank: Rank) -> None:
     rank.finish(rank.operations.allreduce([on_device(numbered(4 * 128 + 3))]))
     lengths = [len(call.read_at_first[0]) for call in rank.wire.calls]
     assert lengths == [512, 512, 512, 512, 12]
@@ -126,7 +126,7 @@ def test_pieces_are_even_begin_at_whole_lines_and_are_alike_for_lists(rank: Rank
     assert lengths[:4] == lengths[4:]
 
 
-def test_only_what_is_read_is_copied_out_and_what_is_written_back(rank: Rank) -> None:
+def test_only_read_memory_is_copied_out_and_only_written_memory_back(rank: Rank) -> None:
     own, other = (rooted(dist.BroadcastOptions, root) for root in (RANK, 0))
     operations = rank.operations
     expected: dict[Callable[[], Any], int] = {
@@ -144,7 +144,7 @@ def test_only_what_is_read_is_copied_out_and_what_is_written_back(rank: Rank) ->
         assert rank.device.n_copies == n_copies
 
 
-def test_the_calls_of_a_rank_keep_their_order_wherever_its_tensors_are(rank: Rank) -> None:
+def test_the_calls_of_a_rank_keep_their_order_on_any_device(rank: Rank) -> None:
     rank.device.kernel(lambda: None)
     first = rank.operations.send([on_device(numbered(3))], 0, 7)
     posted: list[int] = []
@@ -156,14 +156,14 @@ def test_the_calls_of_a_rank_keep_their_order_wherever_its_tensors_are(rank: Ran
     other = threading.Thread(target=send)
     other.start()
     assert not rank.wire.calls
-    rank.device.run_dry()  # only now the first is copied
+    rank.device.run_dry()  # only now the first call is copied
     other.join()
     assert posted == [2]
     assert [len(call.read_at_first[0]) for call in rank.wire.calls] == [12, 20]
     rank.finish(first)
 
 
-def test_a_work_of_coalesced_calls_has_the_devices_of_all(rank: Rank) -> None:
+def test_a_work_of_coalesced_calls_has_the_devices_of_all_calls(rank: Rank) -> None:
     rank.operations.start_coalescing()
     tensors = [numbered(4), on_device(numbered(3)), on_device(numbered(5))]
     for tensor in tensors:
@@ -176,7 +176,7 @@ def test_a_work_of_coalesced_calls_has_the_devices_of_all(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("make", [_one, _columns])
-def test_tensors_of_inference_mode_are_written_whichever_thread_does_it(
+def test_any_thread_may_write_tensors_of_inference_mode(
     make: Callable[[], torch.Tensor], rank: Rank
 ) -> None:
     with torch.inference_mode():
@@ -186,7 +186,7 @@ def test_tensors_of_inference_mode_are_written_whichever_thread_does_it(
     assert plain(tensor).tolist() == (make() * 2 + 3).tolist()
 
 
-# ---- what is refused, and what fails ----
+# ---- refusals and failures ----
 
 
 def test_tensors_of_several_devices_in_one_call_are_refused(rank: Rank) -> None:
@@ -208,8 +208,8 @@ def test_tensors_of_several_devices_in_one_call_are_refused(rank: Rank) -> None:
     assert not rank.device.blocks
 
 
-def test_a_device_that_never_gets_there_ends_the_group_at_the_deadline(rank: Rank) -> None:
-    rank.device.kernel(lambda: None)  # which nobody steps
+def test_a_stuck_device_ends_the_group_at_the_deadline(rank: Rank) -> None:
+    rank.device.kernel(lambda: None)  # never stepped
     work: Any = rank.operations.allreduce([on_device(_one())], timeout=timedelta(milliseconds=1))
     with pytest.raises(
         TimedOut,
@@ -223,7 +223,7 @@ def test_a_device_that_never_gets_there_ends_the_group_at_the_deadline(rank: Ran
     rank.operations._flush()
 
 
-def test_a_wait_that_is_too_short_says_so_and_the_call_goes_on(rank: Rank) -> None:
+def test_a_wait_that_is_too_short_raises_and_the_call_goes_on(rank: Rank) -> None:
     rank.device.kernel(lambda: None)
     work: Any = rank.operations.allreduce([on_device(_one())])
     with pytest.raises(TimedOut, match="this wait was too short; the call goes on"):
@@ -244,7 +244,7 @@ def test_a_device_that_fails_ends_the_group_and_the_call(rank: Rank) -> None:
     assert rank.wire.aborted == ["all_reduce in group 'fake' (rank 1 of 2): the device has failed"]
 
 
-def test_closing_fails_what_is_not_posted_and_ends_the_thread(rank: Rank) -> None:
+def test_closing_fails_unposted_calls_and_ends_the_thread(rank: Rank) -> None:
     rank.device.kernel(lambda: None)
     works: list[Any] = [rank.operations.allreduce([on_device(_one())]) for _ in range(2)]
     rank.operations.shutdown()
@@ -256,7 +256,7 @@ def test_closing_fails_what_is_not_posted_and_ends_the_thread(rank: Rank) -> Non
     assert rank.wire.closed
 
 
-# ---- which devices torch is told of ----
+# ---- devices reported to torch ----
 
 
 def test_the_group_serves_cuda_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

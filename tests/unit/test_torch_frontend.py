@@ -1,4 +1,4 @@
-"""The torch front end against a group that only takes notes: no processes, no native code."""
+"""The torch front end with a group that only records calls: no processes, no native code."""
 
 from __future__ import annotations
 
@@ -49,17 +49,15 @@ def at_once(kind: type, **fields: Any) -> Any:
     return options
 
 
-def test_without_a_default_group_the_error_names_what_makes_one() -> None:
+def test_without_a_default_group_the_error_names_the_function_that_makes_one() -> None:
     with pytest.raises(UsageError, match=r'create it with init_process_group\("shoal"\)'):
         frontend.group_for("sync_state", None)
 
 
-# ---- what reaches the group ----
+# ---- calls that reach the group ----
 
 
-def test_a_dense_tensor_is_handed_over_without_a_copy(
-    group: FakeGroup, operations: Operations
-) -> None:
+def test_a_dense_tensor_is_passed_without_a_copy(group: FakeGroup, operations: Operations) -> None:
     tensor = torch.ones(3, 4)
     work = operations.allreduce([tensor], at_once(dist.AllreduceOptions))
     assert type(work) is FinishedWork
@@ -98,7 +96,7 @@ def test_a_type_that_cannot_be_folded_travels_as_bytes(
         operations.allreduce([tensor])
 
 
-def test_what_several_calls_need_is_started_before_any_is_waited_for(
+def test_all_calls_of_a_batch_start_before_any_wait(
     group: FakeGroup, operations: Operations
 ) -> None:
     tensors = [torch.ones(2), torch.ones(3)]
@@ -107,7 +105,7 @@ def test_what_several_calls_need_is_started_before_any_is_waited_for(
     assert [work.waits for work in group.works] == [[None], [None]]
 
 
-def test_the_own_timeout_of_a_call_wins_over_the_groups(
+def test_the_timeout_of_a_call_overrides_the_groups(
     group: FakeGroup, operations: Operations
 ) -> None:
     operations.barrier(timeout=timedelta(seconds=2.5))
@@ -120,7 +118,7 @@ def test_the_own_timeout_of_a_call_wins_over_the_groups(
     assert group.timeout_s == 7.0
 
 
-def test_a_small_all_reduce_enters_few_functions(operations: Operations) -> None:
+def test_a_small_all_reduce_calls_few_functions(operations: Operations) -> None:
     entered: list[str] = []
 
     def note(frame: Any, event: str, _arg: object) -> None:
@@ -146,7 +144,7 @@ def test_shutdown_closes_and_abort_aborts(group: FakeGroup, operations: Operatio
 # ---- works ----
 
 
-def test_polling_brings_the_result_too(group: FakeGroup, operations: Operations) -> None:
+def test_polling_writes_the_result_too(group: FakeGroup, operations: Operations) -> None:
     column = torch.zeros(3, 4)[:, 1]
     work = operations.recv([column], 0, 9)
     group.calls[0][1][0].owner.fill_(5.0)
@@ -157,7 +155,7 @@ def test_polling_brings_the_result_too(group: FakeGroup, operations: Operations)
     assert (work.source_rank(), work._source_rank()) == (0, 0)
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 MISSING = ("merge_remote_group", "mergeRemoteGroup", "merge", "shrink", "new_window")
@@ -224,7 +222,7 @@ CALLED_AFTER: dict[str, tuple[Any, ...]] = {
     "get_reconfigure_handle": (),
     "get_error": (),
 }
-# The names that torch 2.11 and 2.13 use besides.
+# Further names of torch 2.11 and 2.13.
 CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
     "_allgather_base": (TENSORS[0], TENSORS[0], None),
     "_reduce_scatter_base": (TENSORS[0], TENSORS[0], None),
@@ -250,7 +248,7 @@ CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
     [(ShoalBackend, *called) for called in (CALLED_BY_CPP | CALLED_AFTER).items()]
     + [(ShoalProcessGroup, *called) for called in (CALLED_BY_CPP | CALLED_BEFORE).items()],
 )
-def test_what_cpp_calls_is_there_and_ours(
+def test_methods_that_cpp_calls_are_defined_by_shoal(
     kind: type, name: str, arguments: tuple[Any, ...]
 ) -> None:
     method = inspect.getattr_static(kind, name)
@@ -270,20 +268,20 @@ ABILITIES = (
 
 
 @pytest.mark.parametrize("kind", [ShoalBackend, ShoalProcessGroup])
-def test_what_torch_reads_as_properties_is_a_plain_bool(kind: type) -> None:
-    # Inherited, they ask C++, which asks the attribute again, without end.
+def test_properties_that_torch_reads_are_plain_bools(kind: type) -> None:
+    # Inherited, they call C++, which reads the attribute again, without end.
     abilities = {name for name in ABILITIES if inspect.getattr_static(kind, name) is True}
     assert all(isinstance(inspect.getattr_static(kind, name), bool) for name in ABILITIES)
     of_backend = {"supports_splitting", "supports_reconfigure"}
     assert abilities == (of_backend if kind is ShoalBackend else set())
 
 
-def test_a_group_is_not_asked_to_make_others() -> None:
+def test_a_group_does_not_make_new_groups_itself() -> None:
     """new_group then goes through the creator, as for every other backend."""
     assert not hasattr(ShoalProcessGroup, "new_group")
 
 
-def test_a_timeout_that_is_set_while_reconfigure_forms_the_group_is_kept() -> None:
+def test_a_timeout_set_while_reconfigure_forms_the_group_is_kept() -> None:
     old, begun = SimpleNamespace(name="world", timeout_s=60.0, close=lambda: None), []
 
     def form(*_given: Any) -> str:
@@ -300,17 +298,17 @@ def test_a_timeout_that_is_set_while_reconfigure_forms_the_group_is_kept() -> No
     assert begun == [("new", 7.0)]
 
 
-def test_options_are_torchs_own(operations: Operations) -> None:
+def test_options_are_those_of_torch(operations: Operations) -> None:
     options = operations.options
     assert (options.backend, options._timeout) == ("shoal", timedelta(seconds=60))
 
 
-def test_the_shape_is_found_out_from_torch_itself() -> None:
+def test_the_shape_is_detected_from_torch_itself() -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     assert takes_backends() == (version >= (2, 14))
 
 
-# ---- how groups are made ----
+# ---- making groups ----
 
 
 def options_of_torch(**fields: Any) -> SimpleNamespace:
@@ -327,7 +325,7 @@ def options_of_torch(**fields: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was asked of shoal.group.form.form."""
+    """Return the recorded arguments of shoal.group.form.form."""
     calls: list[tuple[Any, ...]] = []
 
     def form(store: Any, rank: int, size: int, **options: Any) -> FakeGroup:
@@ -340,19 +338,21 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def test_the_default_group_meets_at_torchs_store(formed: list[tuple[Any, ...]]) -> None:
+def test_the_default_group_forms_at_torchs_store(formed: list[tuple[Any, ...]]) -> None:
     made: Any = frontend.create_process_group(options_of_torch())
     assert formed == [(1, 2, {"timeout_s": 9.0, "name": "world"})]
     assert (made.rank(), made.size(), made.name()) == (1, 2, "shoal")
     assert type(made) is (ShoalBackend if takes_backends() else ShoalProcessGroup)
 
 
-def test_a_new_group_beside_another_backend_meets_too(formed: list[tuple[Any, ...]]) -> None:
+def test_a_new_group_beside_another_backend_forms_at_the_store(
+    formed: list[tuple[Any, ...]],
+) -> None:
     frontend.create_process_group(options_of_torch(global_ranks_in_group=[4, 7]))
     assert formed == [(1, 2, {"timeout_s": 9.0, "name": "3"})]
 
 
-def test_a_new_group_inside_shoals_default_group_is_carved_out(
+def test_a_new_group_inside_shoals_default_group_is_a_subgroup(
     formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default: Any = frontend.create_process_group(options_of_torch())

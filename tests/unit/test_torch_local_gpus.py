@@ -1,4 +1,4 @@
-"""Which all-reduces have a part for the GPUs of a host, and where: ranks agree on it."""
+"""All-reduces that first sum among a host's GPUs: ranks agree which and where."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def view_of(n: int, dtype: DType) -> BufferView:
     return BufferView(0, n, dtype, None)
 
 
-def test_which_calls_are_for_the_gpus_depends_on_what_all_ranks_know_alike() -> None:
+def test_the_calls_for_gpus_depend_only_on_facts_equal_on_all_ranks() -> None:
     n = local_gpus.LEAST_BYTES // 4
     whole = [(view_of(n, DType.FLOAT32),)]
     assert local_gpus.takes(collectives.ALL_REDUCE, whole, (Op.SUM,))
@@ -45,7 +45,7 @@ def test_which_calls_are_for_the_gpus_depends_on_what_all_ranks_know_alike() -> 
         assert not local_gpus.takes(*other)
 
 
-def test_every_rank_needs_a_gpu_of_its_own_on_its_host() -> None:
+def test_every_rank_needs_its_own_gpu_on_its_host() -> None:
     one, two, none = b"\1" * 16, b"\2" * 16, bytes(16)
     assert local_gpus.why_not([one, two, one, two], [0, 0, 1, 1]) == ""
     assert local_gpus.why_not([one, one, one, two], [0, 0, 1, 1]) == "ranks of a host share a GPU"
@@ -54,7 +54,7 @@ def test_every_rank_needs_a_gpu_of_its_own_on_its_host() -> None:
 
 
 class Made:
-    """What NCCL would do."""
+    """Stands in for NCCL."""
 
     rank, size = 0, 1
 
@@ -69,7 +69,7 @@ class Made:
 
 
 class Gpu:
-    """A device as far as the ranks agree on it; all of them are on one host."""
+    """A device with the methods used for the agreement; all ranks are on one host."""
 
     def __init__(
         self, name: str, fails: bool = False, hangs: threading.Event | None = None
@@ -103,20 +103,20 @@ def agree(group: Any, gpus: list[Gpu], timeout_s: float) -> bool:
     return calls is not None
 
 
-def test_ranks_agree_where_all_can() -> None:
+def test_ranks_agree_to_use_gpus_where_all_can() -> None:
     gpus = [Gpu(name) for name in "abc"]
     assert run_well(agree, 3, gpus, 60.0) == [True] * 3
     assert [(made.aborted, made.closed) for gpu in gpus for made in gpu.made] == [(0, 1)] * 3
 
 
 @pytest.mark.parametrize("names", ["ab", "aab"], ids=["one has none", "two share one"])
-def test_where_one_cannot_none_does(names: str) -> None:
+def test_no_rank_uses_gpus_where_one_cannot(names: str) -> None:
     gpus = [Gpu(name) for name in names] + [Gpu("")] * (3 - len(names))
     assert run_well(agree, 3, gpus, 60.0) == [False] * 3
     assert not any(gpu.made for gpu in gpus)
 
 
-def test_where_nccl_fails_on_one_rank_none_uses_it_and_the_log_says_why(
+def test_no_rank_uses_nccl_after_it_fails_on_one_and_the_log_names_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gpus = [Gpu("a"), Gpu("b", fails=True), Gpu("c")]
@@ -126,7 +126,7 @@ def test_where_nccl_fails_on_one_rank_none_uses_it_and_the_log_says_why(
     assert all("Set SHOAL_LOCAL_NCCL=no to skip" in each for each in caplog.messages)
 
 
-def test_an_nccl_that_hangs_is_given_up_at_the_deadline_and_aborted_when_it_comes() -> None:
+def test_a_hanging_nccl_is_abandoned_at_the_deadline_and_aborted_when_it_returns() -> None:
     gpu = Gpu("a", hangs=threading.Event())
     attempt = local_gpus._attempt(lambda: gpu.collectives(None, 0, 1, 60.0), 0.01)  # type: ignore[arg-type, return-value]
     assert attempt == (None, "no answer in 0.01 s")
@@ -150,7 +150,7 @@ def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.M
     ("words", "agreed"),
     [(("1", "yes", "TRUE", "on", "y", "t", ""), True), (("0", "no", "False", "off"), False)],
 )
-def test_the_environment_can_forbid_it_in_the_usual_words(
+def test_the_environment_can_disable_gpus_with_the_usual_values(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], agreed: bool
 ) -> None:
     gpus = [Gpu(name) for name in "abc"]

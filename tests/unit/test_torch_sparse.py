@@ -1,4 +1,4 @@
-"""What an all-reduce of sparse tensors does with another rank's damaged indices."""
+"""All-reduces of sparse tensors with damaged indices from another rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.frontend.torch.sparse import all_reduce_sparse
 
 
 class GroupWithADamagedRank:
-    """A group of one rank, whose indices arrive as 9."""
+    """A group of one rank whose indices arrive as 9."""
 
     size = 1
 
@@ -32,7 +32,7 @@ class Tensors:
     read = written
 
 
-def test_indices_beyond_the_shape_are_an_error_and_leave_the_tensor() -> None:
+def test_indices_beyond_the_shape_are_an_error_and_the_tensor_is_unchanged() -> None:
     tensor = torch.sparse_coo_tensor([[1]], [2.0], (3,), check_invariants=True)
     group: Any = GroupWithADamagedRank()
     buffers: Any = Tensors()

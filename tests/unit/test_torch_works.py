@@ -1,4 +1,4 @@
-"""torch's Works and their futures over calls that the test ends by hand: no native code."""
+"""torch's Works and their futures over calls that the test ends: no native code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.threads import Threads
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
 
 
-def test_the_result_is_copied_back_once_however_many_threads_wait() -> None:
+def test_the_result_is_copied_back_once_for_any_number_of_waiting_threads() -> None:
     copies: list[int] = []
     started = FakeWork()
     work = PendingWork([started], [], lambda: copies.append(1))  # type: ignore[list-item]
@@ -52,8 +52,8 @@ def test_the_future_is_done_when_the_last_of_several_calls_is() -> None:
     assert seen[0] == "copied back"
 
 
-def test_when_wait_has_returned_the_future_is_done_and_its_callbacks_have_run() -> None:
-    started = FakeWork()  # tells nobody else of its end
+def test_after_wait_the_future_is_done_and_its_callbacks_have_run() -> None:
+    started = FakeWork()  # reports its end to no one else
     work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
     ran: list[str] = []
     future = work.get_future()
@@ -69,7 +69,7 @@ def test_when_wait_has_returned_the_future_is_done_and_its_callbacks_have_run() 
     assert ran == ["callback"]
 
 
-def test_a_future_of_a_failed_call_is_done_when_wait_has_raised() -> None:
+def test_the_future_of_a_failed_call_is_done_after_wait_raises() -> None:
     for take_it_after in (False, True):
         started = FakeWork()
         started.failure = LOST
@@ -83,7 +83,7 @@ def test_a_future_of_a_failed_call_is_done_when_wait_has_raised() -> None:
             future.value()
 
 
-def test_a_wait_that_is_too_short_completes_nothing() -> None:
+def test_a_wait_that_times_out_completes_no_future() -> None:
     class Slow(FakeWork):
         def wait(self, timeout_s: float | None = None) -> None:
             if not self.is_done:
@@ -107,7 +107,7 @@ def in_threads(*calls: Callable[[], object]) -> None:
         thread.join()
 
 
-def test_no_wait_returns_while_another_thread_still_runs_the_callbacks() -> None:
+def test_no_wait_returns_while_another_thread_runs_the_callbacks() -> None:
     work = PendingWork([FakeWork()], [])  # type: ignore[list-item]
     seen: list[str] = []
     both_wait = threading.Barrier(2)
@@ -122,7 +122,7 @@ def test_no_wait_returns_while_another_thread_still_runs_the_callbacks() -> None
     assert seen == ["callback", "wait", "wait"]
 
 
-def test_a_callback_on_the_waiting_thread_may_wait_for_a_future_that_another_completes() -> None:
+def test_a_callback_may_wait_for_a_future_that_another_thread_completes() -> None:
     first, second = FakeWork(), FakeWork()
     other = PendingWork([second], [torch.ones(1)]).get_future()  # type: ignore[list-item]
     work = PendingWork([first], [])  # type: ignore[list-item]
@@ -188,7 +188,7 @@ def test_a_copy_back_that_fails_reaches_the_future() -> None:
         future.wait()
 
 
-def test_the_timeout_of_a_wait_is_that_waits_own() -> None:
+def test_the_timeout_of_a_wait_applies_only_to_it() -> None:
     started = FakeWork()
     work = PendingWork([started], [])  # type: ignore[list-item]
     work.wait()
@@ -205,14 +205,14 @@ START: Final = threading.Thread.start
 
 @pytest.fixture
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a thread that can be started nor one that is idle, as at the program's end."""
+    """Leave no thread to start and none idle, as at the program's end."""
     threads = Threads("shoal-futures")
     monkeypatch.setattr(module, "_threads_of", lambda _process_id: threads)
     refuse_threads(monkeypatch)
 
 
 @pytest.mark.usefixtures("without_threads")
-def test_a_future_that_no_thread_can_complete_has_the_error_and_its_work_the_result() -> None:
+def test_a_future_without_a_thread_has_the_error_and_its_work_the_result() -> None:
     started = FakeWork()
     work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
     future = work.get_future()
@@ -224,7 +224,7 @@ def test_a_future_that_no_thread_can_complete_has_the_error_and_its_work_the_res
 
 
 @pytest.mark.usefixtures("without_threads")
-def test_a_callback_that_no_thread_can_run_may_wait_for_an_older_future_and_for_a_new_one() -> None:
+def test_a_callback_without_a_thread_may_wait_for_older_and_newer_futures() -> None:
     works = [PendingWork([FakeWork()], [torch.ones(1)]) for _ in range(3)]  # type: ignore[list-item]
     older, last = works[0].get_future(), works[1].get_future()
     failed: list[str] = []
@@ -258,12 +258,12 @@ def test_a_call_that_ends_with_the_program_completes_its_future(
 
 
 @pytest.mark.usefixtures("without_threads")
-def test_calls_on_another_thread_say_that_there_is_none() -> None:
+def test_calls_on_another_thread_fail_without_threads() -> None:
     with pytest.raises(ShoalError, match="could not start the thread shoal-futures"):
         InBackground(lambda: None)
 
 
-def test_a_future_of_calls_that_no_thread_can_wait_for_has_the_error_whoever_asks() -> None:
+def test_a_future_whose_calls_no_thread_awaits_has_the_error_for_every_reader() -> None:
     class Unseen(FakeWork):
         def on_done(self, callback: Callable[[object], None]) -> None:
             raise ShoalError("could not start the thread shoal-completions")

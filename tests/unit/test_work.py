@@ -17,7 +17,7 @@ LONG_S = 60.0
 
 
 class Mesh:
-    """Counts the calls that have ended, as a native one does."""
+    """Counts ended calls, as the native mesh does."""
 
     def __init__(self) -> None:
         self.n_ended, self.n_seen = 0, -1
@@ -39,7 +39,7 @@ class Call:
 
 
 def wait_for_an_end(work: Work, seen: int) -> int:
-    """What the native mesh is to do."""
+    """Do what the native mesh would do."""
     mesh: Any = work.mesh
     with mesh.changed:
         mesh.n_seen = seen
@@ -54,8 +54,8 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Mesh:
     return Mesh()
 
 
-class Told:
-    """Notes which works have called back."""
+class Notified:
+    """Records the works that have called back."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []
@@ -77,73 +77,73 @@ def started(mesh: Mesh, n: int) -> tuple[list[Call], list[Work]]:
 
 
 def test_calls_that_end_out_of_order_call_back_as_they_end(mesh: Mesh) -> None:
-    told = Told()
+    notified = Notified()
     calls, works = started(mesh, 4)
     for work in works:
-        work.on_done(told)
+        work.on_done(notified)
     for which in (2, 0, 3, 1):
         calls[which].end()
-        assert told.next() is works[which]
+        assert notified.next() is works[which]
 
 
-def test_a_call_that_has_ended_calls_back_while_another_runs(mesh: Mesh) -> None:
-    told = Told()
+def test_an_ended_call_calls_back_while_another_runs(mesh: Mesh) -> None:
+    notified = Notified()
     (first, second), works = started(mesh, 2)
-    works[0].on_done(told)
+    works[0].on_done(notified)
     second.end()
     with mesh.changed:  # the thread waits for the next end
         assert mesh.changed.wait_for(lambda: mesh.n_seen == mesh.n_ended == 1, LONG_S)
-    works[1].on_done(told)
-    assert told.next() is works[1]
+    works[1].on_done(notified)
+    assert notified.next() is works[1]
     first.end()
-    assert told.next() is works[0]
+    assert notified.next() is works[0]
 
 
-def test_calls_of_one_mesh_do_not_wait_for_those_of_another(mesh: Mesh) -> None:
-    told, other = Told(), Mesh()
+def test_calls_of_one_mesh_do_not_wait_for_another_mesh(mesh: Mesh) -> None:
+    notified, other = Notified(), Mesh()
     (first,), (early,) = started(mesh, 1)
     (second,), (late,) = started(other, 1)
-    early.on_done(told)
-    late.on_done(told)
+    early.on_done(notified)
+    late.on_done(notified)
     second.end()
-    assert told.next() is late
+    assert notified.next() is late
     first.end()
-    assert told.next() is early
+    assert notified.next() is early
 
 
-def test_a_callback_that_raises_stops_none(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
-    told = Told()
+def test_a_raising_callback_stops_no_other(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
+    notified = Notified()
     calls, works = started(mesh, 2)
     works[0].on_done(lambda _: 1 / 0)
-    works[1].on_done(told)
+    works[1].on_done(notified)
     for call in calls:
         call.end()
-    assert told.next() is works[1]
+    assert notified.next() is works[1]
     assert "a callback of a finished call failed" in caplog.text
 
 
 def test_the_end_of_the_program_waits_for_callbacks(mesh: Mesh) -> None:
-    told, completions = Told(), type(COMPLETIONS)()
+    notified, completions = Notified(), type(COMPLETIONS)()
     (call,), (work,) = started(mesh, 1)
-    completions.add(work, told)
+    completions.add(work, notified)
     call.end()
     completions.finish()
-    assert told.works == [work]
+    assert notified.works == [work]
 
 
-def test_without_a_thread_only_ended_calls_call_back(
+def test_without_a_thread_only_already_ended_calls_call_back(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COMPLETIONS", type(COMPLETIONS)())
     refuse_threads(monkeypatch)
-    told = Told()
+    notified = Notified()
     (call,), (work,) = started(mesh, 1)
     with pytest.raises(ShoalError, match="shoal-completions"):
-        work.on_done(told)
+        work.on_done(notified)
     call.end()
-    assert told.works == []
-    work.on_done(told)
-    assert told.works == [work]
+    assert notified.works == []
+    work.on_done(notified)
+    assert notified.works == [work]
 
 
 def test_following_a_call_without_a_thread_waits(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,10 +151,10 @@ def test_following_a_call_without_a_thread_waits(caplog: pytest.LogCaptureFixtur
         def on_done(self, callback: object) -> None:
             raise ShoalError("could not start the thread shoal-completions")
 
-    told: list[Any] = []
+    notified: list[Any] = []
     work: Any = Unseen()
     work.failure = ShoalError("the call failed")
-    follow(work, told.append)
-    assert told == [work]
+    follow(work, notified.append)
+    assert notified == [work]
     assert work.waits == [None]
     assert "could not start the thread shoal-completions" in caplog.text
