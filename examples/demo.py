@@ -100,7 +100,7 @@ def report(results: list[Result], n_workers: int) -> None:
         f"\n{first['n_parameters'] / 1e6:.1f} M parameters, {n_workers} workers,"
         f" {len(first['losses'])} steps; {total_s:.0f} s in all\n\n{table(results)}"
     )
-    print(f"\nBaselines, in bits per byte: 8 by guessing, {first['unigram_bits']:.2f} by frequency.")
+    print(f"\nBaseline bits per byte: 8 by guessing, {first['unigram_bits']:.2f} by frequency.")
     if len(results) > 1:
         print(f"Losses: {agreement(first, last)}.")
     if abs(math.log(last["backward_alone_s"] / first["backward_alone_s"])) > BUSY:
