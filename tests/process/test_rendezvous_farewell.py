@@ -149,7 +149,7 @@ def test_a_rank_that_joins_after_a_failure_waits_for_the_successor() -> None:
             assert one.epoch == second.epoch
     (text,) = [text for text in log.texts if "waits for a rank" in text]
     assert "rank 0 of 2 on " in text
-    assert "failed to join before rank 0 came, and has not been started again: " in text
+    assert "failed to join before rank 0 joined, and has not been started again: " in text
     assert "MemoryError no room" in text
 
 

@@ -129,12 +129,12 @@ def test_a_lost_rank_is_missed_only_once_the_memory_was_passed() -> None:
 TURN = "it spoke out of turn"
 WRONG = {
     "an introduction of fewer": (1, INTRODUCTION, number(1, 4), "it introduced 1 ranks of this"),
-    "an introduction of more": (1, INTRODUCTION, number(4_000_000_000, 4), "and there are 2"),
+    "an introduction of more": (1, INTRODUCTION, number(4_000_000_000, 4), "expected 2"),
     "an introduction to the lowest": (0, INTRODUCTION, number(2, 4), TURN),
     "a rank that is none of the group": (0, WAITING, number(2, 4), TURN),
     "a report before the memory": (1, REPORT, Entry("", "", b"").encode(0), TURN),
-    "a report of another rank": (0, REPORT, Entry("", "", b"").encode(0), "makes no sense"),
-    "a report of two ranks": (0, REPORT, 2 * Entry("", "", b"").encode(1), "makes no sense"),
+    "a report of another rank": (0, REPORT, Entry("", "", b"").encode(0), "is malformed"),
+    "a report of two ranks": (0, REPORT, 2 * Entry("", "", b"").encode(1), "is malformed"),
     "a report that is too long": (0, REPORT, bytes(MAX_ENTRY_BYTES + 1), "it announced a message"),
     "a kind that is none": (0, 77, b"", TURN),
 }

@@ -170,7 +170,7 @@ def test_a_damaged_roll_or_one_without_this_rank_is_not_used_and_rank_0_is_named
     look(second, third)
     assert second.roll == first.roll
     assert third.roll is None
-    assert "lacks rank 2" in third.oddities[0]
+    assert "without rank 2" in third.oddities[0]
 
 
 def test_a_rank_with_a_damaged_roll_asks_the_store_at_growing_intervals() -> None:

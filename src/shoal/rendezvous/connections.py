@@ -1,4 +1,4 @@
-"""The connections of one rank in one attempt: its endpoint, its way up, its links."""
+"""The connections of one rank in one attempt: its endpoint, its dial upwards, and its links."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from shoal.rendezvous.roll import Roll
 
 MEETING_PATH: Final = 2**32 - 1
-"""What HELLO says in the place of a path: a connection for the meeting, none of the native core's,
-which listens at the same port later."""
+"""The path in HELLO that means a connection for the meeting, NOT for the native core, which listens
+at the same port later."""
 
-# From one look for the place of the rank above to the next; doubles.
+# Between two looks for the address of the rank above; doubles.
 _FIRST_LOOK_S: Final = 0.001
 _LONGEST_LOOK_S: Final = 0.2
 
 
 class LinkLostError(Exception):
-    """A link broke, and with it this attempt; why, as a verb phrase of this rank.
+    """A link broke, so this attempt must end; the reason is a verb phrase about this rank.
 
-    `has_reported` if the rank above counts on us.
+    `has_reported`: True if the rank above counts on this rank.
     """
 
     def __init__(self, why: str, has_reported: bool) -> None:
@@ -51,9 +51,9 @@ class LinkLostError(Exception):
 
 
 class Connections:
-    """All of them; the owner of its own endpoint. `listener` is for the ranks of our host.
+    """One rank's connections; owns their endpoint. `listener` is for the ranks of this host.
 
-    Calls `on_doubt` when this attempt may have ended: a link broke, a key was wrong.
+    Calls `on_doubt` when this attempt may have ended: a link broke, or a key was wrong.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Connections:
         self.endpoint.listen(listener.detach())
         self._meeting, self._memory, self._options = meeting, memory, options
         self._on_doubt = on_doubt
-        self._trouble: dict[int, str] = {}  # what went wrong with a rank last
-        self._above_at: Place | str | None = None  # where the rank above is, once that is known
+        self._trouble: dict[int, str] = {}  # by rank, the last error with it
+        self._above_at: Place | str | None = None  # the address of the rank above, once known
         self._look_at, self._look_s = 0.0, _FIRST_LOOK_S
 
     def begin(self, roll: Roll) -> TreeLinks:
@@ -90,7 +90,7 @@ class Connections:
         return self.links
 
     def dial(self, roll: Roll, now: float) -> float:
-        """Connect to the rank above once its place is known; returns when to call this again."""
+        """Connect to the rank above once its address is known; return when to call this again."""
         above = None if self.links is None else self.links.tree.parent
         if self.links is None or above is None or self._above_at is not None:
             return float("inf")
@@ -111,15 +111,15 @@ class Connections:
         return float("inf")
 
     def explain(self, verdict: str, silence: str) -> str:
-        """What is lacking, in words; see explain.py."""
+        """Describe the missing ranks; see explain.py."""
         at = None if isinstance(self._above_at, str) else self._above_at
         text = explain(self._meeting, self.links, self._trouble, at, verdict, silence)
         n = self.endpoint.n_turned_away
-        lack = f"; this process turned away {n} callers for want of a file descriptor (`ulimit -n`)"
+        lack = f"; this process turned away {n} callers for lack of file descriptors (`ulimit -n`)"
         return text + (lack if n else "")
 
     def close(self) -> None:
-        """Close everything that has not been handed out; idempotent."""
+        """Close all sockets that were not handed over; idempotent."""
         self.endpoint.close()
 
     def _listen_for_hosts(self, tree: Tree) -> None:
@@ -138,22 +138,22 @@ class Connections:
         if tree.has_hosts_below:
             meeting.publish(meeting.own._replace(endpoint=self.listens_at[0]))
 
-    # The endpoint's owner's part: who calls.
+    # The endpoint's callbacks for callers.
 
     def admit(self, hello: Hello) -> bytes | Progress:
-        """The pair's key for a rank that is below ours in our epoch."""
+        """Return the pair's key for a caller that is a rank below this one in this epoch."""
         rank, roll = self._meeting.rank, self._meeting.roll
         is_ours = hello.to_rank == rank < hello.rank < self._meeting.size
         if not is_ours or hello.path != MEETING_PATH:
             return Progress.REFUSED
         if self.links is None or roll is None or hello.epoch != roll.epoch:
-            return Progress.STALE  # often it has simply seen the roll before we did
+            return Progress.STALE  # usually it has just seen the roll earlier than this rank
         if not self.links.expects(hello.rank):
             return Progress.REFUSED
         return pair_key(self._meeting.job_key, hello.epoch, rank, hello.rank)
 
     def welcome(self, peer: Peer, hello: Hello) -> None:
-        """Link a rank below that has proved itself; if it was linked, it has lost that link."""
+        """Link an authenticated rank below; a second connection means that it lost the first."""
         links = self.links
         is_expected = links is not None and links.expects(hello.rank)
         if links is None or not is_expected or peer.is_local is not links.tree.is_local(hello.rank):
@@ -163,29 +163,29 @@ class Connections:
         self._trouble.pop(hello.rank, None)
 
     def key_differs(self, hello: Hello) -> None:
-        """Remember it for the deadline, and look soon whether it has left."""
+        """Record it for the error text, and check soon whether that rank has left."""
         self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
         self._on_doubt()
 
     def turned_away(self, n_so_far: int, caller: str) -> None:
-        """Log a caller for whom there was no descriptor."""
+        """Log a caller for which no descriptor was left."""
         note_turned_away(n_so_far, caller)
 
-    # The way up.
+    # The endpoint's callbacks for the dial to the rank above.
 
     def reached(self, peer: Peer, _dial: int) -> None:
-        """The rank above has proved itself."""
+        """Link the rank above, which has proved the key."""
         if self.links is not None and self.links.tree.parent is not None:
             self.links.add(self.links.tree.parent, peer)
 
     def not_reached(self, _dial: int, error: int, progress: Progress, _was_connected: bool) -> None:
-        """Remember why, while the endpoint dials again."""
+        """Record why the dial failed; the endpoint dials again."""
         above = None if self.links is None else self.links.tree.parent
         if above is None:
             return
         why = OSError(error, os.strerror(error))
         if is_out_of_descriptors(why):
-            raise why  # no network is to blame
+            raise why  # not a fault of the network
         if progress is Progress.KEY_DIFFERS:
             raise UsageError(
                 f"rank {self._meeting.rank} may not join: rank {above} on "
@@ -194,11 +194,11 @@ class Connections:
         if progress is Progress.STALE:
             self._trouble[above] = "it is in another epoch, perhaps still in an earlier group"
         elif progress is Progress.REFUSED:
-            self._trouble[above] = "what answered there did not prove to be that rank"
+            self._trouble[above] = "the process that answered there is not that rank"
         elif error == errno.ETIMEDOUT:
             self._trouble[above] = f"no answer within {self._options.dial_s:g} s"
         elif error == errno.EPERM and isinstance(self._above_at, str):
-            self._trouble[above] = "what listens there belongs to another user"
+            self._trouble[above] = "the process that listens there belongs to another user"
         else:
             self._trouble[above] = os.strerror(error).lower()
 
@@ -213,19 +213,19 @@ class Connections:
         """Pass the loss on to the links."""
         if error == errno.EMFILE:
             raise UsageError(
-                f"no file descriptor left for what a rank passes to rank {self._meeting.rank}: "
-                "raise `ulimit -n`"
+                f"rank {self._meeting.rank} has no file descriptor left for shared memory: raise "
+                "`ulimit -n`"
             )
         if self.links is not None:
             self.links.lose(peer, OSError(error, why))
 
     def _lost(self, rank: int, error: OSError) -> None:
-        """A link broke."""
+        """Handle a broken link."""
         links = self.links
         if links is None or links.is_concluded:
-            return  # it is lost to the group that has formed, or it has left that again
+            return  # the group has formed, and the other rank may have left it already
         why = self._trouble[rank] = (error.strerror or str(error)).lower()
         if links.needs(rank):
-            lacked = "" if links.lacked is None else f", which still lacked rank {links.lacked}"
+            lacked = "" if links.lacked is None else f", which waited for rank {links.lacked}"
             raise LinkLostError(f"lost its link to rank {rank}{lacked}: {why}", links.has_reported)
         self._on_doubt()

@@ -1,4 +1,4 @@
-"""Says which ranks a join lacks, as far as that can be told, and what to do."""
+"""Describes the ranks that a join is missing, the likely reasons, and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shoal.rendezvous.meeting import Meeting
     from shoal.rendezvous.record import Endpoint
 
-_N_SHOWN: Final = 16  # of a thousand missing ranks, the first tell as much as all
+_N_SHOWN: Final = 16  # more names of missing ranks would not help
 _ADVICE: Final = "set SHOAL_SOCKET_IFNAME on both hosts to the network they share"
 
 
@@ -24,21 +24,21 @@ def explain(
     verdict: str,
     silence: str,
 ) -> str:
-    """One message about every rank that is lacking; asks the store once more if it answers.
+    """Return one message about all missing ranks; reads the store once more if it answers.
 
     Args:
-        links: of the roll; None if there is none.
-        trouble: what went wrong last with a rank.
-        at: where the rank above ours was last tried, on another host.
-        verdict: what has happened to us, such as "could not join within 5 s".
-        silence: says that the store does not answer; empty if it does.
+        links: of the roll; None without a roll.
+        trouble: by rank, the last error with it.
+        at: the last address tried for the rank above, on another host.
+        verdict: this rank's state, such as "could not join within 5 s".
+        silence: a sentence that the store does not answer; empty if it does.
     """
     parts = [silence] if silence else []
     before = meeting.before
     if before is not None and before.is_failure:
         parts.append(
             f"rank {before.rank} on {before.host_label} failed to join before rank {meeting.rank} "
-            f"came, and has not been started again: {before.reason}"
+            f"joined, and has not been started again: {before.reason}"
         )
     if meeting.roll is None or links is None:
         parts += _of_no_roll(meeting, asks=not silence)
@@ -47,14 +47,14 @@ def explain(
     if before is not None and not before.is_failure:
         parts.append(
             f"the attempt before this one ended: rank {before.rank} {before.reason} (a rank that "
-            "formed a group in it does not come again until it is started again)"
+            "formed a group in it joins again only if it is started again)"
         )
     who = f"rank {meeting.rank} of {meeting.size} on {meeting.own.host_label}"
     return f"{who} {verdict}: " + "; ".join(parts)
 
 
 def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
-    """Who has not published, or nothing of use."""
+    """Name the ranks that published no record, or a useless one."""
     absent = meeting.unpublished(asks=asks)
     before = meeting.before
     gone = {before.rank} if before is not None and before.is_failure else set[int]()
@@ -68,18 +68,18 @@ def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
         )
         if meeting.store_host and names_loopback(meeting.store_host):
             yield (
-                f"{within_host(meeting.store_host)}: where ranks are on several, set MASTER_ADDR "
-                "on every rank to an address of rank 0's host which the others can reach"
+                f"{within_host(meeting.store_host)}: if ranks are on several hosts, set "
+                "MASTER_ADDR on every rank to an address of rank 0's host that the others can reach"
             )
     yield from (f"rank {rank}: {why}" for rank, why in sorted(meeting.oddities.items()))
     if not absent and asks:
-        yield "rank 0 has not called all ranks that have published (stopped, or dead?)"
+        yield "rank 0 has not called all ranks, though all have published (stopped, or dead?)"
 
 
 def _of_links(
     meeting: Meeting, links: TreeLinks, trouble: Mapping[int, str], at: Endpoint | None
 ) -> Iterator[str]:
-    """Who of the roll is not linked, to us or to another."""
+    """Name ranks of the roll that are not linked, to this rank or to another."""
     tree, unlinked = links.tree, links.lacking()
     for rank in unlinked[:_N_SHOWN]:
         yield _below(meeting, links, rank, trouble.get(rank))
@@ -91,9 +91,9 @@ def _of_links(
     elif links.lacks_above and tree.parent is not None:
         yield _above(meeting, links, tree.parent, trouble.get(tree.parent), at)
     elif not unlinked and links.silent():
-        yield f"{_ranks(links.silent())} still lacks ranks below, it seems"
+        yield f"{_ranks(links.silent())} probably still waits for ranks below"
     elif not unlinked:
-        yield f"rank {tree.parent} still waits for others, it seems"
+        yield f"rank {tree.parent} probably still waits for other ranks"
 
 
 def _above(
@@ -127,7 +127,7 @@ def _of_this_host(trouble: str) -> str:
 
 
 def _elsewhere(meeting: Meeting, links: TreeLinks, rank: int) -> str:
-    """Of a rank that is not linked to another: that one can say more."""
+    """Describe a rank that is not linked to another one; the log of that one has more."""
     parent = links.tree.parent_of(rank)
     role = "through which it meets the others"
     if parent is not None and links.tree.is_local(parent) and links.tree.is_local(rank):

@@ -1,15 +1,14 @@
-"""Turns a store into a group: one epoch for all, and what every rank must know of every other.
+"""Forms a group through a store: ranks agree on one epoch, and learn the addresses of all others.
 
-Every rank joins an attempt (attempt.py) and publishes a record there; rank 0 reads all of them and
-writes the roll, which names the epoch (meeting.py). Then each rank connects to one other: inside a
-host to the lowest, over an abstract Unix socket; the lowest ranks of the hosts over TCP, along a
-binary tree. Reports go up this tree, each for a rank and all below it, and come down again as one
-roster (links.py). A group on one host never listens on TCP; where there are several, every rank
-does, and goes on for the life of the job: the native core makes connections there when they are
-first needed.
+Every rank joins an attempt (attempt.py) and publishes a record there; rank 0 reads all records and
+writes the roll, which determines the epoch (meeting.py). Then each rank connects to one other:
+inside a host to the lowest rank, over an abstract Unix socket; the lowest ranks of the hosts over
+TCP, along a binary tree. Reports go up this tree, each for a rank and all ranks below it, and come
+back as one roster (links.py). A group on one host never listens on TCP. In a group on several hosts
+every rank listens for the life of the job: the native core makes connections there at first use.
 
-A link that breaks before its lower end has reported is made anew. One that breaks later ends the
-attempt, and all meet again in the next: other ranks counted on the one that is gone.
+A link that breaks before its lower end has reported is made again. A link that breaks later ends
+the attempt, and all ranks meet again in the next: other ranks counted on the lost one.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ if TYPE_CHECKING:
     from shoal.rendezvous.roll import Roll
     from shoal.rendezvous.store import Store
 
-# How long we do not look at our callers, while we wait in the store.
+# The longest wait in the store, during which callers get no answer.
 _LONGEST_WAIT_S: Final = 0.2
-# When nothing moves, a rank looks in the store whether its attempt has ended. At first after the
-# time that most joins take altogether, then less and less often.
+# A rank that makes no progress checks in the store whether its attempt has ended: at first after
+# the time that most joins take altogether, then less and less often.
 _FIRST_LOOK_S: Final = 0.02
 _LONGEST_LOOK_S: Final = 1.0
 _PER_RANK_S: Final = 0.002  # so that a large group does not flood its store
@@ -77,32 +76,33 @@ def join(
     digest: bytes = b"",
     options: JoinOptions | None = None,
 ) -> Membership:
-    """Meet all other ranks and return who they are and where they can be reached.
+    """Meet all other ranks and return their identities and addresses.
 
     Args:
-        store: the same for all ranks; a group's own prefix of a shared one. Its calls are made on
-            a thread of ours; one that does not return in time stays behind (store/asking.py).
-        timeout_s: for the whole of it.
-        memory: what the ranks of this host share, made and entered while they meet.
-        digest: at most 255 bytes for all other ranks, see `Membership.digests`. It never lies in
-            the store, but travels over connections that are authenticated.
+        store: the same for all ranks; for a shared store, a prefix of the group's own. Calls run on
+            a separate thread; one that does not return in time is left behind (store/asking.py).
+        timeout_s: seconds for the complete join.
+        memory: the memory that the ranks of this host share, made and entered while they meet.
+        digest: at most 255 bytes for all other ranks, see `Membership.digests`. It is never in the
+            store; it is sent only over authenticated connections.
 
     Raises (every socket is closed, the record stays in the store):
         UsageError: a variable is wrong, the keys differ, or the process has no descriptor left;
             here, or on another rank of the attempt.
-        TimedOut: names the ranks that are missing, why, and what to set; or the store, if it does
-            not answer. May come half a second late if the store is slow to say what is missing.
-        PeerLost: the store is gone; likewise. Or another rank of the attempt cannot join.
+        TimedOut: names the missing ranks, the reasons, and what to set; or the store, if it does
+            not answer. May be half a second late if the store answers slowly.
+        PeerLost: the store is gone; names the missing ranks too. Or another rank of the attempt
+            cannot join.
 
-    A rank that fails reports it to the others of its attempt, unless its time was up: it may come
-    again, and the others have deadlines of their own. While a join does not end, it warns of what
-    it lacks, see `JoinOptions.warn_s`.
+    A rank that fails reports its error to the others of its attempt, except after a timeout: it may
+    try again, and the others have their own deadlines. A join that takes long warns of the missing
+    ranks, see `JoinOptions.warn_s`.
 
     Returns once every rank has every link that it needs to meet, and listens, so a rank may close
-    its group at once without harm to one that is still on its way out of here.
+    its group at once without harm to a rank that has not returned from here yet.
 
-    Cost: five store requests as a rule, and one connection; rank 0 reads the records of all, the
-    lowest rank of a host has a connection to each of the others and to three hosts at most.
+    Cost: usually five store requests and one connection. Rank 0 reads the records of all ranks; the
+    lowest rank of a host has a connection to each of the others and to at most three hosts.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not in a group of {size}; expected 0 to {size - 1}")
@@ -123,29 +123,29 @@ def join(
             except BaseException as error:
                 why = _in_words(error, rank, size)
                 is_taken = isinstance(error, PlaceTakenError)
-                # While the links stand: others see them close.
+                # NOT after the links close: the others would see that first.
                 joining.report_failure(error if is_taken else why)
                 if why is not error:
                     raise why from error
-                del why  # else the error keeps this frame, and this frame the error
+                del why  # else the error and this frame keep each other alive
                 raise
 
 
 def _in_words(error: BaseException, rank: int, size: int) -> BaseException:
-    """What to raise in the place of this error."""
+    """Return the exception to raise instead of this one."""
     if isinstance(error, OSError) and is_out_of_descriptors(error):
         return UsageError(
             f"rank {rank} has no file descriptor left to join a group of {size}: raise `ulimit -n`"
         )
     if isinstance(error, PlaceTakenError):
         return UsageError(str(error))
-    if type(error) is ShoalError:  # what this machine lacks
+    if type(error) is ShoalError:  # this machine is out of a resource
         return ShoalError(f"rank {rank} cannot join: {error}")
     return error
 
 
 class _Join:
-    """One rank's side of one meeting, in as many attempts as it takes."""
+    """One rank's part in one meeting, over as many attempts as needed."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Join:
     ) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._memory, self._digest, self._options = memory, digest, options
-        self._attempt: int | None = None  # that we are in
+        self._attempt: int | None = None  # the attempt that this rank has joined
         self._meeting: Meeting | None = None
         self._connections: Connections | None = None
         self._look_around_at = 0.0
@@ -167,31 +167,31 @@ class _Join:
         store.alarm = lambda: self._warn_if_due(store.silence)
 
     def report_failure(self, error: BaseException) -> None:
-        """End the attempt with this error, so that the others do not wait for us."""
+        """End the attempt with this error, so that the others do not wait for this rank."""
         if self._size > 1:
             report_failure(self._store, self._rank, self._options.label, error, self._attempt)
 
     def close(self) -> None:
-        """Close everything that `run` has not handed out."""
+        """Close all sockets that `run` has not handed over."""
         if self._connections is not None:
             self._connections.close()
 
     def run(self, timeout_s: float) -> Membership:
-        """Go on until the group is formed."""
+        """Run attempts until the group has formed."""
         try:
             return self._run()
         except TimedOut as late:
             verdict = f"could not join within {timeout_s:.3g} s"
             self._store.deadline = time.monotonic() + LAST_WORDS_S
             text = self._explain(verdict, self._store.silence)
-            if self._store.lost:  # as it was asked what is missing
+            if self._store.lost:  # while `_explain` read from it
                 rank, host, address, doing, why = self._store.lost
                 raise PeerLost(rank, host, address, doing, f"{why}; by then {text}") from late
             raise TimedOut(text) from late
         except PeerLost as lost:
             before = None if self._meeting is None else self._meeting.before
             if self._store.lost and before is not None and before.is_failure:
-                raise before.error() from lost  # without the store it cannot come again
+                raise before.error() from lost  # without the store it cannot join again
             if self._store.lost:
                 verdict = f"had not joined after {self._warnings.elapsed_s:.3g} s"
                 lost.reason += f"; by then {self._explain(verdict, '')}"
@@ -199,9 +199,9 @@ class _Join:
 
     def _run(self) -> Membership:
         given_key = job_key(self._options.environ)
-        port_range(self._options.environ), n_paths(self._options.environ)  # or nothing begins
+        port_range(self._options.environ), n_paths(self._options.environ)  # may raise UsageError
         host_id, left = find_host_id(self._options.environ), -1
-        pause_s, pause = _FIRST_PAUSE_S, threading.Event()  # waited on only for its timeout
+        pause_s, pause = _FIRST_PAUSE_S, threading.Event()  # never set
         while True:
             attempt = self._find_attempt(left)
             try:
@@ -210,7 +210,7 @@ class _Join:
                 pass
             except LinkLostError as lost:
                 if lost.has_reported:
-                    self.close()  # before anything else: our report must not count any more
+                    self.close()  # first of all: this rank's report must not count any more
                 self._end_attempt(attempt, str(lost))
             self.close()
             left = attempt.number
@@ -221,13 +221,13 @@ class _Join:
 
     def _find_attempt(self, left: int) -> Attempt:
         if self._size == 1:
-            return Attempt()  # one that is alone has no use for a store
+            return Attempt()  # a single rank needs no store
         found = find_attempt(self._store, self._rank, self._options.label, left)
         self._attempt = found.number
         return found
 
     def _end_attempt(self, attempt: Attempt, why: str) -> None:
-        """A link is lost: all meet again, unless the rank at its other end says that it failed."""
+        """End the attempt after a lost link: all meet again, unless the other rank has failed."""
         if self._meeting is not None:
             with contextlib.suppress(AttemptOverError):
                 self._meeting.check_end()
@@ -243,7 +243,7 @@ class _Join:
             else RootMeeting(self._store, attempt, own, given_key)
         )
         self._meeting = meeting
-        with contextlib.closing(listener):  # unless the endpoint owns it
+        with contextlib.closing(listener):  # no effect once the endpoint owns it
             connections = Connections(
                 meeting, self._memory, self._options, listener, self._look_around_soon
             )
@@ -254,7 +254,7 @@ class _Join:
         self._plan_to_look_around()
         roll = self._gather(meeting, connections)
         links = self._link(meeting, connections, roll)
-        # NOT accepting those who come now: they may have formed the group already, and mean the
+        # NOT accepting callers from now on: they may have formed the group already, and want the
         # native core, which takes over the listeners.
         connections.endpoint.shut()
         entry = Entry(host_id, label, self._digest, connections.listens_at)
@@ -268,12 +268,12 @@ class _Join:
         return self._log(Membership(roll, roster, self._rank, meeting.job_key, listeners))
 
     def _gather(self, meeting: Meeting, connections: Connections) -> Roll:
-        """Go on until there is a roll."""
+        """Wait for the roll and return it."""
         while meeting.roll is None:
             self._look_around_if_due(meeting)
             now = time.monotonic()
             if now >= meeting.look_at:
-                # NOT waiting in the store while a caller proves itself.
+                # NOT waiting in the store during a caller's handshake.
                 is_alone = not connections.endpoint.n_pending
                 until = min(self._look_around_at, self._warn_if_due(""), now + _LONGEST_WAIT_S)
                 meeting.look(min(until, self._store.deadline) if is_alone else now)
@@ -282,14 +282,14 @@ class _Join:
         return meeting.roll
 
     def _link(self, meeting: Meeting, connections: Connections, roll: Roll) -> TreeLinks:
-        """Go on until all below us have reported, and we are linked to the rank above."""
+        """Wait until all ranks below have reported, and this rank is linked to the one above."""
         links = connections.begin(roll)
         self._look_s = _FIRST_LOOK_S
         self._plan_to_look_around()
         was_ready = False
         while not (was_ready and links.is_ready):
-            # Once more when all have reported: one that has died since may not be noticed yet,
-            # because a step reads one message of each link.
+            # One more turn when all have reported, to notice a rank that has died since: a step
+            # reads one message of each link.
             was_ready = links.is_ready
             self._look_around_if_due(meeting)
             now = time.monotonic()
@@ -298,8 +298,8 @@ class _Join:
         return links
 
     def _turn_until(self, is_done: Callable[[], bool], meeting: Meeting) -> None:
-        """Go on until then, once all ranks have met."""
-        # NOT asking the store: rank 0 may have formed the group by now, and ended it.
+        """Take turns until `is_done`, once all ranks have met."""
+        # NOT using a store that may end early: rank 0 may have formed the group and closed it.
         may_ask = self._store.outlives_join
         while not is_done():
             if may_ask:
@@ -307,7 +307,7 @@ class _Join:
             self._turn(self._look_around_at if may_ask else float("inf"))
 
     def _turn(self, wake_at: float) -> None:
-        """Handle what is ready, or wait for it until then."""
+        """Wait until `wake_at` for messages and handle them; TimedOut at the deadline."""
         now, deadline = time.monotonic(), self._store.deadline
         if now >= deadline:
             raise TimedOut("time is up")
@@ -329,16 +329,16 @@ class _Join:
             verdict = f"waits for a rank, {waited_s:.3g} s so far"
             self._warnings.warn_once(lambda: self._explain(verdict, ""))
         if self._connections is not None and self._connections.links is not None:
-            self._connections.links.send_who_keeps_us_waiting()
+            self._connections.links.send_waiting()
 
     def _plan_to_look_around(self) -> None:
-        """Once more after twice the time; never if we are alone."""
+        """Schedule the next look, after twice the time; never for a single rank."""
         per_group_s = self._size * _PER_RANK_S if self._size > 1 else float("inf")
         self._look_around_at = time.monotonic() + self._look_s + per_group_s
         self._look_s = min(2 * self._look_s, _LONGEST_LOOK_S)
 
     def _look_around_soon(self) -> None:
-        """There is reason to; NOT at once: a stranger's HELLO must not make us flood the store."""
+        """Look soon, but NOT at once: a stranger's HELLO must not cause a flood of requests."""
         self._look_s = _FIRST_LOOK_S
         self._look_around_at = min(self._look_around_at, time.monotonic() + _FIRST_LOOK_S)
 
@@ -363,12 +363,12 @@ class _Join:
 
 
 class _Warnings:
-    """What a join warns of, at doubling intervals."""
+    """Logs the warnings of a join, at doubling intervals."""
 
     def __init__(self, options: JoinOptions) -> None:
         self._options = options
         self._started = time.monotonic()
-        self._after_s = options.warn_s  # the next time
+        self._after_s = options.warn_s  # to the next warning
         self._has_warned_once = False
 
     @property
@@ -376,15 +376,15 @@ class _Warnings:
         return time.monotonic() - self._started
 
     def warn_if_due(self, explain: Callable[[str], str]) -> float:
-        """Say what is lacking; returns when to say it again."""
+        """Warn of the missing ranks if that is due; return when to warn again."""
         if self.elapsed_s >= self._after_s:
             verdict = f"has not joined after {self._after_s:g} s"
-            self._after_s *= 2  # NOT later: to ask the store may take until then
+            self._after_s *= 2  # NOT later: `explain` may take until then
             self._options.log.warning("%s", explain(verdict))
         return self._started + self._after_s
 
     def warn_once(self, explain: Callable[[], str]) -> None:
-        """Warn of a rank that failed before we came."""
+        """Warn of a rank that failed before this one joined."""
         if not self._has_warned_once:
             self._has_warned_once = True
             self._options.log.warning("%s", explain())

@@ -1,9 +1,9 @@
-"""The links of a rank to the one above it and to those below, and the reports that go over them.
+"""The links of a rank to the one above it and to the ones below, and the reports on these links.
 
-Inside a host the lowest rank introduces the others: each of them proves itself to that rank alone,
+Inside a host the lowest rank introduces the others: each of them proves the key to that rank alone,
 and gets from it the one descriptor of the memory that all share, in which all find each other. That
-is n - 1 handshakes instead of n (n - 1) / 2. The lowest rank holds the job key, as the others do,
-so nothing rests on less proof.
+takes n - 1 handshakes instead of n (n - 1) / 2. The lowest rank holds the job key like the others,
+so the proof is no weaker.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _N_NUMBER: Final = 4  # bytes
 class TreeLink:
     """An authenticated connection, until both ends have sent their report.
 
-    The report of the lower end stands for it and all below it: they lack nothing, and it holds
-    what all others must know of them (roster.py). The report of the upper end stands for all ranks.
-    Before them, inside a host, the upper end passes the memory that its ranks share.
+    The lower end's report covers it and all ranks below it: they have all their links, and the
+    report has their entries for the roster (roster.py). The upper end's report covers all ranks.
+    Inside a host, the upper end first passes the memory that the host's ranks share.
 
     Attributes:
-        is_open: whether a report is due: the memory was entered, or there is none to wait for.
-        report: the one that has come.
+        is_open: True if a report may arrive: the memory was entered, or there is none to wait for.
+        report: the report received.
         waits_for: the rank that the other end waits for, see `send_waiting`.
-        has_reported: whether our report was sent; nothing else is sent after it.
+        has_reported: True once this end's report was sent; nothing is sent after it.
     """
 
     def __init__(self, rank: int, peer: Peer, n_report_bytes: int, awaits_memory: bool) -> None:
@@ -52,15 +52,15 @@ class TreeLink:
             peer.expect(_INTRODUCTION, _N_NUMBER, takes_fd=True)
 
     def introduce(self, memory_fd: int, n_local: int) -> None:
-        """Pass the peer the memory that the ranks of its host share; -1: there is none."""
+        """Pass the peer the memory that the ranks of its host share; -1: no memory."""
         self.peer.send(_INTRODUCTION, number(n_local, _N_NUMBER), memory_fd)
 
     def send_waiting(self, rank: int) -> None:
-        """Name a rank that is not linked to the one above it, so that all must wait."""
+        """Report a rank that all wait for, since it is not linked to the one above it."""
         self.peer.send(_WAITING, number(rank, _N_NUMBER))
 
     def send_report(self, report: bytes) -> None:
-        """Send our report."""
+        """Send this end's report."""
         self.has_reported = True
         self.peer.send(_REPORT, report)
 
@@ -68,8 +68,8 @@ class TreeLink:
 class TreeLinks:
     """All links of one rank in one attempt, along its tree.
 
-    `memory_fd`, borrowed, is for the other ranks of our host if we are its lowest, and `enter` is
-    from `HostMemory`. Calls `on_lost` with the rank when a link broke.
+    `memory_fd`, borrowed, is for the other ranks of the host if this is its lowest rank; `enter` is
+    from `HostMemory`. Calls `on_lost` with the other rank when a link breaks.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class TreeLinks:
         self.tree = tree
         self.rank = rank
         self.above: TreeLink | None = None
-        self.roster: dict[int, Entry] | None = None  # of all, once the report from above has come
-        self.lacked: int | None = None  # the rank that a link which broke was waiting for
-        self.has_reported = False  # other ranks count on us, and on all below us
-        self.is_concluded = False  # we know all, and need no other rank any more
+        self.roster: dict[int, Entry] | None = None  # of all ranks, from the report from above
+        self.lacked: int | None = None  # the rank that the other end of a broken link waited for
+        self.has_reported = False  # other ranks count on this rank and all below it
+        self.is_concluded = False  # this rank has the roster and needs no other rank any more
         self._memory_fd = memory_fd
         self._on_lost = on_lost
         self._enter = enter
@@ -100,7 +100,7 @@ class TreeLinks:
         return len(self.tree.hosts)
 
     def add(self, rank: int, peer: Peer) -> None:
-        """Keep an authenticated connection, in the place of any before it."""
+        """Keep an authenticated connection; it replaces an earlier one to the same rank."""
         before = self._below.get(rank)
         if before is not None:
             self._lose(before, ConnectionResetError(errno.ECONNRESET, "it connected again"))
@@ -116,23 +116,23 @@ class TreeLinks:
             self._introduce()
 
     def _introduce(self) -> None:
-        """Pass the memory to the other ranks of our host once all of them are here."""
+        """Pass the memory to the other ranks of this host once all of them are linked."""
         if self._has_introduced or not all(rank in self._below for rank in self.tree.members):
             return
         self._has_introduced = True
         for rank in self.tree.members:
             self._below[rank].introduce(self._memory_fd, len(self.tree.host))
 
-    # Who is here, and who is lacking.
+    # Linked and missing ranks.
 
     def expects(self, rank: int) -> bool:
-        """Whether this rank is to connect to us."""
+        """Return True if that rank may connect to this one."""
         return rank in self.tree.below and not self.has_reported
 
     def needs(self, rank: int) -> bool:
-        """Whether the loss of its link ends the attempt.
+        """Return True if the loss of the link to that rank ends the attempt.
 
-        It does not before a rank below has our memory, or the rank above our report.
+        It does not before a rank below has this rank's memory, or the rank above its report.
         """
         is_below = rank != self.tree.parent
         is_early = is_below and (not self._has_introduced or rank not in self.tree.members)
@@ -143,38 +143,38 @@ class TreeLinks:
         return self.above is None and self.tree.parent is not None
 
     def lacking(self) -> list[int]:
-        """The ranks below that are not linked to us."""
+        """Return the ranks below that are not linked to this one."""
         return sorted(self.tree.below.keys() - self._below.keys())
 
     def silent(self) -> list[int]:
-        """The ranks below that are linked to us and have not sent their report."""
+        """Return the linked ranks below that have not sent their report."""
         return sorted(self._below.keys() - self._entries.keys())
 
     @property
     def is_ready(self) -> bool:
-        """Whether we can send our report: all below have, and we are in our host's memory."""
+        """True if this rank can report: all below have, and it has entered its host's memory."""
         is_entered = self.tree.parent is None or (self.above is not None and self.above.is_open)
         return len(self._entries) == len(self.tree.below) and is_entered
 
     @property
     def kept_waiting_by(self) -> int | None:
-        """A rank that is not linked to the one above it, as far as we know."""
+        """A rank that is known not to be linked to the one above it."""
         known = [link.waits_for for link in self._by_peer.values() if link.waits_for is not None]
         if self.lacks_above:
             return self.rank
         return min([*self.lacking(), *known], default=None)
 
-    # What is sent.
+    # Sending.
 
-    def send_who_keeps_us_waiting(self) -> None:
-        """Send it over all links; it serves the text of an error, nothing else."""
+    def send_waiting(self) -> None:
+        """Send `kept_waiting_by` over all links; it is used only in error texts."""
         rank = self.kept_waiting_by
         for link in self._by_peer.values() if rank is not None else ():
             if link.waits_for is None and not link.has_reported and rank is not None:
                 link.send_waiting(rank)
 
     def send_report(self, own: Entry) -> None:
-        """Send our report to the rank above. We are ready, so that one is there."""
+        """Send the report to the rank above; needs `is_ready`."""
         self.has_reported = True
         if self.above is not None:
             self.above.send_report(self._report(own))
@@ -184,9 +184,9 @@ class TreeLinks:
         return own.encode(self.rank) + b"".join(reports)
 
     def conclude(self, own: Entry) -> dict[int, Entry]:
-        """Return the roster of all, and send it to the ranks below.
+        """Return the roster of all ranks, and send it to the ranks below.
 
-        Rank 0 makes it of their reports; any other has got it from above.
+        Rank 0 makes it from their reports; another rank has received it from above.
         """
         self.has_reported = self.is_concluded = True
         if self.above is None:
@@ -202,13 +202,13 @@ class TreeLinks:
 
     @property
     def is_passed_on(self) -> bool:
-        """Whether nothing of what we sent waits to leave."""
+        """True if no sent message is queued any more."""
         return not any(peer.n_queued for peer in self._by_peer)
 
-    # What comes.
+    # Receiving.
 
     def receive(self, peer: Peer, kind: int, body: bytes, fd: int) -> None:
-        """Act on a message."""
+        """Handle a message."""
         link = self._by_peer[peer]
         try:
             if kind == _REPORT:
@@ -224,7 +224,7 @@ class TreeLinks:
         host, n_local = self.tree.host, int.from_bytes(body, "little")
         why = "it spoke out of turn" if link.is_open else ""
         if n_local != len(host):
-            why = f"it introduced {n_local} ranks of this host, and there are {len(host)}"
+            why = f"it introduced {n_local} ranks of this host, expected {len(host)}"
         if why:
             if fd >= 0:
                 os.close(fd)
@@ -247,16 +247,16 @@ class TreeLinks:
         try:
             entries = decode(body, ranks, least_paths)
         except ValueError as error:
-            why = f"its report makes no sense: {error}"
+            why = f"its report is malformed: {error}"
             raise ConnectionResetError(errno.ECONNRESET, why) from error
         if is_above:
             self.roster = entries
-            link.peer.close()  # it may leave from here on, which is no loss
+            link.peer.close()  # it may leave from now on, which is no loss
         else:
             self._entries[link.rank] = entries
 
     def lose(self, peer: Peer, error: OSError) -> None:
-        """Act on a connection that is lost."""
+        """Handle the loss of a connection."""
         self._lose(self._by_peer[peer], error)
 
     def _lose(self, link: TreeLink, error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""Sockets to listen on and to wait for, and what there is to report of their callers."""
+"""Opens listening sockets, waits for sockets, and logs callers that were turned away."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BACKLOG: Final = 1024
 
 
 def listen_unix() -> tuple[socket.socket, str]:
-    """A listener with a random name in the abstract namespace, which leaves no file behind."""
+    """Listen at a random name in the abstract namespace, which needs no file; return both."""
     name = f"shoal-{os.urandom(8).hex()}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -41,7 +41,7 @@ def listen_unix() -> tuple[socket.socket, str]:
 
 
 def unix_address(name: str) -> bytes:
-    """The abstract address of this name: a leading zero byte, unix(7)."""
+    """Return the abstract address of this name, which begins with a zero byte (unix(7))."""
     return b"\0" + os.fsencode(name)
 
 
@@ -50,7 +50,7 @@ def listen_for_hosts(
 ) -> tuple[list[socket.socket], list[Endpoint]]:
     """Listen on the interfaces that lead to other hosts; return an endpoint for each path too.
 
-    `master` decides the interface, unless the environment does. UsageError says what to set.
+    `master` decides the interface, unless the environment does. UsageError names what to set.
     """
     found: dict[str, tuple[socket.socket, Endpoint]] = {}
     paths = choose_addresses(n_paths(environ), master, environ)
@@ -76,9 +76,9 @@ def n_paths(environ: Mapping[str, str]) -> int:
 def listen_at(
     who: str, chosen: Advertised, ports: Iterable[int], environ: Mapping[str, str]
 ) -> tuple[socket.socket, Endpoint]:
-    """Listen at this address on one of these ports; return the endpoint too. `who` is for messages.
+    """Listen at this address on one of these ports; return the endpoint too.
 
-    Raises UsageError, which says what to set; OSError if no descriptor is left.
+    `who` is for messages. UsageError names what to set; OSError if no descriptor is left.
     """
     try:
         listener = listen_tcp(chosen.address, ports)
@@ -95,7 +95,7 @@ def listen_at(
 
 
 def listen_tcp(address: str, ports: Iterable[int]) -> socket.socket:
-    """Listen at this address, on the first free port (0: any); OSError `EADDRINUSE` for none."""
+    """Listen at this address on the first free port (0: any); OSError EADDRINUSE if none is."""
     failure = OSError(errno.EADDRINUSE, "no port is free")
     for port in ports:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -118,7 +118,7 @@ def hold_port() -> socket.socket:
     """Bind a free port of this host for a process that will listen on it.
 
     Until the caller closes the socket, only a listener with SO_REUSEADDR, such as `listen_tcp` and
-    torch's store, gets the port: none that the kernel chooses, and no connection.
+    torch's store, can get the port; the kernel gives it to no other socket or connection.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,7 +127,7 @@ def hold_port() -> socket.socket:
 
 
 def port_range(environ: Mapping[str, str]) -> Iterable[int]:
-    """Return the ports that `SHOAL_PORT_RANGE=a-b` allows; unset, any; UsageError if wrong."""
+    """Return the ports of `SHOAL_PORT_RANGE=a-b`; (0,), any port, if unset; UsageError if wrong."""
     text = environ.get("SHOAL_PORT_RANGE", "")
     if not text:
         return (0,)
@@ -142,12 +142,12 @@ def port_range(environ: Mapping[str, str]) -> Iterable[int]:
 
 
 def is_out_of_descriptors(error: OSError) -> bool:
-    """Whether the process (EMFILE) or the machine (ENFILE) has no descriptor left."""
+    """Return True if the process (EMFILE) or the machine (ENFILE) has no descriptor left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def note_turned_away(n_so_far: int, caller: str) -> None:
-    """Log a caller who found no descriptor: the first, the second, the fourth and so on."""
+    """Log a caller turned away for lack of a descriptor: the first, second, fourth and so on."""
     if n_so_far.bit_count() == 1:
         _LOG.warning(
             "process %d has no file descriptor left to take a connection, and turned away %d so "
@@ -158,13 +158,13 @@ def note_turned_away(n_so_far: int, caller: str) -> None:
 
 
 def run_ready(selector: selectors.BaseSelector, timeout_s: float) -> None:
-    """Wait for something to happen, at most so long, and call what is registered for it."""
+    """Wait at most `timeout_s` for registered sockets, and call the callbacks of ready ones."""
     for key, _ in selector.select(None if timeout_s == float("inf") else max(0.0, timeout_s)):
         key.data()
 
 
 def wait_for(endpoint: engine.Endpoint, until: float, waker: socket.socket | None = None) -> bool:
-    """Wait until the endpoint's `step` is due, or until then; return True if `waker` woke it."""
+    """Wait until the endpoint's `step` is due, or `until`; return True if `waker` is readable."""
     wait_s = min(until, endpoint.deadline) - time.monotonic()
     ready = select.poll()
     ready.register(endpoint, select.POLLIN)

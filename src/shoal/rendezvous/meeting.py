@@ -1,9 +1,9 @@
-"""What the store shows of one attempt: the records of all ranks, and the roll made of them.
+"""One attempt in the store: the records of all ranks, and the roll made of them.
 
-Rank 0 reads all records and writes the roll; the others wait for it. No leftover gets into a group.
-Two ranks prove a link to each other only under the same epoch, the epoch is that of all nonces, and
-each rank uses a roll only if its own nonce, which it has just drawn, is there; so once a rank has
-links by way of others to all, each of them is on the same roll, and there by itself.
+Rank 0 reads all records and writes the roll; the others wait for it. No leftover record gets into a
+group: two ranks can authenticate a link only under the same epoch, the epoch is a hash of all
+nonces, and a rank uses a roll only if its own new nonce is in it. So once a rank is linked to all
+others, directly or through others, each of them uses the same roll and is alive.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from shoal.rendezvous.store.asking import Asking
 
 _FIRST_WAIT_S: Final = 0.001
-_LONGEST_WAIT_S: Final = 0.02  # adds this much to a join at most; a rank's start takes far longer
-# Ranks of a large group ask torch's store, which cannot be waited in, all at once: 256 ranks at
-# 0.1 s are 2560 questions a second, a tenth of what our own store answers on one core.
+_LONGEST_WAIT_S: Final = 0.02  # delays a join by at most this; starting a rank takes far longer
+# Ranks of a large group poll torch's store, which cannot be waited in, all at once: 256 ranks at
+# 0.1 s make 2560 requests a second, a tenth of the rate at which shoal's store answers on one core.
 _LONGEST_WAIT_PER_RANK_S: Final = 0.0004
 
 
@@ -48,7 +48,7 @@ class Meeting:
         self.rank = rank
         self.own = own
         self.roll: Roll | None = None
-        self.oddities: dict[int, str] = {}  # why a record that is there is of no use
+        self.oddities: dict[int, str] = {}  # by rank, why its record is of no use
         self.look_at = 0.0  # when to look for the roll again
         self.attempt = attempt.number
         self.before = attempt.before  # why the attempt before this one ended
@@ -62,25 +62,25 @@ class Meeting:
 
     @property
     def store_host(self) -> str | None:
-        """Where the store is, see `Store.host`."""
+        """The store's host, see `Store.host`."""
         return self._store.host
 
     @property
     def job_key(self) -> bytes:
-        """The key all ranks hold. Needs a roll."""
+        """The key that all ranks hold; needs a roll."""
         return self._given_key or (self.roll and self.roll.key) or b""
 
     def publish(self, own: Record) -> None:
-        """Write our record."""
+        """Write this rank's record."""
         self.own = own
         self._store.set(record_key(self.attempt, self.rank), own.encode())
 
     def look(self, until: float) -> None:
-        """Look for the roll and set `look_at`, when to do so again.
+        """Look for the roll and set `look_at`, the time of the next look.
 
-        Waits in the store, if it can wait, `until` then for what is missing, which costs less than
-        to ask again. UsageError if a rank runs another version, or has a job key where we have
-        none.
+        Waits for missing values in the store until `until`, if the store can wait: that costs less
+        than repeated requests. UsageError if a rank runs another version, or only one of that rank
+        and this one was given a job key.
         """
         self.roll = self._find(until)
         self.look_at = time.monotonic() + self._wait_s
@@ -91,7 +91,7 @@ class Meeting:
         raise NotImplementedError
 
     def look_around(self) -> None:
-        """While nothing moves: check that this attempt goes on, and that our record lies there.
+        """Check that this attempt goes on and still has this rank's record. Called while stuck.
 
         Raises AttemptOverError if all meet again, ShoalError if a rank cannot join, UsageError if
         another process published as this rank.
@@ -105,10 +105,10 @@ class Meeting:
         if gone is None or not gone.is_failure:
             return
         if self._store.try_get(record_key(self.attempt, gone.rank)):
-            self.before = None  # it is back
+            self.before = None  # that rank is back
 
     def check_end(self) -> None:
-        """Raise what the end of this attempt means for us, if it has ended."""
+        """Raise the failed rank's error or AttemptOverError if this attempt has ended."""
         end = find_end(self._store, self.attempt)
         if end is not None and end.is_failure:
             raise end.error()
@@ -116,19 +116,19 @@ class Meeting:
             raise AttemptOverError
 
     def endpoint(self, rank: int) -> Endpoint | None:
-        """Where a rank listens for other hosts, once it has published that. Asks the store."""
+        """Return where a rank listens for other hosts, once published. Reads the store."""
         record = self._read(rank)
         return None if record is None else record.endpoint
 
     def label(self, rank: int) -> str:
-        """The host name of a rank of the roll, for people. NOT from the store: it may be mute."""
+        """Return a rank's host name from the roll, NOT from the store, which may not answer."""
         return "" if self.roll is None else self.roll.labels[self.roll.hosts[rank]]
 
     def unpublished(self, *, asks: bool) -> list[int]:
-        """The ranks whose record is not in the store, or is of no use.
+        """Return the ranks whose record is not in the store, or is of no use.
 
         Args:
-            asks: whether to ask the store once more, a request or two for each of them.
+            asks: True to read the store once more, with a request or two for each of them.
         """
         if asks:
             with contextlib.suppress(ShoalError):  # the store is gone
@@ -136,15 +136,15 @@ class Meeting:
         return self._known_missing()
 
     def _known_missing(self) -> list[int]:
-        """The same without asking. NOT all others: a rank that has not looked knows nothing."""
+        """Return the same without a request. NOT all others: this rank may not have looked yet."""
         return []
 
     def _missing(self) -> list[int]:
-        """The ranks whose record has not been seen, as far as we look for them."""
+        """Return the ranks whose record this rank needs and has not seen."""
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def _await(self, key: str, until: float) -> bytes | None:
-        """The value, if there is one by then."""
+        """Return the value, if it is set by `until`."""
         wait_s = until - time.monotonic()
         if wait_s <= 0 or not self._store.can_wait:
             return self._store.try_get(key)
@@ -152,7 +152,7 @@ class Meeting:
             return self._store.get(key, wait_s)
         except TimedOut:
             if time.monotonic() >= self._store.deadline:
-                raise  # it may have been the store that did not answer
+                raise  # the store itself may not have answered
             return None
 
     def _read(self, rank: int) -> Record | None:
@@ -160,12 +160,12 @@ class Meeting:
         return None if value is None else self._judge(rank, value)
 
     def _judge(self, rank: int, value: bytes) -> Record | None:
-        """A record of use, or None with the reason noted."""
+        """Return a usable record; or None, with the reason in `oddities`."""
         record = decode(value)
         if record is None:
             self.oddities[rank] = (
-                "what it published is no record of this version of shoal, or was damaged: is the "
-                "same shoal installed on all hosts?"
+                "its record is damaged, or of another version of shoal: is the same shoal "
+                "installed on all hosts?"
             )
             return None
         if record.version != HANDSHAKE_VERSION:
@@ -174,7 +174,7 @@ class Meeting:
                 f"{self.rank} version {HANDSHAKE_VERSION}: install the same shoal on all hosts"
             )
         if record.size != self.size:
-            # No error yet: a leftover of an earlier, larger group looks the same.
+            # Not an error yet: a leftover of an earlier, larger group looks the same.
             self.oddities[rank] = (
                 f"it published for a group of {record.size}, rank {self.rank} is in one of "
                 f"{self.size}: WORLD_SIZE differs?"
@@ -190,12 +190,12 @@ class Meeting:
         return record
 
     def _size_differs(self, rank: int, record: Record) -> None:
-        """React to a record of another size; it may be a leftover."""
+        """Handle a record of another size, which may be a leftover."""
         raise NotImplementedError
 
 
 class RootMeeting(Meeting):
-    """Rank 0's view: it reads the records of all, and writes the roll."""
+    """Rank 0's view: it reads all records and writes the roll."""
 
     def __init__(
         self, store: Asking, attempt: Attempt, own: Record, given_key: bytes | None
@@ -211,7 +211,7 @@ class RootMeeting(Meeting):
         key = random_key() if self._given_key is None else None
         roll = Roll.of([self._records[rank] for rank in range(self.size)], key)
         parts = roll.encode() if self.size > 1 else []
-        for part in reversed(range(len(parts))):  # the first part last: it names the others
+        for part in reversed(range(len(parts))):  # the first part last: readers wait for it
             self._store.set(part_key(self.attempt, part), parts[part])
         return roll
 
@@ -222,14 +222,14 @@ class RootMeeting(Meeting):
             for rank, value in zip(missing, values, strict=True):
                 self._note(rank, value)
             return
-        for rank in missing:  # one after the other: all are needed
+        for rank in missing:  # one after another, since all are needed
             found = self._await(record_key(self.attempt, rank), until)
             if found is None:
                 break
             self._note(rank, found)
 
     def _size_differs(self, rank: int, record: Record) -> None:
-        """Show that rank that rank 0 of this run has read its record."""
+        """Confirm to that rank that rank 0 of this run has read its record."""
         self._store.set(differs_key(self.attempt, rank), record.nonce)
 
     def _note(self, rank: int, value: bytes) -> None:
@@ -248,18 +248,18 @@ class MemberMeeting(Meeting):
     """Any other rank's view: it waits for the roll."""
 
     def look_around(self) -> None:
-        """The same; and whether rank 0 is one that we can meet."""
+        """As `Meeting.look_around`; also check that rank 0's record is usable."""
         super().look_around()
         if self.roll is None:
             self._read(0)
 
     def _size_differs(self, rank: int, record: Record) -> None:
-        """Raise UsageError if rank 0 has read our record, so that its own is no leftover."""
+        """Raise UsageError if rank 0 has read our record, so its own record is not a leftover."""
         seen = self._store.try_get(differs_key(self.attempt, self.rank))
         if seen == self.own.nonce:
             raise UsageError(
                 f"WORLD_SIZE differs: rank {rank} on {record.host_label} is in a group of "
-                f"{record.size}, rank {self.rank} in one of {self.size}; set it alike on every rank"
+                f"{record.size}, rank {self.rank} in one of {self.size}; set the same on every rank"
             )
 
     def _find(self, until: float) -> Roll | None:
@@ -268,11 +268,11 @@ class MemberMeeting(Meeting):
             return None
         roll = self._decode(first)
         if roll is None:
-            self.oddities[0] = f"the roll that it wrote is damaged, or lacks rank {self.rank}"
+            self.oddities[0] = f"the roll that it wrote is damaged, or without rank {self.rank}"
         return roll
 
     def _decode(self, first: bytes) -> Roll | None:
-        """The roll whose first part this is, if our nonce is in it."""
+        """Return the roll with this first part, if this rank's nonce is in it."""
         part = decode_part(first, self.size)
         if part is None:
             return None
