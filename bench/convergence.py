@@ -1,10 +1,10 @@
-"""Train the demo's model in every way to send less, and compare the losses at the end.
+"""Train the demo's model with every way to send less, and compare the final losses.
 
     python -m bench.convergence --results losses.jsonl                   # all ways, three seeds
     python -m bench.convergence --results losses.jsonl --ways bf16 "mxfp4 + EF" --seeds 0
     python -m bench.convergence --results losses.jsonl --ways            # only the table
 
-Workers are processes that pretend to be hosts, so that gradients travel in the codec, over
+Workers are processes that count as separate hosts, so that gradients travel in the codec, over
 loopback. All ways start from the same weights and see the same text in the same order: the source
 of Python's standard library, as examples/train_lm.py reads it. Each run appends a line to the
 results, and the table is made of all lines there.
@@ -40,7 +40,7 @@ Made = tuple[nn.Module, "AbstractContextManager[Any]"]
 
 
 def _compressed(make: Callable[[int], Any]) -> Callable[..., Made]:
-    """Return the way that wraps a model with `compress=`; `make` gets the number of steps."""
+    """Return a way that wraps a model with `compress=`; `make` gets the number of steps."""
 
     def wrapped(module: nn.Module, _inner: torch.optim.Optimizer, n_steps: int) -> Made:
         import shoal.torch
@@ -127,7 +127,7 @@ def main() -> int:
 
 
 def _run(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
-    """Start the workers, which train in every way in turn; SystemExit if one fails."""
+    """Start workers, which train in every way in turn; raise SystemExit if one fails."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -204,7 +204,7 @@ def _train(
 
 
 def _table(runs: list[dict[str, Any]]) -> str:
-    """A row for each way: the held-out losses, and what they are above float32's, by seed."""
+    """Return a row for each way: held-out losses, and their excess over float32's, by seed."""
     found = {(run["way"], run["seed"]): run for run in runs}
     seeds = sorted({seed for _, seed in found})
     heads = [f"{'held out, bits per byte':24}", *(f"{f'seed {seed}':>9}" for seed in seeds)]

@@ -1,9 +1,9 @@
-"""First connections to a rank while a process without the job's key says HELLO to it.
+"""Time first connections to a rank while a process without the job's key sends it HELLOs.
 
-    python bench/first_connections.py [forged HELLOs a second [connections that the forger keeps]]
+    python bench/first_connections.py [forged HELLOs per second [connections of the forger]]
 
-Ranks of as many pretended hosts connect to rank 1 in turn, each for the first time. The forger
-knows the epoch, as whoever reads the rendezvous store does, and keeps its connections open.
+Ranks on separate simulated hosts connect to rank 1 in turn, each for the first time. The forger
+knows the epoch, as any reader of the rendezvous store does, and keeps its connections open.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import TcpStoreServer
 
 _N_RANKS: Final = 12
-_FIRST: Final = 5  # the ranks below have connected to rank 1 before the forger comes
+_FIRST: Final = 5  # the lower ranks have connected to rank 1 before the forger starts
 _TARGET: Final = 1
 _HELLO: Final = 1  # the kind of a caller's first message
 _N_ROUNDS: Final = 3
 _LONG_S: Final = 60.0
 _RATE: Final = 1000
-_N_HELD: Final = 3000  # connections of the forger: longer than any may wait for a proof
+_N_HELD: Final = 3000  # connections of the forger: longer than the time allowed for a proof
 
 
 def rank(port: int, number: int) -> None:
-    """One rank: connect to rank 1 when it is its turn, and store how long that took."""
+    """Run one rank: connect to rank 1 in turn, and store the time."""
     store = TcpStoreClient("127.0.0.1", port, timeout_s=_LONG_S)
     with shoal.init(store, number, _N_RANKS) as group:
         word = bytearray(1)
@@ -60,7 +60,7 @@ def rank(port: int, number: int) -> None:
 
 
 def forge(port: int, per_s: int, n_held: int) -> None:
-    """Say HELLO as another rank of the job, with a key of its own, until killed."""
+    """Send HELLOs as another rank of the job, with a different key, until killed."""
     store = TcpStoreClient("127.0.0.1", port, timeout_s=_LONG_S)
     host, at, epoch = store.get("target", _LONG_S).decode().split()
     held: deque[socket.socket] = deque(maxlen=n_held)
@@ -77,12 +77,12 @@ def forge(port: int, per_s: int, n_held: int) -> None:
             who = int(epoch), 2 + n % 3, _TARGET, 0
             head = HANDSHAKE_MAGIC, HANDSHAKE_VERSION, _HELLO
             one.send(struct.pack("<8sHHQIII", *head, *who) + bytes(32))  # a nonce, and no MAC
-        if n == 3 * per_s:  # all places are full, if they can be
+        if n == 3 * per_s:  # all places are full, if possible
             store.set("forging", f"{n / (time.monotonic() - begun):.0f}".encode())
 
 
 def measure(per_s: int, n_held: int) -> tuple[list[float], str]:
-    """Seconds of each first connection of a job, and how many were forged a second."""
+    """Return the seconds of each first connection of a job, and the forged HELLOs per second."""
     server = TcpStoreServer("127.0.0.1", 0)
     store = TcpStoreClient("127.0.0.1", server.port, timeout_s=_LONG_S)
     key = {**os.environ, "SHOAL_KEY": os.urandom(32).hex()}

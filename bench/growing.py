@@ -1,6 +1,6 @@
-"""How long a group pauses to let one newcomer in: `python bench/growing.py`.
+"""Time the pause of a group that admits one newcomer: `python bench/growing.py`.
 
-Ranks on two pretended hosts of this machine call `grow` once the newcomer waits, and sum 4 KiB with
+Ranks on two simulated hosts of this machine call `grow` once the newcomer waits, and sum 4 KiB with
 it. The pause is the slowest member's, from before `grow` until after that sum.
 
 With `--state MB` the hosts are network namespaces with links of 1 Gbit/s (needs root), the ranks
@@ -34,7 +34,7 @@ N_TENSORS = 20
 
 
 def main() -> None:
-    """Print the pause of each round and their median, and what it consists of."""
+    """Print the pause of each round and its median, and the parts of the pause."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=8, help="before the newcomer")
     parser.add_argument("--rounds", type=int, default=7, help="each in processes of its own")
@@ -94,7 +94,7 @@ def _hosts(state: float) -> Iterator[Lab | None]:
 
 
 def _round(n_ranks: int, state: float) -> list[float]:
-    """The numbers that rank 0 prints, in ms, the pause with a newcomer first."""
+    """Return the numbers that rank 0 prints, in ms, the pause with a newcomer first."""
     with hold_port() as held, _hosts(state) as lab:
         port = str(held.getsockname()[1])
         starter = _Starter(lab, state)
@@ -137,7 +137,7 @@ def _sum(group: shoal.Group) -> None:
 
 
 def _pause_with_state(mbytes: float) -> None:
-    """A member or a newcomer under torch."""
+    """Run a member or a newcomer under torch."""
     import torch
     import torch.distributed as dist
 

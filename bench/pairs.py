@@ -2,8 +2,8 @@
 
     python bench/pairs.py THEN/.venv/bin/python NOW/.venv/bin/python --pairs 10
 
-Each round forks the ranks of one build from a process that has imported torch and nothing of shoal.
-A line per number: the medians over the rounds of each build, and their ratios to the first build.
+Each round forks the ranks of one build from a process that has imported torch but not shoal.
+It prints a line per number: the medians of each build over the rounds, and their ratios.
 Times are those of the slowest rank; the others are means over the ranks, per call: how often a
 thread slept (voluntary switches), how often it yielded its core to another (involuntary ones), and
 how long it had a core.
@@ -27,7 +27,7 @@ SIZES = [4, 64 << 10, 1 << 20]
 
 
 def main() -> None:
-    """Run the builds in turns, and print the table."""
+    """Run the builds in turn, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("builds", nargs="+", help="an interpreter, with `env NAME=VALUE` before it")
     parser.add_argument("--pairs", type=int, default=10)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def serve() -> None:
-    """Fork ranks for each line of input, and print what they measured."""
+    """Fork ranks for each line of input, and print their measurements."""
     import torch.distributed  # noqa: F401 - the ranks find it imported
 
     for line in sys.stdin:
@@ -86,7 +86,7 @@ def serve() -> None:
 
 
 def measure(rank: int, n_ranks: int, port: int, sizes: list[int]) -> list[Any]:
-    """Form a group and call; return what each cell took, the same cells on every rank."""
+    """Form a group and make calls; return the result of each cell, equal cells on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -120,7 +120,7 @@ def measure(rank: int, n_ranks: int, port: int, sizes: list[int]) -> list[Any]:
 
 
 def counts() -> tuple[float, float, float]:
-    """Sleeps, yields and microseconds of CPU of this process so far."""
+    """Return sleeps, yields and microseconds of CPU of this process so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_nvcsw, used.ru_nivcsw, (used.ru_utime + used.ru_stime) * 1e6
 

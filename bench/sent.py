@@ -1,11 +1,11 @@
-"""Bytes that a rank sends in a step, its peak rate, and the share of time that it computes.
+"""Measure a rank's bytes per step, its peak rate, and its share of computing time.
 
     shoal lab run --hosts 4 --rate 200mbit -- python bench/sent.py ddp --steps 20
     shoal lab run --hosts 4 --rate 200mbit -- python bench/sent.py diloco --steps 210
     shoal lab run --hosts 8 --servers 8 --rate 400mbit -- python bench/sent.py top-k --steps 8
 
-A model of 16 MiB sleeps for 300 ms instead of computing. Bytes are those that the NICs of the host
-of rank 0 sent, so each host has one rank; the peak is the largest mean over 0.3 s.
+A model of 16 MiB sleeps for 300 ms instead of computing. Bytes are counted at the NICs of the host
+of rank 0, so each host has one rank; the peak is the largest mean over 0.3 s.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Model(nn.Module):
         self.parts = nn.ParameterList([nn.Parameter(torch.zeros(1 << 18)) for _ in range(16)])
 
     def forward(self, scale: torch.Tensor) -> torch.Tensor:
-        """A loss to which every parameter contributes."""
+        """Return a loss to which every parameter contributes."""
         return torch.stack([(part * scale).sum() for part in self.parts]).sum()
 
 
 def sent() -> int:
-    """Bytes that this host's NICs have sent."""
+    """Return the bytes that this host's NICs have sent."""
     counters = Path("/sys/class/net").glob("*/statistics/tx_bytes")
     return sum(int(one.read_text()) for one in counters if one.parts[4] != "lo")
 
@@ -82,7 +82,7 @@ def main() -> None:
             samples.append((time.monotonic(), sent()))
 
     with seldom:
-        train(1 if args.way == "diloco" else 5)  # servers come meanwhile
+        train(1 if args.way == "diloco" else 5)  # servers connect meanwhile
         dist.barrier()
         sampling = threading.Thread(target=sample)
         sampling.start()

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks of all tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from process.shared_ranks import SharedRanks
 
 
-gc.disable()  # until the tests are collected, which takes each worker 1.4 s less so
+gc.disable()  # until the tests are collected, which saves each worker 1.4 s
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector forget what will stay: torch, numpy, and the tests themselves.
+    """Freeze permanent objects for the collector: torch, numpy, and the tests themselves.
 
-    It goes through all of that again and again otherwise: 30 % of the time that proofs take.
+    Otherwise it visits them again and again, which is 30 % of the time of proofs.
     """
     gc.collect()
     gc.freeze()

@@ -1,11 +1,11 @@
-"""The formats of OCP Microscaling (MX) v1.0 in NumPy, read from its text alone.
+"""The formats of OCP Microscaling (MX) v1.0 in NumPy, written from its text alone.
 
 A block is one scale byte (E8M0: two to the power of the byte less 127, 255 is NaN) and then its
-elements, of 8 bits or two to a byte, the first in the lower half. Values are converted as section
-6.3 of the text says: the scale is the largest power of two that is not above the block's largest
+elements, of 8 bits or two per byte, the first in the lower half. Values are converted by section
+6.3 of the text: the scale is the largest power of two that is not above the block's largest
 magnitude, divided by the largest power of two of the element format, and elements beyond the
 largest of the format clamp. The text leaves the rest open; here elements are rounded to nearest,
-ties to even, int8 clamps to +-127, and a block with a value that is not finite is NaN whole.
+ties to even, int8 clamps to +-127, and a block with a non-finite value is NaN completely.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _codes(name: str, scaled: NDArray[np.float64]) -> Bytes:
 
 
 def decode(name: str, encoded: bytes, n_elems: int) -> Floats:
-    """Return the `n_elems` values of any bytes, also of those that `encode` never writes."""
+    """Return the `n_elems` values of any bytes, including bytes that `encode` never writes."""
     form = FORMATS[name]
     n_blocks, size = -(-n_elems // BLOCK), 1 + BLOCK * form.bits // 8
     padded = np.zeros((n_blocks, size), np.uint8)
@@ -113,5 +113,5 @@ def element_values(name: str) -> NDArray[np.float64]:
 
 
 def rounded(name: str, values: Floats) -> Floats:
-    """Return `values` as they arrive."""
+    """Return `values` after encoding and decoding."""
     return decode(name, encode(name, values), len(values))

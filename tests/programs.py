@@ -1,19 +1,19 @@
-"""Writes the schedules of all algorithms and what collectives mean, for the native tests.
+"""Write the schedules of all algorithms and the contracts of collectives for the native tests.
 
-Their build runs it, from the source alone: `PYTHONPATH=src python tests/programs.py FILE`; with
-names such as tree:1024 behind the file it writes larger groups' all-reduces.
+The build of the tests runs it from the source alone: `PYTHONPATH=src python tests/programs.py
+FILE`; with names such as tree:1024 after the file it writes all-reduces of larger groups.
 
-A collective is one line, a schedule one line that names it and a line for each rank:
+A collective is one line; a schedule is one line with its name and a line per rank:
 
     collective NAME reads BLOCKS writes BLOCKS root WORD folds F
     program COLLECTIVE ALGORITHM size N root R hosts H chunks C uneven U
     LEAVES | SCRATCH | STEPS
 
 F is `no`, `any` operation, or `max` where contributions may be folded in twice. H is the host of
-every rank, a dash where the algorithm does not ask; U is 1 where chunks, or blocks of ranks, may
-differ in any way. LEAVES has for each chunk of the result what it must hold: chunk 2 of the
-contributions of ranks 0 to 3 is 0-3.2, with ! behind it where it is finished. SCRATCH names for
-each scratch chunk the chunk that is as long. A dash stands for nothing. Buffers are letters:
+every rank, or a dash if the algorithm ignores hosts; U is 1 if chunks, or blocks of ranks, may have
+any lengths. LEAVES lists the required content of each chunk of the result: 0-3.2 is chunk 2 of the
+contributions of ranks 0 to 3, with a final ! if it is finished. SCRATCH names for each scratch
+chunk a chunk of the same length. A dash means an empty list. Buffers are letters:
 
     s2D0      send chunk 0 of DATA to rank 2
     r2D0 f2D0 receive it, or fold it
@@ -47,12 +47,12 @@ from shoal.schedule import (
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 13)
 ALL_ROOTS_UPTO = 5
 ALL_HOSTS_OF = (2, 3, 4, 5, 8)
-# Besides those of the table: reducers that are fewer than ranks, and levels that differ.
+# Besides the table's algorithms: fewer reducers than ranks, and levels that differ.
 MORE_ALL_REDUCES = ("sharded/tree", "ring/doubling", "tree/sharded")
 
 
 def written(sizes: Iterable[int] = SIZES) -> Iterator[str]:
-    """All lines."""
+    """Return all lines."""
     yield from _collectives()
     for size in sizes:
         for collective, name in _names(size):
@@ -65,7 +65,7 @@ def written(sizes: Iterable[int] = SIZES) -> Iterator[str]:
 
 
 def of_many_ranks(wanted: Iterable[str]) -> Iterator[str]:
-    """All-reduces such as "tree:1024": an algorithm and the size of its group."""
+    """Return all-reduces such as "tree:1024": an algorithm and the size of its group."""
     yield from _collectives()
     for name, size in (each.split(":") for each in wanted):
         yield from _program("all_reduce", name, int(size), 0, ())
@@ -90,7 +90,7 @@ def _roots(size: int) -> Sequence[int]:
 
 
 def _hosts(size: int) -> list[tuple[int, ...]]:
-    """Layouts of hosts: halves, all but one on the first, a host for every two, alternating."""
+    """Return layouts of hosts: halves, all but one on the first, one host per two, alternating."""
     halves = tuple(int(rank >= size // 2) for rank in range(size)) if size > 1 else (0,)
     first = (*(0 for _ in range(size - 1)), int(size > 1))
     pairs = tuple(rank // 2 for rank in range(size))
@@ -103,7 +103,7 @@ def _program(
     collective: str, name: str, size: int, root: int, hosts: tuple[int, ...]
 ) -> Iterator[str]:
     algorithm = find(collective, name)
-    # Where only two ranks know how long a block is, no list of one length for each rank says it.
+    # If only two ranks know a block's length, a list of one length per rank cannot express it.
     uneven = algorithm.takes_uneven and not COLLECTIVES[collective].by_pair
     yield _title(collective, name, size, root, hosts, algorithm, uneven)
     n_chunks = algorithm.n_chunks(size, hosts)
@@ -114,7 +114,7 @@ def _program(
 
 
 def _message(size: int) -> Iterator[str]:
-    """A message from rank 0 to the last one: both halves, and nothing for the others."""
+    """Return a message from rank 0 to the last one: both halves, and nothing for the others."""
     send, recv = find(MESSAGE, "send"), find(MESSAGE, "recv")
     yield _title(MESSAGE, "both", size, 0, (), send, True)
     yield _rank([Value(range(1), 0)], (), send.steps(0, size, size - 1))

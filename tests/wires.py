@@ -1,6 +1,6 @@
-"""What narrow wires make of values, and how far off they may be, from other sources than the code.
+"""Rounding by narrow wires and its error bounds, from sources independent of the code.
 
-The Microscaling formats are read from their text in `mx`; the others are NumPy's or one line.
+`mx` has the Microscaling formats; the other formats are NumPy's or one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NARROW = tuple(word for word, codec in CODECS.items() if codec.is_narrow)
 BLOCKS = tuple(word for word in NARROW if word in mx.FORMATS)
 
 # The largest error of one rounding to nearest, as docs/wire.md states it: relative to the value, or
-# to the largest magnitude of its block; and the error that is left at the smallest values.
+# to the largest magnitude of its block; and the remaining error at the smallest values.
 ERRORS = {"bf16": 2.0**-8, "fp16": 2.0**-11, "mxfp8": 2.0**-3, "mxint8": 2.0**-7, "mxfp4": 2.0**-2}
 SMALLEST = {"bf16": 2.0**-134, "fp16": 2.0**-25}
 SMALLEST |= {"mxfp8": 2.0**-136, "mxint8": 2.0**-133, "mxfp4": 2.0**-128}
@@ -33,7 +33,7 @@ def block_of(wire: str) -> int:
 
 
 def rounded(wire: str, values: Floats) -> Floats:
-    """Return a whole buffer as it arrives; as it is for "identity"."""
+    """Return a complete buffer as it arrives; unchanged for "identity"."""
     if wire == "identity":
         return values
     if wire in mx.FORMATS:
@@ -47,7 +47,7 @@ def rounded(wire: str, values: Floats) -> Floats:
 
 
 def magnitudes(wire: str, values: Floats) -> NDArray[np.float64]:
-    """By element: what the error of its rounding is relative to."""
+    """Return, by element, the magnitude to which its rounding error is relative."""
     sizes = np.abs(values.astype(np.float64))
     if block_of(wire) == 1:
         return sizes
@@ -67,7 +67,7 @@ def bound_of_sum(
 
     Args:
         divisor: of an average.
-        n_roundings: of each element: of its contributions, and of the sum.
+        n_roundings: per element, of its contributions and of the sum.
         at_random: the sum is rounded at random.
     """
     most = functools.reduce(np.add, [magnitudes(wire, values) for values in every])

@@ -1,4 +1,4 @@
-"""The order in which sharded reduction folds, written down without shoal (docs/bits.md)."""
+"""The order of folds in sharded reduction, written without shoal (docs/bits.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINE_BYTES = 64
 
 
 def stripes(n_elems: int, item: int, n_workers: int) -> list[tuple[slice, list[int]]]:
-    """Every stripe of a buffer: where it lies, and the workers in the order of their folding."""
+    """Return every stripe of a buffer: its place, and its workers in the order of folds."""
     n = max(1, min(n_workers, n_elems * item // FLOOR_BYTES))
     line = LINE_BYTES // item
     length = math.ceil(math.ceil(n_elems / n) / line) * line if n > 1 else n_elems
@@ -24,13 +24,13 @@ def stripes(n_elems: int, item: int, n_workers: int) -> list[tuple[slice, list[i
 
 
 def order_of(stripe: int, n_workers: int, n_stripes: int) -> list[int]:
-    """From its first worker down, and round."""
+    """Return the order: from the first worker down, and round."""
     first = stripe * n_workers // n_stripes
     return [(first - k) % n_workers for k in range(n_workers)]
 
 
 def folded(values: Sequence[np.ndarray], fold: np.ufunc = np.add) -> np.ndarray:
-    """What every rank is left with, to the bit, where rank r brings `values[r]`."""
+    """Return the exact result of every rank, where rank r contributes `values[r]`."""
     result = np.empty_like(values[0])
     for where, order in stripes(values[0].size, values[0].itemsize, len(values)):
         held = values[order[0]][where].copy()
@@ -41,7 +41,7 @@ def folded(values: Sequence[np.ndarray], fold: np.ufunc = np.add) -> np.ndarray:
 
 
 def own(rank: int, n_elems: int, dtype: str = "float32") -> np.ndarray:
-    """Numbers of such different size that the sum depends on the order of addition."""
+    """Return numbers of such different sizes that the sum depends on the order of addition."""
     random = np.random.default_rng([rank, n_elems])
     signs = random.choice([-1.0, 1.0], n_elems)
     return (signs * random.lognormal(0, 4, n_elems)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Every algorithm takes as many rounds, and sends as much, as its paper says."""
+"""Every algorithm takes the rounds and sends the bytes of its paper."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def ceil_log2(size: int) -> int:
 
 
 def deepest(size: int) -> int:
-    """The depth of a binomial tree. Where one rank's messages follow one another, and do not wait
-    for one another, that is all that counts of the paper's ceil(log2 n) rounds."""
+    """Return the depth of a binomial tree. Where one rank sends its messages without waiting
+    between them, only the depth remains of the paper's ceil(log2 n) rounds."""
     return max(place.bit_count() for place in range(size))
 
 
@@ -28,7 +28,7 @@ def unless_power_of_two(size: int, n: int) -> int:
 
 
 # The papers' figures, as functions of the size n: transfers one after another, and the share of
-# the whole buffer (all blocks together) that each rank sends.
+# the buffer (all blocks together) that each rank sends.
 ROUNDS: Mapping[tuple[str, str], Callable[[int], int]] = {
     ("all_reduce", "direct"): lambda n: 1,
     ("all_reduce", "sharded"): lambda n: 2,
@@ -77,14 +77,14 @@ SENT_BY_EACH: Mapping[tuple[str, str], Callable[[int], Fraction]] = {
 
 
 @pytest.mark.parametrize(("collective", "name"), ROUNDS)
-def test_takes_as_many_rounds_as_its_paper_says(collective: str, name: str) -> None:
+def test_every_algorithm_takes_the_rounds_of_its_paper(collective: str, name: str) -> None:
     assert prove(collective, name, 1).rounds == 0
     for size in (2, 3, 4, 5, 8, 13):
         assert prove(collective, name, size).rounds == ROUNDS[collective, name](size)
 
 
 @pytest.mark.parametrize(("collective", "name"), SENT_BY_EACH)
-def test_each_rank_sends_as_much_as_its_paper_says(collective: str, name: str) -> None:
+def test_every_rank_sends_the_bytes_of_the_algorithms_paper(collective: str, name: str) -> None:
     for size in SMALL:
         sent = shares_sent(collective, name, size)
         for rank in range(size):
@@ -96,7 +96,7 @@ def test_each_rank_sends_as_much_as_its_paper_says(collective: str, name: str) -
     ("collective", "name"),
     [k for k in SENT_BY_EACH if k[1] in ("direct", "sharded", "pairwise", "ring")],
 )
-def test_all_links_carry_as_much_and_a_ring_sends_only_to_the_right(
+def test_all_links_carry_equal_bytes_and_a_ring_sends_only_to_the_right(
     collective: str, name: str
 ) -> None:
     for size in SMALL[1:]:
@@ -110,10 +110,10 @@ def test_all_links_carry_as_much_and_a_ring_sends_only_to_the_right(
 
 @pytest.mark.parametrize("name", ["binomial", "chain", "direct"])
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
-def test_whole_buffers_pass_once_by_every_rank_but_the_root(collective: str, name: str) -> None:
+def test_every_rank_but_the_root_passes_the_buffer_once(collective: str, name: str) -> None:
     for size in SMALL:
         sent = prove(collective, name, size, root=size // 2).n_sent
-        # The rank that gets the buffer in a broadcast, or gives it in a reduce.
+        # The rank that receives the buffer in a broadcast, or sends it in a reduce.
         others = [to if collective == "broadcast" else source for source, to in sent]
         assert sorted(others) == [rank for rank in range(size) if rank != size // 2]
         assert set(sent.values()) <= {1}
@@ -141,7 +141,7 @@ def test_scatter_gather_reduce_takes_one_buffer_of_each_rank() -> None:
         assert by_rank == {root: Fraction(size - 1, size), **dict.fromkeys(others, 1)}
 
 
-def test_doubling_and_halving_send_what_their_papers_say_with_and_without_extra_ranks() -> None:
+def test_doubling_and_halving_send_the_bytes_of_their_papers() -> None:
     powers = [(size, size, 0) for size in (2, 4, 8, 16, 32)]
     for size, corners, pairs in (*powers, (3, 2, 1), (5, 4, 1), (6, 4, 2), (13, 8, 5)):
         doubling, halving = (sent_by_rank("all_reduce", n, size) for n in ("doubling", "halving"))
@@ -198,7 +198,7 @@ def test_folds_in_rank_order(
 
 
 def sent_by_rank(collective: str, name: str, size: int) -> dict[int, Fraction]:
-    """How many whole buffers each rank sends."""
+    """Return the number of buffers that each rank sends."""
     sent = shares_sent(collective, name, size)
     return {
         rank: sum((share for (a, _), share in sent.items() if a == rank), Fraction(0))
@@ -207,7 +207,7 @@ def sent_by_rank(collective: str, name: str, size: int) -> dict[int, Fraction]:
 
 
 def shares_sent(collective: str, name: str, size: int) -> dict[tuple[int, int], Fraction]:
-    """By link: the part of the whole buffer that it carries."""
+    """Return, by link, the part of the buffer that it carries."""
     proof: Proof = prove(collective, name, size)
     n_chunks = ALGORITHMS[collective][name].n_chunks(size)
     return {link: Fraction(n, n_chunks) for link, n in proof.n_sent.items()}

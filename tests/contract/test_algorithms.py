@@ -23,7 +23,7 @@ from shoal.schedule import (
 )
 
 WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
-# Without hosts, those that go by host are others of this list; they have tests of their own.
+# Without hosts, algorithms that use hosts equal others of this list; they have separate tests.
 FLAT = [(c, name) for c, name in WHOLE_GROUP if not ALGORITHMS[c][name].by_host]
 ROOTED = [(c, name) for c, name in WHOLE_GROUP if ALGORITHMS[c][name].rooted]
 # Above 17: powers of two, their neighbours, and numbers with many and with few divisors.
@@ -40,7 +40,7 @@ every_flat_algorithm = pytest.mark.parametrize(("collective", "name"), FLAT)
 @pytest.mark.parametrize(
     "sizes", BATCHES, ids=lambda sizes: "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
 )
-def test_keeps_its_promise_without_any_staging_memory(
+def test_the_contract_holds_without_staging_memory(
     collective: str, name: str, sizes: Sequence[int]
 ) -> None:
     for size in sizes:
@@ -48,21 +48,21 @@ def test_keeps_its_promise_without_any_staging_memory(
 
 
 @every_flat_algorithm
-def test_keeps_its_promise_with_segments_staged_early(collective: str, name: str) -> None:
+def test_the_contract_holds_with_segments_staged_early(collective: str, name: str) -> None:
     for size in SMALL:
         prove(collective, name, size, n_segments=3, window=1)
         prove(collective, name, size, n_segments=3, window=2)
 
 
 @pytest.mark.parametrize(("collective", "name"), ROOTED)
-def test_keeps_its_promise_for_every_root(collective: str, name: str) -> None:
+def test_the_contract_holds_for_every_root(collective: str, name: str) -> None:
     for size in range(1, 17):
         for root in range(size):
             prove(collective, name, size, root=root, n_segments=1, window=0)
 
 
 @pytest.mark.parametrize("name", ["ring", "sharded", "tree", "halving"])
-def test_the_owner_of_a_chunk_is_who_finishes_it(name: str) -> None:
+def test_the_owner_of_a_chunk_finishes_it(name: str) -> None:
     algorithm = find("all_reduce", name)
     assert algorithm.owner_rule
     for size in range(3, 34):
@@ -72,7 +72,7 @@ def test_the_owner_of_a_chunk_is_who_finishes_it(name: str) -> None:
             assert own == [chunk for chunk, owner in enumerate(owners) if owner == rank]
 
 
-def test_send_meets_recv_between_any_two_ranks() -> None:
+def test_send_matches_recv_between_any_two_ranks() -> None:
     data = Place(Buffer.DATA, 0)
     n_chunks, sent = {Buffer.DATA: 1}, {data: Value(range(2, 3), 0)}
     idle = Contract(n_chunks, precondition={}, postcondition={})
@@ -83,7 +83,7 @@ def test_send_meets_recv_between_any_two_ranks() -> None:
 
 
 @every_algorithm
-def test_refuses_a_rank_that_is_not_in_the_group(collective: str, name: str) -> None:
+def test_a_rank_outside_the_group_is_refused(collective: str, name: str) -> None:
     algorithm = ALGORITHMS[collective][name]
     for rank, root in ((3, 0), (-1, 0), (0, 3), (0, -1)):
         with pytest.raises(UsageError, match=r"must be in \[0, 3\)"):

@@ -1,7 +1,7 @@
-"""What torch asks of every backend: each case passes on Gloo and on shoal.
+"""The contract of every torch backend: each case passes on Gloo and on shoal.
 
-The contract is that of torch's own tests of backends, which are not in its wheel.
-`test_frontend_torch_gloo.py` has the collectives, side by side.
+The contract follows torch's own tests of backends, which its wheel does not contain.
+`test_frontend_torch_gloo.py` compares the collectives.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def case_a_work_has_the_number_of_its_call() -> None:
         work.wait()
 
 
-def case_groups_are_made_in_any_order() -> None:
+def case_groups_may_be_made_in_any_order() -> None:
     everyone, single = dist.new_group([0, 1]), dist.new_group([0])
     if dist.get_rank() == 0:
         tensor = torch.ones(1)
@@ -83,7 +83,7 @@ def case_waiting_takes_a_work_off_torchs_list() -> None:
         assert c10d._get_work_registry_size() == 0
 
 
-def case_the_result_is_right_though_the_work_was_dropped() -> None:
+def case_the_result_is_right_after_the_work_is_dropped() -> None:
     tensor = torch.full((4,), dist.get_rank() + 1.0)
     work = dist.all_reduce(tensor, async_op=True)
     del work
@@ -95,7 +95,7 @@ def case_the_result_is_right_though_the_work_was_dropped() -> None:
     dist.barrier()
 
 
-def case_a_future_is_done_when_the_result_is_there() -> None:
+def case_a_future_is_done_once_the_result_is_written() -> None:
     tensor = torch.full((4,), dist.get_rank() + 1.0)
     work = dist.all_reduce(tensor, async_op=True)
     work.get_future().wait()
@@ -125,7 +125,7 @@ def case_a_timeout_can_be_set() -> None:
         dist.barrier()
 
 
-def case_the_backend_itself_can_be_had() -> None:
+def case_the_backend_object_is_accessible() -> None:
     if hasattr(dist, "get_backend_impl"):
         backend = dist.get_backend_impl(None, torch.device("cpu"))
         assert (backend.rank(), backend.size()) == (dist.get_rank(), SIZE)
@@ -153,7 +153,7 @@ def case_messages_of_every_type_and_of_no_elements() -> None:
             assert torch.equal(taken, torch.full((count,), before).to(dtype))
 
 
-def case_batches_of_messages_in_either_order() -> None:
+def case_batches_of_messages_work_in_either_order() -> None:
     after, before = peers()
     for receives_first in (False, True):
         for count in (1, 2):
@@ -168,7 +168,7 @@ def case_batches_of_messages_in_either_order() -> None:
             assert [each.item() for each in taken] == [before + 100 * i for i in range(count)]
 
 
-def case_a_receive_has_all_its_data_when_waited_for() -> None:
+def case_a_receive_has_all_its_data_after_wait() -> None:
     after, before = peers()
     for turn in range(20):
         sent = torch.full((1 << 18,), float(dist.get_rank() + turn))
@@ -188,7 +188,7 @@ def with_nan() -> torch.Tensor:
     return tensor
 
 
-def case_the_check_of_nan_finds_one_in_what_is_sent_and_can_be_removed() -> None:
+def case_the_nan_check_finds_one_in_sent_data_and_can_be_removed() -> None:
     if not HAS_HOOKS:
         return
     dist.all_reduce(with_nan())
@@ -222,7 +222,7 @@ def test_backend(case: Case, backend_ranks: SharedRanks) -> None:
     backend_ranks.run(case)
 
 
-# ---- groups that are formed anew ----
+# ---- groups that are formed again ----
 
 
 class Member:
@@ -351,7 +351,7 @@ needs_reconfigure = pytest.mark.skipif(not HAS_RECONFIGURE, reason="torch 2.14 a
 @needs_reconfigure
 @pytest.mark.parametrize("backend", ["gloo", "shoal"])
 @pytest.mark.parametrize("life", [life.__name__ for life in LIVES])
-def test_a_group_is_formed_anew(backend: str, life: str) -> None:
+def test_a_group_is_formed_again(backend: str, life: str) -> None:
     with Stage() as stage:
         run_ranks(live, 3, backend, life, env=stage.env)
 
@@ -370,7 +370,7 @@ def misuse() -> None:
 
 
 @needs_reconfigure
-def test_a_group_that_is_not_formed_says_so_and_a_set_of_handles_is_sorted() -> None:
+def test_using_an_unformed_group_is_an_error_and_a_set_of_handles_is_sorted() -> None:
     with Stage() as stage:
         run_ranks(misuse, 3, env=stage.env)
 
@@ -393,7 +393,7 @@ def outlive(victim: int) -> int:
 
 @needs_reconfigure
 @pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_form_a_group_anew_after_a_death(victim: int) -> None:
+def test_survivors_form_a_group_again_after_a_death(victim: int) -> None:
     with Stage() as stage, start_ranks(outlive, 3, victim, env=stage.env) as ranks:
         outcomes = ranks.wait()
     for rank, outcome in enumerate(outcomes):

@@ -1,4 +1,4 @@
-"""docs/algorithms.md and its drawings: written from the code, and up to date."""
+"""docs/algorithms.md and its drawings are generated from the code, and up to date."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +14,14 @@ def files() -> Mapping[str, str]:
     return document()
 
 
-def test_what_is_committed_is_what_the_code_says_now(files: Mapping[str, str]) -> None:
+def test_the_committed_pages_match_the_code(files: Mapping[str, str]) -> None:
     drawn = {str(path.relative_to(DOCS)) for path in DOCS.glob("figures/algorithms/*")}
     assert drawn | {"algorithms.md"} == set(files), "run make docs"
     old = [name for name, text in files.items() if (DOCS / name).read_text() != text]
     assert old == [], "run make docs"
 
 
-def test_figures_of_what_is_gone_are_removed(
+def test_figures_of_removed_algorithms_are_removed(
     tmp_path: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("algorithms.document", lambda: files)

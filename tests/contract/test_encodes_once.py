@@ -1,4 +1,4 @@
-"""What `Algorithm.encodes_once` says, found out by carrying marks through all ranks' steps."""
+"""`Algorithm.encodes_once`, checked by carrying marks through all ranks' steps."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -32,20 +32,20 @@ LAYOUTS = [
 
 @dataclass
 class Value:
-    """What a chunk holds: how often one of its parts was encoded, and which rank finished it."""
+    """The state of a chunk: how often one of its parts was encoded, and who finished it."""
 
     n_encoded: int = 0
     finished_by: int = -1
 
     def encoded(self) -> "Value":
-        """As it arrives at another host. A finished value was rounded by who finished it."""
+        """Return the state on arrival at another host; the finishing rank has already rounded."""
         return Value(self.n_encoded + (self.finished_by < 0), self.finished_by)
 
 
 def run(algorithm: Algorithm, hosts: tuple[int, ...]) -> tuple[dict[tuple[int, int], Value], bool]:
-    """The values of DATA or OUTPUT at the end, by rank and chunk; whether who finishes tells all.
+    """Return the final values by rank and chunk, and True if every finisher sends its chunk.
 
-    A chunk is finished by a rank that sends it to another host itself, if there is one.
+    Only sends to another host count; one host needs none.
     """
     size = len(hosts)
     held: dict[tuple[int, Buffer, int], Value] = {}
@@ -103,24 +103,24 @@ def step_once(
 
 
 def is_kept(collective: str, algorithm: Algorithm, hosts: tuple[int, ...]) -> bool:
-    ends, tells_all = run(algorithm, hosts)
+    ends, is_sent = run(algorithm, hosts)
     if len(set(hosts)) == 1:
         return True
-    alike = collective == "reduce_scatter" or (
-        tells_all
+    are_equal = collective == "reduce_scatter" or (
+        is_sent
         and all(
             len({ends[rank, chunk].finished_by for rank in range(len(hosts))}) == 1
             for _, chunk in ends
         )
     )
-    return alike and all(value.n_encoded <= 1 for value in ends.values())
+    return are_equal and all(value.n_encoded <= 1 for value in ends.values())
 
 
 @pytest.mark.parametrize(
     ("collective", "name"),
     [(collective, name) for collective in NAMES for name in NAMES[collective]],
 )
-def test_an_algorithm_encodes_once_if_and_only_if_it_says_so(collective: str, name: str) -> None:
+def test_encodes_once_is_true_exactly_for_algorithms_that_do(collective: str, name: str) -> None:
     algorithm = find(collective, name)
     layouts = [hosts for hosts in LAYOUTS if can_run(algorithm, hosts)]
     assert len(layouts) > 10

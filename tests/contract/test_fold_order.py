@@ -1,6 +1,6 @@
-"""Sharded reduction gives the same bits whoever reduces: each stripe has an order of its own.
+"""Sharded reduction gives the same bits with any reducers: each stripe has a fixed order.
 
-The contract, in NumPy's words, is `fold_orders.folded`.
+`fold_orders.folded` states the contract in NumPy.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ SIZES = range(1, 10)
 
 
 def lengths(size: int) -> list[int]:
-    """Elements: none, one, odd numbers in one stripe and in some, and in one for each worker."""
+    """Return lengths: zero, one, and odd ones in one stripe, in some, and in one per worker."""
     some = {FLOOR_ELEMS * k + odd for k in (1, 2, size - 1, size) for odd in (0, 7)}
     return [0, 1, 1009, *sorted(some), 3 * size * FLOOR_ELEMS + 13]
 
 
 def test_another_order_would_give_other_bits() -> None:
-    """Otherwise equal bits would show nothing."""
+    """Check the test data: otherwise equal bits would prove nothing."""
     for size in range(3, 10):
         values = [own(rank, 1009) for rank in range(size)]
         assert functools.reduce(np.add, values[1:], values[0]).tobytes() != folded(values).tobytes()
         assert functools.reduce(np.add, reversed(values)).tobytes() != folded(values).tobytes()
 
 
-def test_the_page_for_users_says_the_same_in_numpy() -> None:
+def test_the_page_for_users_has_the_same_numpy_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "bits.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0]
     for size in SIZES:
@@ -49,7 +49,7 @@ def test_the_page_for_users_says_the_same_in_numpy() -> None:
             assert total.tobytes() == folded(values).tobytes()
 
 
-def test_stripes_begin_where_the_contract_says() -> None:
+def test_stripes_begin_as_the_contract_defines() -> None:
     for size in SIZES:
         for n_elems in lengths(size):
             for dtype, item in ((DType.FLOAT32, 4), (DType.INT8, 1), (DType.FLOAT64, 8)):
@@ -78,7 +78,7 @@ def test_each_stripe_is_folded_from_its_first_worker_down(size: int) -> None:
                 assert proof.expressions[rank, Place(Buffer.DATA, t)] == want
 
 
-def test_where_all_workers_reduce_their_sends_go_to_different_ranks_at_any_time() -> None:
+def test_workers_that_all_reduce_send_to_different_ranks_at_any_time() -> None:
     for size in SIZES:
         peers = [
             [step.peer for step in sharded_all_reduce(rank, size, size) if isinstance(step, Send)]

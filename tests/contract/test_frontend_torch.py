@@ -1,4 +1,4 @@
-"""What torch.distributed promises, over real processes: works, folds, moves and errors."""
+"""The contract of torch.distributed over real processes: works, folds, moves and errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def case_async_works(group: Group) -> None:
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
     for work in reversed(works):
         assert work.wait() is True
-        if hasattr(group, "describe"):  # else torch wraps ours in one that knows only wait
+        if hasattr(group, "describe"):  # otherwise torch wraps ours in one that has only wait
             assert work.is_completed()
             assert work.is_success()
             assert work.exception() is None
@@ -75,7 +75,7 @@ def case_a_future_is_done_after_the_copy_back(group: Group) -> None:
 
 
 def case_a_callback_may_wait_for_another_future(group: Group) -> None:
-    """What DDP's PowerSGD hook does."""
+    """Do as DDP's PowerSGD hook does."""
     size = group.size()
 
     def next_one(done: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -106,7 +106,7 @@ def case_async_calls_of_every_kind(group: Group) -> None:
 # ---- torch's own layers ----
 
 
-def case_what_torch_asks_about_a_group(_world: Group) -> None:
+def case_torchs_queries_about_a_group(_world: Group) -> None:
     group = dist.new_group(group_desc="a group for checks")
     assert dist.get_backend(group) == "shoal"
     assert group._get_backend(torch.device("cpu")).name() == "shoal"
@@ -144,10 +144,10 @@ def case_a_group_can_be_destroyed_and_another_made(_world: Group) -> None:
     assert tensor.tolist() == [float(dist.get_world_size())] * 2
 
 
-# ---- what cannot be done ----
+# ---- refusals ----
 
 
-def case_folds_without_a_meaning_are_refused(group: Group) -> None:
+def case_meaningless_folds_are_refused(group: Group) -> None:
     for dtype, fold in ((torch.float32, "BAND"), (torch.complex64, "MAX"), (torch.bool, "AVG")):
         error = error_of(
             lambda dtype=dtype, fold=fold: reduced(group, torch.ones(2, dtype=dtype), fold)
@@ -185,7 +185,7 @@ def case_all_reduce_of_any_length(group: Group) -> None:
         check_close(actual, folded("SUM", tensors))
 
 
-def case_premul_sum_multiplies_the_own_contribution(group: Group) -> None:
+def case_premul_sum_multiplies_each_ranks_contribution(group: Group) -> None:
     for factor in (0.5, torch.tensor([0.25]), torch.tensor(3.0)):
         ops = [dist._make_nccl_premul_sum(factor)]
         if hasattr(dist.ReduceOp, "factor"):  # torch >= 2.13
@@ -357,7 +357,7 @@ def case_send_and_recv(group: Group) -> None:
         works = [
             dist.isend(given(torch.float32, rank, n), group_dst=right, group=group, tag=7),
             dist.isend(given(torch.int64, rank, n), group_dst=right, group=group, tag=8),
-            # In the other order than they were sent: the tags tell them apart.
+            # Received in the reverse order of sending: the tags distinguish them.
             dist.irecv(got[1], group_src=left, group=group, tag=8),
             dist.irecv(got[0], group_src=left, group=group, tag=7),
         ]
@@ -383,7 +383,7 @@ def case_blocking_send_and_recv(group: Group) -> None:
 # ---- tensors of all kinds ----
 
 
-def case_tensors_that_are_not_contiguous(group: Group) -> None:
+def case_non_contiguous_tensors(group: Group) -> None:
     rank, size = group.rank(), group.size()
     total = float(sum(range(1, size + 1)))
     base = torch.arange(24.0).view(4, 6) * (rank + 1)

@@ -1,7 +1,7 @@
-"""What torch.distributed does over Gloo it does over shoal: the same calls, the same results.
+"""The same calls of torch.distributed give the same results over Gloo and over shoal.
 
-Each case runs in every one of three ranks, once in a shoal group and once in a Gloo group beside
-it, on the same inputs, and returns what it got; the two must be alike.
+Each case runs on each of three ranks, once in a shoal group and once in a Gloo group beside it, on
+the same inputs; the results of both must be equal.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 SIZE = 3
 
-# How many rows rank r gives to rank t: ROWS[r][t].
+# ROWS[r][t]: the number of rows that rank r sends to rank t.
 ROWS = [[2, 0, 1], [3, 1, 0], [0, 4, 2]]
 
 
 def given(rank: int, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """The values of a rank."""
+    """Return the values of a rank."""
     return checks.given(dtype, rank, math.prod(shape), seed).view(shape)
 
 
@@ -44,14 +44,14 @@ def ours(group: Group) -> bool:
     return dist.get_backend(group) == "shoal"
 
 
-def check_alike(got: Any, expected: Any) -> None:
+def check_equal(got: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
         assert got.dtype == expected.dtype
         checks.check_close(got, checks.wide(expected))
     elif isinstance(expected, (list, tuple)):
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
-            check_alike(one, other)
+            check_equal(one, other)
     else:
         assert got == expected
 
@@ -108,7 +108,7 @@ def case_single_tensors(group: Group) -> Any:
 
 
 def case_gather_single(group: Group) -> Any:
-    """torch 2.14 has it; before, the group itself is asked, and Gloo for a list instead."""
+    """torch 2.14 has it; before, call the group itself, and Gloo with a list."""
     rank, root = group.rank(), 1
     whole = torch.empty(3, 4) if rank == root else None
     if not ours(group):
@@ -130,7 +130,7 @@ def case_gather_and_scatter_of_strided_tensors(group: Group) -> Any:
     parts = [source[:, i] for i in range(SIZE)] if rank == root else None
     if ours(group):
         dist.scatter(output[1], parts, root, group)
-    else:  # Gloo wants them contiguous
+    else:  # Gloo requires contiguous ones
         parts = [part.contiguous() for part in parts] if parts else None
         dist.scatter(output[1], parts, root, group)
     return [table, output]
@@ -166,7 +166,7 @@ def case_all_to_all_of_strided_rows_is_refused(group: Group) -> Any:
 
 
 def case_mixed_calls_between_start_and_end(group: Group) -> Any:
-    """What backends of devices coalesce; Gloo does it one by one."""
+    """Make calls that backends of devices coalesce; Gloo makes them one by one."""
     rank = group.rank()
     right, left = (rank + 1) % SIZE, (rank - 1) % SIZE
     folded, moved, got = given(rank, 4), given(rank, 3), torch.empty(2)
@@ -243,7 +243,7 @@ def case_barriers(group: Group) -> Any:
     work.wait()
     group.monitored_barrier(timedelta(seconds=20))
     group.monitored_barrier(timedelta(seconds=20), wait_all_ranks=True)
-    if not ours(group):  # tests/process/test_torch_versions.py has whether torch lets shoal's
+    if not ours(group):  # tests/process/test_torch_versions.py checks if torch allows shoal's
         dist.monitored_barrier(group, timedelta(seconds=20), wait_all_ranks=True)
     return []
 
@@ -295,11 +295,11 @@ def case_gradients_of_functional_collectives(group: Group) -> Any:
 
 
 def whole_numbers(group: Group, n: int, seed: int = 1) -> Tensor:
-    """The values of a rank, which may be added in any order."""
+    """Return the values of a rank, whose sums are exact in any order."""
     return torch.arange(float(n)) * (group.rank() + seed) + 10 * group.rank()
 
 
-def case_gathered_from_the_own_blocks_of_the_outputs(group: Group) -> Any:
+def case_gathers_from_blocks_of_the_outputs(group: Group) -> Any:
     rank, size = group.rank(), group.size()
     outputs = [torch.zeros(n * size) for n in (2, 5)]
     with dist._coalescing_manager(group):
@@ -310,7 +310,7 @@ def case_gathered_from_the_own_blocks_of_the_outputs(group: Group) -> Any:
     return outputs
 
 
-def case_gathered_twice_from_one_input(group: Group) -> Any:
+def case_two_gathers_from_one_input(group: Group) -> Any:
     mine = whole_numbers(group, 3)
     outputs = [torch.zeros(3 * group.size()) for _ in range(2)]
     with dist._coalescing_manager(group):
@@ -319,7 +319,7 @@ def case_gathered_twice_from_one_input(group: Group) -> Any:
     return outputs
 
 
-def case_lists_gathered_from_the_own_outputs(group: Group) -> Any:
+def case_gathers_of_lists_from_their_outputs(group: Group) -> Any:
     outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(group.size())]
     for one in outputs[group.rank()]:
         one.copy_(whole_numbers(group, one.numel()))
@@ -329,7 +329,7 @@ def case_lists_gathered_from_the_own_outputs(group: Group) -> Any:
 
 
 def unequal(group: Group) -> list[list[int]]:
-    """Lengths by rank: short ones, none for some rank, and some of more than a segment."""
+    """Return lengths by rank: short ones, zero for some rank, and some above a segment."""
     n = group.size()
     return [list(range(1, n + 1)), [0, *[5] * (n - 1)], [70_000 + 333 * rank for rank in range(n)]]
 
@@ -353,7 +353,7 @@ def case_reduce_scatter_of_unequal_lists(group: Group) -> Any:
 
 
 def case_all_gather_of_unequal_lists(group: Group) -> Any:
-    """Gloo refuses it, against torch's documentation; each block is broadcast there."""
+    """Gloo refuses the call, against torch's documentation: broadcast each block there."""
     outputs = []
     for lengths in unequal(group):
         lists = [torch.zeros(n) for n in lengths]
@@ -443,9 +443,9 @@ def alike(case: str) -> None:
     limit = timedelta(seconds=10)
     mine = dist.new_group(backend="shoal", timeout=limit)
     with gloo_group(timeout=limit) as theirs:
-        check_alike(globals()[case](mine), globals()[case](theirs))
+        check_equal(globals()[case](mine), globals()[case](theirs))
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))
-def test_shoal_does_what_gloo_does(case: Case, three_ranks: SharedRanks) -> None:
+def test_shoal_gives_the_results_of_gloo(case: Case, three_ranks: SharedRanks) -> None:
     three_ranks.run(alike, case.__name__)

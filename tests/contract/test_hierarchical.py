@@ -1,4 +1,4 @@
-"""Hierarchical all-reduces keep the contract of an all-reduce, however the ranks lie on hosts."""
+"""Hierarchical all-reduces keep the contract of an all-reduce for any placement of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAIRS = [
     "halving/halving",
     "tree/sharded",
 ]
-# Ranks of a host that are not next to one another.
+# Ranks of a host that are not adjacent.
 SCATTERED = [
     (0, 1, 0, 1),
     (0, 1, 2, 0, 1, 2),
@@ -36,7 +36,7 @@ every_pair = pytest.mark.parametrize("pair", PAIRS)
 
 
 def mixes(n_hosts: int) -> Iterator[tuple[int, ...]]:
-    """The hosts of the ranks, for every mix of so many hosts with 1 to 4 ranks."""
+    """Return the hosts of the ranks, for every mix of `n` hosts with 1 to 4 ranks."""
     for n_ranks in itertools.combinations_with_replacement(range(1, 5), n_hosts):
         yield hosts_of(n_ranks)
 
@@ -51,13 +51,13 @@ def prove_on(name: str, hosts: tuple[int, ...], n_segments: int = 1, window: int
 
 @every_pair
 @pytest.mark.parametrize("n_hosts", range(1, 6 if os.environ.get("SHOAL_SOAK") else 5))
-def test_keeps_its_promise_on_every_mix_of_hosts(pair: str, n_hosts: int) -> None:
+def test_the_contract_holds_on_every_mix_of_hosts(pair: str, n_hosts: int) -> None:
     for hosts in mixes(n_hosts):
         prove_on(pair, hosts)
 
 
 @every_pair
-def test_keeps_its_promise_in_any_order_of_hosts_with_segments_and_staging(pair: str) -> None:
+def test_the_contract_holds_in_any_order_of_hosts_with_segments_and_staging(pair: str) -> None:
     large_first = (hosts_of(n) for n in ((4, 1), (3, 2), (4, 3, 1), (2, 4, 1, 3), (4, 4, 1, 2, 3)))
     for hosts in (*large_first, *SCATTERED):
         prove_on(pair, hosts)
@@ -67,7 +67,7 @@ def test_keeps_its_promise_in_any_order_of_hosts_with_segments_and_staging(pair:
 
 
 @every_pair
-def test_with_one_host_or_one_rank_per_host_it_is_one_of_the_two_alone(pair: str) -> None:
+def test_with_one_host_or_one_rank_per_host_only_one_level_is_used(pair: str) -> None:
     whole, parts = find("all_reduce", pair), pair.split("/", 1)
     local, across = (find("all_reduce", part) for part in parts)
     for size in (2, 5, 8):
@@ -80,7 +80,7 @@ def test_with_one_host_or_one_rank_per_host_it_is_one_of_the_two_alone(pair: str
 
 @pytest.mark.parametrize(("n_hosts", "n_ranks"), [(2, 2), (4, 2), (3, 4), (8, 4)])
 @pytest.mark.parametrize("name", ["ring_2d", "fairring"])
-def test_equal_hosts_send_what_the_papers_say(name: str, n_hosts: int, n_ranks: int) -> None:
+def test_equal_hosts_send_the_bytes_of_the_papers(name: str, n_hosts: int, n_ranks: int) -> None:
     hosts = hosts_of((n_ranks,) * n_hosts)
     n_chunks = find("all_reduce", name).n_chunks(len(hosts), hosts)
     inside, between = Counter[int](), Counter[int]()
@@ -91,9 +91,9 @@ def test_equal_hosts_send_what_the_papers_say(name: str, n_hosts: int, n_ranks: 
         assert Fraction(between[rank], n_chunks) == Fraction(2 * (n_hosts - 1), n_hosts * n_ranks)
 
 
-def test_rounds_are_those_of_both_levels() -> None:
+def test_rounds_are_the_sum_of_both_levels() -> None:
     hosts = hosts_of((4,) * 8)
-    # 14 for the ring of 8 hosts, 6 for that of 4 ranks.
+    # 14 for the ring of 8 hosts, 6 for the ring of 4 ranks.
     assert prove_on("ring_2d", hosts).rounds == 14 + 6
     assert prove_on("fairring", hosts).rounds == 4
     # 2 log2 8 for the tree, 6 for the ring.
@@ -101,7 +101,7 @@ def test_rounds_are_those_of_both_levels() -> None:
 
 
 @pytest.mark.parametrize("name", ["ring_2d", "fairring", "sharded/ring", "ring/tree"])
-def test_local_rank_i_talks_to_local_rank_i_of_other_hosts(name: str) -> None:
+def test_local_rank_i_exchanges_with_local_rank_i_of_other_hosts(name: str) -> None:
     for hosts in (hosts_of((3, 3, 3)), (0, 1, 2, 0, 2, 1, 0, 1, 2)):
         place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         for source, to in prove_on(name, hosts).n_sent:
@@ -109,7 +109,7 @@ def test_local_rank_i_talks_to_local_rank_i_of_other_hosts(name: str) -> None:
 
 
 def test_ranks_of_a_small_host_have_several_rails() -> None:
-    # Four rails of two chunks: rank 4, the first of the small host, has 0 and 2, rank 5 the others.
+    # Four rails of two chunks: rank 4, first of the small host, has rails 0 and 2, rank 5 the rest.
     hosts = (0, 0, 0, 0, 1, 1)
     sent = prove_on("fairring", hosts).n_sent
     between = {ends: n for ends, n in sent.items() if hosts[ends[0]] != hosts[ends[1]]}
@@ -124,7 +124,7 @@ def test_ranks_of_a_small_host_have_several_rails() -> None:
         *(f"ring/{across}" for across in ("fairring", "rings", "", "ring/ring")),
     ],
 )
-def test_what_cannot_run_inside_or_between_hosts_is_refused_with_what_can(name: str) -> None:
+def test_unsuitable_algorithms_of_a_level_are_refused_with_suitable_ones(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         find("all_reduce", name)
     assert "sharded, ring, " in str(refused.value)

@@ -1,4 +1,4 @@
-"""What the simulator says of papers' claims, against the papers; and docs/simulation.md."""
+"""The simulator's results for papers' claims, compared with the papers; and docs/simulation.md."""
 
 import os
 import re
@@ -16,25 +16,25 @@ SLOW = {"summit", "headline", "shared", "fairring"}
 
 
 @pytest.mark.parametrize("name", [name for name in sections() if IS_SOAK or name not in SLOW])
-def test_what_is_committed_is_what_the_code_says_now(name: str) -> None:
+def test_the_committed_page_matches_the_code(name: str) -> None:
     text, plots = written(sections()[name])
     assert text in PAGE, "run make docs"
     old = [plot for plot, svg in plots.items() if (DOCS / plot).read_text() != svg]
     assert old == [], "run make docs"
 
 
-def test_above_and_below_the_papers_too() -> None:
+def test_the_page_goes_above_and_below_the_papers_sizes() -> None:
     head, tail = frame()
     assert PAGE.startswith(head), "run make docs"
     assert PAGE.endswith(tail.rstrip() + "\n"), "run make docs"
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="takes half a minute: make test-soak")
-def test_the_page_has_nothing_else() -> None:
+def test_the_page_has_no_other_sections() -> None:
     assert document()["simulation.md"] == PAGE
 
 
-def test_every_plot_is_shown_and_no_other_is_kept() -> None:
+def test_the_page_shows_exactly_the_stored_plots() -> None:
     plots = [str(path.relative_to(DOCS)) for path in DOCS.glob("figures/simulation/*.svg")]
     assert sorted(plots) == sorted(re.findall(r"\]\((figures/[^)]*\.svg)\)", PAGE))
 
@@ -57,13 +57,13 @@ def test_with_servers_a_node_sends_its_gradients_once() -> None:
 
 @pytest.mark.parametrize(("n_nodes", "traditional"), [(8, 477), (16, 954), (32, 1908), (64, 3816)])
 def test_a_server_of_herring_carries_84_6_mb_at_every_size(n_nodes: int, traditional: int) -> None:
-    # Herring, table III, which cuts to a tenth: 84.65.
+    # Herring, table III, truncated to a tenth: 84.65.
     for load in papers.herring_server(n_nodes):
         assert int(load / 2**20 * 10) / 10 == 84.6
     assert papers.traditional_server(n_nodes) == (traditional * 2**20, traditional * 2**20)
 
 
-def test_servers_halve_what_a_ring_takes_and_keep_85_percent_at_2048_gpus() -> None:
+def test_servers_halve_the_time_of_a_ring_and_keep_85_percent_at_2048_gpus() -> None:
     # Herring, section IV: more than 85 % at 256 nodes of 8 GPUs.
     assert papers.efficiency(256, by_servers=True) > 0.85 > papers.efficiency(256, by_servers=False)
     for n in papers.HEADLINE_NODES[:2] if IS_SOAK else (256,):
@@ -73,11 +73,11 @@ def test_servers_halve_what_a_ring_takes_and_keep_85_percent_at_2048_gpus() -> N
 
 # Fewer servers than workers, and more.
 @pytest.mark.parametrize(("n", "k"), papers.SHARED if IS_SOAK else ((8, 1), (8, 4), (8, 12)))
-def test_shares_take_what_the_formula_of_byteps_says(n: int, k: int) -> None:
+def test_shares_take_the_time_of_the_formula_of_byteps(n: int, k: int) -> None:
     # Jiang et al., 4.1.
     time = papers.shared_time(n, k, 100 << 20)
     assert time.best == pytest.approx(2 * n * (n - 1) / (n * n + k * n - 2 * k) if k < n else 1)
-    # Over one connection to each server, workers are done with each other before servers are.
+    # Over one connection to each server, workers finish with each other before servers do.
     assert time.best <= time.simulated < (1.2 if k == 4 else 1.1) * time.best
     assert time.simulated < time.alone
 
@@ -107,7 +107,7 @@ def test_fairring_declines_past_64_gpus_and_larger_buckets_cure_it() -> None:
     assert grown[32] > 1.5 * papers.nccl_rate(32, papers.BUCKET)
 
 
-def test_it_is_the_cost_of_each_shard_that_makes_fairring_decline() -> None:
+def test_the_cost_of_each_shard_makes_fairring_decline() -> None:
     assert papers.fairring_rate(32, papers.BUCKET, 0.0) > 0.9 * papers.fairring_rate(
         8, papers.BUCKET, 0.0
     )

@@ -1,4 +1,4 @@
-"""The engine's dataflow is that which proofs and simulations derive for themselves."""
+"""The engine's dataflow equals the one that proofs and simulations derive."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def can_run(algorithm: Algorithm, size: int) -> bool:
 
 
 @pytest.mark.parametrize(("collective", "name"), NAMES)
-def test_a_step_waits_for_what_an_independent_reading_of_the_schedule_says(
+def test_a_step_waits_for_the_steps_that_an_independent_reading_derives(
     collective: str, name: str
 ) -> None:
     algorithm = find(collective, name)
@@ -53,5 +53,5 @@ def test_a_step_waits_for_what_an_independent_reading_of_the_schedule_says(
                 for at, waits in enumerate(native):
                     also = {one - first for one in flow.waits_for[first + at]}
                     assert sorted(set(waits)) == waits
-                    # Who waits for a chunk's readers waits for whom they read it from, too.
+                    # A step that waits for a chunk's readers also waits for the step they read.
                     assert also == {*waits, *(also & {w for one in waits for w in native[one]})}

@@ -1,7 +1,7 @@
-"""Sharding by weights, with servers: every size is proved, and the bits are those of `sharded`.
+"""Sharding by weights, with servers: every size is proved, with the bits of `sharded`.
 
 The order of folds comes from `fold_orders`, which does not use shoal. `SHOAL_SOAK=1` proves the
-whole grid of sizes, as `make test-soak` does; other runs prove a fixed part of it.
+full grid of sizes, as `make test-soak` does; other runs prove a fixed part of it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shoal.shapes import Shape, layouts_of
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_WORKERS = range(1, 17)
 N_SERVERS = range(21)
-N_SAMPLED = 4  # weights of each number of workers, of about 100
+N_SAMPLED = 4  # weights per number of workers, from about 100
 FLOOR_ELEMS = FLOOR_BYTES // 4
 
 
 def weights_of(n: int, k: int) -> Iterator[Weights]:
-    """Of so many workers and servers: equal, unequal, and with zeros."""
+    """Yield weights of n workers and k servers: equal, unequal, and with zeros."""
     chance = random.Random(n * 1000 + k)
     yield Weights((1,) * n, (3,) * k)
     if k:
@@ -55,7 +55,7 @@ def nested(order: Sequence[int]) -> Expression:
 
 
 def stripe_of(algorithm: Algorithm, n_bytes: int, size: int, n_workers: int) -> list[int]:
-    """Of every chunk, the stripe that it lies in, by its place alone."""
+    """Return the stripe of every chunk, by its place alone."""
     cuts = [where for where, _ in stripes(n_bytes, 1, n_workers)]
     found = []
     for begin, length in zip(*algorithm.cut_rule(n_bytes, size), strict=True):
@@ -66,13 +66,13 @@ def stripe_of(algorithm: Algorithm, n_bytes: int, size: int, n_workers: int) -> 
 
 
 @pytest.mark.parametrize("grid", GRID, ids=lambda grid: f"{len(grid[0].workers)} workers")
-def test_all_weights_keep_the_promise_in_the_order_of_stripes(grid: list[Weights]) -> None:
+def test_all_weights_keep_the_contract_in_the_order_of_stripes(grid: list[Weights]) -> None:
     for weights in sampled(grid):
         n, size = len(weights.workers), len(weights.workers) + len(weights.servers)
         for part in ("", *weights.parts):
             ranks = n if part == "workers" else size
             for n_stripes in {n, (n + 1) // 2}:
-                # Long enough that no chunk is empty: each says by its place where it belongs.
+                # Long enough that no chunk is empty: the place of each shows its stripe.
                 n_bytes = n_stripes * FLOOR_BYTES if n_stripes < n else n * FLOOR_BYTES * 1000
                 algorithm = find("all_reduce", weights.name(part)).fitted(n_bytes, ranks)
                 proof = prove("all_reduce", algorithm, ranks, n_segments=1, window=0)
@@ -90,7 +90,7 @@ def test_all_weights_keep_the_promise_in_the_order_of_stripes(grid: list[Weights
 
 
 @pytest.mark.parametrize("window", [0, 1, 3])
-def test_segments_that_are_staged_early_change_nothing(window: int) -> None:
+def test_segments_staged_early_do_not_change_the_result(window: int) -> None:
     for name, size in (("sharded[5*2|3*7]", 8), ("sharded[4*0|6*1]", 10), ("sharded[3,0,9|]", 3)):
         prove("all_reduce", name, size, n_segments=3, window=window)
 
@@ -105,7 +105,7 @@ def places(name: str, n_elems: int, size: int, dtype: DType) -> list[tuple[int, 
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 16])
-def test_both_parts_together_are_the_whole_in_whole_lines(n: int) -> None:
+def test_both_parts_cover_the_buffer_in_complete_cache_lines(n: int) -> None:
     for k in (0, 1, 3, 8, 20):
         for weights in weights_of(n, k):
             for n_elems in (0, 1, 15, 1009, 5 * FLOOR_ELEMS + 7, n * FLOOR_ELEMS * 3 + 13):
@@ -123,7 +123,7 @@ def test_both_parts_together_are_the_whole_in_whole_lines(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 16])
-def test_shares_of_a_long_buffer_are_the_weights(n: int) -> None:
+def test_shares_of_a_long_buffer_equal_the_weights(n: int) -> None:
     n_bytes = 64 << 20
     for k in (0, 1, 3, 8, 20):
         for weights in weights_of(n, k):
@@ -143,12 +143,12 @@ def test_a_server_has_scratch_for_its_chunks_and_no_data() -> None:
         assert sum(scratch[1]) == 4 * (1 << 20) * 2 // 8
 
 
-def test_an_average_is_over_the_workers_alone() -> None:
+def test_an_average_is_over_workers_only() -> None:
     for name, size in (("sharded[4*1|2*2]", 6), ("sharded[4*1|2*2].workers", 4), ("sharded", 4)):
         assert shape_of(name, 100, 0, size).n_workers == 4
 
 
-def test_equal_weights_of_workers_alone_are_the_plain_sharded_all_reduce() -> None:
+def test_equal_weights_of_workers_alone_give_the_plain_sharded_all_reduce() -> None:
     for n in N_WORKERS:
         plain, weighted = find("all_reduce", "sharded"), find("all_reduce", f"sharded[{n}*1|]")
         for n_elems in (n * FLOOR_ELEMS, n * FLOOR_ELEMS + 1009):
@@ -159,7 +159,7 @@ def test_equal_weights_of_workers_alone_are_the_plain_sharded_all_reduce() -> No
         assert count(plain, tuple(range(n))) == count(weighted, tuple(range(n)))
 
 
-def test_where_workers_fold_nothing_they_begin_with_different_servers() -> None:
+def test_workers_that_fold_nothing_begin_with_different_servers() -> None:
     for n, k in ((8, 8), (8, 4), (8, 16), (6, 3), (4, 12)):
         algorithm = find("all_reduce", f"sharded[{n}*0|{k}*1]")
         begins = [next(iter(algorithm.steps(rank, n + k))).peer for rank in range(n)]

@@ -1,7 +1,7 @@
-"""What checks of the torch frontend share: what ranks put in, and what must come out.
+"""Shared code of checks of the torch front end: inputs of ranks, and expected results.
 
-The expected values come from torch's own arithmetic on one rank, which knows what every other rank
-put in.
+The expected values come from torch's own arithmetic on one rank, which knows the inputs of every
+other rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FOLDS = (
     + [(torch.bool, fold) for fold in ("SUM", "PRODUCT", "MIN", "MAX", *BITWISE)]
 )
 
-# The rounding of a fold over four ranks, in whatever order: a few units in the last place.
+# The rounding of a fold over four ranks in any order: a few units in the last place.
 TOLERANCE = {
     torch.float16: 4e-3,
     torch.bfloat16: 4e-2,
@@ -51,7 +51,7 @@ TOLERANCE = {
 
 
 def given(dtype: torch.dtype, rank: int, n: int, seed: int = 0) -> Tensor:
-    """The values of a rank: small, so that no integer overflows, and near one, for products."""
+    """Return a rank's values: small, so that no integer overflows, and near one, for products."""
     source = torch.Generator().manual_seed(1000 * seed + rank)
     if dtype is torch.bool:
         return torch.randint(0, 2, (n,), generator=source).bool()
@@ -63,7 +63,7 @@ def given(dtype: torch.dtype, rank: int, n: int, seed: int = 0) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The same values in the widest type of their kind, in which torch can compute everything."""
+    """Return the values in the widest type of their kind, in which torch can compute everything."""
     if tensor.dtype is torch.bool:
         return tensor
     if tensor.is_complex():
@@ -72,7 +72,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def folded(fold: str, tensors: list[Tensor]) -> Tensor:
-    """The fold of all ranks' tensors, in the widest type."""
+    """Return the fold of all ranks' tensors, in the widest type."""
     parts = [wide(tensor) for tensor in tensors]
     if parts[0].dtype is torch.bool:
         fold = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(fold, fold)
@@ -113,7 +113,7 @@ def op_of(fold: str) -> Any:
 
 
 def reduced(group: Group, tensor: Tensor, fold: str = "SUM") -> Tensor:
-    """The group's own all_reduce: torch's function would turn complex tensors into real ones."""
+    """Call the group's all_reduce: torch's function would turn complex tensors into real ones."""
     opts = dist.AllreduceOptions()
     opts.reduceOp, opts.asyncOp = op_of(fold), False
     group.allreduce([tensor], opts).wait()

@@ -1,9 +1,9 @@
-"""Runs each example of examples/frameworks over Gloo and over shoal, and compares the losses.
+"""Run each example of examples/frameworks over Gloo and over shoal, and compare the losses.
 
-Then runs the tests of the front ends that need a framework, which the suite skips.
+Then run the tests of the front ends that need a framework, which the suite skips.
 
-`make test-frameworks` calls it. Each framework gets an environment of its own, which sees torch and
-shoal in the environment of the Python that runs this. Prints the rows of docs/frameworks.md.
+`make test-frameworks` calls it. Each framework gets a separate environment, which sees torch and
+shoal in the environment of the Python that runs this. It prints the rows of docs/frameworks.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
-DIGITS = 6  # in which the losses have to agree; sums in another order differ in float32's seventh
+DIGITS = 6  # digits of equal losses; sums in another order differ in float32's seventh
 TIMEOUT_S = 300
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
 RESTART = (*TORCHRUN, "--max-restarts", "1")
@@ -75,7 +75,7 @@ TESTS = {"jax": ("jax",), "tensorflow": ("tensorflow-cpu",), "torchft": ("torchf
 
 
 class Environment:
-    """A folder with the packages of an example, in which Python also sees those of this one."""
+    """An environment with the packages of an example, and those of this Python."""
 
     def __init__(self, folders: Path, example: Example) -> None:
         folder = folders.absolute() / example.framework
@@ -89,12 +89,12 @@ class Environment:
             subprocess.run([*pip, *example.packages], check=True)
 
     def version(self, package: str) -> str:
-        """Return the version of a package, here or in this Python's own environment."""
+        """Return the version of a package, here or in this Python's environment."""
         paths = [str(self.site), *sys.path]
         return next(iter(metadata.distributions(name=package, path=paths))).version
 
     def run(self, example: Example, backend: str) -> tuple[str, float]:
-        """Run an example; return its loss and its seconds, as it printed them."""
+        """Run an example; return the loss and the seconds that it prints."""
         program = EXAMPLES / f"with_{example.name}.py"
         options = example.options if backend == "shoal" else ()
         command = [*example.launch, str(program), "--backend", backend, *options]
@@ -151,7 +151,7 @@ def compare_times(example: Example, environment: Environment, n_pairs: int) -> N
 
 
 def main() -> None:
-    """Run the examples that were asked for, or all; exit with 1 if losses differ."""
+    """Run the requested examples, or all; exit with 1 if losses differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--environments", type=Path, default=Path(".venv-frameworks"))
     parser.add_argument(

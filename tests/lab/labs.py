@@ -1,4 +1,4 @@
-"""Shared by the tests of labs: whether one can be made here, and ranks in its hosts."""
+"""Shared code of the tests of labs: a check that they work here, and ranks in their hosts."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(
 
 
 def enter(namespace: str) -> None:
-    """Move this thread, and what it starts from here on, into a host of a cluster."""
+    """Move this thread, and everything it starts later, into a host of a cluster."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}", "rb") as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
@@ -27,7 +27,7 @@ def enter(namespace: str) -> None:
 
 
 def env_of(cluster: Lab) -> dict[str, str]:
-    """The environment by which ranks in the hosts of a cluster meet."""
+    """Return the environment with which ranks in the hosts of a cluster meet."""
     return {
         "MASTER_ADDR": cluster.hosts[0].address,
         "SHOAL_SOCKET_IFNAME": INTERFACE,

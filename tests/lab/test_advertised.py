@@ -1,4 +1,4 @@
-"""Which address a rank advertises on hosts where the default route or the own name mislead."""
+"""The advertised address on hosts whose default route or name misleads."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ with shoal.init(timeout_s=30.0) as group:
 
 
 def lines_of_ranks(cluster: Lab, master: str) -> list[list[str]]:
-    """What a rank on each host prints and logs, none of them with an interface that is named."""
+    """Return the output and log of a rank on each host, without a given interface."""
     env = {**os.environ, **env_of(cluster), "MASTER_ADDR": master, "MASTER_PORT": "29500"}
     del env["SHOAL_SOCKET_IFNAME"]
     env |= {"WORLD_SIZE": str(len(cluster.hosts)), "SHOAL_DEBUG": "DEBUG"}
@@ -40,7 +40,7 @@ def lines_of_ranks(cluster: Lab, master: str) -> list[list[str]]:
 
 
 def add_docker0(cluster: Lab, host: int, *, default: bool = True) -> None:
-    """Give a host a bridge that leads nowhere, and with `default` the default route."""
+    """Give a host a bridge to nowhere; with `default` it is the default route."""
     inside = cluster.hosts[host].namespace
     ip("-n", inside, "link", "add", "docker0", "type", "bridge")
     ip("-n", inside, "addr", "add", "172.17.0.1/16", "dev", "docker0")
@@ -50,7 +50,7 @@ def add_docker0(cluster: Lab, host: int, *, default: bool = True) -> None:
 
 
 def name_hosts(cluster: Lab, host: int, *own: str) -> None:
-    """Map a host's own name to these addresses on itself; the others know its first NIC."""
+    """Map a host's name to these addresses on itself; other hosts use its first NIC."""
     lines = ["127.0.0.1 localhost", *(f"{address} host{host}" for address in own)]
     lines += [f"{one.address} {one.name}" for one in cluster.hosts if one.index != host]
     write_hosts(cluster.hosts[host].namespace, "".join(f"{line}\n" for line in lines))
@@ -63,7 +63,7 @@ def assert_advertised(lines: list[list[str]], *want: str) -> None:
         assert "sum 2.0 2.0" in lines[rank]
 
 
-def test_a_default_route_through_docker0_does_not_count_where_the_master_is_known() -> None:
+def test_a_default_route_through_docker0_is_ignored_where_the_master_is_known() -> None:
     with Lab(2, None) as cluster:
         for host in (0, 1):
             add_docker0(cluster, host)
@@ -72,7 +72,7 @@ def test_a_default_route_through_docker0_does_not_count_where_the_master_is_know
     assert_advertised(lines, f"10.77.0.1 (eth0), {why}", f"10.77.0.2 (eth0), {why}")
 
 
-def test_of_several_addresses_that_of_the_masters_network_counts() -> None:
+def test_the_address_in_the_masters_network_is_chosen_among_several() -> None:
     with Lab(2, None) as cluster:
         for host in cluster.hosts:
             add = ("addr", "add", f"10.99.0.{host.index + 1}/24", "dev", "eth0")
@@ -90,7 +90,7 @@ def test_of_several_addresses_that_of_the_masters_network_counts() -> None:
         (("127.0.1.1",), None, "the only interface"),
     ],
 )
-def test_a_rank_0_whose_own_name_is_loopback_advertises_what_others_reach(
+def test_a_rank_0_whose_name_is_loopback_advertises_a_reachable_address(
     own: tuple[str, ...], is_docker_default: bool | None, why: str
 ) -> None:
     with Lab(2, None) as cluster:

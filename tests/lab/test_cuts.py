@@ -1,8 +1,8 @@
-"""A network that loses all that one host sends to another, for a while or for good.
+"""A network that drops all packets from one host to another, for a while or for good.
 
-Packets vanish in silence, one way or both ways, while the ranks all-reduce again and again. What is
-cut for less than the ranks' patience costs time and nothing else; after that the silent one is
-lost. `SHOAL_SOAK=1` adds the cuts that take long, as `make test-soak` does.
+Packets vanish silently, one way or both ways, while ranks all-reduce repeatedly. A cut shorter than
+the ranks' patience costs only time; after a longer one the silent rank is lost. `SHOAL_SOAK=1` adds
+the long cuts, as `make test-soak` does.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ pytestmark = needs_root
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_ELEMS = 300_007
 WAYS = {"one way": [(0, 1)], "both ways": [(0, 1), (1, 0)]}
-# Whoever is silent for five seconds is dead: a cut that is shorter is harmless, one that is longer
-# costs the group, and one of five seconds may do either.
+# A peer silent for five seconds counts as dead: a shorter cut is harmless, a longer one ends the
+# group, and one of five seconds may do either.
 HARMLESS, EITHER, DEADLY = "harmless", "either", "deadly"
 FOR_GOOD = float("inf")
 CUTS = [("one way", 1, HARMLESS), ("both ways", 1, HARMLESS), ("one way", FOR_GOOD, DEADLY)]
@@ -35,10 +35,10 @@ if SOAK:
 
 
 def reduce_through_a_cut(namespaces: list[str]) -> tuple[int, Exception | None]:
-    """All-reduce until told to stop, or until it fails; after how many right calls, and how."""
+    """All-reduce until a cue or an error; return the number of right calls and the error."""
     rank = int(os.environ["RANK"])
     stage = Stage.from_environment()
-    stage.cue(f"rank {rank} is here")  # connects, which cannot be done from a host of the cluster
+    stage.cue(f"rank {rank} is here")  # connects, which a host of the cluster cannot do
     enter(namespaces[rank])
     n_calls = 0
     with shoal.init() as group:
@@ -60,7 +60,7 @@ def reduce_through_a_cut(namespaces: list[str]) -> tuple[int, Exception | None]:
 
 @contextlib.contextmanager
 def on_two_hosts(function: Callable[..., object]) -> Iterator[tuple[Lab, Stage, Ranks]]:
-    """Run it on a rank of each host, and go on when both are busy."""
+    """Run it on a rank of each host, and yield once both are busy."""
     with Lab(2) as cluster, Stage() as stage:
         namespaces = [host.namespace for host in cluster.hosts]
         env = {**env_of(cluster), **stage.env, "SHOAL_RESUME_S": "3"}
@@ -76,7 +76,7 @@ def run_through(ways: list[tuple[int, int]], cut_s: float) -> list[Outcome]:
             cluster.cut(source, to)
         if cut_s == FOR_GOOD:
             return ranks.wait(60)
-        threading.Event().wait(cut_s)  # real time passes here: a silence is nothing else
+        threading.Event().wait(cut_s)  # a silence needs real time
         for source, to in ways:
             cluster.heal(source, to)
         stage.cue("enough")
@@ -84,7 +84,7 @@ def run_through(ways: list[tuple[int, int]], cut_s: float) -> list[Outcome]:
 
 
 @pytest.mark.parametrize(("way", "cut_s", "meaning"), CUTS)
-def test_a_network_that_is_silent_for_a_while_is_harmless_and_for_long_names_the_lost_peer(
+def test_a_short_silence_of_the_network_is_harmless_and_a_long_one_names_the_peer(
     way: str, cut_s: float, meaning: str
 ) -> None:
     outcomes = run_through(WAYS[way], cut_s)

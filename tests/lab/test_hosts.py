@@ -1,4 +1,4 @@
-"""All-reduce between hosts: over TCP alone, and together with memory that ranks of a host share."""
+"""All-reduce between hosts: over TCP alone, and combined with shared memory in a host."""
 
 import os
 
@@ -11,17 +11,17 @@ from shoal.lab import Lab
 
 pytestmark = needs_root
 
-# Nothing, less than a chunk each, the small-message path, more than a segment, odd.
+# Empty, less than a chunk each, the small-message path, more than a segment, odd.
 LENGTHS = [0, 1, 3, 1021, 65_536, 1_000_003]
 
 
 def integers_of(rank: int, length: int) -> np.ndarray:
-    """Small integers: their sums are exact in float32, in whatever order they are folded."""
+    """Return small integers, whose sums are exact in float32 in any order."""
     return np.random.default_rng((rank, length)).integers(-999, 999, length).astype(np.float32)
 
 
 def sum_in_host(namespaces: list[str]) -> list[int]:
-    """The elements that are wrong, by length."""
+    """Return the number of wrong elements, by length."""
     enter(namespaces[int(os.environ["RANK"])])
     import shoal
 

@@ -1,4 +1,4 @@
-"""`shoal lab run`: a command on every host, and nothing left of it, however it ends."""
+"""`shoal lab run`: a command on every host, which leaves nothing behind in any case."""
 
 import os
 import select
@@ -34,9 +34,9 @@ def lab(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def running(*argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A lab under way; killed at the end if it still runs, and what it leaves removed."""
+    """Run a lab; at the end kill it if it still runs, and remove its leftovers."""
     pipe = subprocess.PIPE
-    # What started the tests may have had signals ignored, as nohup does, and that is inherited.
+    # The tests may have inherited ignored signals, as from nohup.
     run = ["env", "--default-signal=INT,HUP", *LAB, "run", *argv]
     with subprocess.Popen(run, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -53,7 +53,7 @@ def left_by(pid: int) -> list[str]:
 
 
 def await_end(pid: int) -> bool:
-    """Whether a process that is none of ours ends within 10 s, or has ended."""
+    """True if a process that is no child of ours ends within 10 s, or has ended."""
     with suppress(ProcessLookupError):
         poll = select.poll()
         poll.register(os.pidfd_open(pid), select.POLLIN)
@@ -100,7 +100,7 @@ def test_torch_meets_over_gloo_and_over_shoal() -> None:
     ]
 
 
-def test_the_first_that_fails_ends_the_others_and_gives_the_status(tmp_path: Path) -> None:
+def test_the_first_failed_rank_ends_the_others_and_gives_the_status(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     # 1 fails once 0 has blocked the signal, which then waits to be waited for.
     fail = "import os, signal, sys\nif os.environ['RANK'] == '1':\n    open(sys.argv[1]).read()\n"
@@ -128,7 +128,7 @@ def test_a_rank_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
     ]
 
 
-def test_others_go_on_after_a_failure_if_so_asked() -> None:
+def test_others_go_on_after_a_failure_on_request() -> None:
     fail = "if [ $RANK = 1 ]; then exit 7; fi; echo went on"
     run = lab("run", "--hosts", "2", "--keep-going", "--", "sh", "-c", fail)
     assert run.returncode == 7
@@ -136,7 +136,7 @@ def test_others_go_on_after_a_failure_if_so_asked() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_passed_on_and_leaves_nothing(number: signal.Signals) -> None:
+def test_a_signal_is_passed_on_and_leaves_nothing_behind(number: signal.Signals) -> None:
     # Waited for, NOT handled: a handler may run too late for a `pause` that is about to begin.
     wait = "import signal, sys\nnumber = int(sys.argv[1])\n"
     wait += "signal.pthread_sigmask(signal.SIG_BLOCK, [number])\nprint('ready')\n"
@@ -165,7 +165,7 @@ def test_a_second_signal_kills_at_once() -> None:
         assert left_by(process.pid) == []
 
 
-def test_a_lab_that_is_killed_takes_its_ranks_along_and_the_next_removes_the_rest() -> None:
+def test_ranks_of_a_killed_lab_die_and_the_next_lab_removes_the_rest() -> None:
     with running("--hosts", "2", "--", "sh", "-c", "echo $$; exec sleep 1000") as process:
         pids = [int(line_of(process).split("|")[1]) for _ in range(2)]
         assert left_by(process.pid)
@@ -176,22 +176,22 @@ def test_a_lab_that_is_killed_takes_its_ranks_along_and_the_next_removes_the_res
         assert left_by(process.pid) == []
 
 
-def test_what_a_killed_lab_left_is_removed_with_what_still_runs_there() -> None:
+def test_the_leftovers_of_a_killed_lab_are_removed_with_their_processes() -> None:
     stray = "setsid sleep 1000 & echo $!; wait"
     with running("--hosts", "1", "--name", "gone", "--", "sh", "-c", stray) as process:
         pid = int(line_of(process).split("|")[1])
         process.kill()
-        # Dead, and not yet waited for: /proc still has it.
+        # Dead, but not yet reaped: /proc still has it.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert "gone" in remove_stale()
         assert await_end(pid)
         assert left_by(process.pid) == []
 
 
-def test_a_reader_that_stalls_stalls_the_ranks_and_does_not_keep_the_lab_from_ending(
+def test_a_stalled_reader_stalls_the_ranks_but_the_lab_can_end(
     tmp_path: Path,
 ) -> None:
-    # How many bytes it could write before nobody took any for half a second.
+    # Store the number of bytes written before none was read for half a second.
     write = "import os, select, signal, sys\nos.set_blocking(1, False)\nn = 0\n"
     write += "while n < 64 << 20 and select.select([], [1], [], 0.5)[1]:\n"
     write += "    n += os.write(1, b'a line of text\\n' * 1000)\n"
@@ -205,7 +205,7 @@ def test_a_reader_that_stalls_stalls_the_ranks_and_does_not_keep_the_lab_from_en
         assert left_by(process.pid) == []
 
 
-def test_a_reader_that_goes_away_ends_the_lab() -> None:
+def test_a_reader_that_closes_its_pipe_ends_the_lab() -> None:
     with running("--hosts", "2", "--", "yes") as process:
         assert line_of(process).endswith("| y\n")
         assert process.stdout is not None
@@ -214,7 +214,7 @@ def test_a_reader_that_goes_away_ends_the_lab() -> None:
         assert left_by(process.pid) == []
 
 
-# A job of one rank and two servers: one ends at once, one when it is told to.
+# A job of one rank and two servers: one ends at once, one on request.
 SERVED = """
 import os, sys
 from shoal.lab import Lab
@@ -232,7 +232,7 @@ sys.exit(run_tasks(Lab(3), tasks, grace_s=5))
 """
 
 
-def test_a_server_that_ends_does_not_end_the_job_and_the_job_ends_the_others(
+def test_a_job_outlives_an_ended_server_and_ends_the_others(
     tmp_path: Path,
 ) -> None:
     work, stay = str(tmp_path / "work"), str(tmp_path / "stay")
@@ -250,7 +250,7 @@ def test_a_server_that_ends_does_not_end_the_job_and_the_job_ends_the_others(
     assert (process.returncode, out, errors) == (0, "server2 | drained\n", "")
 
 
-def test_servers_listen_in_hosts_of_their_own_and_end_with_the_job() -> None:
+def test_servers_listen_on_separate_hosts_and_end_with_the_job() -> None:
     connect = "import socket, sys, time\nuntil = time.monotonic() + 20\nwhile True:\n"
     connect += "    try:\n        socket.create_connection((sys.argv[1], 7077), timeout=5)\n"
     connect += "        sys.exit()\n    except OSError:\n        assert time.monotonic() < until\n"
@@ -274,7 +274,7 @@ def test_a_running_lab_is_found_by_its_name_and_its_links_cut_and_healed(
         run = subprocess.run(argv, capture_output=True, text=True, check=False)
         return run.stderr.splitlines()[-1].partition(":")[0]
 
-    # Nobody listens at port 9: a refusal is the answer of a host that is there.
+    # No process listens at port 9: a refusal shows that the host exists.
     silent, answers = "TimeoutError", "ConnectionRefusedError"
     wait = ("--", "sh", "-c", "echo ready; exec sleep 1000")
     with running("--hosts", "3", "--name", name, *wait) as process:
@@ -285,7 +285,7 @@ def test_a_running_lab_is_found_by_its_name_and_its_links_cut_and_healed(
         assert from_0_to("10.77.0.2", silent) == silent
         assert from_0_to("10.77.0.3", answers) == answers
         assert main(["lab", "heal", name, "0", "1"]) == 0
-        # What is whole already does not keep the rest from being healed.
+        # An intact link does not prevent healing the rest.
         assert main(["lab", "cut", name, "0", "2", "--one-way"]) == 0
         assert main(["lab", "heal", name, "0"]) == 0
         assert from_0_to("10.77.0.3", answers) == answers

@@ -1,4 +1,4 @@
-"""A cut between one worker and one server, both of which everybody else reaches."""
+"""A cut between one worker and one server; all other ranks reach both."""
 
 import contextlib
 import os
@@ -21,8 +21,8 @@ from shoal.lab.cluster import INTERFACE
 pytestmark = needs_root
 
 SERVERS = (N_WORKERS, N_WORKERS + 1)  # hosts
-# A call waits 1.2 s for a server that is silent, and as long again while others are asked; it was
-# 12 s when the connection had to be lost, and not to come back, first.
+# A call waits 1.2 s for a silent server, and 1.2 s more while others are asked; it was
+# 12 s while the connection had to be lost for good first.
 MOST_S = 6.0
 
 
@@ -32,10 +32,10 @@ def servers_of(group: shoal.Group) -> list[str]:
 
 
 def call_through_a_cut(namespaces: list[str], addresses: list[str]) -> tuple[bool, float]:
-    """Whether all sums are right, and how long the longest call took."""
+    """Return True if all sums are right, and the time of the longest call."""
     rank, right, longest_s = int(os.environ["RANK"]), True, 0.0
     stage = Stage.from_environment()
-    stage.cue(f"rank {rank} is here")  # connects, which cannot be done from a host of the cluster
+    stage.cue(f"rank {rank} is here")  # connects, which a host of the cluster cannot do
     enter(namespaces[rank])
     with shoal.init(timeout_s=60.0) as group:
         for number, wanted in enumerate((addresses, addresses[:1], addresses)):
@@ -65,7 +65,7 @@ def serving(cluster: Lab, key: Path, addresses: list[str]) -> Iterator[None]:
     try:
         for server in servers:
             assert server.stderr is not None
-            assert "serving 1 key" in server.stderr.readline()  # or they would be named as absent
+            assert "serving 1 key" in server.stderr.readline()  # or they count as absent
         yield
     finally:
         for server in servers:
@@ -73,7 +73,7 @@ def serving(cluster: Lab, key: Path, addresses: list[str]) -> Iterator[None]:
             server.communicate()
 
 
-def test_the_server_that_a_worker_cannot_reach_is_left_out_soon_and_comes_back(
+def test_a_server_that_a_worker_cannot_reach_is_soon_excluded_and_returns(
     tmp_path: Path,
 ) -> None:
     key = new_key(tmp_path)

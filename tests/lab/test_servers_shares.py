@@ -1,4 +1,4 @@
-"""Servers that report no rate, some of them at half the rate of others: a probe finds them."""
+"""Servers that report no rate, some of them half as fast: a probe finds those."""
 
 import os
 import statistics
@@ -33,18 +33,18 @@ with shoal.init(timeout_s=120) as group:
 """
 
 
-def times_of(n: int, k: int, key: Path, *, is_told: bool) -> list[float]:
-    """How long each call took, every second server being slow; whether the servers know that."""
+def times_of(n: int, k: int, key: Path, *, is_known: bool) -> list[float]:
+    """Return the time of each call; every second server is slow, which is known or not."""
     slow = {host: [SLOW] for host in range(n, n + k, 2)}
     with Lab(n + k, rate_mbit=RATE, apart=slow) as lab:
         servers = []
         for host in range(n, n + k):
-            told = lab.environment_of(host, [host])
-            if not is_told:
-                told["SHOAL_LINK"] = ""  # a veth pair reports no rate that counts
+            own = lab.environment_of(host, [host])
+            if not is_known:
+                own["SHOAL_LINK"] = ""  # a veth pair reports no real rate
             argv = [sys.executable, "-m", "shoal", "server", "--listen", "eth0"]
             argv += ["--key-file", str(key)]
-            servers.append(lab.popen(host, argv, env={**os.environ, **told}))
+            servers.append(lab.popen(host, argv, env={**os.environ, **own}))
         common = {
             "WORLD_SIZE": str(n),
             "MASTER_ADDR": lab.hosts[0].address,
@@ -60,19 +60,17 @@ def times_of(n: int, k: int, key: Path, *, is_told: bool) -> list[float]:
             env = {**os.environ, **common, **lab.environment_of(rank, range(n)), "RANK": str(rank)}
             argv = [sys.executable, "-c", PROGRAM]
             ranks.append(lab.popen(rank, argv, env=env, stdout=subprocess.PIPE))
-        told = [rank.communicate(timeout=300)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * n
         for server in servers:
             server.terminate()
         for server in servers:
             server.wait(30)
-    return [float(took) for took in told[0].split()]
+    return [float(took) for took in outputs[0].split()]
 
 
 @pytest.mark.parametrize(("n", "k"), [(4, 4), (8, 4)])
-def test_calls_take_about_what_they_would_if_the_servers_rates_were_known(
-    tmp_path: Path, n: int, k: int
-) -> None:
+def test_calls_are_about_as_fast_as_with_known_server_rates(tmp_path: Path, n: int, k: int) -> None:
     key = new_key(tmp_path)
-    known = statistics.median(times_of(n, k, key, is_told=True))
-    assert statistics.median(times_of(n, k, key, is_told=False)) < 1.15 * known
+    known = statistics.median(times_of(n, k, key, is_known=True))
+    assert statistics.median(times_of(n, k, key, is_known=False)) < 1.15 * known

@@ -1,4 +1,4 @@
-"""The processes without a key that a benchmark sends to a rank."""
+"""Processes without a key, which a benchmark starts against a rank."""
 
 import socket
 import subprocess
@@ -17,8 +17,8 @@ def find_own_listener() -> tuple[str, bool]:
         return nowhere, own_listener() == listener.getsockname()
 
 
-def test_a_process_finds_where_it_listens_and_says_so_if_it_does_not() -> None:
-    # NOT in this process, in which an earlier test may have left a listener to the collector.
+def test_a_process_finds_its_listener_or_raises() -> None:
+    # NOT in this process: an earlier test may have left an uncollected listener.
     assert run_ranks(find_own_listener, 1) == [("this process has no listener", True)]
 
 
@@ -32,7 +32,7 @@ def test_strangers_hold_some_connections_and_send_garbage_on_others() -> None:
             said = [one.makefile("rb").read(128) for one in came[2:]]
             came[0].setblocking(False)
             with pytest.raises(BlockingIOError):
-                came[0].recv(1)  # held: neither a word nor an end
+                came[0].recv(1)  # held: no message and no end
             told, _ = process.communicate()
         assert [len(each) for each in said] == [128] * 3
         assert int(told) == 3

@@ -1,4 +1,4 @@
-"""`shoal top` over hosts: who holds the job key sees all ranks of a job, and no one else does."""
+"""`shoal top` over hosts: only holders of the job key see the ranks of a job."""
 
 import json
 import os
@@ -30,7 +30,7 @@ HOST_OF = [0, 0, 1]  # by rank
 def wait_for_rank_2(namespaces: list[str]) -> None:
     rank = int(os.environ["RANK"])
     stage = Stage.from_environment()
-    stage.cue(f"rank {rank} is here")  # connects, which cannot be done from a host of the cluster
+    stage.cue(f"rank {rank} is here")  # connects, which a host of the cluster cannot do
     enter(namespaces[HOST_OF[rank]])
     with shoal.init() as group:
         group.barrier()
@@ -41,7 +41,7 @@ def wait_for_rank_2(namespaces: list[str]) -> None:
 
 
 def on_host(namespace: str, call: Callable[[], Any]) -> Any:
-    """The result of a call on a host of the cluster."""
+    """Return the result of a call on a host of the cluster."""
     results = []
 
     def run() -> None:
@@ -55,7 +55,7 @@ def on_host(namespace: str, call: Callable[[], Any]) -> Any:
 
 
 def top(cluster: Lab, host: int, env: Mapping[str, str], *words: str) -> tuple[int, str]:
-    """The exit code and the output of `shoal top` on a host."""
+    """Return the exit code and the output of `shoal top` on a host."""
     ran = cluster.popen(
         host,
         [sys.executable, "-m", "shoal", "top", *words],
@@ -67,7 +67,7 @@ def top(cluster: Lab, host: int, env: Mapping[str, str], *words: str) -> tuple[i
     return ran.returncode, output
 
 
-def test_a_holder_of_the_key_sees_all_ranks_and_each_that_stops_or_ends(
+def test_a_holder_of_the_key_sees_all_ranks_including_stopped_and_ended_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # NOT tmp_path: the path of a socket has at most 107 characters.

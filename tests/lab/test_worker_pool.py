@@ -1,4 +1,4 @@
-"""The processes that are measured: what they answer, and what becomes of those that fail."""
+"""The measured processes: their answers and their failures."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ HERE = Placement(program="bench.scoreboard.worker")
 TENSOR = {"n_bytes": 4096}
 
 
-def test_ranks_check_measure_and_count_the_tensors_that_they_hold_and_are_quoted() -> None:
+def test_ranks_check_measure_and_count_their_tensors_and_errors_quote_them() -> None:
     with WorkerPool(COPIERS, HERE) as pool:
         assert pool.ask("check", **TENSOR) == [{"n_wrong": 0}, {"n_wrong": 0}]
         for answer in pool.ask("measure", **TENSOR, n_calls=3, n_samples=4):
@@ -28,7 +28,7 @@ def test_ranks_check_measure_and_count_the_tensors_that_they_hold_and_are_quoted
             pool.ask("juggle")
 
 
-def test_no_process_outlives_a_team_that_failed() -> None:
+def test_no_process_outlives_a_failed_team() -> None:
     pool = WorkerPool(COPIERS, HERE)
     pids = [int(answer["pid"]) for answer in pool.ask("peak")]
     os.kill(pids[1], 9)

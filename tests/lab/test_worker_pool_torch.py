@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed under the benchmark: every collective is right, groups form again."""
+"""Ranks of torch.distributed under the benchmark: collectives are right, groups form again."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ HERE = Placement(program="bench.scoreboard.worker")
 
 @pytest.fixture(scope="module")
 def pool_of() -> Iterator[Callable[[str], WorkerPool]]:
-    """Two ranks of a library, forks of a process that has imported torch, started once."""
+    """Start, once, two ranks of a library as forks of a process that has imported torch."""
     with ExitStack() as on_exit, pytest.MonkeyPatch.context() as patch:
         patch.setattr("shoal.bench.launch._FORKED_FROM", 2)
         yield cache(lambda name: on_exit.enter_context(WorkerPool(JobSpec(name, 2), HERE)))
