@@ -81,7 +81,7 @@ def refuse_options() -> None:
             with pytest.raises(UsageError, match="weighted=True cannot be used with float16"):
                 DiLoCo(group, {"w": weight}, weighted=True, **options)
         misspelt: Any = {"every": 1, "quorm": 2}
-        with pytest.raises(TypeError, match="no option 'quorm' of local steps: give one of every"):
+        with pytest.raises(TypeError, match="no option 'quorm' of local steps: pass one of every"):
             DiLoCo(group, {"w": whole}, **misspelt)
         DiLoCo(group, {"w": half}, every=1)
         DiLoCo(group, {"w": brain}, every=1, weighted=True)  # no codec rounds it
@@ -159,7 +159,7 @@ def save_and_load() -> None:
             check(loaded.parameters, expected(case, group.size, 17).shared)
             assert digest(loaded.parameters) == digest(diloco.parameters)
             assert digest(others) == digest(weights)
-        with pytest.raises(UsageError, match="1 fragments, and there are 2"):
+        with pytest.raises(UsageError, match="1 fragments, but this object has 2"):
             start(group, CASES[-1])[1].load_state_dict(start(group, CASES[0])[1].state_dict())
         ahead, late = start(group, CASES[0])[1], start(group, CASES[0])[1]
         steps(ahead, {}, group.rank, range(4), CASES[0])

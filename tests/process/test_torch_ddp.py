@@ -279,7 +279,7 @@ def wrap_models_that_cannot_be() -> None:
     for kind, words, net, options in refused:
         with pytest.raises(kind, match=words):
             wrap(net, **options)
-    with gloo_group() as gloo, pytest.raises(shoal.UsageError, match="not one of shoal's"):
+    with gloo_group() as gloo, pytest.raises(shoal.UsageError, match="does not use shoal"):
         wrap(linear, process_group=gloo)
 
 

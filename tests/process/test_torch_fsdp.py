@@ -426,7 +426,9 @@ def case_replicated_modules_and_modules_on_several_meshes_are_refused() -> None:
 
     module = nn.Sequential(fully_shard(nn.Linear(8, 8)), nn.Linear(8, 8))
     fully_shard(module[1], shard_placement_fn=place)
-    refused("module '1' has parameters on 2 meshes .*fully_shard to each part", module, "mxfp8")
+    refused(
+        "module '1' has parameters on 2 meshes .*fully_shard to each of its parts", module, "mxfp8"
+    )
     first = module[0]._get_fsdp_state()._fsdp_param_groups[0]
     assert type(first._reduce_scatter_comm).__name__ == "DefaultReduceScatter"
 

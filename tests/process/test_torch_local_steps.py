@@ -210,7 +210,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
         ({"alpha": 1.5}, "alpha must be 0 to 1"),
         ({"quorum": 0}, "quorum must be at least 1"),
         ({"quorum": 2, "delay": 1}, "cannot be used with a quorum"),
-        ({"grace": 1.0}, "give quorum, or leave grace out"),
+        ({"grace": 1.0}, "pass quorum, or leave grace out"),
         ({"compress": "bf17"}, "unknown wire 'bf17'"),
         ({"every": 4 + dist.get_rank()}, "every is not the same on all ranks: 4 on rank 0, 5 on"),
     ):
@@ -229,7 +229,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     for state in ({}, net.state_dict(), None):
         refused(
             lambda state=state: start(CASES[0])[2].load_state_dict(state),  # type: ignore[misc]
-            "give what state_dict of these local steps returned",
+            "pass a result of state_dict of these local steps",
         )
     whole = nn.Module()
     whole.register_parameter("n", nn.Parameter(torch.ones(2, dtype=torch.complex64)))

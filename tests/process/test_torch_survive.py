@@ -87,7 +87,7 @@ def test_the_default_group_and_new_groups_hold_exactly_the_survivors(
 def shrink_another_backend() -> None:
     dist.init_process_group("gloo")
     assert shoal.torch.peer_lost() is None
-    with pytest.raises(Unsupported, match="only shoal's can shrink"):
+    with pytest.raises(Unsupported, match="only shoal groups can shrink"):
         shoal.torch.shrink_group()
     dist.barrier()
     dist.destroy_process_group()

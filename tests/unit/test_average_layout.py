@@ -141,9 +141,9 @@ def test_every_order_needs_the_same_memory(layout: Layout) -> None:
         ([], [], 4096, "nothing to average"),
         ([("a", (1,)), ("a", (2,))], [0, 1], 4096, "'a' is named twice"),
         ([("a", (3, -1))], [0], 4096, "negative dimension"),
-        ([("a", (1,)), ("b", (2,))], [0, 0], 4096, "names each of them once"),
-        ([("a", (1,))], [1], 4096, "names each of them once"),
-        ([("a", (1,))], [0], 63, "64 bytes or more, not 63"),
+        ([("a", (1,)), ("b", (2,))], [0, 0], 4096, "must name each of them once"),
+        ([("a", (1,))], [1], 4096, "must name each of them once"),
+        ([("a", (1,))], [0], 63, "at least 64, got 63"),
     ],
 )
 def test_arrays_that_cannot_be_laid_out_are_refused(

@@ -71,7 +71,7 @@ def test_meaningless_types_and_wires_are_refused(group: shoal.Group) -> None:
         Averager(group, {"a": ((3,), "bool")})
     with pytest.raises(UsageError, match=r"'a' int32.* has no fractions to be weighted"):
         Averager(group, {"a": ((3,), "int32")}, weighted=True)
-    with pytest.raises(UsageError, match="'a' is 7; give a shape and a dtype"):
+    with pytest.raises(UsageError, match="'a' is 7; pass a shape and a dtype"):
         Averager(group, {"a": 7})
     with pytest.raises(UsageError, match="bf8"):
         Averager(group, {"a": ((3,), "float32")}, wire="bf8")
@@ -125,7 +125,7 @@ def test_an_array_that_is_ready_twice_is_named_and_the_next_step_succeeds(
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     fill(averager, 0, list(SHAPES))
-    with pytest.raises(UsageError, match="'bias' float64\\[1000\\] was ready before in this step"):
+    with pytest.raises(UsageError, match="'bias' float64\\[1000\\] was already ready in this step"):
         averager.ready("bias")
     averager.wait()
     check(averager, 0)

@@ -170,7 +170,7 @@ def test_non_finite_steps_count_towards_the_next_comparison(
 @in_ranks(1)
 def test_an_invalid_state_is_refused(group: shoal.Group, state: Any) -> None:
     averager = Averager(group, {"w": ((4,), "float32")}, compress=ErrorFeedback("bf16"))
-    with pytest.raises(UsageError, match="give what state_dict returned"):
+    with pytest.raises(UsageError, match="takes a result of state_dict"):
         averager.load_state_dict(state)
 
 
@@ -326,7 +326,7 @@ def test_options_that_cannot_compress_are_refused(group: shoal.Group, case: str)
 def test_arrays_that_no_codec_encodes_are_refused_by_name(
     group: shoal.Group, dtype: str, compress: Any
 ) -> None:
-    with pytest.raises(UsageError, match=f"'odd' {dtype}.*would travel whole"):
+    with pytest.raises(UsageError, match=f"'odd' {dtype}.*would be sent in full"):
         Averager(group, {"a": ((4,), "float32"), "odd": ((4,), dtype)}, compress=compress)
 
 

@@ -1,6 +1,6 @@
 """Gradient averaging for programs of any framework: named arrays in, averaged arrays out.
 
-`Averager` is the face; front ends also use what lies below it.
+`Averager` is the public class; front ends also use the modules below it.
 """
 
 from shoal.average.averager import Averager

@@ -1,4 +1,4 @@
-"""Exchanges in which the averagers of a group agree on names, arrays, their order, and values."""
+"""Lets the averagers of a group agree on names, arrays, their order, and values."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 _N_DIGEST_BYTES: Final = 32
 _MOST_TEXT_BYTES: Final = 1 << 28
-_MOST_RANKS: Final = 8  # that an error lists
+_MOST_RANKS: Final = 8  # listed in an error
 
 
 def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[str, Any]) -> None:
     """Compare arrays and options, of JSON's types, with all other ranks; every rank calls it.
 
-    One small all-gather where all agree. If not, UsageError on every rank names the first that
-    differs, and the ranks; the group goes on.
+    Costs one small all-gather if all agree. If not, UsageError on every rank names the first
+    difference and the ranks; the group stays usable.
     """
     arrays = {repr(entry.name): f"{entry.dtype}{list(entry.shape)}" for entry in entries}
     order = {f"array {at}": repr(entry.name) for at, entry in enumerate(entries)}
     given = arrays | order | {key: str(value) for key, value in options.items()}
     if found := difference_among(group, name, given):
-        raise UsageError(f"{group}: {found}; give the same on every rank")
+        raise UsageError(f"{group}: {found}; pass the same on every rank")
 
 
 def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
     """Name the first of these values that differs among ranks, and each rank's value; or "".
 
-    Every rank calls it. A small all-gather of hashes, and of the values only where these differ.
+    Every rank calls it. Gathers hashes, and the values only if the hashes differ.
     """
     text = json.dumps(values).encode()
     digest = bytearray(hashlib.blake2b(text, digest_size=_N_DIGEST_BYTES).digest())
@@ -58,7 +58,7 @@ def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
 def texts_of_all(group: Group, name: str, text: bytes) -> list[bytes]:
     """Return the text of every rank, by rank; every rank calls it.
 
-    Raises ShoalError on every rank if the length from a rank cannot be right.
+    Raises ShoalError on every rank if the length from a rank is out of range.
     """
     lengths = array("q", bytes(8 * group.size))
     group.all_gather(lengths, array("q", [len(text)]), name=name)
@@ -77,7 +77,7 @@ def difference(given: Sequence[Mapping[str, str]]) -> str:
     """Name the first value that differs among ranks, and the ranks that have each value.
 
     Args:
-        given: by rank, the values by name; they are not all the same.
+        given: by rank, the values by name; ranks differ.
     """
     for name in dict.fromkeys(itertools.chain.from_iterable(given)):
         by_value: dict[str, list[int]] = {}
@@ -95,11 +95,11 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 class Shared:
-    """Numbers for the names of a group's averagers, and the calls that dropped ones have not made.
+    """Numbers for the names of a group's averagers, and calls that dropped averagers did not make.
 
     Attributes:
-        names: numbers for names; all ranks make averagers in one order.
-        dropped: the numbers of calls to skip, of steps in which an averager was dropped.
+        names: numbers for names; all ranks create averagers in the same order.
+        dropped: the numbers of calls to skip, from steps in which an averager was dropped.
     """
 
     def __init__(self) -> None:
@@ -107,9 +107,9 @@ class Shared:
         self.dropped: deque[set[int]] = deque()
 
     def drop(self, numbers: set[int], countdown: Countdown) -> None:
-        """Note that an averager is gone; its hooks do nothing from now on.
+        """Record that an averager was dropped; its hooks do nothing from now on.
 
-        NOT skipped there and then: the garbage collector may run under the lock that this takes.
+        Does NOT skip the calls now: the garbage collector may run under the lock that this takes.
         """
         countdown.paused = True
         self.dropped.append(numbers)
@@ -119,7 +119,7 @@ _SHARED: Final[weakref.WeakKeyDictionary[Group, Shared]] = weakref.WeakKeyDictio
 
 
 def shared_by(group: Group) -> Shared:
-    """Return what the averagers of this group share; does not keep the group alive."""
+    """Return the state shared by this group's averagers; does not keep the group alive."""
     return _SHARED.setdefault(group, Shared())
 
 
@@ -127,7 +127,7 @@ class FirstOrder:
     """Broadcasts the order of the first step; every rank calls it at the same places in a step.
 
     Args:
-        is_known: all ranks know the order already, and nothing is sent.
+        is_known: all ranks know the order already, so nothing is sent.
     """
 
     def __init__(self, group: Group, name: str, *, is_known: bool = False) -> None:
@@ -138,15 +138,15 @@ class FirstOrder:
 
     @property
     def is_known(self) -> bool:
-        """True if the order has come, or is kept."""
+        """True if the order has arrived, or the layout is kept."""
         return self._is_sent and self._coming is None
 
     def end_step(self, came: Sequence[int], last: Sequence[int]) -> None:
         """Send the order of arrays after the first step; later steps send nothing.
 
         Args:
-            came: the arrays that became ready, in their order.
-            last: the order of the layout, for the other arrays.
+            came: the arrays that became ready, in this order.
+            last: the layout's order, for the other arrays.
         """
         if self._is_sent:
             return
@@ -163,7 +163,7 @@ class FirstOrder:
         self._is_sent = True
 
     def take(self) -> tuple[int, ...] | None:
-        """Return the order once, after the step that sent it; waits until it has come."""
+        """Return the order once, after the step that sent it; waits until it arrives."""
         if self._coming is None:
             return None
         work, data = self._coming
@@ -187,21 +187,21 @@ class SameCheck:
         self.every = checked_interval(every)
 
     def is_due(self, step: int) -> bool:
-        """True if values are compared after this step, the first being 1."""
+        """Return True if values are compared after this step; steps count from 1."""
         return self.every > 0 and step % self.every == 0
 
     def compare(self, values: Iterable[tuple[str, Any]], step: int) -> None:
-        """Compare named values with those of all other ranks; every rank calls it.
+        """Compare named values with all other ranks; every rank calls it.
 
-        Values are memory, as `span_of` takes it, numbers, strings and lists of them. Only if their
-        hashes differ are they sent: UsageError on every rank then names the first that differs, and
+        Values are memory, as `span_of` takes it, numbers, strings and lists of them. They are sent
+        only if their hashes differ. UsageError on every rank then names the first difference and
         the ranks.
         """
         held = {name: _in_words(value) for name, value in values}
         if found := difference_among(self._group, self._name, held):
             raise UsageError(
                 f"{self._group}: in step {step} {found}; the ranks have drifted apart: find "
-                "what changed it on some of them only, and continue from a state that all share"
+                "the code that changed it on some ranks only, and continue from a common state"
             )
 
 
@@ -224,5 +224,5 @@ def _in_words(value: Any) -> str:
         return repr(value)
     span = span_of(value, writable=False)
     memory = (ctypes.c_char * span.n_bytes).from_address(span.address) if span.n_elems else b""
-    # NOT a cryptographic hash, which takes 4 to 9 times as long: no rank lies here.
+    # NOT a cryptographic hash, which takes 4 to 9 times as long: ranks trust each other.
     return f"{span.dtype}[{span.n_elems}] of hash {zlib.crc32(memory):08x}"

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-# The most buffers of a step; a larger step has longer buffers than were asked for. A group can
-# have twice as many calls reserved.
+# The most buffers of a step; a larger step gets buffers longer than requested. A group can reserve
+# twice as many calls.
 _MOST_BUFFERS: Final = 1024
 
 
@@ -61,16 +61,16 @@ class Averager:
     step expects arrays in the reverse of the order in which they are named; later steps in the
     order in which they became ready on rank 0.
 
-    Every rank makes its averager with the same arguments, and calls `begin` and `wait` equally
+    Every rank creates its averager with the same arguments, and calls `begin` and `wait` equally
     often. Any thread may call it, one at a time. An averager that is dropped within a step keeps
     its memory until the buffers in flight are done.
 
     Args:
-        arrays: by name: a shape and a dtype, or anything that has both. Values are not copied.
+        arrays: by name: a shape and a dtype, or any object with both. Values are not copied.
         fusion_bytes: the longest buffer; None: `SHOAL_FUSION_BYTES`, or the planner's choice.
         wire: the codec of float32 between hosts, see `Group.all_reduce`.
-        compress: a codec, as for `wire`; or `ErrorFeedback` or `ChunkTopK`, which add what a value
-            lost in one step to the same value in the next. These need 8 more bytes for each
+        compress: a codec, as for `wire`; or `ErrorFeedback` or `ChunkTopK`, which add a value's
+            rounding error to the same value in the next step. These need 8 more bytes for each
             element, and NumPy.
         find_unused: arrays may never become ready in a step, and which ones may differ by rank.
             Costs a small all-reduce in `wait`.
@@ -80,14 +80,14 @@ class Averager:
             Costs a pass over memory and a small all-gather in `wait`; needs NumPy.
         check_same: the method `check_same` compares values in every N-th step; 0: never.
         fill: for front ends: called with the indices of arrays before their buffer is sent, to
-            write their values into `memory`; also with arrays that only other ranks have ready. It
-            must not keep the averager or its hooks alive, since Python's collector of cycles
-            cannot see all references. None: an array holds its values when it is ready.
+            write their values into `memory`, even for arrays that are ready only on other ranks. It
+            must not keep the averager or its hooks alive, because Python's cycle collector cannot
+            see all references. None: an array holds its values when it is ready.
 
     Raises:
-        UsageError: there is nothing to average, or a dtype has no average. Or ranks average
-            different arrays: raised on every rank, with the first difference and the ranks.
-        ShoalError: the machine has too little memory left.
+        UsageError: there is nothing to average, or a dtype has no average, or ranks average
+            different arrays (on every rank, with the first difference and the ranks).
+        ShoalError: the machine has too little memory.
 
     Source: Herring (SC 2020), III-1 and III-2; Li et al., "PyTorch Distributed" (VLDB 2020);
     docs/decisions/0034 and 0059.
@@ -136,7 +136,7 @@ class Averager:
     def _join(self, group: Group, order: Sequence[int], *, is_known: bool) -> Layout:
         """Average in this group from now on, and return the layout to use; every rank calls it.
 
-        A new averager and one that goes on make the same calls, so a group may have both.
+        A new averager and one from another group make the same calls, so ranks may mix them.
 
         Args:
             order: the order of the arrays, if this is rank 0.
@@ -170,7 +170,7 @@ class Averager:
     def _follow_rank_0(
         self, group: Group, order: Sequence[int], *, is_known: bool
     ) -> Sequence[int]:
-        """Take over rank 0's numbers of steps, and return its order of arrays."""
+        """Adopt rank 0's step counts, and return its order of arrays."""
         n_rounded = 0 if self._feedback is None else self._feedback.n_steps
         known = array("q", [self.log.n_steps, n_rounded, is_known, *order])
         group.broadcast(known, 0, name=self.name)
@@ -182,21 +182,21 @@ class Averager:
         return known[3:]
 
     def regroup(self, group: Group, *, fill: Callable[[Sequence[int]], None] | None = None) -> None:
-        """Go on in another group, such as `group.shrink()`, also after an error within a step.
+        """Continue in another group, such as `group.shrink()`, even after an error within a step.
 
-        Every rank of the group calls it, in the place where a rank that is new to the group makes
-        its averager. A step under way is given up: the contents of its arrays are undefined, and
+        Every rank of the group calls it; a rank that is new to the group creates its averager at
+        the same point. A step under way is given up: the contents of its arrays are undefined, and
         all ranks repeat it from `begin`. The order of arrays, the times of steps, hooks and
-        residuals stay. The length of buffers is chosen for the new group.
+        residuals are kept. The length of buffers is chosen for the new group.
 
         If a step has ended on some ranks only, it counts for residuals if it ended on rank 0. So
-        all ranks must go on from the weights of rank 0. What reducers kept back is lost.
+        all ranks must continue from the weights of rank 0. Values kept back by reducers are lost.
 
         Args:
-            fill: for front ends: replaces the earlier one.
+            fill: for front ends: replaces the earlier `fill`.
 
         Raises:
-            UsageError: a step is under way in a group that has not ended; nothing has changed. Or
+            UsageError: a step is under way in a group that has not ended (nothing has changed), or
                 ranks average different arrays.
             ShoalError: as for every call of the new group; call it again with the next group.
         """
@@ -204,7 +204,7 @@ class Averager:
             raise UsageError(f"{self}: regroup within a step; call wait() first")
         self._departures.give_up_step()
         self._departures.fill = fill or self._departures.fill
-        self._shared.dropped.append(set(self.open_calls))  # the old group may go on
+        self._shared.dropped.append(set(self.open_calls))  # the old group may still be used
         self.open_calls.clear()
         self.countdown.paused = True
         self._is_open = False
@@ -215,7 +215,7 @@ class Averager:
         self._lay_out(self._join(group, order, is_known=self._order.is_known))
 
     def _fusion_bytes(self, asked: int | None) -> int:
-        """Return the longest that a buffer may be; the same on every rank."""
+        """Return the longest length of a buffer; the same on every rank."""
         total = sum(entry.n_bytes for entry in self.entries)
         name, otherwise = "SHOAL_FUSION_BYTES", "the planner chooses"
         if asked is None:
@@ -236,22 +236,22 @@ class Averager:
     # A step.
 
     def begin(self, weight: float | None = None, *, reserve: bool = True) -> dict[str, Any]:
-        """Begin a step; the arrays of the last step may be overwritten from now on.
+        """Begin a step. The arrays of the last step may now be overwritten.
 
         The second step moves all arrays: their contents are undefined, and NumPy arrays of the
         first step become read-only.
 
         Args:
-            weight: of this rank's values, if the averager is `weighted`: a number of samples or
-                tokens, 0 or more. The average is the sum of all values times weights, over the sum
-                of weights.
-            reserve: reserve the numbers of this step's calls here. If False, on every rank, they
-                are reserved by `reserve` or by the first buffer that is sent; until then the step
-                may be abandoned, also on some ranks only.
+            weight: the weight of this rank's values, if the averager is `weighted`: a number of
+                samples or tokens, 0 or more. The average is the sum of all values times weights,
+                over the sum of weights.
+            reserve: reserve the numbers of this step's calls here. If False, on every rank,
+                `reserve` or the first buffer sent reserves them. Until then ranks may abandon the
+                step, even some ranks only.
 
         Returns:
-            The arrays by name, for the caller to write until the next `begin`. They are NumPy
-            arrays (of the bits for bfloat16), or flat views (`BufferView`) without NumPy.
+            The arrays by name, for the caller to write until the next `begin`: NumPy arrays
+            (bfloat16 as uint16 bits), or flat views (`BufferView`) without NumPy.
 
         Raises:
             UsageError: the last step has not ended, or a weight is missing, negative, not finite
@@ -290,7 +290,7 @@ class Averager:
         self._order.keep()
 
     def next_layout(self) -> Layout | None:
-        """Return the layout that the next `begin` takes, if it differs; waits for rank 0's order.
+        """Return the layout of the next `begin`, if it differs; waits for rank 0's order.
 
         Raises:
             ShoalError: as `wait` does.
@@ -303,7 +303,7 @@ class Averager:
 
     @property
     def is_under_way(self) -> bool:
-        """True if a step has begun in which an array was ready, or the weight was sent."""
+        """True if a step has begun, and an array was ready or the weight was sent."""
         has_sent = self._preparation is not None and self._preparation.has_sent_weight
         return self._is_open and (self.countdown.n_counted > 0 or has_sent)
 
@@ -322,22 +322,22 @@ class Averager:
             array: a name, or an index in the order of names.
 
         Raises:
-            UsageError: there is no such array, or no step has begun, or the array was marked before
-                in this step. Nothing has changed.
+            UsageError: there is no such array, or no step has begun, or the array was marked
+                already in this step. Nothing has changed.
             ShoalError: a buffer cannot be sent; the group has ended.
         """
         index = self.index(array)
         if not self._is_open or self._is_sent:
             raise UsageError(f"{self}: {self.entries[index]} is ready outside a step; call begin()")
         if self.countdown.is_counted(index):
-            raise UsageError(f"{self}: {self.entries[index]} was ready before in this step")
+            raise UsageError(f"{self}: {self.entries[index]} was already ready in this step")
         self.countdown.count(index)
 
     def hook(self, array: str | int) -> Callable[..., None]:
-        """Return a function that marks an array as ready, whatever it is called with.
+        """Return a function that marks an array as ready, and ignores its arguments.
 
-        It is a C function, which costs no Python frame. Outside a step it does nothing; a second
-        call in one step makes `wait` raise. It keeps the averager's countdown alive.
+        It is a C function, without the cost of a Python frame. Outside a step it does nothing; a
+        second call in one step makes `wait` raise. It keeps the averager's countdown alive.
         """
         return self.countdown.hook(self.index(array))
 
@@ -345,8 +345,8 @@ class Averager:
         """Declare that no more arrays become ready in this step, and send the rest. Idempotent.
 
         Raises:
-            UsageError: arrays never became ready here, or on another rank, and `find_unused` is
-                not set: names the arrays and the rank. The group has ended, on every rank.
+            UsageError: arrays never became ready on some rank, and `find_unused` is not set; the
+                text names the arrays and the rank. The group has ended, on every rank.
             ShoalError: as `wait` does.
         """
         if not self._is_open:
@@ -362,16 +362,16 @@ class Averager:
             check_alive(self.group)  # otherwise its error is the reason
             why = (
                 f"{named([repr(self.entries[index].name) for index in missing])} never became "
-                f"ready on rank {self.group.rank} in a step that it ended; give find_unused=True "
+                f"ready on rank {self.group.rank} in a step that it ended; pass find_unused=True "
                 "if arrays may be left out"
             )
             end_group(self.group, why)
             raise UsageError(f"{self.group}: {why}{GO_ON}")
 
     def wait_for(self, array: str | int) -> None:
-        """Return when this array is an average, after `send_rest`; others may be in flight.
+        """Wait until this array is an average, after `send_rest`; others may be in flight.
 
-        Raises UsageError before `send_rest`, when buffers may not have been sent; else as `wait`.
+        Raises UsageError before `send_rest`, when buffers may be unsent; else as `wait`.
         """
         if not self._is_sent:
             raise UsageError(f"{self}: call send_rest() before wait_for({array!r})")
@@ -383,7 +383,7 @@ class Averager:
         return self._departures.done()
 
     def wait(self) -> None:
-        """End the step: return when all arrays are averages, the same bits on every rank.
+        """End the step: wait until all arrays are averages, the same bits on every rank.
 
         Arrays that were ready on no rank are unchanged; `unused` has their indices.
 
@@ -416,7 +416,7 @@ class Averager:
         if repeated >= 0:
             raise UsageError(
                 f"{self}: {self.entries[repeated]} was ready twice in one step, and may have been "
-                "averaged with its first values; begin() a step for each time"
+                "averaged with its first values; call begin() before each time"
             )
 
     def check_same(self, values: Mapping[str, Any]) -> None:
@@ -439,9 +439,9 @@ class Averager:
     # Residuals of `compress`.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the residuals after the last step that ended, for `load_state_dict`.
+        """Return a copy of the residuals after the last ended step, for `load_state_dict`.
 
-        Every rank has its own residuals, and saves them. {} if `compress` keeps none.
+        Every rank has its own residuals, and saves them. {} if `compress` keeps no residuals.
         """
         if self._feedback is None:
             return {}
@@ -451,58 +451,58 @@ class Averager:
         """Load what `state_dict` returned, between two steps; every rank calls it.
 
         Args:
-            strict: raise if the residuals belong to other arrays. If False, load those that fit and
-                drop the others, with one line in the log.
+            strict: raise if the residuals belong to other arrays. If False, load the residuals that
+                fit and drop the others, with one line in the log.
 
         Raises:
-            UsageError: a step is under way, or the residuals belong to other arrays, which are
-                named, or there are residuals and `compress` keeps none. Nothing has changed.
+            UsageError: a step is under way, or the residuals belong to other arrays (the text names
+                them), or `compress` keeps no residuals. Nothing has changed.
         """
         if self.is_under_way:
             raise UsageError(f"{self}: load_state_dict within a step; call wait() first")
         if not isinstance(state, Mapping):
-            raise UsageError(f"{self}: give what state_dict returned, not {state!r}")
+            raise UsageError(f"{self}: load_state_dict takes a result of state_dict, got {state!r}")
         if self._feedback is not None:
             residuals, n_steps = state.get("residuals", {}), int(state.get("n_steps", 0))
-            self._feedback.load(residuals, n_steps, strict=strict, who=str(self))
+            self._feedback.load(residuals, n_steps, strict=strict, owner=str(self))
             self._forget_kept_back()
         elif state:
-            raise UsageError(f"{self} keeps no residuals: give compress=ErrorFeedback(...)")
+            raise UsageError(f"{self} keeps no residuals: pass compress=ErrorFeedback(...)")
 
     def end_feedback(self) -> None:
-        """Keep the residuals of a step that failed here, and ended on another rank."""
+        """Keep the residuals of a step that failed on this rank but ended on another."""
         if self._feedback is not None:
             self._feedback.end()
 
     def undo_feedback(self) -> None:
-        """Go back to the residuals before the last step, whose averages are not used."""
+        """Restore the residuals from before the last step, because its averages are not used."""
         if self._feedback is not None:
             self._feedback.undo()
             self._forget_kept_back()
 
     def scale_feedback(self, factor: float) -> None:
-        """Set the factor by which the caller multiplies its values; 0 for values left out."""
+        """Set the factor by which the caller multiplies its values; 0 leaves the values out."""
         if self._feedback is not None:
             self._feedback.factor = factor
 
     def _forget_kept_back(self) -> None:
-        """Have the next buffers be those of step 1, in which reducers drop what they kept back."""
+        """Number the next step 1, in which reducers drop the values that they kept back."""
         self._departures.subject.step = int(self._is_open and self._departures.is_reserved)
 
     # Results and state.
 
     @property
     def open_calls(self) -> set[int]:
-        """The numbers of this step's calls that have not been made; a live set."""
+        """The numbers of this step's calls that are still to be made; a live set."""
         return self._departures.open
 
     @property
     def times(self) -> deque[StepTimes]:
-        """The times of the last steps that have ended, the oldest first."""
+        """The times of the last ended steps, the oldest first."""
         return self.log.kept
 
     def not_ready(self) -> list[int]:
-        """Return the indices of the arrays that have not become ready since `begin`."""
+        """Return the indices of the arrays that are not ready since `begin`."""
         n_entries, is_counted = len(self.entries), self.countdown.is_counted
         if self.countdown.n_counted == n_entries:
             return []
@@ -515,7 +515,7 @@ class Averager:
         rank. If a rank does not call it, the others raise `TimedOut`, as for any call.
 
         Args:
-            alone: contact no other rank: for calls of one rank only, or after the group has ended.
+            alone: contact no other rank; for calls on one rank only, or after the group has ended.
 
         Raises:
             ShoalError: as for every call of the group, which has ended.
@@ -525,14 +525,14 @@ class Averager:
         return report_on(self.group, self.name, [*self.times], now, missing, alone=alone)
 
     def index(self, array: str | int) -> int:
-        """Return the index of an array, by its name; UsageError if there is none."""
+        """Return the index of an array, given its name or index; UsageError for unknown arrays."""
         found = self._indices.get(array, -1) if isinstance(array, str) else operator.index(array)
         if not 0 <= found < len(self.entries):
             raise UsageError(f"{self}: there is no array {array!r}")
         return found
 
     def span(self, array: str | int) -> BufferView:
-        """The memory of an array, until the next `begin`."""
+        """Return the memory of an array, valid until the next `begin`."""
         return self._memory.span(self.index(array))
 
     @property

@@ -1,4 +1,4 @@
-"""The values of `compress=`: how float32 arrays of an averager are rounded before they travel."""
+"""The values of `compress=`, which round an averager's float32 arrays before they are sent."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     Scheme: TypeAlias = "ErrorFeedback | ChunkTopK"
 
-_GIVE: Final = 'give the name of a codec, ErrorFeedback("bf16"), ChunkTopK() or None'
+_GIVE: Final = 'pass the name of a codec, ErrorFeedback("bf16"), ChunkTopK() or None'
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback:
-    """Add what a gradient lost by rounding in one step to the same gradient in the next step.
+    """Add a gradient's rounding error in one step to the same gradient in the next step.
 
     Args:
         wire: the name of a codec, see `Group.all_reduce`.
@@ -49,16 +49,16 @@ class ErrorFeedback:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTopK:
-    """Send the largest values of each chunk of 4,096, and add the others to the next step's.
+    """Send the largest values of each chunk of 4,096, and add the others to the next step's values.
 
     The rank that reduces a chunk sends back only the largest sums, and adds the others to the next
-    step's. It divides sums by the number of ranks, however many ranks have sent the value.
+    step's sums. It divides sums by the number of all ranks, not of the ranks that sent the value.
 
     Args:
         share: the share of the values that are sent.
-        bits: of a value: 8, or 2 for its sign and magnitude roughly. An index takes 12 bits.
-        warm_up: the number of steps in which more is sent: shares of 1/4, 1/16, 1/64 and so on down
-            to `share`, each in the same number of steps.
+        bits: bits of a value: 8, or 2 for its sign and rough magnitude. An index takes 12 bits.
+        warm_up: the number of steps that send more: shares of 1/4, 1/16, 1/64 and so on down to
+            `share`, each in the same number of steps.
 
     Raises:
         UsageError: a number is out of its range.
@@ -92,13 +92,13 @@ class ChunkTopK:
 
 
 def check_hosts(compress: object, hosts: Sequence[int]) -> None:
-    """Refuse `ChunkTopK` if ranks share a host and there are others; `hosts` is by rank."""
+    """Refuse `ChunkTopK` if ranks share one of several hosts; `hosts` is by rank."""
     n_hosts = len(set(hosts))
     if isinstance(compress, ChunkTopK) and 1 < n_hosts < len(hosts):
         first = next(host for host in hosts if hosts.count(host) > 1)
         shared = ", ".join(str(rank) for rank, host in enumerate(hosts) if host == first)
         raise Unsupported(
-            f"{compress}: ranks {shared} share a host, whose sum would be cut without feedback: "
+            f"{compress}: ranks {shared} share a host, and its sum would be cut without feedback: "
             "start one rank on each host, or use ErrorFeedback"
         )
 
@@ -106,17 +106,17 @@ def check_hosts(compress: object, hosts: Sequence[int]) -> None:
 def parse_compress(
     compress: str | Scheme | None, wire: str | None, entries: Sequence[ArraySpec]
 ) -> tuple[str | None, Scheme | None]:
-    """Return the wire of an averager's calls, and the scheme that rounds before it if there is one.
+    """Return the wire of an averager's calls, and the scheme that rounds before it, or None.
 
     Raises:
-        UsageError: `compress` is of another type or no codec, stands beside `wire`, or cannot
-            compress these arrays.
+        UsageError: `compress` has another type or names no codec, `wire` is given too, or these
+            arrays cannot be compressed.
     """
     if compress is None:
         parse_wire(wire or "identity")
         return wire, None
     if wire is not None:
-        raise UsageError(f"give either wire={wire!r} or compress={compress!r}, not both")
+        raise UsageError(f"pass either wire={wire!r} or compress={compress!r}, not both")
     _check_entries(compress, entries)
     if isinstance(compress, (ErrorFeedback, ChunkTopK)):
         return None, compress
@@ -126,10 +126,10 @@ def parse_compress(
 
 
 def _check_entries(compress: Any, entries: Sequence[ArraySpec]) -> None:
-    """Refuse floating-point arrays that no codec encodes; other types travel as they are."""
+    """Refuse floating-point arrays that no codec encodes; other dtypes are sent unchanged."""
     for entry in entries:
         if entry.dtype in FLOATS and entry.dtype is not DType.FLOAT32:
             raise UsageError(
-                f"compress={compress!r} supports float32 only, and {entry} would travel whole: "
+                f"compress={compress!r} supports float32 only, and {entry} would be sent in full: "
                 "keep that gradient in float32, or leave compress out"
             )

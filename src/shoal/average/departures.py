@@ -29,17 +29,16 @@ class Departures:
 
     Args:
         wire: see `Group.all_reduce`.
-        fill: called with arrays before a buffer that holds them leaves; None: they hold their
-            values already.
-        feedback: rounds buffers of float32 before they leave, and chooses their wire; None: no
+        fill: called with arrays before their buffer is sent; None: they hold their values already.
+        feedback: rounds float32 buffers before they are sent, and chooses their wire; None: no
             residuals.
         finds_unused: every step calls `send_used`.
 
     Attributes:
-        fill: may be replaced by a front end that goes on in another group.
-        subject: of the calls.
-        open: the numbers of this step's calls that have not been made.
-        n_steps: the number of steps that have made a call, the current one included.
+        fill: may be replaced by a front end that continues in another group.
+        subject: the subject of the calls.
+        open: the numbers of this step's calls that are still to be made.
+        n_steps: the number of steps with a call, including the current step.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Departures:
 
         Args:
             subject: identifies the averager; ranks compare it, with the step and the buffer.
-            preparation: changes a buffer before it leaves, after `fill` and before the feedback.
+            preparation: changes a buffer before it is sent, after `fill` and before the feedback.
         """
         self._group = group
         self.subject = subject
@@ -90,11 +89,11 @@ class Departures:
             self._feedback.begin()
 
     def reserve(self) -> range:
-        """Return the numbers of the buffers' calls, reserved by the first call in the step.
+        """Return the numbers of the buffers' calls; the first use in a step reserves them.
 
-        Every rank makes that first call at the same place among its own calls. The weight's call
+        Every rank makes that first use at the same place among its own calls. The weight's call
         and the call that finds unused arrays have the first numbers. So if ranks are in steps of
-        different averagers, these calls meet and are seen to differ, even if the steps have
+        different averagers, these calls meet and the mismatch is detected, even if the steps have
         different numbers of buffers.
         """
         if self.is_reserved:
@@ -115,9 +114,9 @@ class Departures:
         return bool(self._numbers)
 
     def send_used(self, missing: Sequence[int]) -> tuple[int, ...]:
-        """Send the rest of the buffers with arrays that any rank has ready; every rank calls it.
+        """Send the other buffers that have arrays ready on any rank; every rank calls it.
 
-        In these, arrays that only other ranks have ready count as zero, unless `fill` fills them.
+        In these, arrays that are ready only on other ranks count as zero, unless `fill` fills them.
 
         Args:
             missing: the arrays that are not ready on this rank.
@@ -139,7 +138,7 @@ class Departures:
         for at, buffer in enumerate(self._layout.buffers):
             if self._posted_ns[at]:
                 continue
-            # A buffer of padding alone is sent with the last array.
+            # A buffer with only padding is sent with the last array.
             if any(used[index] for index in buffer.entries or self._layout.order[-1:]):
                 self._memory.put_aside(at, [i for i in buffer.entries if not used[i]])
                 self.send(at, [i for i in buffer.entries if used[i]])
@@ -149,7 +148,7 @@ class Departures:
         return tuple(index for index, is_used in enumerate(used) if not is_used)
 
     def _ahead(self, at: int) -> tuple[int, int]:
-        """Return the number and the subject of a call of this step that averages no buffer."""
+        """Return the number and the subject of a call of this step without a buffer."""
         number = self._numbers[at]
         self.open.discard(number)
         return number, self.subject.of(len(self._layout.buffers) + at)
@@ -183,7 +182,7 @@ class Departures:
             )
 
     def wait(self, buffer: int) -> None:
-        """Return when a buffer is averaged; at once if it has not left in this step.
+        """Wait until a buffer is averaged; return at once if it was not sent in this step.
 
         Raises ShoalError as `Work.wait`, or the reason why another rank cannot end its step; the
         group has ended.
@@ -203,18 +202,18 @@ class Departures:
         self._done_ns[buffer] = work.finished_ns or until
 
     def give_up_step(self) -> None:
-        """Return when no buffer of this step is in flight, in a group that has ended."""
+        """Wait until no buffer of this step is in flight, in a group that has ended."""
         for work in filter(None, self._works):
             with contextlib.suppress(ShoalError):
                 work.wait()
         self._works.clear()
 
     def done(self) -> bool:
-        """Return True if every buffer that has left is averaged, or has failed."""
+        """Return True if every sent buffer is averaged, or has failed."""
         return all(work is None or work.done() for work in self._works)
 
     def times(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """Return when each buffer left, when it was averaged, and when the caller waited for it."""
+        """Return when each buffer was sent and averaged, and the caller's wait for it."""
         done = list(self._done_ns)
         for buffer, work in enumerate(self._works):
             if work is not None and work.error() is None:
@@ -228,5 +227,5 @@ class Departures:
 
 
 def words_for(names: Sequence[str]) -> str:
-    """Arrays in words: the first and the last."""
+    """Describe arrays by the names of the first and the last."""
     return " to ".join(map(repr, dict.fromkeys((names[0], names[-1])))) if names else "no array"

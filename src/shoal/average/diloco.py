@@ -1,4 +1,4 @@
-"""`DiLoCo` for NumPy arrays: local steps with any optimizer, rounds with an outer one."""
+"""`DiLoCo` for NumPy arrays: local steps with any optimizer, rounds with an outer optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class OuterSGD:
     """The outer optimizer: SGD with (Nesterov) momentum, with the defaults of the paper.
 
-    With lr=1 and momentum=0 global parameters are the mean of the ranks' local ones: local SGD.
+    With lr=1 and momentum=0 the global parameters are the mean of all local ones: local SGD.
     """
 
     lr: float = 0.7
@@ -45,7 +45,7 @@ class OuterSGD:
 
 
 class DiLoCo(LocalSteps):
-    """Ranks train alone for many steps, then average how far each has come.
+    """Ranks train alone for many steps, then average their changes.
 
     ::
 
@@ -57,7 +57,7 @@ class DiLoCo(LocalSteps):
 
     After `every` local steps the ranks average the difference between the global parameters, which
     are the same on all ranks, and their local parameters. The outer optimizer uses this average as
-    the gradient of the global parameters, and all ranks train on from the result.
+    the gradient of the global parameters, and all ranks continue from the result.
 
     Every rank passes the same arguments, and begins with the parameters of rank 0.
 
@@ -71,8 +71,8 @@ class DiLoCo(LocalSteps):
         alpha: the share of local parameters that stays when an average is applied. Default 0.
         compress: see `Averager`.
         weighted: `step` takes the weight of each step.
-        quorum: the number of ranks that open a round when they have made their steps. The others
-            join with the steps that they have made by then. None: every rank makes all its steps.
+        quorum: the number of ranks that must have made their steps to open a round. The others join
+            with the steps made by then. None: every rank makes all its steps.
         grace: seconds that an open round waits for the other ranks.
 
     Raises:
@@ -101,7 +101,7 @@ class DiLoCo(LocalSteps):
             weight: with `weighted`, the samples or tokens of the step.
 
         Raises:
-            PeerLost: a rank is lost; `regroup(group.shrink())` goes on.
+            PeerLost: a rank is lost; continue with `regroup(group.shrink())`.
             ShoalError: as `Averager.wait`.
         """
         self.count(weight)
@@ -114,14 +114,14 @@ class _Arrays:
         np = numpy()
         for name, one in parameters.items():
             if not (isinstance(one, np.ndarray) and one.flags.writeable):
-                raise UsageError(f"{name!r} must be a NumPy array that can be written, got {one!r}")
+                raise UsageError(f"{name!r} must be a writable NumPy array, got {one!r}")
         self._local = dict(parameters)
         self.shared = copies(parameters)
         self._outer, self.outer = outer, repr(outer)
         self._kept: dict[str, Any] = {}
 
     def _typed(self, places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """View the arrays of an averager, which has the bits of bfloat16, in the true dtypes."""
+        """View the arrays of an averager, which holds bfloat16 as raw bits, in the true dtypes."""
         return ((name, place.view(self.shared[name].dtype)) for name, place in places.items())
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
@@ -130,7 +130,7 @@ class _Arrays:
                 self._kept[name] = self._local[name].copy()
             numpy().subtract(self.shared[name], self._kept.get(name, self._local[name]), out=place)
             if factor == 0:
-                place.fill(0)  # NOT by a product: a weight of 0 leaves out a NaN too
+                place.fill(0)  # NOT a product: a weight of 0 must also exclude a NaN
             elif factor != 1:
                 numpy().multiply(place, place.dtype.type(factor), out=place)
 

@@ -1,4 +1,4 @@
-"""Residuals: what this rank's values lost by rounding in one step, to be added in the next."""
+"""Residuals: the rounding errors of this rank's values in one step, to be added in the next."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ class Feedback:
     """The residuals of one averager on one rank, a float32 for each element.
 
     A step adds the residuals to the values that it sends, and computes new residuals by the
-    rounding of `scheme`. The new ones replace the old when all averages have come. So a step that
-    fails, or whose averages are not finite, leaves the residuals unchanged: it can be repeated, and
-    nothing is added twice.
+    rounding of `scheme`. They replace the old residuals when all averages have arrived. So a step
+    that fails, or whose averages are not finite, leaves the residuals unchanged: it can be
+    repeated, and nothing is added twice.
 
     Attributes:
-        n_steps: the number of steps that have ended.
-        factor: by which the caller has multiplied this step's values; residuals belong to the
-            values before that.
+        n_steps: the number of ended steps.
+        factor: the caller's factor for this step's values; residuals belong to the unscaled values.
     """
 
     def __init__(self, scheme: Scheme) -> None:
@@ -41,11 +40,11 @@ class Feedback:
         self.factor = 1.0
         self._layout: Layout | None = None
         self._sent: list[int] | None = None  # buffers sent in this step; None: no step is open
-        # Buffers whose residuals the last step replaced; None: another step has begun since.
+        # Buffers whose residuals the last step replaced; None: another step has begun.
         self._kept: list[int] | None = None
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
-        """Use another layout of the same arrays from now on; the residuals move with the arrays."""
+        """Use another layout of the same arrays; the residuals move with the arrays."""
         np = numpy()
         residuals = self.residuals() if self._layout is not None else {}
         self._layout, self._sent, self._kept = layout, None, None
@@ -60,14 +59,14 @@ class Feedback:
         self._put(residuals)
 
     def begin(self) -> None:
-        """Begin a step, also in place of one that has not ended."""
+        """Begin a step, even if the previous step has not ended."""
         self._sent, self._kept = [], None
 
     def send(self, buffer: int, left_out: Collection[int] = ()) -> Codec:
-        """Add the residuals to a float32 buffer that is about to leave, and round it.
+        """Add the residuals to a float32 buffer before it is sent, and round it.
 
-        Returns the codec in which its values are exact now. Arrays in `left_out`, which no rank has
-        ready, keep their residuals.
+        Returns the codec in which its values are now exact. Arrays in `left_out`, which are ready
+        on no rank, keep their residuals.
         """
         assert self._sent is not None
         np, codec = numpy(), self.scheme.codec(self.n_steps)
@@ -94,10 +93,10 @@ class Feedback:
         return numpy().multiply(residuals, numpy().float32(self.factor), out=scratch)
 
     def end(self) -> bool:
-        """End a step whose averages have come; they are the same on all ranks. Idempotent.
+        """End a step after its averages have arrived, equal on all ranks. Idempotent.
 
         Returns:
-            False if the averages are not finite, on all ranks: residuals are as they were.
+            False if the averages are not finite, on all ranks; residuals are then unchanged.
         """
         if self._sent is None:
             return True
@@ -110,7 +109,7 @@ class Feedback:
         return False
 
     def undo(self) -> None:
-        """Restore the residuals of before the last step: its averages are not used. Idempotent."""
+        """Undo the last step, because its averages are not used. Idempotent."""
         if self._kept is None:
             return
         self._swap(self._kept)
@@ -120,8 +119,8 @@ class Feedback:
     def follow(self, n_steps: int) -> None:
         """Adopt rank 0's number of ended steps; the last step may have ended on some ranks only.
 
-        A step that ended here and not on rank 0 is undone if no other has begun since. A step that
-        ended on rank 0 and not here has sent all its buffers here, and ends.
+        A step that ended on this rank but not on rank 0 is undone, unless another has begun. A step
+        that ended on rank 0 but not on this rank has sent all its buffers, and ends now.
         """
         if self.n_steps == n_steps + 1:
             self.undo()
@@ -138,7 +137,7 @@ class Feedback:
         return self._layout.part(buffer, index)
 
     def residuals(self) -> dict[str, Any]:
-        """A copy of the residual of each float32 array, by name."""
+        """Return a copy of the residual of each float32 array, by name."""
         np, layout = numpy(), self._layout
         assert layout is not None
         found = {}
@@ -149,11 +148,11 @@ class Feedback:
                 found[entry.name] = flat.reshape(entry.shape)
         return found
 
-    def load(self, residuals: Mapping[str, Any], n_steps: int, *, strict: bool, who: str) -> None:
-        """Load residuals that `residuals` returned, here or in another run, for the averager `who`.
+    def load(self, residuals: Mapping[str, Any], n_steps: int, *, strict: bool, owner: str) -> None:
+        """Load a result of `residuals`, from this or another run, for the averager named `owner`.
 
-        If some belong to other arrays: with `strict` UsageError names these, and nothing changes;
-        else the others are loaded, with one line in the log about these.
+        If some belong to other arrays, `strict` raises UsageError with their names and changes
+        nothing; otherwise the rest are loaded, with one line in the log.
         """
         np, held = numpy(), self.residuals()
         given = {name: np.asarray(one, np.float32) for name, one in residuals.items()}
@@ -164,9 +163,9 @@ class Feedback:
             for name, one in given.items()
             if name in held and one.shape != held[name].shape
         ]
-        what = f"{who}: these residuals belong to other arrays: {named(wrong)}"
+        what = f"{owner}: these residuals belong to other arrays: {named(wrong)}"
         if wrong and strict:
-            raise UsageError(f"{what}. Load the residuals of this model, or give strict=False")
+            raise UsageError(f"{what}. Load the residuals of this model, or pass strict=False")
         if wrong:
             _LOG.warning("%s. These residuals are dropped, and begin at 0", what)
         fits = {n: one for n, one in given.items() if n in held and one.shape == held[n].shape}
@@ -188,7 +187,7 @@ class Feedback:
                 first += length
 
     def _holding(self, index: int) -> list[int]:
-        """The buffers that hold a part of an array, in the order of its elements."""
+        """Return the buffers that hold parts of an array, in the order of its elements."""
         assert self._layout is not None
         buffers = self._layout.buffers
         held = [one for one in self._layout.buffers_of[index] if index in buffers[one].entries]

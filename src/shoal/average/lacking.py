@@ -1,4 +1,4 @@
-"""Ends the wait of other ranks for arrays that a rank lacks, with the names of the arrays."""
+"""Ends the wait of other ranks for arrays missing on a rank, with the names of the arrays."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ GO_ON: Final = (
 
 _MOST_NAMED: Final = 5
 
-# How long a rank waits for all others to announce that they lack something too. If one of them is
-# later than that, the group ends without need; a longer time delays the error.
+# Seconds that a rank waits for all others to announce missing arrays too. If one of them is later,
+# the group ends without need; a longer wait delays the error.
 _GRACE_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.05
 
-# The part of the deadline for which others may wait for a rank that has more to give, and how often
-# it looks in that time. They may have waited for up to one look longer than it has seen.
+# The part of the deadline for which others may wait for a rank's missing arrays, and the number of
+# looks in that time. They may have waited for up to one look longer than the rank has seen.
 _PATIENCE: Final = 0.75
 _N_LOOKS: Final = 6
 
-_LOCK_S: Final = 5.0  # to wait for the links' lock
+_LOCK_S: Final = 5.0  # limit of the wait for the links' lock
 
 
 def named(names: Sequence[str]) -> str:
@@ -47,9 +47,9 @@ def named(names: Sequence[str]) -> str:
 
 
 def end_group(group: Group, why: str) -> None:
-    """End the group on every rank, since this one cannot end its step.
+    """End the group on every rank, because this rank cannot end its step.
 
-    The calls that ranks have in flight raise this reason too, so it says what to do next.
+    Calls in flight on all ranks raise this reason too, so it includes the advice `GO_ON`.
     """
     group.abort(f"{_MARK}{why}{GO_ON}")
 
@@ -74,18 +74,18 @@ def check_alive(group: Group) -> None:
 
 
 def announce(group: Group, name: str, why: str, begun: Collection[int] | None = None) -> None:
-    """Let the ranks that wait for this one know that their arrays will not come.
+    """Notify the ranks that wait for this rank that its arrays will not arrive.
 
-    Every rank that lacks arrays calls it. It returns when all ranks have called it, so that none
-    waits and the group goes on; or when the group has ended, on every rank and with this reason.
+    Every rank with missing arrays calls it. It returns when all ranks have called it, so that no
+    rank waits and the group stays usable; or when the group has ended, on every rank, with `why`.
 
     Args:
-        name: of the step's averager, the same on every rank.
+        name: the name of the step's averager, the same on every rank.
         begun: the calls that this rank has not made, in a step that other ranks may have left too
             after some of its calls. Another rank waits if it made all of these calls. With None it
             waits if it made any call that this rank has not made.
     """
-    is_vain = is_waited_for if begun is None else functools.partial(has_made_all, numbers=begun)
+    is_awaited = is_waited_for if begun is None else functools.partial(has_made_all, numbers=begun)
     until = time.monotonic() + min(_GRACE_S, group.timeout_s / 4)
     with contextlib.suppress(ShoalError):  # the group has ended, on the other ranks too
         lacking = group.all_gather(
@@ -93,34 +93,34 @@ def announce(group: Group, name: str, why: str, begun: Collection[int] | None = 
         )
         assert lacking is not None  # it is in the background
         while not lacking.done():
-            if time.monotonic() >= until or is_vain(group):
+            if time.monotonic() >= until or is_awaited(group):
                 end_group(group, why)
                 return
             lacking.drive(_LOOK_EVERY_S)
-        # NOT left out: a rank that goes on before all are here would look like one that waits.
+        # NOT left out: a rank that continues before all are here would look like a waiting rank.
         group.barrier(name=f"{name}, all lacking")
 
 
 def is_waited_for(group: Group, numbers: Collection[int] | None = None) -> bool:
-    """True if another rank is known to have made a call that this one has not.
+    """Return True if another rank is known to have made a call that this rank has not made.
 
     Costs about a millisecond.
 
     Args:
-        numbers: look only at the calls with these numbers; None: at all numbered calls.
+        numbers: consider only calls with these numbers; None: all numbered calls.
     """
     keys = _made_by_others(group)
     return any(key < FIRST_NAMED_KEY if numbers is None else key in numbers for key in keys)
 
 
 def has_made_all(group: Group, numbers: Collection[int]) -> bool:
-    """True if one other rank is known to have made all of these calls; False without calls."""
+    """Return True if one other rank is known to have made all these calls; False without calls."""
     made = _made_by_others(group)
     return bool(numbers) and bool(set.intersection(*(made.get(n, set()) for n in numbers)))
 
 
 def _made_by_others(group: Group) -> dict[int, set[int]]:
-    """The calls that this rank has not made, by key, each with the ranks known to have made it."""
+    """Return the calls not made by this rank: for each key, the ranks known to have made it."""
     state = group.mesh.state(_LOCK_S) if group.mesh is not None else None
     made: dict[int, set[int]] = {}
     if state is None or group.native_id is None:
@@ -136,10 +136,10 @@ class StepWatch:
     """Ends the group if a step makes no progress on this rank while other ranks wait for it.
 
     It acts before the deadline of the other ranks, whose error would not name the missing arrays.
-    What counts is how long others wait, not how long the step has stood still.
+    It measures how long others wait, not how long the step has made no progress.
 
     Args:
-        numbers: the live set of the step's calls that are not made yet. Read by another thread.
+        numbers: the live set of the step's calls still to be made. Another thread reads it.
     """
 
     def __init__(self, group: Group, numbers: Collection[int]) -> None:
@@ -148,16 +148,16 @@ class StepWatch:
         self._over: threading.Event | None = None
 
     def start(self, why: str) -> None:
-        """Watch until `stop`; the missing arrays may still come."""
+        """Watch until `stop`; the missing arrays may still become ready."""
         self.stop()
         self._over = over = threading.Event()
         every_s = _PATIENCE * self.group.timeout_s / _N_LOOKS
-        # NOT kept alive by its thread, and NOT stopped when this goes: the garbage collector may
-        # run under the very lock that stopping takes.
+        # The thread does NOT keep this object alive, and deletion does NOT stop the thread: the
+        # garbage collector may run under the lock that stopping takes.
         threads.start("shoal-watch", _watch, weakref.ref(self), over, every_s, why)
 
     def stop(self) -> None:
-        """Watch no longer. Idempotent."""
+        """Stop watching. Idempotent."""
         over, self._over = self._over, None
         if over is not None:
             over.set()

@@ -1,9 +1,8 @@
 """Where each array lies in the fusion buffers. Pure: equal inputs give the same layout.
 
-All arrays of one element type are laid out one after the other, in the order in which they are
-expected, and cut into buffers of equal length. Only the last buffer may be shorter, or longer by
-padding. So an array may span two buffers or more, and every reducer has an equal share of every
-buffer.
+All arrays of one element type are laid out one after the other, in the expected order, and cut into
+buffers of equal length. Only the last buffer may be shorter, or longer by padding. So an array may
+span two or more buffers, and every reducer has an equal share of every buffer.
 
 Source: Thangakrishnan et al., "Herring", SC 2020, III-1 and III-2.
 """
@@ -30,8 +29,8 @@ _PAGED_FROM: Final = 16 * _PAGE_BYTES
 # A last buffer shorter than this part of the others is distributed over them.
 _LONGER: Final = 1 / 16
 
-# The last floating-point type ends with padding. It is kept because the length of a buffer decides
-# the order in which its elements are summed, and so the bits of averages.
+# The last floating-point type ends with padding. NOT removed: the length of a buffer decides the
+# order in which its elements are summed, and so the bits of averages.
 _TAIL_BYTES: Final = ALIGN_BYTES
 
 FLOATS: Final = frozenset(
@@ -56,13 +55,13 @@ class ArraySpec:
 
     @classmethod
     def of(cls, name: str, given: Any) -> ArraySpec:
-        """Describe an array, given with its shape and dtype or as both; UsageError for others."""
+        """Describe an array: a (shape, dtype) pair, or an object with both; else UsageError."""
         try:
             shape, dtype = (given.shape, given.dtype) if hasattr(given, "shape") else given
             sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
         except (TypeError, ValueError):
             raise UsageError(
-                f"{name!r} is {given!r}; give a shape and a dtype, or an array"
+                f"{name!r} is {given!r}; pass a shape and a dtype, or an array"
             ) from None
         try:
             return cls(str(name), sizes, parse_dtype(dtype))
@@ -90,9 +89,9 @@ class Extent(NamedTuple):
 
 
 class FusionBuffer(NamedTuple):
-    """One piece of the flattened arrays, which is averaged by one call.
+    """One piece of the flattened arrays, averaged by one call.
 
-    `entries` are the indices of the arrays that it holds at least a part of, in their order.
+    `entries` are the indices of the arrays that have a part in it, in their order.
     """
 
     dtype: DType
@@ -113,9 +112,9 @@ class Layout:
         entries: the arrays; an *index* is an index into this tuple.
         order: the indices, in the order in which the arrays are expected.
         places: the place of each array, by index.
-        buffers: in the order in which they become full if arrays come in `order`.
+        buffers: in the order in which they become full if arrays become ready in `order`.
         buffers_of: by index, the numbers of the buffers that count an array.
-        n_bytes: of the memory; the same for every order.
+        n_bytes: the length of the memory; the same for every order.
     """
 
     entries: tuple[ArraySpec, ...]
@@ -131,7 +130,7 @@ class Layout:
 
         Args:
             order: every index once.
-            fusion_bytes: the longest that a buffer may be, apart from rounding up to whole pages,
+            fusion_bytes: the maximum length of a buffer, without rounding up to whole pages,
                 padding, and a sixteenth more if that saves a buffer.
 
         Raises:
@@ -154,14 +153,14 @@ def _check(entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int
     names: set[str] = set()
     for entry in entries:
         if entry.name in names:
-            raise UsageError(f"{entry.name!r} is named twice; every array needs a name of its own")
+            raise UsageError(f"{entry.name!r} is named twice; every array needs its own name")
         names.add(entry.name)
         if min(entry.shape, default=0) < 0:
             raise UsageError(f"{entry} has a negative dimension")
     if sorted(order) != list(range(len(entries))):
-        raise UsageError(f"an order of {len(entries)} arrays names each of them once")
+        raise UsageError(f"an order of {len(entries)} arrays must name each of them once")
     if fusion_bytes < ALIGN_BYTES:
-        raise UsageError(f"fusion buffers have {ALIGN_BYTES} bytes or more, not {fusion_bytes}")
+        raise UsageError(f"fusion_bytes must be at least {ALIGN_BYTES}, got {fusion_bytes}")
 
 
 def _aligned(n_bytes: int, to: int = ALIGN_BYTES) -> int:
@@ -169,7 +168,7 @@ def _aligned(n_bytes: int, to: int = ALIGN_BYTES) -> int:
 
 
 class _Maker:
-    """Lays out the arrays of each type, and numbers all buffers in the order they become full."""
+    """Lays out the arrays of each type, and numbers all buffers in the order of becoming full."""
 
     def __init__(
         self, entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int
@@ -184,13 +183,13 @@ class _Maker:
         tail_type = next((dtype for dtype in reversed(types) if dtype in FLOATS), None)
         made: list[tuple[int, FusionBuffer]] = []
         at = 0
-        # Types whose buffers begin at pages come first, so that no others move them off a page.
+        # Types whose buffers begin at pages come first, so that other types do not move them.
         for dtype in sorted(types, key=lambda one: not self._is_paged(one)):
             tail = _TAIL_BYTES if dtype is tail_type else 0
             begin, end = at, self._place(dtype, at)
             at = end + tail
             if len(types) > 1 and self._is_paged(dtype):
-                # As much memory for every order, which decides the type that has the tail.
+                # The same memory for every order, although the order decides which type has a tail.
                 at = _aligned(end + _TAIL_BYTES * (dtype in FLOATS), _PAGE_BYTES)
             made += self._cut(dtype, Extent(begin, end - begin), at)
         if len(types) > 1 and tail_type is not None and self._is_paged(tail_type):
@@ -205,7 +204,7 @@ class _Maker:
         )
 
     def _is_paged(self, dtype: DType) -> bool:
-        """True if a type is long enough to begin at a page; the same for every order."""
+        """Return True if a type is long enough to begin at a page; the same for every order."""
         return sum(one.n_bytes for one in self._entries if one.dtype is dtype) >= _PAGED_FROM
 
     def _place(self, dtype: DType, at: int) -> int:
@@ -222,13 +221,13 @@ class _Maker:
 
         Args:
             arrays: the extent of all arrays of this type.
-            upto: the end of the last buffer, which includes padding: a page that it shared with
-                another buffer would be copied.
+            upto: the end of the last buffer, including padding, because a page shared with another
+                buffer would be copied.
         """
         if upto == arrays.offset:  # there are only arrays without elements
             return
-        # NOT of the tail too: where arrays are as long as buffers, each would span two then, and
-        # wait for the next one.
+        # NOT with the tail: each array as long as a buffer would span two buffers, and wait for the
+        # next array.
         length = self._length(max(arrays.n_bytes, ALIGN_BYTES))
         inside = [
             (when, index)
@@ -252,7 +251,7 @@ class _Maker:
         """Return the length of all buffers of a type except the last."""
         n_buffers = -(-n_bytes // self._fusion_bytes)
         rest = n_bytes - (n_buffers - 1) * self._fusion_bytes
-        if n_buffers > 1 and rest <= self._fusion_bytes * _LONGER:  # NOT one for some padding
+        if n_buffers > 1 and rest <= self._fusion_bytes * _LONGER:  # no buffer for mere padding
             n_buffers -= 1
         length = _aligned(-(-n_bytes // n_buffers))
         return _aligned(length, _PAGE_BYTES) if length >= _PAGED_FROM else length
@@ -260,7 +259,7 @@ class _Maker:
     def _buffers_of(self, buffers: Sequence[FusionBuffer]) -> tuple[tuple[int, ...], ...]:
         found: list[list[int]] = [[] for _ in self._entries]
         for number, buffer in enumerate(buffers):
-            # A buffer of padding alone is sent with the last array.
+            # A buffer with only padding is sent with the last array.
             for index in buffer.entries or self._order[-1:]:
                 found[index].append(number)
         return tuple(map(tuple, found))

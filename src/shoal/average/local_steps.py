@@ -1,4 +1,4 @@
-"""Rounds in which ranks that train alone for many steps average the changes they have made."""
+"""Rounds in which ranks that train alone for many steps average their changes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _SAVED: Final = ("step", "n_sent", "n_done", "sent_at", "since", "units", "folde
 class Replica(Protocol):
     """One rank's local parameters, the global parameters, and the outer optimizer's state.
 
-    The global parameters are the same on every rank. Only rounds change them; each round changes
-    those of one fragment. `places` are the NumPy arrays of an averager, by parameter name.
+    The global parameters are the same on every rank. Only rounds change them, each round for one
+    fragment. `places` are the NumPy arrays of an averager, by parameter name.
 
     Attributes:
         outer: a description of the outer optimizer's arguments; the same on every rank.
@@ -61,23 +61,23 @@ class Replica(Protocol):
         """Step the outer optimizer with the averages * factor as gradients."""
 
     def mix(self, names: Iterable[str], alpha: float) -> None:
-        """Move local parameters to the global ones, after a round.
+        """Move local parameters to the global parameters, after a round.
 
         local = alpha * local + (1 - alpha) * global. If alpha is NaN, local changes since `give`
-        stay: local = global + local - kept.
+        are kept: local = global + local - kept.
         """
 
     def dump(self, names: Iterable[str]) -> bytes:
         """Return the global parameters and the outer optimizer's state of a fragment."""
 
     def load(self, names: Iterable[str], data: bytes) -> None:
-        """Load what `dump` returned on another rank."""
+        """Load a result of `dump` from another rank."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything except the local parameters."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a result of `state_dict`."""
 
 
 class Options(TypedDict, total=False):
@@ -95,13 +95,13 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class _Flight:
-    """A round that was sent, and whose average was not applied yet.
+    """A sent round with an average that was not applied yet.
 
     Attributes:
-        number: of the round, from 0; its fragment is `number % n_fragments`.
+        number: the number of the round, from 0; its fragment is `number % n_fragments`.
         step: this rank's step when it was sent.
-        weight: of this rank's values.
-        total: the weight of all ranks' values, once it has landed.
+        weight: the weight of this rank's values.
+        total: the weight of all ranks' values, after arrival.
         has_landed: True if the average has arrived.
     """
 
@@ -114,10 +114,10 @@ class _Flight:
 
 
 class LocalSteps:
-    """Runs the rounds of one rank; `count`, called after each local step, does what is due.
+    """Runs the rounds of one rank; `count`, called after each local step, does the due work.
 
-    Rounds have numbers, and all ranks send them in that order. So two numbers, of the rounds that a
-    rank has sent and finished, say which rounds it lacks.
+    Rounds have numbers, and all ranks send them in that order. So the numbers of rounds that a rank
+    has sent and finished determine which rounds it misses.
 
     Raises:
         UsageError: options are wrong, or ranks differ in parameters or options.
@@ -131,7 +131,7 @@ class LocalSteps:
         self._replica = replica
         for name in options.keys() - Options.__annotations__.keys():
             raise TypeError(
-                f"there is no option {name!r} of local steps: give one of "
+                f"there is no option {name!r} of local steps: pass one of "
                 f"{', '.join(Options.__annotations__)}"
             )
         given: dict[str, Any] = {**_DEFAULTS, **options}
@@ -144,19 +144,19 @@ class LocalSteps:
         self._is_weighted: bool = given["weighted"]
         self._quorum: int | None = given["quorum"]
         self._grace: float = given["grace"]
-        # Rounds are means by weight: of samples, or of the number of steps with a quorum.
+        # Rounds are weighted means: by samples, or with a quorum by the number of steps.
         self._has_weights = self._is_weighted or self._quorum is not None
         self._check()
         if self._is_weighted:
             self._check_range(group)
         if self._quorum is not None:
-            self._alpha = math.nan  # steps made while an average travels stay
+            self._alpha = math.nan  # keep steps made while an average is in flight
         n_fragments = len(self._fragments)
         self._step = self._n_sent = self._n_done = self._sent_at = 0
         self._until = 0  # send the rounds below this number at once: a `sync` has begun them
         self._since = [0.0] * n_fragments  # the weight of the steps since a fragment was sent
-        # By fragment, the mean weight of its last round. Weights are divided by it while they
-        # travel, so that values stay near those without weights.
+        # By fragment, the mean weight of its last round. Weights are divided by it when sent, so
+        # that values stay near the unweighted values.
         self._units = [1.0] * n_fragments
         self._folded = 0.0
         self._flying: deque[_Flight] = deque()
@@ -177,7 +177,7 @@ class LocalSteps:
         elif not 0 <= self._alpha <= 1:
             what = f"alpha must be 0 to 1, got {self._alpha}"
         elif self._quorum is None and self._grace != 0:
-            what = "grace needs a quorum: give quorum, or leave grace out"
+            what = "grace needs a quorum: pass quorum, or leave grace out"
         elif self._quorum is not None and self._quorum < 1:
             what = f"quorum must be at least 1 rank, got {self._quorum}"
         elif not 0 <= self._grace < math.inf:
@@ -210,7 +210,7 @@ class LocalSteps:
             )
 
     def _form(self, group: Group) -> None:
-        """Make a subgroup and averagers, so that no call of the program comes between rounds."""
+        """Create a subgroup and averagers, so that the program's calls do not mix with rounds."""
         name = f"local steps {next(shared_by(group).names)}"
         self.group = group
         self._own = group.subgroup(range(group.size), name)
@@ -221,7 +221,7 @@ class LocalSteps:
             )
             for names in self._fragments
         ]
-        for averager in averagers:  # a rank in `sync` would not send the order that others wait for
+        for averager in averagers:  # others would wait for the order from a rank in `sync`
             averager.keep_layout()
         for averager, before in zip(averagers, self._averagers, strict=False):
             averager.load_state_dict(before.state_dict())
@@ -233,7 +233,7 @@ class LocalSteps:
     # Steps.
 
     def count(self, weight: float | None = None) -> None:
-        """Count a local step of this weight (samples or tokens), and do what is due after it.
+        """Count a local step of this weight (samples or tokens), and do the work due after it.
 
         Raises:
             UsageError: a weight is missing, or not expected. Nothing was counted.
@@ -248,7 +248,7 @@ class LocalSteps:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Apply and send what is due; after an error, `regroup` does the rest."""
+        """Apply and send due averages; after an error, `regroup` does the rest."""
         while True:
             if self._flying and self._is_expected(self._flying[0]):
                 self._take_up(self._alpha)
@@ -258,14 +258,14 @@ class LocalSteps:
                 return
 
     def _is_expected(self, flight: _Flight) -> bool:
-        """True if an average must be applied now, even if that means waiting for it."""
+        """Return True if an average must be applied now, even if this rank must wait for it."""
         if self._flags is None or flight.has_landed:
             return self._step >= flight.step + self._delay
         assert flight.summing is not None
         return flight.summing.done() and self._averager_of(flight).done()
 
     def _is_due(self) -> bool:
-        """True if this rank sends the next round now."""
+        """Return True if this rank sends the next round now."""
         if self._n_sent < self._until:
             return True
         n_fragments, every = len(self._fragments), self._every
@@ -307,7 +307,7 @@ class LocalSteps:
         averager.send_rest()
 
     def _land(self, flight: _Flight) -> None:
-        """Return when the average of a round has arrived."""
+        """Wait until the average of a round has arrived."""
         if flight.has_landed:
             return
         self._averager_of(flight).wait()
@@ -317,7 +317,7 @@ class LocalSteps:
         flight.has_landed = True
 
     def _take_up(self, alpha: float) -> None:
-        """Finish the oldest round that was sent."""
+        """Finish the oldest sent round."""
         flight, factor = self._flying[0], 1.0
         self._land(flight)
         part = flight.number % len(self._fragments)
@@ -326,7 +326,7 @@ class LocalSteps:
             factor = self._units[part] * self.group.size / total if total else 0.0
             self._units[part] = total / self.group.size or self._units[part]
             self._folded += total
-        if factor:  # if not, all weights are 0, and there is no average
+        if factor:  # 0: all weights are 0, and there is no average
             self._replica.step_outer(self._averager_of(flight).arrays, factor)
         self._replica.mix(self._fragments[part], alpha)
         self._flying.popleft()
@@ -345,7 +345,7 @@ class LocalSteps:
         """The sum of all ranks' weights in finished rounds; 0 without weights and quorum."""
         return self._folded
 
-    # What every rank calls.
+    # Methods that every rank calls.
 
     def sync(self) -> None:
         """Run a round of all fragments now, after which all ranks have the global parameters.
@@ -370,10 +370,10 @@ class LocalSteps:
             self._replica.mix(names, 0.0)
 
     def regroup(self, group: Group) -> None:
-        """Go on in another group, such as `group.shrink()`, and finish what an error interrupted.
+        """Continue in another group, such as `group.shrink()`, and finish interrupted rounds.
 
-        Every rank of the new group calls it. A round that some rank has finished counts on all
-        ranks; all other rounds are sent again.
+        Every rank of the new group calls it. A round finished by any rank counts on all ranks; all
+        other rounds are sent again.
 
         Raises:
             ShoalError: as in a step; call it again with the next group.
@@ -382,7 +382,7 @@ class LocalSteps:
         counts = self._counts(group)
         done = [n_done for n_done, *_ in counts]
         self._until = max(until for *_, until, _ in counts)
-        if self._flags is not None:  # in the new group no flag opens a round that a rank has sent
+        if self._flags is not None:  # in the new group no flag opens rounds that a rank has sent
             self._until = max(self._until, *(n_sent for _, n_sent, *_ in counts))
         self._settle(max(done))
         self._form(group)
@@ -429,12 +429,12 @@ class LocalSteps:
             self._replica.load(names, bytes(data))
             _, self._units[part], self._folded = known
 
-    # What is saved with a model.
+    # State saved with a model.
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state except the local parameters; waits for averages in flight.
 
-        It changes nothing: a run that saves has the same bits as one that does not.
+        It changes nothing: a run that saves has the same bits as a run that does not.
 
         Raises:
             ShoalError: as in a step.
@@ -451,21 +451,21 @@ class LocalSteps:
         return state | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned; every rank calls it, after loading its local parameters.
+        """Load a result of `state_dict`; every rank calls it, after loading its local parameters.
 
         All ranks then have the global parameters of rank 0.
 
         Raises:
-            UsageError: ranks load states of different rounds, or of other fragments, or something
-                else.
+            UsageError: the state is not a result of `state_dict`, has other fragments, or differs
+                between ranks in its rounds.
             ShoalError: as in a step.
         """
         if not {*_SAVED, "replica", "flying"}.issubset(state or ()):
-            raise UsageError(f"{self._own}: give what state_dict of these local steps returned")
+            raise UsageError(f"{self._own}: pass a result of state_dict of these local steps")
         if (n_saved := len(state["since"])) != len(self._fragments):
             raise UsageError(
-                f"{self._own}: this state has {n_saved} fragments, and there are "
-                f"{len(self._fragments)} here; make it with fragments={n_saved}, as it was saved"
+                f"{self._own}: the saved state has {n_saved} fragments, but this object has "
+                f"{len(self._fragments)}; create it with fragments={n_saved}"
             )
         self._leave()  # averages in flight belong to earlier steps
         self._form(self.group)
@@ -489,7 +489,7 @@ class LocalSteps:
             self._share(part, 0)
 
     def close(self) -> None:
-        """End. Averages in flight are lost: call `sync` before."""
+        """End the rounds. Averages in flight are lost: call `sync` first."""
         self._leave()
 
     def _leave(self) -> None:
@@ -509,16 +509,15 @@ def fragments_of(
     """Return the names of each fragment's parameters.
 
     Args:
-        asked: a number of fragments, each a run of parameters, of about equal bytes; or the
-            names.
+        asked: a number of fragments, each a run of parameters with about equal bytes; or the names.
 
     Raises:
-        UsageError: there are fewer parameters, one has no average, or names are unknown, missing or
-            repeated.
+        UsageError: there are fewer parameters than fragments, one has no average, or names are
+            unknown, missing or repeated.
     """
     for spec in specs.values():
         if spec.dtype not in FLOATS:
-            raise UsageError(f"{spec} is no floating-point array; leave it out")
+            raise UsageError(f"{spec} is not a floating-point array; leave it out")
     if not isinstance(asked, int):
         given = [name for names in asked for name in names]
         if wrong := [n for n in (*specs, *given) if given.count(n) != 1 or n not in specs]:

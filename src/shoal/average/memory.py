@@ -1,4 +1,4 @@
-"""The memory of all arrays of an averager, and values that are set aside during a step."""
+"""The memory of all arrays of an averager, and values set aside during a step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ArrayMemory:
-    """Memory like that of `shoal.empty`, for any layout of the same arrays.
+    """Memory allocated like `shoal.empty`, for any layout of the same arrays.
 
     `data` holds the bytes, and keeps them alive; `layout` is the current layout. `what` names the
-    owner in errors. ShoalError if the machine has too little memory left.
+    owner in errors. Raises ShoalError if the machine has too little memory.
     """
 
     def __init__(self, layout: Layout, what: str) -> None:
@@ -27,12 +27,12 @@ class ArrayMemory:
         self._aside: list[tuple[int, bytes]] = []
 
     def span(self, index: int) -> BufferView:
-        """The memory of an array."""
+        """Return the memory of an array."""
         entry, place = self.layout.entries[index], self.layout.places[index]
         return BufferView(self._begin + place.offset, entry.n_elems, entry.dtype, self.data)
 
     def buffer(self, number: int) -> BufferView:
-        """The memory of a fusion buffer."""
+        """Return the memory of a fusion buffer."""
         buffer = self.layout.buffers[number]
         return BufferView(
             self._begin + buffer.extent.offset, buffer.n_elems, buffer.dtype, self.data
@@ -60,7 +60,7 @@ class ArrayMemory:
             ctypes.memset(self._begin + offset, 0, n_bytes)
 
     def forget_aside(self) -> None:
-        """Forget the saved values of a step that is given up."""
+        """Drop the saved values, when a step is given up."""
         self._aside.clear()
 
     def put_back(self) -> None:

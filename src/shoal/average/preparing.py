@@ -1,7 +1,7 @@
 """Prepares a buffer before it is sent: scales it by the rank's weight, and checks it for NaNs.
 
 float16 is divided by the number of ranks here, as in torch's wrapper, and then summed: a sum can be
-infinite where the average is not.
+infinite although the average is not.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 
-class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - says what is wrong
+class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - the name describes the values
     """A rank's values had an infinity or a NaN. Raised on every rank; the averages have it too.
 
     Args:
-        name: of the array.
-        rank: whose values they were; the lowest of several.
+        name: the name of the array.
+        rank: the rank with these values; the lowest of several.
         element: the index of a value that is not finite, in the flattened array.
     """
 
@@ -36,7 +36,7 @@ class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - says what is wrong
     def __str__(self) -> str:
         return (
             f"element {self.element} of {self.name!r} on rank {self.rank} was not finite before it "
-            "was averaged: skip this step, or find out what that rank computed"
+            "was averaged: skip this step, or look at what that rank computed"
         )
 
 
@@ -49,11 +49,11 @@ class Preparation:
         self._name = name
         self.is_weighted = weighted
         self._check_finite = check_finite
-        self._total: array[float] | None = None  # of all weights, once this step's is sent
+        self._total: array[float] | None = None  # sum of all weights, after this step's was sent
         self._summing: Work | None = None
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
-        """Prepare the buffers of another layout from now on."""
+        """Prepare buffers of another layout from now on."""
         np = numpy()
         self._layout = layout
         self._flats = [
@@ -63,7 +63,7 @@ class Preparation:
         self._worst = (-1, 0)
 
     def begin(self, weight: float | None) -> None:
-        """Begin a step in which this rank's values have this weight."""
+        """Begin a step with this weight for this rank's values."""
         self._worst = (-1, 0)
         self._weight = 0.0 if weight is None else weight
         self._total = None
@@ -75,14 +75,14 @@ class Preparation:
         return self._total is not None
 
     def send_weight(self, number: int, subject: int) -> None:
-        """Sum the weights of all ranks by this call; every rank does so once in a step."""
+        """Sum the weights of all ranks in this call; every rank does so once in a step."""
         self._total = array("d", [self._weight])
         self._summing = self._group.all_reduce(
             self._total, Op.SUM, number=number, subject=subject, async_op=True
         )
 
     def prepare(self, buffer: int) -> None:
-        """Prepare a buffer that is about to leave."""
+        """Prepare a buffer before it is sent."""
         if self._check_finite and self._worst[0] < 0:
             self._look(buffer)
         dtype = self._layout.buffers[buffer].dtype
@@ -94,9 +94,9 @@ class Preparation:
         )
 
     def end(self) -> None:
-        """End the step, on every rank.
+        """End the step; every rank calls it.
 
-        Every rank raises NotFinite if a rank had such a value, or UsageError if all weights were 0.
+        Every rank raises NotFinite if a rank had such values, or UsageError if all weights were 0.
         """
         if self._check_finite:
             self._raise_not_finite()
@@ -138,13 +138,13 @@ class Preparation:
         return self._factor
 
 
-# ---- elements as NumPy sees them ----
+# ---- elements as NumPy arrays ----
 
 _NO_NUMPY: Final = "weights, check_finite and error feedback need NumPy: pip install numpy"
 
 
 def numpy_type(dtype: DType) -> str:
-    """Return the name of NumPy's type for one element; uint16 for bfloat16, which NumPy lacks."""
+    """Return the name of NumPy's dtype; uint16 for bfloat16, which NumPy does not have."""
     return {DType.BOOL: "bool", DType.BFLOAT16: "uint16"}.get(dtype, str(dtype))
 
 
@@ -172,14 +172,14 @@ def numpy_arrays(memory: Any, layout: Layout) -> dict[str, Any] | None:
 
 
 def scale(flat: Any, dtype: DType, factor: float) -> None:
-    """Multiply a flat array in place by a factor >= 0; 0 also clears what is not finite."""
+    """Multiply a flat array in place by a factor >= 0; 0 also clears infinities and NaNs."""
     if factor == 1.0:
         return
     if factor == 0.0:
         flat.fill(0)
     elif dtype is DType.BFLOAT16:
         flat[...] = _to_bfloat16(_from_bfloat16(flat) * numpy().float32(factor))
-    elif dtype is DType.FLOAT16:  # NOT by a factor that was rounded to it
+    elif dtype is DType.FLOAT16:  # NOT by a factor rounded to float16
         flat[...] = flat.astype(numpy().float32) * numpy().float32(factor)
     else:
         flat *= flat.dtype.type(factor)
@@ -189,7 +189,7 @@ def not_finite(flat: Any, dtype: DType) -> int | None:
     """Return the index of the first infinity or NaN; None if there is none.
 
     Args:
-        flat: one dimension; of `numpy_type(dtype)`.
+        flat: has one dimension and the dtype `numpy_type(dtype)`.
     """
     if flat.dtype.kind not in "fc" and dtype is not DType.BFLOAT16:
         return None

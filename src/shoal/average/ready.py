@@ -1,4 +1,4 @@
-"""Flags that tell the ranks of a group when enough of them are ready for a round."""
+"""Flags that notify the ranks of a group when enough of them are ready for a round."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.group.work import Work
 
-_NEVER_S: Final = 1e9  # a flag may come at any time; the end of the group ends the wait
+_NEVER_S: Final = 1e9  # a flag may arrive at any time; the end of the group ends the wait
 
 
 class ReadyFlags:
     """Sends every other rank the number of the round that this rank is ready for. Never waits.
 
     Args:
-        quorum: how many ranks open a round.
+        quorum: the number of ready ranks that opens a round.
         grace: seconds that an open round waits for the other ranks.
     """
 
     def __init__(self, group: Group, quorum: int, grace: float) -> None:
-        # A group of its own, so that no report of late ranks names a flag that nobody waits for.
+        # A separate group, so that reports of late ranks do not name flags that no rank waits for.
         self._group = group.subgroup(range(group.size), "ready flags")
         self._quorum = min(quorum, group.size)
         self._grace = grace
@@ -44,7 +44,7 @@ class ReadyFlags:
         """Return True if a quorum is ready and the grace is over; ShoalError if the group ended."""
         for rank, (work, flag) in list(self._coming.items()):
             if work.done():
-                work.wait()  # raises what ended it
+                work.wait()  # raises its error
                 self._latest[rank] = flag[0]
                 self._listen_to(rank)
         latest = self._latest.values()

@@ -1,4 +1,4 @@
-"""Times of what happened in each step."""
+"""Times of the events in each step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from shoal.average.layout import Layout
     from shoal.engine import Countdown
 
-# Enough steps for a median; fewer where they have many buffers, so that the calls that are kept
-# take no more than a few megabytes.
+# Enough steps for a median; fewer if they have many buffers, so that the recorded calls take no
+# more than a few megabytes.
 _MOST_STEPS: Final = 128
 _FEWEST_STEPS: Final = 8
 _MOST_CALLS: Final = 1 << 14
@@ -22,17 +22,17 @@ class StepTimes(NamedTuple):
     """The times of one step on this rank, in nanoseconds of `time.monotonic_ns`; 0 for never.
 
     Args:
-        number: of the step, counted from 0; the same on every rank.
-        layout: of the buffers.
-        forward: a forward pass began, if it was noted.
+        number: the number of the step, from 0; the same on every rank.
+        layout: the layout of the buffers.
+        forward: a forward pass began, if it was recorded.
         begin: `begin` was called.
-        backward: a backward pass began, if it was noted.
+        backward: a backward pass began, if it was recorded.
         first: the first array was ready.
-        full, posted, done: by buffer: it was full, its call was started, and had ended.
-        waits: by buffer: when the caller began and ended to wait for it.
+        full, posted, done: by buffer: it was full, its call was started, and its call had ended.
+        waits: by buffer: the begin and the end of the caller's wait for it.
         sent: no more arrays could be ready.
         wait, end: `wait` was called, and everything was averaged.
-        to_unix: added to these times, gives those of `time.time_ns`.
+        to_unix: added to these times, gives times of `time.time_ns`.
     """
 
     number: int
@@ -52,7 +52,7 @@ class StepTimes(NamedTuple):
 
     @property
     def start(self) -> int:
-        """When the forward pass began if it was noted, else when the step began."""
+        """The begin of the forward pass if it was recorded, else of the step."""
         return self.forward or self.begin
 
 
@@ -60,37 +60,37 @@ class StepLog:
     """Keeps the times of the last steps.
 
     Attributes:
-        kept: the steps that have ended, the oldest first.
-        n_steps: the number of steps that have ended; the same on every rank.
+        kept: the ended steps, the oldest first.
+        n_steps: the number of ended steps; the same on every rank.
     """
 
     def __init__(self) -> None:
         self.kept: deque[StepTimes] = deque()
         self._forward = self._begin = self._backward = self._sent = 0
-        self._next_forward = 0  # it may begin before the step before has ended
+        self._next_forward = 0  # it may begin before the previous step has ended
         self.n_steps = 0
 
     def lay_out(self, n_buffers: int) -> None:
-        """Keep as many steps from now on as their number of buffers allows."""
+        """Set the number of steps to keep, by their number of buffers."""
         n_kept = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_CALLS // max(n_buffers, 1)))
         self.kept = deque(self.kept, maxlen=n_kept)
 
     def begin_step(self) -> None:
-        """Begin a step, also in place of one that has begun and in which nothing was ready."""
+        """Begin a step, even if the previous step has begun and nothing was ready in it."""
         self._begin = time.monotonic_ns()
         self._forward, self._next_forward = self._next_forward, 0
         self._backward = self._sent = 0
 
     def note_forward(self) -> None:
-        """Note that a forward pass begins, and with it the next step."""
+        """Record the begin of a forward pass, and with it of the next step."""
         self._next_forward = time.monotonic_ns()
 
     def note_backward(self) -> None:
-        """Note that a backward pass begins; the first one of a step counts."""
+        """Record the begin of a backward pass; the first one of a step counts."""
         self._backward = self._backward or time.monotonic_ns()
 
     def note_sent(self) -> None:
-        """Note that no more arrays can be ready in this step."""
+        """Record that no more arrays can be ready in this step."""
         self._sent = time.monotonic_ns()
 
     def under_way(
@@ -101,7 +101,7 @@ class StepLog:
         wait: int = 0,
         end: int = 0,
     ) -> StepTimes:
-        """Return the times of the step under way, from its countdown and the times of its calls."""
+        """Return the times of the current step, from its countdown and the times of its calls."""
         posted, done, waits = calls
         return StepTimes(
             number=self.n_steps,
@@ -121,6 +121,6 @@ class StepLog:
         )
 
     def keep(self, times: StepTimes) -> None:
-        """Keep the times of the step under way, which has ended."""
+        """Keep the times of the current step, after its end."""
         self.kept.append(times)
         self.n_steps += 1

@@ -1,12 +1,12 @@
-"""Where the time of a step went, computed from its times, and how ranks compare. Pure.
+"""Breaks down the time of a step, from its recorded times, and compares ranks. Pure.
 
-A step lasts from the beginning of its forward pass to the beginning of the next one's; where no
-front end notes forward passes, from one `begin` to the next. All of it is forward, backward,
-exposed communication, or other: the optimizer, data, losses, and passes without averaging.
+A step lasts from the begin of its forward pass to the begin of the next one; if no front end
+records forward passes, from one `begin` to the next. It consists of forward, backward, exposed
+communication, and other: the optimizer, data, losses, and passes without averaging.
 
-Clocks of hosts are not compared: only how long each rank took since it had the last average of the
-step before, which all ranks have at about the same time. The error is at most the time between the
-first and the last rank that has that average: the end of one all-reduce.
+Clocks of hosts are not compared. Each rank measures from its last average of the previous step,
+which all ranks have at about the same time. The error is at most the time between the first and the
+last rank to get that average: the end of one all-reduce.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class StepBreakdown(NamedTuple):
     """One step of one rank, in microseconds.
 
     Args:
-        number: of the step, counted from 0.
-        total: of the step; the sum of the next four.
-        forward: the forward pass, less the waits in it; where none was noted, the time until the
+        number: the number of the step, from 0.
+        total: the whole step; the sum of the next four.
+        forward: the forward pass, less the waits in it; if none was recorded, the time until the
             first array was ready.
-        backward: the backward pass until the last gradient came; where none was noted, the time
-            from the first array that was ready to the last.
+        backward: the backward pass until the last gradient was ready; if none was recorded, the
+            time from the first ready array to the last.
         exposed: the rank waited for averages.
         other: the rest.
         hidden: communication of this step while the rank did not wait for it.
-        own: from when the last buffer of the step before was averaged to when the last buffer of
-            this one left; -1: not known.
+        own: from the last average of the previous step to the send of this step's last buffer; -1:
+            unknown.
     """
 
     number: int
@@ -53,11 +53,11 @@ class RankTimes(NamedTuple):
     """One rank's mean step, in microseconds. For the parts see `StepBreakdown`.
 
     Args:
-        waited: how much of `exposed` it waited for the slowest rank of each step: no network could
-            have been fast enough.
-        n_slowest: in how many of the compared steps its last buffer left last.
-        held_up: how much sooner its last buffer would have had to leave in those steps to be no
-            later than another rank's, as a mean over all compared steps.
+        waited: the part of `exposed` spent on the slowest rank of each step, which a faster network
+            would not save.
+        n_slowest: the number of compared steps in which its last buffer was sent last.
+        held_up: the delay of its last buffer behind the next slowest rank's in those steps, as a
+            mean over all compared steps.
     """
 
     rank: int
@@ -73,9 +73,9 @@ class RankTimes(NamedTuple):
 
 
 def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
-    """Break down steps that follow one another.
+    """Break down consecutive steps.
 
-    The last one is left out where there are others: its end is not known yet.
+    Leaves out the last step if there are others: its end is not known yet.
     """
     whole = list(steps[:-1]) or list(steps)
     found: list[StepBreakdown] = []
@@ -87,10 +87,10 @@ def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
 
 
 def compare(given: Mapping[int, Sequence[StepBreakdown]]) -> tuple[list[RankTimes], int]:
-    """Return the mean step of each rank, over the steps that all ranks of `given` know.
+    """Return the mean step of each rank over the steps that all ranks of `given` have, and a count.
 
-    If the slowest rank of some of these steps is known, only these steps count. The number of
-    them is returned too; 0 if ranks cannot be compared.
+    If the slowest rank of some of these steps is known, only these steps count. The count is the
+    number of compared steps; 0 if ranks cannot be compared.
     """
     by_number = {rank: {step.number: step for step in steps} for rank, steps in given.items()}
     numbers = sorted(set.intersection(*map(set, by_number.values())))
@@ -102,19 +102,19 @@ def compare(given: Mapping[int, Sequence[StepBreakdown]]) -> tuple[list[RankTime
 
 
 def waits_of(times: StepTimes) -> list[Interval]:
-    """When a rank waited for the averages of a step."""
+    """Return the intervals in which a rank waited for the averages of a step."""
     return _merged([*times.waits, (times.wait, times.end)])
 
 
 def forward_of(times: StepTimes) -> Interval:
-    """When the forward pass was."""
+    """Return the interval of the forward pass."""
     if times.forward:
         return times.forward, times.begin
     return times.begin, times.backward or times.first or times.begin
 
 
 def backward_of(times: StepTimes) -> Interval:
-    """When the backward pass was."""
+    """Return the interval of the backward pass."""
     return times.backward or times.first or times.sent, times.sent
 
 
@@ -164,7 +164,7 @@ def _of_rank(
     )
 
 
-# Intervals of time. What `_merged` returns is in order and does not overlap.
+# Intervals of time. `_merged` returns ordered intervals that do not overlap.
 
 
 def _merged(intervals: Iterable[Interval]) -> list[Interval]:
@@ -182,5 +182,5 @@ def _length(apart: Iterable[Interval]) -> int:
 
 
 def _common(some: Sequence[Interval], others: Sequence[Interval]) -> int:
-    """How long both last at once; the intervals of each do not overlap."""
+    """Return the length of the intersection; the intervals of each do not overlap."""
     return _length(some) + _length(others) - _length(_merged([*some, *others]))

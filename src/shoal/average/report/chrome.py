@@ -1,7 +1,7 @@
-"""Steps as a trace of Chrome's format, which Perfetto reads, on the clock of torch's profiler.
+"""Writes steps as a trace in Chrome's format, for Perfetto, on the clock of torch's profiler.
 
-torch writes microseconds since `baseTimeNanoseconds`, which is Unix time: the beginning of a
-quarter of a year (Kineto's ChromeTraceBaseTime). Ours begin there too, so traces of both agree.
+torch writes microseconds since `baseTimeNanoseconds`, in Unix time: the begin of a quarter of a
+year (Kineto's ChromeTraceBaseTime). shoal uses the same base, so traces of both agree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _QUARTER_NS: Final = 7_889_238 * 10**9
 
-# Rows of a process; the numbers of torch's are those of threads.
+# Rows of a process; torch numbers its rows by threads.
 _PASSES, _WAITS, _FIRST_LANE = 0, 1, 2
 
 
@@ -75,13 +75,13 @@ def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
             (posted, times.done[number]),
             n_bytes=buffer.extent.n_bytes,
             arrays=arrays[:3] + ["..."] * (len(arrays) > 3),
-            # 0 for a buffer that was sent at the end of the step without being full.
+            # 0 for a buffer sent at the end of the step before it was full.
             full_us_before=(posted - (times.full[number] or posted)) / 1e3,
         )
 
 
 def _lanes(times: StepTimes) -> Iterator[tuple[int, int]]:
-    """Give each averaged buffer a row in which no other buffer is in flight at the same time."""
+    """Assign each averaged buffer a row without another buffer in flight at the same time."""
     free_at: list[int] = []
     numbers = [number for number, done in enumerate(times.done) if done and times.posted[number]]
     for number in sorted(numbers, key=times.posted.__getitem__):

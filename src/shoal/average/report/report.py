@@ -1,4 +1,4 @@
-"""`AveragingReport`: where the time of the last steps went, as a table, JSON or a trace."""
+"""`AveragingReport`: the breakdown of the last steps, as a table, JSON or a trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.average.step_times import StepTimes
     from shoal.group.group import Group
 
-_MOST_COMPARED: Final = 64  # steps; 10 KB from each rank
+_MOST_COMPARED: Final = 64  # steps, or 10 KB from each rank
 _COLUMNS: Final = {
     "step": "total",
     "forward": "forward",
@@ -38,14 +38,14 @@ class AveragingReport:
     """Where the time of the last steps went on this rank, and how ranks compare.
 
     Attributes:
-        name: of the averager.
-        rank, size: of its group.
-        steps: the steps of this rank that have ended, the oldest first, without the last one, whose
-            length is not known.
-        ranks: the mean step of each rank, or of this one alone.
-        n_compared: the number of steps in which ranks were compared.
-        missing: the arrays that have not become ready in the step under way.
-        times: of the steps that have ended, and of the one under way.
+        name: the name of the averager.
+        rank, size: this rank in its group, and the group's size.
+        steps: the ended steps of this rank, the oldest first, without the last one, whose length is
+            not known.
+        ranks: the mean step of each rank, or of this rank only.
+        n_compared: the number of compared steps.
+        missing: the arrays that are not ready in the current step.
+        times: the times of the ended steps and the current step.
     """
 
     name: str
@@ -59,14 +59,14 @@ class AveragingReport:
 
     @property
     def slowest(self) -> RankTimes | None:
-        """The rank that held the others up most; None if ranks were not compared."""
+        """The rank that delayed the others most; None if ranks were not compared."""
         if not self.n_compared:
             return None
         return max(self.ranks, key=lambda one: one.held_up)
 
     @property
     def hidden_share(self) -> float:
-        """The share of communication that this rank did not wait for; 1 where there is none."""
+        """The share of communication that this rank did not wait for; 1 without communication."""
         hidden = sum(step.hidden for step in self.steps)
         whole = hidden + sum(step.exposed for step in self.steps)
         return hidden / whole if whole else 1.0
@@ -75,7 +75,7 @@ class AveragingReport:
         return "\n".join([*_table(self), *_remarks(self)])
 
     def to_json(self) -> str:
-        """Return all but the times of buffers as JSON; times are in microseconds."""
+        """Return all fields except the times of buffers as JSON; times are in microseconds."""
         written = {
             "name": self.name,
             "rank": self.rank,
@@ -92,11 +92,11 @@ class AveragingReport:
     def chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write the steps of this rank as a trace for Perfetto, or chrome://tracing.
 
-        The trace has the clock of the traces that torch's profiler exports. It is compressed if
-        the path ends in `.gz`.
+        The trace has the same clock as traces of torch's profiler. It is compressed if the path
+        ends in `.gz`.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         text, path = json.dumps(trace_of(self.times, self.rank)).encode(), Path(path)
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
@@ -134,7 +134,7 @@ def _remarks(report: AveragingReport) -> Iterator[str]:
 def gather(
     group: Group, name: str, steps: Sequence[StepBreakdown]
 ) -> dict[int, list[StepBreakdown]]:
-    """Return the last steps of every rank, by rank, or ShoalError; every rank calls it."""
+    """Return the last steps of every rank, by rank; every rank calls it."""
     texts = texts_of_all(group, name, json.dumps(steps[-_MOST_COMPARED:]).encode())
     return {r: [StepBreakdown(*row) for row in json.loads(text)] for r, text in enumerate(texts)}
 
@@ -148,16 +148,16 @@ def report_on(
     *,
     alone: bool,
 ) -> AveragingReport:
-    """Make the report of an averager.
+    """Return the report of an averager.
 
     Args:
-        name: of the averager.
-        times: of the steps that have ended.
-        now: the times of the step under way.
-        missing: the arrays that have not become ready in it.
+        name: the name of the averager.
+        times: the times of the ended steps.
+        now: the times of the current step.
+        missing: the arrays that are not ready in it.
         alone: contact no other rank.
     """
-    # A step under way shows how long the one before lasted.
+    # The begin of the current step is the end of the previous one.
     every = (*times, now) if now is not None else tuple(times)
     steps = break_down(every) if times else []
     given = {group.rank: steps} if alone else gather(group, f"{name}, report", steps)
