@@ -122,16 +122,16 @@ async function play(where, script) {
       scrub: box(byId('scrub')).width,
     };
   };
-  const told = await eval(script);
+  const shown = await eval(script);
   frame.remove();
-  return told;
+  return shown;
 }
 onload = async () => {
-  const told = {};
+  const shown = {};
   for (const [where, script] of Object.entries(SCRIPTS)) {
-    told[where] = await play(where, script).catch((error) => `${error}`);
+    shown[where] = await play(where, script).catch((error) => `${error}`);
   }
-  fetch('/told', {method: 'POST', body: JSON.stringify(told)});
+  fetch('/shown', {method: 'POST', body: JSON.stringify(shown)});
 };
 </script><body>""".replace("SCRIPTS", json.dumps(SCRIPTS))
 
@@ -166,66 +166,66 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
             server.shutdown()
 
 
-def test_a_page_waits_at_the_start(told: Any) -> None:
+def test_a_page_waits_at_the_start(shown: Any) -> None:
     held = [[f"{chunk}{rank}" for chunk in "abcd"] for rank in range(4)]
-    assert told["ring"] == ["start", held]
+    assert shown["ring"] == ["start", held]
 
 
-def test_the_ring_plays_to_the_tutorials_last_state(told: Any) -> None:
-    rows, round_, caption = told["ring#autoplay&speed=max"]
+def test_the_ring_plays_to_the_tutorials_last_state(shown: Any) -> None:
+    rows, round_, caption = shown["ring#autoplay&speed=max"]
     assert rows == [["a3a2a1a0", "b0b3b2b1", "c1c0c3c2", "d2d1d0d3"]] * 4
     assert round_ == "round 6 of 6"
     assert caption == "Proved: every rank ends with what all-reduce must leave."
 
 
-def test_it_also_plays_to_the_end_with_messages_in_flight(told: Any) -> None:
-    rows, *_ = told["gather#autoplay&speed=4"]
+def test_it_also_plays_to_the_end_with_messages_in_flight(shown: Any) -> None:
+    rows, *_ = shown["gather#autoplay&speed=4"]
     assert [row[1:] for row in rows] == [["a0", "a1", "a2"]] * 3
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_small_and_large_groups_play_to_the_end(told: Any, size: int) -> None:
-    rows, _, caption = told[f"sharded{size}#autoplay&speed=max"]
+def test_small_and_large_groups_play_to_the_end(shown: Any, size: int) -> None:
+    rows, _, caption = shown[f"sharded{size}#autoplay&speed=max"]
     *_, last = sharded(size).states()
     places = sharded(size).places
     assert rows == [[str(last[rank, place]) for place in places[rank]] for rank in range(size)]
     assert caption.startswith("Proved")
 
 
-def test_a_page_judges_by_what_is_held_not_by_reaching_the_end(told: Any) -> None:
+def test_a_page_judges_by_what_is_held_not_by_reaching_the_end(shown: Any) -> None:
     assert pages()["wrong"] != pages()["ring"]
-    assert told["wrong#autoplay&speed=max"][2].startswith("Wrong")
+    assert shown["wrong#autoplay&speed=max"][2].startswith("Wrong")
 
 
-def test_keys_and_buttons_play_pause_and_step(told: Any) -> None:
-    assert told["ring#arrows"] == [1, 2, 1, 6, 6, 0, 0]
-    assert told["ring#space"] == ["Pause", "Play"]
-    (forward, messages), (back, _) = told["ring#buttons"]
+def test_keys_and_buttons_play_pause_and_step(shown: Any) -> None:
+    assert shown["ring#arrows"] == [1, 2, 1, 6, 6, 0, 0]
+    assert shown["ring#space"] == ["Pause", "Play"]
+    (forward, messages), (back, _) = shown["ring#buttons"]
     assert forward == ["a1a0", "b1", "c1", "d1"]
     assert "0 \u2192 1  chunk 0 + a0" in messages
     assert back == ["a1", "b1", "c1", "d1"]
 
 
-def test_the_bar_scrubs_both_ways(told: Any) -> None:
+def test_the_bar_scrubs_both_ways(shown: Any) -> None:
     # While messages fly, what was held before them is shown. They have landed at 0.9.
     rounds = [[3, "round 4 of 6"], [5, "round 5 of 6"], [1, "round 1 of 6"], [0, "round 1 of 6"]]
-    assert told["ring#bar"] == rounds
+    assert shown["ring#bar"] == rounds
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_overflows_its_card_or_the_page(told: Any, width: int) -> None:
-    looks = told[f"grid#width={width}"]
+def test_nothing_overflows_its_card_or_the_page(shown: Any, width: int) -> None:
+    looks = shown[f"grid#width={width}"]
     assert looks["cards"] == 8
     assert looks["overflowing"] == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", CHARTS)
-def test_no_chart_overflows_its_card_or_the_page(told: Any, name: str, width: int) -> None:
-    n_figures, too_wide = told[f"{name}#width={width}"]
+def test_no_chart_overflows_its_card_or_the_page(shown: Any, name: str, width: int) -> None:
+    n_figures, too_wide = shown[f"{name}#width={width}"]
     assert n_figures > 12
     assert too_wide == []
 
 
-def test_the_bar_is_at_least_half_as_wide_as_a_phone(told: Any) -> None:
-    assert told["grid#width=400"]["scrub"] >= 200
+def test_the_bar_is_at_least_half_as_wide_as_a_phone(shown: Any) -> None:
+    assert shown["grid#width=400"]["scrub"] >= 200
