@@ -117,7 +117,7 @@ def test_requests_that_cannot_be_served_are_refused_with_a_reason(tmp_path: Path
             version = shoal.__version__
             assert f"it runs shoal {version}, and the workers 0.0.1: install the same" in refused
             refused = two.ask(reserve).refused
-            assert refused == "it serves 1 job, the most that --max-jobs allows"
+            assert refused == "it serves 1 job, the limit of --max-jobs"
             # A child whose workers do not answer ends by itself, without effect on others.
             assert one.ask(Meet(1, 3, 3, 4, roster)).refused == ""
             assert '"n_jobs": 1' in one.ask(Ask()).text

@@ -51,11 +51,11 @@ def test_a_server_reports_an_impossible_plan_to_the_workers(
             ask_for_what_cannot_be_served, N_WORKERS, env=job_env(keys[0], server.address)
         )
         assert status_of(keys[1], server.address)["n_jobs"] <= 1  # it lives
-        assert any("cannot serve what worker 0 announced" in line for line in server.log)
+        assert any("cannot serve a call that worker 0 announced" in line for line in server.log)
     for right, is_shared, _ in found:
         assert right == [True, True]
         assert is_shared
     told = [line for line in found[0][2] if line.startswith("view 1 of the servers has ended: ")]
     assert len(told) == 1
-    assert "server 3 cannot serve what worker 0 announced: " in told[0]
+    assert "server 3 cannot serve a call that worker 0 announced: " in told[0]
     assert "no such algorithm" in told[0]

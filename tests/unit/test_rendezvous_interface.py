@@ -86,7 +86,7 @@ def test_a_list_with_an_unknown_interface_is_refused_by_name(wanted: str, unknow
     with pytest.raises(UsageError) as caught:
         choose_address("head", {"SHOAL_SOCKET_IFNAME": wanted})
     assert str(caught.value).startswith(f"SHOAL_SOCKET_IFNAME={wanted}: no network interface")
-    assert f" matches {unknown}; there are lo" in str(caught.value)
+    assert f" matches {unknown}; this host has lo" in str(caught.value)
     assert "eth1 (10.1.0.5, fe80::1, fd00::5)" in str(caught.value)
 
 

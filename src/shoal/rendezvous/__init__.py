@@ -1,4 +1,4 @@
-"""Turns a store, a rank and a size into a group whose ranks know each other; no framework."""
+"""Turns a store, a rank and a size into a group of connected ranks, without a framework."""
 
 from shoal.rendezvous.attempt import reporting_failure
 from shoal.rendezvous.join import join

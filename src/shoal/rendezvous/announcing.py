@@ -1,4 +1,4 @@
-"""What newcomers and members write to each other at a door (door.py).
+"""The values that newcomers and members write for each other at a door (door.py).
 
 A newcomer writes its announcement under a random id, and waits for the answer: a refusal, or an
 invitation to the meeting where the new group forms.
@@ -17,23 +17,23 @@ _ANSWER_KIND: Final = b"shoal/an"
 N_ID_BYTES: Final = 16
 NEWCOMER: Final = "newcomer"
 GONE: Final = b"gone"
-"""The value of `here_key` for a newcomer that was lost before it came."""
+"""The value of `here_key` for a newcomer that was lost before it reached the meeting."""
 
 _DAMAGED: Final = "its announcement is damaged, or of another version of shoal"
 
 
 def announcement_key(number: str) -> str:
-    """The store key of a newcomer's announcement; `number` is its id."""
+    """Return the store key of a newcomer's announcement; `number` is its id."""
     return f"{NEWCOMER}/{number}"
 
 
 def answer_key(number: str) -> str:
-    """The store key of the answer to a newcomer."""
+    """Return the store key of the answer to a newcomer."""
     return f"answer/{number}"
 
 
 def here_key(number: str) -> str:
-    """The key, in a meeting's part of the store, under which a newcomer shows that it has come."""
+    """Return the key, in a meeting's part of the store, by which a newcomer checks in."""
     return f"here/{number}"
 
 
@@ -42,7 +42,7 @@ class Announcement(NamedTuple):
 
     Args:
         shoal: its version of shoal.
-        group: the name of the group that it asks for.
+        group: the name of the group that it wants to enter.
         digest: of its settings.
     """
 
@@ -52,17 +52,17 @@ class Announcement(NamedTuple):
     digest: bytes
 
     def encode(self) -> bytes:
-        """As a value for the store."""
+        """Return the announcement as a value for the store."""
         texts = b"".join(map(text_field, (self.shoal, self.group, self.host_label)))
         return seal(_KIND, HANDSHAKE_VERSION, texts + field(self.digest))
 
 
-# Returns why the group refuses a process; empty if it does not.
+# Returns why the group refuses a process; empty: it does not.
 Check = Callable[[Announcement], str]
 
 
 def judge(value: bytes, check: Check) -> tuple[str, str]:
-    """The host name in an announcement, and why the process is refused; empty if it is not."""
+    """Return the host name in an announcement, and why the process is refused; empty: it is not."""
     try:
         data = unpack(_KIND, value)
         found = Announcement(data.text(), data.text(), data.text(), data.field())
@@ -73,19 +73,19 @@ def judge(value: bytes, check: Check) -> tuple[str, str]:
 
 
 class Answer(NamedTuple):
-    """The answer to a newcomer: why it is refused, or where and under which name to meet."""
+    """The answer to a newcomer: a refusal, or the address and name of a meeting."""
 
     refusal: str = ""
     address: str = ""
     uuid: str = ""
 
     def encode(self) -> bytes:
-        """As a value for the store."""
+        """Return the answer as a value for the store."""
         return seal(_ANSWER_KIND, HANDSHAKE_VERSION, b"".join(map(text_field, self)))
 
 
 def decode_answer(value: bytes) -> Answer:
-    """Return the answer in this value; ValueError if it holds none of this version."""
+    """Return the answer in this value; ValueError if damaged or of another version."""
     data = unpack(_ANSWER_KIND, value)
     found = Answer(data.text(), data.text(), data.text())
     data.end()

@@ -1,9 +1,9 @@
-"""A process's door: where newcomers announce themselves, and where members of new groups meet.
+"""A process's door: newcomers announce themselves there, and members of new groups meet there.
 
 A door is a store (store/server.py) that the process serves at its own address. It costs a thread
-that sleeps, and a few descriptors. A meeting is a part of the store with a prefix of its own, in
-which one group forms (`join`). The meeting ends for all if the connection of a process that meets
-there ends, or if a process stops asking: so the others need not wait for it.
+that sleeps, and a few descriptors. A meeting is a part of the store with its own prefix, in which
+one group forms (`join`). The meeting ends for all visitors if one of them loses its connection or
+stops sending requests, so that the others do not wait for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.rendezvous.announcing import Check
     from shoal.rendezvous.store import Store
 
-# Meetings whose values are kept. The values of the last ones are, for ranks that are late to leave.
+# The most meetings whose values are kept. Old ones serve ranks that are late to leave.
 _MOST_MEETINGS: Final = 4
 _OPEN: Final = "open"
 _LEFT: Final = "left"
@@ -43,7 +43,7 @@ _N_ID_BYTES: Final = 16
 
 
 class Newcomer(NamedTuple):
-    """A process that waits at a door: its id there, and its host's name."""
+    """A process that waits at a door, with its id there and its host's name."""
 
     number: str
     host_label: str
@@ -53,8 +53,8 @@ class _Visitor(NamedTuple):
     """A process at a meeting.
 
     Args:
-        attempt, rank, host_label: by its record; 0, -1 and "" before it has one.
-        heard_at: when its last request came.
+        attempt, rank, host_label: by its record; 0, -1 and "" before it has published one.
+        heard_at: the time of its last request.
     """
 
     attempt: int
@@ -66,14 +66,14 @@ class _Visitor(NamedTuple):
 class Door(StoreServer):
     """This process's door. It closes when it is not referenced any more.
 
-    Without a job key it listens on 127.0.0.1, so it serves processes of this host alone.
+    Without a job key it listens on 127.0.0.1, so it serves only processes of this host.
 
     Args:
         environ: read for the job key, `SHOAL_SOCKET_IFNAME`, `SHOAL_PORT_RANGE` and `MASTER_ADDR`.
 
     Raises:
-        UsageError: it cannot listen there, or no descriptor is left; says what to set.
-        ShoalError: no thread can be had.
+        UsageError: it cannot listen there, or no descriptor is left; names what to set.
+        ShoalError: no thread can be started.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -96,25 +96,25 @@ class Door(StoreServer):
         weakref.finalize(self, self._doorman.submit, None).atexit = False
 
     def open(self, uuid: str, silent_s: float = float("inf")) -> None:
-        """Let processes meet here under this name, which no earlier meeting here had.
+        """Open a meeting with this name, which no earlier meeting here had.
 
         Args:
-            silent_s: the meeting ends if a process that meets here asks nothing for this long.
+            silent_s: the meeting ends if a visitor sends no request for this long.
         """
         meeting = _meeting_id(uuid)
         self._doorman.submit(lambda: self._doorman.open(meeting, silent_s))
 
     def take_newcomers(self, check: Check) -> None:
-        """Let newcomers wait here from now on, except those that `check` refuses."""
+        """Let newcomers wait here from now on, unless `check` refuses them."""
         self._doorman.check = check
 
     @property
     def newcomers(self) -> tuple[Newcomer, ...]:
-        """The newcomers that wait here, the first to come first."""
+        """The newcomers that wait here, in order of arrival."""
         return self._doorman.newcomers
 
     def invite(self, number: str, address: str, uuid: str) -> None:
-        """Send the newcomer with this id to a meeting; it does not wait here any more."""
+        """Send the newcomer with this id to a meeting; it stops waiting here."""
         answer = Answer(address=address, uuid=uuid)
         self._doorman.submit(lambda: self._doorman.invite(number, answer))
 
@@ -122,25 +122,25 @@ class Door(StoreServer):
 class _Doorman(Serving):
     """Serves a door."""
 
-    key_differs_text = "a process that holds another job key tried to reach this one, in vain"
+    key_differs_text = "a process that holds another job key tried to reach this one: refused"
 
     def __init__(self, listener: socket.socket, key: bytes | None) -> None:
         super().__init__([listener], key, StoreLimits())
         # By open meeting, the oldest first.
         self._meetings: dict[str, dict[Peer, _Visitor]] = {}
         self._silent_s: dict[str, float] = {}
-        self._silent_at = float("inf")  # no visitor has been silent for too long before
+        self._silent_at = float("inf")  # the earliest time at which a visitor may be too silent
         self._ended: dict[str, End] = {}
         self._ids: dict[Peer, str] = {}  # of all callers that have announced themselves
         self._waiting_newcomers: dict[str, Newcomer] = {}  # by id
         self._invited: dict[str, str] = {}  # by id: the meeting; until the connection ends
-        self.newcomers: tuple[Newcomer, ...] = ()  # the same, for other threads
+        self.newcomers: tuple[Newcomer, ...] = ()  # a copy for other threads
         self.check: Check = lambda _: "the process there is in no group that takes newcomers"
 
     # Meetings.
 
     def open(self, meeting: str, silent_s: float) -> None:
-        """Begin a meeting, and forget the oldest if there are too many."""
+        """Open a meeting, and drop the oldest if there are too many."""
         self._meetings.setdefault(meeting, {})
         self._silent_s[meeting] = silent_s
         self._put(f"{meeting}/{_OPEN}", b"")
@@ -152,7 +152,7 @@ class _Doorman(Serving):
                 self._drop(key)
 
     def _lose(self, meeting: str, peer: Peer, why: str) -> None:
-        """End the attempts of a meeting that lacks a visitor, also those that begin later."""
+        """End the current and later attempts of a meeting that has lost a visitor."""
         visitors = self._meetings[meeting]
         lost = visitors.pop(peer, None)
         if lost is None:
@@ -161,7 +161,7 @@ class _Doorman(Serving):
         end = self._ended.setdefault(meeting, end)
         for attempt in {lost.attempt, *(visitor.attempt for visitor in visitors.values())}:
             self._end_attempt(meeting, attempt, end)
-        # NOT left to wait for a value: in no attempt yet, they do not look for its end.
+        # Visitors without a record must NOT wait on for a value: they do not look for an end yet.
         early = [one for one, visitor in visitors.items() if visitor.rank < 0]
         for other in [one for one in early if self._clients[one] is not None]:
             del visitors[other]
@@ -185,13 +185,13 @@ class _Doorman(Serving):
     # Newcomers.
 
     def answer(self, number: str, answer: Answer) -> None:
-        """Answer the newcomer of this id, if it has not gone."""
+        """Answer the newcomer with this id, if it still waits."""
         if self._waiting_newcomers.pop(number, None) is not None:
             self._put(answer_key(number), answer.encode())
             self.newcomers = tuple(self._waiting_newcomers.values())
 
     def invite(self, number: str, answer: Answer) -> None:
-        """Send a newcomer to a meeting, and note there if it has gone, or goes before it comes."""
+        """Send a newcomer to a meeting; if it is lost before it arrives, record that there."""
         self._invited[number] = _meeting_id(answer.uuid)
         if number in self._waiting_newcomers:
             self.answer(number, answer)
@@ -200,12 +200,12 @@ class _Doorman(Serving):
 
     def _note_loss(self, number: str) -> None:
         meeting = self._invited.pop(number, "")
-        if meeting in self._meetings:  # it is at this door
+        if meeting in self._meetings:  # the meeting is at this door
             self._put(f"{meeting}/{here_key(number)}", GONE)
 
     def _announce(self, peer: Peer, number: str, value: bytes) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", number) or number in self._ids.values():
-            raise ValueError("no id, or another's")
+            raise ValueError("the id is malformed or in use")
         self._forget(peer)
         self._ids[peer] = number
         host_label, refusal = judge(value, self.check)
@@ -230,7 +230,7 @@ class _Doorman(Serving):
             self._announce(peer, rest, value)
             return
         if meeting not in self._meetings:
-            raise ValueError("no such meeting")
+            raise ValueError("there is no such meeting")
         self._note_visitor(peer, key)
         visitors = self._meetings[meeting]
         found, record = find_record_key(rest), decode(value)
@@ -249,17 +249,17 @@ class _Doorman(Serving):
         meeting = key.partition("/")[0]
         is_early = meeting in self._ended and self._meetings[meeting][peer].rank < 0
         if is_early and wait_ms and key not in self._values:
-            raise ValueError("the meeting has ended")  # before this visitor waited, see `_lose`
+            raise ValueError("the meeting has ended")  # `_lose` closes only waiting visitors
         super()._get(peer, key, wait_ms)
 
     def _expire(self, now: float) -> float:
-        """As in a store; and lose the visitors that are silent."""
+        """As `Serving._expire`; also end the meetings of silent visitors."""
         if now >= self._silent_at:
             self._silent_at = self._lose_silent(now)
         return min(super()._expire(now), self._silent_at)
 
     def _lose_silent(self, now: float) -> float:
-        """End the meetings of visitors that have stopped; return when the next one may have."""
+        """End the meetings of silent visitors; return when the next visitor may be too silent."""
         until = float("inf")
         for meeting, visitors in self._meetings.items():
             silent_s = self._silent_s[meeting]
@@ -267,11 +267,11 @@ class _Doorman(Serving):
                 if now < visitor.heard_at + silent_s:
                     until = min(until, visitor.heard_at + silent_s)
                 else:
-                    self._lose(meeting, peer, f"asked nothing for {silent_s:g} s")
+                    self._lose(meeting, peer, f"sent no request for {silent_s:g} s")
         return until
 
     def lost(self, peer: Peer, error: int = 0, why: str = "") -> None:
-        """Forget a client, and end the meeting that it was in."""
+        """Drop a client, and end the meeting that it was in."""
         super().lost(peer, error, why)
         self._forget(peer)
         for meeting, visitors in self._meetings.items():
@@ -280,10 +280,10 @@ class _Doorman(Serving):
 
 
 class Visit:
-    """A meeting at a door, as a visitor sees it: a store of its own in the door's.
+    """A meeting at a door, as a visitor sees it: a part of the door's store, with a prefix.
 
     Args:
-        outlives_join: the door's process is a member, so a group without it is of no use.
+        outlives_join: True if the door stays open until all have joined, see `Asking`.
     """
 
     def __init__(self, store: Store, uuid: str, *, outlives_join: bool) -> None:
@@ -307,7 +307,7 @@ class Visit:
         return self._store.try_get_all([self._prefix + key for key in keys])
 
     def leave(self) -> None:
-        """Leave without ending the meeting: the others do not need this process any more."""
+        """Leave without ending the meeting, once the others do not need this process any more."""
         with contextlib.suppress(ShoalError):  # the door has closed
             self.set(_LEFT, b"")
 
@@ -361,16 +361,12 @@ def visit(
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """The host and the port of `host:port` or `[fd00::2]:port`.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return the host and port in `host:port` or `[fd00::2]:port`; UsageError for other text."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
     if not host or not colon or not is_port:
-        raise UsageError(f"{address!r} is not an address; expected host:port, as 10.0.0.2:29600")
+        raise UsageError(f"{address!r} is not an address; expected host:port, like 10.0.0.2:29600")
     return host, int(port)
 
 

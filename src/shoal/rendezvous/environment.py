@@ -1,7 +1,7 @@
-"""Where this process stands in its job, read from what the launcher left in the environment.
+"""Reads this process's rank and its job's size and master from the launcher's variables.
 
-Four dialects are understood, in this order: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
-`MASTER_PORT`; also what people set by hand), Open MPI's, PMI's (MPICH, Intel MPI), Slurm's.
+Supports four launchers, in this order: torchrun (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
+`MASTER_PORT`; also if set by hand), Open MPI, PMI (MPICH, Intel MPI), Slurm.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 
-# The port torch's own examples use, for launchers that do not choose one. Two jobs with the same
-# first host must not both use it: one of them sets MASTER_PORT.
+# The port of torch's own examples, for launchers that do not choose one. Of two jobs with the same
+# first host, one must set MASTER_PORT.
 DEFAULT_MASTER_PORT: Final = 29500
 _SLURM_PORTS: Final = range(20000, 30000)  # below the ports that Linux gives to connections
 _JOBS_PER_STEP: Final = 1000
@@ -30,7 +30,7 @@ class LaunchInfo(NamedTuple):
 
 
 class _Launcher(NamedTuple):
-    """The names one launcher uses; of several names for one thing the first that is set counts."""
+    """A launcher's variables; of several names for the size, the first one that is set counts."""
 
     name: str
     rank: str
@@ -47,8 +47,8 @@ _LAUNCHERS: Final = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALNRANKS"),
-    # The step's own count first: inside `srun -n 2` of a larger allocation SLURM_NTASKS may still
-    # be the allocation's.
+    # The step's count first: inside `srun -n 2` of a larger allocation, SLURM_NTASKS may be the
+    # allocation's count.
     _Launcher(
         "Slurm",
         "SLURM_PROCID",
@@ -61,8 +61,8 @@ _LAUNCHERS: Final = (
 def find_place(environ: Mapping[str, str] | None = None) -> LaunchInfo:
     """Return this process's place, from the first launcher whose rank variable is set.
 
-    Raises UsageError without one, or for a missing or wrong variable: names it, its value and what
-    is expected.
+    Raises UsageError if there is no such launcher, or for a missing or wrong variable: names it,
+    its value and the expected values.
     """
     env = os.environ if environ is None else environ
     launcher = next((found for found in _LAUNCHERS if env.get(found.rank)), None)
@@ -79,7 +79,7 @@ def find_place(environ: Mapping[str, str] | None = None) -> LaunchInfo:
 
 
 def first_host(nodelist: str) -> str | None:
-    """The first host of a Slurm node list, `node[03-07,9],gpu1` -> `node03`; None if unclear."""
+    """Return the first host of a Slurm list, `node[03-07,9],gpu1` -> `node03`; None if unclear."""
     first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+(?=,|$)", nodelist)
     if first is None:
         return None
@@ -102,8 +102,8 @@ def _master_addr(env: Mapping[str, str], launcher: _Launcher, size: int) -> str:
         if host is not None:
             return host
     raise UsageError(
-        f"MASTER_ADDR is not set and {launcher.name} does not say that all {size} ranks are on "
-        "one host: set MASTER_ADDR to the name or address of the host of rank 0, on every rank"
+        f"MASTER_ADDR is not set, and {launcher.name}'s variables do not show that all {size} "
+        "ranks are on one host: set it to the name or address of rank 0's host, on every rank"
     )
 
 

@@ -1,10 +1,10 @@
-"""Which of this host's addresses the other hosts should connect to.
+"""Chooses the address of this host to which other hosts should connect.
 
 In this order: the interface named by `SHOAL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` or
 `NCCL_SOCKET_IFNAME`; else the address from which this host reaches the master; else, if no master
-is known, the one on its default route, or of its only interface. Loopback is advertised only if it
-was named or if the master is at a literal loopback address: a silent 127.0.0.1 is the classic way
-in which such a mesh fails to connect.
+is known, the address on its default route, or of its only interface. Loopback is advertised only if
+it was named or if the master has a literal loopback address: advertising 127.0.0.1 by accident is
+the usual reason why such a mesh fails to connect.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
 _N_IFREQ_BYTES: Final = 40
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
 _LOOPBACK_NAMES: Final = ("localhost", "ip6-localhost")
-# Documentation addresses (RFC 5737, RFC 3849): no packet is ever sent there, only routes looked up.
+# Documentation addresses (RFC 5737, RFC 3849): only their routes are looked up; nothing is sent.
 _SOMEWHERE: Final = ("192.0.2.1", "2001:db8::1")
 
 
 class Interface(NamedTuple):
-    """A network interface of this host: its IPv4 addresses, then its IPv6 ones."""
+    """A network interface of this host, with its IPv4 addresses, then its IPv6 addresses."""
 
     name: str
     addresses: tuple[str, ...]
@@ -39,7 +39,7 @@ class Interface(NamedTuple):
 
 
 class Advertised(NamedTuple):
-    """The address to bind and to publish, and why this one."""
+    """The address to bind and to publish, and the reason for the choice."""
 
     address: str
     interface: str
@@ -49,10 +49,10 @@ class Advertised(NamedTuple):
 def choose_address(
     master_addr: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Advertised:
-    """Return the address at which other hosts are asked to reach this process.
+    """Return the address at which other hosts should connect to this process.
 
-    Raises UsageError, which lists what there is, for an interface that does not exist or has no
-    address, a master's name that does not resolve, or no route.
+    Raises UsageError, which lists the interfaces, for an interface that does not exist or has no
+    address, a master's name that does not resolve, or a missing route.
     """
     return choose_addresses(1, master_addr, environ)[0]
 
@@ -60,7 +60,7 @@ def choose_address(
 def choose_addresses(
     n_paths: int, master_addr: str | None = None, environ: Mapping[str, str] | None = None
 ) -> list[Advertised]:
-    """The same for each of several paths: in turn over the interfaces that were named."""
+    """Return the address for each of several paths, taking the named interfaces in turn."""
     env = os.environ if environ is None else environ
     found = list_interfaces()
     for variable in _VARIABLES:
@@ -74,8 +74,8 @@ def _routed(found: list[Interface], master_addr: str | None) -> Advertised:
     address = master_addr and _source_towards(master_addr)
     if address and master_addr and (not is_loopback(address) or names_loopback(master_addr)):
         return Advertised(address, _name_of(address, found), f"the route to {master_addr}")
-    # No master known, or its name is ours and /etc/hosts maps that to 127.0.1.1 (Debian): what
-    # other hosts can reach is not found out from it.
+    # No master is known, or it is this host and /etc/hosts maps its name to 127.0.1.1 (Debian), so
+    # it does not show which address other hosts can reach.
     address, why = routed_address(), "the default route"
     if address is None:
         address, why = only_address(found), "the only interface"
@@ -88,7 +88,7 @@ def _routed(found: list[Interface], master_addr: str | None) -> Advertised:
 
 
 def list_interfaces() -> list[Interface]:
-    """Every interface of this process's network namespace that has an address."""
+    """Return every interface with an address in this process's network namespace."""
     v6 = _ipv6_addresses()
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
@@ -103,13 +103,13 @@ def list_interfaces() -> list[Interface]:
 
 
 def resolve(host: str, port: int, kind: socket.SocketKind) -> list[tuple[Any, ...]]:
-    """As `socket.getaddrinfo`, which loads the codec of IDNA even for a name that needs none."""
+    """Call `socket.getaddrinfo`, but do not load the IDNA codec for names that do not need it."""
     name = host.encode() if host.isascii() else host
     return list(socket.getaddrinfo(name, port, type=kind))
 
 
 def routed_address() -> str | None:
-    """The source address of the default route, or None without one; never loopback."""
+    """Return the source address of the default route; None without one, and never loopback."""
     for somewhere in _SOMEWHERE:
         try:
             address = _source_towards(somewhere)
@@ -121,31 +121,31 @@ def routed_address() -> str | None:
 
 
 def only_address(found: list[Interface]) -> str | None:
-    """Return the address of the one interface that leads to other hosts; None if not one does."""
+    """Return the address of the only interface that leads to other hosts; None for 0 or several."""
     outward = [one for one in found if one.is_up and not one.is_loopback]
     addresses = [next(filter(_is_reachable, one.addresses), None) for one in outward]
     return addresses[0] if len(addresses) == 1 else None
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address never leaves the host."""
+    """Return True for a numeric loopback address."""
     return address.startswith("127.") or address == "::1"
 
 
 def names_loopback(host: str) -> bool:
-    """Whether a host was given as loopback outright, rather than by a name that maps to it."""
+    """Return True for a loopback address or localhost, but not for names that resolve to one."""
     return is_loopback(host) or host in _LOOPBACK_NAMES or host.startswith("localhost.")
 
 
 def within_host(address: str) -> str:
-    """Says of a store at a loopback address who can reach it."""
+    """Return a sentence that only its own host can reach a store at this loopback address."""
     return f"a store at the loopback address {address} can be reached from its own host only"
 
 
 def _named(
     variable: str, wanted: str, found: list[Interface], master_addr: str | None
 ) -> list[Advertised]:
-    """An address of each interface that the variable selects, best first."""
+    """Return an address of each interface that the variable selects, best first."""
     usable = [one for one in found if any(map(_is_reachable, one.addresses))]
     matches = _matching(wanted, usable)
     # NCCL and Gloo may share their variables with hosts that have only some of the interfaces.
@@ -153,9 +153,9 @@ def _named(
     if unknown or not matches:
         raise UsageError(
             f"{variable}={wanted}: no network interface of this host with an address matches "
-            f"{' or '.join(unknown) or 'it'}; there are {_describe(found)}"
+            f"{' or '.join(unknown) or 'it'}; this host has {_describe(found)}"
         )
-    # All ranks should speak the master's family, IPv4 where nothing is known.
+    # All ranks should use the master's address family; IPv4 if that is unknown.
     wants_v6 = master_addr is not None and ":" in master_addr
     chosen = []
     for match in matches:
@@ -166,7 +166,7 @@ def _named(
 
 
 def _matching(wanted: str, found: list[Interface]) -> list[Interface]:
-    """The interfaces that NCCL's syntax selects, best first: `eth,ib`, `=eth0`, `^docker`."""
+    """Return the interfaces selected by NCCL's syntax, best first: `eth,ib`, `=eth0`, `^docker`."""
     excludes = wanted.startswith("^")
     rest = wanted.removeprefix("^")
     is_exact = rest.startswith("=")
@@ -187,7 +187,7 @@ def _matching(wanted: str, found: list[Interface]) -> list[Interface]:
 
 
 def _unmatched(wanted: str, found: list[Interface]) -> list[str]:
-    """The names in a list of interfaces that match none; of an exclusion, never any."""
+    """Return the listed names that match no interface; none of them for an exclusion (^)."""
     if wanted.startswith("^"):
         return []
     exact = "=" if wanted.startswith("=") else ""
@@ -196,7 +196,7 @@ def _unmatched(wanted: str, found: list[Interface]) -> list[str]:
 
 
 def _source_towards(host: str) -> str:
-    """The local address of the route to a host. Nothing is sent: connect only looks it up."""
+    """Return the local address of the route to a host. Sends nothing: connect looks it up."""
     try:
         targets = resolve(host, 9, socket.SOCK_DGRAM)
     except OSError as error:
@@ -223,7 +223,7 @@ def _source(family: socket.AddressFamily, target: tuple[Any, ...]) -> str | None
 
 
 def _ask(asker: socket.socket, request: int, name: str) -> bytes:
-    """One `struct ifreq` answered by the kernel; zeros if it has nothing to say."""
+    """Return the kernel's answer to one `struct ifreq`; zeros if the request fails."""
     blank = struct.pack(f"{_N_IFREQ_BYTES}s", os.fsencode(name)[:15])
     try:
         return fcntl.ioctl(asker, request, blank)
@@ -232,7 +232,7 @@ def _ask(asker: socket.socket, request: int, name: str) -> bytes:
 
 
 def _ipv4_addresses(asker: socket.socket) -> dict[str, list[str]]:
-    """Return them by interface, also those that were added to its first one."""
+    """Return the IPv4 addresses by interface, also secondary ones."""
     found: dict[str, list[str]] = {}
     answers = array.array("B", bytes(1024 * _N_IFREQ_BYTES))
     question = struct.pack("iP", len(answers), answers.buffer_info()[0])  # struct ifconf
@@ -248,7 +248,7 @@ def _ipv4_addresses(asker: socket.socket) -> dict[str, list[str]]:
 
 
 def _ipv6_addresses() -> dict[str, list[str]]:
-    """By interface. A line reads: address, index, prefix length, scope, flags, name (proc(5))."""
+    """Return IPv6 addresses by interface; lines begin with an address and end with the name."""
     found: dict[str, list[str]] = {}
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as lines:
@@ -262,7 +262,7 @@ def _ipv6_addresses() -> dict[str, list[str]]:
 
 
 def _is_reachable(address: str) -> bool:
-    """Link-local IPv6 is not: it needs a scope, which means something only on its own host."""
+    """Return False for link-local IPv6, which needs a scope that is valid only on its own host."""
     return not address.startswith("fe80")
 
 

@@ -1,8 +1,8 @@
 """The job key: one secret that every rank of a job holds, and the keys derived from it.
 
 A connection is used only after both ends have proved that they hold the key
-(native/transport/handshake.h). The proof authenticates; it does not encrypt what follows. An
-onlooker could try out short keys against a recorded proof, so use a long random one:
+(native/transport/handshake.h). The proof authenticates the connection but does not encrypt it. An
+eavesdropper could try short keys against a recorded proof, so use a long random key:
 `openssl rand -hex 32 > key; chmod 600 key`.
 """
 
@@ -18,9 +18,9 @@ from shoal.errors import UsageError
 
 __all__ = ["HOW_TO_SET_KEY", "N_KEY_BYTES", "job_key", "pair_key", "random_key"]
 
-N_KEY_BYTES: Final = 32  # of a key we make ourselves: the width of SHA-256
-_MIN_BYTES: Final = 16  # 128 bits if random; shorter ones are passwords
-_MAX_BYTES: Final = 4096  # anything longer is some other file named by mistake
+N_KEY_BYTES: Final = 32  # of a random key: the width of SHA-256
+_MIN_BYTES: Final = 16  # 128 bits if random; shorter keys are passwords
+_MAX_BYTES: Final = 4096  # a longer file is not a key but a mistake
 HOW_TO_SET_KEY: Final = (
     "SHOAL_KEY_FILE (or SHOAL_KEY) must hold the same key on every rank, or be unset on every rank"
 )
@@ -29,8 +29,8 @@ HOW_TO_SET_KEY: Final = (
 def job_key(environ: Mapping[str, str] | None = None) -> bytes | None:
     """Return the key given by `SHOAL_KEY_FILE`, else by `SHOAL_KEY`, else None.
 
-    Raises UsageError, without the key, for a file that is missing, not regular, not ours or open to
-    others, and for a key of less than 16 bytes.
+    Raises UsageError, which does not show the key, for a file that is missing, not regular, another
+    user's or open to others, and for a key of fewer than 16 bytes.
     """
     env = os.environ if environ is None else environ
     path = env.get("SHOAL_KEY_FILE")
@@ -43,7 +43,7 @@ def job_key(environ: Mapping[str, str] | None = None) -> bytes | None:
 
 
 def random_key() -> bytes:
-    """A fresh key for a job that was given none."""
+    """Return a new random key, for a job without a key."""
     return os.urandom(N_KEY_BYTES)
 
 
@@ -54,19 +54,19 @@ def _read(path: str) -> bytes:
     except OSError as error:
         raise UsageError(f"SHOAL_KEY_FILE={path} cannot be read: {error.strerror}") from error
     try:
-        # Asked of the open file, not of the path, so that nothing can be swapped in between.
+        # Of the open file, NOT of the path: another file might be moved there in between.
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"SHOAL_KEY_FILE={path} is not a regular file")
         if found.st_uid != os.geteuid():
             raise UsageError(
                 f"SHOAL_KEY_FILE={path} belongs to user {found.st_uid}, but this process "
-                f"runs as user {os.geteuid()}: use a file of your own"
+                f"runs as user {os.geteuid()}: use a file that you own"
             )
         if found.st_mode & 0o077:
             raise UsageError(
                 f"SHOAL_KEY_FILE={path} has mode {stat.S_IMODE(found.st_mode):04o}, so other users "
-                f"may get at the key: chmod 600 {path}"
+                f"may read the key: chmod 600 {path}"
             )
         return os.read(fd, _MAX_BYTES + 1).rstrip(b"\r\n")
     finally:
@@ -77,6 +77,6 @@ def _check(key: bytes, where: str) -> bytes:
     if not _MIN_BYTES <= len(key) <= _MAX_BYTES:
         raise UsageError(
             f"{where} holds {len(key)} bytes; expected {_MIN_BYTES} to {_MAX_BYTES}, for example "
-            "what `openssl rand -hex 32` prints"
+            "the output of `openssl rand -hex 32`"
         )
     return key

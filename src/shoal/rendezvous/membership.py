@@ -1,4 +1,4 @@
-"""What a finished rendezvous leaves: who the peers are, and where each of them can be reached."""
+"""The result of a rendezvous: the peers of a group, and their addresses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PeerInfo(NamedTuple):
         host_id: equal for all ranks of one host, different between hosts.
         address: `10.0.0.2:4711` or `[fd00::2]:4711`, where it listens for other hosts; inside a
             host `unix`.
-        is_local: whether the peer is on this host: it has entered the memory that its ranks share.
-        listens_at: a rank of another host: address and port, by path, where it can be dialled for
+        is_local: True if the peer is on this host, and has entered the memory that its ranks share.
+        listens_at: of a rank of another host: address and port, by path, that can be dialled for
             the life of the job.
     """
 
@@ -38,19 +38,19 @@ class PeerInfo(NamedTuple):
 class Membership:
     """One epoch of a group, as one rank sees it.
 
-    Owns `listener_fds` until `take()` hands them over; `close()` closes them if nobody took them.
-    All are close-on-exec.
+    Owns `listener_fds` until `take()` hands them over; `close()` closes them if they were not
+    taken. All are close-on-exec.
 
     Attributes:
         epoch: 64 random bits, the same on all ranks.
         host_id: of this rank's host.
         peers: all other ranks, ascending.
-        digests: by rank, what it gave `join` as its settings digest.
-        process_ids: by rank, 128 random bits; the epoch, which every link proves, is made of them.
-        job_key: what all ranks of the job hold; derive from it (key.py), do not send it.
-        listens_at: where ranks of other hosts can reach this one, as they know it; none where
-            there are none.
-        listener_fds: the sockets there.
+        digests: by rank, the settings digest that it passed to `join`.
+        process_ids: by rank, 128 random bits; the epoch, which every link proves, is their hash.
+        job_key: the secret of all ranks of the job; derive keys from it (key.py), do NOT send it.
+        listens_at: the addresses of this rank that ranks of other hosts know; empty in a group on
+            one host.
+        listener_fds: the sockets that listen there.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Membership:
         return self.listener_fds
 
     def close(self) -> None:
-        """Close what was not taken; idempotent."""
+        """Close the descriptors that were not taken; idempotent."""
         for fd in () if self._is_taken else self.take():
             os.close(fd)
 

@@ -1,4 +1,4 @@
-"""What a join needs beside the store, the rank and the size."""
+"""The arguments of a join besides the store, the rank and the size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class HostMemory(NamedTuple):
 
     Args:
         make: called on the lowest rank of a host with the number of its ranks, once that is known
-            (again in another attempt); it has entered what it makes. Returns the descriptor to
-            pass to the others, borrowed; or -1 to pass none.
-        enter: called on each of the others with that descriptor, which is its own from here on, the
-            number of ranks and its place among them; again in another attempt. What it raises ends
-            the join. Nobody looks at the memory before all have entered.
+            (again in another attempt); also enters the memory. Returns the descriptor to pass to
+            the others, borrowed; or -1 to pass none.
+        enter: called on each of the others with that descriptor, which it owns from then on, the
+            number of ranks and its place among them; again in another attempt. An exception ends
+            the join. No rank uses the memory before all have entered.
     """
 
     make: Callable[[int], int] = lambda _n_local: -1
@@ -26,20 +26,19 @@ class HostMemory(NamedTuple):
 
 
 class JoinOptions(NamedTuple):
-    """How to join; the defaults are right for nearly everyone.
+    """Options of a join; the defaults suit nearly every job.
 
     Args:
         environ: read instead of `os.environ` for every `SHOAL_` variable and `MASTER_ADDR`.
         pending_s: seconds for a caller's proof. The handshake takes two round trips, under a
             millisecond on a quiet network; two seconds leave room for lost packets and a busy
             process.
-        dial_s: seconds for one connection attempt, until the next one.
-        warn_s: seconds until a join that has not ended warns of what it lacks; again after twice,
-            four times, eight times as long. Sooner than most clusters start all their ranks would
-            be noise.
-        gone_s: seconds until it warns of a rank that failed before we came. It may be about to be
-            started again, together with us.
-        log: takes the warnings, and at DEBUG a line per join.
+        dial_s: seconds for one connection attempt.
+        warn_s: seconds until an unfinished join warns of the missing ranks; again after twice, four
+            times, eight times as long. Most clusters start all their ranks sooner.
+        gone_s: seconds until a warning of a rank that failed before this one joined, since both may
+            be starting again.
+        log: gets the warnings, and at DEBUG a line per join.
     """
 
     environ: Mapping[str, str] = os.environ
@@ -51,5 +50,5 @@ class JoinOptions(NamedTuple):
 
     @property
     def label(self) -> str:
-        """This host's name in messages, not too long."""
+        """This host's name for messages, at most 255 characters."""
         return socket.gethostname()[:255]

@@ -1,4 +1,4 @@
-"""What a rank publishes about itself in the store, and how ranks recognise their own host."""
+"""The record that a rank publishes in the store, and the identity of its host."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shoal.rendezvous.packing import (
 
 _KIND: Final = b"shoal/rc"
 _HAS_OWN_KEY, _HAS_ENDPOINT = 1, 2
-MAX_SIZE: Final = 1 << 20  # of a group; no number of ranks that is read may be larger
+MAX_SIZE: Final = 1 << 20  # of a group; larger numbers in messages are refused
 
 
 class Endpoint(NamedTuple):
-    """Where a rank listens for other hosts; `interface` only serves messages."""
+    """An address at which a rank listens for other hosts; `interface` is for messages only."""
 
     address: str
     port: int
@@ -34,12 +34,12 @@ class Endpoint(NamedTuple):
         return f"{host}:{self.port}"
 
     def pack(self) -> bytes:
-        """As `unpack_endpoint` reads it."""
+        """Return the endpoint as bytes for `unpack_endpoint`."""
         return text_field(self.address) + number(self.port, 2) + text_field(self.interface)
 
 
 def unpack_endpoint(data: Unpacker) -> Endpoint:
-    """Take the next fields as an endpoint; ValueError if they are none."""
+    """Take the next fields as an endpoint; ValueError if they are not one."""
     address = data.text()
     try:
         # Numeric only: a name would be resolved, which can block for seconds.
@@ -50,10 +50,10 @@ def unpack_endpoint(data: Unpacker) -> Endpoint:
 
 
 class Record(NamedTuple):
-    """One rank's record: what rank 0 must know of it to make the roll (roll.py).
+    """One rank's record, from which rank 0 makes the roll (roll.py).
 
-    `has_own_key` says whether the rank was given a job key. `endpoint` is where the lowest ranks of
-    other hosts connect to, once there are such.
+    `has_own_key` is True if the rank was given a job key. `endpoint` is for the lowest ranks of
+    other hosts that connect to this rank; None before it listens for them.
     """
 
     size: int
@@ -66,7 +66,7 @@ class Record(NamedTuple):
     version: int = HANDSHAKE_VERSION
 
     def encode(self) -> bytes:
-        """As a value for the store."""
+        """Return the record as a value for the store."""
         flags = _HAS_OWN_KEY * self.has_own_key + _HAS_ENDPOINT * (self.endpoint is not None)
         body = number(self.size, 4) + number(flags, 1) + self.nonce
         body += b"".join(map(text_field, (self.host_id, self.host_label, self.unix_name)))
@@ -76,9 +76,9 @@ class Record(NamedTuple):
 
 
 def decode(value: bytes) -> Record | None:
-    """The record, or None if these bytes are not one. A wrong version has only its version right.
+    """Return the record, or None for other bytes. Of another version, only `version` is valid.
 
-    Nothing in a record is trusted: the peer still has to prove the key.
+    Nothing in a record is trusted: the peer must still prove the key.
     """
     try:
         version, body = unseal(_KIND, value)
@@ -96,11 +96,11 @@ def decode(value: bytes) -> Record | None:
 
 
 def find_host_id(environ: Mapping[str, str]) -> str:
-    """The same on two ranks exactly if they can share Unix sockets, and with them memory.
+    """Return an id that is equal on two ranks exactly if they can share Unix sockets and memory.
 
-    Abstract Unix sockets belong to a network namespace, so two containers with networks of their
-    own are two hosts. `SHOAL_HOST_ID` overrides it: tests use it to pretend several hosts, and
-    virtual machines cloned with their boot id need it.
+    Abstract Unix sockets belong to a network namespace, so two containers with separate networks
+    are two hosts. `SHOAL_HOST_ID` overrides it: tests use it to simulate several hosts, and virtual
+    machines cloned with their boot id need it.
     """
     if environ.get("SHOAL_HOST_ID"):
         named = environ["SHOAL_HOST_ID"].encode(errors="replace")[: MAX_FIELD_BYTES - 4]
@@ -109,10 +109,10 @@ def find_host_id(environ: Mapping[str, str]) -> str:
         # As bytes: a text file costs a tenth of a whole join the first time.
         with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:
             boot = file.read(64).decode("ascii", "replace").strip()
-    except (FileNotFoundError, PermissionError):  # NOT for want of descriptors: that passes
+    except (FileNotFoundError, PermissionError):  # NOT EMFILE: that passes
         boot = socket.gethostname()
     try:
-        # The thread's own namespace, which setns(2) may have changed for it alone.
+        # The thread's namespace, NOT the process's: setns(2) changes one thread.
         namespace = os.stat("/proc/thread-self/ns/net").st_ino
     except OSError:
         namespace = 0

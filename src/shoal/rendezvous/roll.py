@@ -1,6 +1,6 @@
-"""Who meets in one epoch: rank 0 puts it together, and all others read this one value.
+"""The roll: all processes that meet in one epoch. Rank 0 writes it, and all others read it.
 
-It lies in the store in as many parts as it takes, the first of them written last.
+It is in the store in one or more parts; the first part is written last.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from shoal.rendezvous.record import Record
 
 _KIND: Final = b"shoal/ro"
-_PART_BYTES: Final = MAX_VALUE_BYTES - 64  # the rest is for what stands around it
+_PART_BYTES: Final = MAX_VALUE_BYTES - 64  # leaves room for the part's head and seal
 _N_RANK_BYTES: Final = N_NONCE_BYTES + 4
 _N_HOST_BYTES: Final = 512
 
 
 class Roll(NamedTuple):
-    """Who meets in one epoch.
+    """The processes that meet in one epoch.
 
     Args:
-        nonces: by rank, 128 random bits that its process drew.
+        nonces: by rank, 128 random bits that its process chose.
         hosts: by rank, the number of its host, in the order of their lowest ranks.
         leader_names: by host, the Unix name at which its lowest rank listens.
         labels: by host, its name for people.
-        key: of the job, if it was given none: a random one. It travels with the nonces so that
-            nobody can pair the key of an earlier group with an epoch of this one.
+        key: a random job key if the job was given no key, else None. It is sent with the nonces, so
+            that the key of an earlier group cannot be combined with this epoch.
     """
 
     nonces: tuple[bytes, ...]
@@ -44,7 +44,7 @@ class Roll(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """64 random bits, a hash of all nonces, so that no rank chooses them."""
+        """64 random bits: a hash of all nonces, so that no rank can choose them."""
         return int.from_bytes(hashlib.sha256(b"".join(self.nonces)).digest()[:8], "big")
 
     @classmethod
@@ -62,7 +62,7 @@ class Roll(NamedTuple):
         return cls(nonces, hosts, leader_names, tuple(record.host_label for record in lowest), key)
 
     def encode(self) -> list[bytes]:
-        """The parts, each a value for the store."""
+        """Return the parts, each a value for the store."""
         body = number(len(self.nonces), 4) + number(len(self.leader_names), 4)
         body += bytes((self.key is not None,)) + (self.key or b"") + b"".join(self.nonces)
         body += b"".join(number(host, 4) for host in self.hosts)
@@ -76,7 +76,7 @@ class Roll(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One part of a roll, as it was read."""
+    """One part of a roll."""
 
     epoch: int
     n_parts: int
@@ -85,7 +85,7 @@ class Part(NamedTuple):
 
 
 def decode_part(value: bytes, size: int) -> Part | None:
-    """A part of the roll of so many ranks; None if it is none."""
+    """Return the part in this value, of a roll of `size` ranks; None for other values."""
     most = 1 + size * (_N_RANK_BYTES + _N_HOST_BYTES) // _PART_BYTES
     try:
         data = unpack(_KIND, value)
@@ -96,7 +96,7 @@ def decode_part(value: bytes, size: int) -> Part | None:
 
 
 def decode(parts: Sequence[Part], size: int) -> Roll | None:
-    """The roll of so many ranks; None if these are not all its parts, in order."""
+    """Return the roll of `size` ranks; None if these are not all its parts, in order."""
     first = parts[0]
     wanted = [(first.epoch, len(parts), part) for part in range(first.n_parts)]
     if [each[:3] for each in parts] != wanted:
@@ -118,6 +118,6 @@ def _unpack(data: Unpacker, size: int) -> Roll:
     labels = tuple(data.text() for _ in range(n_hosts))
     data.end()
     if list(dict.fromkeys(hosts)) != list(range(n_hosts)):
-        raise ValueError("hosts out of order")
+        raise ValueError("the hosts are out of order")
     by_rank = tuple(nonces[n * rank : n * (rank + 1)] for rank in range(n_ranks))
     return Roll(by_rank, hosts, leader_names, labels, key)

@@ -1,7 +1,7 @@
-"""The roster: an entry for each rank, which travels up and down the tree.
+"""The roster: an entry for each rank, sent up and down the tree.
 
-A report (links.py) is a part of it: a rank's own entry, then the entries of all ranks below it. The
-report of rank 0 is the whole roster, and is passed down unchanged.
+A report (links.py) is a part of the roster: a rank's own entry, then the entries of all ranks below
+it. Rank 0's report is the complete roster, and is passed down unchanged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Entry(NamedTuple):
 
     Args:
         host_id, host_label: see `PeerInfo`.
-        digest: what it gave `join`.
-        listens_at: by path, where other hosts can connect to it; none in a job on one host.
+        digest: as passed to `join`.
+        listens_at: by path, where other hosts can connect to it; empty in a job on one host.
     """
 
     host_id: str
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     listens_at: tuple[Endpoint, ...] = ()
 
     def encode(self, rank: int) -> bytes:
-        """The entry of this rank."""
+        """Return the entry as bytes, for this rank."""
         paths = self.listens_at[:MOST_CONNECTIONS]
         head = number(rank, 4) + text_field(self.host_id) + text_field(self.host_label)
         tail = b"".join(endpoint.pack() for endpoint in paths)
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 def check_addresses(roster: Mapping[int, Entry]) -> None:
-    """Other hosts can reach every rank, as far as addresses tell.
+    """Check that no rank listens where other hosts cannot reach it.
 
     Raises:
         UsageError: some ranks listen on loopback and others do not. All ranks raise the same.
@@ -66,10 +66,10 @@ def _on_loopback(entry: Entry) -> bool:
 
 
 def decode(body: bytes, ranks: Set[int], least_paths: int = 0) -> dict[int, Entry]:
-    """The entries of these ranks, each of which listens for other hosts by so many paths.
+    """Return the entries of these ranks, each with at least `least_paths` endpoints.
 
     Raises:
-        ValueError: it is anything else than one entry of each.
+        ValueError: `body` is not exactly one valid entry for each.
     """
     data = Unpacker(body)
     found: dict[int, Entry] = {}
@@ -79,8 +79,8 @@ def decode(body: bytes, ranks: Set[int], least_paths: int = 0) -> dict[int, Entr
         digest, n_paths = data.field(), data.number(1, least_paths, MOST_CONNECTIONS)
         listens_at = tuple(unpack_endpoint(data) for _ in range(n_paths))
         if rank in found:
-            raise ValueError(f"rank {rank} twice")
+            raise ValueError(f"rank {rank} has two entries")
         found[rank] = Entry(*names, digest, listens_at)
     if found.keys() != ranks:
-        raise ValueError("other ranks than expected")
+        raise ValueError("the ranks are not the expected ones")
     return found

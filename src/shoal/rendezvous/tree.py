@@ -1,4 +1,4 @@
-"""Who connects to whom: the ranks of a host to its lowest, and those along a binary tree."""
+"""The tree of connections: a host's ranks to its lowest, and the lowest along a binary tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 
 class Tree:
-    """Where one rank stands in the tree of all, whose root is rank 0.
+    """One rank's place in the tree of all ranks, whose root is rank 0.
 
     Args:
         hosts: by rank, the number of its host, in the order of their lowest ranks.
@@ -32,21 +32,21 @@ class Tree:
             self.below[leaders[child]] = ranks
 
     def is_local(self, rank: int) -> bool:
-        """Whether a rank is on our host."""
+        """Return True if a rank is on this rank's host."""
         return rank in self.host
 
     def parent_of(self, rank: int) -> int | None:
-        """The rank above another one; for messages."""
+        """Return the rank above another one, for messages."""
         return Tree(self.hosts, rank).parent
 
     @property
     def has_hosts_below(self) -> bool:
-        """Whether ranks of other hosts connect to this one."""
+        """True if ranks of other hosts connect to this one."""
         return len(self.below) > len(self.members)
 
 
 def _leaders(hosts: Sequence[int]) -> dict[int, int]:
-    """By host, its lowest rank."""
+    """Return the lowest rank of each host."""
     found: dict[int, int] = {}
     for rank, host in enumerate(hosts):
         found.setdefault(host, rank)

@@ -1,4 +1,4 @@
-"""One job's view, served by a process of its own: its faults harm no other job."""
+"""Serves one view of a job in a separate process, so that its faults do not harm other jobs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _ASKING: Final = (signal.SIGTERM, signal.SIGINT)
-# What the interpreter, stacks and sockets take besides the windows.
+# For the interpreter, stacks and sockets, besides the windows.
 _BESIDES_BYTES: Final = 512 << 20
 
 
 def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) -> tuple[int, int]:
     """Fork a child that serves this view; return its process id, and the pipe of its reports.
 
-    Closes the listeners, which the child keeps, in any case. OSError if there can be no child.
+    Always closes the listeners, which the child keeps. OSError if no child can be started.
     """
 
     def work() -> None:
@@ -44,7 +44,7 @@ def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) ->
         serve(meet, listeners, lambda report: _report(write, report))
 
     try:
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)  # which keeps reports apart
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)  # O_DIRECT keeps reports separate
         try:
             pid = fork(f"serving view {meet.view} as rank {meet.rank}", work, {write, *listeners})
         except OSError:
@@ -62,11 +62,10 @@ def start(meet: Meet, key_path: str, memory_bytes: int, listeners: list[int]) ->
 def fork(doing: str, work: Callable[[], None], kept: Iterable[int] = ()) -> int:
     """Fork a child that only does `work`, and is killed with this process; return its process id.
 
-    The child has a session of its own, keeps only `kept` and the standard descriptors open, and
-    leaves SIGTERM and SIGINT to this process. It logs what `work` raises. OSError if there can be
-    no child.
+    The child has its own session, keeps only `kept` and the standard descriptors open, and ignores
+    SIGTERM and SIGINT. It logs exceptions of `work`. OSError if no child can be started.
     """
-    # NOT let in before the child ignores them: the parent's handlers would make the parent drain.
+    # Blocked until the child ignores them: NOT with the parent's handlers, which make it drain.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
     try:
         parent, pid = os.getpid(), os.fork()
@@ -78,7 +77,7 @@ def fork(doing: str, work: Callable[[], None], kept: Iterable[int] = ()) -> int:
 
 
 def _be_child(doing: str, work: Callable[[], None], kept: set[int], parent: int) -> NoReturn:
-    """NOT returning, and NOT raising: the frames above belong to the parent."""
+    """Run `work` and exit. Must NOT return or raise: the frames above belong to the parent."""
     code = 1
     try:
         _leave_parent(kept, parent)
@@ -86,7 +85,7 @@ def _be_child(doing: str, work: Callable[[], None], kept: set[int], parent: int)
         code = 0
     except (ShoalError, OSError, ValueError) as error:
         _LOG.warning("%s ended: %s", doing, error)
-    except Exception:  # noqa: BLE001 - nothing of a child may reach the parent's frames
+    except Exception:  # noqa: BLE001 - no exception of a child may reach the parent's frames
         _LOG.exception("%s failed", doing)
     finally:
         with contextlib.suppress(Exception):
@@ -96,7 +95,7 @@ def _be_child(doing: str, work: Callable[[], None], kept: set[int], parent: int)
 
 def _leave_parent(kept: set[int], parent: int) -> None:
     os.setsid()
-    # Killing a server kills its children: what they hold is of no use without it.
+    # Killing a server kills its children, which are useless without it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -105,7 +104,7 @@ def _leave_parent(kept: set[int], parent: int) -> None:
     for number in _ASKING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKING)
-    # The parent's sockets; its objects live as long as this process, and close nothing.
+    # Close the parent's sockets; their objects live as long as this process, and never close them.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     for before, after in itertools.pairwise([2, *sorted(kept), most]):
         os.closerange(before + 1, after)
@@ -120,7 +119,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _report(pipe: int, report: dict[str, Any]) -> None:
-    """Write a report, or none if the parent reads too slowly: the next one follows soon."""
+    """Write a report; skip it if the parent reads too slowly, since the next one follows soon."""
     os.set_blocking(pipe, False)
     with contextlib.suppress(BlockingIOError):
         os.write(pipe, json.dumps({**report, "at_s": time.time()}).encode()[: select.PIPE_BUF])

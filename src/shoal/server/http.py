@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics at the server's port, for anyone: they hold no secrets."""
+"""Serves /healthz, /readyz and /metrics at the server's port, to anyone: they hold no secrets."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _PATIENCE_S: Final = 2.0  # for a request
 
 _PLAIN: Final = "text/plain; charset=utf-8"
 _METRICS: Final = {
-    "shoal_server_draining": "Whether it is about to end.",
+    "shoal_server_draining": "1 while the server drains, else 0.",
     "shoal_server_jobs": "Jobs that have reserved or are served.",
     "shoal_server_views": "Views that are served: one of each job, two at a change.",
     "shoal_server_calls_in_flight": "All-reduces in flight.",
-    "shoal_server_memory_bytes": "Held by segments.",
-    "shoal_server_receive_bytes_per_second": "From workers.",
-    "shoal_server_send_bytes_per_second": "To workers.",
+    "shoal_server_memory_bytes": "Bytes held by segments.",
+    "shoal_server_receive_bytes_per_second": "Rate from workers.",
+    "shoal_server_send_bytes_per_second": "Rate to workers.",
 }
 _SUMMED: Final = ("n_in_flight", "staging_bytes", "bytes_in_per_s", "bytes_out_per_s")
 
 State = Callable[[], dict[str, Any]]
-"""Returns a server's state; the reports in "views" name jobs, and are sent as sums only."""
+"""Returns a server's state. The reports in "views" name jobs, so only their sums are served."""
 
 
 class HttpCaller:
-    """A caller that is sent one response. That is short: the buffer of a new socket takes it.
+    """A caller that gets one response, short enough for the send buffer of a new socket.
 
-    Owns the non-blocking socket `fd`. `is_open` until it is answered or has left; close it at
+    Owns the socket `fd`. `is_open` until the caller is answered or has left; close it at
     `deadline`.
     """
 
@@ -88,7 +88,7 @@ def _page(path: bytes, state: State) -> tuple[int, str, str]:
         return (503, "draining\n", _PLAIN) if state()["is_draining"] else (200, "ready\n", _PLAIN)
     if path == b"/metrics":
         return 200, _metrics(state()), "text/plain; version=0.0.4; charset=utf-8"
-    return 404, "there are /healthz, /readyz and /metrics\n", _PLAIN
+    return 404, "the paths are /healthz, /readyz and /metrics\n", _PLAIN
 
 
 def _metrics(state: dict[str, Any]) -> str:

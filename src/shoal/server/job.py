@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from shoal.engine import Peer
     from shoal.server.options import JobKey
 
-# A job whose servers come one after another asks for up to ten views in a second, and then for few;
-# each rail of a job asks for its own views, all at the same time. Forking one takes the parent
-# 10 ms: a key in a loop gets a 25th of its time.
+# A job whose servers start one after another asks for up to ten views in a second, then for few.
+# Each rail of a job asks for its own views, all at the same time. Forking a child takes the parent
+# 10 ms, so a key that asks in a loop gets a 25th of its time.
 AT_ONCE: Final = 64
 _PAUSE_S: Final = 0.25
 
 
 class Pace:
-    """Allows 64 at once, and then one each 0.25 s. Reads no clock."""
+    """Allows 64 views at once, and then one every 0.25 s. Takes the time as an argument."""
 
     def __init__(self) -> None:
-        self.next_at = 0.0  # the time from which one can be taken
+        self.next_at = 0.0  # the earliest time for the next one
         self._early_s = (AT_ONCE - 1) * _PAUSE_S
 
     def take(self, now: float) -> bool:
-        """Take one, if one is allowed now; return True if it was."""
+        """Return True and count a view if one is allowed now."""
         if now < self.next_at:
             return False
         self.next_at = max(self.next_at, now - self._early_s) + _PAUSE_S
@@ -37,15 +37,15 @@ class Pace:
 
 
 class Job:
-    """A job that has proved its key; its lowest worker is connected as long as it wants the server.
+    """A job that has proved its key; its lowest worker stays connected while it uses the server.
 
     Args:
-        peer: its connection.
-        pace: of the processes for all holders of its key.
+        peer: the connection to the lowest worker.
+        pace: limits the views for all holders of the key.
 
     Attributes:
         name: None until it has reserved.
-        place: where its next view is to be served.
+        place: the listeners for its next view.
     """
 
     def __init__(self, peer: Peer, key: JobKey, pace: Pace) -> None:
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def entry(self) -> bytes:
-        """This server's entry in the roster of the next view; empty if there can be none."""
+        """This server's entry in the roster of the next view; empty if it cannot listen."""
         return b"" if self.place is None else self.place.entry.encode(0)
 
     def send(self, message: Message) -> None:
@@ -64,7 +64,7 @@ class Job:
         send(self.peer, message)
 
     def open_place(self) -> str:
-        """Listen for the workers of the next view; return why not, or an empty string."""
+        """Listen for the workers of the next view; return the error, or an empty string."""
         self._close_place()
         environ = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
         try:

@@ -1,4 +1,4 @@
-"""The options of `shoal server`: where it listens, and whom it serves."""
+"""The options of `shoal server`: its addresses, and the keys of the jobs that it serves."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LEAST_MEMORY_BYTES: Final = 64 << 20
 
 
 class JobKey(NamedTuple):
-    """A key whose holders may come: its file, which children read again, and its proof.
+    """A key whose holders may use the server: its file, which children read again, and its proof.
 
-    `number` names it to us (`protocol.key_id`).
+    `number` is its `protocol.key_id`, by which callers name it.
     """
 
     path: str
@@ -36,7 +36,7 @@ def keys_of(paths: list[str]) -> list[JobKey]:
         except UsageError as error:
             raise UsageError(str(error).replace("SHOAL_KEY_FILE=", "--key-file ")) from None
         if key is None:
-            raise UsageError("--key-file names no file: each job's key is in one")
+            raise UsageError("--key-file is empty: name the file of a job's key")
         number = key_id(key)
         if number in found:
             raise UsageError(f"--key-file {found[number].path} and {path} hold the same key")
@@ -45,10 +45,10 @@ def keys_of(paths: list[str]) -> list[JobKey]:
 
 
 def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
-    """Listeners at `--listen`: an interface or an address, perhaps with a port.
+    """Listen at `--listen`, an interface or an address, optionally with a port.
 
     Raises:
-        UsageError: there is no such thing on this host, or the port is taken; lists what there is.
+        UsageError: this host has no such interface or address, or the port is taken; lists both.
     """
     where, port = parse_address(where, "--listen", port)
     interfaces = list_interfaces()
@@ -61,15 +61,15 @@ def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
             found = resolve(where, port, socket.SOCK_STREAM)
         except OSError as error:
             raise UsageError(
-                f"--listen {where} is no interface of this host and does not resolve ({error}); "
-                f"there are {known}"
+                f"--listen {where} is not an interface of this host, and does not resolve "
+                f"({error}); the interfaces are {known}"
             ) from error
         addresses = list(dict.fromkeys(str(target[0]) for *_, target in found))
     listeners: list[socket.socket] = []
     try:
         for address in addresses:
             listeners.append(listen_tcp(address, (port,)))
-            port = listeners[0].getsockname()[1]  # where any would do: the same for all
+            port = listeners[0].getsockname()[1]  # for port 0: the same port for all
     except OSError as error:
         for listener in listeners:
             listener.close()

@@ -1,7 +1,7 @@
-"""Leaves a server's address in a job's rendezvous store, from a process of its own.
+"""Writes a server's address to a job's rendezvous store, from a separate process.
 
-It waits for the store, writes again if the store was started again, and ends with the server. The
-address stays: a server that has ended does not answer there.
+The process waits for the store, writes again after the store has restarted, and ends with the
+server. The address stays in the store; jobs notice that an ended server does not answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def start_registrar(
 def register_on(
     endpoint: JobEndpoint, keys: Sequence[bytes], addresses: Sequence[tuple[str, int]]
 ) -> None:
-    """Register for ever: there may be no store yet, or a new one without the records."""
+    """Register, and again whenever the store is new or lost the records. Never returns."""
     is_silent = False
     while True:
         try:
@@ -59,13 +59,13 @@ def register_on(
                     time.sleep(_LOOK_S)
         except (OSError, ValueError) as error:
             if not is_silent:
-                _LOG.warning("cannot register at %s: %s; tried again and again", endpoint, error)
+                _LOG.warning("cannot register at %s: %s; retrying", endpoint, error)
             is_silent = True
         time.sleep(_RETRY_S)
 
 
 def address_for(client: TorchStoreClient, addresses: Sequence[tuple[str, int]]) -> Address:
-    """Return where the server listens, on the network of the store if it can."""
+    """Return the server's address, on the network of the store if it listens there."""
     local = client.local_host
     port = next((port for host, port in addresses if host in (local, *_ANYWHERE)), None)
     return Address(*addresses[0]) if port is None else Address(local, port)

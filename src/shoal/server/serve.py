@@ -1,6 +1,6 @@
-"""A server's end of one view: it connects to the workers, and serves the kinds of calls announced.
+"""A server's end of one view: connects to the workers, and serves the announced kinds of calls.
 
-Python runs once for each kind of call; the calls themselves are the native core's.
+Python runs once for each kind of call; the native core runs the calls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shoal.group.pool.protocol import Meet
     from shoal.group.pool.view_mesh import PoolGroup
 
-_REPORT_S: Final = 0.5  # from one report to the parent to the next
-# The time for the other workers' calls after worker 0 has left.
+_REPORT_S: Final = 0.5  # between reports to the parent
+# For the other workers' calls after worker 0 has left.
 _LAST_S: Final = 2.0
 _OF_PEERS: Final = ("n_bytes_in", "n_bytes_out", "bytes_in_per_s", "bytes_out_per_s")
 _MOST_WAITS: Final = 8  # workers that are named
@@ -36,7 +36,7 @@ def serve(meet: Meet, listeners: list[int], report: Callable[[dict[str, Any]], N
     """Serve until the workers leave, or any rank of the view is lost.
 
     Raises ShoalError if the view does not form, or a kind of call cannot be served; ValueError if
-    the roster makes no sense.
+    the roster is malformed.
     """
     key = job_key(os.environ)
     assert key is not None  # the parent has set its file
@@ -80,8 +80,8 @@ class _Served:
             self._last_algorithm = shape.algorithm[:200]
             group.serve(make_plan(shape, self._meet.n_workers))
         except (ValueError, ShoalError) as error:
-            why = f"server {group.rank} cannot serve what worker 0 announced: {error}"
-            group.abort(why)  # so the workers log why
+            why = f"server {group.rank} cannot serve a call that worker 0 announced: {error}"
+            group.abort(why)  # the workers log the reason
             raise ShoalError(why) from error
 
     def state(self) -> dict[str, Any]:
@@ -103,11 +103,11 @@ class _Served:
         return state
 
     def _traffic(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return what moves, and for whom it waits. The view's own receives are not counted."""
+        """Return the calls, bytes and waits of the view, without its receives of announcements."""
         groups, peers = state["groups"], state["peers"]
         calls = [call for group in groups for call in group["in_flight"]]
         served = [call for call in calls if call["is_served"]]
-        # Of a call that is cut, each channel has a part.
+        # A call that is cut has a part in each channel.
         n_besides = len(calls) - len({call["key"] for call in served})
         traffic: dict[str, Any] = {
             "n_in_flight": state["n_in_flight"] - n_besides,
@@ -122,7 +122,7 @@ class _Served:
         return traffic
 
     def _waits_for(self, served: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The workers that calls wait for, those first that they have waited for longest."""
+        """Return the workers that calls wait for, the longest wait first."""
         longest: dict[int, dict[str, Any]] = {}
         for wait in (wait for call in served for wait in waits_of(call) if wait["is_blamed"]):
             rank, since_s = wait["rank"], round(wait["since_s"], 2)
@@ -143,7 +143,7 @@ def _is_within(wait: Callable[[float], None], timeout_s: float) -> bool:
 
 
 def _linger(group: PoolGroup) -> None:
-    """Let the calls in flight end before the goodbye, as far as time allows."""
+    """Wait for the calls in flight before the goodbye, for `_LAST_S` at most."""
     until, pause = time.monotonic() + _LAST_S, 0.01
     while group.ended() is None and time.monotonic() < until:
         state = group.mesh.state(0.1) if group.mesh is not None else None

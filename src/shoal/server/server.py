@@ -1,6 +1,6 @@
-"""The parent process: accepts, answers, and starts a child for each view of a job.
+"""The parent process: accepts connections, answers, and starts a child for each view of a job.
 
-It holds no tensors and no job's memory, waits in one selector, and ends by a signal alone: no
+It holds no tensors and no job's memory, waits in one selector, and ends only by a signal: no
 message of a peer and no fault of a child ends it.
 """
 
@@ -45,26 +45,26 @@ _LOG: Final = logging.getLogger("shoal")
 
 _MOST_CONNECTIONS: Final = 1024
 _MOST_HTTP: Final = 32
-_DRAIN_S: Final = 10.0  # after SIGTERM, until what is still in flight is cut off
-# Of a view, for a process: a later one would begin as its workers give it up.
+_DRAIN_S: Final = 10.0  # after SIGTERM, until calls in flight are cut off
+# The longest wait of a view for its process; its workers give the view up soon after.
 _MOST_WAIT_S: Final = MEETING_S / 2
 _UNRESERVED: Final = "nothing was reserved"
 _PAUSE_S: Final = 0.05  # after a turn that failed: it may fail again at once
 # Of one job or rail: the view that serves, the next one, and two that their workers have left.
 _MOST_VIEWS: Final = 4
-# Where several workers share a host, each rail has views of its own, and so has each group of a
-# job's workers. Only as many are taken as have room for a view and the next one: otherwise each
-# new view would end one that serves and that its workers then ask for again.
+# Each rail of a job with several workers on a host has its own views, and so has each group of the
+# job's workers. The server takes only as many as have room for a view and the next one: otherwise
+# each new view would end a serving one, which its workers would ask for again.
 _MOST_VIEWS_OF_KEY: Final = 4 * 64
 _MOST_OF_KEY: Final = _MOST_VIEWS_OF_KEY // 2
-# A message that stops half way for this long ends its connection. Answers wait for a job that takes
-# none up to this many bytes: several, so that a worker that was held catches up.
+# A message that stops half way for this long ends its connection. This many bytes of answers wait
+# for a job that does not read: several answers, so that a stopped worker can catch up.
 _PATIENCE_S: Final = 2.0
 _MOST_QUEUED_BYTES: Final = 4 * MOST_STATUS_BYTES
 
 
 def as_text(state: dict[str, Any]) -> str:
-    """Return JSON that fits an answer, without the last views if it must."""
+    """Return JSON that fits an answer; leaves out the last views if it is too long."""
     fitting: dict[str, Any] = {**state, "views": []}
     room = MOST_STATUS_BYTES - len(json.dumps(fitting))
     for view in state["views"]:
@@ -80,10 +80,10 @@ class Server:
 
     Args:
         listeners: owned from here on.
-        keys: whose holders may come.
-        most_jobs: that are served at a time.
+        keys: their holders may use the server.
+        most_jobs: the most jobs served at a time.
         memory_bytes: of one view: half of it for staging, half of that for windows.
-        http: whether /healthz, /readyz and /metrics are answered.
+        http: True to serve /healthz, /readyz and /metrics.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._views = Views(self._selector)
         self._jobs: dict[Peer, Job] = {}
-        # For a process of the key, until a time; the first has come first.
+        # Views that wait for a process, with their deadlines, in order of arrival.
         self._waiting: dict[Job, tuple[Meet, float]] = {}
         self._http: list[HttpCaller] = []
         self._drains_until: float | None = None
@@ -124,9 +124,9 @@ class Server:
             self._endpoint.listen(listener.detach())
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, and then until no view is left or time is up.
+        """Serve until SIGTERM or SIGINT, and then until no view is left or `_DRAIN_S` have passed.
 
-        A second signal ends it at once. Call this on the main thread.
+        A second signal ends the server at once. Call this on the main thread.
         """
         noted, woken = socket.socketpair()
         noted.setblocking(False)
@@ -138,7 +138,7 @@ class Server:
         }
         signal.set_wakeup_fd(noted.fileno())
         where = ", ".join(f"{address}:{port}" for address, port in self.addresses)
-        # NOT before: whoever reads this may end the server by a signal.
+        # NOT before: a reader of this line may end the server by a signal.
         _LOG.info("serving %s at %s", counted(len(self._keys), "key"), where)
         try:
             while not self._ends:
@@ -165,7 +165,7 @@ class Server:
     # The endpoint's owner.
 
     def admit(self, hello: Hello) -> bytes | Progress:
-        """Return the key that a caller names; a random one in place of an unknown key."""
+        """Return the key that a caller names; a random key instead of an unknown one."""
         if not is_for_server(hello):
             return Progress.REFUSED
         key = self._keys.get(hello.epoch)
@@ -190,16 +190,16 @@ class Server:
         self._handlers[type(message)](job, message)
 
     def lost(self, peer: Peer, _error: int = 0, _why: str = "") -> None:
-        """Forget a job."""
+        """Drop a job."""
         job = self._jobs.pop(peer)
         self._waiting.pop(job, None)
         job.close()
 
     def key_differs(self, hello: Hello) -> None:
-        """Do nothing: the caller logs it, and any stranger can cause it here."""
+        """Do nothing: the caller logs the error, and any stranger can cause it here."""
 
     def turned_away(self, n_so_far: int, caller: str) -> None:
-        """Log a caller for whom there was no descriptor."""
+        """Log a caller for which no descriptor was left."""
         note_turned_away(n_so_far, caller)
 
     def take_stranger(self, fd: int) -> None:
@@ -223,10 +223,10 @@ class Server:
         job.send(Reserved(why, self._identity, job.entry))
 
     def _on_meet(self, job: Job, meet: Meet) -> None:
-        if job.name is None:  # NOT to wait: all rosters together may be large
+        if job.name is None:  # must NOT wait: all waiting rosters together may be large
             self._end_turn(job, _UNRESERVED)
             return
-        # NOT beside one that waits: its workers have given that up.
+        # Replaces a view of this job that waits: its workers have given that up.
         self._waiting[job] = meet, time.monotonic() + _MOST_WAIT_S
         self._serve_waiting()
 
@@ -239,13 +239,13 @@ class Server:
                 self._end_turn(job, "" if is_late else self._serve(job, meet))
 
     def _end_turn(self, job: Job, why: str) -> None:
-        """Send a job the place of its next view, and why this one is refused, if it is."""
-        if not why and (lack := job.open_place()):  # NOT refused: it is served
-            _LOG.warning("job %r: there is no place for its next view: %s", job.name, lack)
+        """Send a job the place of its next view, and `why` this view is refused, if not empty."""
+        if not why and (error := job.open_place()):  # NOT a refusal: this view is served
+            _LOG.warning("job %r: cannot listen for its next view: %s", job.name, error)
         job.send(Reserved(why, self._identity, job.entry))
 
     def _why_not(self, job: Job, wanted: Reserve) -> str:
-        """Return why this job cannot come, or an empty string."""
+        """Return why this job is refused, or an empty string."""
         if wanted.version != own_version():
             return (
                 f"it runs shoal {own_version()}, and the workers {wanted.version}: install "
@@ -256,15 +256,15 @@ class Server:
         held = {other.key.number for other in self._jobs.values() if other.name is not None}
         held |= self._views.keys()
         if job.key.number not in held and len(held) >= self._most_jobs:
-            return f"it serves {counted(len(held), 'job')}, the most that --max-jobs allows"
+            return f"it serves {counted(len(held), 'job')}, the limit of --max-jobs"
         others = [one for one in self._jobs.values() if one.key is job.key and one is not job]
         n_others = sum(one.name is not None for one in others)
         if n_others >= _MOST_OF_KEY:
-            return f"it serves {n_others} groups of jobs with this key, and no more of one key"
+            return f"it serves {n_others} groups of jobs with this key, the limit for one key"
         return ""
 
     def _serve(self, job: Job, meet: Meet) -> str:
-        """Start a process for a view; return why not, or an empty string."""
+        """Start a process for a view; return why that failed, or an empty string."""
         if job.name is None or job.place is None:
             return _UNRESERVED
         if self._drains_until is not None:
@@ -276,12 +276,12 @@ class Server:
             self._views.add(pid, pipe, job.key.number, job.name)
         except OSError as error:
             _LOG.warning("no child can be started for view %d: %s", meet.view, error)
-            return f"it can start no process: {error.strerror}"
+            return f"it cannot start a process: {error.strerror}"
         _LOG.info("job %r: view %d is served by process %d", job.name, meet.view, pid)
         return ""
 
     def _state(self, key: int | None = None) -> dict[str, Any]:
-        """Return the number of jobs, and the state of those with this key, or of all."""
+        """Return the server's state, with the views of this key, or of all keys."""
         return {
             "version": own_version(),
             "is_draining": self._drains_until is not None,
@@ -296,7 +296,7 @@ class Server:
     def _try_turn(self) -> None:
         try:
             self._turn()
-        except Exception:  # noqa: BLE001 - what one peer causes is no other job's affair
+        except Exception:  # noqa: BLE001 - one peer's error must not affect other jobs
             _LOG.exception("a turn failed; the server goes on")
             time.sleep(_PAUSE_S)
 

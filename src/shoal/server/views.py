@@ -1,4 +1,4 @@
-"""The children of a server: a process for each view of a job, and its last report."""
+"""The children of a server: one process for each view of a job, and its last report."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shoal.plan.text import counted
 
 _LOG: Final = logging.getLogger("shoal")
 
-# A child reports twice a second once its view has formed (3 s at most). Its workers have given up
-# a stopped one long before this.
+# A child reports twice a second once its view has formed (3 s at most). Workers give up a stopped
+# child long before this.
 SILENT_S: Final = 10.0
 
 
@@ -37,7 +37,7 @@ class _View:
 
 
 class Views:
-    """The children, in the order in which they began."""
+    """The children, in the order of their start."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -52,7 +52,7 @@ class Views:
         return {view.key for view in self._views}
 
     def add(self, pid: int, pipe: int, key: int, job: str) -> None:
-        """Watch a child, and own it and its pipe; OSError, which ends it, without a descriptor."""
+        """Watch a child, and own it and its pipe; OSError if no descriptor is left: kills it."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -73,26 +73,26 @@ class Views:
         return [{**view.report, "job": view.job, "pid": view.pid} for view in chosen]
 
     def make_room(self, key: int, job: str | None, most: int) -> None:
-        """End the oldest views of a job, or of all jobs of the key, that has as many as this."""
+        """End the oldest views of a job, or of all jobs of the key, to leave fewer than `most`."""
         own = [view for view in self._views if view.key == key and job in (None, view.job)]
         for view in own[: max(0, len(own) - most + 1)]:
-            _LOG.warning("job %r has %s: the oldest is ended", view.job, counted(len(own), "view"))
+            _LOG.warning("job %r has %s: ending the oldest", view.job, counted(len(own), "view"))
             self._kill(view)
 
     def expire(self, now: float) -> None:
-        """End children that have been silent for long: they are stopped or stuck."""
+        """End children that have been silent for `SILENT_S`: they are stopped or stuck."""
         for view in [one for one in self._views if now >= one.reported_at + SILENT_S]:
-            self._read(view)  # it may be this process that was stopped
+            self._read(view)  # this process itself may have been stopped
             if view.reported_at > now - SILENT_S:
                 continue
             _LOG.warning(
-                "job %r: process %d was silent for %g s: it is ended",
+                "job %r: process %d was silent for %g s: ending it",
                 *(view.job, view.pid, SILENT_S),
             )
             self._kill(view)
 
     def next_deadline(self) -> float | None:
-        """Return when to look for silent ones again."""
+        """Return when to call `expire` again."""
         return min((view.reported_at + SILENT_S for view in self._views), default=None)
 
     def kill_all(self) -> None:

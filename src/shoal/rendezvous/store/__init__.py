@@ -1,7 +1,7 @@
-"""Where ranks leave each other notes before they are connected.
+"""Stores: shared maps through which ranks exchange values before they are connected.
 
-`TorchStore` wraps the store that torch already has. `TcpStoreServer` and `TcpStoreClient`
-are ours, for users without torch; `MemoryStore` serves ranks that are threads.
+`TorchStore` wraps a store of torch. `TcpStoreServer` and `TcpStoreClient` are shoal's own, for
+programs without torch; `MemoryStore` serves ranks that are threads.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Store(Protocol):
 
     @property
     def host(self) -> str | None:
-        """The name or address of the machine that serves it; None if nobody can say."""
+        """The name or address of the machine that serves the store; None if unknown."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a value, over whatever is there."""
+        """Set a value, or overwrite it."""
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """The value, waiting until there is one; `TimedOut` if it does not come."""
+        """Wait for the value and return it; `TimedOut` if it is not set in time."""
 
     def try_get(self, key: str) -> bytes | None:
-        """The value if there is one by now."""
+        """Return the value, or None if it is not set."""
 
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """All values if there are all by now: a few requests, however many keys."""
+        """Return all values, or None if any is not set. Needs few requests for many keys."""
 
 
 class MemoryStore:
@@ -49,25 +49,25 @@ class MemoryStore:
         self._changed = threading.Condition()
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a value, over whatever is there."""
+        """As `Store.set`."""
         with self._changed:
             self._values[key] = bytes(value)
             self._changed.notify_all()
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """The value, waiting until there is one; `TimedOut` if it does not come."""
+        """As `Store.get`."""
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values, timeout_s):
                 raise TimedOut(f"no process set {key!r} within {timeout_s:g} s")
             return self._values[key]
 
     def try_get(self, key: str) -> bytes | None:
-        """The value if there is one by now."""
+        """As `Store.try_get`."""
         with self._changed:
             return self._values.get(key)
 
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """All values if there are all by now."""
+        """As `Store.try_get_all`."""
         with self._changed:
             if any(key not in self._values for key in keys):
                 return None
@@ -75,10 +75,10 @@ class MemoryStore:
 
 
 class TorchStore:
-    """A `torch.distributed.Store`, or anything with its set, get, multi_get, check and wait.
+    """Wraps a `torch.distributed.Store`, or an object with its set, get, multi_get, check and wait.
 
-    What torch raises passes through, except that an expired wait becomes `TimedOut`. A call may
-    block for as long as the torch store's own timeout says.
+    torch's exceptions pass through, except that an expired wait becomes `TimedOut`. A call may
+    block for the torch store's own timeout.
     """
 
     def __init__(self, store: Any) -> None:
@@ -94,35 +94,35 @@ class TorchStore:
         return host if isinstance(host, str) else None
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a value, over whatever is there."""
+        """As `Store.set`."""
         self._store.set(key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """The value, waiting until there is one; `TimedOut` if it does not come."""
-        from datetime import timedelta  # torch wants it; our own stores do without
+        """As `Store.get`."""
+        from datetime import timedelta  # only torch's stores need it
 
         started = time.monotonic()
-        # torch counts in whole milliseconds, and takes none for no limit.
+        # torch counts whole milliseconds, and 0 means no limit.
         timeout_ms = max(1, math.ceil(1000 * timeout_s))
         try:
-            # NOT set_timeout: that would change the store for everybody else who uses it.
+            # NOT set_timeout: that would change the store for its other users.
             self._store.wait([key], timedelta(milliseconds=timeout_ms))
         except RuntimeError as error:
-            # torch's DistStoreError says the same for a timeout and for a lost store, but only a
-            # timeout takes that long, by its own clock. Who takes a loss for one hears of it next.
+            # torch's DistStoreError has the same text for a timeout and for a lost store, but only
+            # a timeout takes that long, by torch's clock. The next call reports a loss missed here.
             if time.monotonic() - started < timeout_s - _CLOCK_SLACK_S:
                 raise
             raise TimedOut(f"no process set {key!r} within {timeout_s:g} s") from error
         return bytes(self._store.get(key))
 
     def try_get(self, key: str) -> bytes | None:
-        """The value if there is one by now."""
+        """As `Store.try_get`."""
         return bytes(self._store.get(key)) if self._store.check([key]) else None
 
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """All values if there are all by now."""
+        """As `Store.try_get_all`."""
         keys = list(keys)
         if not self._store.check(keys):
             return None
-        # Where torch has no request for several keys, it makes one for each.
+        # Stores of torch without a request for several keys make one request for each.
         return [bytes(value) for value in self._store.multi_get(keys)]

@@ -1,11 +1,11 @@
-"""A store whose calls end by a deadline, whatever the store does.
+"""Wraps a store so that its calls end by a deadline.
 
-A store's client may wait for as long as its own timeout says: torch's waits in C++, for up to half
-an hour, and the timeout of a user's store is not ours to change. So the calls run on a thread of
-their own, and the rank waits for the answers no longer than it wants to.
+A store's client may block for its own timeout: torch's waits in C++, for up to half an hour, and
+shoal must not change the timeout of a user's store. So the calls run on a separate thread, and the
+rank waits for each answer only until its deadline.
 
-The thread ends with the join. One that is stuck in a call is left behind: it is a daemon, keeps
-nothing but the store, and ends when that call does, at the latest at the store's own timeout.
+The thread ends with the join. A thread that is stuck in a call is left behind: it is a daemon,
+keeps only the store alive, and ends with that call, at the latest at the store's own timeout.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore
 from shoal.threads import start
 
-# A store that answers at all does so in less; sooner, nothing speaks against it. So a call that is
-# made just before the deadline is given this long, else the store would be blamed for our lateness.
+# A working store answers within this time. So a call made just before the deadline may take this
+# long; otherwise the error would blame the store although this rank was late.
 _SUSPICIOUS_S: Final = 0.1
-_ON_ITS_WAY_S: Final = 0.01  # an answer takes 10 us from our own store, and a few ms from far away
+_ON_ITS_WAY_S: Final = 0.01  # an answer takes 10 us from shoal's store, and a few ms from far away
 
-# Both begin with the number of the call: an interrupt may strike just as a reply is taken.
+# Both begin with the number of the call, by which a late reply to an interrupted call is skipped.
 _Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
 _Reply = tuple[int, Any, BaseException | None]
 
@@ -34,32 +34,32 @@ def _never() -> float:
 
 
 class Caller:
-    """Makes calls to `where` on a thread of its own, until `deadline`, which may be moved.
+    """Makes calls to `where` on a separate thread, until `deadline`, which may be changed.
 
     One caller at a time.
     """
 
     def __init__(self, where: str, deadline: float) -> None:
         self.deadline = deadline
-        # Called while an answer is owed, whenever the time that it returned last has come.
+        # Called during a wait for an answer. Returns the time of its next call.
         self.alarm: Callable[[], float] = _never
         self._where = where
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
         self._has_thread = False
         self._n_calls = 0
-        self._owed: tuple[str, float] | None = None  # which answer, and since when
+        self._owed: tuple[str, float] | None = None  # the answer awaited, and since when
 
     def call(
         self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
     ) -> Any:
-        """Return what the function returns, or raise its error; ShoalError if no thread can be had.
+        """Return the function's result or raise its error; ShoalError if no thread can be started.
 
-        TimedOut if there is no answer by `deadline`, or 0.1 s later if it was owed (`takes_s` after
-        the call) since shortly before. The call may still happen, at any later time.
+        TimedOut without an answer by `deadline`, or up to 0.1 s later if the answer was due shortly
+        before it (`takes_s` after the call). The call may still happen, at any later time.
         """
         if not self._has_thread:
-            # NOT a method: a thread that is left behind must not keep the whole join.
+            # NOT a method: a thread that is left behind must not keep the join alive.
             start("shoal store", _answer, self._calls, self._replies)
             self._has_thread = True
         self._n_calls += 1
@@ -72,11 +72,11 @@ class Caller:
                 raise error
             return value
         finally:
-            del error  # else it keeps this frame, and this frame keeps it
+            del error  # else the error and this frame keep each other alive
 
     @property
     def silence(self) -> str:
-        """How long which answer has been owed to us, in words; empty if none is."""
+        """A sentence about the answer that is awaited, and how long; empty if none is."""
         if self._owed is None:
             return ""
         doing, since = self._owed
@@ -85,15 +85,15 @@ class Caller:
         return f"{self._where} has not answered for {owed_s:.3g} s ({doing}){asks}"
 
     def close(self) -> None:
-        """End the thread, once it is not stuck in a call; idempotent."""
+        """End the thread, after its current call; idempotent."""
         self.alarm = _never
         self._calls.put(None)
 
     def _await_reply(self, since: float) -> tuple[Any, BaseException | None]:
-        """The reply to the last call; those to earlier ones, which interrupts cut short, go by."""
+        """Return the reply to the last call; skip replies to earlier, interrupted calls."""
         while True:
             expires = max(self.deadline, min(since, self.deadline) + _SUSPICIOUS_S)
-            # An answer that is merely on its way is no silence to tell of.
+            # NOT sooner: until then the answer is not late.
             silent_at = since + _ON_ITS_WAY_S
             wake_at = min(expires, self.alarm() if time.monotonic() >= silent_at else silent_at)
             try:
@@ -110,46 +110,46 @@ class Caller:
 
 
 class Asking(Caller):
-    """A view of a store, for one rank while it joins. One caller at a time.
+    """A store with a deadline, for one rank while it joins. One caller at a time.
 
-    Every call raises TimedOut without an answer by `deadline`, though it may still happen later;
-    and PeerLost once the store has failed. Takes 30 us for the thread, 8 us for each call.
+    Every call raises TimedOut without an answer by `deadline`, but may still happen later. Calls
+    raise PeerLost once the store has failed. Costs 30 us for the thread and 8 us for each call.
     """
 
     def __init__(self, store: Store, deadline: float) -> None:
         super().__init__(f"the store at {store.host}" if store.host else "the store", deadline)
         self.host = store.host
-        # torch writes two warnings for each wait that ends without a value.
+        # torch logs two warnings for each wait that ends without a value.
         self.can_wait = not isinstance(store, TorchStore)
-        # False: rank 0 may have formed the group before others, and may end its store then.
+        # False: rank 0 may form the group before others, and then close its store.
         self.outlives_join = bool(getattr(store, "outlives_join", False))
         self._store = store
         self.lost: tuple[Any, ...] = ()  # the arguments of `PeerLost`, once the store has failed
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a value, over whatever is there."""
+        """As `Store.set`."""
         self._ask(f"set of {key!r}", self._store.set, key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """The value, waiting until there is one; `TimedOut` if it does not come."""
+        """As `Store.get`."""
         doing = f"get of {key!r}"
         takes_s = timeout_s + _SUSPICIOUS_S
         value: bytes = self._ask(doing, self._store.get, key, timeout_s, takes_s=takes_s)
         return value
 
     def try_get(self, key: str) -> bytes | None:
-        """The value if there is one by now."""
+        """As `Store.try_get`."""
         value: bytes | None = self._ask(f"try_get of {key!r}", self._store.try_get, key)
         return value
 
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """All values if there are all by now."""
+        """As `Store.try_get_all`."""
         doing = f"try_get of {len(keys)} keys"
         values: list[bytes] | None = self._ask(doing, self._store.try_get_all, keys)
         return values
 
     def close(self) -> None:
-        """End the thread, once it is not stuck in a call, and let go of the store; idempotent."""
+        """End the thread, after its current call, and release the store; idempotent."""
         super().close()
         self._store = MemoryStore()
 
@@ -157,7 +157,7 @@ class Asking(Caller):
         self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
     ) -> Any:
         if self.lost:
-            raise PeerLost(*self.lost)  # NOT the same one: what it was raised for would hold it
+            raise PeerLost(*self.lost)  # NOT the first error again: its traceback keeps frames
         try:
             return self.call(doing, function, *args, takes_s=takes_s)
         except PeerLost as error:
@@ -172,11 +172,11 @@ class Asking(Caller):
 
 
 def _answer(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
-    """The thread: make one call after the other."""
+    """Make one call after the other, on the thread."""
     while (call := calls.get()) is not None:
         number, function, args = call
         try:
             replies.put((number, function(*args), None))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             replies.put((number, None, error))
         del call, function, args

@@ -32,9 +32,9 @@ from shoal.rendezvous.store.wire import (
 
 # Rank 0 needs a moment to start, and a refused connect costs microseconds.
 _RETRY_S: Final = 0.02
-_N_AT_ONCE: Final = 16  # requests on the way: their replies, 64 KiB at most, fit into a socket
-# For one attempt to connect: a server that has restarted meanwhile, or whose answer was lost, is
-# found by the next one.
+_N_AT_ONCE: Final = 16  # requests in flight: their replies, 64 KiB at most, fit into a socket
+# For one attempt to connect. The next attempt finds a server that has restarted meanwhile, or whose
+# answer was lost.
 _ATTEMPT_S: Final = 5.0
 _WARN_S: Final = 10.0  # until it warns that no store answers; again after twice as long
 _GRACE_S: Final = 5.0  # beyond a get's own timeout, until a silent server counts as lost
@@ -47,10 +47,10 @@ class TcpStoreClient:
 
     Args:
         timeout_s: for connecting, which is retried until then, and for every single call; a `get`
-            has its own time, and five seconds more.
+            has its own timeout, and five seconds more.
         total_s: for connecting and all calls together.
         key: the job key, or None; the same as the server's.
-        is_served: the server has listened before, so it has ended if it refuses to connect.
+        is_served: True if the server has listened before, so that a refused connect means its end.
 
     Raises:
         TimedOut: no store answered at this address.
@@ -76,11 +76,11 @@ class TcpStoreClient:
         self._until = time.monotonic() + total_s
         self._lock = threading.Lock()
         self._peer: Peer | None = None
-        self._lost = ""  # why the connection is of no use any more
+        self._lost = ""  # why the connection is unusable
         self._replies: list[tuple[int, bytes]] = []
-        self._dials: dict[int, str] = {}  # the addresses that are being connected to
+        self._dials: dict[int, str] = {}  # by dial in progress, its address
         self._dial_at = 0.0
-        self._trouble: OSError = TimeoutError("timed out")  # with the last attempt to connect
+        self._trouble: OSError = TimeoutError("timed out")  # of the last attempt to connect
         try:
             self._endpoint = Endpoint(self, dial_s=_ATTEMPT_S)
             self._waker, self._woken = socket.socketpair()
@@ -94,7 +94,7 @@ class TcpStoreClient:
             raise
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a value, over whatever is there."""
+        """As `Store.set`; ShoalError if the store is full."""
         if len(value) > MAX_VALUE_BYTES:
             raise UsageError(f"{len(value)} bytes for {key!r}; expected at most {MAX_VALUE_BYTES}")
         name = _encode(key)
@@ -104,7 +104,7 @@ class TcpStoreClient:
             raise ShoalError(f"the store at {self._address} is full and did not take {key!r}")
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """The value, waiting until there is one; `TimedOut` if it does not come."""
+        """As `Store.get`."""
         wait_s = max(timeout_s, 0.0)
         body = number(int(min(wait_s * 1000, 2**32 - 1)), N_WAIT) + _encode(key)
         ((kind, value),) = self._call(f"get of {key!r}", GET, [body], wait_s + _GRACE_S)
@@ -113,12 +113,12 @@ class TcpStoreClient:
         return value
 
     def try_get(self, key: str) -> bytes | None:
-        """The value if there is one by now."""
+        """As `Store.try_get`."""
         values = self.try_get_all([key])
         return None if values is None else values[0]
 
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """All values if there are all by now."""
+        """As `Store.try_get_all`."""
         values: list[bytes] = []
         for first in range(0, len(keys), _N_AT_ONCE):
             batch = keys[first : first + _N_AT_ONCE]
@@ -130,8 +130,8 @@ class TcpStoreClient:
         return values
 
     def close(self) -> None:
-        """Close the connection; idempotent. Calls under way and later ones raise `PeerLost`."""
-        if self._endpoint.fileno() < 0:  # closed, or in a forked child: the waker is its parent's
+        """Close the connection; idempotent. Calls in progress and later ones raise `PeerLost`."""
+        if self._endpoint.fileno() < 0:  # closed, or in a forked child: the waker is the parent's
             return
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
@@ -143,7 +143,7 @@ class TcpStoreClient:
 
     @property
     def is_open(self) -> bool:
-        """True while the server serves us, as far as is known."""
+        """True until the connection is known to be closed."""
         return self._peer is not None and self._peer.is_open
 
     @property
@@ -169,7 +169,7 @@ class TcpStoreClient:
                     else:
                         self._step(until)
             except BaseException:
-                # A late reply would be taken for the next request's.
+                # NOT kept open: a late reply would count as the next request's.
                 self._lose("a call was interrupted")
                 raise
             if len(self._replies) == len(bodies):
@@ -202,7 +202,7 @@ class TcpStoreClient:
             self._step(min(deadline, warn_at, self._dial_at))
 
     def _dial(self, key: bytes) -> None:
-        """Connect to every address of the host that is not being connected to."""
+        """Connect to every address of the host without a dial in progress."""
         self._dial_at = float("inf")
         try:
             found = resolve(self._host, self._port, socket.SOCK_STREAM)
@@ -216,7 +216,7 @@ class TcpStoreClient:
                 self._dials[dial] = address
 
     def _fail(self, error: OSError) -> None:
-        """Note why this attempt to connect failed; the next one begins soon."""
+        """Record why this attempt to connect failed, and schedule the next one."""
         if is_out_of_descriptors(error):
             raise UsageError(
                 f"this process has no file descriptor left to reach the store at "
@@ -244,14 +244,14 @@ class TcpStoreClient:
         if not all(map(is_loopback, addresses)):
             return ""
         return (
-            f" ({within_host(addresses[0])}: if rank 0 is on another, set MASTER_ADDR on every "
-            "rank to an address of its host which the others can reach)"
+            f" ({within_host(addresses[0])}: if rank 0 is on another host, set MASTER_ADDR on "
+            "every rank to an address of its host that the others can reach)"
         )
 
     # The endpoint's callbacks.
 
     def reached(self, peer: Peer, _dial: int) -> None:
-        """Keep the first connection to a store, and give up the others."""
+        """Keep the first connection to a store, and end the other dials."""
         if self._peer is not None:
             peer.close()
             return
@@ -263,7 +263,7 @@ class TcpStoreClient:
         peer.expect(FULL, 0)
 
     def not_reached(self, dial: int, error: int, progress: Progress, _was_connected: bool) -> None:
-        """Give this attempt up: the host's name may have another address by the next one."""
+        """Give this attempt up; the host's name may resolve to another address in the next one."""
         self._endpoint.hang_up(dial)
         self._dials.pop(dial, None)
         if progress is Progress.KEY_DIFFERS:
@@ -271,14 +271,14 @@ class TcpStoreClient:
         if error:
             self._fail(OSError(error, os.strerror(error)))
         else:
-            self._fail(ConnectionError("the process that answers there is not a store of shoal"))
+            self._fail(ConnectionError("the process that answers there is not a shoal store"))
 
     def received(self, _peer: Peer, kind: int, body: bytes, _fd: int) -> None:
         """Keep a reply."""
         self._replies.append((kind, body))
 
     def lost(self, _peer: Peer, _error: int, why: str) -> None:
-        """Note why the connection ended."""
+        """Record why the connection ended."""
         self._lose(why)
 
 

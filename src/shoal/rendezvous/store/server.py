@@ -1,4 +1,4 @@
-"""A store of our own, for users without torch: rank 0 serves it from one daemon thread."""
+"""Shoal's own store, for programs without torch: rank 0 serves it from one daemon thread."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LOG: Final = logging.getLogger("shoal")
-_ENTRY_BYTES: Final = 256  # what a dictionary takes for an entry besides its key and value
-MOST_CLIENTS: Final = 4096  # of one store, unless its limits say otherwise
-_MOST_QUEUED: Final = 4 * MAX_VALUE_BYTES  # replies that a client does not take
+_ENTRY_BYTES: Final = 256  # of a dictionary's entry, besides its key and value
+MOST_CLIENTS: Final = 4096  # of one store, by default
+_MOST_QUEUED: Final = 4 * MAX_VALUE_BYTES  # of replies that a client does not read
 
 
 class StoreLimits(NamedTuple):
-    """What a store may cost its server.
+    """Limits on the resources of a store's server.
 
     Args:
         n_clients: connections, usually one per rank.
@@ -63,7 +63,7 @@ class StoreLimits(NamedTuple):
 
 
 class StoreServer:
-    """Serves a store until `close`, on a daemon thread; ShoalError if there can be none.
+    """Serves a store until `close`, on a daemon thread; ShoalError if no thread can be started.
 
     Threads: `close` and `submit` may be called from any.
     """
@@ -83,7 +83,7 @@ class StoreServer:
         self.close()
 
     def await_leavers(self, timeout_s: float) -> bool:
-        """Wait until no client is connected any more; return whether that is so."""
+        """Wait until no client is connected; return False after a timeout."""
         return self._serving.is_deserted.wait(timeout_s)
 
     def close(self) -> None:
@@ -95,8 +95,8 @@ class StoreServer:
 class TcpStoreServer(StoreServer):
     """Serves a store at the master's address and no other, until `close`.
 
-    Port 0 takes any; see `port`. Every client needs the same key, or also None. UsageError if the
-    port is taken or the address not this host's; ShoalError if no thread can be had.
+    Port 0 takes any port; see `port`. Every client needs the same key, or None too. UsageError if
+    the port is taken or the address is not this host's; ShoalError if no thread can be started.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Serving:
 
     key_differs_text = (
         "a process that holds another job key tried to reach the store of rank 0, and was refused: "
-        "if it is a rank of this job, this job waits for it in vain"
+        "if it is a rank of this job, the job cannot form its group"
     )
 
     def __init__(
@@ -127,15 +127,15 @@ class Serving:
             self.endpoint.listen(listener.detach())
         self._values: dict[str, bytes] = {}
         self._n_bytes = 0
-        self._clients: dict[Peer, str | None] = {}  # the key that it waits for
-        self._waiting: dict[str, dict[Peer, float]] = {}  # by key: its clients, and until when
+        self._clients: dict[Peer, str | None] = {}  # the key that each client waits for
+        self._waiting: dict[str, dict[Peer, float]] = {}  # by key: waiting clients and deadlines
         self._has_warned = False
         self.is_deserted = threading.Event()  # set while no client is connected
         self.is_deserted.set()
 
     def submit(self, job: Callable[[], object] | None) -> None:
         """Run a job on the server's thread soon; None ends the thread. From any thread."""
-        if self.endpoint.fileno() >= 0:  # NOT in a forked child: the waker is its parent's
+        if self.endpoint.fileno() >= 0:  # NOT in a forked child: the waker is the parent's
             self._jobs.put(job)
             with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
@@ -155,7 +155,7 @@ class Serving:
 
     def _run_jobs(self) -> bool:
         """Run the jobs of other threads; return False if the thread must end."""
-        for _ in self._woken.recv(1 << 10):  # a byte for each job, sent after it
+        for _ in self._woken.recv(1 << 10):  # one byte per job, sent after the job was queued
             job = self._jobs.get()
             if job is None:
                 return False
@@ -186,20 +186,20 @@ class Serving:
         self.is_deserted.clear()
 
     def key_differs(self, _hello: Hello) -> None:
-        """Warn once: the client gets an error, but whoever waits for it here would not know why.
+        """Warn once: the client gets an error, but ranks that wait for it here do not.
 
-        Only once, because any process that reaches the port can cause it.
+        NOT every time, because any process that reaches the port can cause it.
         """
         if not self._has_warned:
             self._has_warned = True
             _LOG.warning("%s. %s", self.key_differs_text, HOW_TO_SET_KEY)
 
     def turned_away(self, n_so_far: int, caller: str) -> None:
-        """Log a caller for whom there was no descriptor."""
+        """Log a caller for which no descriptor was left."""
         note_turned_away(n_so_far, caller)
 
     def received(self, peer: Peer, kind: int, body: bytes, _fd: int) -> None:
-        """Answer a request; drop a client that sends nonsense, or a request while it waits."""
+        """Answer a request; drop a client that sends a malformed one, or one while it waits."""
         try:
             if self._clients[peer] is not None:
                 raise ValueError("out of turn")
@@ -215,7 +215,7 @@ class Serving:
             self.lost(peer)
 
     def lost(self, peer: Peer, _error: int = 0, _why: str = "") -> None:
-        """Forget a client."""
+        """Drop a client."""
         self._stop_waiting(peer)
         del self._clients[peer]
         if not self._clients:
@@ -226,7 +226,7 @@ class Serving:
         self._reply(peer, VALUE if self._put(key, value) else FULL)
 
     def _put(self, key: str, value: bytes) -> bool:
-        """Write a value and send it to the clients that wait for it; False: there is no room."""
+        """Write a value and send it to waiting clients; return False if there is no room."""
         before = self._values.get(key)
         n_more = len(value) - (-len(key) - _ENTRY_BYTES if before is None else len(before))
         if n_more > self._limits.n_bytes - self._n_bytes:
@@ -254,7 +254,7 @@ class Serving:
 
     def _reply(self, peer: Peer, kind: int, value: bytes = b"") -> None:
         self._stop_waiting(peer)
-        peer.send(kind, value)  # a client that does not take its replies is lost
+        peer.send(kind, value)  # a client that does not read its replies is lost
 
     def _stop_waiting(self, peer: Peer) -> None:
         key, self._clients[peer] = self._clients[peer], None
@@ -264,7 +264,7 @@ class Serving:
                 del self._waiting[key]
 
     def _expire(self, now: float) -> float:
-        """Answer the clients that have waited long enough; return when the next one has."""
+        """Answer the clients whose wait has ended; return when the next wait ends."""
         ends = [end for waiters in self._waiting.values() for end in waiters.items()]
         for peer, until in ends:
             if now >= until:
@@ -279,8 +279,8 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         raise UsageError(f"MASTER_ADDR={host} does not resolve ({error})") from error
     addresses = list(dict.fromkeys(str(target[0]) for *_, target in found))
     if not names_loopback(host) and all(map(is_loopback, addresses)):
-        # /etc/hosts maps this host's own name to 127.0.1.1 (Debian); the other hosts resolve it to
-        # the address that they can reach.
+        # /etc/hosts maps this host's own name to 127.0.1.1 (Debian); other hosts resolve it to an
+        # address that they can reach.
         routed = routed_address() or only_address(list_interfaces())
         addresses += [] if routed is None else [routed]
     listeners: list[socket.socket] = []

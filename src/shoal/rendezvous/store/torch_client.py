@@ -1,4 +1,4 @@
-"""A little of the protocol of torch's TCPStore, for a process that has no torch."""
+"""A client for a subset of the protocol of torch's TCPStore, for processes without torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from shoal.rendezvous.store import MAX_VALUE_BYTES
 
-# torch/csrc/distributed/c10d/TCPStoreBackend.hpp: the same in torch 1.13 to 2.13, and every client
-# of torch's puts a slash before its keys.
+# torch/csrc/distributed/c10d/TCPStoreBackend.hpp; the same in torch 1.13 to 2.13. Every client of
+# torch puts a slash before its keys.
 _VALIDATE, _SET, _GET, _ADD, _CHECK = 0, 1, 3, 4, 5
 _MAGIC: Final = 0x3C85F7CE
 _LENGTH: Final = struct.Struct("<Q")
@@ -32,27 +32,27 @@ class TorchStoreClient:
         return str(self._sock.getsockname()[0])
 
     def add(self, key: str) -> int:
-        """Add one to a number, which begins at 0; the sum."""
+        """Add one to a number, which begins at 0; return the sum."""
         self._sock.sendall(bytes([_ADD]) + _key(key) + struct.pack("<q", 1))
         return int(struct.unpack("<q", self._take(8))[0])
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a value, over whatever is there."""
+        """Set a value, or overwrite it."""
         self._sock.sendall(bytes([_SET]) + _key(key) + _LENGTH.pack(len(value)) + value)
 
     def try_get(self, key: str) -> bytes | None:
-        """The value if there is one by now."""
+        """Return the value, or None if it is not set."""
         self._sock.sendall(bytes([_CHECK]) + _LENGTH.pack(1) + _key(key))
         if self._take(1) != b"\0":
             return None
         self._sock.sendall(bytes([_GET]) + _key(key))
         (n_bytes,) = _LENGTH.unpack(self._take(_LENGTH.size))
         if n_bytes > MAX_VALUE_BYTES:
-            raise OSError(f"it answers with {n_bytes} bytes")
+            raise OSError(f"the store answers with {n_bytes} bytes")
         return self._take(n_bytes)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection; idempotent."""
         self._sock.close()
 
     def _take(self, n_bytes: int) -> bytes:
@@ -60,7 +60,7 @@ class TorchStoreClient:
         while len(data) < n_bytes:
             more = self._sock.recv(n_bytes - len(data))
             if not more:
-                raise ConnectionResetError("it has closed the connection")
+                raise ConnectionResetError("the store has closed the connection")
             data += more
         return data
 

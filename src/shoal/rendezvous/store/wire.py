@@ -3,8 +3,8 @@
     SET  length of the key (2 bytes), the key, the value     -> VALUE, empty, or FULL
     GET  milliseconds to wait (4 bytes), the key             -> VALUE, or MISSING
 
-The client proves the job key before; in a job without one, a public constant, which at least keeps
-other protocols out.
+Before that the client proves the job key. In a job without a key it proves a public constant, which
+only keeps other protocols out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.rendezvous.key import pair_key
 SET, GET, VALUE, MISSING, FULL = range(8, 13)
 N_LENGTH: Final = 2
 N_WAIT: Final = 4
-STORE_HELLO: Final = Hello(epoch=0, rank=0, to_rank=0)  # a store belongs to no epoch and no rank
+STORE_HELLO: Final = Hello(epoch=0, rank=0, to_rank=0)  # a store has no epoch and no rank
 _NO_KEY: Final = b"shoal: a job without a key"
 
 
