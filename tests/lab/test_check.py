@@ -80,7 +80,7 @@ def test_a_rank_with_another_key_gets_an_error_and_rank_0_names_the_missing_rank
     with Lab(N_HOSTS, rate_mbit=None) as cluster:
         outcomes = findings_in(cluster, other, timeout_s=8.0)
     assert "holds another key" in str(outcomes[1])
-    assert problem_with(of_rank_0(outcomes), "rank 1 did not come")
+    assert problem_with(of_rank_0(outcomes), "rank 1 did not arrive")
 
 
 def test_a_switch_that_loses_full_packets_is_distinguished_from_a_firewall() -> None:

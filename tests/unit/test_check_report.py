@@ -57,7 +57,7 @@ def test_ranks_that_agree_have_no_problems() -> None:
 def test_a_slow_cable_is_named_once_with_its_rate_and_the_others_rate() -> None:
     ways = {f"from_{a}_to_{b}": LINE / 10 for a in range(4) for b in range(4) if 3 in (a, b)}
     [problem] = findings_of(*map(facts_of, range(4)), **ways).problems()
-    assert problem.startswith("host3: 100 Mbit/s at most, where others reach 1 Gbit/s")
+    assert problem.startswith("host3: 100 Mbit/s at most, but others reach 1 Gbit/s")
 
 
 def test_a_slow_direction_between_fast_hosts_is_named_alone() -> None:

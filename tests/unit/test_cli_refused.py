@@ -12,9 +12,9 @@ REFUSED = {
         --colour | shoal
     """,
     "bench": """
-        all_reduce --hosts 4 --ranks 2 | give one of them
+        all_reduce --hosts 4 --ranks 2 | pass only one
         --rate 400mbit | add --hosts N
-        --hosts 1 | --hosts with 2
+        --hosts 1 | --hosts at least 2
         --hosts 2 --rate fast | cannot read the rate
         juggle | no collective 'juggle'
         -n 0 | -n 0: at least 1
@@ -22,14 +22,14 @@ REFUSED = {
         -b 2M -e 1M | at most -e
         -b 0 -e 8 | must be above 0
         -e 65G | at most 64G
-        -b 8 -e 16 -i 0 | at least one byte
+        -b 8 -e 16 -i 0 | both must be at least 1
         -b 8 -e 1G -i 4 | more than 1000 sizes
         -r 2 | the ranks are 0 to 1
         -r x | a rank or all
         -d quarter | -d quarter
         -o mul | -o mul
         send_recv --ranks 3 | 3 ranks cannot be paired
-        --peers nccl | no such library; there are gloo
+        --peers nccl | no such library; known are gloo
         --timeout 0 | must be above 0
         --json /nowhere/run.json | cannot write /nowhere/run.json
     """,
@@ -39,7 +39,7 @@ REFUSED = {
         ring --out /nowhere/ring.svg | cannot write /nowhere/ring.svg: No such file
     """,
     "lab run": """
-        --hosts 2 | no command: write it behind --
+        --hosts 2 | no command: write it after --
         -- true | --hosts
         --hosts 0 -- true | --hosts 0: expected 1 or more
         --hosts 201 -- true | a lab of 201 hosts: expected 1 to 200
@@ -72,8 +72,8 @@ REFUSED = {
         --workers 4 --servers 1 --hosts 4 | drop --hosts
         --workers 4 --servers 1 --collective broadcast | drop --collective
         --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each of several hosts
-        --workers 7 --servers 1 --workers-per-host 0 | give --workers-per-host 1
-        --workers 4 --servers 1 --workers-per-host 4 | give --workers-per-host 1 or 2
+        --workers 7 --servers 1 --workers-per-host 0 | pass --workers-per-host 1
+        --workers 4 --servers 1 --workers-per-host 4 | pass --workers-per-host 1 or 2
         --workers 4 --servers 1 --size 0 | --size 0: must be above 0
         --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
         --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2
@@ -98,8 +98,8 @@ REFUSED = {
         --step 1s --model-bytes 1GB --workers 4 --servers 2 --workers-per-host 2 | one worker
     """,
     "simulate": """
-        | name one algorithm, or ask for --all
-        ring --all | name one algorithm, or ask for --all
+        | name one algorithm, or pass --all
+        ring --all | name one algorithm, or pass --all
         rign --hosts 4 | no algorithm 'rign'
         ring --collective broadcats --hosts 4 | no collective 'broadcats'
         --all --hosts 4 --collective send_recv | no collective 'send_recv' to compare
@@ -113,7 +113,7 @@ REFUSED = {
     "trace": """
         ring --ranks 0 | --ranks 0: there must be at least one rank
         rung | no algorithm 'rung' for all_reduce: there are
-        ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks says 9
+        ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks is 9
         ring --hosts 999999x999999 | more than 1000000 ranks
         ring --root 4 | --root 4 must be a rank: 0 to 3
         ring --root 1 | --root 1: ring all_reduce has no root
@@ -125,7 +125,7 @@ REFUSED = {
     """,
     "tune": """
         --rounds 0 | --rounds must be at least 1, got 0
-        --from 5MiB --to 6MiB | is between them
+        --from 5MiB --to 6MiB | the range contains no size
     """,
 }
 CASES = [

@@ -89,11 +89,11 @@ def test_the_time_of_a_nic_halves_and_the_reason_names_the_wire() -> None:
 def test_a_forced_algorithm_is_used_unless_it_would_round_repeatedly() -> None:
     for text in ("ring", "all_reduce:tree", "sharded/ring", "direct"):
         planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": text}), title="group 'g'")
-        assert planner.choose("all_reduce", 1024).why == "SHOAL_ALGO says so"
+        assert planner.choose("all_reduce", 1024).why == "set by SHOAL_ALGO"
         with pytest.raises(UsageError, match="every hop"):
             planner.choose("all_reduce", 1024, codec=BF16)
         inside = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": text}))
-        assert inside.choose("all_reduce", 1024, codec=BF16).why == "SHOAL_ALGO says so"
+        assert inside.choose("all_reduce", 1024, codec=BF16).why == "set by SHOAL_ALGO"
     for name in ("sharded", "sharded[4*1|]", "ring/sharded"):
         planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": f"all_reduce:{name}"}))
         assert planner.choose("all_reduce", 1024, codec=BF16).name == name

@@ -59,11 +59,11 @@ def test_no_clock_and_no_load_can_change_a_choice(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("rates", "mbit", "why"),
     [
-        ([25_000] * 4, 25_000, "as the interface of rank 0 reports, and none is slower"),
-        ([25_000, 25_000, 1_000, 40_000], 1_000, "as the interface of rank 2 reports"),
+        ([25_000] * 4, 25_000, "reported by the interface of rank 0, the slowest"),
+        ([25_000, 25_000, 1_000, 40_000], 1_000, "reported by the interface of rank 2"),
         ([None] * 4, 10_000, "assumed, since the interface of rank 0 reports no rate; SHOAL_LINK"),
         ([25_000, None, 40_000, 40_000], 10_000, "assumed, since the interface of rank 1 reports"),
-        ([None, 2_500, None, None], 2_500, "as the interface of rank 1 reports"),
+        ([None, 2_500, None, None], 2_500, "reported by the interface of rank 1"),
     ],
 )
 def test_the_slowest_interface_counts_and_the_log_names_its_rank(

@@ -30,7 +30,7 @@ def test_a_tuning_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("no JSON", "line 1"),
         ("[1, 2]", "line 1"),
         ('{"shoal_tuning": 2, "hosts": [0], "n_cores": 1}', "line 1: version 2"),
-        ('{"hosts": [0], "n_cores": 1}', "line 1: it lacks 'shoal_tuning'"),
+        ('{"hosts": [0], "n_cores": 1}', "line 1: 'shoal_tuning' is missing"),
         ('{"shoal_tuning": 1, "hosts": ["a"], "n_cores": 1}', "line 1: hosts"),
         ('{"shoal_tuning": 1, "hosts": [0], "n_cores": 0}', "line 1: n_cores 0"),
         (f"{HEAD}\n{LINE}\n{LINE[:-9]}", "line 3"),
@@ -75,8 +75,8 @@ def test_different_clusters_have_different_names() -> None:
     tuning = Tuning((0, 0, 1), 2, TIMES)
     assert tuning.differs_from((0, 0, 1), 2) == ""
     for hosts, n_cores, difference in (
-        ((0, 1, 1), 2, "it is of 3 ranks on 2 hosts (2, 1), this group is 3 ranks on 2 hosts"),
+        ((0, 1, 1), 2, "it is for 3 ranks on 2 hosts (2, 1), this group is 3 ranks on 2 hosts"),
         ((0,), 2, "this group is 1 rank in one host"),
-        ((0, 0, 1), 4, "it is of hosts with 2 cores, these have 4"),
+        ((0, 0, 1), 4, "it is for hosts with 2 cores, these have 4"),
     ):
         assert difference in tuning.differs_from(hosts, n_cores)

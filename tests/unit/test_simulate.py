@@ -177,7 +177,7 @@ def test_invalid_calls_and_schedules_that_wait_forever_are_refused() -> None:
         with pytest.raises(UsageError, match="cannot simulate"):
             simulate("broadcast", "chain", cluster(2), n_bytes, root=root, n_calls=n_calls)
     steps: list[list[Step]] = [[Recv(1, 0), Send(1, 0)], [Recv(0, 0), Send(0, 0)]]
-    with pytest.raises(ProofError, match=r"rank 0 step 0 .* waits for ever"):
+    with pytest.raises(ProofError, match=r"rank 0 step 0 .* waits forever"):
         time_of(steps, 1000, cluster(2))
 
 

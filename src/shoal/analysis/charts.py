@@ -1,4 +1,4 @@
-"""Pages with bars of times and timelines of NICs, which load nothing and need no script."""
+"""Makes pages with bars of times and timelines of NICs, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def bars(title: str, times_us: Mapping[str, float], chosen: str, why: str = "") 
 
 
 def legend() -> str:
-    """Return what the colours of `timelines` mean."""
+    """Return the legend for the colours of `timelines`."""
     keys = "".join(f"<li class={what}><span>{words}</span></li>" for what, words in _DOES.items())
     return f"<ul class=legend>{keys}</ul>"
 
 
 def timelines(timeline: Timeline) -> list[str]:
-    """Return a picture of the NICs of each host; of hosts with equal shares, the first one's."""
+    """Return a picture of the NICs of each host; hosts with equal shares have one picture."""
     alike: dict[str, list[int]] = defaultdict(list)
     for host in sorted(timeline.out):
         shares: dict[str, float] = defaultdict(float)
@@ -112,7 +112,7 @@ def _strip(spans: Sequence[Span], time_us: float) -> str:
 
 
 def _outline(heights: Iterable[float]) -> str:
-    """The path around columns of these heights; equal neighbours are one."""
+    """Return the path around columns of these heights, merging equal neighbours."""
     path, end = "M0 1", 0
     for height, run in groupby(f"{1 - min(1.0, height):.3g}" for height in heights):
         end += len([*run])

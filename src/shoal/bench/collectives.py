@@ -1,9 +1,8 @@
-"""Every collective that is timed: the result of a call, by its contract, and its bus bandwidth.
+"""The timed collectives: the result of each call, by its contract, and its bus bandwidth.
 
-A call works on two tensors of one size, `data` and `other`. Where a collective cuts a tensor in one
-block per rank, that is the larger of the two it takes, and the smaller one is this rank's block of
-the other tensor: where both are the same tensor, the call works in place. torch_calls.py and
-libraries.py make the calls of each library.
+A call works on two tensors of one size, `data` and `other`. If a collective cuts its larger tensor
+into one block per rank, its smaller tensor is this rank's block of the other one. The call works in
+place if both are the same tensor. torch_calls.py and libraries.py make the calls of each library.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class CallSpec(NamedTuple):
     """The arguments of a call. Sent to ranks as JSON, by these names.
 
     Args:
-        n_bytes: the size of the larger tensor where a rank's two tensors differ.
-        in_place: None where the collective has one way only.
+        n_bytes: the size of a rank's larger tensor.
+        in_place: None if the collective has only one way.
     """
 
     n_bytes: int
@@ -37,7 +36,7 @@ class CallSpec(NamedTuple):
 
 
 class On(NamedTuple):
-    """Where a call is made: a group of some library, the rank there, and what it folds by."""
+    """The context of a call: a group of some library, the rank in it, and the operation."""
 
     group: Any
     rank: int
@@ -46,7 +45,7 @@ class On(NamedTuple):
     root: int
 
     def own(self, tensor: Any) -> Any:
-        """This rank's block of a tensor."""
+        """Return this rank's block of a tensor."""
         n = len(tensor) // self.size
         return tensor[self.rank * n : (self.rank + 1) * n]
 
@@ -60,7 +59,7 @@ Bind = Callable[[On, Any, Any], Call]
 
 
 def there_and_back(on: On, send: Call, recv: Call) -> Call:
-    """Ranks 0 and 1, 2 and 3, and so on: a message, and one in return."""
+    """Return a call in which ranks 0 and 1, 2 and 3, and so on send a message and one back."""
     first, second = (send, recv) if on.rank % 2 == 0 else (recv, send)
 
     def call() -> None:
@@ -77,10 +76,10 @@ class MeasuredCollective:
     Args:
         row: its definition; None for a message there and back, which only pairs of ranks make.
         bus: bus bandwidth as a multiple of algorithm bandwidth, by the number of ranks: the least
-            data that each must send or receive, in sizes. nccl-tests has the same factor for any
-            algorithm, and for comparison it also counts with servers.
-        in_place: the ways there are: True if the result is in `data`, False if in `other`.
-        each: every rank brings a whole size of its own, so the ranks of a host add up.
+            data that each must send or receive, in sizes. As in nccl-tests, the factor is the same
+            for any algorithm, and for comparison also with servers.
+        in_place: the available ways: True if the result is in `data`, False if in `other`.
+        each: every rank has its own tensor of full size, so the ranks of a host add up.
     """
 
     row: Collective | None
@@ -90,7 +89,7 @@ class MeasuredCollective:
 
     @property
     def cut(self) -> bool:
-        """True if a tensor has a block for each rank; a block must have an element."""
+        """True if a tensor has a block for each rank, with at least one element."""
         return self.row is not None and not self.row.in_place
 
     @property
@@ -103,11 +102,11 @@ class MeasuredCollective:
 
     @property
     def in_pairs(self) -> bool:
-        """True if ranks 0 and 1, 2 and 3 and so on exchange messages, and with no others."""
+        """True if only ranks 0 and 1, 2 and 3 and so on exchange messages."""
         return self.row is None
 
     def is_in_place(self, asked: bool | None) -> bool:
-        """Return True if a call works in place: as asked, or in the first way of the collective."""
+        """Return True if a call works in place: as requested, or by the collective's first way."""
         return self.in_place[0] if asked is None else asked
 
     def want(
@@ -115,7 +114,7 @@ class MeasuredCollective:
     ) -> Mapping[int, Contribution]:
         """Return the required blocks of a rank's result by number, each of `n` elements.
 
-        Empty where nothing is promised: in a barrier, and on ranks other than the root of a reduce.
+        Empty if nothing is promised: in a barrier, and on ranks other than the root of a reduce.
         """
         row = self.row
         if row is None:

@@ -1,4 +1,4 @@
-"""Element types and operations under the names of nccl-tests, and what each can hold exactly."""
+"""Element types and operations under the names of nccl-tests, and the exact range of each type."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class ElementType:
     """A type of elements.
 
     Args:
-        name: as shoal, NumPy and torch call it.
-        nccl: as nccl-tests calls it; its own name where that has none.
-        storage: the NumPy type of its bytes, which differs for bfloat16: NumPy has none.
-        exact: up to here every integer is exact.
+        name: its name in shoal, NumPy and torch.
+        nccl: its name in nccl-tests, or shoal's name if there is none.
+        storage: the NumPy dtype of its bytes; another for bfloat16, which NumPy does not have.
+        exact: the largest integer up to which all integers are exact.
         epsilon: the distance from 1 to the next value; 0 for integers.
     """
 

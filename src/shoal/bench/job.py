@@ -1,4 +1,4 @@
-"""The processes of one library in a run, and the reason why they have no number."""
+"""The processes of one library in a run, and the reason for a missing number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoal.errors import ShoalError
 
 
-class Failure(ShoalError):  # noqa: N818 - as a table shows it
+class Failure(ShoalError):  # noqa: N818 - the word in the table
     """A library has no number: it is not installed, crashed, is too slow or wrong."""
 
 

@@ -1,7 +1,7 @@
 """Ranks that a launcher has started: torchrun, mpirun, srun, `shoal lab run`.
 
-Every rank makes the same run and measures its own part; answers go round, so that all decide alike.
-The libraries live in one process, one after the other at work, and meet as the launcher says.
+Every rank makes the same run and measures its own part; ranks exchange answers, so that all make
+the same decisions. All libraries are in one process, take turns, and meet as the launcher set up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class JoinedRanks:
         self._shoal: LibraryRank | None = None
 
     def __enter__(self) -> JoinedRanks:
-        gc.disable()  # a collection in one rank is waited for by all
+        gc.disable()  # all ranks would wait for a collection in one
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
@@ -44,7 +44,7 @@ class JoinedRanks:
             rank.stop()
 
     def ask(self, library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Have every rank obey a command; return the answers by rank. All ranks call it alike.
+        """Run a command on every rank; return the answers by rank. All ranks make the same call.
 
         Raises Failure if torch is missing, or a rank failed.
         """
@@ -56,7 +56,7 @@ class JoinedRanks:
             answer = getattr(self._ranks[library], task)(**arguments)
         except Exception as error:  # noqa: BLE001 - all ranks raise it
             answer = {"error": f"{type(error).__name__}: {error}"}
-        assert self._shoal is not None  # the first that was asked
+        assert self._shoal is not None  # shoal is called first
         answers = _exchange(self._shoal, answer)
         for one in answers:
             if "error" in one:
@@ -84,7 +84,7 @@ def _joined_torch(library: str, timeout_s: float) -> LibraryRank:
 
 
 def _meeting() -> dict[str, Any]:
-    """Where torch meets: by itself it knows what torchrun sets, and no other launcher."""
+    """Return torch's rendezvous arguments, which it reads itself only under torchrun."""
     if os.environ.get("RANK"):
         return {}
     place = find_place()

@@ -1,4 +1,4 @@
-"""How the ranks of each library are started: command, environment, place."""
+"""Starts the ranks of each library: command, environment, place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WORKER: Final = "shoal.bench.worker"
 
-# Importing torch takes a core two seconds: as many ranks on a few cores are forks of one process.
+# Importing torch takes a core two seconds, so this many ranks on few cores are forked from one.
 _FORKED_FROM: Final = 32
 
 # Every port of a lab's hosts is free, but several jobs may run there at once.
@@ -54,7 +54,7 @@ def start(
 ) -> list[subprocess.Popen[bytes]]:
     """Start a job's processes, which connect to `control`; Failure if a library is missing.
 
-    Without hosts of their own, the ranks meet at `port`, which the caller holds.
+    Without a lab the ranks meet at `port`, which the caller holds.
     """
     words = [spec.library, str(control)]
     if launcher := placement.launchers.get(spec.library):
@@ -76,7 +76,7 @@ def start(
 
 
 def require_torch(library: str) -> None:
-    """Raise Failure if a library is called through torch, and there is none."""
+    """Raise Failure if a library is called through torch, which is not installed."""
     if library in ("gloo", "shoal") and importlib.util.find_spec("torch") is None:
         raise Failure(f"{library} needs torch, which is not installed: pip install torch")
 
@@ -85,9 +85,9 @@ def _popen(
     argv: Sequence[str], env: Mapping[str, str], errors: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     everything = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    # A process group of its own: an interrupt at the terminal reaches the launcher alone, which
-    # stops its ranks in order. NOT a session: the scheduler shares the cores out by session, and
-    # mpirun's ranks would get one share where other libraries' get one each.
+    # A new process group: an interrupt at the terminal reaches only the launcher, which stops its
+    # ranks in order. NOT a session: the scheduler shares the cores by session, and all ranks of
+    # mpirun would get one share, but other libraries' ranks one share each.
     return subprocess.Popen(
         argv,
         env=everything,

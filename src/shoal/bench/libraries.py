@@ -1,6 +1,6 @@
-"""The libraries under one interface: a function for each, which joins a group and says how to call.
+"""The libraries under one interface: one function each, which joins a group and binds its calls.
 
-Each imports its library when it is called, because no process has all of them.
+Each function imports its library when called, because no process uses all of them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class LibraryRank:
     """One rank in the group of one library.
 
     Args:
-        allocate: makes a tensor of a number of elements, whose type has a name of shoal's.
+        allocate: makes a tensor with a number of elements and a dtype by shoal's name.
         barrier: waits for all ranks.
         bind: makes the call of a collective on two tensors.
         close: leaves the group.
-        ranks: those that take part, whose tensors all_reduce sums.
+        ranks: the participating ranks, whose tensors all_reduce sums.
         codec: rounds sums of float32 between hosts.
     """
 
@@ -46,7 +46,7 @@ class LibraryRank:
 
 
 def join_torch(backend: str) -> LibraryRank:
-    """Join `torch.distributed`, with Gloo or shoal below it."""
+    """Join `torch.distributed`, with Gloo or shoal as backend."""
     import torch
     import torch.distributed as dist
 
@@ -73,7 +73,7 @@ def torch_library(backend: str, group: Any, close: Callable[[], object]) -> Libr
 
 
 def join_group(wire: str | None = None) -> LibraryRank:
-    """Join a group of shoal's own on NumPy arrays, without a framework."""
+    """Join a shoal group on NumPy arrays, without a framework."""
     import shoal
 
     return group_library(shoal.init(wire=wire), wire)
@@ -108,7 +108,7 @@ _GROUP_CALLS: Final[Mapping[str, Bind]] = MappingProxyType(
 
 
 def group_library(group: Any, wire: str | None = None) -> LibraryRank:
-    """Return this rank of a group of shoal's own."""
+    """Return this rank of a shoal group."""
     from shoal.dtypes import parse_op
 
     def bind(what: CallSpec, data: Any, other: Any) -> Call:
@@ -127,12 +127,12 @@ def group_library(group: Any, wire: str | None = None) -> LibraryRank:
 
 
 def _codec_of(wire: str | None) -> Codec:
-    """Return the codec of a group that is made with `wire`."""
+    """Return the codec of a group created with `wire`."""
     return parse_wire(wire or os.environ.get("SHOAL_WIRE") or Codec.IDENTITY)
 
 
 def allocate_array(n_elems: int, dtype: str) -> FilledBuffer:
-    """Make an array; NotImplementedError for types that NumPy lacks."""
+    """Make an array; NotImplementedError for dtypes that NumPy does not have."""
     element = ELEMENTS[dtype]
     if element.storage != element.name:
         raise NotImplementedError(f"NumPy has no {dtype}: measure it through torch")

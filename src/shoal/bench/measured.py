@@ -32,8 +32,8 @@ class CallTimes(NamedTuple):
 def call_times(times_s: Sequence[float]) -> CallTimes:
     """Return the statistics of at least one call.
 
-    A percentile is a time that was measured: the smallest that this percentage of calls does not
-    exceed. The median of an even number is the upper one of the two in the middle.
+    A percentile is a measured time: the smallest that this percentage of calls does not exceed. The
+    median of an even number of calls is the larger of the two in the middle.
     """
     ordered, n = sorted(times_s), len(times_s)
 
@@ -52,10 +52,10 @@ class Figures:
         times_s: the time of each call on its slowest rank.
         rounds_s: the median call of each round.
         cpu_s: CPU seconds per call and rank, of each round.
-        sent, received: bytes per call and rank over the NICs of its host, of each round; empty
-            where all ranks share a host.
-        n_wrong: elements; None where nothing was checked.
-        failure: why there are no numbers; empty if there are.
+        sent, received: bytes per call and rank over the NICs of its host, of each round; empty if
+            all ranks share a host.
+        n_wrong: wrong elements; None if nothing was checked.
+        failure: the reason for missing numbers; empty if there are numbers.
     """
 
     library: str
@@ -72,7 +72,7 @@ class Figures:
 
     @property
     def times(self) -> CallTimes:
-        """Statistics of the calls; only where there is no failure."""
+        """Statistics of the calls; only valid without a failure."""
         return call_times(self.times_s)
 
     @property
@@ -82,7 +82,7 @@ class Figures:
 
     @property
     def bus_gb_s(self) -> float:
-        """The same times the factor of the collective."""
+        """`alg_gb_s` times the bus factor of the collective."""
         return self.alg_gb_s * self.bus
 
     @property
@@ -115,9 +115,9 @@ class SizePoint:
         )
 
     def ratio(self, peer: Figures) -> float | None:
-        """Return how many times as long as shoal a peer takes, the median over the rounds.
+        """Return a peer's time over shoal's, the median over the rounds.
 
-        None: one of them has no number, or a wrong result.
+        None: one of the two has no number, or a wrong result.
         """
         ours = self.ours(peer.in_place)
         if peer.library == OURS or ours is None or peer.failure or ours.n_wrong or peer.n_wrong:
@@ -134,7 +134,7 @@ class SizePoint:
 class Column:
     """Measures one library, by its name in tables, at one kind of call, a round at a time.
 
-    `failure` says why it is not asked any more; empty if it is.
+    `failure` is the reason why it is not measured any more, or empty.
     """
 
     def __init__(self, name: str, sweep: Sweep, kind: CallKind, in_place: bool) -> None:
@@ -149,7 +149,7 @@ class Column:
         return Figures(self.name, self.in_place, n_bytes, bus)
 
     def measure(self, ask: Ask, figures: Figures) -> None:
-        """Measure one more round, unless the library has failed, be it at another size."""
+        """Measure one more round, unless the library has failed at any size."""
         try:
             if not self.failure:
                 self._measure(ask, figures)
@@ -206,7 +206,7 @@ class Column:
 
 
 def columns_of(sweep: Sweep, kind: CallKind) -> list[Column]:
-    """Return shoal in each way that it has, and each peer in the same ways."""
+    """Return a column for each way of shoal, and for each peer in the same ways."""
     return [
         Column(name, sweep, kind, in_place)
         for in_place in COLLECTIVES[kind.collective].in_place

@@ -1,6 +1,6 @@
 """The text of a run: nccl-tests' table, and below it percentiles, CPU, the wire and peers.
 
-The lines below the table begin with `#`, as comments to a reader of nccl-tests.
+The lines below the table begin with `#`, so parsers of nccl-tests skip them as comments.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _columns() -> str:
 
 
 def row(point: SizePoint) -> str:
-    """Return one size: shoal out of place and in place; N/A where it has no such way."""
+    """Return one size: shoal out of place and in place; N/A if there is no such way."""
     kind = point.kind
     preamble = (
         f"{point.n_bytes:12}  {point.count:12}  {kind.element.nccl:>8}  {kind.redop:>6}  "
@@ -120,8 +120,8 @@ def beside(points: Sequence[SizePoint], n_rounds: int) -> str:
         if not one.failure
     ]
     text = [
-        "#\n# Percentiles of the same calls, and what a call costs a rank: CPU, bytes over NICs\n",
-        f"# ratio: how many times as long as shoal a peer takes, the median of {n_rounds} rounds\n",
+        "#\n# Percentiles of the same calls, and a rank's cost per call: CPU, bytes over NICs\n",
+        f"# ratio: a peer's time over shoal's, the median of {n_rounds} rounds\n",
     ]
     if any(point.least_s for point in points):
         text.append("# of line: the least time at the rate of TCP over the lab's NICs, over p50\n")

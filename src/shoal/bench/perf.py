@@ -34,12 +34,12 @@ def run_sweep(
 ) -> int:
     """Measure, print a row for each size at once, and write the file.
 
-    Returns the exit code: 1 if a result was wrong or shoal has no number somewhere. Raises
-    UsageError for sizes, roots or pairs that cannot be; Failure if shoal cannot be started.
+    Returns the exit code: 1 if a result was wrong or shoal has no number for some size. Raises
+    UsageError for invalid sizes, roots or pairs; Failure if shoal cannot be started.
 
     Args:
         argv: the arguments, for the head of the results.
-        joined: asks ranks that a launcher has started; None: ranks are started here.
+        joined: sends commands to ranks started by a launcher; None: start ranks here.
         is_first: this rank of such a job prints and writes.
     """
     _check(sweep)
@@ -65,11 +65,11 @@ def _check(sweep: Sweep) -> None:
         if root >= n_ranks:
             raise UsageError(f"-r {root}: the ranks are 0 to {n_ranks - 1}")
     if n_ranks % 2 and all(COLLECTIVES[name].in_pairs for name in sweep.collectives):
-        raise UsageError(f"send_recv pairs the ranks up, and {n_ranks} ranks cannot be paired")
+        raise UsageError(f"send_recv needs pairs of ranks, and {n_ranks} ranks cannot be paired")
 
 
 class _Run:
-    """A run in the making: prints each row as soon as it is measured, if this rank is to print."""
+    """A run in progress: prints each row as soon as it is measured, if this rank prints."""
 
     def __init__(self, sweep: Sweep, ask: Ask, prints: bool) -> None:
         self._sweep, self._ask, self._prints = sweep, ask, prints

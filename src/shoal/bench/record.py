@@ -23,7 +23,7 @@ FORMAT_VERSION: Final = 3
 
 
 class CallName(NamedTuple):
-    """The kind of a call: points of one name belong into one picture."""
+    """The kind of a call: one picture shows all points of the same name."""
 
     collective: str
     type: str
@@ -76,7 +76,7 @@ _N_REQUIRED: Final = Measured._fields.index("least_us")
 
 
 class BenchRecord(NamedTuple):
-    """One file: its name, the facts of its run, its points, and the failures in words.
+    """One file: its name, the facts of its run, its points, and the failures as text.
 
     `series` has points by call, then by library.
     """
@@ -149,7 +149,7 @@ def _read(path: Path, name: str) -> BenchRecord:
         raise UsageError(f"{path} is not a file of `shoal bench --json FILE`")
     if (version := data.get("format_version")) != FORMAT_VERSION:
         raise UsageError(
-            f"{path} has format {version} of shoal {data.get('version')}, and this shoal reads "
+            f"{path} has format {version} of shoal {data.get('version')}, but this shoal reads "
             f"format {FORMAT_VERSION}: read it with that version, or measure again"
         )
     try:

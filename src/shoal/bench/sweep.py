@@ -42,10 +42,10 @@ class SizeRange:
         if not 0 < self.least <= self.most <= _MOST_BYTES:
             raise UsageError(
                 f"sizes from {self.least} to {self.most} bytes: -b must be above 0 and at most -e, "
-                f"and that at most {_MOST_BYTES >> 30}G"
+                f"and -e at most {_MOST_BYTES >> 30}G"
             )
         if self.factor < 1 or self.step < 1:
-            raise UsageError(f"-i {self.step} -f {self.factor}: a step has at least one byte")
+            raise UsageError(f"-i {self.step} -f {self.factor}: both must be at least 1")
         sizes: list[int] = []
         size = self.least
         while size <= self.most and len(sizes) <= _MOST_SIZES:
@@ -64,8 +64,8 @@ class BenchPlace:
     """The place of the ranks: this host, the hosts of a lab, or where a launcher started them.
 
     Args:
-        n_hosts: of a lab; 0: there is none.
-        rate_mbit: of the lab's NICs; None: as much as the cores can move.
+        n_hosts: the number of hosts of a lab; 0: no lab.
+        rate_mbit: the rate of the lab's NICs; None: unshaped.
         is_joined: this process is one of the ranks.
     """
 
@@ -76,12 +76,12 @@ class BenchPlace:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The ranks and their network in words."""
+        """The ranks and their network as text."""
         ranks = counted(self.n_ranks, "rank")
         if not self.n_hosts:
             return {"ranks": ranks}
         rate = self.rate_mbit
-        nics = "NICs that nothing shapes" if rate is None else f"NICs at {rate:g} Mbit/s"
+        nics = "unshaped NICs" if rate is None else f"NICs at {rate:g} Mbit/s"
         return {"ranks": f"{ranks} on {self.n_hosts} hosts of a lab", "network": nics}
 
     def least_time_s(self, collective: str, n_bytes: int) -> float | None:
@@ -102,14 +102,14 @@ class Sweep:
     """One run.
 
     Args:
-        library: shoal as it is called: "shoal" through torch, "group" on NumPy arrays.
-        peers: the libraries beside it, some of `PEERS`.
-        roots: ranks, or `ALL_RANKS` alone.
-        n_calls: timed at each size, over all rounds.
-        n_warmup: calls before the first of them.
-        n_checks: calls whose results are checked.
-        is_apart: a barrier precedes each call; else they follow one another.
-        answer_s: how long all calls of one round may take.
+        library: the interface to shoal: "shoal" through torch, "group" on NumPy arrays.
+        peers: the libraries to compare with, from `PEERS`.
+        roots: ranks, or only `ALL_RANKS`.
+        n_calls: timed calls at each size, over all rounds.
+        n_warmup: calls before the first timed call.
+        n_checks: calls with checked results.
+        is_apart: a barrier precedes each call; else calls follow one another.
+        answer_s: the limit in seconds for all calls of one round.
     """
 
     place: BenchPlace
@@ -140,9 +140,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class CallKind:
-    """Calls of one kind: all that they have in common but their size.
+    """Calls of one kind, which differ only in size.
 
-    `op` is shoal's name, empty where nothing is folded; `root` is -1 where there is none.
+    `op` is shoal's name, empty if nothing is folded; `root` is -1 if there is no root.
     """
 
     collective: str
@@ -152,21 +152,21 @@ class CallKind:
 
     @property
     def experiment(self) -> str:
-        """The program of nccl-tests that this is."""
+        """The name of nccl-tests' program for this collective."""
         return f"{self.collective}_perf"
 
     @property
     def redop(self) -> str:
-        """The operation as nccl-tests calls it."""
+        """The operation's name in nccl-tests."""
         return OPERATIONS[self.op] if self.op else "none"
 
     def count(self, n_bytes: int, n_ranks: int) -> int:
-        """Return the elements of one rank's block where there are blocks, else of the tensor."""
+        """Return the elements of one rank's block if there are blocks, else of the tensor."""
         n_elems = n_bytes // self.element.n_bytes
         return n_elems // n_ranks if COLLECTIVES[self.collective].cut else n_elems
 
     def fitting(self, sizes: Sequence[int], n_ranks: int) -> Sequence[int]:
-        """Return the sizes, cut to whole elements, or to whole blocks of them; [0] of a barrier."""
+        """Return the sizes, cut to whole elements or whole blocks; [0] for a barrier."""
         row = COLLECTIVES[self.collective]
         if row.in_pairs and n_ranks % 2:
             return []

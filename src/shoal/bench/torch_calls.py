@@ -1,4 +1,4 @@
-"""The calls of torch.distributed. Names that torch 2.13 has renamed are called by the new one."""
+"""The calls of torch.distributed, under torch 2.13's new names if they exist."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ def allocate_torch(n_elems: int, dtype: str) -> FilledBuffer:
 
 
 def filled(tensor: torch.Tensor) -> FilledBuffer:
-    """Return a tensor and its values as NumPy sees them."""
+    """Return a tensor and a NumPy view of its values."""
     shown = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
     return FilledBuffer(tensor, shown.numpy())

@@ -1,7 +1,7 @@
 """Known values: the contents of tensors before a call, and after it.
 
-All values are integers so small that every sum is exact, in whatever order it is folded: integers
-must be right to the last bit, and so must floats, except where a mean is rounded.
+All values are integers so small that every sum is exact in any order of folds. Integers must be
+right to the last bit, and floats too, except if a mean is rounded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shoal.codec import Codec
 
 Values = npt.NDArray[Any]
 
-# Filling and checking go piece by piece: temporaries as large as the tensor would be seen in the
-# peak memory of the rank.
+# Filling and checking go piece by piece: temporaries as large as the tensor would raise the rank's
+# peak memory.
 _PIECE_ELEMS: Final = 1 << 16
-# Added to every piece of a tensor, so that one that lands elsewhere is wrong. A prime: no number of
-# pieces in a chunk divides it.
+# The period of the values added to pieces, so that a misplaced piece is wrong. A prime: no number
+# of pieces in a chunk divides it.
 _PERIOD: Final = 61
 _MOST: Final = 999
-# The ranks that bring a factor of two to a product, which fits every type then.
+# The number of ranks that contribute a factor of two to a product, which then fits every type.
 _N_FACTORS: Final = 6
 # A mean is a sum, which is exact, times or over the number of ranks: rounded twice at most.
 _ROUNDED: Final = 2
@@ -40,7 +40,7 @@ _FOLDS: Final[Mapping[str, Any]] = {
 
 
 class FilledBuffer(NamedTuple):
-    """A tensor as the library takes it, and its values as NumPy sees them."""
+    """A tensor of the library, and a NumPy view of its values."""
 
     data: Any
     values: Values
@@ -55,7 +55,7 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class KnownValues:
-    """The values that each rank brings to a call, and those that the call must leave.
+    """The values that each rank contributes to a call, and the values required after it.
 
     `codec` rounds each contribution and the result, beyond what the operation itself may round.
     """
@@ -71,7 +71,7 @@ class KnownValues:
             values[piece] = self._encoded(want)
 
     def count_wrong(self, values: Values, source: Contribution) -> int:
-        """Count the elements that differ from the result of tensors that were filled."""
+        """Count the elements that differ from the result for filled tensors."""
         op = self.op if len(source.ranks) > 1 else "sum"
         return sum(
             self._n_wrong(values[piece], want)
@@ -80,7 +80,7 @@ class KnownValues:
 
     @property
     def tolerance(self) -> float:
-        """The part of a value by which it may be off; with blocks, of the largest value."""
+        """The relative error allowed in a value; with blocks, relative to the largest value."""
         if not self.element.is_float:
             return 0.0
         rounded = _ROUNDED * self.element.epsilon if self.op == "avg" else 0.0
@@ -95,7 +95,7 @@ class KnownValues:
         return int(np.count_nonzero(~(np.abs(held - want) <= self.tolerance * size)))
 
     def _known(self, n_elems: int, source: Contribution, op: str) -> Iterator[tuple[slice, Values]]:
-        """The values of a block, in pieces that do not cross the borders of the source's pieces."""
+        """Yield the values of a block, in pieces within the pieces of the source."""
         base = _FOLDS[op]([self._base_of(rank) for rank in source.ranks], axis=0)
         n_added = len(source.ranks) if op in ("sum", "avg") else 1
         done = 0
@@ -116,7 +116,7 @@ class KnownValues:
 
     @property
     def _room(self) -> int:
-        """The largest value that one rank may bring, so that the result is exact."""
+        """The largest value that one rank may contribute, so that the result is exact."""
         return self.element.exact // (self.n_ranks if self.op in ("sum", "avg") else 1)
 
     @property

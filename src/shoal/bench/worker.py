@@ -1,8 +1,8 @@
 """One rank of one library: waits for commands, measures, answers. `python -m shoal.bench.worker`.
 
 Commands and answers are lines of JSON on a Unix socket. A rank that waits for the next command
-blocks in the kernel, also under Open MPI, so idle sets of processes do not disturb the set that is
-measured. Imports the standard library and NumPy; each library comes with its ranks.
+blocks in the kernel, also under Open MPI, so idle sets of processes do not disturb the measured
+set. Imports the standard library and NumPy; only a library's own ranks import it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Buffers = dict[tuple[int, str, str], FilledBuffer]
 
 
 class Rank:
-    """The commands that a rank obeys, with answers as results; `buffers` last until `forget`."""
+    """The commands of a rank, which return its answers; `buffers` last until `forget`."""
 
     def __init__(self, library: LibraryRank, buffers: Buffers | None = None) -> None:
         self.library = library
         self._buffers: Buffers = {} if buffers is None else buffers
 
     def who(self) -> dict[str, Any]:
-        """Return the process and its host: what shares its name and its network."""
+        """Return the process id, and its host as a host name and a network namespace."""
         net = os.readlink("/proc/self/ns/net")
         return {"pid": os.getpid(), "host": socket.gethostname(), "net": net}
 
@@ -100,7 +100,7 @@ class Rank:
                 call()
             times_s.append((time.perf_counter() - start_s) / n_calls)
             cpu_s.append((time.process_time() - start_cpu_s) / n_calls)
-        barrier()  # what others still have to send has left their NICs, or is about to
+        barrier()  # other ranks' bytes have left their NICs, or are about to
         n_all = n_samples * n_calls
         sent, received = (
             (now - then) / n_all for now, then in zip(nic_bytes(), before, strict=True)
@@ -113,7 +113,7 @@ class Rank:
         return {}
 
     def stop(self) -> dict[str, Any]:
-        """Leave the group in good order."""
+        """Leave the group in order."""
         self.library.close()
         return {}
 
@@ -132,7 +132,7 @@ class Rank:
 
 
 def nic_bytes() -> tuple[int, int]:
-    """Return what the NICs of this network namespace have sent and received, without `lo`."""
+    """Return the bytes sent and received by the NICs of this network namespace, without `lo`."""
     sent = received = 0
     for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]:
         name, _, numbers = line.partition(":")
@@ -157,7 +157,7 @@ def fork_ranks(n_ranks: int) -> None:
 
 
 def _read_commands(lines: IO[str], commands: queue.Queue[dict[str, Any]]) -> None:
-    """Pass commands on; end the process when the launcher is gone, whatever it is doing."""
+    """Pass commands on; end the process at any time when the launcher is gone."""
     for line in lines:
         commands.put(json.loads(line))
     os._exit(1)
@@ -169,7 +169,7 @@ def _obey(
     commands: queue.Queue[dict[str, Any]] = queue.Queue()
     start("commands", _read_commands, lines, commands)
     rank = join()
-    gc.disable()  # a collection in one rank is waited for by all
+    gc.disable()  # all ranks would wait for a collection in one
     answer({"rank": rank.library.rank})
     task = ""
     while task != "stop":
@@ -179,9 +179,9 @@ def _obey(
 
 
 def serve(join: Mapping[str, Callable[[], Rank]]) -> None:
-    """Be one rank of the library that the command line names, until the command `stop`.
+    """Run as one rank of the library named on the command line, until the command `stop`.
 
-    Any error is the last answer, then the process ends.
+    Any error is sent as the last answer, and ends the process.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("library", choices=sorted(join))

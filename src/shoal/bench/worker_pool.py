@@ -1,4 +1,4 @@
-"""The processes of one library, as the launcher holds them: started once, idle between commands."""
+"""The launcher's side of one library's processes: started once, idle between commands."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _FATE_S: Final = 0.5
 class WorkerPool:
     """The processes of a running job, until the context ends, by force if they do not stop.
 
-    Every method raises Failure if a rank fails, or takes longer than `answer_s`; the pool is of no
-    use then.
+    Every method raises Failure if a rank fails, or takes longer than `answer_s`; the pool is then
+    unusable.
     """
 
     def __init__(self, spec: JobSpec, placement: Placement, answer_s: float = _ANSWER_S) -> None:
@@ -67,7 +67,7 @@ class WorkerPool:
         return self._answers(_STOP_S if task == "stop" else self._answer_s)
 
     def close(self) -> None:
-        """Stop the processes and forget the pool. Idempotent."""
+        """Stop the processes and close the pool. Idempotent."""
         if self._controls and not self._has_failed:
             with contextlib.suppress(Failure):
                 self.ask("stop")
@@ -92,7 +92,7 @@ class WorkerPool:
                 self._controls.append(control)
                 self._lines.append(control.makefile("rb"))
         hellos = self._answers(self._start_s())
-        # Connected in any order; from here on by rank.
+        # Ranks connect in any order; sort them by rank.
         order = sorted(range(self.spec.n_ranks), key=lambda index: int(hellos[index]["rank"]))
         self._lines = [self._lines[index] for index in order]
         self._controls = [self._controls[index] for index in order]
@@ -100,7 +100,7 @@ class WorkerPool:
     def _accept_all(self, server: socket.socket) -> Iterator[socket.socket]:
         deadline_s = time.monotonic() + self._start_s()
         for _ in range(self.spec.n_ranks):
-            # Often enough awake to see that a process has died before it connected.
+            # Wake up often enough to notice a process that died before it connected.
             while not select.select([server], [], [], 0.2)[0]:
                 if any(process.poll() is not None for process in self._processes):
                     raise self._failure("did not start")
@@ -109,11 +109,11 @@ class WorkerPool:
             yield server.accept()[0]
 
     def _start_s(self) -> float:
-        """The deadline of starting: a user who waits longer for calls waits longer for ranks."""
+        """Return the limit for starting: longer if the user allows longer calls."""
         return max(_START_S, self._answer_s)
 
     def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
-        """One line from every rank; the first error that any of them reports ends the wait."""
+        """Return one line from every rank; the first reported error ends the wait."""
         deadline_s = time.monotonic() + timeout_s
         answers: dict[int, dict[str, Any]] = {}
         while len(answers) < len(self._controls):
@@ -140,7 +140,7 @@ class WorkerPool:
         return answer
 
     def _fate(self) -> str:
-        for process in self._processes:  # who has died is seen at once, or in a moment
+        for process in self._processes:  # a dead process is detected at once, or within `_FATE_S`
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_FATE_S / len(self._processes))
         codes = {process.poll() or 0 for process in self._processes}
@@ -159,7 +159,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
-        # mpirun takes its ranks along on SIGTERM; it could not on SIGKILL.
+        # mpirun ends its ranks on SIGTERM; it could not on SIGKILL.
         for how in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, how)
@@ -168,9 +168,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class StartedRanks:
-    """The pools of a run, started when their libraries are first asked for, until the context ends.
+    """The pools of a run, started at the first command to their library, until the context ends.
 
-    `place` has the ranks of each library, whatever its name there; a command may take `answer_s`.
+    `place` has the ranks of each library and ignores its name; a command may take `answer_s`.
     """
 
     def __init__(self, place: JobSpec, placement: Placement, answer_s: float) -> None:
@@ -186,7 +186,7 @@ class StartedRanks:
             pool.close()
 
     def ask(self, library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Have every rank of a library obey a command; return the answers by rank, or Failure."""
+        """Run a command on every rank of a library; return the answers by rank, or Failure."""
         if library in self._unstartable:
             raise Failure(self._unstartable[library])
         if library not in self._pools:

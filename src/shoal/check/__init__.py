@@ -1,1 +1,1 @@
-"""Checks the machines of a job before it runs: who reaches whom, how fast, and what differs."""
+"""Checks the machines of a job before it runs: connections, rates, and differences."""

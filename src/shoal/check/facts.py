@@ -1,4 +1,4 @@
-"""What a rank knows about its own machine, as it is compared with the others'."""
+"""The facts of a rank's machine, for comparison with the other ranks'."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _SIOCGIFMTU: Final = 0x8921  # linux/sockios.h
 
-# What may differ between the ranks of a job; all other settings must be the same.
+# The settings that may differ between the ranks of a job; all others must be the same.
 _OF_ONE_RANK: Final = (
     *("SHOAL_SOCKET_IFNAME", "SHOAL_HOST_ID", "SHOAL_DUMP", "SHOAL_DEBUG", "SHOAL_MONITOR"),
 )
 
 
 class Path(NamedTuple):
-    """An address at which this rank can be reached, and why it was chosen."""
+    """An address at which this rank can be reached, and the reason for its choice."""
 
     address: str
     port: int
@@ -50,7 +50,7 @@ class Facts(NamedTuple):
     host_id: str
     paths: list[Path]
     token: str
-    """What a prober must send first; hexadecimal."""
+    """The token that a prober must send first; hexadecimal."""
     shoal: str
     python: str
     torch: str
@@ -62,7 +62,7 @@ class Facts(NamedTuple):
     free_bytes: int
     settings: dict[str, str]
     unused: list[str]
-    """The interfaces that others are not asked to reach, each with its addresses."""
+    """The interfaces that are not offered to other ranks, each with its addresses."""
 
     def encode(self) -> bytes:
         """Return the facts as a value for the store."""
@@ -108,7 +108,7 @@ def gather(rank: int, listening: list[tuple[Advertised, int]], token: str) -> Fa
 
 
 def _unused(used: set[str]) -> list[str]:
-    """Return the other interfaces, without those that have link-local addresses alone."""
+    """Return the other interfaces, except those with only link-local addresses."""
     return [
         f"{one.name} ({', '.join(addresses)})"
         for one in list_interfaces()

@@ -1,8 +1,8 @@
-"""Measures one way from a host to another: does it connect, how late and how fast is it.
+"""Measures the route from one host to another: whether it connects, its latency and its rate.
 
 A prober connects, sends the token of the answerer, then requests of a letter and a length:
-`p` is answered with the answerer's clock, `b` is followed by so many bytes, which are confirmed
-with one. All waits end after `PATIENCE_S`.
+`p` is answered with the answerer's clock, `b` is followed by that many bytes, which are confirmed
+with one byte. All waits end after `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _CHUNK: Final = memoryview(bytes(1 << 20))
 
 
 class Probe(NamedTuple):
-    """What came of one probe. Times in seconds, rates in bytes per second."""
+    """The result of one probe. Times in seconds, rates in bytes per second."""
 
     error: str = ""
     latency_s: float = 0.0
     rate: float = 0.0
     ahead_s: float = 0.0
-    """How far the other host's clock is ahead."""
+    """The lead of the other host's clock."""
     mtu: int = 0
-    """The largest packet that the kernel sends this way, after the transfers; 0: unknown."""
+    """The largest packet that the kernel sends on this route, after the transfers; 0: unknown."""
 
 
 class Answerer:
-    """Answers probes of all who know its token, until `close`."""
+    """Answers probes from all processes that know its token, until `close`."""
 
     def __init__(self, master: str | None, environ: Mapping[str, str]) -> None:
         self._token = os.urandom(_N_TOKEN)
@@ -99,7 +99,7 @@ class Answerer:
 
 
 def probe(path: Path, token: str) -> Probe:
-    """Measure the way to this address from here; what fails is in the result, in words."""
+    """Measure the route to this address; a failure is returned as text."""
     try:
         link = socket.create_connection((path.address, path.port), PATIENCE_S)
     except TimeoutError:
@@ -115,13 +115,13 @@ def probe(path: Path, token: str) -> Probe:
             link.sendall(bytes.fromhex(token))
             latency_s, ahead_s = _ping(link)
         except OSError as error:
-            return Probe(f"{path.address} port {path.port} connects and does not answer: {error}")
+            return Probe(f"{path.address} port {path.port} connects but does not answer: {error}")
         try:
             return Probe("", latency_s, _rate(link), ahead_s, _mtu(link))
         except OSError:
             return Probe(
-                f"small messages pass and {_FIRST_BULK >> 10} KiB do not: full packets are lost, "
-                "as where the MTU of an interface is larger than that of a switch or a tunnel",
+                f"small messages pass but {_FIRST_BULK >> 10} KiB do not: full packets are lost, "
+                "for example because an interface has a larger MTU than a switch or a tunnel",
                 latency_s,
             )
 
@@ -139,7 +139,7 @@ def _ping(link: socket.socket) -> tuple[float, float]:
 
 
 def _rate(link: socket.socket) -> float:
-    """Bytes per second of the better of two transfers that take long enough."""
+    """Return the bytes per second of the faster of two transfers that take long enough."""
     n_bytes = _FIRST_BULK
     while True:
         took = min(_transfer(link, n_bytes), _transfer(link, n_bytes))
@@ -149,7 +149,7 @@ def _rate(link: socket.socket) -> float:
 
 
 def _mtu(link: socket.socket) -> int:
-    """Return what routers on the way have reported, else the interface's MTU."""
+    """Return the MTU reported by routers on the route, else the interface's MTU."""
     if link.family == socket.AF_INET6:
         return link.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
     return link.getsockopt(socket.IPPROTO_IP, _IP_MTU)

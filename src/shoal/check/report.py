@@ -1,4 +1,4 @@
-"""What a check found, as a table, a matrix and a list of what to change."""
+"""Reports the findings of a check: a table, a matrix and a list of changes to make."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from shoal.check.facts import Facts
     from shoal.check.probe import Probe
 
-_SLOW: Final = 0.5  # of the best rate; less is named
-_SKEW_S: Final = 2.0  # of clocks; the logs of hosts can then not be compared
+_SLOW: Final = 0.5  # of the best rate; lower rates are reported
+_SKEW_S: Final = 2.0  # of clocks; above it the logs of hosts cannot be compared
 _FREE_BYTES: Final = 1 << 30
 
 
 class Findings(NamedTuple):
-    """All that ranks published and measured."""
+    """All data that ranks published and measured."""
 
     ranks: list[Facts]
     missing: list[int]
-    """Ranks that did not come."""
+    """Ranks that did not arrive."""
     probes: dict[tuple[int, int], list[Probe]]
-    """By rank of the prober and of the answerer, one for each path of the answerer."""
+    """By the ranks of prober and answerer: one probe for each path of the answerer."""
 
     @property
     def hosts(self) -> list[Facts]:
@@ -47,10 +47,10 @@ class Findings(NamedTuple):
         return "\n".join([*lines, "" if problems else "Nothing to change.", ""])
 
     def problems(self) -> Iterator[str]:
-        """Say what does not work or differs, and what to do."""
+        """Yield each failure or difference, and the remedy."""
         if self.missing:
             names = ", ".join(map(str, self.missing))
-            yield f"rank {names} did not come: is it started, and can it reach rank 0's store?"
+            yield f"rank {names} did not arrive: is it started, and can it reach rank 0's store?"
         yield from self._differences()
         for (prober, answerer), probes in sorted(self.probes.items()):
             for probe in probes:
@@ -63,7 +63,7 @@ class Findings(NamedTuple):
         yield from self._of_hosts()
 
     def _differences(self) -> Iterator[str]:
-        """Yield what must be the same on all ranks and is not."""
+        """Yield differences in values that must be equal on all ranks."""
         for what, advice in (
             ("shoal", "install one version everywhere"),
             ("torch", "install one version everywhere"),
@@ -75,7 +75,7 @@ class Findings(NamedTuple):
         for name in sorted({name for one in self.ranks for name in one.settings}):
             values = {one.settings.get(name, "unset"): one for one in reversed(self.ranks)}
             if len(values) > 1:
-                yield f"{name} differs ({self._by_value(values)}): set it alike on every rank"
+                yield f"{name} differs ({self._by_value(values)}): set the same value on every rank"
         mtus = {str(path.mtu): host for host in reversed(self.hosts) for path in host.paths}
         if len(mtus) > 1:
             yield (
@@ -97,7 +97,7 @@ class Findings(NamedTuple):
                     yield f"{names[0]} to {names[1]}: not measured, the rank has ended"
 
     def _unreached(self) -> Iterator[str]:
-        """Yield the hosts that no other reaches, if they have other interfaces."""
+        """Yield the hosts that no other host reaches, if they have other interfaces."""
         for host in self.hosts:
             ways = [probes for (_, to), probes in self.probes.items() if to == host.rank]
             if ways and host.unused and all(probe.error for probes in ways for probe in probes):
@@ -107,19 +107,19 @@ class Findings(NamedTuple):
                 )
 
     def _narrow(self) -> Iterator[str]:
-        """Yield the ways on which packets must be smaller than both interfaces allow."""
+        """Yield the routes on which packets must be smaller than both interfaces allow."""
         for (prober, answerer), probes in sorted(self.probes.items()):
             ends = self._facts(prober).paths, self._facts(answerer).paths
             interfaces = min(max(path.mtu for path in paths) for paths in ends)
             if 0 < (mtu := max(probe.mtu for probe in probes)) < interfaces:
                 yield (
                     f"{self._name(prober)} to {self._name(answerer)}: packets have at most {mtu} "
-                    f"bytes, and the interfaces allow {interfaces}: a router or a tunnel between "
+                    f"bytes, but the interfaces allow {interfaces}: a router or a tunnel between "
                     "them does not; give the interfaces its MTU"
                 )
 
     def _slow(self) -> Iterator[str]:
-        """Yield the hosts, then the single ways, that are much slower than the fastest way."""
+        """Yield the hosts, then the single routes, that are much slower than the fastest route."""
         ways = {
             way: max(probe.rate for probe in probes)
             for way, probes in self.probes.items()
@@ -131,18 +131,18 @@ class Findings(NamedTuple):
         for rank, rate in by_host.items():
             if rate < _SLOW * best:
                 yield (
-                    f"{self._name(rank)}: {show_rate(rate)} at most, where others reach "
+                    f"{self._name(rank)}: {show_rate(rate)} at most, but others reach "
                     f"{show_rate(best)}: look at its cable, its port and their duplex"
                 )
         for (prober, answerer), rate in sorted(ways.items()):
             if rate < _SLOW * min(by_host[prober], by_host[answerer]):
                 yield (
                     f"{self._name(prober)} to {self._name(answerer)}: {show_rate(rate)}, less than "
-                    "half of what both reach with others: other traffic, or a slow switch between"
+                    "half of their rates with others: other traffic, or a slow switch between them"
                 )
 
     def _of_hosts(self) -> Iterator[str]:
-        """Yield what is wrong with single hosts."""
+        """Yield the problems of single hosts."""
         needed = 64 + 8 * (len(self.ranks) + len(self.missing))
         for host in self.hosts:
             name = self._name(host.rank)
@@ -199,7 +199,7 @@ class Findings(NamedTuple):
         return next(one for one in self.ranks if one.rank == rank)
 
     def _name(self, rank: int) -> str:
-        """A host's name; with its rank where hosts share a name."""
+        """Return a host's name, with its rank if hosts share a name."""
         host = self._facts(rank).host
         twins = [one for one in self.hosts if one.host == host]
         return host if len(twins) == 1 else f"{host} (rank {rank})"

@@ -74,7 +74,7 @@ def _store(place: LaunchInfo, timeout_s: float) -> Iterator[Store]:
 
 
 def _all_facts(store: Store, place: LaunchInfo, timeout_s: float) -> dict[int, Facts]:
-    """Collect what the ranks have published; rank 0 decides which are here."""
+    """Collect the facts that ranks have published; rank 0 decides which ranks are present."""
     until = time.monotonic() + timeout_s
     if place.rank:
         here = json.loads(store.get("check/here", 2 * timeout_s))

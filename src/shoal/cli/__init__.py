@@ -29,7 +29,7 @@ COMMANDS: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shoal` with these arguments, or with the arguments of the process.
 
-    Returns: the exit code. 0: done. 1: the reader of the output is gone. 2: a ShoalError, also
+    Returns: the exit code. 0: success. 1: the reader of the output is gone. 2: a ShoalError, also
         for wrong arguments; one line on stderr gives the reason. 130: interrupted.
     """
     try:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(first: Sequence[str]) -> Parser:
-    """Build the parser of the subcommand that the first word names; of all, if it names none.
+    """Build the parser of the subcommand named by the first word, or of all subcommands.
 
     Without the other subcommands' imports a restarted server serves 0.1 s sooner.
     """

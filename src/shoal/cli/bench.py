@@ -94,7 +94,7 @@ def _require_numpy() -> None:
 
 
 def sweep_of(args: argparse.Namespace) -> Sweep:
-    """Return the run that the options ask for; UsageError if they make no sense."""
+    """Return the run that the options describe; UsageError if they are invalid."""
     from shoal.bench.elements import elements_of, operations_of
     from shoal.bench.sweep import PEERS, SizeRange, Sweep
     from shoal.plan.quantities import bytes_of
@@ -112,7 +112,7 @@ def sweep_of(args: argparse.Namespace) -> Sweep:
     peers = [name for name in args.peers.split(",") if name]
     for name in peers:
         if name not in PEERS:
-            raise UsageError(f"--peers {name}: no such library; there are {', '.join(PEERS)}")
+            raise UsageError(f"--peers {name}: no such library; known are {', '.join(PEERS)}")
     least, most, step = map(bytes_of, (args.minbytes, args.maxbytes, args.stepbytes))
     has_torch = importlib.util.find_spec("torch") is not None
     return Sweep(
@@ -161,14 +161,14 @@ def _place_of(args: argparse.Namespace) -> BenchPlace:
     if is_launched and (args.ranks is not None or args.hosts is not None):
         raise UsageError("a launcher has started these ranks: leave out --ranks and --hosts")
     if args.ranks is not None and args.hosts is not None:
-        raise UsageError("--ranks starts ranks on this host, --hosts on a lab's: give one of them")
+        raise UsageError("--ranks starts ranks on this host, --hosts on a lab: pass only one")
     if args.hosts is None and (args.rate is not None or args.ranks_per_host is not None):
         raise UsageError("--rate and --ranks-per-host are for the hosts of a lab: add --hosts N")
     if is_launched:
         return BenchPlace(find_place().size, is_joined=True)
     counts = (args.ranks, args.hosts, args.ranks_per_host)
     if any(n is not None and n < 1 for n in counts) or args.hosts == 1:
-        raise UsageError("--ranks and --ranks-per-host start with 1, --hosts with 2")
+        raise UsageError("--ranks and --ranks-per-host must be at least 1, --hosts at least 2")
     if args.hosts is None:
         return BenchPlace(2 if args.ranks is None else args.ranks)
     rate_mbit = mbit_in("--rate", args.rate or _DEFAULT_RATE)

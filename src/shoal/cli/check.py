@@ -1,4 +1,4 @@
-"""`shoal check`: see whether the machines of a job reach each other, and how fast.
+"""`shoal check`: check whether the machines of a job reach each other, and how fast.
 
 Start it the way you start the job, on every rank at once:
 
@@ -54,12 +54,12 @@ def _run(args: argparse.Namespace) -> int:
 def _over_ssh(hosts: list[str], ssh: str, timeout_s: float) -> int:
     """Start a rank on each host, and return the exit code of rank 0.
 
-    Shoal's variables go along, except a key itself: others could see it in the list of processes.
+    Passes shoal's variables, except SHOAL_KEY: others could see it in the list of processes.
     """
     if not all(hosts):
         raise UsageError(f"--hosts {','.join(hosts)}: a name is empty")
     if os.environ.get("SHOAL_KEY"):
-        raise UsageError("--hosts cannot pass SHOAL_KEY on unseen: use SHOAL_KEY_FILE on each host")
+        raise UsageError("--hosts cannot pass SHOAL_KEY secretly: use SHOAL_KEY_FILE on each host")
     passed = {name: value for name, value in os.environ.items() if name.startswith("SHOAL_")}
     passed |= {
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", hosts[0]),
@@ -72,7 +72,7 @@ def _over_ssh(hosts: list[str], ssh: str, timeout_s: float) -> int:
         command = ["env", *env, sys.executable, "-m", "shoal", "check", "--timeout", str(timeout_s)]
         there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
         try:
-            # Nothing of the others is shown but errors: rank 0 has the report.
+            # The other ranks print only errors: rank 0 has the report.
             running.append(
                 subprocess.Popen([*shlex.split(ssh), host, there], stdin=subprocess.DEVNULL)
             )

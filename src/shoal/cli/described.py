@@ -20,7 +20,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that `cluster_of` reads."""
     add = parser.add_argument_group("the cluster").add_argument
     add("--hosts", metavar="N", help="number of hosts, or the ranks of each: 2x4 or 4,4,2")
-    add("--ranks", help=argparse.SUPPRESS)  # as other commands call it, and people type it
+    add("--ranks", help=argparse.SUPPRESS)  # an option of other commands, which people type here
     add("--ranks-per-host", type=int, metavar="N", help="ranks on each; default 1")
     add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
     link = "rate of a NIC each way, or rate, latency and CPU time per message: "
@@ -29,7 +29,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
-    """Return the cluster that the options describe; UsageError if they make no sense."""
+    """Return the cluster that the options describe; UsageError if they are invalid."""
     if args.ranks is not None or args.hosts is None:
         raise UsageError(
             "describe the cluster: --hosts 8 --ranks-per-host 4 --link 25Gb, or --hosts 1 "
@@ -48,5 +48,5 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """Return the numbers of ranks and hosts in words."""
+    """Return the numbers of ranks and hosts as text."""
     return f"{counted(cluster.size, 'rank')} on {counted(cluster.n_hosts, 'host')}"

@@ -20,7 +20,7 @@ from shoal.state.text import text_of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal dump`."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rank's JSON file")
-    parser.add_argument("--text", action="store_true", help="print each file in words as well")
+    parser.add_argument("--text", action="store_true", help="also print each file as text")
     parser.set_defaults(run=_run)
 
 

@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
         if key_file:
-            job_key({"SHOAL_KEY_FILE": key_file})  # refuses what ranks would refuse
+            job_key({"SHOAL_KEY_FILE": key_file})  # raises for a file that ranks would refuse
         else:
             key_file = stack.enter_context(private_key(os.environ.get("SHOAL_KEY", "")))
         job = Job(command, args.hosts, args.ranks_per_host, key_file)
@@ -129,7 +129,7 @@ def _check_counts(args: argparse.Namespace) -> None:
 def _command(args: argparse.Namespace) -> list[str]:
     command: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UsageError("no command: write it behind --, such as -- python train.py")
+        raise UsageError("no command: write it after --, such as -- python train.py")
     if shutil.which(command[0]) is None:
         raise UsageError(
             f"the command {command[0]!r} does not exist or is not executable; if sudo changed "
@@ -139,7 +139,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 
 def _hosts_of(option: str, text: str, n_hosts: int) -> list[tuple[float | None, ...]]:
-    """The rates of each host's NIC, from one rate for all or several that hosts take in turn."""
+    """Return the rate of each host's NIC, from one rate for all or several used in turn."""
     rates = [mbit_in(option, each) for each in text.split(",")]
     if n_hosts % len(rates):
         raise UsageError(
@@ -156,7 +156,7 @@ def _change_links(args: argparse.Namespace) -> int:
             (source.cut if args.is_cut else source.heal)(to, nic)
         except UsageError as error:  # noqa: PERF203 - a few at most
             failures.append(error)
-    # Some ways may be whole: the cut may have been one-way, or not to all other hosts.
+    # Some routes may not be cut: the cut may have been one-way, or not to all other hosts.
     if failures and len(failures) == len(ways):
         raise failures[0]
     return 0

@@ -14,10 +14,10 @@ from shoal.errors import UsageError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a wrong argument is a UsageError like every other wrong input."""
+    """An argparse parser that raises UsageError for wrong arguments."""
 
     def __init__(self, **settings: Any) -> None:
-        # Else `--ranks` would be `--ranks-per-host` where there is no such option.
+        # Else `--ranks` would mean `--ranks-per-host` in commands without `--ranks`.
         super().__init__(allow_abbrev=False, **settings)
 
     def parse_known_args(  # type: ignore[override]  # argparse has overloads by namespace
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse."""
+        """Raise UsageError; argparse calls it."""
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         near = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
         raise UsageError(f"{message}{near}; see {self.prog} --help")
@@ -41,7 +41,7 @@ _COUNT: Final = r"[1-9]\d{0,5}"
 _HOSTS_TIMES_RANKS: Final = re.compile(f"({_COUNT})x({_COUNT})")
 _RANKS_OF_EACH: Final = re.compile(f"{_COUNT}(,{_COUNT})+")
 _MOST_RANKS: Final = 1_000_000
-"""A bound far above any use, so that a typing error does not fill the memory."""
+"""A bound far above any use, so that a typo does not fill the memory."""
 
 
 def hosts_of(text: str) -> tuple[int, ...]:
@@ -79,20 +79,20 @@ def add_team(parser: argparse.ArgumentParser) -> None:
 
 
 def team_of(args: argparse.Namespace) -> RankLayout:
-    """Return the ranks that the options describe; UsageError if they make no sense."""
+    """Return the ranks that the options describe; UsageError if they are invalid."""
     hosts = hosts_of(args.hosts) if args.hosts else ()
     size = len(hosts) or 4 if args.ranks is None else args.ranks
     if size < 1:
         raise UsageError(f"--ranks {size}: there must be at least one rank")
     if hosts and size != len(hosts):
-        raise UsageError(f"--hosts {args.hosts} has {len(hosts)} ranks, but --ranks says {size}")
+        raise UsageError(f"--hosts {args.hosts} has {len(hosts)} ranks, but --ranks is {size}")
     if not 0 <= args.root < size:
         raise UsageError(f"--root {args.root} must be a rank: 0 to {size - 1}")
     return RankLayout(size, hosts, args.root)
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError before minutes of measuring, NOT after them, if a file cannot be written."""
+    """Raise UsageError if a file cannot be written; call it before minutes of measuring."""
     try:
         path.open("ab").close()
     except OSError as error:

@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"a plan is for at most {_MOST_RANKS} ranks, not {cluster.size}")
     tuning = read_tuning(args.tuning) if args.tuning else None
     if tuning and (difference := tuning.differs_from(cluster.hosts, cluster.n_cores)):
-        raise UsageError(f"the tuning file {args.tuning} is of another cluster: {difference}")
+        raise UsageError(f"the tuning file {args.tuning} is for another cluster: {difference}")
     planner, codec = Planner(cluster, forced_from(), tuning), parse_wire(args.wire)
     if args.html:
         write(_page(args.collective or COLLECTIVES, planner, codec), args.html)
@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _table(collective: str, planner: Planner, codec: Codec) -> Iterator[str]:
-    """One line per range of sizes with the same algorithm, and the reason at its upper end."""
+    """Yield a line per range of sizes with the same algorithm, and the reason at its upper end."""
     yield _title(collective, codec)
     choices = [
         (n_bytes, planner.choose(collective, n_bytes, codec=codec))
@@ -101,7 +101,7 @@ def _title(collective: str, codec: Codec) -> str:
 
 
 def _page(collectives: Iterable[str], planner: Planner, codec: Codec) -> str:
-    """A section for each collective, and in it the times of the algorithms at some sizes."""
+    """Return a page: for each collective, the times of the algorithms at some sizes."""
     sections = []
     for collective in collectives:
         figures, narrow = [], _codec_of(collective, codec)

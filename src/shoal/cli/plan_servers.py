@@ -36,7 +36,7 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
 
 
 def asks_for_servers(args: argparse.Namespace) -> bool:
-    """Return True if the options ask for servers; UsageError if they contradict each other."""
+    """Return True if the options request servers; UsageError if they contradict each other."""
     options = ("server_link", "size", "workers_per_host")
     given = [name for name in options if getattr(args, name) is not None]
     if args.workers is None and args.servers is None and not given:
@@ -79,13 +79,13 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
 
 
 def place_workers(args: argparse.Namespace) -> int:
-    """Set the options that describe the workers' hosts; return the workers of each.
+    """Set the options that describe the workers' hosts; return the number of workers on each.
 
-    UsageError for numbers of workers and servers that cannot be.
+    Raises UsageError for invalid numbers of workers and servers.
     """
     n_workers = args.workers
     if n_workers == 1:
-        raise UsageError("--workers 1: one worker has nothing to reduce; give 2 or more")
+        raise UsageError("--workers 1: one worker has nothing to reduce; pass 2 or more")
     for what, n, least in (("--workers", n_workers, 2), ("--servers", args.servers or 0, 0)):
         if not least <= n <= MOST_REDUCERS:
             raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
@@ -94,14 +94,14 @@ def place_workers(args: argparse.Namespace) -> int:
         fitting = [str(n) for n in range(1, n_workers) if n_workers % n == 0]
         raise UsageError(
             f"--workers {n_workers} --workers-per-host {n_local}: servers need equally many "
-            f"workers on each of several hosts; give --workers-per-host {' or '.join(fitting)}"
+            f"workers on each of several hosts; pass --workers-per-host {' or '.join(fitting)}"
         )
     args.hosts, args.ranks_per_host = str(n_workers // n_local), n_local
     return n_local
 
 
 def _served(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> Served:
-    """Choose as the workers do: if several share a host, each rail chooses for its part.
+    """Choose as workers do: if several share a host, each rail chooses for its part.
 
     The work inside hosts for one piece is not hidden behind the network (decision 31).
     """
@@ -153,7 +153,7 @@ def nics_of(text: str | None, n_servers: int, link: Nic) -> tuple[Nic, ...]:
 
 
 def _numbers(most: int) -> list[int]:
-    """The numbers of servers to compare: all from 0, or with many 0, powers of two and all."""
+    """Return the numbers of servers to compare: all to `most`, or 0, powers of two and `most`."""
     if most <= _ALL_UPTO:
         return list(range(most + 1))
     return [0, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most), most]

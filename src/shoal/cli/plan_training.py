@@ -1,6 +1,6 @@
 """`shoal plan --workers 8 --model-bytes 500MB --step 300ms`: the steps of a training.
 
-Compares them by what gradients travel as, and how often.
+Compares the codecs of gradients, and the steps between averages.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.all == bool(args.algorithm):
-        raise UsageError("name one algorithm, or ask for --all; see shoal simulate --help")
+        raise UsageError("name one algorithm, or pass --all; see shoal simulate --help")
     cluster, n_bytes = cluster_of(args), bytes_of(args.bytes)
     if cluster.size > _MOST_RANKS:
         raise UsageError(f"{cluster.size} ranks: at most {_MOST_RANKS} are simulated")
@@ -83,7 +83,7 @@ def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
 def _print(
     collective: str, cluster: Cluster, n_bytes: int, played: Mapping[str, Simulation]
 ) -> None:
-    """Print a row for each algorithm, the fastest first; of a single one, also the notes."""
+    """Print a row for each algorithm, the fastest first; for a single algorithm also notes."""
     print(f"{collective} of {show_bytes(n_bytes)}, {cluster_text(cluster)}")
     print(f"{'algorithm':>16}  {'time':>10}  {'bandwidth':>11}  {'rounds':>6}  busiest")
     for name, one in sorted(played.items(), key=lambda item: item[1].time_us):
@@ -96,7 +96,7 @@ def _print(
 
 
 def _page(collective: str, cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) -> str:
-    """Bars if there are several algorithms, then the NICs of each, the fastest first."""
+    """Return a page: bars if there are several algorithms, then each one's NICs, fastest first."""
     times_us = {name: one.time_us for name, one in played.items()}
     ordered = sorted(times_us, key=times_us.__getitem__)
     sections = [charts.legend()]

@@ -54,7 +54,7 @@ def _lines(view: dict[str, Any]) -> Iterator[str]:
         f"{view['n_servers']}, {counted(view['n_workers'], 'worker')}, for {view['for_s']:g} s"
     )
     if "n_in_flight" not in view:
-        yield "  its state cannot be read: a thread holds it"
+        yield "  its state cannot be read: a thread holds its lock"
         return
     yield f"  {_rates(view)}"
     waiting = f", {view['n_waiting_for_room']} more wait for room" * (

@@ -20,7 +20,7 @@ from shoal.plan.text import counted, show_bytes
 
 _PERIOD_S: Final = 1.0
 _MOST_CALLS: Final = 4  # of a rank
-_MOST_LINKS: Final = 8  # of a rank, those with the most traffic
+_MOST_LINKS: Final = 8  # of a rank, by traffic
 _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
 
 
@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
-    """Return the function that asks all ranks that are to be shown."""
+    """Return a function that reads the state of all ranks to show."""
     if not args.address:
         from shoal.state.monitor import read_all
 
@@ -78,7 +78,7 @@ def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
 
     key = job_key()
     if key is None:
-        raise UsageError("ranks answer holders of the job key only: set SHOAL_KEY_FILE")
+        raise UsageError("ranks answer only holders of the job key: set SHOAL_KEY_FILE")
     host, port = parse_address(args.address)
     places: list[Place] = []
 
@@ -92,7 +92,7 @@ def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
         answers = [one for one in found if "error" not in one]
         if not answers or any(one["world"] == places[0].world for one in answers):
             return found
-        # The group has grown: its members answer at the same places, but the ranks are others.
+        # The group has grown: its members answer at the same places, but with other ranks.
         places[:] = places_of(answers[0])
         return ask(places, key)
 
@@ -109,24 +109,24 @@ def _lines(world: Mapping[str, Any], before: Mapping[str, Any], where: str) -> l
 
 
 def _shown(world: Mapping[str, Any], before: Mapping[str, Any], where: str) -> Iterator[str]:
-    who = f"rank {world['rank']}{where}" + (f", process {world['pid']}" if "pid" in world else "")
+    name = f"rank {world['rank']}{where}" + (f", process {world['pid']}" if "pid" in world else "")
     if not world.get("is_readable"):
-        yield f"{who}: {world.get('error', 'a thread holds its links')}"
+        yield f"{name}: {world.get('error', 'a thread holds its links')}"
         return
     since_s = world["counted_s"] - before.get("counted_s", 0.0)
     share = (world["busy_s"] - before.get("busy_s", 0.0)) / since_s if since_s else 0.0
     links, calls = world["links"], world["in_flight"]
     out, into = (sum(link[f"bytes_{way}_per_s"] for link in links) for way in ("out", "in"))
     yield (
-        f"{who}: {share:.0%} of the time in calls, {len(calls)} of {world['n_calls']} in flight; "
+        f"{name}: {share:.0%} of the time in calls, {len(calls)} of {world['n_calls']} in flight; "
         f"out {show_bytes(out)}/s, in {show_bytes(into)}/s"
     )
     for call in calls[:_MOST_CALLS]:
         yield f"  {call['what']}, {show_bytes(call['n_bytes'])}, begun {call['age_s']:.1f} s ago"
         for wait in call["waits"]:
             absent = "" if wait["in_call"] else "; it has not joined this call"
-            who = f"rank {wait['rank']} on {wait['host']}"
-            yield f"    waits for {who}, {wait['since_s']:.1f} s: {wait['why']}{absent}"
+            peer = f"rank {wait['rank']} on {wait['host']}"
+            yield f"    waits for {peer}, {wait['since_s']:.1f} s: {wait['why']}{absent}"
     if len(calls) > _MOST_CALLS:
         yield f"  {counted(len(calls) - _MOST_CALLS, 'call')} more"
     busiest = sorted(links, key=lambda link: -link["bytes_out_per_s"] - link["bytes_in_per_s"])

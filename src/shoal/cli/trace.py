@@ -41,7 +41,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 
 def trace_of(args: argparse.Namespace, require: Callable[[int], None] | None = None) -> Trace:
-    """Return the trace that the arguments describe; UsageError if they make no sense.
+    """Return the trace that the arguments describe; UsageError if they are invalid.
 
     `require` raises UsageError if there are too many ranks for the output.
     """

@@ -56,14 +56,14 @@ def sizes_between(least: int, most: int) -> list[int]:
     sizes = [4 << 2 * power for power in range(16) if least <= 4 << 2 * power <= most]
     if not sizes:
         raise UsageError(
-            f"--from {show_bytes(least)} --to {show_bytes(most)}: none of 4 B, 16 B, 64 B, ... "
-            "4 GiB is between them"
+            f"--from {show_bytes(least)} --to {show_bytes(most)}: the range contains no size of "
+            "4 B, 16 B, 64 B, ... 4 GiB"
         )
     return sizes
 
 
 def table(tuning: Tuning, cluster: Cluster) -> str:
-    """Return the measured times as text, and how the model's choices compare."""
+    """Return the measured times as text, compared with the model's choices."""
     lines, ratios = [], []
     if tuning.link is not None:
         cluster = replace(cluster, wire=tuning.link)

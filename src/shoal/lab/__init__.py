@@ -1,4 +1,4 @@
-"""Several hosts on one machine, made of network namespaces: a network of any rate to test on."""
+"""Several hosts on one machine, made of network namespaces: a test network of any rate."""
 
 from shoal.lab.cluster import Host, Lab
 

@@ -3,7 +3,7 @@
     with Lab(4, rate_mbit=1000) as cluster:
         cluster.run(0, ["ping", "-c1", cluster.hosts[3].address])
 
-The switch is a bridge in its own namespace, so the machine's network sees nothing of a cluster and
+The switch is a bridge in its own namespace, so a cluster does not touch the machine's network and
 no packet leaves it. Clusters of several processes do not clash. The next cluster recognises and
 removes the remains of a killed process (names.py).
 """
@@ -54,7 +54,7 @@ _QUEUE_BYTES: Final = 1 << 20
 _MESSAGE: Final = "10us,16us"
 
 CONGESTION: Final = "cubic"
-"""The congestion control of the hosts' TCP: Linux's default, whatever this machine's setting is."""
+"""The congestion control of the hosts' TCP: Linux's default, NOT this machine's setting."""
 _CONGESTIONS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 _NOBODY: Final = "02:00:00:00:00:01"  # a locally administered address
@@ -81,7 +81,7 @@ class Host:
 
     def cut(self, to: Host, nic: int = 0) -> None:
         """Silently drop all packets that this host sends to another by a NIC."""
-        # They go to a MAC that does not exist: the bridge floods them, and no host takes them.
+        # They go to a MAC that does not exist: the bridge floods them, and no host accepts them.
         self._neighbour("replace", to, nic, "lladdr", _NOBODY, "nud", "permanent")
 
     def heal(self, to: Host, nic: int = 0) -> None:
@@ -118,10 +118,10 @@ class Lab:
     Args:
         n_hosts: from 1 to 200, at addresses 10.77.0.1, 10.77.0.2 and so on.
         rate_mbit: megabits per second of the wire, from 1 to 100,000; headers count, so TCP carries
-            95.6 % of it. None: as much as the cores can move.
+            95.6 % of it. None: unshaped.
         more_mbit: the rates of further NICs of each host, each on its own switch.
-        apart: by host, the rates of all NICs of hosts that differ from the others.
-        name: its name for `shoal lab`; if empty, one with the process id.
+        apart: the rates of all NICs, by host, for hosts that differ from the others.
+        name: its name for `shoal lab`; if empty, a name with the process id.
         congestion: the kernel's name of TCP's congestion control.
 
     Raises:
@@ -130,7 +130,7 @@ class Lab:
     Raises (on entering, with nothing left behind):
         UsageError: not root, or no iproute2, or a lab of this name runs already, or the kernel
             does not have this congestion control.
-        Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
+        Unsupported: the kernel has no namespaces, bridges or tbf, or the container forbids them.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class Lab:
     def environment_of(self, host: int, job: Sequence[int] = ()) -> dict[str, str]:
         """Return variables for a process in a host: its interfaces and the rate of its link.
 
-        An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
-        cores of one machine. The ranks of a job, on the hosts `job` or on all, must agree about
-        links: they are as fast as those of the slowest host.
+        An interface of a namespace always reports 10 Gbit/s, and all hosts share the cores of one
+        machine. The ranks of a job, on the hosts `job` or on all, must agree about links, so all
+        get the rate of the slowest host.
         """
         n_nics = len(self.rates[host])
         names = ",".join(map(interface_of, range(n_nics)))
@@ -229,7 +229,7 @@ class Lab:
         self.hosts[source].heal(self.hosts[to], nic)
 
     def close(self) -> None:
-        """Kill what runs in the hosts and remove them. Idempotent."""
+        """Kill all processes in the hosts and remove the hosts. Idempotent."""
         for namespace in (*(host.namespace for host in self.hosts), self._switch):
             remove(namespace)
 
@@ -246,8 +246,7 @@ class Lab:
         ip("-n", inside, *veth, "netns", self._switch)
         ip("-n", inside, "addr", "add", f"{host.addresses[nic]}/24", "dev", outlet)
         ip("-n", self._switch, "link", "set", port, "master", f"bridge{nic}")
-        # tbf shapes the packets that leave an interface: one end limits sending, the other
-        # receiving.
+        # tbf shapes packets that leave an interface: one end limits sending, the other receiving.
         for namespace, interface in ((inside, outlet), (self._switch, port)):
             if rate_mbit is not None:
                 _shape(namespace, interface, rate_mbit)
@@ -257,12 +256,12 @@ class Lab:
         route = ("route", "replace", net, "dev", outlet, "src", address)
         try:
             ip("-n", inside, *route, "congctl", self._congestion)
-        except Unsupported:  # NOT checked before: the kernel may load a module for it
+        except Unsupported:  # NOT checked first: the kernel may load a module for it
             known, name = _CONGESTIONS.read_text().split(), self._congestion
             if name in known:
                 raise
             raise UsageError(
-                f"this kernel has no congestion control {name!r}; give one of {', '.join(known)}, "
+                f"this kernel has no congestion control {name!r}; use one of {', '.join(known)}, "
                 f"or load its module (`modprobe tcp_{name}`)"
             ) from None
 

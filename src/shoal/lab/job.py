@@ -79,9 +79,9 @@ def _ranks(job: Job, lab: Lab) -> Iterator[Task]:
 
 
 def _surroundings() -> dict[str, str]:
-    """This process's variables without another launcher's job and another key."""
+    """Return this process's variables without another launcher's job and another key."""
     defaults = {
-        "PYTHONUNBUFFERED": "1",  # else lines come late, in blocks: a pipe is no terminal
+        "PYTHONUNBUFFERED": "1",  # else lines arrive late, in blocks: a pipe is not a terminal
         "OMP_NUM_THREADS": "1",  # as torchrun does; all hosts share the cores
     }
     return defaults | {

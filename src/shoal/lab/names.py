@@ -134,7 +134,7 @@ def tc(*arguments: str) -> str:
 
 
 def _call(*argv: str) -> str:
-    # In a session of its own, so that an interrupt at the terminal does NOT end it half way.
+    # In a new session, so that an interrupt at the terminal does NOT end it half-way.
     done = subprocess.run(argv, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode != 0:
         why = done.stderr.strip().rstrip(".")

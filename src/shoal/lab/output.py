@@ -37,7 +37,7 @@ class Output:
         self._pending += f"{label} | ".encode() + line + b"\n"
 
     def say(self, text: str) -> None:
-        """Add a line of the lab's own."""
+        """Add a line from the lab itself."""
         self._pending += f"shoal lab: {text}\n".encode()
 
     def write(self) -> None:

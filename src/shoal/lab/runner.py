@@ -37,15 +37,15 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 def run_tasks(lab: Lab, tasks: Sequence[Task], grace_s: float, is_patient: bool = False) -> int:
-    """Build a lab, run tasks in it, and remove it, whatever happens.
+    """Build a lab, run tasks in it, and always remove it.
 
     When the first task fails the others get SIGTERM, and SIGKILL if they still run `grace_s` later.
     Servers get SIGTERM after all other tasks have ended; a line reports a server that ends earlier,
     and the job goes on. With `is_patient` a failure ends no other task. SIGINT, SIGTERM and SIGHUP
-    are passed on to all; a second one kills.
+    are passed on to all; a second signal kills.
 
     Returns: the exit status of the task that failed first, or 0. As in shells, 128 plus the number
-        of the signal if one killed a task, or came to this process.
+        of the signal that killed a task, or that this process received.
 
     Raises:
         UsageError, Unsupported: as `Lab`, or a task cannot be started. Nothing is left behind.
@@ -85,7 +85,7 @@ class _Signals:
         os.close(self._written)
 
     def read(self) -> bytes:
-        """The numbers of the signals since the last call."""
+        """Return the numbers of the signals since the last call."""
         return os.read(self.fd, 4096)
 
 
@@ -102,13 +102,13 @@ class _Running:
             os.killpg(self.process.pid, number)
 
     def wait(self) -> int:
-        """Return its exit status, once its pidfd is readable."""
+        """Return its exit status; call it when its pidfd is readable."""
         status = self.process.wait(_DEATH_S)
         os.close(self.pidfd)
         return status if status >= 0 else 128 - status
 
     def fate(self) -> str:
-        """Return how it ended, in words."""
+        """Return a text about its end."""
         status = self.process.returncode
         if status < 0:
             return f"{self.task.label} was ended by {_signal_name(-status)}"
@@ -126,7 +126,7 @@ class _Run:
         self._pipes: list[Lines] = []
         self._status = 0
         self._n_signals = 0
-        self._asked: str = ""  # once tasks were asked to end: the grace period and the signal
+        self._asked: str = ""  # after tasks were asked to end: the grace period and the signal
         self._deadline_s: float | None = None
         self._is_killing = False
 
@@ -205,7 +205,7 @@ class _Run:
         for number in self._signals.read():
             self._n_signals += 1
             if self._n_signals > 1:
-                self._kill(f"{_signal_name(number)} came too")
+                self._kill(f"received {_signal_name(number)} too")
             else:
                 self._status = self._status or 128 + number
                 self._end(number, self._grace_s)
@@ -276,9 +276,9 @@ def _signal_name(number: int) -> str:
 def _prepare(host_name: str) -> None:
     """Set up a task's process before it starts.
 
-    It gets its own process group: an interrupt at the terminal reaches the lab alone, which ends
-    its tasks in order. NOT a session: the scheduler divides the cores by session. If the lab is
-    killed, so is the task. It gets its own host name, which errors show.
+    It gets its own process group: an interrupt at the terminal reaches only the lab, which ends its
+    tasks in order. NOT a session: the scheduler divides the cores by session. If the lab is killed,
+    so is the task. It gets its own host name, which errors show.
     """
     os.setpgrp()
     if _LIBC.unshare(_CLONE_NEWUTS) == 0:

@@ -49,12 +49,12 @@ def choose_channels(cluster: Cluster, most: int = MOST_CONNECTIONS) -> Channels:
     if cluster.n_hosts == 1:
         return Channels(1, "all ranks share memory")
     if cluster.n_hosts < cluster.size:
-        return Channels(1, "ranks that share a host have a thread each already")
+        return Channels(1, "ranks that share a host already have one thread each")
     mbit = 8 / cluster.wire.us_per_byte if cluster.wire.us_per_byte else math.inf
     wanted = math.ceil(min(mbit / _MBIT_PER_CHANNEL, _MOST_CHOSEN))
     if wanted <= 1:
         return Channels(
-            1, f"one thread moves {_MBIT_PER_CHANNEL / 1000:g} Gbit/s, and no link more"
+            1, f"one thread moves {_MBIT_PER_CHANNEL / 1000:g} Gbit/s, and no link is faster"
         )
     n_cores = cluster.n_cores
     n = max(1, min(wanted, n_cores // 2, most))
@@ -100,7 +100,7 @@ def choose_pool_channels(cards: Sequence[PoolCard], n_workers: int) -> int:
 
 
 def n_lanes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) -> int:
-    """Return the channels that a call is cut over, alike on all ranks; `n_bytes` as in `choose`."""
+    """Return the channels that a call is cut over, equal on all ranks; `n_bytes` as in `choose`."""
     # Ranks that share memory have one channel to each other.
     if n_channels == 1 or cluster.n_hosts < cluster.size or cluster.size == 1:
         return 1

@@ -30,9 +30,9 @@ LOCAL_SHARD_FLOOR_BYTES: Final = 4 << 10
 # Candidates that look at hosts, as local/across. SHOAL_ALGO may name others.
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
 
-# Up to so many stripes of a short buffer cost a host less than a tree, though most ranks have none:
-# 0.76 to 1.05 of its time (8 and 16 ranks on 2 cores, 32 and 64 KiB). Eight stripes over 16 ranks
-# take 1.3 times as long, for messages to cold cores (128 KiB; bench/LOG.md, 2026-11-25).
+# Up to this many stripes of a short buffer cost a host less than a tree, although most ranks reduce
+# no stripe: 0.76 to 1.05 of its time (8 and 16 ranks on 2 cores, 32 and 64 KiB). Eight stripes over
+# 16 ranks take 1.3 times as long, for messages to cold cores (128 KiB; bench/LOG.md, 2026-11-25).
 _FEW_STRIPES: Final = 4
 
 _EQUAL: Final = 1.02  # costs within this ratio count as equal
@@ -58,7 +58,7 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
         algorithm.n_chunks(cluster.size, cluster.hosts)  # some need more ranks than there are
     except UsageError:
         return False
-    if algorithm.n_servers or algorithm.is_part:  # neither is a whole call of this group alone
+    if algorithm.n_servers or algorithm.is_part:  # neither is a complete call of this group
         return False
     return algorithm.takes_uneven or not uneven
 
@@ -66,7 +66,7 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
 def may_encode(collective: str, name: str, cluster: Cluster, codec: Codec) -> bool:
     """Return True if the codec rounds each contribution and each result only once.
 
-    Encoding rounded values again changes nothing, so data that is only moved may take any way.
+    Encoding rounded values again changes nothing, so data that is only moved may take any route.
     """
     if not codec.is_narrow or cluster.n_hosts == 1 or not COLLECTIVES[collective].folds:
         return True
@@ -78,9 +78,9 @@ def candidates(
 ) -> list[str]:
     """Return the algorithms to compare for a call with blocks of equal length.
 
-    These are all in the table that give enough ranks work and, where ranks share hosts, the
-    hierarchies that have won somewhere. A narrow codec leaves those that `may_encode`, among them
-    always `sharded`.
+    These are all algorithms in the table that give enough ranks work and, if ranks share hosts, the
+    hierarchies that were fastest in some case. A narrow codec leaves the algorithms that
+    `may_encode`, always including `sharded`.
     """
     narrow = codec.is_narrow
     by_host = 1 < cluster.n_hosts < cluster.size
@@ -130,9 +130,11 @@ def choose(
     cluster = narrowed(cluster, codec)
     if forced and can_serve(collective, forced, cluster, uneven=uneven):
         cost_us = cost_of(collective, forced, n_bytes, cluster).cost_us
-        return Choice(forced, cost_us, "SHOAL_ALGO says so")
+        return Choice(forced, cost_us, "set by SHOAL_ALGO")
     if cluster.size == 1:
-        return Choice(next(iter(ALGORITHMS[collective])), 0.0, "a rank alone has nobody to send to")
+        return Choice(
+            next(iter(ALGORITHMS[collective])), 0.0, "a single rank has no peer to send to"
+        )
     costs, too_fine = costs_of(collective, n_bytes, cluster, uneven, codec)
     return _cheapest(costs, too_fine, n_bytes, cluster, codec)
 
@@ -140,13 +142,13 @@ def choose(
 def costs_of(
     collective: str, n_bytes: int, cluster: Cluster, uneven: bool, codec: Codec
 ) -> tuple[dict[str, Cost], list[str]]:
-    """Return the costs of the algorithms to compare, and those that would cut too finely.
+    """Return the costs of the algorithms to compare, and the names that would cut too finely.
 
-    Args: as in `choose`, but a cluster that is `narrowed` already.
+    Args: as in `choose`, but with a `narrowed` cluster.
     """
     costs: dict[str, Cost] = {}
     too_fine: list[str] = []
-    # If only two ranks know a block's length, equal blocks here say nothing about other ranks.
+    # If only two ranks know a block's length, other ranks may have uneven blocks.
     any_length = uneven or COLLECTIVES[collective].by_pair
     for name in candidates(collective, n_bytes, cluster, codec):
         if any_length and not can_serve(collective, name, cluster, uneven=True):

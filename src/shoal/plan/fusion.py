@@ -39,10 +39,9 @@ class Fusion(NamedTuple):
 def choose_fusion(total_bytes: int, planner: Planner, *, has_servers: bool = False) -> Fusion:
     """Return the length of the buffers into which gradients of `total_bytes` are cut.
 
-    The model is a backward pass that takes as long as averaging keeps its bottleneck busy, where
-    overlap is worth most. Averaging begins when the first buffer is full, and the last buffer
-    travels after the pass: long buffers make both longer. Short buffers need more messages and
-    calls.
+    The model is a backward pass as long as averaging keeps its bottleneck busy, when overlap saves
+    most. Averaging begins when the first buffer is full, and the last buffer is sent after the
+    pass: long buffers make both longer. Short buffers need more messages and calls.
     """
     least = SERVED_FUSION_BYTES if has_servers else LEAST_FUSION_BYTES
     lengths = _lengths(total_bytes, least)
@@ -60,7 +59,7 @@ def choose_fusion(total_bytes: int, planner: Planner, *, has_servers: bool = Fal
 
 
 def _lengths(total_bytes: int, least: int) -> list[int]:
-    """The lengths to compare: powers of two, up to the first that holds all gradients."""
+    """Return the lengths to compare: powers of two, up to the first that holds all gradients."""
     lengths = [least]
     while lengths[-1] < min(total_bytes, MOST_FUSION_BYTES):
         lengths.append(2 * lengths[-1])
@@ -68,7 +67,7 @@ def _lengths(total_bytes: int, least: int) -> list[int]:
 
 
 def _taken(total_bytes: int, fusion_bytes: int, planner: Planner) -> tuple[float, float]:
-    """The time for which all buffers keep the bottleneck busy, and the rest of a step, in us."""
+    """Return the bottleneck's busy time for all buffers, and the rest of a step, in us."""
     n_buffers = max(1, -(-total_bytes // fusion_bytes))
     n_bytes = max(1, -(-total_bytes // n_buffers))
     name = planner.choose("all_reduce", n_bytes).name

@@ -27,11 +27,11 @@ def size_class(n_bytes: int) -> int:
 
 
 class Planner:
-    """Chooses the algorithms of one group: by its arguments alone, so equally on all ranks.
+    """Chooses the algorithms of one group, only by its arguments, so equally on all ranks.
 
     Args:
         forced: the algorithms that `SHOAL_ALGO` names.
-        tuning: times measured on this cluster; those of another cluster are ignored.
+        tuning: times measured on this cluster; times of another cluster are ignored.
         n_channels: the channels between hosts, which large calls are cut over.
         title: the name of the group in the log.
         level: the level of the log lines that show choices.
@@ -66,7 +66,7 @@ class Planner:
     ) -> Choice:
         """Return the algorithm for one call, chosen and logged once per power of two.
 
-        Arguments as in `choose.choose`. UsageError if `SHOAL_ALGO` forces one that lacks `codec`.
+        Arguments as in `choose.choose`. UsageError if `SHOAL_ALGO` forces one without `codec`.
         """
         key = (collective, size_class(n_bytes), uneven, codec)
         choice = self._choices.get(key)
@@ -80,9 +80,9 @@ class Planner:
         return choice
 
     def table(self, collective: str, sizes: Mapping[int, Codec]) -> str:
-        """Return the algorithms for sizes, ascending powers of two with codecs, in words.
+        """Return the algorithms for sizes, ascending powers of two with codecs, as text.
 
-        Their choices are logged at DEBUG afterwards. Raises UsageError as `choose`.
+        Later choices for these sizes are logged at DEBUG. Raises UsageError as `choose`.
         """
         runs: list[tuple[str, int]] = []
         for n_bytes, codec in sizes.items():
@@ -127,7 +127,7 @@ class Planner:
                 *(self._title, collective, forced, "uneven blocks" if uneven else "this group"),
             )
         narrow = codec.is_narrow and self.cluster.n_hosts > 1
-        measured = None  # no narrow wire was
+        measured = None  # no narrow wire was measured
         if self.tuning and not narrow:
             measured = self.tuning.choose(collective, n_bytes)
         if measured and can_serve(collective, measured.name, self.cluster, uneven=uneven):

@@ -33,7 +33,7 @@ def bytes_of(text: str) -> int:
     if found:
         scale = f"{found[3].upper()}i" if found[3] else found[2] or ""
         n_bytes = float(found[1]) * _SCALES[scale]
-    if math.isinf(n_bytes):  # also of several hundred digits
+    if math.isinf(n_bytes):  # for example from several hundred digits
         raise UsageError(f"cannot read the bytes {text!r}: write 4B, 100MB (1000s) or 100MiB")
     return round(n_bytes)
 
@@ -51,7 +51,7 @@ def bytes_from(
 ) -> int | None:
     """Return the bytes in a variable; None if unset; UsageError if it is wrong or out of range.
 
-    `otherwise` is the effect of leaving it unset, for messages.
+    `otherwise` describes the effect of an unset variable, for messages.
     """
     text = environ.get(name, "")
     if not text:

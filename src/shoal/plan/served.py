@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from shoal.schedule import Algorithm
     from shoal.schedule.weights import Weights
 
-# NICs that are busy for this part of the longest time are bottlenecks too: whole numbers as weights
-# make so much difference between equally busy NICs.
+# NICs that are busy for this part of the longest time are bottlenecks too: rounding weights to
+# whole numbers makes that much difference between equally busy NICs.
 _BUSY: Final = 0.99
 # Servers are used if calls take less than this part of the workers' time: costs are not more exact.
 _WORTH: Final = 0.98
@@ -46,7 +46,7 @@ class Served(NamedTuple):
         weights: the weights of workers and servers; None: the workers reduce alone.
         cost_us: the cost of the better way, as `Choice.cost_us`; with servers it includes the
             competition of connections.
-        alone_us: the cost for the workers alone, by the algorithm that they then use: `sharded` if
+        alone_us: the cost for the workers alone with the algorithm that they then use: `sharded` if
             there are servers, for the same bits.
         bottleneck: the role whose NICs are busy all the time, or "latency", "CPU" or "memory".
         why: the reason, with numbers.
@@ -68,7 +68,7 @@ class Served(NamedTuple):
 def choose_with_servers(
     n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec = Codec.IDENTITY
 ) -> Served:
-    """Compare an all-reduce with servers to one of the workers alone.
+    """Compare an all-reduce with servers to one by the workers alone.
 
     The bits must not depend on the reducers, so in a job with servers the workers alone use
     `sharded`, even if another algorithm is cheaper.
@@ -103,7 +103,7 @@ def choose_with_servers(
         return by_workers(f"with or without them a worker sends the tensor once ({what})")
     bottleneck = _bottleneck(shared.cost, shared.weights, cluster, pool)
     named = f"{alone.name} of the workers alone takes {show_us(alone.cost_us)}"
-    # Such a call takes a few messages' time, which is not worth the messages of another group.
+    # Such a call takes only a few messages' time: another group's messages would not pay off.
     if shared.cost.bottleneck == "latency":
         why = f"{what} wait for latency, which they do not shorten ({named})"
         return by_workers(why, bottleneck)
@@ -163,7 +163,7 @@ def _why_not(cluster: Cluster, pool: Nics) -> str:
         return "there are no servers"
     if cluster.n_hosts < cluster.size:
         return (
-            f"servers serve workers that are each on a host of its own, and these {cluster.size} "
+            f"servers serve only workers on separate hosts, and these {cluster.size} "
             f"are on {cluster.n_hosts}"
         )
     if cluster.size < 3:
@@ -176,7 +176,7 @@ def _nics(cluster: Cluster, pool: Nics) -> Sequence[Nic]:
 
 
 def _named(shares: Shares, cluster: Cluster, pool: Nics) -> Weights:
-    """Return weights that have a name: if NICs differ too much, as for the slowest of each kind."""
+    """Return weights that have a name; if NICs differ too much, for the slowest of each kind."""
     try:
         return shares.weights()
     except UsageError:
@@ -188,7 +188,7 @@ def _named(shares: Shares, cluster: Cluster, pool: Nics) -> Weights:
 
 
 def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Nics) -> str:
-    """Return whose NICs are busy all the time, or another bottleneck, in words."""
+    """Return the role with NICs busy all the time, or another bottleneck, as text."""
     if cost.bottleneck != "network":
         return cost.bottleneck
     n = cluster.size
@@ -239,7 +239,7 @@ def _count(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, float]]
 
 
 def _counted_ranks(weights: Weights, slower: Sequence[tuple[float, float]]) -> Sequence[int]:
-    """Return all ranks of a small group, else those of each role with the most for their NIC."""
+    """Return all ranks of a small group, else the ranks of each role with the busiest NICs."""
     n, size = len(weights.workers), len(slower)
     if size <= _FEW_RANKS:
         return range(size)
@@ -254,7 +254,7 @@ def _counted_ranks(weights: Weights, slower: Sequence[tuple[float, float]]) -> S
 def _work(
     algorithm: Algorithm, rank: int, size: int, lengths: Sequence[float], mean: float
 ) -> tuple[StepCounts, int]:
-    """Return the work of a rank, and the number of others that it exchanges with."""
+    """Return the work of a rank, and the number of ranks that it exchanges with."""
     n_copied = n_messages = 0.0
     sent, received = [0.0, 0.0], [0.0, 0.0]  # chunks that others fold, and chunks folded here
     to, source = set[int](), set[int]()

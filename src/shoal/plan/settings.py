@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Forced(NamedTuple):
-    """`SHOAL_ALGO`: its text, an algorithm for all collectives that have it, and those for some.
+    """`SHOAL_ALGO`: its text, an algorithm for all collectives that have it, and names for some.
 
     `everywhere` is a name, or empty; `by_collective` has pairs of collective and name.
     """
@@ -34,7 +34,7 @@ class Forced(NamedTuple):
         return dict(self.by_collective).get(collective, self.everywhere)
 
     def is_for(self, collective: str) -> bool:
-        """True if the variable names the collective: a name that cannot serve is then logged."""
+        """Return True if the variable names the collective; names that cannot serve are logged."""
         return collective in dict(self.by_collective)
 
 
@@ -69,7 +69,7 @@ def forced_from(environ: Mapping[str, str] = os.environ) -> Forced:
 
 
 def _why_not(collective: str, name: str) -> str:
-    """Return why a collective does not have an algorithm; empty: it has."""
+    """Return the reason why a collective does not have an algorithm; empty if it has it."""
     try:
         schedule.find(collective, name)
     except UsageError as error:
@@ -164,7 +164,7 @@ def _log_if_asked(environ: Mapping[str, str]) -> None:
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """A handler of its own class, so that it is added only once."""
+    """A separate class, so that the handler is added only once."""
 
 
 def _tuning_at(path: str) -> Tuning:

@@ -15,8 +15,8 @@ from shoal.errors import UsageError
 from shoal.plan.cluster import Nic
 from shoal.schedule.weights import Weights
 
-# Weights are the smallest numbers within this part of the shares: a NIC is then busy for so much
-# longer. Nearer numbers would only make names longer.
+# Weights are the smallest numbers within this part of the shares, so a NIC is busy longer by at
+# most this part. More exact numbers would only make names longer.
 _NEAR: Final = 1 / 1000
 _MOST: Final = 1000
 # Times within this ratio are equal, and smaller shares count as none.
@@ -61,7 +61,7 @@ def _is_near(kinds: set[float], most: int) -> bool:
 def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
     """Return the shares that keep the busiest NIC busy for the shortest time.
 
-    Servers get nothing if workers alone are as fast, and otherwise all that they can take without
+    Servers get nothing if workers alone are as fast, and otherwise as much as they can take without
     being the busiest.
 
     Args:
@@ -84,7 +84,7 @@ def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
     scale = min(1.0, 1 / sum(takes)) if any(takes) else 0.0
     of_servers = tuple(share * scale for share in takes)
     left = 1 - sum(of_servers)
-    # The most that each worker can fold in this time; of two workers, each can fold it all.
+    # The most that each worker can fold in this time; each of two workers can fold it all.
     can = [max(0.0, time * nic.slower - 1) / (n - 2) if n > 2 else 1.0 for nic in workers]
     per_share = left / sum(can) if left > _NONE else 0.0
     of_workers = tuple(per_share * each for each in can)
@@ -92,7 +92,7 @@ def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
 
 
 def kept_beside(part: float) -> float:
-    """Return the part of its rate that a server's NIC passes beside workers.
+    """Return the part of its rate that a server's NIC passes while workers exchange data too.
 
     Args:
         part: the part of the buffer that servers reduce.
@@ -140,7 +140,7 @@ def _time_of(workers: Sequence[Nic], servers: Sequence[Nic]) -> float:
 
 
 def loads(weights: Weights) -> list[float]:
-    """Return the buffers that each NIC sends and receives by these weights, workers first."""
+    """Return the number of buffers that each NIC sends and receives, workers first."""
     n_workers, total = len(weights.workers), weights.total
     shares = [weight / total for weight in (*weights.workers, *weights.servers)]
     return [

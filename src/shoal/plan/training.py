@@ -1,4 +1,4 @@
-"""Estimate the time and the bytes of training steps, by how gradients travel and how often.
+"""Estimate the time and the bytes of training steps, by codec and frequency of averages.
 
 Pure: the same cluster and the same model give the same estimate. docs/planner.md has the formulas.
 """
@@ -35,7 +35,7 @@ class Way(NamedTuple):
     """A way to average.
 
     Args:
-        name: as programs write it.
+        name: the option as programs write it.
         codec: the encoding of elements between hosts.
         feeds_back: ranks add the errors of rounding to the next step.
         every: the steps between two averages; above 1, models are averaged, not gradients.
@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 
 class Training(NamedTuple):
-    """A model and its cluster; each worker has a host of its own if `pool` has servers.
+    """A model and its cluster; each worker has its own host if `pool` has servers.
 
     `n_bytes` is all gradients in float32, `compute_us` a step in which nothing is averaged.
     """
@@ -62,7 +62,7 @@ class Training(NamedTuple):
 class StepCost(NamedTuple):
     """The mean step of a training, and the bytes that each worker sends to other hosts.
 
-    `averaging_us` is the time of the averages, if nothing is computed beside them.
+    `averaging_us` is the time of the averages without simultaneous computing.
     """
 
     way: Way
@@ -92,8 +92,8 @@ def ways(every: int) -> list[Way]:
 def cost_of_step(way: Way, training: Training) -> StepCost:
     """Return the cost of a mean step.
 
-    Gradients come evenly during the backward pass and leave in fusion buffers of equal length, one
-    after another. Models are averaged in the same buffers after a step, and nothing hides that.
+    Gradients become ready evenly during the backward pass and are sent in fusion buffers of equal
+    length, in turn. Models are averaged in the same buffers after a step, without overlap.
     """
     total, cluster, pool = training.n_bytes, training.cluster, training.pool
     fusion = choose_fusion(total, Planner(cluster), has_servers=bool(pool.servers)).n_bytes
@@ -142,7 +142,7 @@ def _call(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> _Call:
 
 
 def advice(costs: Sequence[StepCost], compute_us: float) -> str:
-    """Return which way is enough, and why; `costs` has float32 first, then by falling bytes."""
+    """Return the recommended way and the reason; `costs` has float32 first, then falling bytes."""
     wide, *others = costs
     exposed_us = wide.step_us - compute_us
     if exposed_us <= HIDDEN * compute_us:

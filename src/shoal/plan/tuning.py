@@ -1,8 +1,8 @@
-"""The times that `shoal tune` measured, and their file.
+"""The times measured by `shoal tune`, and their file.
 
-A file has lines of JSON. The first describes the cluster, with the links between hosts, if there
-are any, as in `SHOAL_LINK`. Each other line has the times of a collective at one size, in
-microseconds by algorithm:
+A file has lines of JSON. The first describes the cluster, with the links between hosts, if any, as
+in `SHOAL_LINK`. Each other line has the times of a collective at one size, in microseconds by
+algorithm:
 
     {"shoal_tuning": 1, "hosts": [0, 0, 1, 1], "n_cores": 2, "link": "941Mb,57us,16us"}
     {"collective": "all_reduce", "n_bytes": 1024, "us": {"direct": 12.5, "ring": 31.0}}
@@ -66,11 +66,11 @@ class Tuning(NamedTuple):
         return Choice(ranked[0], times[ranked[0]], why)
 
     def differs_from(self, hosts: Sequence[int], n_cores: int) -> str:
-        """Return how the measured cluster differs from these hosts; empty: it does not."""
+        """Return the difference between the measured cluster and these hosts; empty if equal."""
         if self.hosts != tuple(hosts):
-            return f"it is of {_hosts_text(self.hosts)}, this group is {_hosts_text(hosts)}"
+            return f"it is for {_hosts_text(self.hosts)}, this group is {_hosts_text(hosts)}"
         if self.n_cores != n_cores:
-            return f"it is of hosts with {self.n_cores} cores, these have {n_cores}"
+            return f"it is for hosts with {self.n_cores} cores, these have {n_cores}"
         return ""
 
     def write(self, path: Path) -> None:
@@ -110,10 +110,10 @@ def _parsed(path: Path, number: int, line: bytes, parse: Callable[[Any], _T]) ->
     try:
         return parse(json.loads(line))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
             f"the tuning file {path} is wrong in line {number}: {what}; "
-            "write it anew with `shoal tune`"
+            "write it again with `shoal tune`"
         ) from None
 
 

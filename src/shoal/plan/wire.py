@@ -33,9 +33,9 @@ _MOST_MBIT: Final = 10_000_000
 def reported_mbit(interface: str, folder: str | os.PathLike[str] = "/sys/class/net") -> int | None:
     """Return the class of the rate that the system reports for an interface; None: no rate.
 
-    Virtio and loopback interfaces report none, nor do others while their link is down. A veth, as
-    in containers, reports 10 Gbit/s whatever is behind it, which counts as none. OSError if no file
-    descriptor is left.
+    Virtio and loopback interfaces report no rate, nor does any interface while its link is down. A
+    veth, as in containers, always reports 10 Gbit/s, which counts as no rate. Raises OSError if no
+    file descriptor is left.
     """
     where = os.path.join(folder, interface)
     try:
@@ -51,7 +51,7 @@ def reported_mbit(interface: str, folder: str | os.PathLike[str] = "/sys/class/n
 
 
 def _is_made_up(where: str) -> bool:
-    """True for the end of a veth pair: it has no device and no type, and is linked to another."""
+    """Return True for one end of a veth pair: no device, no type, and linked to another."""
     if os.path.exists(os.path.join(where, "device")):
         return False
     found = {}
@@ -72,7 +72,7 @@ def class_of(mbit: int) -> int | None:
 def slowest(reported: Sequence[int | None]) -> tuple[LinkCost, str]:
     """Return the slowest link and its source, from the classes that the ranks' interfaces report.
 
-    An interface that reports none counts as the default class.
+    An interface without a reported rate counts as the default class.
     """
     rates = [DEFAULT_MBIT if mbit is None else mbit for mbit in reported]
     mbit = min(rates)
@@ -80,7 +80,7 @@ def slowest(reported: Sequence[int | None]) -> tuple[LinkCost, str]:
     if reported[rank] is None:
         why = f"assumed, since the interface of rank {rank} reports no rate; SHOAL_LINK can name it"
     else:
-        why = f"as the interface of rank {rank} reports, and none is slower"
+        why = f"reported by the interface of rank {rank}, the slowest"
     return wire_of(mbit), why
 
 

@@ -1,9 +1,9 @@
 """The schedule language and every algorithm written in it. Standard library only, no I/O.
 
 `COLLECTIVES` defines each collective, and `ALGORITHMS` lists the ways to do it:
-`ALGORITHMS["all_reduce"]["ring"].steps(rank, size)`. The algorithms are loaded when one of them is
-first asked for, since a group forms without any: use `schedule.find` rather than importing `find`
-in a module that forming a group loads.
+`ALGORITHMS["all_reduce"]["ring"].steps(rank, size)`. The first use of an algorithm loads them all,
+because a group forms without any: modules loaded to form a group must use `schedule.find` rather
+than import `find`.
 """
 
 from __future__ import annotations

@@ -37,26 +37,26 @@ class Algorithm(NamedTuple):
             longest chain, see `chains`; for root 0. The planner charges its messages' latency.
         chunk_rule: by size (by `hosts` if `by_host`): the number of chunks of the collective's
             longest buffer.
-        scratch_rule: by the arguments of `function`: for each scratch chunk of that rank, the chunk
-            of the longest buffer that is as long.
+        scratch_rule: by the arguments of `function`: for each scratch chunk of that rank, a chunk
+            of the longest buffer with the same length.
         owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce, in
             DATA; None if several ranks do. An algorithm with owners can be cut in two at its
             Finish, so `hierarchical` can use it inside a host.
         cut_rule: by the bytes of the longest buffer, size and a unit (64 if left out): the offsets
             of its chunks and their lengths, multiples of the unit except at the end of the buffer.
-            The algorithm leaves gaps between them alone. None: all chunks are equally long and
+            The algorithm does not touch gaps between them. None: all chunks have equal lengths and
             follow one another.
         fit_rule: by the bytes of the longest buffer and size: the algorithm that cuts a buffer of
-            that length. None: all lengths are cut alike.
+            that length. None: all lengths are cut the same way.
         encodes_once: True if hosts send each other only their own sums and finished values, and
             one rank finishes each chunk for all hosts. Then a narrow codec rounds each contribution
-            once and the result once, on all ranks alike.
+            once and the result once, equally on all ranks.
         n_servers: the number of ranks, the last ones, that have no tensor and reduce in their own
             memory.
-        is_part: True if some of the buffer is in no chunk, since another call sums it.
+        is_part: True if a part of the buffer is in no chunk, because another call sums it.
         alike_rule: by rank and size: the rank that stands in for that one, see `symmetry`; for
             root 0.
-        levels: of a hierarchy: the algorithm inside hosts, and the one between them.
+        levels: for a hierarchy: the algorithm inside hosts, and the algorithm between hosts.
         scatters: True if every rank sends a part of the buffer to every reducer at once. No result
             returns before a segment of each has arrived, so between hosts segments are shorter.
         explained_by: the object whose docstring states Cost, Needs, Leaves and Source; None:
@@ -116,13 +116,13 @@ class Algorithm(NamedTuple):
 
     @property
     def takes_uneven(self) -> bool:
-        """True if blocks of the ranks may differ in length: scratch would need equal blocks."""
+        """True if the ranks' blocks may differ in length: scratch needs equal blocks."""
         return self.scratch_rule is _nothing
 
     def scratch(
         self, rank: int, size: int, hosts: Sequence[int] = (), root: int = 0
     ) -> tuple[int, ...]:
-        """Return, by scratch chunk of `rank`, the chunk of the longest buffer that is as long."""
+        """Return, by scratch chunk of `rank`, a chunk of the longest buffer of the same length."""
         if self.by_host:
             return self.scratch_rule(rank, _hosts(size, hosts))
         return self.scratch_rule(rank, size, *((root,) if self.rooted else ()))
@@ -134,7 +134,7 @@ def _hosts(size: int, hosts: Sequence[int]) -> tuple[int, ...]:
     return _checked(tuple(hosts)) if hosts else (0,) * size
 
 
-# Proofs and simulations ask once for each rank of one group.
+# Proofs and simulations call this once for each rank of one group.
 @functools.lru_cache(maxsize=8)
 def _checked(hosts: tuple[int, ...]) -> tuple[int, ...]:
     for expected, host in enumerate(dict.fromkeys(hosts)):

@@ -119,7 +119,7 @@ def binomial_scatter(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def _kept(place: int, block: int, size: int, root: int) -> tuple[Buffer, int]:
-    """The place of a block from below: the root has room for all, other ranks use scratch."""
+    """Return the place of a block from below: the root's output or input, or scratch elsewhere."""
     if place == 0:
         return Buffer.OUTPUT, (root + block) % size
     return Buffer.SCRATCH, block - place - 1

@@ -61,7 +61,7 @@ def bruck_all_to_all(rank: int, size: int) -> Iterator[Step]:
 
 
 def _first_scratch(size: int) -> list[int]:
-    """Of each j and the end: its first scratch chunk. It has two if its block stops more often."""
+    """Return the first scratch chunk of each j, and the end; j has two if its block stops twice."""
     first = [0]
     for j in range(size):
         first.append(first[-1] + min(2, max(0, j.bit_count() - 1)))

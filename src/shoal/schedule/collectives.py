@@ -1,7 +1,7 @@
 """The table of all collectives: their buffers, root, folds and results.
 
 Shapes, the planner, measurements, settings, the simulator, the command line, the docs and the tests
-read these rows; none of them knows a collective by its name.
+read these rows, and contain no code for a single collective.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Value(NamedTuple):
 
 
 class Contract(NamedTuple):
-    """One rank's part of a collective. INPUT is never written, whatever else happens."""
+    """One rank's part of a collective. INPUT is never written."""
 
     n_chunks: Mapping[Buffer, int]
     """The chunks of each of the caller's buffers; buffers not named have none."""
     precondition: Mapping[Place, Value]
-    """The values before the first step. Places not named hold nothing worth reading."""
+    """The values before the first step. Places not named hold undefined values."""
     postcondition: Mapping[Place, Value]
     """The values required after the last step. Places not named may hold anything."""
     idempotent: bool = False
@@ -74,10 +74,10 @@ class Collective(NamedTuple):
             they like.
         root: the part of the root, if there is one.
         folds: True if it takes an operation.
-        narrows: True if it may travel in a narrow codec: each contribution goes straight to the
-            rank that folds it, so it is rounded once, or what was rounded once only moves.
+        narrows: True if it may use a narrow codec: each contribution goes directly to the rank that
+            folds it, so it is rounded once, or values rounded once are only moved.
         by_pair: True if only the two ranks that exchange a block need to know its length.
-        carries: True if the caller passes elements; else one byte shows that a rank was there.
+        carries: True if the caller passes elements; else one byte shows that a rank has arrived.
         idempotent: see `Contract`.
     """
 

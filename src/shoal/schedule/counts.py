@@ -51,7 +51,7 @@ class Counts(NamedTuple):
 def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
     """Count the steps of all ranks, where rank 0 is the root.
 
-    Cost: proportional to the ranks, and to the steps of those that stand in for others.
+    Cost: proportional to the ranks, and to the steps of ranks that stand in for others.
     """
     size, n_hosts = len(hosts), max(hosts) + 1
     if algorithm.levels and n_hosts in (1, size):
@@ -80,7 +80,7 @@ class _Counted(NamedTuple):
     work: StepCounts
     n_scratch: int
     n_peers: int
-    """The other hosts that it both sends to and receives from."""
+    """The number of other hosts that the rank both sends to and receives from."""
 
 
 def _of_levels(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, _Counted]]:
@@ -107,7 +107,7 @@ def _of_levels(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[i
 
 @functools.lru_cache(maxsize=64)
 def _places_alike(local: Algorithm, n_ranks: int) -> tuple[int, ...]:
-    """The rank that stands in for each rank of a host."""
+    """Return the rank that stands in for each rank of a host."""
     return tuple(local.stand_in(place, n_ranks).rank for place in range(n_ranks))
 
 

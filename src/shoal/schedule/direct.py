@@ -37,7 +37,7 @@ def direct_all_reduce(rank: int, size: int) -> Iterator[Step]:
 
 
 def direct_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `direct_all_reduce`: none where a rank is alone."""
+    """Scratch chunks of `direct_all_reduce`: none for a single rank."""
     return (0,) if size > 1 else ()
 
 

@@ -25,5 +25,5 @@ def dissemination_barrier(rank: int, size: int) -> Iterator[Step]:
 
 
 def dissemination_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `dissemination_barrier`: none where a rank is alone."""
+    """Scratch chunks of `dissemination_barrier`: none for a single rank."""
     return (0,) if size > 1 else ()

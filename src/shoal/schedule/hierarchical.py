@@ -63,20 +63,20 @@ class HostRanks(NamedTuple):
     owned: tuple[int, ...]
     """The chunks of the local algorithm, by their owner."""
     owners: tuple[int, ...]
-    """The ranks that own them."""
+    """The ranks that own these chunks."""
     n_rails: int
-    """Of the whole group: as many as the largest host has owners."""
+    """The rails of the whole group: the number of owners on the largest host."""
 
     def owner(self, rail: int) -> int:
-        """The rank that runs a rail for this host."""
+        """Return the rank that runs a rail for this host."""
         return self.owners[rail % len(self.owners)]
 
     def rails(self, chunk: int) -> range:
-        """The rails that a chunk of the local algorithm stands for."""
+        """Return the rails that a chunk of the local algorithm consists of."""
         return range(self.owned.index(chunk), self.n_rails, len(self.owned))
 
 
-# For one group at a time; the halves of a split group may alternate.
+# Usually for one group at a time; the halves of a split group may alternate.
 @functools.lru_cache(maxsize=8)
 def teams_of(local: Algorithm, hosts: tuple[int, ...]) -> tuple[HostRanks, ...]:
     """Return the teams of all hosts."""
@@ -103,7 +103,7 @@ def _owners(local: Algorithm, size: int) -> tuple[int, ...]:
 def _only_level(
     local: Algorithm, across: Algorithm, teams: Sequence[HostRanks], size: int
 ) -> Algorithm | None:
-    """The level that does it all: if all ranks are on one host, or no two are; else None."""
+    """Return the only level if all ranks share one host, or no two ranks share one; else None."""
     return local if len(teams) == 1 else across if len(teams) == size else None
 
 
@@ -117,7 +117,7 @@ def _chunks(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> int:
 def _chain(
     local: Algorithm, across: Algorithm, hosts: tuple[int, ...]
 ) -> Sequence[tuple[int, int]]:
-    """Half of the local chain in the largest host, the chain across on the first rail, the rest."""
+    """Return the local chain's first half, the first rail's chain across, and the local rest."""
     teams = teams_of(local, hosts)
     if only := _only_level(local, across, teams, len(hosts)):
         return only.chain(len(hosts))
@@ -131,7 +131,7 @@ def _chain(
 def _scratch(
     local: Algorithm, across: Algorithm, rank: int, hosts: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Scratch chunks of `across` for each own rail."""
+    """Return the scratch chunks of `across` for each of the rank's rails."""
     teams = teams_of(local, hosts)
     if only := _only_level(local, across, teams, len(hosts)):
         return only.scratch(rank, len(hosts))
@@ -153,7 +153,7 @@ def _steps(
 def _both(
     local: Algorithm, across: Algorithm, rank: int, host: int, teams: Sequence[HostRanks]
 ) -> Iterator[Step]:
-    """The local steps, each for all rails of its chunk; where they finish, the steps across."""
+    """Yield local steps, each for all rails of its chunk, and at their Finish the steps across."""
     team, n_across = teams[host], across.n_chunks(len(teams))
     n_scratch, n_used = len(across.scratch(host, len(teams))), 0
     steps = local.steps(team.ranks.index(rank), len(team.ranks))
@@ -161,7 +161,7 @@ def _both(
         if not finishes:
             for step in run:
                 for rail in team.rails(step.chunk):
-                    # Hosts begin with different chunks, so that they do not all send to the same.
+                    # Hosts begin with different chunks, so that they do not all send to one host.
                     for turn in range(host, host + n_across):
                         there = rail * n_across + turn % n_across
                         yield moved(step, team.ranks, {Buffer.DATA: there - step.chunk})

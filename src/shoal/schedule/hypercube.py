@@ -1,7 +1,8 @@
-"""Hypercubes: ranks exchange with the one 1 away, then 2, 4 and so on, so that log2 n rounds do.
+"""Hypercubes: ranks exchange at distance 1, then 2, 4 and so on, in log2 n rounds.
 
-The corners are the largest power of two that fits. Of the first ranks, as many as are left over are
-paired up: the second of a pair gives the first its buffer beforehand, and gets the result from it.
+The number of corners is the largest power of two that fits. The remaining ranks are extras, each
+paired with one of the first ranks. An extra sends its buffer before the first round, and receives
+the result after the last.
 """
 
 from __future__ import annotations
@@ -13,33 +14,33 @@ from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 
 
 class Cube(NamedTuple):
-    """How the ranks of a group are placed on a hypercube."""
+    """The places of a group's ranks on a hypercube."""
 
     n_corners: int
     """The largest power of two that is not above the size."""
     n_pairs: int
-    """How many corners have an extra rank: rank 2i is at corner i, and 2i+1 is its extra."""
+    """The number of corners with an extra rank: rank 2i is at corner i, and 2i+1 is its extra."""
 
     @classmethod
     def of(cls, size: int) -> Cube:
-        """The cube for a group of that size."""
+        """Return the cube for a group of that size."""
         n_corners = 1 << (size.bit_length() - 1)
         return cls(n_corners, size - n_corners)
 
     def corner(self, rank: int) -> int:
-        """The corner that `rank` is at, or is the extra of."""
+        """Return the corner of `rank`, or of the rank whose extra it is."""
         return rank // 2 if self.has_pair(rank) else rank - self.n_pairs
 
     def rank(self, corner: int) -> int:
-        """The rank at a corner."""
+        """Return the rank at a corner."""
         return 2 * corner if corner < self.n_pairs else corner + self.n_pairs
 
     def has_pair(self, rank: int) -> bool:
-        """Whether `rank` is one of two at its corner."""
+        """Return True if `rank` is one of two at its corner."""
         return rank < 2 * self.n_pairs
 
     def distances(self) -> list[int]:
-        """1, 2, 4 and so on: the edges of the cube."""
+        """Return the lengths of the cube's edges: 1, 2, 4 and so on."""
         return [1 << bit for bit in range(self.n_corners.bit_length() - 1)]
 
 
@@ -78,7 +79,7 @@ def doubling_all_reduce(rank: int, size: int) -> Iterator[Step]:
 
 
 def doubling_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `doubling_all_reduce`: none for an extra rank or one that is alone."""
+    """Scratch chunks of `doubling_all_reduce`: none for an extra rank or a single rank."""
     cube = Cube.of(size)
     is_extra = cube.has_pair(rank) and rank % 2 == 1
     return () if is_extra or size == 1 else (0,)
@@ -118,9 +119,9 @@ def halving_all_reduce(rank: int, size: int) -> Iterator[Step]:
 
 
 def _halves(cube: Cube, corner: int, distance: int) -> tuple[int, list[int], list[int]]:
-    """The peer at that distance, the chunks that stay here, and those that go there.
+    """Return the peer at that distance, the chunks that stay here, and the chunks sent there.
 
-    Each corner's own chunk comes first, so that no chunk is everywhere the first or the last.
+    Each corner's own chunk comes first, so that no chunk is the first or the last on all ranks.
     """
     there, stride = corner ^ distance, 2 * distance
     kept, given = (

@@ -48,7 +48,7 @@ def sharded_all_reduce(rank: int, size: int, n_stripes: int) -> Iterator[Step]:
 
 @functools.lru_cache(maxsize=64)
 def _reducers(size: int, n_stripes: int) -> tuple[int, ...]:
-    """By stripe: its reducer, the first worker in its order."""
+    """Return the reducer of each stripe: the first worker in its order."""
     return tuple(first_of(stripe, size, n_stripes) for stripe in range(n_stripes))
 
 
@@ -76,7 +76,7 @@ class _Sharding(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _stand_ins(size: int, n_stripes: int) -> list[int]:
-    """By worker, the first that reduces a stripe too, or that reduces none too."""
+    """Return for each worker the first worker that also reduces a stripe, or also none."""
     reducers = _reducers(size, n_stripes)
     return first_alike([rank in reducers for rank in range(size)])
 

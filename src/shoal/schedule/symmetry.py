@@ -15,7 +15,7 @@ from shoal.schedule.tree import double_binary_tree
 
 
 class StandIn(NamedTuple):
-    """A rank whose messages are those of another, but for the names of its peers."""
+    """A rank with the same messages as another, except for the names of its peers."""
 
     rank: int
     rename: Callable[[int], int]
@@ -30,23 +30,23 @@ def itself(rank: int, size: int) -> StandIn:
 
 
 def turned(rank: int, size: int) -> StandIn:
-    """Rank 0, for all ranks: only the distance of a peer matters."""
+    """Return rank 0 for all ranks: only the distance of a peer matters."""
     return StandIn(0, lambda peer: (peer + rank) % size)
 
 
 def swapped(rank: int, stand_in: int) -> StandIn:
-    """A rank that could swap places with this one; all other peers are the same."""
+    """Return a rank that could swap places with this rank; all other peers are the same."""
     names = {stand_in: rank, rank: stand_in}
     return StandIn(stand_in, lambda peer: names.get(peer, peer), is_swap=True)
 
 
 def all_but_root(rank: int, size: int) -> StandIn:
-    """Rank 1, for all but the root."""
+    """Return rank 1 for all ranks but the root."""
     return swapped(rank, min(rank, 1))
 
 
 def at_corner(rank: int, size: int) -> StandIn:
-    """The first rank of the same kind: with an extra rank, an extra rank itself, or neither.
+    """Return the first rank of the same kind: with an extra, an extra itself, or neither.
 
     Corners that differ by the same bits are equally far away.
     """
@@ -86,13 +86,13 @@ def _at_corners(size: int, n_parities: int) -> list[int]:
 
 
 def of_subtree(rank: int, size: int) -> StandIn:
-    """The first rank with equal subtrees in a binomial tree, its own and the next rank's."""
+    """Return the first rank with equal subtrees in a binomial tree, its own and the next rank's."""
     stand_in = _of_subtrees(size)[rank]
     return StandIn(stand_in, lambda peer: (peer + rank - stand_in) % size)
 
 
 def in_trees(rank: int, size: int) -> StandIn:
-    """The first rank with as many children in each tree, and the same peers in both."""
+    """Return the first rank with equal numbers of children in both trees, and the same peers."""
     peers, stand_ins = _of_trees(size)
     stand_in = stand_ins[rank]
     return StandIn(stand_in, dict(zip(peers[stand_in], peers[rank], strict=True)).__getitem__)
@@ -100,7 +100,7 @@ def in_trees(rank: int, size: int) -> StandIn:
 
 @functools.lru_cache(maxsize=64)
 def _of_trees(size: int) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The peers of every rank in both trees, and its stand-in."""
+    """Return the peers of every rank in both trees, and its stand-in."""
     peers, keys = [], []
     for rank in range(size):
         trees = double_binary_tree(rank, size)

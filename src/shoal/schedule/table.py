@@ -1,4 +1,4 @@
-"""The table of all algorithms, and how to find one by name."""
+"""The table of all algorithms, and the look-up by name."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
 MORE_ALL_REDUCES: Final = (
     "sharded[8*1|4*3] with weights of workers and servers, and local/across such as sharded/ring"
 )
-"""The names that `find` accepts besides the table, in words."""
+"""Text about the names that `find` accepts besides the table."""
 
 
 @functools.lru_cache(maxsize=1024)

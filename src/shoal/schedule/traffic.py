@@ -34,7 +34,7 @@ class StepCounts(NamedTuple):
 
 
 def sum_of(works: Iterable[tuple[StepCounts, int]]) -> StepCounts:
-    """Sum the counts, each multiplied by the number beside it."""
+    """Sum the counts, each multiplied by its number."""
     times = ([n * what for what in work] for work, n in works)
     return StepCounts(*map(sum, zip(*times, strict=True)))
 
@@ -46,7 +46,7 @@ class Messages(NamedTuple):
     n: int
     """The messages with each of them."""
     is_late: bool
-    """True if sends hold received or folded data; for receives, if such a send came before."""
+    """True if sends hold received or folded data; for receives, if such a send precedes them."""
     is_one_value: bool = False
     """True if all peers are sent the same values."""
 

@@ -54,7 +54,7 @@ def weighted_all_reduce(rank: int, n_workers: int, chunks: Sequence[Piece]) -> I
 
 
 def _in_turn(chunks: Sequence[Piece], distance: Callable[[Piece], int]) -> list[Piece]:
-    """The first chunk of each reducer, then the second ones; the nearest reducer first."""
+    """Return the first chunk of each reducer, then the second ones; the nearest reducer first."""
     nearest: dict[int, int] = {}
     turns: Counter[int] = Counter()
     keyed = []
@@ -71,7 +71,7 @@ def _fold(rank: int, n_workers: int, own: Piece, buffer: Buffer, saved: int = -1
     """Fold one chunk, with the own part in its turn, and send it to all workers.
 
     Args:
-        saved: the scratch chunk where the own part waits; -1: it is first, or there is none.
+        saved: the scratch chunk that holds the own part; -1: it is first, or there is none.
     """
     if saved >= 0:
         yield Copy(own.chunk, into=saved)
@@ -193,7 +193,7 @@ class _Weighted(NamedTuple):
         return _algorithm(self._replace(n_stripes=n_stripes))
 
     def cut(self, n_bytes: int, size: int, unit: int = LINE_BYTES) -> tuple[list[int], list[int]]:
-        """The offsets and lengths of the chunks, in whole units of their stripe."""
+        """Return the offsets and lengths of the chunks, in whole units of their stripe."""
         pieces, total = self.pieces(size), self.weights.total
         stride = stride_of(n_bytes, self.n_stripes or self.n_workers, unit) // unit
         n_units = -(-n_bytes // unit)
@@ -207,7 +207,7 @@ class _Weighted(NamedTuple):
         return begins, [end - begin for begin, end in zip(begins, ends, strict=True)]
 
     def chain(self, size: int) -> list[tuple[int, int]]:
-        """A message to a reducer, and its answer."""
+        """Return a message to a reducer, and its answer."""
         reducer = self.pieces(size)[0].reducer
         others = [worker for worker in range(self.n_workers) if worker != reducer]
         return [(others[0], reducer), (reducer, others[0])] if others else []

@@ -77,7 +77,7 @@ def parse(name: str) -> tuple[Weights, str]:
     """
     what = name if len(name) <= 80 else f"{name[:77]}..."
     if len(name) > MOST_NAME_BYTES:
-        raise UsageError(f"{what!r}: a name of {len(name)} B, at most {MOST_NAME_BYTES} B will do")
+        raise UsageError(f"{what!r}: the name has {len(name)} B; the limit is {MOST_NAME_BYTES} B")
     match = _NAME.fullmatch(name)
     if not match:
         raise UsageError(
@@ -89,7 +89,7 @@ def parse(name: str) -> tuple[Weights, str]:
     if not weights.total:
         raise UsageError(f"{what}: all weights are 0; give at least one reducer a weight")
     if part and part not in weights.parts:
-        raise UsageError(f"{what}: no weight is above 0 among the {part}: they have no part")
+        raise UsageError(f"{what}: the {part} have no part: all their weights are 0")
     return weights, part or ""
 
 
@@ -102,10 +102,10 @@ def _read(what: str, role: str, text: str) -> tuple[int, ...]:
     runs = [run.rpartition("*") for run in text.split(",") if run]
     n = sum(int(count or 1) for count, _, _ in runs)
     if n > MOST_REDUCERS:
-        raise UsageError(f"{what}: {n} {role}, at most {MOST_REDUCERS} will do")
+        raise UsageError(f"{what}: {n} {role}; the limit is {MOST_REDUCERS}")
     if wrong := [weight for _, _, weight in runs if int(weight) > MOST_WEIGHT]:
         raise UsageError(
-            f"{what}: a weight of {wrong[0]} among the {role}; at most {MOST_WEIGHT} will do"
+            f"{what}: a weight of {wrong[0]} among the {role}; the limit is {MOST_WEIGHT}"
         )
     return tuple(int(weight) for count, _, weight in runs for _ in range(int(count or 1)))
 

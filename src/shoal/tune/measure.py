@@ -57,8 +57,8 @@ def measure_group(
 
     Every rank of the group must call it with the same arguments, and gets the same result: the time
     of the slowest rank, in the lower quartile of the rounds, since other work on the machine only
-    adds time. Each round measures all algorithms, so a slow phase affects all alike. Sizes are
-    bytes as in `choose`, multiples of 4; `allocate` makes a float32 buffer as users have it.
+    adds time. Each round measures all algorithms, so a slow phase affects all equally. Sizes are
+    bytes as in `choose`, multiples of 4; `allocate` makes a float32 buffer as users do.
     """
     first = planner = group.planner
     times: dict[str, dict[int, dict[str, float]]] = {}
@@ -83,7 +83,7 @@ def measure_group(
 
 
 def sensible(collective: str, n_bytes: int, planner: Planner) -> Iterator[str]:
-    """The candidates that could be the fastest even if the model is far off."""
+    """Yield the candidates that could be the fastest even if the model is inaccurate."""
     cluster = planner.cluster
     best_us = choose(collective, n_bytes, cluster).cost_us
     for name in candidates(collective, n_bytes, cluster):

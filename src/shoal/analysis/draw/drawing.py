@@ -1,4 +1,4 @@
-"""A schedule as a picture: lines for messages between ranks, thicker for more bytes.
+"""Draws a schedule: lines for messages between ranks, thicker for more bytes.
 
 The layout follows from the schedule alone: hosts as boxes, a ring, a line, one or two trees, all
 ranks around a circle for at most two rounds, and else the rounds below each other.

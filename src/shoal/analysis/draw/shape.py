@@ -36,13 +36,13 @@ def links_of(trace: Trace, chunk: int | None = None) -> Mapping[Link, int]:
 
 
 def is_ring(trace: Trace) -> bool:
-    """True if every rank sends only to the next one, and the last to the first."""
+    """Return True if every rank sends only to the next one, and the last to the first."""
     right = {(rank, (rank + 1) % trace.size) for rank in range(trace.size)}
     return trace.size > 2 and links_of(trace).keys() == right
 
 
 def trees_of(trace: Trace) -> list[TreeShape]:
-    """Return the one tree of all chunks, or each chunk's tree once; empty if some are no trees."""
+    """Return the one tree of all chunks, or each chunk's tree once; empty if one is not a tree."""
     whole = _tree(trace, links_of(trace), _root_of(trace, 0))
     if whole is not None:
         return [whole]
@@ -78,7 +78,7 @@ def depths_of(tree: TreeShape) -> dict[int, int]:
 
 
 def _root_of(trace: Trace, chunk: int) -> int:
-    """The rank at which a chunk is first completely folded, or the collective's root."""
+    """Return the rank at which a chunk is first completely folded, or the collective's root."""
     if trace.algorithm.rooted:
         return trace.root
     for one in trace.rounds:

@@ -105,7 +105,7 @@ class Drawing:
         self._below.append(f"<g>{about}{''.join(parts)}</g>")
 
     def svg(self, title: str) -> str:
-        """The whole drawing, cut to what is in it."""
+        """Return the drawing, cropped to its contents."""
         left, top = (min(ns) - 10 for ns in zip(*self._points, strict=True))
         right, bottom = (max(ns) + 10 for ns in zip(*self._points, strict=True))
         width, height = _n(right - left), _n(bottom - top)
@@ -151,5 +151,5 @@ def _p(at: Point) -> str:
 
 
 def _n(number: float) -> str:
-    """Short, and the same on every machine: a tenth of a pixel is enough."""
+    """Format a number with one decimal: short, and the same on every machine."""
     return f"{number:.1f}".rstrip("0").rstrip(".").replace("-0", "0", number == 0)

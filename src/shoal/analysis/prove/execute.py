@@ -24,8 +24,8 @@ class Execution:
     memory when only its Send is and fewer than `window` segments of that Send are staged.
 
     Args:
-        starts: by place, its value before the first step.
-        fits: by place, the values that may be put there; places not named take any value.
+        starts: the value before the first step, by place.
+        fits: the values allowed there, by place; places not named take any value.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Execution:
     def run(self, newest_first: bool) -> None:
         """Do all steps, always taking the newest or the oldest ready one.
 
-        Raises ProofError for a step that no schedule may do, or that waits for ever. Takes about 3
-        us for each segment of a step.
+        Raises ProofError for a step that is not allowed, or that waits forever. Takes about 3 us
+        for each segment of a step.
         """
         take = self._ready.pop if newest_first else self._ready.popleft
         partner_of, steps = self._flow.partner_of, self._flow.steps
@@ -82,7 +82,7 @@ class Execution:
             raise ProofError(f"deadlock: {self._circle()}")
 
     def _work(self, step: int, segment: int) -> None:
-        """A step without a peer."""
+        """Run a step without a peer."""
         if type(self._flow.steps[step]) is Finish:
             self._put(step, segment, -1)
         else:
@@ -136,7 +136,7 @@ class Execution:
         return self.held[segment][place]
 
     def _put(self, step: int, segment: int, value: int) -> None:
-        """Store or fold `value`, or finish what is held."""
+        """Store or fold `value`, or finish the held value."""
         held, place, doing = self.held[segment], self._flow.writes[step], self._flow.steps[step]
         given = value
         try:
@@ -173,7 +173,7 @@ class Execution:
                 self._ready.append(then)
 
     def _circle(self) -> str:
-        """Steps that wait for each other in a circle."""
+        """Describe a cycle of steps that wait for each other."""
         node, seen = self._done.index(0), []
         while node not in seen:
             seen.append(node)
@@ -183,7 +183,7 @@ class Execution:
         return " waits for ".join(steps)
 
     def _waits_for(self, node: int) -> int:
-        """One node that a node which is not done waits for, itself not done."""
+        """Return an unfinished node that this unfinished node waits for."""
         step, segment = divmod(node, self._n_segments)
         earlier = (w * self._n_segments + segment for w in self._flow.waits_for[step])
         partner = self._flow.partner_of[step] * self._n_segments + segment

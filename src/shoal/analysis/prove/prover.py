@@ -1,16 +1,16 @@
 """Proves that a schedule keeps its collective's contract, by running it on symbols.
 
 All ranks' steps run under the engine's own rules, with a symbol for each rank's contribution in
-place of numbers. What passes is right for every tensor of every length:
+place of numbers. A proved schedule is right for every tensor of every length:
 
-- every place of the postcondition ends with exactly what it must, each contribution folded in
-  once, and finished once. Where several ranks end with the same value, all of them fold it in the
+- every place of the postcondition ends with exactly the required value, each contribution folded
+  in once, and finished once. If several ranks end with the same value, all of them fold it in the
   same order, so they end with the same bits. Neither holds for a barrier, whose fold is idempotent;
 - INPUT is never written, every chunk that a step names exists, and no chunk gets a value of another
   length. Without scratch this holds for blocks of any lengths;
-- every Send meets a Recv, and no step waits for ever, with `window` segments staged per Send. A
-  schedule that is proved with window 0, where nothing is staged at all, cannot hang with more:
-  staging only ever lets a Send end earlier.
+- every Send meets a Recv, and no step waits forever, with `window` segments staged per Send. A
+  schedule proved with window 0, without any staging, cannot hang with a larger window: staging only
+  lets a Send end earlier.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal.schedule import Algorithm, Buffer, Contract, Place, Send, Step, Value
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The properties of a schedule that was proved."""
+    """The properties of a proved schedule."""
 
     n_sent: Mapping[tuple[int, int], int]
     """The chunks over the link from one rank to another; idle links are not named."""
@@ -52,7 +52,7 @@ class Schedule(NamedTuple):
     def of(
         cls, collective: str, algorithm: Algorithm, size: int, root: int, hosts: Sequence[int]
     ) -> Schedule:
-        """Return those of an algorithm for one size of group."""
+        """Return the schedule of an algorithm for one size of group."""
         ranks, n_chunks = range(size), algorithm.n_chunks(size, hosts)
         n_servers = algorithm.n_servers
         return cls(
@@ -88,13 +88,13 @@ def prove(
     """Prove one algorithm for one size of group.
 
     Args:
-        algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
+        algorithm: the name of one of `ALGORITHMS[collective]`, or another algorithm.
         n_segments: the number of segments of each chunk.
         window: the segments of one Send that may wait in the receiver's staging memory.
 
     Raises:
         ProofError: the schedule is wrong. The message names the rank, the step and the chunk.
-        UsageError: there is no such algorithm, or the numbers make no sense. The two halves of
+        UsageError: there is no such algorithm, or numbers are out of range. The two halves of
             `send_recv` are run by two ranks: use `prove_steps`.
 
     Cost: about 10 us for each step of each rank and segment.
@@ -168,7 +168,7 @@ def _check_places(
 def _fits(
     flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
 ) -> Mapping[int, Value]:
-    """By place, the values of its length: the block it ends with, or a chunk of any ranks.
+    """Return by place the value that fixes its length: its final block, or a chunk of any ranks.
 
     Scratch chunks for blocks are not named: an algorithm with such chunks needs equal blocks.
     """

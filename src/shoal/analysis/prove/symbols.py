@@ -7,14 +7,14 @@ from typing import TypeAlias, Union
 from shoal.errors import ProofError
 
 Expression: TypeAlias = Union[int, "tuple[Expression, Expression]"]
-"""How a value was folded: a rank's own contribution, or (what was held, what was folded in)."""
+"""The fold of a value: a rank's own contribution, or (held value, value folded in)."""
 
 
 class Symbols:
     """Values as plain numbers. Equal numbers mean the same contributions in the same order.
 
     A value holds contributions to one chunk: a bit per rank, which may be folded in again if
-    `idempotent`. What is known is never built again, so a fold costs one look-up.
+    `idempotent`. Known values are never built again, so a fold costs one look-up.
     """
 
     def __init__(self, idempotent: bool = False) -> None:

@@ -35,9 +35,9 @@ class EventSimulation:
 
     Args:
         flow: the schedule. Its ranks may stand for many that are alike; peers keep their names.
-        n_bytes: of each step: the length of its chunk.
+        n_bytes: the length of each step's chunk.
         segment: the bytes of a segment.
-        has_servers: ranks that receive into scratch and nowhere else are servers.
+        has_servers: True: ranks that receive only into scratch are servers.
 
     Cost: about 10 us for each segment of a message.
     """
@@ -51,7 +51,7 @@ class EventSimulation:
         has_servers: bool = False,
     ) -> None:
         self.order: list[int] = []
-        """The steps in the order in which their first segment was worked on."""
+        """The steps in the order in which work on their first segment began."""
         self._flow, self._n_bytes, self._cluster, self._segment = flow, n_bytes, cluster, segment
         hosts = cluster.hosts
         self._n_segments = [-(-n // segment) for n in n_bytes]
@@ -67,8 +67,8 @@ class EventSimulation:
         self._begun, self._done, self._arrived = [0] * n_steps, [0] * n_steps, [0] * n_steps
         self._granted, self._promised = list(self._n_segments), [0] * n_steps
         self._is_busy = bytearray(n_steps)
-        self._gate: dict[int, int] = {}  # of a Send: the Recv that must be done before it
-        self._gated: dict[int, int] = {}  # the same, the other way round
+        self._gate: dict[int, int] = {}  # by Send: the Recv that must be done before it
+        self._gated: dict[int, int] = {}  # the inverse of `_gate`
         # By rank, host or link.
         n_ranks_of = [0] * cluster.n_hosts
         for host in hosts:
@@ -86,7 +86,7 @@ class EventSimulation:
         self._events: list[tuple[float, int, int]] = []
 
     def run(self) -> float:
-        """Play all steps; return the last one's time in us. ProofError if some wait for ever."""
+        """Run all steps; return the last one's time in us. ProofError if some never end."""
         for step in range(len(self._flow.steps)):
             self._announce(step)
         if self._windows:
@@ -108,22 +108,22 @@ class EventSimulation:
                 self._attempt(step)
         for step, done in enumerate(self._done):
             if done < n_segments[step]:
-                raise ProofError(f"{self._flow.name(step)}: waits for ever")
+                raise ProofError(f"{self._flow.name(step)}: waits forever")
         return self._now
 
     def _find_copied(self) -> set[int]:
-        """The Sends inside a host whose value an earlier one has copied into a slot already."""
+        """Return the Sends inside a host whose value an earlier Send has copied into a slot."""
         flow, first, copied = self._flow, dict[object, int](), set()
         for number, (step, rank) in enumerate(zip(flow.steps, flow.rank_of, strict=True)):
             if isinstance(step, Send) and not self._is_wire[number]:
-                # A value is known by its place and by who wrote it.
+                # A value is identified by its place and the steps that wrote it.
                 value = (rank, step.buffer, step.chunk, tuple(flow.waits_for[number]))
                 if first.setdefault(value, number) != number:
                     copied.add(number)
         return copied
 
     def _find_fresh(self) -> set[int]:
-        """The steps that write to scratch first, on ranks whose scratch is new at every call."""
+        """Return the first writes to scratch, on ranks whose scratch is new in every call."""
         flow, first = self._flow, dict[int, int]()
         for number, place in enumerate(flow.writes):
             if place >= 0 and flow.place(place).buffer is Buffer.SCRATCH:
@@ -131,12 +131,12 @@ class EventSimulation:
         n_bytes: defaultdict[int, int] = defaultdict(int)
         for number in first.values():
             n_bytes[flow.rank_of[number]] += self._n_bytes[number]
-        for server in self._windows.servers if self._windows else ():  # they keep theirs
+        for server in self._windows.servers if self._windows else ():  # servers keep their scratch
             n_bytes[server] = 0
         return {n for n in first.values() if n_bytes[flow.rank_of[n]] > SCRATCH_KEPT_BYTES}
 
     def _after(self, time: float, what: int, step: int) -> None:
-        # Of simultaneous events, the step that was posted first comes first.
+        # Simultaneous events are ordered by step.
         heappush(self._events, (time, step, what))
 
     def _announce(self, recv: int) -> None:
@@ -147,7 +147,7 @@ class EventSimulation:
             return
         waits = flow.waits_for[recv]
         if len(waits) == 1 and self._is_answer(recv, waits[0]):
-            # No grant is needed: our data from that place tells the sender that it is free.
+            # No grant is needed: the sender knows the place is free when it gets our data from it.
             before = flow.partner_of[waits[0]]
             self._gate[send], self._gated[before] = before, send
             return
@@ -156,7 +156,7 @@ class EventSimulation:
             self._grant(recv)
 
     def _is_answer(self, recv: int, earlier: int) -> bool:
-        """Whether the step before a Recv is a Send to the same peer."""
+        """Return True if the step before a Recv is a Send to the same peer."""
         ours, theirs = self._flow.steps[earlier], self._flow.steps[recv]
         return isinstance(ours, Send) and isinstance(theirs, Recv) and ours.peer == theirs.peer
 
@@ -184,7 +184,7 @@ class EventSimulation:
                 self._after(self._now + latency, _GRANTED, self._flow.partner_of[recv])
 
     def _attempt(self, step: int) -> None:
-        """Work on the next segment of a step, if it waits for nothing."""
+        """Work on the next segment of a step, unless it must wait."""
         segment = self._begun[step]
         if self._is_busy[step] or segment == self._n_segments[step]:
             return
@@ -213,9 +213,9 @@ class EventSimulation:
     def _work(self, step: int, segment: int) -> float:
         """Return a segment's time on the core: the message, and a pass over its bytes.
 
-        The kernel's copies, those into and out of shared memory, folds and stores cost one pass at
-        each end. Data that the kernel just wrote is in the cache when it is folded. Ranks of a host
-        that receive the same data read one slot. New memory costs the kernel time.
+        Copies by the kernel and through shared memory, folds and stores cost one pass at each end.
+        Data that the kernel just wrote is in the cache when it is folded. Ranks of a host that
+        receive the same data read one slot. New memory costs the kernel time.
         """
         cluster, partner = self._cluster, self._flow.partner_of[step]
         n_bytes = self._bytes_of(step, segment)
@@ -233,7 +233,7 @@ class EventSimulation:
         return cluster.local.message_us + passed
 
     def _worked(self, step: int) -> None:
-        """Send or complete a segment that the core is done with."""
+        """Send or complete a segment after the core's work."""
         self._is_busy[step] = 0
         if self._begun[step] == 1:
             self.order.append(step)
@@ -257,7 +257,7 @@ class EventSimulation:
             self._transmit(host)
 
     def _transmit(self, host: int) -> None:
-        """Put the next segment on a host's NIC: of each link in turn."""
+        """Put the next segment on a host's NIC, taking links in turn."""
         self._is_sending[host] = bool(self._turns[host])
         if not self._turns[host]:
             return
@@ -284,7 +284,7 @@ class EventSimulation:
     def _pass(self, free: list[float], host: int, now: float, takes: float) -> float:
         """Return the time at which a segment that arrives at `now` has passed a NIC.
 
-        A NIC that has rested lets `burst_bytes` pass at once: a token bucket.
+        An idle NIC lets `burst_bytes` pass at once: a token bucket.
         """
         burst = self._cluster.burst_bytes * self._cluster.wire.us_per_byte
         free[host] = max(free[host], now - burst) + takes
@@ -309,7 +309,7 @@ class EventSimulation:
         self._attempt(step)
 
     def _granted_by(self, step: int) -> bool:
-        """True if this is a Recv whose sender still waits for a grant."""
+        """Return True if this is a Recv whose sender still waits for a grant."""
         if type(self._flow.steps[step]) is not Recv or self._is_windowed(step):
             return False
         return self._granted[self._flow.partner_of[step]] < self._n_segments[step]

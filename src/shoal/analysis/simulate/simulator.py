@@ -25,11 +25,11 @@ from shoal.shapes import cut
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
 
-# Every rank of a schedule with fewer steps is simulated, whether ranks are alike or not.
+# Every rank of a schedule with fewer steps is simulated, even if ranks are alike.
 _FEW_STEPS: Final = 50_000
 # Longer schedules would take minutes and gigabytes.
 _MAX_STEPS: Final = 1_000_000
-# Of longer schedules only the first segments of each chunk are simulated.
+# In longer schedules only the first segments of each chunk are simulated.
 _MAX_SEGMENTS: Final = 600_000
 # Chunks of several calls at a time are numbered apart.
 _CALL: Final = 1 << 32
@@ -63,19 +63,19 @@ class Simulation:
     rounds: int
     """Messages in the longest chain in which each waits for the end of the one before it."""
     n_bytes: int
-    """Of the collective's longest buffer. More than was asked for where chunks were counted as
+    """Bytes of the collective's longest buffer. More than requested if chunks were counted as
     equally long, so that some ranks can stand for all."""
     n_simulated: int
-    """How many ranks were simulated, each for as many others as there are."""
+    """The number of simulated ranks, each standing for an equal number of ranks."""
     links: tuple[LinkLoad, ...]
     nics: tuple[NicLoad, ...]
-    """Of the hosts of the ranks that were simulated; empty if there is but one host."""
+    """The NICs of the simulated ranks' hosts; empty if there is only one host."""
     busiest: str
     """The link or NIC that is busy for longest."""
     busy_us: float
-    """For how long its bytes occupy it."""
+    """The time for which its bytes occupy it."""
     timeline: Timeline | None
-    """What NICs do over time; None if it was not asked for, or there is but one host."""
+    """The activity of NICs over time; None if not requested, or there is only one host."""
 
     def sent(self, rank: int) -> int:
         """Return the bytes that one of the simulated ranks sends."""
@@ -96,21 +96,21 @@ def simulate(  # noqa: PLR0913 - most of them have defaults
     """Simulate one collective.
 
     Args:
-        algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
-        n_bytes: of the in-place buffer, or of one rank's block where input and output are apart.
+        algorithm: the name of one of `ALGORITHMS[collective]`, or another algorithm.
+        n_bytes: bytes of the in-place buffer, or of one rank's block if input and output differ.
         n_calls: simultaneous calls, each with its own buffer.
-        segment: the bytes of a segment, where they are not the engine's.
+        segment: the bytes of a segment, if not the engine's.
         records: also return the timeline of the NICs.
 
     Raises:
-        UsageError: there is no such algorithm, the numbers make no sense, or no two ranks of more
-            than a million steps are alike.
+        UsageError: there is no such algorithm, numbers are out of range, or a schedule of more than
+            a million steps has no two ranks that are alike.
 
-    Cost: 4 us for each segment of each step. Where ranks are alike, a few stand for all; from
-        600,000 segments on, the first ones of each chunk give the time of the others.
+    Cost: 4 us for each segment of each step. If ranks are alike, a few stand for all; from 600,000
+        segments on, the first segments of each chunk give the time of the others.
 
-    Workers and servers of an algorithm that has some are numbered by turns in what it returns: with
-    6 workers and 4 servers ranks 0 to 2 are workers, 3 and 4 servers, 5 to 7 workers again.
+    The result numbers workers and servers of an algorithm alternately: with 6 workers and 4 servers
+    ranks 0 to 2 are workers, 3 and 4 servers, 5 to 7 workers again.
     """
     if isinstance(algorithm, str):
         algorithm = find(collective, algorithm)
@@ -155,7 +155,7 @@ def simulate_steps(
 
 
 class _Lengths:
-    """How long the chunks are, as the engine cuts them."""
+    """The lengths of the chunks, as the engine cuts them."""
 
     def __init__(
         self, collective: str, algorithm: Algorithm, cluster: Cluster, n_bytes: int, root: int
@@ -174,7 +174,7 @@ class _Lengths:
         return self._chunks[self._scratch(rank)[chunk] if place.buffer is Buffer.SCRATCH else chunk]
 
     def even_out(self, n_classes: int) -> None:
-        """Make all chunks as long as the longest; by weights: as those of the first block."""
+        """Make all chunks as long as the longest; with weights, as long as the first block's."""
         algorithm = self._algorithm
         if not algorithm.cut_rule or not algorithm.owner_rule:
             self._chunks = [self._chunks[0]] * len(self._chunks)
@@ -189,12 +189,12 @@ class _Lengths:
 
     @property
     def n_bytes(self) -> int:
-        """Of the longest buffer."""
+        """The bytes of the longest buffer."""
         return sum(self._chunks)
 
 
 def _calls(steps: Iterable[Step], n_calls: int) -> Iterator[Step]:
-    """The steps of several calls without Finish, which only matters to an average."""
+    """Yield the steps of several calls, without Finish, which only matters to an average."""
     kept = [step for step in steps if not isinstance(step, Finish)]
     yield from kept
     for first in range(_CALL, n_calls * _CALL, _CALL):

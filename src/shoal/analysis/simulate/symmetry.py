@@ -19,8 +19,8 @@ from shoal.analysis.dataflow import Dataflow
 from shoal.errors import ProofError
 from shoal.schedule import Algorithm, Copy, Finish, Recv, Send, Step
 
-# Ranks that are compared with the one that is to stand for them, besides the first and the last.
-# If others differ, some of their messages lack a counterpart, and that is always seen.
+# The number of ranks compared with their stand-in, besides the first and the last. If others
+# differ, some of their messages have no counterpart, which is always detected.
 _N_COMPARED: Final = 4
 
 StepsOf = Callable[[int], Sequence[Step]]
@@ -39,7 +39,7 @@ class SymmetricBlocks:
         return block ^ other if self.by_xor else (other - block) % self.n_blocks
 
     def move(self, rank: int, by: int) -> int:
-        """Return the rank in whose place this one is after a move by `by` blocks."""
+        """Return the rank whose place this rank takes after a move by `by` blocks."""
         block, place = divmod(rank, self.n_classes)
         block = block ^ by if self.by_xor else (block + by) % self.n_blocks
         return block * self.n_classes + place
@@ -48,8 +48,8 @@ class SymmetricBlocks:
 class BlockFlow(Dataflow):
     """The dataflow of one block that stands for all.
 
-    A Send to a rank of another block meets the Recv of that rank in this block, from where the
-    sender is as seen from there. ProofError if one has no counterpart: the blocks are not alike.
+    A Send to a rank of another block is matched with a Recv of the same class in this block, from
+    the sender's relative position. ProofError if there is no counterpart: the blocks are not alike.
     """
 
     def __init__(self, blocks: SymmetricBlocks, steps_of: StepsOf) -> None:
@@ -61,14 +61,14 @@ class BlockFlow(Dataflow):
             self._recvs[step.peer, rank].append(number)
             return
         block, place = divmod(step.peer, self.blocks.n_classes)
-        # Named as the receiver sees it: the sender's number once the receiver is in block 0.
+        # The sender's number relative to the receiver, as if the receiver were in block 0.
         self._sends[self.blocks.seen_from(block, 0) * self.blocks.n_classes + rank, place].append(
             number
         )
 
 
 def flow_of_blocks(steps_of: StepsOf, hosts: Sequence[int], max_steps: int) -> BlockFlow | None:
-    """Return the dataflow of the smallest alike blocks of about `max_steps` at most, or None."""
+    """Return the dataflow of the smallest alike blocks with at most about `max_steps`, or None."""
     for blocks in _candidates(hosts):
         if blocks.n_classes * len(steps_of(blocks.n_classes)) > max_steps:
             break
@@ -81,7 +81,7 @@ def flow_of_blocks(steps_of: StepsOf, hosts: Sequence[int], max_steps: int) -> B
 
 
 def _candidates(hosts: Sequence[int]) -> Iterator[SymmetricBlocks]:
-    """Hosts must be alike too: a block is one or more whole hosts, unless there is but one host."""
+    """Yield numberings to try: a block is one or more whole hosts, unless there is one host."""
     size, n_hosts = len(hosts), hosts[-1] + 1
     unit = 1 if n_hosts == 1 else size // n_hosts
     if n_hosts > 1 and any(host != rank // unit for rank, host in enumerate(hosts)):
@@ -108,7 +108,7 @@ def _are_alike(blocks: SymmetricBlocks, steps_of: StepsOf) -> bool:
 def _does_the_same(
     blocks: SymmetricBlocks, by: int, steps: Sequence[Step], moved: Sequence[Step]
 ) -> bool:
-    """True if `moved` are the steps after a move, except for the names of the chunks."""
+    """Return True if `moved` are the steps after a move, except for the names of the chunks."""
     if len(steps) != len(moved):
         return False
     names: dict[tuple[int, int], tuple[int, int]] = {}

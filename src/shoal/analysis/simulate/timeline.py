@@ -1,4 +1,4 @@
-"""What each NIC does over time in a simulation, and what it waits for while it is idle."""
+"""Records the activity of each NIC over time in a simulation, and the causes of idle time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CORES: Final = "cores"
 OVER: Final = "over"
 
 Span = tuple[float, float, str]
-"""From when until when, in microseconds, a NIC does what."""
+"""Begin and end in microseconds, and the NIC's activity."""
 
 
 class Timeline(NamedTuple):
-    """What the NIC of each host sends and receives in a run, or waits for.
+    """The sends, receives and waits of each host's NIC in a run.
 
-    `time_us` is of the run, which is shorter than the simulation where long chunks were cut.
+    `time_us` is the time of the run, which is shorter than the simulation if long chunks were cut.
     """
 
     time_us: float
@@ -30,7 +30,7 @@ class Timeline(NamedTuple):
 
 
 class Recorder(EventSimulation):
-    """A simulation that records what its NICs do.
+    """A simulation that records the activity of its NICs.
 
     A NIC is idle until a core has the next segment ready. The last event that this segment waited
     for, through all steps before it on this rank or host, was data or a grant from another host;
@@ -41,11 +41,11 @@ class Recorder(EventSimulation):
         super().__init__(*args, **named)
         self._spans_out: dict[int, list[Span]] = defaultdict(list)
         self._spans_into: dict[int, list[Span]] = defaultdict(list)
-        self._blocker: dict[int, int | str] = {}  # of a step: the step or the event it waits for
+        self._blocker: dict[int, int | str] = {}  # by step: the step or the event it waits for
         self._came = [(0.0, CORES)] * len(self._flow.steps)  # by step: the last event before it
 
     def timeline(self) -> Timeline:
-        """Return what the NICs did in the run that has ended."""
+        """Return the activity of the NICs in the ended run."""
         for spans in self._spans_out.values():
             _extend(spans, self._now, OVER)
         return Timeline(self._now, self._spans_out, self._spans_into)
@@ -61,7 +61,7 @@ class Recorder(EventSimulation):
             self._blocker[step] = self._find_blocker(step, segment)
 
     def _find_blocker(self, step: int, segment: int) -> int | str:
-        """The first thing that `_attempt` found missing."""
+        """Return the first condition that `_attempt` found unmet."""
         done = self._done
         for earlier in self._flow.waits_for[step]:
             if done[earlier] <= segment and done[earlier] < self._n_segments[earlier]:
@@ -90,7 +90,7 @@ class Recorder(EventSimulation):
 
 
 def _extend(spans: list[Span], end_us: float, what: str) -> None:
-    """Add a span from the end of the last one, or make that longer if it is of the same kind."""
+    """Add a span after the last one, or extend the last one if it is of the same kind."""
     last = spans[-1] if spans else (0.0, 0.0, what)
     if end_us > last[1]:
         if spans and last[2] == what:

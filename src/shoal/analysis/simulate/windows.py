@@ -29,7 +29,7 @@ class _Window:
 class ServerWindows:
     """The windows of all servers of a schedule. A server receives into scratch and nowhere else.
 
-    All workers may send a segment at the same time, whose turn in the fold it may be.
+    All workers may send a segment at the same time, regardless of the order of folds.
     """
 
     def __init__(self, flow: Dataflow, n_segments: Sequence[int]) -> None:
@@ -63,15 +63,15 @@ class ServerWindows:
         return step in self._of_step
 
     def opened_first(self, done: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The Recvs that may begin at once, and up to which segment; see `opened`."""
+        """Yield the Recvs that may begin at once, and the end of their segments; see `opened`."""
         for window in self._windows.values():
             yield from self._opened(window, done)
 
     def opened(self, step: int, done: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The Recvs that may go on since this one has, and up to which segment.
+        """Yield the Recvs that may continue after this one has, and the end of their segments.
 
         Args:
-            done: of each step, how many segments it has taken.
+            done: the number of segments done, by step.
         """
         if step in self._of_last:
             yield from self._opened(self._of_last[step], done)
@@ -92,7 +92,7 @@ class ServerWindows:
                     yield recv, upto
 
     def _left(self, window: _Window, done: Sequence[int]) -> int:
-        """Segments of the first chunk that is not complete which have still to be folded."""
+        """Return the number of segments still to be folded in the first incomplete chunk."""
         last = window.chunks[window.n_folded][-1]
         return self._n_segments[last] - done[last]
 

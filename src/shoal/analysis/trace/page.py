@@ -1,4 +1,4 @@
-"""A trace as data, and as one page that plays it in a browser."""
+"""Writes a trace as data, and as one page that plays it in a browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCRIPTS: Final = ("held.js", "layout.js", "draw.js", "words.js", "play.js")
 _MAX_RANKS: Final = 128
 """A ring of more draws cards of a few pixels, from tens of megabytes."""
 _MARK: Final = re.compile(r"\{\{(STYLE|SCRIPT|TRACE)\}\}")
-"""Where the page takes a part in. One pass, so that no part can hold a mark."""
+"""The marks that parts replace, in one pass, so that a part cannot contain a mark."""
 
 
 def json_of(trace: Trace) -> str:
@@ -30,7 +30,7 @@ def json_of(trace: Trace) -> str:
     - `values`: [chunk, ranks in the order of their folding, whether finished];
     - `postcondition`: of each rank, [place, chunk, first rank, last rank, whether finished];
     - `rounds`: in `messages` [sender, its place, receiver, its place, whether folded, value], and
-      in `writes` [rank, place, value] for what is different after the round. Round 0 is the start.
+      in `writes` [rank, place, value] for each change in the round. Round 0 is the start.
     """
     description = describe(trace.algorithm)
     encoder = _Encoder(trace)
@@ -69,7 +69,7 @@ def page_of(trace: Trace) -> str:
 
 
 def require_playable(size: int) -> None:
-    """Raise UsageError if there are too many ranks to see anything. To be asked before tracing."""
+    """Raise UsageError if there are too many ranks to see anything. Call it before tracing."""
     if size > _MAX_RANKS:
         raise UsageError(f"a page shows at most {_MAX_RANKS} ranks, not {size}")
 
@@ -83,7 +83,7 @@ class _Encoder:
 
     def __init__(self, trace: Trace) -> None:
         self.values: list[Held] = []
-        """The values that were numbered so far."""
+        """The values numbered so far."""
         self._numbers: dict[Held, int] = {}
         self._places: list[Mapping[Place, int]] = [
             {place: number for number, place in enumerate(places)} for places in trace.places

@@ -1,4 +1,4 @@
-"""A trace as text: the contents of every rank, state by state."""
+"""Writes a trace as text: the contents of every rank, state by state."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class _Table:
         n_shown = min(len(self._places), max(1, room // (self._width + 2)))
         self._shown = self._places[:n_shown]
         n_hidden = len(self._places) - n_shown
-        said = [f"{counted(n_hidden, 'place')} of each rank not shown"] if n_hidden else []
+        notes = [f"{counted(n_hidden, 'place')} of each rank not shown"] if n_hidden else []
         if longest > self._width:
-            said.append("longer values end in …")
-        self.cut = ", ".join(said)
+            notes.append("longer values end in …")
+        self.cut = ", ".join(notes)
 
     def lines(self, held: Mapping[RankPlace, Held]) -> Iterator[str]:
         """Yield the contents of every rank now."""
@@ -91,8 +91,8 @@ class _Table:
 def _verbs(one: Round) -> str:
     folds = {message.fold for message in one.messages}
     verbs = {True: "folded into what is held", False: "stored"}
-    said = " or ".join(verbs[fold] for fold in sorted(folds, reverse=True))
-    return f"{counted(len(one.messages), 'message')}, {said}"
+    actions = " or ".join(verbs[fold] for fold in sorted(folds, reverse=True))
+    return f"{counted(len(one.messages), 'message')}, {actions}"
 
 
 def _wrapped(words: list[str], width: int, indent: str = "", gap: str = " ") -> Iterator[str]:

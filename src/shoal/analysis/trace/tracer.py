@@ -1,4 +1,4 @@
-"""The contents of every rank after every round of a schedule, and the messages in between."""
+"""Records the contents of every rank after every round of a schedule, and the messages."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The messages whose steps have equally many transfers before them, and what they leave."""
+    """Messages whose steps have equally many transfers before them, and the values they leave."""
 
     messages: Sequence[Message]
-    """In the order in which they are received. A message that left in an earlier round, because
-    its receiver has to fold another one first, is counted here, where it is received."""
+    """In the order of receipt. A message counts in the round in which it is received, even if it
+    was sent in an earlier one because its receiver had to fold another message first."""
     writes: Mapping[RankPlace, Held]
-    """What changes in this round, also by the steps without a peer that follow from it."""
+    """The values changed in this round, also by the steps without a peer that follow from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class Trace:
     root: int
     hosts: tuple[int, ...]
     contracts: Sequence[Contract]
-    """By rank: what it starts with and what it must end with."""
+    """By rank: the values before the first step and the required values after the last."""
     places: Sequence[Sequence[Place]]
-    """By rank: every chunk of every buffer it has, scratch last."""
+    """By rank: every chunk of each of its buffers, scratch last."""
     rounds: Sequence[Round]
-    """Round 0 has no messages: what every rank starts with, copies within it included."""
+    """Round 0 has no messages, only the values at the start, including copies within a rank."""
 
     def states(self) -> Iterator[Mapping[RankPlace, Held]]:
         """Yield the value of every place after each round: one mapping, changed in between."""
@@ -87,9 +87,9 @@ class Trace:
 def trace(
     collective: str, name: str, size: int, *, root: int = 0, hosts: Sequence[int] = ()
 ) -> Trace:
-    """Prove one algorithm for one size of group, and return what happens in every round.
+    """Prove one algorithm for one size of group, and return all its rounds.
 
-    Raises as `prove`, and UsageError for more than a million steps. About 50 us for each step.
+    Raises as `prove`, and UsageError for more than a million steps. Takes about 50 us a step.
     """
     algorithm = find(collective, name)
     if size > 0:
@@ -131,7 +131,7 @@ def _places(contract: Contract, n_scratch: int) -> list[Place]:
 
 
 def _rounds(whole: Schedule) -> Iterator[Round]:
-    """Run the steps, and put what they did in rounds."""
+    """Run the steps, and group their effects by round."""
     flow, symbols = Dataflow(whole.steps), Symbols(whole.is_idempotent)
     starts = whole.starts(flow, symbols)
     run = Execution(flow, symbols, starts, n_segments=1, window=1)

@@ -1,7 +1,7 @@
-"""Pictures of one kind of call, by matplotlib, as SVG for a page.
+"""Draws one kind of call with matplotlib, as SVG for a page.
 
-The colours are those of Okabe and Ito, which people of all kinds of sight can distinguish. Each
-library has a mark of its own as well.
+The colours are Okabe and Ito's, which colour-blind people can distinguish. Each library has its own
+marker as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MARKS: Final = {"shoal": "o", "gloo": "s"}
 _LINES: Final = ("-", "--", ":", "-.")
 _INCHES: Final = (4.7, 3.8)
 _FEWEST_CALLS: Final = 5
-"""With fewer, who is faster is chance."""
+"""With fewer calls the ratio is chance."""
 _MOST_TICKS: Final = 7
 
 
@@ -50,7 +50,7 @@ class Chart(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """One library of one file, whose name is empty if there is only one."""
+    """One library of one file; the file's name is empty if there is only one."""
 
     record: str
     library: str
@@ -63,7 +63,7 @@ class _Line(NamedTuple):
 
 
 def charts_of(call: CallName, records: Sequence[BenchRecord]) -> list[Chart]:
-    """Draw time, bus bandwidth, and ratios where there are peers."""
+    """Draw time, bus bandwidth, and ratios if there are peers."""
     lines = list(_lines_of(call, records))
     compared = [
         line._replace(points=points)
@@ -97,7 +97,7 @@ def charts_of(call: CallName, records: Sequence[BenchRecord]) -> list[Chart]:
 
 
 def is_comparable(point: Measured) -> bool:
-    """Return True if there is a ratio, of enough calls to mean something."""
+    """Return True if there is a ratio from enough calls to be meaningful."""
     return point.ratio is not None and point.n_calls >= _FEWEST_CALLS
 
 
@@ -158,7 +158,7 @@ def _plot(axes: Axes, lines: Sequence[_Line], value: Callable[[Measured], float]
 def _plot_limits(
     axes: Axes, lines: Sequence[_Line], value: Callable[[Measured, float], float]
 ) -> None:
-    """Draw what the network allows, once for each file: by any of its libraries."""
+    """Draw the network's limit, once for each file, from any of its libraries."""
     for line in {line.record: line for line in reversed(lines)}.values():
         best = [(p.size, value(p, p.least_us)) for p in line.points if p.least_us]
         if best:
@@ -169,7 +169,7 @@ def _plot_limits(
 
 
 def _finish(figure: Figure, axes: Axes, lines: Sequence[_Line]) -> None:
-    """Set ticks at sizes that were measured, room for a narrow range, and the legend below."""
+    """Set ticks at the measured sizes, room for a narrow range, and the legend below."""
     ordered = sorted({point.size for line in lines for point in line.points})
     axes.xaxis.set_major_locator(FixedLocator(ordered[:: -(-len(ordered) // _MOST_TICKS)]))
     axes.xaxis.set_minor_locator(NullLocator())

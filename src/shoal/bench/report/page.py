@@ -1,4 +1,4 @@
-"""Runs as one HTML page that loads nothing else."""
+"""Writes runs as one HTML page that loads nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.bench.record import BenchRecord, CallName, Measured
 
 _MARK: Final = re.compile(r"\{\{(TITLE|STYLE|RUNS|CALLS|MISSING)\}\}")
-"""The places of the parts. They are filled in one pass, so that no part can hold a mark."""
+"""The marks that parts replace, in one pass, so that a part cannot contain a mark."""
 _COLUMNS: Final = (
     *("size", "library", "p50", "p95", "p99", "bus bandwidth", "of the line", "beside shoal"),
     *("CPU of a rank", "sent by a rank", "wrong"),
