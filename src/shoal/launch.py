@@ -63,7 +63,7 @@ def init(
     if store is not None and rank is not None and size is not None:
         return form(store, rank, size, timeout_s=timeout_s, wire=wire)
     if store is not None or rank is not None or size is not None:
-        raise UsageError("shoal.init takes store, rank and size together, or none of them")
+        raise UsageError("shoal.init takes store, rank and size together, or leaves all out")
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
     if addresses := join_addresses(os.environ, join):

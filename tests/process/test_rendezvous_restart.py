@@ -134,7 +134,7 @@ def make_rank_0_late(
     is_ready = TreeLinks.is_ready
 
     def is_ready_late(self: TreeLinks) -> bool:
-        if self.rank == 0 and not self.lacking():
+        if self.rank == 0 and not self.unlinked():
             are_linked.set()
             assert until.wait(LONG_S)
         return is_ready.fget(self)  # type: ignore[attr-defined,no-any-return]

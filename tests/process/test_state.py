@@ -62,7 +62,7 @@ def test_every_rank_dumps_what_it_waits_for_when_a_deadline_passes(
         (state,) = files_of(tmp_path, rank)
         assert state["why"] == "a deadline passed"
         (text,) = tmp_path.glob(f"*-rank{rank}-*.txt")
-        assert outcome.value.endswith(f"; what it waited for is in {text}")
+        assert outcome.value.endswith(f"; the state of this rank is in {text}")
     for rank in (0, 2):
         (state,) = files_of(tmp_path, rank)
         (group,) = state["worlds"][0]["groups"]

@@ -122,7 +122,7 @@ def test_a_lost_rank_is_missed_only_once_the_memory_was_passed() -> None:
         made.run_until(lambda: made.leader.losses)
         assert made.leader.losses == [(1, "it closed the connection")]
         assert not made.leader.links.needs(1)
-        assert made.leader.links.lacking() == [1, 2]
+        assert made.leader.links.unlinked() == [1, 2]
 
 
 # Messages that end a link: the receiver, the kind, the body, and the error text.
@@ -187,4 +187,4 @@ def test_a_rank_that_reconnects_has_lost_its_first_link() -> None:
         made.link(1)
         assert made.leader.losses == [(1, "it connected again")]
         assert not first.is_open
-        assert made.leader.links.lacking() == [2]
+        assert made.leader.links.unlinked() == [2]

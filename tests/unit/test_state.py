@@ -245,14 +245,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_deadline_is_dumped_once_for_all_groups_that_it_ends(fresh: Path) -> None:
     one, group = AtDeadline(), native(7)
     note = one.note(CONTEXT, group)
-    assert note == f"what it waited for is in {next(fresh.glob('*.txt'))}"
+    assert note == f"the state of this rank is in {next(fresh.glob('*.txt'))}"
     assert one.note(CONTEXT, group) == note
     assert AtDeadline().note(CONTEXT, native(7)) == note
     assert len(list(fresh.iterdir())) == 2
     notes = [AtDeadline().note(CONTEXT, native(n)) for n in range(10, 20)]
     assert len(list(fresh.glob("*.json"))) == 8  # they do not fill the disk
-    assert notes[6].startswith("what it waited for is in ")
-    assert notes[7] == "not written: 8 deadlines before left files already"
+    assert notes[6].startswith("the state of this rank is in ")
+    assert notes[7] == "no state is written after 8 deadlines"
 
 
 def test_a_state_that_cannot_be_written_is_noted(
@@ -260,7 +260,7 @@ def test_a_state_that_cannot_be_written_is_noted(
 ) -> None:
     monkeypatch.setattr("shoal.state.text.text_of", lambda _state: 1 / 0)
     note = AtDeadline().note(CONTEXT, native(7))
-    assert note.startswith("what it waited for could not be written: ZeroDivisionError")
+    assert note.startswith("the state of this rank could not be written: ZeroDivisionError")
     monkeypatch.setenv("SHOAL_DUMP", "off")
     assert AtDeadline().note(CONTEXT, native(8)) == ""
     assert list(fresh.iterdir()) == []

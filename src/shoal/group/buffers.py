@@ -82,7 +82,7 @@ def span_of(data: Any, *, writable: bool = True) -> BufferView:
         if not data.is_contiguous():
             raise UsageError(
                 f"{_name(data)} is not contiguous in memory; pass tensor.contiguous(), "
-                "and copy back what the call writes"
+                "and copy the result back"
             )
         address, n_elems = data.data_ptr(), data.numel()
         if address < LOWEST_ADDRESS and n_elems and lacks_memory(data, address):
@@ -139,7 +139,7 @@ def _not_contiguous(data: Any, view: memoryview) -> str:
         )
     return (
         f"{_name(data)} is not contiguous in memory; pass numpy.ascontiguousarray(array), "
-        "and copy back what the call writes"
+        "and copy the result back"
     )
 
 

@@ -143,7 +143,7 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
         door: this rank's door, if it has one.
 
     Raises:
-        TimedOut: no newcomer came, or not all joined.
+        TimedOut: no newcomer connected, or not all joined.
         PeerLost: a member or a newcomer ended meanwhile.
         UsageError, ShoalError: as for `form`.
     """
@@ -162,7 +162,7 @@ def form_new(group: Group, name: str, door: Door | None, plan: Plan) -> Group:
             largest = group.size + len(plan.ids)
             size = _number_in(_await_size(store), group.size, largest)
             if size == group.size:
-                raise TimedOut("no newcomer came to the meeting")
+                raise TimedOut("no newcomer connected to the meeting")
             new = form(
                 *(store, group.rank, size),
                 timeout_s=max(0.001, deadline - time.monotonic()),
@@ -238,7 +238,7 @@ def take_place(store: Visit, own: str) -> tuple[int, int]:
     place = store.try_get(_place_key(own))
     if place is None:
         store.leave()
-        raise TimedOut("this process came to the meeting too late")
+        raise TimedOut("this process connected to the meeting too late")
     return _number_in(place, 1, size - 1), size
 
 

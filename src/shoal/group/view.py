@@ -118,7 +118,7 @@ class Agreement:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The members of the view, as far as this rank knows."""
+        """The ranks that this rank counts as members of the view."""
         gone = self.own.gone
         return tuple(rank for rank in range(self.size) if rank not in gone)
 

@@ -226,6 +226,6 @@ class Connections:
             return  # the group has formed, and the other rank may have left it already
         why = self._trouble[rank] = (error.strerror or str(error)).lower()
         if links.needs(rank):
-            lacked = "" if links.lacked is None else f", which waited for rank {links.lacked}"
-            raise LinkLostError(f"lost its link to rank {rank}{lacked}: {why}", links.has_reported)
+            waited = "" if links.awaited is None else f", which waited for rank {links.awaited}"
+            raise LinkLostError(f"lost its link to rank {rank}{waited}: {why}", links.has_reported)
         self._on_doubt()

@@ -47,7 +47,7 @@ def explain(
     if before is not None and not before.is_failure:
         parts.append(
             f"the attempt before this one ended: rank {before.rank} {before.reason} (a rank that "
-            "formed a group in it joins again only if it is started again)"
+            "formed a group in it does not join again until it is started again)"
         )
     who = f"rank {meeting.rank} of {meeting.size} on {meeting.own.host_label}"
     return f"{who} {verdict}: " + "; ".join(parts)
@@ -80,15 +80,15 @@ def _of_links(
     meeting: Meeting, links: TreeLinks, trouble: Mapping[int, str], at: Endpoint | None
 ) -> Iterator[str]:
     """Name ranks of the roll that are not linked, to this rank or to another."""
-    tree, unlinked = links.tree, links.lacking()
+    tree, unlinked = links.tree, links.unlinked()
     for rank in unlinked[:_N_SHOWN]:
         yield _below(meeting, links, rank, trouble.get(rank))
     if len(unlinked) > _N_SHOWN:
         yield f"and {len(unlinked) - _N_SHOWN} more ranks below rank {meeting.rank}"
-    other = links.lacked if links.lacks_above else links.kept_waiting_by
+    other = links.awaited if links.awaits_above else links.kept_waiting_by
     if other is not None and other != meeting.rank and other not in tree.below:
         yield _elsewhere(meeting, links, other)
-    elif links.lacks_above and tree.parent is not None:
+    elif links.awaits_above and tree.parent is not None:
         yield _above(meeting, links, tree.parent, trouble.get(tree.parent), at)
     elif not unlinked and links.silent():
         yield f"{_ranks(links.silent())} probably still waits for ranks below"

@@ -84,7 +84,7 @@ class TreeLinks:
         self.rank = rank
         self.above: TreeLink | None = None
         self.roster: dict[int, Entry] | None = None  # of all ranks, from the report from above
-        self.lacked: int | None = None  # the rank that the other end of a broken link waited for
+        self.awaited: int | None = None  # the rank that a broken link was waiting for
         self.has_reported = False  # other ranks count on this rank and all below it
         self.is_concluded = False  # this rank has the roster and needs no other rank any more
         self._memory_fd = memory_fd
@@ -139,10 +139,10 @@ class TreeLinks:
         return self.has_reported or not is_early
 
     @property
-    def lacks_above(self) -> bool:
+    def awaits_above(self) -> bool:
         return self.above is None and self.tree.parent is not None
 
-    def lacking(self) -> list[int]:
+    def unlinked(self) -> list[int]:
         """Return the ranks below that are not linked to this one."""
         return sorted(self.tree.below.keys() - self._below.keys())
 
@@ -160,9 +160,9 @@ class TreeLinks:
     def kept_waiting_by(self) -> int | None:
         """A rank that is known not to be linked to the one above it."""
         known = [link.waits_for for link in self._by_peer.values() if link.waits_for is not None]
-        if self.lacks_above:
+        if self.awaits_above:
             return self.rank
-        return min([*self.lacking(), *known], default=None)
+        return min([*self.unlinked(), *known], default=None)
 
     # Sending.
 
@@ -260,7 +260,7 @@ class TreeLinks:
         self._lose(self._by_peer[peer], error)
 
     def _lose(self, link: TreeLink, error: OSError) -> None:
-        self.lacked = link.waits_for
+        self.awaited = link.waits_for
         self._drop(link)
         self._on_lost(link.rank, error)
 

@@ -115,7 +115,7 @@ class AtDeadline:
                     self._note = self._write(source, native)
                 except Exception as error:  # noqa: BLE001 - the caller's own error matters more
                     _LOG.exception("the state of this process cannot be described")
-                    self._note = f"what it waited for could not be written: {error!r}"
+                    self._note = f"the state of this rank could not be written: {error!r}"
             return self._note
 
     @staticmethod
@@ -129,11 +129,11 @@ class AtDeadline:
         if taken["taken_ns"] == AtDeadline._last[0]:
             return AtDeadline._last[1]
         if AtDeadline._n_written == _MOST_AT_DEADLINES:
-            return f"not written: {_MOST_AT_DEADLINES} deadlines before left files already"
+            return f"no state is written after {_MOST_AT_DEADLINES} deadlines"
         AtDeadline._n_written += 1
         files = _dump("a deadline passed", pattern, {source: taken}).files
         where = f"is in {files[-1]}" if files else "could not be written"
-        AtDeadline._last = taken["taken_ns"], f"what it waited for {where}"
+        AtDeadline._last = taken["taken_ns"], f"the state of this rank {where}"
         return AtDeadline._last[1]
 
 

@@ -52,7 +52,7 @@ def _in_flight(world: dict[str, Any]) -> bool:
     return any(group["in_flight"] for group in world["groups"])
 
 
-class _Lack(NamedTuple):
+class _MissingCall(NamedTuple):
     """A call that one rank has not made, and the ranks that wait in it."""
 
     rank: int
@@ -83,11 +83,11 @@ class _Case:
             yield f"no rank that reported had a call in flight{look}"
             return
         yield from self._mismatches()
-        lacks = list(self._lacks())
-        for lack in lacks:
-            yield self._of_lack(lack)
+        missing_calls = list(self._missing_calls())
+        for missing in missing_calls:
+            yield self._describe(missing)
         yield from self._absent(silent)
-        yield from self._waits({lack.rank for lack in lacks})
+        yield from self._waits({missing.rank for missing in missing_calls})
 
     def _mismatches(self) -> Iterator[str]:
         for group in self._groups.values():
@@ -102,7 +102,7 @@ class _Case:
                     name = group_name(next(iter(group.values())))
                     yield f"the ranks made different calls in {name}: {', but '.join(parts)}"
 
-    def _lacks(self) -> Iterator[_Lack]:
+    def _missing_calls(self) -> Iterator[_MissingCall]:
         """Yield by group and rank the first call that the rank has not made and others wait in."""
         for group in self._groups.values():
             calls = sorted(
@@ -112,22 +112,22 @@ class _Case:
             for rank in made["members"] if made is not None else ():
                 for key, by_rank in calls:
                     one = next(iter(by_rank.values()))
-                    if rank in self._worlds and _lacks(group.get(rank), key, rank, by_rank):
-                        yield _Lack(rank, made or {}, one, tuple(by_rank))
+                    if rank in self._worlds and _missed(group.get(rank), key, rank, by_rank):
+                        yield _MissingCall(rank, made or {}, one, tuple(by_rank))
                         break
 
-    def _of_lack(self, lack: _Lack) -> str:
-        group = self._groups[lack.group["id"]].get(lack.rank)
+    def _describe(self, missing: _MissingCall) -> str:
+        group = self._groups[missing.group["id"]].get(missing.rank)
         longest_s = max(
             call["age_s"]
-            for rank in lack.waiting
-            for call in self._groups[lack.group["id"]][rank]["in_flight"]
-            if call["key"] == lack.call["key"]
+            for rank in missing.waiting
+            for call in self._groups[missing.group["id"]][rank]["in_flight"]
+            if call["key"] == missing.call["key"]
         )
         text = (
-            f"{named(lack.rank, self._ranks)} has not made {lack.call['what']} "
-            f"(call {lack.call['serial']} in {group_name(lack.group)}), which "
-            f"{ranks_of(lack.waiting)} made up to {longest_s:.1f} s ago"
+            f"{named(missing.rank, self._ranks)} has not made {missing.call['what']} "
+            f"(call {missing.call['serial']} in {group_name(missing.group)}), which "
+            f"{ranks_of(missing.waiting)} made up to {longest_s:.1f} s ago"
         )
         if group is None or not group["is_made"]:
             text += "; it has not made that group, or has closed it"
@@ -135,7 +135,7 @@ class _Case:
             text += f"; its last call to end there was {group['finished'][-1]['what']}"
         else:
             text += "; no call has ended there"
-        threads = self._worlds[lack.rank]["threads"]
+        threads = self._worlds[missing.rank]["threads"]
         at = next((thread["at"] for thread in threads if thread["name"] == "MainThread"), "")
         if at:
             text += f". Its main thread was at {at}"
@@ -158,7 +158,7 @@ class _Case:
                             "made the call, or is stopped or cut off"
                         )
 
-    def _waits(self, lacking: set[int]) -> Iterator[str]:
+    def _waits(self, absent: set[int]) -> Iterator[str]:
         """Name the ranks that each rank waits for, and the ranks at the ends of these chains."""
         edges: dict[int, set[int]] = {}
         for rank, world in self._worlds.items():
@@ -178,11 +178,11 @@ class _Case:
             culprits = sorted(end for end, n in ends.items() if n == most)
             everyone = "all of them wait" if most == len(edges) else f"{most} of them wait"
             yield f"{everyone}, directly or through others, for {ranks_of(culprits)}"
-        elif edges and not lacking:
+        elif edges and not absent:
             rings = sorted(rank for rank in edges if rank in _reached(edges, rank))
             yield (
-                f"{ranks_of(rings)} wait for each other: look at what is queued on their links, "
-                "and at their stalls, in the texts"
+                f"{ranks_of(rings)} wait for each other: look at the queues and stalls of their "
+                "links in the texts"
             )
 
 
@@ -196,7 +196,7 @@ def _calls(group: Mapping[int, dict[str, Any]]) -> dict[str, dict[int, dict[str,
     return calls
 
 
-def _lacks(group: dict[str, Any] | None, key: str, rank: int, by_rank: Mapping[int, Any]) -> bool:
+def _missed(group: dict[str, Any] | None, key: str, rank: int, by_rank: Mapping[int, Any]) -> bool:
     """True if a rank certainly has not made a call. Messages concern two ranks only."""
     if rank in by_rank or int(key, 16) >> 63:
         return False

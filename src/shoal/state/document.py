@@ -1,4 +1,4 @@
-"""The state of this process as plain data: what the JSON file holds."""
+"""The state of this process as plain data, the content of the JSON file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORDS: Final = {
     "credit": "it has not returned room for small messages",
     "slot": "it holds all slots of shared memory that it may hold",
     "consumed": "it has not read the segments in shared memory",
-    "link": "its link does not take what is queued",
+    "link": "its link does not take the queued data",
     "earlier calls": "it is far behind, in calls before this one",
     "lost peer": "it is gone",
 }

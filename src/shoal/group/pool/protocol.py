@@ -1,7 +1,7 @@
 """The messages between the lowest worker of a job and a server, at the server's one port.
 
 A connection opens with the handshake of every other connection of shoal, under a key derived from
-the job's. Its messages are those of an `Endpoint`: sealed, in order, and bounded by their kind.
+the job's. Messages are sent by an `Endpoint`: sealed, in order, and bounded by their kind.
 
     Ask       request the state, for `shoal status`        -> Status
     Reserve   announce a job and its number of workers     -> Reserved
