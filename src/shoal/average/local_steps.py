@@ -401,7 +401,7 @@ class LocalSteps:
         self._go_on()
 
     def _settle(self, n_done: int) -> None:
-        """Keep the residuals of rounds below this number, and undo those of later rounds."""
+        """Keep the residuals of rounds below this number, and undo later rounds' residuals."""
         for flight in self._flying:
             if flight.number >= n_done:
                 self._averager_of(flight).undo_feedback()

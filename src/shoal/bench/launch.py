@@ -38,7 +38,7 @@ class Placement:
         cluster: the lab of a job with hosts.
         environ: more variables of its ranks; empty: a new key on hosts.
         program: runs one rank; its arguments are the library and the path of `control`.
-        launchers: for libraries with a launcher of their own: a function of the job, its lab and a
+        launchers: for libraries with their own launcher: a function of the job, its lab and a
             folder for scratch files that returns the command, without the rank's arguments to
             Python, and its variables.
     """

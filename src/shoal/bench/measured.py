@@ -92,7 +92,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class SizePoint:
-    """One size of one kind of call: all libraries, each in all of its ways.
+    """One size of one kind of call: all libraries, each in all its ways.
 
     `least_s` is the time that the network allows; None: unknown.
     """

@@ -93,7 +93,7 @@ def _probe_hosts(
 ) -> dict[tuple[int, int], list[Probe]]:
     """Probe every other host, in rounds in which each host sends to one and receives from one.
 
-    Returns probes by prober, answerer and path: on rank 0 all but those of ranks that died.
+    Returns probes by prober, answerer and path: on rank 0 all except dead ranks' probes.
     """
     found: dict[tuple[int, int], list[Probe]] = {}
     ranks = [one.rank for one in hosts]

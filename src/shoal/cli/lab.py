@@ -51,8 +51,8 @@ def add_arguments(parser: Parser) -> None:
         ("heal", _change_links, "undo a cut", ""),
         ("exec", _exec, "run one more command in a host of a running lab", ""),
     ):
-        told = f"{what[0].upper()}{what[1:]}{more}."
-        parsers[name] = commands.add_parser(name, help=what, description=told)
+        description = f"{what[0].upper()}{what[1:]}{more}."
+        parsers[name] = commands.add_parser(name, help=what, description=description)
         parsers[name].set_defaults(run=run, is_cut=name == "cut")
     for name in ("cut", "heal", "exec"):
         add = parsers[name].add_argument

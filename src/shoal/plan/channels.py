@@ -1,6 +1,6 @@
 """The number of channels between hosts, and the calls that are cut over them.
 
-A channel is a lock, a progress thread and links of its own (docs/threads.md).
+A channel has its own lock, progress thread and links (docs/threads.md).
 """
 
 from __future__ import annotations

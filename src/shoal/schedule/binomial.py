@@ -28,7 +28,7 @@ def subtree(place: int, size: int) -> range:
 
 
 def binomial_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Receive the buffer from the parent, pass it on to the largest subtree first.
+    """Receive the buffer from the parent and pass it on, to the largest subtree first.
 
     Cost:   at most ceil(log2 n) rounds; the root sends the buffer ceil(log2 n) times, others less.
     Needs:  1 chunk.
@@ -43,11 +43,11 @@ def binomial_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def binomial_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Fold what comes from the children, pass it on to the parent.
+    """Fold the children's buffers, and send the sum to the parent.
 
     Cost:   at most ceil(log2 n) rounds; every rank but the root sends the buffer once.
     Needs:  1 chunk, and one scratch chunk on inner ranks other than the root.
-    Leaves: the root's buffer folded over all ranks, from the root upwards; the others' untouched.
+    Leaves: the root's buffer folded over all ranks, from the root upwards; others' untouched.
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 2005.
     """
     place = (rank - root) % size
@@ -70,10 +70,10 @@ def binomial_reduce_scratch(rank: int, size: int, root: int) -> tuple[int, ...]:
 
 
 def binomial_gather(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Collect the blocks of the own subtree, pass them on to the parent.
+    """Collect the blocks of the own subtree, and send them to the parent.
 
-    Cost:   at most ceil(log2 n) rounds; a rank sends every block of its subtree. The root gets
-            n-1 blocks as it does directly, but from log2 n ranks.
+    Cost:   at most ceil(log2 n) rounds; a rank sends every block of its subtree. The root receives
+            n-1 blocks as in `direct`, but from log2 n ranks.
     Needs:  an output of n chunks on the root; a scratch chunk for every other rank of a subtree.
     Leaves: chunk r of the root's output is the input of rank r.
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 2005.
@@ -94,10 +94,10 @@ def binomial_gather(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def binomial_scatter(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Receive the blocks of the own subtree from the parent, pass on all but the own one.
+    """Receive the blocks of the own subtree from the parent, and pass on all but its own block.
 
     Cost:   at most ceil(log2 n) rounds; a rank sends every block of its subtree but its own. The
-            root sends n-1 blocks as it does directly, but to log2 n ranks.
+            root sends n-1 blocks as in `direct`, but to log2 n ranks.
     Needs:  an input of n chunks on the root; a scratch chunk for every other rank of a subtree.
     Leaves: the output is block `rank` of the root's input.
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 2005.

@@ -8,7 +8,7 @@ from shoal.schedule.steps import Buffer, Copy, Recv, Send, Step
 
 
 def bruck_all_gather(rank: int, size: int) -> Iterator[Step]:
-    """Get from rank+1, then +2, +4 and so on all blocks that it has so far.
+    """Receive from rank+1, then +2, +4 and so on, all blocks that this peer has so far.
 
     Blocks go straight to their place, so nothing is rotated at the end.
 
@@ -31,11 +31,11 @@ def bruck_all_gather(rank: int, size: int) -> Iterator[Step]:
 
 
 def bruck_all_to_all(rank: int, size: int) -> Iterator[Step]:
-    """Let a block that has j ranks to go do so in hops of 1, 2, 4 and so on, by the bits of j.
+    """Send a block over a distance of j ranks in hops of 1, 2, 4 and so on, by the bits of j.
 
     Cost:   at most ceil(log2 n) rounds; each rank sends about n/2 blocks in each, to one peer.
     Needs:  an input and an output of n equal chunks; up to two scratch chunks for each j, since
-            a block on its next hop still occupies its place when the one after it comes in.
+            a block on its next hop still occupies its place when the next block arrives.
     Leaves: chunk s of the output is chunk `rank` of the input of rank s.
     Source: Bruck et al., IEEE TPDS 1997.
     """

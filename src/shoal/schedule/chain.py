@@ -1,4 +1,4 @@
-"""A chain: each rank passes on what it receives."""
+"""A chain: each rank passes received data on to the next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chain_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def chain_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Pass the sum from root-1 to root-2 and so on, round to the root.
+    """Pass the sum from root-1 to root-2 and so on, around to the root.
 
     Segments follow one another down the chain, so a long buffer takes the time of one transfer.
 

@@ -1,4 +1,4 @@
-"""The longest chain of messages of each algorithm, each of which waits for the one before it.
+"""The longest chain of messages of each algorithm, in which each message waits for the previous.
 
 Running a whole schedule finds the chain too, but takes too long for large groups. Each function
 returns sender and receiver of every message of one longest chain, by the number of ranks, for root
@@ -53,7 +53,7 @@ def dissemination(size: int) -> Chain:
 
 
 def bruck(size: int) -> Chain:
-    """The hops of a block with the most of them, those of the deepest place."""
+    """The hops of the block with the most hops, which goes to the deepest place."""
     return [(0, place ^ above) for above, place in binomial(size)]
 
 

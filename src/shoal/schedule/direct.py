@@ -17,7 +17,7 @@ from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 def direct_all_reduce(rank: int, size: int) -> Iterator[Step]:
     """Send the whole buffer to everyone; every rank folds all of them in rank order.
 
-    Cost:   1 round; each rank sends n-1 whole buffers: for a few bytes.
+    Cost:   1 round; each rank sends n-1 whole buffers, so it is for a few bytes.
     Needs:  one scratch chunk, since the own contribution takes its place in the order.
     Leaves: the buffer folded over all ranks as ((0+1)+2)+..., the same bits on every rank.
     Source: the usual small-message exchange; the order is ours.
@@ -73,7 +73,7 @@ def direct_all_gather(rank: int, size: int) -> Iterator[Step]:
 
 
 def direct_reduce_scatter(rank: int, size: int) -> Iterator[Step]:
-    """Send every peer its block; fold what comes into the own one.
+    """Send every peer its block, and fold received blocks into the own block.
 
     Cost:   1 round; each rank sends n-1 blocks, one to each peer.
     Needs:  an input of n chunks.
@@ -140,9 +140,9 @@ def direct_scatter(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def pairwise_all_to_all(rank: int, size: int) -> Iterator[Step]:
-    """In round k send rank+k its block and receive one's own from rank-k.
+    """In round k send rank+k its block, and receive the own block from rank-k.
 
-    Cost:   1 round; each rank sends n-1 blocks, one to each peer, no two to the same at a time.
+    Cost:   1 round; each rank sends n-1 blocks, one to each peer, never two ranks to one at a time.
     Needs:  an input and an output of n chunks, which may all differ in length.
     Leaves: chunk s of the output is chunk `rank` of the input of rank s.
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 2005.
@@ -159,7 +159,7 @@ def direct_send(rank: int, size: int, peer: int) -> Iterator[Step]:
 
     Cost:   1 round; the whole buffer.
     Needs:  1 chunk.
-    Leaves: the own buffer as it was.
+    Leaves: the own buffer unchanged.
     Source: the definition.
     """
     yield Send(peer, chunk=0)

@@ -13,7 +13,7 @@ def dissemination_barrier(rank: int, size: int) -> Iterator[Step]:
     Cost:   ceil(log2 n) rounds; each rank sends one buffer in each of them.
     Needs:  one scratch chunk, since a fold cannot change a chunk that is being sent. The fold must
             be idempotent (max, or): unless n is a power of two, some contributions arrive twice.
-    Leaves: every rank's contribution in every rank's buffer, in whichever order.
+    Leaves: every rank's contribution in every rank's buffer, folded in any order.
     Source: Hensgen, Finkel & Manber, IJPP 1988.
     """
     distance = 1

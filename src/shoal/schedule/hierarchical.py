@@ -20,10 +20,10 @@ from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
     """Reduce inside each host, all-reduce each rail between the hosts, gather inside each host.
 
-    The buffer is cut into rails, as many as the largest host has owners of chunks. On a host with
-    k of them, the j-th owner has the rails r for which r % k is j: owner j talks to owner j of
-    hosts as large, and a small host's owners have several rails. Ring over ring is the 2-D ring;
-    sharded over sharded is Fairring's.
+    The buffer is cut into one rail for each owner of chunks on the largest host. On a host with k
+    owners, owner j has the rails r with r % k = j: it communicates with owner j of hosts of the
+    same size, and a small host's owners have several rails. Ring over ring is the 2-D ring; sharded
+    over sharded is Fairring's algorithm.
 
     Args:
         local: an all-reduce with an `owner_rule` and without scratch.
@@ -33,9 +33,9 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
 
     Cost:   the rounds of both; with h equal hosts of k ranks, each rank sends 2(k-1)/k of the
             buffer inside its host, and 1/k of what `across` sends for all of it between hosts.
-    Needs:  rails times the chunks that `across` has for so many hosts.
-    Leaves: every chunk folded over all ranks, on every rank. It is `local` itself where all ranks
-            are on one host, `across` itself where no two are.
+    Needs:  rails times the chunks of `across` for that number of hosts.
+    Leaves: every chunk folded over all ranks, on every rank. It is `local` itself if all ranks
+            share one host, `across` itself if no two ranks share one.
     Source: Jia et al. 2018 and Ying et al. 2018 (2-D ring); Fairring for sharded over sharded;
             hosts of different sizes are ours.
 

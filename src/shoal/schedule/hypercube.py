@@ -45,12 +45,12 @@ class Cube(NamedTuple):
 
 
 def doubling_all_reduce(rank: int, size: int) -> Iterator[Step]:
-    """Exchange the whole buffer along each edge, fold, and so double what it holds.
+    """Exchange the whole buffer along each edge and fold it, which doubles the contributions.
 
     The lower corner is the left operand on both sides: all ranks compute the same expression.
 
-    Cost:   ceil(log2 n) rounds, one more if n is no power of two; each rank sends log2 n whole
-            buffers, or one more: for short buffers.
+    Cost:   ceil(log2 n) rounds, one more if n is not a power of two; each rank sends log2 n whole
+            buffers, or one more, so it is for short buffers.
     Needs:  one scratch chunk at every corner. A fold into the buffer that is being sent would wait
             for the peer, which would do the same: a deadlock.
     Leaves: the buffer folded over all ranks, on every rank.
@@ -86,13 +86,13 @@ def doubling_scratch(rank: int, size: int) -> tuple[int, ...]:
 
 
 def halving_all_reduce(rank: int, size: int) -> Iterator[Step]:
-    """Exchange halves of what is left along each edge, then put the buffer together again.
+    """Exchange halves of the remaining part along each edge, then reassemble the buffer.
 
-    The first exchange is with the neighbour and the longest, so most bytes stay near.
+    The first exchange is the longest and with the nearest rank, so most bytes stay near.
 
-    Cost:   2 log2 n rounds; each rank sends 2(n-1)/n of the buffer. If n is no power of two: p
+    Cost:   2 log2 n rounds; each rank sends 2(n-1)/n of the buffer. If n is not a power of two: p
             corners, 2 log2 p + 2 rounds, one buffer more for the ranks of a pair.
-    Needs:  p chunks (empty ones are legal). Halves travel as their chunks, p-1 messages each way,
+    Needs:  p chunks (empty ones are legal). Halves are sent as their chunks, p-1 messages each way,
             so this is for buffers whose chunks are not tiny.
     Leaves: every chunk folded over all ranks, on every rank.
     Source: Rabenseifner, ICCS 2004: recursive vector halving and distance doubling.

@@ -8,7 +8,7 @@ from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 
 
 def ring_all_reduce(rank: int, size: int) -> Iterator[Step]:
-    """Pass partial sums once round the ring, then the finished chunks once more.
+    """Pass partial sums once around the ring, then the finished chunks once more.
 
     Cost:   2(n-1) rounds; each rank sends 2(n-1)/n of the buffer, all of it to the right.
     Needs:  n chunks (empty ones are legal).
@@ -31,7 +31,7 @@ def ring_owner(chunk: int, size: int) -> int:
 
 
 def ring_all_gather(rank: int, size: int) -> Iterator[Step]:
-    """Pass every rank's block once round the ring.
+    """Pass every rank's block once around the ring.
 
     Cost:   n-1 rounds; each rank sends n-1 blocks, all of them to the right.
     Needs:  an output of n chunks.
@@ -49,11 +49,11 @@ def ring_all_gather(rank: int, size: int) -> Iterator[Step]:
 
 
 def ring_reduce_scatter(rank: int, size: int) -> Iterator[Step]:
-    """Pass the partial sum of block r round the ring from rank r+1 to rank r.
+    """Pass the partial sum of block r around the ring from rank r+1 to rank r.
 
     Cost:   n-1 rounds; each rank sends n-1 blocks, all of them to the right.
     Needs:  two scratch chunks. With one, every rank would wait for its right neighbour to take
-            the last partial sum before it could take the next: a deadlock round the ring.
+            the last partial sum before it could take the next: a deadlock around the ring.
     Leaves: the output is block `rank` of the input folded over all ranks; the input is untouched.
     Source: Patarasuk & Yuan, JPDC 2009: the first half of the ring all-reduce.
     """

@@ -1,4 +1,4 @@
-"""Long buffers to or from one rank: the work of the root is shared by all."""
+"""Long buffers to or from one rank: all ranks share the work of the root."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 
 
 def scatter_gather_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Scatter the buffer down a binomial tree, then pass its chunks round a ring.
+    """Scatter the buffer down a binomial tree, then pass its chunks around a ring.
 
-    What a rank has had in the scatter for the ranks below it, the ring leaves out.
+    The ring omits chunks that a rank already has from the scatter, for the ranks below it.
 
     Cost:   n-1 rounds, since the ring begins while the scatter still runs; the root sends less
             than two buffers, the others less than one and a half.
@@ -36,7 +36,7 @@ def scatter_gather_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def scatter_gather_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Send every rank its shard, fold the own one, send it to the root.
+    """Send every rank its shard, fold the own shard, and send it to the root.
 
     Cost:   2 rounds; each rank sends one buffer, 1/n of it to each peer and once more to the root,
             which receives two.

@@ -14,11 +14,11 @@ from shoal.schedule.symmetry import StandIn, first_alike, swapped
 
 
 def sharded_all_reduce(rank: int, size: int, n_stripes: int) -> Iterator[Step]:
-    """Send every stripe to its reducer, which folds them in their own order and sends the results.
+    """Send every stripe to its reducer, which folds it in its own order and sends the result.
 
-    A stripe's order begins with worker f, its reducer, and goes down: f, f-1, ... round to f+1.
-    Each worker first sends the stripe of the reducer after it, then those further round. So at any
-    time each stripe comes from another worker, and no link into a rank is shared (no incast).
+    A stripe's order begins with worker f, its reducer, and goes down: f, f-1, ... around to f+1.
+    Each worker first sends the stripe of the next reducer, then the stripes of later ones. So each
+    reducer receives from one worker at a time, and no link into a rank is shared (no incast).
 
     Args:
         n_stripes: at most one for each worker.

@@ -23,7 +23,7 @@ _AnyStep = TypeVar("_AnyStep", bound="_Step")
 
 
 class Buffer(enum.IntEnum):
-    """The memory a step may name. The numbers are those of the native program."""
+    """The memory a step may name, with the same numbers as in the native program."""
 
     DATA = 0
     """The caller's tensor, input and output in one."""

@@ -57,8 +57,8 @@ def binary_tree(rank: int, size: int) -> Branch:
 def double_binary_tree(rank: int, size: int) -> tuple[Branch, Branch]:
     """The places of `rank` in both trees.
 
-    No rank has more than two children in all. With an even size, none has children in both
-    trees; with an odd one, rank 0 has one in each.
+    No rank has more than two children in total. With an even size no rank has children in both
+    trees; with an odd size rank 0 has one in each.
 
     Cost:   proportional to log2 n.
     Source: the same, figure 2; Sanders, Speck & Träff, Parallel Computing 2009.
@@ -78,7 +78,7 @@ def tree_all_reduce(rank: int, size: int) -> Iterator[Step]:
     """Fold each half up its tree, and send the result down the same tree.
 
     Cost:   2 ceil(log2 n) rounds; each rank sends at most two halves up and two down: with
-            pipelining, twice the buffer in all, as a ring does.
+            pipelining, twice the buffer in total, as a ring does.
     Needs:  2 chunks, one for each tree.
     Leaves: both chunks folded over all ranks, on every rank.
     Source: Jeaugey, "Massively Scale Your Deep Learning Training with NCCL 2.4".

@@ -19,21 +19,21 @@ def weighted_all_reduce(rank: int, n_workers: int, chunks: Sequence[Piece]) -> I
     """Send every chunk to its reducer, which folds it in the order of its stripe and sends it back.
 
     A stripe is cut into chunks of different reducers, which all fold it in the stripe's order
-    (`sharded_all_reduce`). Every worker sends the chunks of one reducer in the same order, so that
-    the first of them are complete while the last are still coming, and both ways of a NIC are busy;
-    and the first chunks of all reducers before the second ones. It begins with the reducer of the
-    stripe that begins with it, and goes round: workers begin with different reducers (no incast).
+    (`sharded_all_reduce`). Every worker sends the chunks of one reducer in the same order, so the
+    first chunks are complete before the last arrive, and both directions of a NIC are busy. It
+    sends the first chunks of all reducers before the second ones, beginning with the reducer of the
+    stripe that it is first in, so workers begin with different reducers (no incast).
 
     Args:
         n_workers: ranks from here on are servers, which bring no tensor.
         chunks: the parts of stripes, with their reducers.
 
-    Cost:   2 rounds. Of a buffer of which worker i reduces s_i, it sends and receives
-            1 + (n-2) s_i; a server that reduces v sends and receives n v.
+    Cost:   2 rounds. A worker i that reduces the share s_i sends and receives 1 + (n-2) s_i
+            buffers; a server that reduces v sends and receives n v.
     Needs:  a chunk for each part of a stripe that a reducer has (empty ones are legal). A server
-            holds its chunks in scratch; a worker its own part of those whose order begins with
-            another.
-    Leaves: the bits of `sharded`, whatever the weights are and however many servers there are.
+            holds its chunks in scratch; a worker its own part of chunks whose order begins with
+            another worker.
+    Leaves: the bits of `sharded`, for any weights and any number of servers.
     Source: Jiang et al. (BytePS), OSDI 2020, who share the work between workers and servers by what
             their links carry; Thangakrishnan et al. (Herring), SC 2020.
     """

@@ -105,7 +105,7 @@ def _draw_stars(picture: _Picture, trace: Trace, trees: Sequence[TreeShape]) -> 
     low = max(y for _, y in at.values()) + 44
     picture.tell_most(links, Point(0, low), middle=True)
     if trees:
-        words = f"in colour: what rank {trees[0].root} folds"
+        words = f"in colour: the folds of rank {trees[0].root}"
         picture.drawing.words(Point(0, low + 19), words, anchor="middle", soft=True)
 
 

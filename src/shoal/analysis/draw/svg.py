@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Drawing:
-    """An SVG in the making. Lines lie below ranks, whichever came first."""
+    """An SVG under construction. Lines lie below ranks, regardless of the order of calls."""
 
     def __init__(self) -> None:
         self._below: list[str] = []

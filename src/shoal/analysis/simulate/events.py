@@ -1,6 +1,6 @@
 """The clock of a simulation: the position of every segment over time.
 
-Segments wait for one of four resources, each of which serves in order of request:
+Segments wait for four resources, each of them serving in order of request:
 
 - a rank's core, for the message, the fold or the copy of one segment;
 - the NIC out of a host, where the links of its ranks take turns, a segment each, as in TCP;

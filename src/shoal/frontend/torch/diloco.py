@@ -36,9 +36,8 @@ class DiLoCo(LocalSteps):
                 inner.step()  # every 100th also averages
             diloco.sync()  # all ranks have the same model now
 
-    The options are those of `shoal.average.DiLoCo`. Steps of `inner` count until `close`, or the
-    end of a `with` statement. Buffers of the model, such as statistics of batch normalisation, are
-    not averaged.
+    Takes the options of `shoal.average.DiLoCo`. Steps of `inner` count until `close`, or the end of
+    a `with` statement. Buffers, such as statistics of batch normalisation, are not averaged.
 
     Args:
         model: not wrapped by `DistributedDataParallel` over the same ranks.

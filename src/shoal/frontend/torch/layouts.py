@@ -97,10 +97,7 @@ def gathered_wholes(
 def gathered_whole_at_root(
     buffers: TensorBuffers, output: torch.Tensor | None, given: torch.Tensor
 ) -> list[Arguments]:
-    """Write one output with all ranks' blocks, at the root; read one input.
-
-    Other ranks may pass any output.
-    """
+    """Write one output with all ranks' blocks, at the root only; read one input."""
     if buffers.group.rank != buffers.root:
         return _beside(buffers, "output", [(None, given)])
     if output is None:

@@ -82,10 +82,9 @@ class FusedGradients:
         return [self.averager.hook(index) for index in range(len(self.averager.entries))]
 
     def begin(self, *, again: bool = False) -> None:
-        """Count gradients from now on.
+        """Count gradients from now on; with `again`, of the same forward pass, keeping its weight.
 
-        With `again` they belong to the same forward pass and keep its weight. Raises UsageError if
-        the pass has no weight, or the last pass has not ended.
+        Raises UsageError if the pass has no weight, or the last pass has not ended.
         """
         if not again:
             self._begun_with, self.weight = self.weight, None
@@ -129,7 +128,7 @@ class FusedGradients:
             self.averager.countdown.paused, self._is_stopped = False, False
 
     def give_up(self) -> None:
-        """Count no more gradients, and return them to the program; the averager may go on."""
+        """Count no more gradients, and return them to the program; the averager stays usable."""
         self._watch.stop()
         self.stop()
         self.gradients.release(self.sent() if self.has_begun else ())
@@ -160,7 +159,7 @@ class FusedGradients:
         check_alive(group)
 
     def sent(self) -> set[int]:
-        """Return the parameters of which elements were sent in this step."""
+        """Return the parameters with elements sent in this step."""
         counted = self.averager.countdown.is_counted
         full = (one for one in self.averager.layout.buffers if all(map(counted, one.entries)))
         return {index for buffer in full for index in buffer.entries}

@@ -75,8 +75,7 @@ class GradientKeeper:
         self._awaited: list[Any] = []
         self._static: StaticGraph | None = None
         self._was_rebuilt = False
-        # Gradients since the last average; empty if hooks do not record them.
-        self._came: set[int] = set()
+        self._came: set[int] = set()  # since the last average; only if hooks record gradients
         self._is_unseen = False  # no output has a hook, so the first gradient begins a pass
         self._unused: list[int] | None = None
         self._is_static = True
@@ -417,10 +416,7 @@ class GradientKeeper:
             self._resume_others()
 
     def _all_has_come(self) -> bool:
-        """Return True if the step can end.
-
-        If not, another backward pass of the same forward pass brings the missing gradients.
-        """
+        """Return True if the step can end, without another backward pass of the same forward."""
         static = self._static
         if static is not None and static.has_seen_none:
             return False  # autograd.grad, for tensors that are not parameters

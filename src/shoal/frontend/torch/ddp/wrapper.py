@@ -401,10 +401,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             self._steps_in_backward = True
 
     def _end_step(self, step: int, is_joined: bool) -> None:
-        """Compare models and run in-backward optimizers after the averages of a step.
-
-        `is_joined`: some ranks may have run out of inputs.
-        """
+        """Compare models, step in-backward optimizers; `is_joined` if ranks may have no inputs."""
         if self._same is not None and not is_joined and self._same.is_due(step):
             ignored = self.parameters_to_ignore
             self._same.compare(values_of(self.module, ignored, self._optimizers), step)

@@ -84,7 +84,7 @@ def agreed_calls(
     if why:
         _LOG.debug("%s: GPUs of a host do not work among themselves: %s", group, why)
         return None
-    # The nonce distinguishes this group's keys from those of an earlier group.
+    # The nonce distinguishes this group's keys from an earlier group's.
     nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:]).hex()
     mates_store = PrefixStore(f"shoal/gpus/{rail.mates[0]}/{nonce}", store)
     connect = lambda: device.collectives(  # noqa: E731

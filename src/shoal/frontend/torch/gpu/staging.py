@@ -267,10 +267,9 @@ class Staging:
         self._thread = Threads("shoal-staging")
 
     def post(self, call: StagedCall, timeout_s: float) -> None:
-        """Post a call behind the earlier calls.
+        """Post a call behind the earlier calls; Closed after `close`, ShoalError without a thread.
 
-        Raises Closed after `close`, ShoalError if no thread can be started. The group ends if the
-        copies out take longer than `timeout_s`; each posted piece then has its own `timeout_s`.
+        The group ends if copies out take longer than `timeout_s`; each piece has as long again.
         """
         with self._changed:
             if self._is_closing:
