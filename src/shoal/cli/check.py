@@ -79,4 +79,9 @@ def _over_ssh(hosts: list[str], ssh: str, timeout_s: float) -> int:
         except OSError as error:
             raise ShoalError(f"cannot run {ssh}: {error.strerror}") from None
     codes = [one.wait() for one in running]
+    if codes[0] not in (0, 1, 2):
+        raise ShoalError(
+            f"`{ssh} {hosts[0]}` could not run the check (status {codes[0]}): all hosts "
+            "need ssh without a password, and this folder and Python"
+        )
     return codes[0]
