@@ -112,7 +112,7 @@ def closed() -> mmap.mmap:
     ("data", "words"),
     [
         (np.zeros((4, 4))[:, 1], r"ndarray of shape \(4,\) is not contiguous"),
-        (np.zeros((4, 4))[:, 1], r"pass numpy\.ascontiguousarray\(array\), and copy back"),
+        (np.zeros((4, 4))[:, 1], r"pass numpy\.ascontiguousarray\(array\), and copy the result"),
         (np.zeros((2, 3), order="F"), r"is in Fortran order; pass array\.T, on every rank"),
         (torch.zeros(4, 4).t()[1:], r"not contiguous in memory; pass tensor\.contiguous\(\)"),
         (np.zeros(3, dtype=">f4"), "foreign byte orders"),

@@ -95,7 +95,7 @@ def test_a_server_listens_on_an_interface_or_at_an_address() -> None:
 def test_an_address_of_another_host_is_refused_with_the_local_ones() -> None:
     with pytest.raises(UsageError, match=r"Cannot assign.*lo \(127\.0\.0\.1"):
         listen("198.51.100.1", 0)
-    with pytest.raises(UsageError, match=r"no interface of this host and does not resolve.*lo \("):
+    with pytest.raises(UsageError, match=r"an interface of this host, and does not resolve.*lo \("):
         listen("no-such-name.invalid", 0)
 
 
