@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bench.scoreboard.case import Case
 
 _PLANNER: Final = "planner"
-_NEAR: Final = 1.1  # times the best; what takes more is a wrong choice
+_NEAR: Final = 1.1  # times the best; a slower choice is wrong
 _MOST: Final = 0.9
 _N_WORST: Final = 12
 _MAX_BYTES: Final = 64 << 20

@@ -131,8 +131,8 @@ class _Crowd:
 
     def stop(self) -> int:
         """End the process, and return the number of connections."""
-        told, _ = self._process.communicate()
-        return int(told)
+        output, _ = self._process.communicate()
+        return int(output)
 
 
 class _Cutter:

@@ -40,12 +40,12 @@ def _measure_bidir(cluster: Lab) -> float:
                 if not line:
                     raise Failure("iperf3 -s ended before it listened")
             argv = ["iperf3", "-c", cluster.hosts[0].address, "--bidir", "-J", "-t", str(_SECONDS)]
-            told = cluster.run(1, argv, capture_output=True, timeout=_DEADLINE_S).stdout
+            text = cluster.run(1, argv, capture_output=True, timeout=_DEADLINE_S).stdout
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise Failure(f"iperf3 --bidir: {error}") from error
         finally:
             server.kill()
-    return rate_of(json.loads(told))
+    return rate_of(json.loads(text))
 
 
 def rate_of(report: dict[str, Any]) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.lab import Lab
 
 _CLOCK_HZ: Final = os.sysconf("SC_CLK_TCK")
-_DRAIN_S: Final = 15.0  # a server cuts off what is left after 10
+_DRAIN_S: Final = 15.0  # a server cuts off remaining calls after 10
 
 
 class LabServers:
@@ -64,12 +64,12 @@ class LabServers:
     def start(self, index: int) -> None:
         """Start a server that does not run."""
         host = self._first + index
-        told = self._cluster.environment_of(host, [host])
+        own = self._cluster.environment_of(host, [host])
         with self._errors.open("a") as errors:
             process = self._cluster.popen(
                 host,
                 server_command(self._key_file),
-                env={**os.environ, **told},
+                env={**os.environ, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -111,8 +111,8 @@ class LabServers:
     def received_bytes(self, index: int) -> int:
         """Return the bytes that the NICs of a server's host have received."""
         argv = ["cat", "/proc/net/dev"]
-        told = self._cluster.run(self._first + index, argv, capture_output=True).stdout
-        rows = [line.partition(":") for line in told.splitlines()[2:]]
+        text = self._cluster.run(self._first + index, argv, capture_output=True).stdout
+        rows = [line.partition(":") for line in text.splitlines()[2:]]
         return sum(int(numbers.split()[0]) for name, _, numbers in rows if name.strip() != "lo")
 
     def all_received_bytes(self) -> int:

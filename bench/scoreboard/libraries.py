@@ -1,6 +1,6 @@
-"""The libraries of the tables: those of `shoal bench`, and some more.
+"""The libraries of the tables: the libraries of `shoal bench`, and some more.
 
-A function for each joins its group, in a process of its own.
+A function for each joins its group, in a separate process.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def join_group(wire: str | None = None) -> SuiteLibrary:
 
 
 def join_served_alone() -> SuiteLibrary:
-    """Join a group whose servers reduce everything, whatever the planner would choose."""
+    """Join a group whose servers reduce everything, instead of the planner's choice."""
     from shoal.codec import Codec
     from shoal.group.pool import view as pool_view
     from shoal.plan.served import Served
@@ -165,7 +165,7 @@ def join_mpi() -> SuiteLibrary:
 
 
 def join_nobody() -> SuiteLibrary:
-    """Copy a buffer, each rank on a core of its own: the speed of the memory, without a library."""
+    """Copy a buffer, each rank on a separate core: the speed of the memory, without a library."""
 
     def allocate(n_elems: int, dtype: str) -> FilledBuffer:
         array = np.empty(n_elems, ELEMENTS[dtype].storage)

@@ -1,8 +1,8 @@
 """Starts the ranks of Open MPI, on this machine or on the hosts of a lab.
 
-Open MPI lives in an environment of its own, with mpi4py and NumPy. On a lab its launcher runs on
-the first host and reaches the others by a script in the place of ssh, which enters their network
-namespaces. Each host gets a name of its own there, since Open MPI knows hosts by their names.
+Open MPI has a separate environment, with mpi4py and NumPy. On a lab its launcher runs on
+the first host and reaches the others by a script in place of ssh, which enters their network
+namespaces. Each host gets a different name there, since Open MPI knows hosts by their names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def openmpi_command(spec: JobSpec, folder: Path, lab: Lab | None, scratch: Path)
 
 def openmpi_environment(scratch: Path) -> dict[str, str]:
     """Return the environment of the launcher and its ranks."""
-    # shoal is not installed there. A folder with nothing but links makes the worker importable, and
+    # shoal is not installed there. A folder that holds only links makes the worker importable, but
     # none of this environment's libraries.
     folder = scratch / "import"
     folder.mkdir(exist_ok=True)

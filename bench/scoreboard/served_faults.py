@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bench.scoreboard.pools import WorkerPools
 
 Disturb = Callable[["LabServers", threading.Event], int]
-"""Does something to servers until it is told to stop; all run when it returns how often it did."""
+"""Disturbs servers until the event; returns the number of disturbances once all servers run."""
 
 LIBRARY: Final = "served"
 # From the end of one that was killed to its start: it stays out of a view or two.
@@ -145,8 +145,8 @@ class _Beside:
         """
         self._thread.join()
         if self._error is not None:
-            told = f"{type(self._error).__name__}: {self._error}"
-            raise Failure(f"what was to be done to servers failed: {told}") from self._error
+            error = f"{type(self._error).__name__}: {self._error}"
+            raise Failure(f"what was to be done to servers failed: {error}") from self._error
         return self._value
 
     def _run(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bench.scoreboard.pools import WorkerPools
 
 _GIGABYTE: Final = 1e9
-# Of the bytes of a tensor: less on a server's NIC is what servers and workers tell each other.
+# Part of a tensor's bytes: fewer bytes on a server's NIC are only control messages.
 _TALK: Final = 0.02
 
 
@@ -103,8 +103,8 @@ def _segments(pools: WorkerPools, case: Case) -> tuple[int, int]:
     """Return the TCP segments that all hosts of a case have sent, and sent again."""
     cluster, n_sent, n_again = pools.cluster(case), 0, 0
     for host in range(case.n_hosts + case.n_servers):
-        told = cluster.run(host, ["cat", "/proc/net/snmp"], capture_output=True).stdout
-        names, numbers = (line.split() for line in told.splitlines() if line.startswith("Tcp:"))
+        text = cluster.run(host, ["cat", "/proc/net/snmp"], capture_output=True).stdout
+        names, numbers = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
         counts = dict(zip(names[1:], map(int, numbers[1:]), strict=True))
         n_sent, n_again = n_sent + counts["OutSegs"], n_again + counts["RetransSegs"]
     return n_sent, n_again

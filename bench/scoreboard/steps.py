@@ -44,7 +44,7 @@ def steady_steps(endpoint: LibraryRank, n_bytes: int, seconds: float) -> Steps:
         start_s = time.perf_counter()
         call()
         times_s.append(time.perf_counter() - start_s)
-        # Whole numbers of which no sum needs more than 24 bits: exact in any order.
+        # Integers whose sums need at most 24 bits: exact in any order.
         wanted = values * n_ranks + (n_ranks * (n_ranks - 1) // 2 + n_ranks * step)
         n_wrong += not np.array_equal(data.values, wanted)
         flag.values.fill(rank == 0 and time.monotonic() < until_s)

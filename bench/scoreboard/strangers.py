@@ -14,7 +14,7 @@ import sys
 from typing import Final
 
 _GARBAGE: Final = b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n".ljust(128, b"?")
-_PATIENCE_S: Final = 5.0  # of one connection: the rank takes only so many at a time
+_PATIENCE_S: Final = 5.0  # of one connection: the rank limits waiting ones
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
             one.connect_ex((address, port))  # most wait in the listener's queue, and knock again
         n_made = sum(_knock(address, port) for _ in range(n_short))
         print(n_made, flush=True)
-        select.select([sys.stdin], [], [])  # the held ones stay until we are told to go
+        select.select([sys.stdin], [], [])  # the held ones stay until standard input ends
 
 
 def _knock(address: str, port: int) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle NIC passes.
 STREAM_BYTES: Final = 60_000_000
-# Half a second of what two cores move, at 1 GB/s.
+# Half a second of copying by two cores, at 1 GB/s.
 UNSHAPED_STREAM_BYTES: Final = 500_000_000
 _PIECE_BYTES: Final = 1 << 20
 _FIRST_PORT: Final = 7000

@@ -96,7 +96,7 @@ def _breakdown() -> Section:
 
 
 def _hidden() -> Section:
-    # Nobody computes here, so that no core is short: what is hidden is a matter of order alone.
+    # No rank computes here, so cores are free: only the order decides the hidden part.
     n_bytes, n_layers, n_hosts, mbit = 16 * _MIB, 32, 4, 400
     wire_s = 2 * (n_hosts - 1) / n_hosts * n_bytes / (mbit * 1e6 / 8)
     paces: dict[str, Any] = {"forward_s": wire_s / 3, "backward_s": wire_s}
@@ -339,7 +339,7 @@ def _host() -> tuple[Section, ...]:
                     case,
                     goals=(
                         *(Below("kept", 0.0), Below("kept slots", 0.1 * _MIB)),
-                        AtLeast("copied", 1),  # else no copy is counted, wherever it is made
+                        AtLeast("copied", 1),  # otherwise no copy is counted
                     ),
                 ),
             ),

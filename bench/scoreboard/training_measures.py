@@ -131,7 +131,7 @@ def exposed(step_s: float, computing_s: float) -> float:
 def hidden_part(alone_s: float, exposed_s: float, window_s: float, n_layers: int) -> float:
     """Return the hidden part of the communication that could be hidden.
 
-    The first layer's gradient comes when nothing is left to compute, and the next forward pass
+    The first layer's gradient is ready when nothing is left to compute, and the next forward pass
     begins with that layer: no order can hide its communication.
 
     Args:

@@ -129,7 +129,7 @@ def resnet_like() -> TrainedModel:
 
 
 def bert_like() -> TrainedModel:
-    """5.3 million parameters, two fifths in a table whose gradient comes last."""
+    """5.3 million parameters, two fifths in a table whose gradient is ready last."""
 
     def batch(numbers: torch.Generator) -> Batch:
         return (torch.randint(_WORDS, _TOKENS, generator=numbers),)

@@ -158,7 +158,7 @@ def wrap(module: nn.Module, variant: Variant, group: Any, **more: Any) -> Any:
         more["bucket_cap_mb"] = variant.bucket_mb
     if variant.wrapper == "torch":
         return nn.parallel.DistributedDataParallel(module, process_group=group, **more)
-    import shoal.torch  # NOT above: loading it is a part of what forming the group takes
+    import shoal.torch  # NOT above: the time of forming the group includes loading it
 
     if variant.compress == "top-k":
         more["compress"] = shoal.average.ChunkTopK()

@@ -32,7 +32,7 @@ LAYOUTS = [
 
 @dataclass
 class Value:
-    """The state of a chunk: how often one of its parts was encoded, and who finished it."""
+    """The state of a chunk: how often one of its parts was encoded, and the finishing rank."""
 
     n_encoded: int = 0
     finished_by: int = -1
@@ -89,16 +89,16 @@ def step_once(
         finished[here] = False
         return True
     if isinstance(step, Copy):
-        here, came = (rank, step.into_buffer, step.into), value
+        here, arrived = (rank, step.into_buffer, step.into), value
     else:
         wire = wires.get((step.peer, rank))
         if not wire:
             return False
-        came = wire.popleft()
+        arrived = wire.popleft()
     if step.fold:
         own = held.get(here, Value())
-        came = Value(max(own.n_encoded, came.n_encoded))
-    held[here] = came
+        arrived = Value(max(own.n_encoded, arrived.n_encoded))
+    held[here] = arrived
     return True
 
 

@@ -202,14 +202,14 @@ def case_objects(group: Group) -> Any:
     dealt: list[Any] = [None]
     cards = [("for", i, "y" * i) for i in range(SIZE)] if rank == 2 else None
     dist.scatter_object_list(dealt, cards, group_src=2, group=group)
-    told = [rank, {"from": rank}] if rank == 0 else [None, None]
-    dist.broadcast_object_list(told, group_src=0, group=group)
+    broadcast = [rank, {"from": rank}] if rank == 0 else [None, None]
+    dist.broadcast_object_list(broadcast, group_src=0, group=group)
     passed: list[Any] = [None, None]
     if rank == 0:
         dist.send_object_list([{"a": 1}, "text"], group_dst=2, group=group)
     elif rank == 2:
         assert dist.recv_object_list(passed, group_src=0, group=group) == 0
-    return [everyone, at_root, dealt, told, passed]
+    return [everyone, at_root, dealt, broadcast, passed]
 
 
 # ---- one to one ----
@@ -439,7 +439,7 @@ def case_groups(group: Group) -> Any:
     return results
 
 
-def alike(case: str) -> None:
+def compare(case: str) -> None:
     limit = timedelta(seconds=10)
     mine = dist.new_group(backend="shoal", timeout=limit)
     with gloo_group(timeout=limit) as theirs:
@@ -448,4 +448,4 @@ def alike(case: str) -> None:
 
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_shoal_gives_the_results_of_gloo(case: Case, three_ranks: SharedRanks) -> None:
-    three_ranks.run(alike, case.__name__)
+    three_ranks.run(compare, case.__name__)

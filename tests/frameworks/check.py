@@ -35,7 +35,7 @@ class Example:
 
     Args:
         name: the program's name without `with_`.
-        packages: what pip installs for it; the first is the framework, whose version is shown.
+        packages: pip's packages for it; the first is the framework, whose version is shown.
         launch: the arguments of Python before the program.
         options: the arguments of the program over shoal; Gloo's run for comparison has none.
     """

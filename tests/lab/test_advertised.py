@@ -58,8 +58,8 @@ def name_hosts(cluster: Lab, host: int, *own: str) -> None:
 
 def assert_advertised(lines: list[list[str]], *want: str) -> None:
     for rank, text in enumerate(want):
-        told = f"group 'world': rank {rank} listens at {text}"
-        assert any(line.endswith(told) for line in lines[rank]), lines[rank]
+        line_end = f"group 'world': rank {rank} listens at {text}"
+        assert any(line.endswith(line_end) for line in lines[rank]), lines[rank]
         assert "sum 2.0 2.0" in lines[rank]
 
 

@@ -31,9 +31,9 @@ def test_bytes_over_nics_are_counted_beside_the_line_rate(tmp_path: Path) -> Non
     out = tmp_path / "run.json"
     calls = ["-n", "3", "-w", "1", "--rounds", "1", "--through", "numpy"]
     text = bench(out, "-b", "1M", "-e", "1M", *calls, "--hosts", "2", "--rate", "800mbit")
-    told = json.loads(out.read_text())
-    assert told["run"]["network"] == "NICs at 800 Mbit/s"
-    (point,) = told["points"]
+    document = json.loads(out.read_text())
+    assert document["run"]["network"] == "NICs at 800 Mbit/s"
+    (point,) = document["points"]
     n_frames = SIZE / 1448  # of 1514 bytes, at 100 bytes per microsecond
     assert point["least_us"] == pytest.approx(n_frames * 15.14)
     assert SIZE < point["sent_bytes"] < 1.2 * SIZE

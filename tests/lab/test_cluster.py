@@ -113,25 +113,25 @@ def test_both_ends_of_every_nic_are_shaped_or_none(rate_mbit: float | None, n_sh
     with Lab(2, rate_mbit) as cluster:
         places = [host.namespace for host in cluster.hosts]
         places.append(f"{places[0].removesuffix('-0')}-switch")
-        told = [
+        listings = [
             subprocess.run(["tc", "-n", place, "qdisc"], capture_output=True, text=True, check=True)
             for place in places
         ]
-        assert sum(one.stdout.count("qdisc tbf") for one in told) == n_shaped
+        assert sum(one.stdout.count("qdisc tbf") for one in listings) == n_shaped
 
 
 def test_ranks_get_the_rate_that_no_interface_reports() -> None:
-    told = Lab(2, rate_mbit=200).environment_of(0)
-    assert link_of(told["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 200)
+    environ = Lab(2, rate_mbit=200).environment_of(0)
+    assert link_of(environ["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 200)
     assert "SHOAL_LINK" not in Lab(2, rate_mbit=None).environment_of(0)
 
 
 def test_ranks_of_different_hosts_share_the_link_setting_and_not_the_nics() -> None:
     lab = Lab(4, 400, apart={1: [100, 150], 2: [50], 3: [None]})
-    told = [lab.environment_of(host, job=[0, 1, 3]) for host in range(4)]
-    assert {link_of(each["SHOAL_LINK"]).us_per_byte for each in told} == {8 / 250}
-    assert [each["SHOAL_SOCKET_IFNAME"] for each in told] == ["eth0", "eth0,eth1", "eth0", "eth0"]
-    assert [each.get("SHOAL_PATHS") for each in told] == [None, "2", None, None]
+    envs = [lab.environment_of(host, job=[0, 1, 3]) for host in range(4)]
+    assert {link_of(each["SHOAL_LINK"]).us_per_byte for each in envs} == {8 / 250}
+    assert [each["SHOAL_SOCKET_IFNAME"] for each in envs] == ["eth0", "eth0,eth1", "eth0", "eth0"]
+    assert [each.get("SHOAL_PATHS") for each in envs] == [None, "2", None, None]
     alone = lab.environment_of(2, job=[2])
     assert link_of(alone["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 50)
 
@@ -181,10 +181,10 @@ def test_senseless_clusters_are_refused(make: Callable[[], Lab], problem: str) -
 @needs_root
 def test_a_further_nic_has_its_own_address_and_rate() -> None:
     with Lab(2, 400, more_mbit=[100]) as cluster:
-        told = cluster.environment_of(0)
-        assert told["SHOAL_SOCKET_IFNAME"] == "eth0,eth1"
-        assert told["SHOAL_PATHS"] == "2"
-        assert link_of(told["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 500)
+        environ = cluster.environment_of(0)
+        assert environ["SHOAL_SOCKET_IFNAME"] == "eth0,eth1"
+        assert environ["SHOAL_PATHS"] == "2"
+        assert link_of(environ["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 500)
         assert cluster.hosts[1].addresses == ("10.77.0.2", "10.78.0.2")
         assert mbits_of(cluster, 1, nic=1) == pytest.approx([100, 100], rel=0.01)
         (rate,) = measure_streams(cluster, [Flow(0, 1, nic=1)], n_bytes=5_000_000)

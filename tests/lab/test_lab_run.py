@@ -91,7 +91,7 @@ def test_torch_meets_over_gloo_and_over_shoal() -> None:
     sums += "for name in ('gloo', 'shoal'):\n    group = dist.new_group(backend=name)\n"
     sums += "    data = torch.ones(1000)\n    dist.all_reduce(data, group=group)\n"
     sums += "    print(name, data.sum().item())\ndist.destroy_process_group()"
-    # Two NICs in each host, one of which Gloo uses.
+    # Two NICs in each host; Gloo uses one.
     nics = ("--nics", "400mbit,100mbit")
     run = lab("run", "--hosts", "2", *nics, "--", sys.executable, "-c", sums)
     assert run.returncode == 0, run.stderr

@@ -104,8 +104,8 @@ def test_a_server_that_a_worker_cannot_reach_is_soon_excluded_and_returns(
             outcomes = ranks.wait()
     assert [one.value is not None and one.value[0] for one in outcomes] == [True] * N_WORKERS
     assert max(one.value[1] for one in outcomes) < MOST_S, outcomes
-    told = [line for line in outcomes[0].output.splitlines() if f"server {addresses[1]}" in line]
-    assert len(told) == 2, outcomes[0]
-    assert "is not used: it is cut off" in told[0]
-    assert f"between rank {worker} (" in told[0]
-    assert "is used again, after" in told[1]
+    texts = [line for line in outcomes[0].output.splitlines() if f"server {addresses[1]}" in line]
+    assert len(texts) == 2, outcomes[0]
+    assert "is not used: it is cut off" in texts[0]
+    assert f"between rank {worker} (" in texts[0]
+    assert "is used again, after" in texts[1]

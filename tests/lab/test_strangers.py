@@ -28,13 +28,13 @@ def test_strangers_hold_some_connections_and_send_garbage_on_others() -> None:
         argv = [sys.executable, "-m", "bench.scoreboard.strangers", address, str(port), "2", "3"]
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process:
-            came = [listener.accept()[0] for _ in range(5)]
-            said = [one.makefile("rb").read(128) for one in came[2:]]
-            came[0].setblocking(False)
+            accepted = [listener.accept()[0] for _ in range(5)]
+            received = [one.makefile("rb").read(128) for one in accepted[2:]]
+            accepted[0].setblocking(False)
             with pytest.raises(BlockingIOError):
-                came[0].recv(1)  # held: no message and no end
-            told, _ = process.communicate()
-        assert [len(each) for each in said] == [128] * 3
-        assert int(told) == 3
-        for one in came:
+                accepted[0].recv(1)  # held: no message and no end
+            output, _ = process.communicate()
+        assert [len(each) for each in received] == [128] * 3
+        assert int(output) == 3
+        for one in accepted:
             one.close()

@@ -13,8 +13,8 @@ NONCE = bytes(range(16))
 def first_message(hello: Hello, key: bytes, nonce: bytes = NONCE) -> bytes:
     """Return a HELLO."""
     what = struct.pack("<QIII", hello.epoch, hello.rank, hello.to_rank, hello.path)
-    said = HEAD + b"\x01\x00" + what + nonce
-    return said + hmac.digest(key, b"hello" + said, "sha256")[:16]
+    sent = HEAD + b"\x01\x00" + what + nonce
+    return sent + hmac.digest(key, b"hello" + sent, "sha256")[:16]
 
 
 def prove(hello: Hello, key: bytes, exchange: Callable[[bytes, int], bytes]) -> bytes:
@@ -23,10 +23,10 @@ def prove(hello: Hello, key: bytes, exchange: Callable[[bytes, int], bytes]) -> 
     Args:
         exchange: sends these bytes, and returns the given number of reply bytes.
     """
-    said = first_message(hello, key)
-    challenge = exchange(said, 28)
+    sent = first_message(hello, key)
+    challenge = exchange(sent, 28)
     assert challenge[:12] == HEAD + b"\x02\x00"
-    said += challenge
-    proof = HEAD + b"\x03\x00" + hmac.digest(key, b"client" + said, "sha256")
-    assert exchange(proof, 44) == HEAD + b"\x04\x00" + hmac.digest(key, b"server" + said, "sha256")
-    return hmac.digest(key, b"session" + said, "sha256")
+    sent += challenge
+    proof = HEAD + b"\x03\x00" + hmac.digest(key, b"client" + sent, "sha256")
+    assert exchange(proof, 44) == HEAD + b"\x04\x00" + hmac.digest(key, b"server" + sent, "sha256")
+    return hmac.digest(key, b"session" + sent, "sha256")

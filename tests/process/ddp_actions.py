@@ -296,14 +296,14 @@ def gradients_are_kept_by_reference(run: Run) -> None:
 
 @action(GRADIENT, views=False)
 def two_parameters_swap_gradients(run: Run) -> None:
-    one, other = run.two_alike()
+    one, other = run.two_of_one_shape()
     if run.acts_here():
         one.grad, other.grad = other.grad, one.grad
 
 
 @action(GRADIENT, views=False)
 def two_gradients_swap_data(run: Run) -> None:
-    one, other = run.two_alike()
+    one, other = run.two_of_one_shape()
     if run.acts_here() and one.grad is not None and other.grad is not None:
         one.grad.data, other.grad.data = other.grad.data, one.grad.data
 
@@ -339,7 +339,7 @@ def complex_gradients_are_conjugated(run: Run) -> None:
 
 @action(GRADIENT, may_be_refused=True, torch=False, views=False)
 def two_parameters_share_a_gradient(run: Run) -> None:
-    one, other = run.two_alike()
+    one, other = run.two_of_one_shape()
     if run.acts_here() and one is not other:
         one.grad = other.grad
 

@@ -80,7 +80,7 @@ class Program(NamedTuple):
         return any(ACTIONS[name].may_be_refused for name, _ in self.actions)
 
     @property
-    def sums_alike(self) -> bool:
+    def sums_in_one_order(self) -> bool:
         """False if a gradient's strides differ between ranks, and so the order of its sums."""
         return all(name != "a_gradient_has_other_strides" for name, _ in self.actions)
 
@@ -259,7 +259,7 @@ class Run:
         acts = self.acts_here()
         return [parameter for parameter in chosen if acts and parameter.grad is not None]
 
-    def two_alike(self) -> tuple[Any, Any]:
+    def two_of_one_shape(self) -> tuple[Any, Any]:
         layers = self.net.layers
         return layers[0].weight, layers[2 if "frozen" in self.program.features else 1].weight
 
@@ -406,7 +406,7 @@ def judged(program: Program, findings: Sequence[Finding]) -> str:
     for (name, _), own, other in zip(program.all_actions, every, expected, strict=False):
         if errors and ACTIONS[name].may_be_refused:
             break
-        if len(set(own)) > 1 and len(set(other)) == 1 and program.sums_alike:
+        if len(set(own)) > 1 and len(set(other)) == 1 and program.sums_in_one_order:
             return f"after {name}, parameters differ between ranks"
     return ""
 
@@ -418,5 +418,5 @@ def show(program: Program) -> None:
     dist.init_process_group("shoal")
     gloo = dist.new_group(backend="gloo")
     finding = find(program, shoal.torch.DistributedDataParallel, gloo)
-    said = finding.error or finding.difference or f"no difference; bits {finding.digests[-1]}"
-    print(f"rank {dist.get_rank()}: {said}")  # noqa: T201 - a script's output
+    found = finding.error or finding.difference or f"no difference; bits {finding.digests[-1]}"
+    print(f"rank {dist.get_rank()}: {found}")  # noqa: T201 - a script's output

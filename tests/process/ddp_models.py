@@ -59,7 +59,7 @@ class Net(nn.Module):
         if "sparse" in self.features:
             self.words = nn.Embedding(16, WIDTH, sparse=True, **float64)
         self.beside = nn.ParameterList(self._beside())
-        self.late = nn.ParameterList()  # for what is registered after wrapping
+        self.late = nn.ParameterList()  # for parameters registered after wrapping
         generator = torch.Generator().manual_seed(source.randrange(1 << 30))
         for parameter in self.parameters():
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -203,8 +203,8 @@ class MeanOfGradients(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         for parameter in self.module.parameters():
-            if parameter.requires_grad and not hasattr(parameter, "came"):
-                parameter.came = False  # type: ignore[attr-defined]
+            if parameter.requires_grad and not hasattr(parameter, "is_ready"):
+                parameter.is_ready = False  # type: ignore[attr-defined]
                 parameter.register_post_accumulate_grad_hook(_note)  # type: ignore[no-untyped-call]
         self._is_expecting = self._averages
         return self.module(*inputs)
@@ -239,8 +239,8 @@ class MeanOfGradients(nn.Module):
         if not self._is_expecting:
             return
         self._n_passes += 1
-        named = {name: p for name, p in self.module.named_parameters() if hasattr(p, "came")}
-        own = {name: (p.came, _wide(p.grad)) for name, p in named.items()}  # type: ignore[attr-defined]
+        named = {name: p for name, p in self.module.named_parameters() if hasattr(p, "is_ready")}
+        own = {name: (p.is_ready, _wide(p.grad)) for name, p in named.items()}  # type: ignore[attr-defined]
         given = [one for one in self._gathered((own, self._weight)) if one is not None]
         total = sum(weight for _, weight in given)
         if self._divides_by_size and not self._is_weighted:
@@ -250,7 +250,7 @@ class MeanOfGradients(nn.Module):
             there = [torch.from_numpy(one) * share for one, share in every if one is not None]
             if there and any(gradients[name][0] for gradients, _ in given):
                 _give(parameter, sum(there))
-            parameter.came = False  # type: ignore[attr-defined]
+            parameter.is_ready = False  # type: ignore[attr-defined]
 
     def _gathered(self, given: Any) -> list[Any]:
         every: list[Any] = [None] * dist.get_world_size()
@@ -259,7 +259,7 @@ class MeanOfGradients(nn.Module):
 
 
 def _note(parameter: Any) -> None:
-    parameter.came = True
+    parameter.is_ready = True
 
 
 def _wide(gradient: torch.Tensor | None) -> Any:

@@ -172,7 +172,7 @@ def warnings_of(
     return [ear.text for ear in ears]
 
 
-def what_is_open() -> set[tuple[int, str]]:
+def open_descriptors() -> set[tuple[int, str]]:
     """Return the open descriptors and their targets."""
     return set(descriptors().items())
 
@@ -180,10 +180,10 @@ def what_is_open() -> set[tuple[int, str]]:
 def no_descriptor_is_left() -> Iterator[None]:
     """A fixture: fail if the test leaves a descriptor open."""
     warm_up()
-    before = what_is_open()
+    before = open_descriptors()
     yield
     # NOT their number: garbage of an earlier test may be collected meanwhile.
-    assert not what_is_open() - before
+    assert not open_descriptors() - before
 
 
 class Noticing(MemoryStore):

@@ -121,7 +121,7 @@ class Talker:
     def __init__(self, key: bytes) -> None:
         self.key, self.endpoint = key, Endpoint(self, most_queued=4 << 20)
         self.peers: list[Peer] = []
-        self.came: list[Message] = []
+        self.messages: list[Message] = []
         self.n_lost = 0
         self.step_others: Callable[[], object] = int
 
@@ -141,10 +141,10 @@ class Talker:
 
     def ask(self, message: Message) -> Any:
         """Send a message; return the reply, or None if the connection is lost."""
-        n, n_lost = len(self.came), self.n_lost
+        n, n_lost = len(self.messages), self.n_lost
         send(self.peers[-1], message)
-        self.run_until(lambda: len(self.came) > n or self.n_lost > n_lost)
-        return self.came[n] if len(self.came) > n else None
+        self.run_until(lambda: len(self.messages) > n or self.n_lost > n_lost)
+        return self.messages[n] if len(self.messages) > n else None
 
     def run_until(self, is_so: Callable[[], object]) -> None:
         until = time.monotonic() + _LONG_S
@@ -178,7 +178,7 @@ class Talker:
         pass
 
     def received(self, _peer: Peer, kind: int, body: bytes, _fd: int) -> None:
-        self.came.append(decode(kind, body))
+        self.messages.append(decode(kind, body))
 
     def lost(self, _peer: Peer, _error: int, _why: str) -> None:
         self.n_lost += 1

@@ -57,10 +57,10 @@ def average_in_two_orders(name: str, ranks_per_host: int, n_elems: int) -> Any:
         return average_in(ORDERS[name][group.rank == ODD], group, n_elems)
 
 
-def check_named(outcome: tuple[float, Exception | None], said: list[str]) -> None:
+def check_named(outcome: tuple[float, Exception | None], facts: list[str]) -> None:
     took_s, error = outcome
     assert isinstance(error, UsageError), error
-    for words in (f"rank {ODD} (", *said, "averager 1 averages 'G.first' to 'G.last'", "step"):
+    for words in (f"rank {ODD} (", *facts, "averager 1 averages 'G.first' to 'G.last'", "step"):
         assert words in str(error), error
     assert "averager 2 averages 'D.first' to 'D.last'" in str(error)
     assert took_s < SOON_S

@@ -166,11 +166,11 @@ def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None
         if group.rank == 0:
             error = error_of(group.recv, np.empty(1), 1)
             at = time.monotonic()
-            stage.cue("rank 0 was told")
+            stage.cue("rank 0 has its error")
         else:
-            stage.await_cue("rank 0 was told")
+            stage.await_cue("rank 0 has its error")
             error = error_of(group.all_reduce, np.ones(10))
-            at = stage.await_cue("rank 0 was told")
+            at = stage.await_cue("rank 0 has its error")
         return at, error, error_of(group.barrier)
 
 

@@ -42,14 +42,14 @@ def use_children(ranks_per_host: int) -> dict[str, Any]:
         read, write = os.pipe()
         child = fork()
         if child == 0:
-            said = [
+            errors = [
                 error_of(group.all_reduce, np.ones(3)),
                 error_of(part.barrier),
                 error_of(group.subgroup, [0, 1], "new"),
                 error_of(pending.wait),
                 error_of(group.close),
             ]
-            names = [type(error).__name__ for error in said]
+            names = [type(error).__name__ for error in errors]
             kept = sockets() - outside
             os.write(write, f"{' '.join(names)}; {len(kept)} descriptors".encode())
             os._exit(7)
@@ -115,7 +115,7 @@ def fork_beside_a_door() -> tuple[str, int]:
         return found, os.waitstatus_to_exitcode(status)
 
 
-def come_in() -> int:
+def join_through_the_door() -> int:
     address = Stage.from_environment().store.get("address", LONG_S).decode()
     with shoal.init(join=address, timeout_s=LONG_S) as group:
         group.barrier()
@@ -126,7 +126,7 @@ def test_a_child_does_not_use_or_keep_the_door_of_its_parent() -> None:
     with (
         Stage() as stage,
         start_ranks(fork_beside_a_door, 1, env=stage.env) as ranks,
-        start_ranks(come_in, 1, env=stage.env) as newcomers,
+        start_ranks(join_through_the_door, 1, env=stage.env) as newcomers,
     ):
         outcomes = [*ranks.wait(LONG_S), *newcomers.wait(LONG_S)]
     assert [outcome.value for outcome in outcomes] == [("Closed Closed NoneType", 7), 2], outcomes

@@ -1,6 +1,6 @@
 """A relay damages bytes between two hosts: no wrong sum, no hang, and a named peer.
 
-The native tests of sealed headers drop, repeat, swap and forge whole frames on a link, and those of
+The native tests of sealed headers drop, repeat, swap and forge frames on a link, and the tests of
 path makers replay handshakes. Here a relay between two real ranks damages the bytes of their first
 connection. Rank 0 publishes the relay's port in place of its own; rank 1 connects there at its
 first use.
@@ -29,7 +29,7 @@ N_ELEMS = 300_007
 N_CALLS = 6
 DEADLINE_S = 40.0
 N_HELLO_BYTES = 108  # of the client's handshake, native/transport/handshake.cc
-# A call moves 1.2 MB each way: a fault here comes in the second call.
+# A call moves 1.2 MB each way: a fault here occurs in the second call.
 LATE = 1_500_000
 
 Fault = Callable[[bytes], bytes]
@@ -79,10 +79,10 @@ class Relay:
                     near.close()
                     continue
                 self._open += [near, far]
-                said = _read(near)
+                data = _read(near)
                 if self._fault:
-                    said = _damage(said, *self._fault.pop())
-                for way in ((near, far, said), (far, near, _read(far))):
+                    data = _damage(data, *self._fault.pop())
+                for way in ((near, far, data), (far, near, _read(far))):
                     self._threads.append(threading.Thread(target=_forward, args=way))
                     self._threads[-1].start()
 

@@ -18,13 +18,13 @@ def wait_for_all(works: list[Work | None]) -> None:
 def receive_before_sending() -> bool:
     with shoal.init() as group:
         other = 1 - group.rank
-        came, goes = np.zeros((N_CALLS, 4), np.float32), np.ones((N_CALLS, 4), np.float32)
-        works = [group.recv(each, other, tag=at % 8, async_op=True) for at, each in enumerate(came)]
+        got, sent = np.zeros((N_CALLS, 4), np.float32), np.ones((N_CALLS, 4), np.float32)
+        works = [group.recv(each, other, tag=at % 8, async_op=True) for at, each in enumerate(got)]
         works += [
-            group.send(each, other, tag=at % 8, async_op=True) for at, each in enumerate(goes)
+            group.send(each, other, tag=at % 8, async_op=True) for at, each in enumerate(sent)
         ]
         wait_for_all(works)
-        return bool((came == goes).all())
+        return bool((got == sent).all())
 
 
 def call_by_name_in_opposite_orders() -> bool:
@@ -35,7 +35,7 @@ def call_by_name_in_opposite_orders() -> bool:
         return bool((data == 2 * np.arange(N_CALLS)[:, None]).all())
 
 
-def receive_what_is_sent_after_a_call_of_another_group() -> bool:
+def receive_data_sent_after_a_call_of_another_group() -> bool:
     with shoal.init() as group, group.subgroup([0, 1], "other") as other:
         data = np.full((N_CALLS, 4), group.rank, np.float32)
         if group.rank == 0:
@@ -58,4 +58,4 @@ def test_many_named_calls_may_be_made_in_opposite_orders() -> None:
 
 
 def test_calls_of_one_group_do_not_delay_another_group() -> None:
-    assert run_ranks(receive_what_is_sent_after_a_call_of_another_group, 2) == [True, True]
+    assert run_ranks(receive_data_sent_after_a_call_of_another_group, 2) == [True, True]

@@ -23,7 +23,7 @@ def ones(n_elems: int, value: float = 1.0) -> Any:
     return np.full(n_elems, value, np.float32)
 
 
-def drop_what_is_in_flight() -> float:
+def drop_buffers_in_flight() -> float:
     with shoal.init() as group:
         alone = group.subgroup([group.rank], "alone")
         forgotten = []
@@ -41,7 +41,7 @@ def drop_what_is_in_flight() -> float:
 
 
 def test_a_dropped_buffer_lives_exactly_until_its_call_is_done() -> None:
-    assert run_ranks(drop_what_is_in_flight, 2) == [2.0, 2.0]
+    assert run_ranks(drop_buffers_in_flight, 2) == [2.0, 2.0]
 
 
 def close_while_threads_call() -> set[str]:
@@ -96,7 +96,7 @@ def test_a_long_call_does_not_hold_the_buffers_of_later_calls() -> None:
     assert run_ranks(call_while_another_waits, 2) == [True, True]
 
 
-def name_alike() -> list[float]:
+def make_calls_with_one_name() -> list[float]:
     with shoal.init() as group:
         data = [ones(length, place + 1) for place, length in enumerate((2_000_000, 1, 40_000))]
         works = [group.all_reduce(each, name="alike", async_op=True) for each in data]
@@ -106,7 +106,7 @@ def name_alike() -> list[float]:
 
 
 def test_calls_with_one_name_match_in_order_while_all_are_in_flight() -> None:
-    assert run_ranks(name_alike, 2) == [[2.0, 4.0, 6.0]] * 2
+    assert run_ranks(make_calls_with_one_name, 2) == [[2.0, 4.0, 6.0]] * 2
 
 
 # Subgroups.
@@ -133,9 +133,9 @@ def divide() -> dict[str, float]:
         for work in works:
             work.wait()
         for name, group in mine.items():
-            said = ones(5, rank)
-            group.broadcast(said, root=group.size - 1)
-            assert said[0] == groups[name][-1]
+            buffer = ones(5, rank)
+            group.broadcast(buffer, root=group.size - 1)
+            assert buffer[0] == groups[name][-1]
             sums[name] = float(data[name][0])
         if rank in (1, 2):
             inner = mine["three"].subgroup([0, 1], "inner")

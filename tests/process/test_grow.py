@@ -423,7 +423,7 @@ def newcomer_of_it(is_late: bool) -> tuple[int, int]:
     if is_late:
         take_place = entering.take_place
 
-        def come_late(*args: Any) -> tuple[int, int]:
+        def arrive_late(*args: Any) -> tuple[int, int]:
             entering.take_place = take_place
             stage.await_cue("places are given")
             try:
@@ -431,7 +431,7 @@ def newcomer_of_it(is_late: bool) -> tuple[int, int]:
             finally:
                 stage.cue("the late one has left")
 
-        entering.take_place = come_late
+        entering.take_place = arrive_late
     group = shoal.init(join=address, timeout_s=LONG_S)
     while group.size < 3:
         group = group.grow()
@@ -576,7 +576,7 @@ def grow_often() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "shoal store"]
 
 
-def come_often() -> None:
+def join_often() -> None:
     stage = Stage.from_environment()
     for turn in range(N_TURNS):
         stage.await_cue(f"turn {turn}")
@@ -590,7 +590,7 @@ def test_growing_fifty_times_leaks_no_descriptor_thread_or_value() -> None:
     with (
         Stage() as stage,
         start_ranks(grow_often, 1, env=stage.env) as ranks,
-        start_ranks(come_often, 1, env=stage.env) as newcomers,
+        start_ranks(join_often, 1, env=stage.env) as newcomers,
     ):
         outcomes = [*ranks.wait(60), *newcomers.wait(60)]
     for outcome in outcomes:

@@ -204,7 +204,7 @@ def test_threads_may_make_named_calls() -> None:
     assert run_ranks(from_threads, 2, env=CPU) == [[0.0, 2.0, 4.0]] * 2
 
 
-# ---- what is refused, and what fails ----
+# ---- refusals and failures ----
 
 
 def refused() -> dict[str, str]:

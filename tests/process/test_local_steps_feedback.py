@@ -105,7 +105,7 @@ def test_a_round_without_weights_does_not_change_residuals() -> None:
     run_ranks(weigh_nothing, 2)
 
 
-def weigh_all_steps_alike() -> None:
+def weigh_all_steps_equally() -> None:
     """Train by steps of weight 1024, whose products are exact, and by steps without weights.
 
     A round of one step follows rounds of four, and one of four follows it.
@@ -128,7 +128,7 @@ def weigh_all_steps_alike() -> None:
 
 
 def test_residuals_hold_unweighted_values() -> None:
-    run_ranks(weigh_all_steps_alike, 2)
+    run_ranks(weigh_all_steps_equally, 2)
 
 
 def leave_a_rank_out() -> None:

@@ -27,9 +27,9 @@ FLIPS += [("server", *flip) for flip in FROM_SERVER.items()]
 class Relay:
     """Forwards connections to a port and flips one bit in the first."""
 
-    def __init__(self, port: Callable[[], int], who: str, at: int) -> None:
+    def __init__(self, port: Callable[[], int], sender: str, at: int) -> None:
         self._target = port
-        self._flips = {who: at}
+        self._flips = {sender: at}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
@@ -44,8 +44,8 @@ class Relay:
                 self.n_connections += 1
                 far = socket.create_connection(("127.0.0.1", self._target()))
                 self._open += [near, far]
-                for who, one, other in (("client", near, far), ("server", far, near)):
-                    way = one, other, self._flips.pop(who, -1)
+                for sender, one, other in (("client", near, far), ("server", far, near)):
+                    way = one, other, self._flips.pop(sender, -1)
                     self._threads.append(threading.Thread(target=self._pass_on, args=way))
                     self._threads[-1].start()
 
@@ -72,8 +72,8 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(port: Callable[[], int], who: str, at: int) -> Iterator[Relay]:
-    with contextlib.closing(Relay(port, who, at)) as made:
+def relay(port: Callable[[], int], sender: str, at: int) -> Iterator[Relay]:
+    with contextlib.closing(Relay(port, sender, at)) as made:
         yield made
 
 
@@ -92,12 +92,12 @@ class Detour(MemoryStore):
         super().set(key, value)
 
 
-@pytest.mark.parametrize(("who", "what", "at"), FLIPS)
+@pytest.mark.parametrize(("sender", "what", "at"), FLIPS)
 def test_a_bit_flipped_during_authentication_does_not_fail_the_join(
-    who: str, what: str, at: int
+    sender: str, what: str, at: int
 ) -> None:
     store = Detour()
-    with relay(lambda: store.real_port, who, at) as between:
+    with relay(lambda: store.real_port, sender, at) as between:
         store.relay_port = between.port
 
         def one(rank: int) -> int:
@@ -111,13 +111,13 @@ def test_a_bit_flipped_during_authentication_does_not_fail_the_join(
         assert between.n_connections > 1, f"nobody minded a wrong {what}"
 
 
-@pytest.mark.parametrize(("who", "what", "at"), FLIPS)
+@pytest.mark.parametrize(("sender", "what", "at"), FLIPS)
 def test_a_bit_flipped_on_the_way_to_the_store_does_not_fail_the_job(
-    who: str, what: str, at: int
+    sender: str, what: str, at: int
 ) -> None:
     with (
         contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server,
-        relay(lambda: server.port, who, at) as between,
+        relay(lambda: server.port, sender, at) as between,
         contextlib.closing(TcpStoreClient("127.0.0.1", between.port, timeout_s=LONG_S)) as client,
     ):
         client.set("a", b"1")

@@ -150,15 +150,15 @@ def test_listeners_stay_within_the_port_range() -> None:
 
 
 def test_the_lowest_rank_of_a_host_creates_its_memory_and_each_rank_enters_once() -> None:
-    said: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
 
     class Noting(Ground):
         def make(self, n_local: int) -> int:
-            said.append(("makes", n_local, 0))
+            calls.append(("makes", n_local, 0))
             return super().make(n_local)
 
         def enter(self, fd: int, n_local: int, local: int) -> None:
-            said.append(("enters", n_local, local))
+            calls.append(("enters", n_local, local))
             super().enter(fd, n_local, local)
 
     grounds = [Noting(rank) for rank in range(6)]
@@ -166,7 +166,7 @@ def test_the_lowest_rank_of_a_host_creates_its_memory_and_each_rank_enters_once(
         sizes = (1, 2, 3)
         makers = [("makes", n_local, 0) for n_local in sizes]
         all_of_them = [("enters", n_local, local) for n_local in sizes for local in range(n_local)]
-        assert sorted(said) == sorted(makers + all_of_them)
+        assert sorted(calls) == sorted(makers + all_of_them)
 
 
 def test_the_caller_closes_what_it_took_from_the_join() -> None:

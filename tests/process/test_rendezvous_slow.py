@@ -93,8 +93,8 @@ def test_a_rank_that_misses_others_warns_of_a_store_at_a_loopback_address(host: 
     store, log = MemoryStore(), Log("rank 1 never published a record")
     store.host = host
     warned = warning_of(log, store, 0, 2, {"MASTER_ADDR": "localhost"})
-    said = "a store at the loopback address 127.0.1.1 can be reached from its own host only"
-    assert (said in warned) == (host == "127.0.1.1")
+    text = "a store at the loopback address 127.0.1.1 can be reached from its own host only"
+    assert (text in warned) == (host == "127.0.1.1")
 
 
 @contextlib.contextmanager

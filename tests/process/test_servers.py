@@ -190,8 +190,8 @@ def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_a
     assert max(took_s) < 4.5, outcomes
     assert others == [""] * (N_WORKERS - 1)
     # The parent does not answer, and the view's process is silent: either may show first.
-    told = {f"{server.address} does not answer", f"{server.address} was silent for 1.2 s"}
-    assert not is_all or why in told
+    reasons = {f"{server.address} does not answer", f"{server.address} was silent for 1.2 s"}
+    assert not is_all or why in reasons
 
 
 def share_a_while() -> bool:
@@ -227,17 +227,17 @@ def test_one_server_serves_two_jobs_and_reports_to_each_only_its_own(tmp_path: P
             for key in keys:
                 for rank in range(N_WORKERS):
                     stage.await_cue(f"{key.name} rank {rank}")
-            told = [status_of(key, server.address) for key in keys]
+            states = [status_of(key, server.address) for key in keys]
             text = await_that(lambda: idle_text(keys[0], server.address), "an idle server")
             stage.cue("all have called")
             values = [[outcome.value for outcome in job.wait()] for job in jobs]
     assert values == [[True] * N_WORKERS] * 2
-    assert [one["n_jobs"] for one in told] == [2, 2]
+    assert [one["n_jobs"] for one in states] == [2, 2]
     assert "serves 2 of at most 16 jobs" in text
     assert "view 1: server 1 of 1, 3 workers" in text
     assert "of its link's 29 Mbit/s\n" in text
     assert "waits for" not in text
-    pids = [{view["pid"] for view in one["views"]} for one in told]
+    pids = [{view["pid"] for view in one["views"]} for one in states]
     assert pids[0]
     assert pids[1]
     assert not pids[0] & pids[1]
@@ -256,12 +256,12 @@ def test_a_job_that_requires_servers_names_why_each_does_not_serve(tmp_path: Pat
     with Stage() as stage, ServerProcess(other) as server:
         servers = [server.address, "127.0.0.1:1", "no-such-name.invalid"]
         env = job_env(key, *servers, SHOAL_SERVERS_REQUIRED="1") | dict(stage.env)
-        told = run_ranks(fail_to_begin, N_WORKERS, env=env)
-    for text in told:
+        texts = run_ranks(fail_to_begin, N_WORKERS, env=env)
+    for text in texts:
         assert text.startswith(f"{TimedOut.__name__}: timed out: SHOAL_SERVERS_REQUIRED=1, and 0")
-    assert f"{server.address} does not have our job key" in told[0]
-    assert "127.0.0.1:1 cannot be reached: Connection refused" in told[0]
-    assert "no-such-name.invalid:7077 has a name that does not resolve" in told[0]
+    assert f"{server.address} does not have our job key" in texts[0]
+    assert "127.0.0.1:1 cannot be reached: Connection refused" in texts[0]
+    assert "no-such-name.invalid:7077 has a name that does not resolve" in texts[0]
 
 
 def shrink_and_go_on() -> bool:

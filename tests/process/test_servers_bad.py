@@ -20,7 +20,7 @@ from shoal.group.pool import view as pool_view
 from shoal.shapes import Shape
 
 
-def ask_for_what_cannot_be_served() -> list[Any]:
+def announce_an_impossible_plan() -> list[Any]:
     """Rank 0 announces an impossible plan, and then a valid one."""
     lines, right_pack = Lines(), pool_view.pack
 
@@ -48,14 +48,14 @@ def test_a_server_reports_an_impossible_plan_to_the_workers(
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     with ServerProcess(*keys) as server:
         found = run_ranks(
-            ask_for_what_cannot_be_served, N_WORKERS, env=job_env(keys[0], server.address)
+            announce_an_impossible_plan, N_WORKERS, env=job_env(keys[0], server.address)
         )
         assert status_of(keys[1], server.address)["n_jobs"] <= 1  # it lives
         assert any("cannot serve a call that worker 0 announced" in line for line in server.log)
     for right, is_shared, _ in found:
         assert right == [True, True]
         assert is_shared
-    told = [line for line in found[0][2] if line.startswith("view 1 of the servers has ended: ")]
-    assert len(told) == 1
-    assert "server 3 cannot serve a call that worker 0 announced: " in told[0]
-    assert "no such algorithm" in told[0]
+    texts = [line for line in found[0][2] if line.startswith("view 1 of the servers has ended: ")]
+    assert len(texts) == 1
+    assert "server 3 cannot serve a call that worker 0 announced: " in texts[0]
+    assert "no such algorithm" in texts[0]

@@ -57,7 +57,7 @@ class Expected:
         whole[:N_ELEMS] = found
         unit = mx.FORMATS[self.codec].magnitudes[-1] - mx.FORMATS[self.codec].magnitudes[-2]
         largest = np.abs(average).reshape(-1, mx.BLOCK).max(axis=1, keepdims=True)
-        # At random to one of two neighbours, whose scale may be twice as large so as not to clamp.
+        # Rounded at random to one of two neighbours, at up to twice the scale to avoid clamping.
         step = 2 * unit * np.exp2(np.floor(np.log2(largest)) - mx.FORMATS[self.codec].emax)
         near = np.abs(whole - average).reshape(-1, mx.BLOCK) <= step
         same = whole.tobytes() == round_flat(self.codec, whole).tobytes()

@@ -41,7 +41,7 @@ def member_or_newcomer(n_servers: int, n_left: int) -> tuple[int, int]:
         group = grown(stage, n_servers)
     with group:
         n_right = 0
-        for number in range(3):  # servers die or come back between them, or do not
+        for number in range(3):  # servers may die or return between them
             data = noise(group.rank, number)
             group.all_reduce(data)
             n_right += is_right(data, number, N_WORKERS + 1)

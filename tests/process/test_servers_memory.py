@@ -160,7 +160,7 @@ def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path:
             stage.cue("there is no more memory")
             found = [job.wait() for job in (greedy, modest)]
         log = "".join(server.log)
-    assert MEMORY <= before < 2 << 30  # which it has of its own
+    assert MEMORY <= before < 2 << 30  # the limit that the process has set itself
     assert [outcome.value for outcome in found[1]] == [[True] * 4] * N_WORKERS, found[1]
     assert [outcome.value[0] for outcome in found[0]] == [[True] * 6] * N_WORKERS, found[0]
     reports = [line for line in found[0][0].value[1] if "has ended: " in line]

@@ -126,7 +126,7 @@ def test_a_server_killed_among_calls_by_number_costs_no_call_and_delays_none(
     assert [outcome.value for outcome in outcomes] == [[True] * 6] * N_WORKERS, outcomes
 
 
-def skip_what_others_use() -> str:
+def skip_a_number_that_others_use() -> str:
     pretend_hosts(1)
     stage = Stage.from_environment()
     with shoal.init(timeout_s=20.0) as group:
@@ -149,7 +149,7 @@ def skip_what_others_use() -> str:
 def test_a_number_that_one_rank_skips_and_others_use_ends_the_group_when_a_server_dies(
     tmp_path: Path,
 ) -> None:
-    with job_with_a_server(tmp_path, skip_what_others_use) as (stage, server, ranks):
+    with job_with_a_server(tmp_path, skip_a_number_that_others_use) as (stage, server, ranks):
         stage.await_cue("the number is skipped")
         for rank in range(N_WORKERS - 1):
             stage.await_cue(f"rank {rank}: has called")

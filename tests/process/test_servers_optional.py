@@ -38,7 +38,7 @@ class Warnings(Lines):
             self.has_no_view.set()
 
 
-def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
+def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
     """First no port is free for a view; then rank 0's interpreter is held."""
     pretend_hosts(1)
     stage, right = Stage.from_environment(), list[bool]()
@@ -83,7 +83,7 @@ def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path)
             *(key, server.address, f"127.0.0.1:{second}"),
             SHOAL_PORT_RANGE=f"{ports[0]}-{ports[-1]}",
         )
-        with start_ranks(lack_ports_and_rank_0, N_WORKERS, env={**env, **stage.env}) as ranks:
+        with start_ranks(take_ports_and_hold_rank_0, N_WORKERS, env={**env, **stage.env}) as ranks:
             stage.await_cue("the first view stands")
             with contextlib.ExitStack() as on_exit:
                 with taken(ports):

@@ -25,7 +25,7 @@ from shoal.group.pool.registry import leave
 from shoal.rendezvous.store.torch_client import TorchStoreClient
 
 
-def sum_with_a_server_that_comes_late() -> bool:
+def sum_with_a_late_server() -> bool:
     pretend_hosts(1)
     stage = Stage.from_environment()
     with shoal.init(timeout_s=30.0) as group:
@@ -47,7 +47,7 @@ def test_a_registered_server_is_used_and_an_unsealed_record_is_ignored(
         store.set(f"{folder}/{place}", value)
     with Stage() as stage:
         env = job_env(key, f"rdzv://{where}/job1", SHOAL_DEBUG="INFO") | dict(stage.env)
-        with start_ranks(sum_with_a_server_that_comes_late, N_WORKERS, env=env) as ranks:
+        with start_ranks(sum_with_a_late_server, N_WORKERS, env=env) as ranks:
             stage.await_all(N_WORKERS, "is here")
             more = ["--rdzv-endpoint", where, "--rdzv-id", "job1"]
             with ServerProcess(key, more=more) as server:

@@ -142,5 +142,5 @@ def test_the_bits_do_not_depend_on_the_reducers(
     n_servers: int, all_weights: tuple[str, ...]
 ) -> None:
     n_calls = len(all_weights) * len(NARROW)
-    told = run_ranks(reduce_by_any, N_WORKERS + n_servers, all_weights)
-    assert told == [[True] * n_calls] * N_WORKERS + [[]] * n_servers
+    results = run_ranks(reduce_by_any, N_WORKERS + n_servers, all_weights)
+    assert results == [[True] * n_calls] * N_WORKERS + [[]] * n_servers

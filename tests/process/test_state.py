@@ -78,10 +78,10 @@ def test_every_rank_dumps_what_it_waits_for_when_a_deadline_passes(
 
     # The waiting ranks: the victim may make the call when it wakes, before the abort arrives.
     assert main(["dump", *map(str, tmp_path.glob("*-rank[02]-*.json"))]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("2 of 3 ranks ")
-    assert "nothing from it in all_reduce float32[200000] sum" in told
-    assert told.splitlines()[-1].endswith("for rank 1")
+    text = capsys.readouterr().out
+    assert text.startswith("2 of 3 ranks ")
+    assert "nothing from it in all_reduce float32[200000] sum" in text
+    assert text.splitlines()[-1].endswith("for rank 1")
 
 
 def wait_and_be_asked() -> tuple[bool, str]:

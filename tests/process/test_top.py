@@ -91,7 +91,7 @@ def wait_for_the_others() -> None:
         if group.rank == 0:
             child = os.fork()
             if child == 0:
-                raise SystemExit  # runs what the parent registered for its exit
+                raise SystemExit  # runs exit functions registered by the parent
             os.waitpid(child, 0)
         stage.cue(f"rank {group.rank} is ready")
         if group.rank == 2:

@@ -49,22 +49,22 @@ def send_all(n_elems: int, bits: int, n_servers: int) -> list[Any]:
         scheme = ChunkTopK(share=0.2, bits=bits)
         averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=scheme)
         average(averager, 0)  # the first step, in which reducers keep no residual
-        came, given = np.zeros(n_elems), np.zeros(n_elems)
+        got, given = np.zeros(n_elems), np.zeros(n_elems)
         for step in range(N_STEPS):
             averages = average(averager, whole(group.rank, step, n_elems))
             assert 0 < np.count_nonzero(averages) <= 0.25 * n_elems + 8
-            came += averages
+            got += averages
             given += sum(whole(rank, step, n_elems) for rank in range(group.size))
-        assert (came * group.size != given).any() or n_elems < 9
+        assert (got * group.size != given).any() or n_elems < 9
         for _ in range(MOST_STEPS[bits]):
             is_left = np.array([residual(averager).any()], np.int32)
             group.all_reduce(is_left)
             averages = average(averager, 0)
-            came += averages
+            got += averages
             if not is_left[0] and not averages.any():  # so reducers have no residual left either
                 break
-        np.testing.assert_allclose(came * group.size, given, rtol=0, atol=0 if bits == 8 else 1e-3)
-        return [hashlib.blake2b(came.tobytes()).hexdigest()]
+        np.testing.assert_allclose(got * group.size, given, rtol=0, atol=0 if bits == 8 else 1e-3)
+        return [hashlib.blake2b(got.tobytes()).hexdigest()]
 
 
 @pytest.mark.parametrize("bits", [8, 2])
@@ -72,18 +72,18 @@ def send_all(n_elems: int, bits: int, n_servers: int) -> list[Any]:
 def test_the_values_given_over_all_steps_are_the_averages_plus_the_residuals(
     size: int, n_elems: int, bits: int
 ) -> None:
-    told = run_ranks(send_all, size, n_elems, bits, 0)
-    assert told == [told[0]] * size
+    digests = run_ranks(send_all, size, n_elems, bits, 0)
+    assert digests == [digests[0]] * size
 
 
 def test_a_server_keeps_dropped_values_as_residuals(tmp_path: Path) -> None:
-    told = run_with_a_server(tmp_path, send_all, 1_000_003, 8, 1, n_ranks=2)
-    assert told == [told[0]] * 2
+    digests = run_with_a_server(tmp_path, send_all, 1_000_003, 8, 1, n_ranks=2)
+    assert digests == [digests[0]] * 2
 
 
 def go_on_without_the_server() -> list[str]:
     pretend_hosts(1)
-    stage, n_elems, told = Stage.from_environment(), 4_000_003, []
+    stage, n_elems, digests = Stage.from_environment(), 4_000_003, []
     with shoal.init(timeout_s=60.0) as group:
         averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=ChunkTopK(0.05))
         await_servers(group, 1)
@@ -96,16 +96,16 @@ def go_on_without_the_server() -> list[str]:
                 stage.cue("rank 0: has called")
             averager.wait()
             assert 0 < np.count_nonzero(averager.arrays["a"]) <= 0.06 * n_elems
-            told.append(hashlib.blake2b(averager.arrays["a"].tobytes()).hexdigest())
-    return told
+            digests.append(hashlib.blake2b(averager.arrays["a"].tobytes()).hexdigest())
+    return digests
 
 
 def test_a_server_lost_in_mid_step_costs_its_residual_and_no_step(tmp_path: Path) -> None:
     outcomes = run_and_kill_the_server(go_on_without_the_server, 3, new_key(tmp_path))
-    told = [one.value for one in outcomes]
-    assert told[0] is not None, outcomes
-    assert len(told[0]) == 5
-    assert told == [told[0]] * 3
+    digests = [one.value for one in outcomes]
+    assert digests[0] is not None, outcomes
+    assert len(digests[0]) == 5
+    assert digests == [digests[0]] * 3
 
 
 def sent_in_a_step(n_elems: int) -> float:
@@ -201,10 +201,10 @@ def count_past_the_steps_that_fit() -> None:
         averager._departures.subject.step = (1 << 14) - 1
         given = np.zeros(4096, np.float32)
         given[10 * group.rank :][:2] = 2.0
-        came = average(averager, given).copy()
-        assert np.count_nonzero(came) == 2
-        came += average(averager, 0)
-        assert came.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
+        got = average(averager, given).copy()
+        assert np.count_nonzero(got) == 2
+        got += average(averager, 0)
+        assert got.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
 
 
 def test_residuals_of_reducers_arrive_after_the_step_counter_wraps() -> None:

@@ -53,7 +53,7 @@ def compile_collectives() -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.timeout(300)  # half a minute of two cores' time in the soak, however many share them
+@pytest.mark.timeout(300)  # half a minute of two cores in the soak, even on busy ones
 def test_compiled_collectives_give_the_results_of_plain_ones(tmp_path: Path) -> None:
     env = {**QUICK, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)} if QUICK else {}
     run_ranks(compile_collectives, 2, env=env, deadline_s=280)

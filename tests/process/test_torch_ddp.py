@@ -71,7 +71,7 @@ def trained(net: nn.Module, step: Step, part: Any, set_to_none: bool = True) -> 
         seen.append([g if g is None else g.clone() for g in gradients])
         optimizer.step()
         with torch.no_grad():
-            torch._foreach_round_(list(net.parameters()))  # whole numbers again: sums stay exact
+            torch._foreach_round_(list(net.parameters()))  # integers again: sums stay exact
     seen.append([parameter.detach().clone() for parameter in net.parameters()])
     return seen
 

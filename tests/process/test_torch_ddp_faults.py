@@ -71,9 +71,9 @@ def skip_a_layer_on_rank_1(options: dict[str, Any]) -> str:
 def test_a_gradient_missing_on_one_rank_is_named_on_every_rank(
     options: dict[str, Any], three_ranks: SharedRanks
 ) -> None:
-    said = three_ranks.run(skip_a_layer_on_rank_1, options)
-    assert "did not receive grad for rank 1: second.weight, second.bias" in said.pop(1)
-    for message in said:
+    messages = three_ranks.run(skip_a_layer_on_rank_1, options)
+    assert "did not receive grad for rank 1: second.weight, second.bias" in messages.pop(1)
+    for message in messages:
         assert "no gradient of parameter second.weight, second.bias arrived on rank 1" in message
         assert "find_unused_parameters=True; the group has ended" in message
 
@@ -128,10 +128,10 @@ def case_a_gradient_computed_twice_with_a_communication_hook_is_named() -> None:
     wrapped.register_comm_hook(None, allreduce_hook)
     data, _ = inputs(0)
     wrapped(mine(data), True)
-    came = wrapped.reducer.averaging.hooks()[2]
-    came()
+    hook = wrapped.reducer.averaging.hooks()[2]
+    hook()
     with pytest.raises(RuntimeError, match=r"the gradient of parameter second\.weight came twice"):
-        came()
+        hook()
 
 
 def case_a_gradient_computed_twice_is_named_with_advice() -> None:
@@ -180,11 +180,11 @@ def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> 
         assert str(error) == "not this time"
         net.zero_grad()
         error = error_of(step)
-    said = str(error or "")
-    if not said:
+    text = str(error or "")
+    if not text:
         for parameter, wanted in zip(net.parameters(), alone, strict=True):
             assert torch.equal(parameter.grad, wanted)
-    return said
+    return text
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def case_a_pass_that_raised_after_an_in_place_view_change_is_forgotten() -> None
 def test_a_pass_that_raised_on_one_rank_is_an_error_on_all(
     rank: int, three_ranks: SharedRanks
 ) -> None:
-    for said in three_ranks.run(raise_in_mid_backward, {}, (rank,)):
-        assert f"a backward pass raised on rank {rank} before its end" in said
-        assert "shoal.torch.shrink_group()" in said
+    for text in three_ranks.run(raise_in_mid_backward, {}, (rank,)):
+        assert f"a backward pass raised on rank {rank} before its end" in text
+        assert "shoal.torch.shrink_group()" in text
 
 
 # ---- a step that fails, and a job that goes on ----

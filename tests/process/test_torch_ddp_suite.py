@@ -1,7 +1,7 @@
 """PyTorch's own DDP cases, from its wheel, pass with shoal's wrapper in place of torch's.
 
 All of them take two minutes: `SHOAL_SOAK=1` runs them, as `make test-soak` does. A few always run.
-DistributedDataParallelTest is not in the wheel; what it tests is in test_torch_ddp.py and others.
+The wheel has no DistributedDataParallelTest; test_torch_ddp.py and others cover its cases.
 """
 
 from __future__ import annotations

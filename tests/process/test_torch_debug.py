@@ -1,6 +1,6 @@
 """Under TORCH_DISTRIBUTED_DEBUG=DETAIL a mismatch of calls raises at the call.
 
-Over Gloo torch checks this; shoal checks what torch does not check for it. No rank waits for a Work
+Torch checks this over Gloo; shoal checks the rest itself. No rank waits for a Work
 here: an error that only the Work raises would stay hidden.
 """
 

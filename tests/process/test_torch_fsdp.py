@@ -193,9 +193,9 @@ def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 def train(module: nn.Module, expected: Expected, n_steps: int = 3) -> str:
     """Train both, and compare after each step; return a digest of the shared values."""
     rank, optimizer = dist.get_rank(), torch.optim.SGD(module.parameters(), lr=LR)
-    told = []
+    digests = []
     for step in range(n_steps):
-        told.append(digest(computed_with := gathered(module)))
+        digests.append(digest(computed_with := gathered(module)))
         equal(computed_with, expected.computed_with())
         optimizer.zero_grad()
         loss = loss_of(module(batch(rank, step)))
@@ -205,7 +205,7 @@ def train(module: nn.Module, expected: Expected, n_steps: int = 3) -> str:
         optimizer.step()
         expected.step()
         equal({n: whole(each) for n, each in module.named_parameters()}, expected.master)
-    return " ".join(told)
+    return " ".join(digests)
 
 
 # ---- two ranks on two hosts ----
@@ -223,24 +223,24 @@ def test_training_equals_the_one_that_numpy_rounds(wire: str, hosts: SharedRanks
 
 
 def train_both(wire: str) -> str:
-    told = [
+    digests = [
         train(sharded(wire, wire, reshard_after_forward=True), Expected(wire, wire)),
         train(sharded(wire, wire, reshard_after_forward=False), Expected(wire, wire)),
         train(sharded(gradients=wire), Expected(gradients=wire)),
         train(sharded(weights=wire), Expected(weights=wire)),
     ]
-    return " ".join(told)
+    return " ".join(digests)
 
 
 def case_16_bit_values_of_mixed_precision_travel_in_fewer_bits() -> str:
-    told = []
+    digests = []
     half = torch.bfloat16
     for wire in ("mxfp8", "mxint8", "mxfp4"):
         for reduce in (half, torch.float32):
             policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce)
             expected = Expected(wire, wire, compute=half, reduce=reduce)
-            told.append(train(sharded(wire, wire, mp_policy=policy), expected))
-    return " ".join(told)
+            digests.append(train(sharded(wire, wire, mp_policy=policy), expected))
+    return " ".join(digests)
 
 
 def case_a_codec_no_narrower_than_the_tensors_changes_nothing() -> None:
@@ -328,16 +328,16 @@ def case_an_unshard_in_the_background_is_rounded_too() -> None:
 
 class Warnings(logging.Handler):
     def __enter__(self) -> list[str]:
-        self.told: list[str] = []
+        self.texts: list[str] = []
         logging.getLogger("shoal").addHandler(self)
-        return self.told
+        return self.texts
 
     def __exit__(self, *_error: object) -> None:
         logging.getLogger("shoal").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            self.told.append(record.getMessage())
+            self.texts.append(record.getMessage())
 
 
 def case_types_without_a_codec_travel_unchanged_with_a_warning() -> None:
@@ -347,15 +347,15 @@ def case_types_without_a_codec_travel_unchanged_with_a_warning() -> None:
     for module, kind in zip(modules, ("float64", "uint8"), strict=True):
         fully_shard(module)
         shoal.torch.fsdp.compress(module, weights="mxfp8")
-        with Warnings() as told:
+        with Warnings() as texts:
             found = [gathered(module), gathered(module)]
         masters = {name: whole(each) for name, each in module.named_parameters()}
         for each in found:
             equal(each, masters)
         is_first = dist.get_rank() == 0
-        assert len(told) == is_first
-        assert all(f"sends them as torch.{kind}" in line for line in told)
-        assert all("the parameters of the model are not sent in mxfp8" in line for line in told)
+        assert len(texts) == is_first
+        assert all(f"sends them as torch.{kind}" in line for line in texts)
+        assert all("the parameters of the model are not sent in mxfp8" in line for line in texts)
 
 
 def case_bytes() -> None:
@@ -435,9 +435,9 @@ def case_replicated_modules_and_modules_on_several_meshes_are_refused() -> None:
 
 def case_ranks_with_different_codecs_get_an_error_that_names_both() -> str:
     module = sharded(gradients=("mxfp8", "mxfp4")[dist.get_rank()])
-    with pytest.raises(UsageError, match=r"in mxfp8 between hosts.*in mxfp4") as told:
+    with pytest.raises(UsageError, match=r"in mxfp8 between hosts.*in mxfp4") as raised:
         loss_of(module(batch(0, 0))).backward()
-    assert "reduce_scatter" in str(told.value)
+    assert "reduce_scatter" in str(raised.value)
 
 
 def case_identity_ends_compression() -> None:
@@ -511,8 +511,8 @@ def each_half_for_itself() -> str:
 
 
 def test_nothing_is_rounded_inside_a_host(three_in_a_host: SharedRanks) -> None:
-    told = three_in_a_host.run(each_half_for_itself)
-    assert told == [told[0], told[0], told[2], told[2]]
+    digests = three_in_a_host.run(each_half_for_itself)
+    assert digests == [digests[0], digests[0], digests[2], digests[2]]
 
 
 def of_unlike_replicas() -> None:
@@ -533,11 +533,11 @@ def staged() -> str:
 
     device = stage_everything(piece_bytes=1024)
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    told = train(sharded("mxfp4", "mxfp8"), Expected("mxfp4", "mxfp8"))
+    digests = train(sharded("mxfp4", "mxfp8"), Expected("mxfp4", "mxfp8"))
     expected = Expected("mxfp4", "mxfp8", compute=torch.bfloat16, reduce=torch.bfloat16)
-    told += train(sharded("mxfp4", "mxfp8", mp_policy=half), expected)
+    digests += train(sharded("mxfp4", "mxfp8", mp_policy=half), expected)
     assert device.n_copies > 100
-    return told
+    return digests
 
 
 def test_tensors_of_a_device_go_through_host_memory_with_the_same_bits() -> None:

@@ -91,10 +91,10 @@ def check_group(size: int) -> None:
     np.testing.assert_array_equal(data.numpy(), np.arange(5) * sum(range(1, size + 1)))
     ends = dist.new_group([0, size - 1])
     gloo = dist.new_group(backend="gloo")
-    told = torch.tensor([dist.get_rank()])
+    data = torch.tensor([dist.get_rank()])
     if dist.get_rank() in (0, size - 1):
-        dist.all_reduce(told, group=ends)
-        assert told.item() == size - 1
+        dist.all_reduce(data, group=ends)
+        assert data.item() == size - 1
     dist.barrier(group=gloo)
 
 

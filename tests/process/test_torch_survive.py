@@ -64,13 +64,13 @@ def lose_a_rank(victim: int) -> tuple[Any, ...]:
     expected = np.arange(7) * sum(other + 1 for other in rest)
     np.testing.assert_array_equal(data.numpy(), expected)
     pair = dist.new_group([0, 1])
-    told: list[Any] = [None, None]
-    dist.all_gather_object(told, rank, group=pair)
+    gathered: list[Any] = [None, None]
+    dist.all_gather_object(gathered, rank, group=pair)
     again = shoal.torch.shrink_group()  # with nobody lost: the same ranks
     assert dist.get_process_group_ranks(again) == [0, 1]
     dist.barrier()
     dist.destroy_process_group()
-    return tuple(told)
+    return tuple(gathered)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

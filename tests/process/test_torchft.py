@@ -281,7 +281,7 @@ def test_an_abort_of_the_last_group_does_not_end_the_next_one(address: str) -> N
     run_ranks(configure_during_an_abort, 1, address)
 
 
-def lose_a_replica_before_it_comes(address: str) -> None:
+def lose_a_replica_before_it_joins(address: str) -> None:
     stage, rank, group = Stage.from_environment(), rank_of(), group_of(timedelta(seconds=2))
     if rank == 2:
         stage.cue("runs")
@@ -296,7 +296,7 @@ def lose_a_replica_before_it_comes(address: str) -> None:
 
 def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(address: str) -> None:
     with Stage() as stage:
-        ranks = start_ranks(lose_a_replica_before_it_comes, 3, address, env=stage.env)
+        ranks = start_ranks(lose_a_replica_before_it_joins, 3, address, env=stage.env)
         with ranks:
             stage.await_cue("runs")
             os.kill(ranks.pid(2), signal.SIGKILL)

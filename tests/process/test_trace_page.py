@@ -178,7 +178,7 @@ def test_the_ring_plays_to_the_tutorials_last_state(shown: Any) -> None:
     assert caption == "Proved: every rank ends with what all-reduce must leave."
 
 
-def test_it_also_plays_to_the_end_with_messages_in_flight(shown: Any) -> None:
+def test_a_page_plays_to_the_end_with_messages_in_flight(shown: Any) -> None:
     rows, *_ = shown["gather#autoplay&speed=4"]
     assert [row[1:] for row in rows] == [["a0", "a1", "a2"]] * 3
 
@@ -192,7 +192,7 @@ def test_small_and_large_groups_play_to_the_end(shown: Any, size: int) -> None:
     assert caption.startswith("Proved")
 
 
-def test_a_page_judges_by_what_is_held_not_by_reaching_the_end(shown: Any) -> None:
+def test_a_page_judges_the_result_by_the_held_values(shown: Any) -> None:
     assert pages()["wrong"] != pages()["ring"]
     assert shown["wrong#autoplay&speed=max"][2].startswith("Wrong")
 
@@ -207,7 +207,7 @@ def test_keys_and_buttons_play_pause_and_step(shown: Any) -> None:
 
 
 def test_the_bar_scrubs_both_ways(shown: Any) -> None:
-    # While messages fly, what was held before them is shown. They have landed at 0.9.
+    # While messages fly, the page shows the values before them. They land at 0.9.
     rounds = [[3, "round 4 of 6"], [5, "round 5 of 6"], [1, "round 1 of 6"], [0, "round 1 of 6"]]
     assert shown["ring#bar"] == rounds
 

@@ -162,7 +162,7 @@ def wake_after_the_others_went_on() -> tuple[Any, ...]:
             os.kill(os.getpid(), signal.SIGKILL)
         errors = [error_of(group.barrier)]
         if rank == ZOMBIE:
-            stage.cue("told")
+            stage.cue("rank 2 has its error")
             stage.await_cue("0 went on")
             stage.await_cue("1 went on")
             # It may read the others' last messages first, and get a view that has ended.
@@ -180,7 +180,7 @@ def wake_after_the_others_went_on() -> tuple[Any, ...]:
 
 def test_a_rank_stopped_while_the_others_went_on_is_refused_and_affects_nobody() -> None:
     with Stage() as stage, start_ranks(wake_after_the_others_went_on, 4, env=stage.env) as ranks:
-        stage.await_cue("told")
+        stage.await_cue("rank 2 has its error")
         stop(ranks.pid(ZOMBIE))
         for rank in (0, 1):
             stage.await_cue(f"{rank} went on")

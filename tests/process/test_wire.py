@@ -60,7 +60,7 @@ def digest(values: Array) -> str:
 def narrow_sums(ranks_per_host: int) -> list[str]:
     """Return the results by call; rank 0 compares them with the truth."""
     pretend_hosts(ranks_per_host)
-    told = []
+    digests = []
     with shoal.init() as group:
         spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
         for name, wire, n_elems in itertools.product(ALGORITHMS, NARROW, LENGTHS):
@@ -69,7 +69,7 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
             for op, subject in ((Op.SUM, 0), (Op.AVG, 0), (Op.SUM, 1 << 24)):
                 found = every[group.rank].copy()
                 group.all_reduce(found, op, wire=wire, subject=subject)
-                told.append(digest(found))
+                digests.append(digest(found))
                 if group.rank == 0:
                     n_roundings = 2 if spans_hosts else 0
                     check_sum(wire, found, every, n_roundings, op, subject)
@@ -80,16 +80,16 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
                 found = exact[group.rank].copy()
                 group.all_reduce(found, wire=wire)
                 check(found, np.add.reduce(exact))
-    return told
+    return digests
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 1), (5, 2)])
 def test_all_ranks_get_the_same_bits_and_they_are_near_the_sum(
     size: int, ranks_per_host: int
 ) -> None:
-    told = run_ranks(narrow_sums, size, ranks_per_host)
-    assert len(told[0]) == 3 * 4 * len(NARROW) * len(LENGTHS)
-    assert told == size * [told[0]]
+    digests = run_ranks(narrow_sums, size, ranks_per_host)
+    assert len(digests[0]) == 3 * 4 * len(NARROW) * len(LENGTHS)
+    assert digests == size * [digests[0]]
 
 
 def in_one_host() -> None:
@@ -121,7 +121,7 @@ def scattered() -> None:
                 # The result does not travel, so it is not rounded.
                 assert n_elems < 1000 or not is_rounded(wire, output)
         lengths = [40_001 * (rank % 2) + rank for rank in range(group.size)]
-        row = [[noise(10 * who + to, n) for to, n in enumerate(lengths)] for who in range(4)]
+        row = [[noise(10 * source + to, n) for to, n in enumerate(lengths)] for source in range(4)]
         for wire in NARROW:
             output = np.empty(lengths[group.rank], np.float32)
             group.reduce_scatter(output, row[group.rank], wire=wire)
@@ -170,7 +170,7 @@ def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
 def hostile() -> list[list[str]]:
     """Return digests for infinities, NaN, zeros, huge and tiny numbers, and bytes per wire."""
     pretend_hosts(1)
-    told = []
+    digests = []
     with shoal.init() as group:
         for wire in NARROW:
             data = np.zeros(1000, np.float32)
@@ -185,13 +185,13 @@ def hostile() -> list[list[str]]:
             others = np.delete(data, np.r_[near, 320:352])
             assert np.isfinite(others).all(), wire
             assert not data[352:960].any(), wire
-            told.append(digest(data))
-    return told
+            digests.append(digest(data))
+    return digests
 
 
 def test_only_a_block_with_a_non_finite_value_arrives_as_nan() -> None:
-    told = run_ranks(hostile, 3)
-    assert told == 3 * [told[0]]
+    digests = run_ranks(hostile, 3)
+    assert digests == 3 * [digests[0]]
 
 
 # Where a narrow wire may be requested.
@@ -207,10 +207,10 @@ def differing(wires: tuple[str | None, ...]) -> str:
 
 @pytest.mark.parametrize("wires", [("bf16", None), ("mxfp4", "mxfp8"), ("mxint8", "mxfp8")])
 def test_ranks_that_ask_for_different_wires_get_an_error(wires: tuple[str | None, ...]) -> None:
-    for told in run_ranks(differing, 2, wires):
-        assert all(f"in {wire} between hosts" in told for wire in wires if wire)
-        assert "rank 0" in told
-        assert "rank 1" in told
+    for text in run_ranks(differing, 2, wires):
+        assert all(f"in {wire} between hosts" in text for wire in wires if wire)
+        assert "rank 0" in text
+        assert "rank 1" in text
 
 
 def calls_that_cannot(group: shoal.Group) -> Iterator[tuple[Array, Any]]:
@@ -283,12 +283,12 @@ def test_a_groups_wire_applies_to_large_sums_and_other_calls_stay_wide(how: str)
 
 def warned(wire: str) -> list[str]:
     pretend_hosts(1)
-    told: list[str] = []
+    texts: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno >= logging.WARNING and "for gradients" in record.getMessage():
-                told.append(record.getMessage())
+                texts.append(record.getMessage())
 
     logging.getLogger("shoal").addHandler(Listener())
     with shoal.init(wire=wire) as group:
@@ -296,15 +296,15 @@ def warned(wire: str) -> list[str]:
         group.all_reduce(np.ones(20_001, np.float32), wire="identity")
         group.all_reduce(np.ones(20_002, np.float32), wire=wire)
         group.all_reduce(np.ones(10, np.float32))
-        assert not told
+        assert not texts
         group.all_reduce(np.ones(20_003, np.float32))
         group.all_reduce(np.ones(20_004, np.float32))
-    return told
+    return texts
 
 
 @pytest.mark.parametrize("wire", NARROW)
 def test_a_block_wire_warns_once_of_a_sum_outside_an_averager(wire: str) -> None:
-    told, nothing = run_ranks(warned, 2, wire)
-    assert nothing == []
-    assert len(told) == (1 if block_of(wire) > 1 else 0)
-    assert all(wire in line and f"{ERRORS[wire]:g}" in line for line in told)
+    texts, none = run_ranks(warned, 2, wire)
+    assert none == []
+    assert len(texts) == (1 if block_of(wire) > 1 else 0)
+    assert all(wire in line and f"{ERRORS[wire]:g}" in line for line in texts)

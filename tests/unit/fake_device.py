@@ -114,7 +114,7 @@ class FakeDevice:
         self.futures_of: list[list[Any]] = []
         self.on_thread = threading.local()
 
-    # ---- what staging calls ----
+    # ---- methods that staging calls ----
 
     def check(self, doing: str) -> None:
         pass
@@ -187,7 +187,7 @@ class FakeDevice:
         self.futures_of.append(list(devices))
         return torch.futures.Future()
 
-    # ---- what the test calls ----
+    # ---- methods for the test ----
 
     def give(
         self,
@@ -365,7 +365,7 @@ class FakeWire:
         self.calls.append(call)
         return call
 
-    # ---- the collectives, as far as one rank can tell ----
+    # ---- the collectives, as one rank sees them ----
 
     def all_reduce(self, data: BufferView, op: object, **how: Any) -> Any:
         return self._post("all_reduce", [data], [data], lambda: _sum(data, data), how)

@@ -123,7 +123,7 @@ def test_the_entry_points_of_the_package_are_register(group: str) -> None:
     assert {each.load() for each in installed} == {_autoload.register}
 
 
-# ---- where torch loads no backends by itself ----
+# ---- torch without autoloaded backends ----
 
 
 def test_importing_shoal_before_torch_registers_where_torch_loads_no_backends() -> None:
@@ -183,7 +183,7 @@ NOT_FOR_FORMING = (
 )
 
 
-def test_registering_loads_nothing_and_forming_only_what_it_needs_without_collecting() -> None:
+def test_registering_loads_nothing_and_forming_only_needed_modules_without_gc() -> None:
     # Collecting all objects of torch's import takes as long as loading all modules here.
     code = """
 import gc

@@ -47,7 +47,7 @@ def test_all_but_the_last_buffer_of_a_type_have_one_length(layout: Layout) -> No
         lengths = [extent.n_bytes for extent in extents]
         assert set(lengths[:-1]) <= {lengths[0]}
         assert 0 < lengths[-1] <= lengths[0] + 2 * ALIGN_BYTES + 4096  # a tail, and up to a page
-        # The last one is shorter only by what rounding up the others took from it.
+        # The last one is shorter only by the amount that rounded up the others.
         assert lengths[0] - lengths[-1] < ALIGN_BYTES * len(lengths)
 
 

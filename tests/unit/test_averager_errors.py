@@ -186,7 +186,7 @@ def test_misuse_is_refused(group: shoal.Group) -> None:
             weighted.begin(weight)
 
 
-def lack(group: shoal.Group) -> None:
+def leave_out(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     fill(averager, 0, [name for name in SHAPES if group.rank or name != "bias"])
@@ -202,7 +202,7 @@ def lack(group: shoal.Group) -> None:
 
 
 def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it() -> None:
-    for error in run_in_threads(lack, 3):
+    for error in run_in_threads(leave_out, 3):
         assert isinstance(error, UsageError)
         assert "no bias here" in str(error)
 

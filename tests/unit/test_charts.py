@@ -109,8 +109,8 @@ def test_one_host_has_no_timeline() -> None:
 def page(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str) -> str:
     file = tmp_path / "page.html"
     assert main([*words.split(), "--html", str(file)]) == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"wrote {file}\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", f"wrote {file}\n")
     text = file.read_text()
     assert "http" not in text.replace("http-equiv", "")  # it loads nothing
     return text

@@ -66,7 +66,7 @@ def test_a_slow_direction_between_fast_hosts_is_named_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("differing", "said"),
+    ("differing", "facts"),
     [
         ({"shoal": "0.9"}, ["shoal differs", "0.9 on host1", "1.0 on host0"]),
         ({"torch": "2.11.0"}, ["torch differs", "2.11.0 on host1"]),
@@ -77,10 +77,10 @@ def test_a_slow_direction_between_fast_hosts_is_named_alone() -> None:
     ],
 )
 def test_different_or_missing_facts_are_named_with_the_host_and_the_remedy(
-    differing: dict[str, object], said: list[str]
+    differing: dict[str, object], facts: list[str]
 ) -> None:
     [problem] = findings_of(facts_of(0), facts_of(1, **differing)).problems()
-    assert all(fact in problem for fact in said)
+    assert all(fact in problem for fact in facts)
 
 
 def test_a_path_with_smaller_packets_than_both_interfaces_allow_is_named() -> None:

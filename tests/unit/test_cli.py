@@ -78,9 +78,9 @@ def test_a_command_without_a_cluster_asks_once_for_one(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*argv, "8"] if argv[-1] == "--ranks" else argv) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "--hosts 8 --ranks-per-host 4" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "--hosts 8 --ranks-per-host 4" in output.err
 
 
 def test_an_interrupt_ends_a_command_in_one_line(

@@ -14,7 +14,7 @@ from shoal.plan.tuning import Tuning
 from shoal.schedule import COLLECTIVES
 
 
-def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
+def plan(capsys: pytest.CaptureFixture[str], words: str) -> str:
     assert main(["plan", *words.split()]) == 0
     return capsys.readouterr().out
 
@@ -25,15 +25,15 @@ def rows(out: str) -> list[list[str]]:
 
 def test_plan_prints_choices_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--hosts 8 --ranks-per-host 4 --link 25Gb --collective all_reduce"
-    *lines, channels = said(capsys, words).splitlines()
+    *lines, channels = plan(capsys, words).splitlines()
     assert channels.startswith("1 channel ")
     assert lines[0] == "all_reduce"
     assert len([line for line in lines[1:] if not line.startswith("      ")]) > 1
     assert "32 ranks on 8 hosts" in " ".join(lines)
-    out = said(capsys, "--hosts 1 --ranks-per-host 4")
+    out = plan(capsys, "--hosts 1 --ranks-per-host 4")
     assert all(f"\n{collective}\n" in f"\n{out}" for collective in COLLECTIVES)
     words = "--hosts 4 --link 1Gb --wire bf16 --collective all_reduce --collective broadcast"
-    out = said(capsys, words)
+    out = plan(capsys, words)
     assert out.startswith("all_reduce, in bf16 between hosts\n")
     assert "\nbroadcast\n" in out
     assert "256 MiB in bf16 over 4 ranks on 4 hosts: sharded takes" in " ".join(out.split())
@@ -52,7 +52,7 @@ def test_the_table_of_tune_shows_the_models_distance_from_the_fastest() -> None:
 
 
 def test_plan_prints_a_time_for_each_number_of_servers(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "--workers 8 --servers 4 --link 1Gb")
+    out = plan(capsys, "--workers 8 --servers 4 --link 1Gb")
     assert out.startswith("all_reduce of 100 MiB, 8 workers, by servers\n")
     assert [row[0] for row in rows(out)] == ["0", "1", "2", "3", "4"]
     speeds = [float(row[3].rstrip("x")) for row in rows(out)]
@@ -69,7 +69,7 @@ def test_plan_prints_a_time_for_each_number_of_servers(capsys: pytest.CaptureFix
 
 def test_workers_on_shared_hosts_gain_equally(capsys: pytest.CaptureFixture[str]) -> None:
     alone, shared = (
-        said(capsys, f"--workers {n} --servers 8 --link 1Gb {more}")
+        plan(capsys, f"--workers {n} --servers 8 --link 1Gb {more}")
         for n, more in ((8, ""), (16, "--workers-per-host 2"))
     )
     assert shared.startswith("all_reduce of 100 MiB, 16 workers on 8 hosts, by servers\n")
@@ -78,7 +78,7 @@ def test_workers_on_shared_hosts_gain_equally(capsys: pytest.CaptureFixture[str]
     sentence = " ".join(shared.split())
     assert "along each of 2 rails 50 MiB over 8 workers and 8 servers take 872 ms" in sentence
     assert sentence.endswith("3.15 ms more pass inside hosts")
-    out = " ".join(said(capsys, "--workers 8 --workers-per-host 4 --servers 2").split())
+    out = " ".join(plan(capsys, "--workers 8 --workers-per-host 4 --servers 2").split())
     assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
 
 
@@ -87,12 +87,12 @@ def test_the_gain_of_servers_depends_on_their_links_and_the_size_of_calls(
 ) -> None:
     words = "--workers 8 --servers 4 --link 1Gb"
     fast, slow, mixed = (
-        float(rows(said(capsys, words + more))[-1][3].rstrip("x"))
+        float(rows(plan(capsys, words + more))[-1][3].rstrip("x"))
         for more in ("", " --server-link 500Mb", " --server-link 2x1Gb,2x500Mb")
     )
     assert slow < mixed < fast
-    assert "fewer than 3 workers" in said(capsys, "--workers 2 --servers 2")
-    out = said(capsys, "--workers 8 --servers 2 --size 4KiB")
+    assert "fewer than 3 workers" in plan(capsys, "--workers 2 --servers 2")
+    out = plan(capsys, "--workers 8 --servers 2 --size 4KiB")
     assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
 
 

@@ -89,17 +89,17 @@ def owner() -> Iterator[Owner]:
 
 def exchange(owner: Owner, sock: socket.socket, message: bytes, n_bytes: int) -> bytes:
     """Send bytes to the endpoint, and return a reply of the given length."""
-    came = b""
+    received = b""
 
-    def has_come() -> bool:
-        nonlocal came
+    def is_complete() -> bool:
+        nonlocal received
         with contextlib.suppress(BlockingIOError):
-            came += sock.recv(n_bytes - len(came), socket.MSG_DONTWAIT)
-        return len(came) == n_bytes
+            received += sock.recv(n_bytes - len(received), socket.MSG_DONTWAIT)
+        return len(received) == n_bytes
 
     sock.sendall(message)
-    owner.run_until(has_come)
-    return came
+    owner.run_until(is_complete)
+    return received
 
 
 @contextlib.contextmanager
@@ -117,22 +117,22 @@ def test_a_calling_endpoint_makes_the_documented_handshake(owner: Owner) -> None
         owner.endpoint.step(time.monotonic())
         sock, _ = listener.accept()
     with sock:
-        said = exchange(owner, sock, b"", 64)
-        assert said == first_message(HELLO, KEY, said[32:48])
+        sent = exchange(owner, sock, b"", 64)
+        assert sent == first_message(HELLO, KEY, sent[32:48])
         challenge = HEAD + b"\x02\x00" + bytes(range(16, 32))
         proof = exchange(owner, sock, challenge, 44)
-        said += challenge
-        assert proof == HEAD + b"\x03\x00" + hmac.digest(KEY, b"client" + said, "sha256")
-        sock.sendall(HEAD + b"\x04\x00" + hmac.digest(KEY, b"server" + said, "sha256"))
+        sent += challenge
+        assert proof == HEAD + b"\x03\x00" + hmac.digest(KEY, b"client" + sent, "sha256")
+        sock.sendall(HEAD + b"\x04\x00" + hmac.digest(KEY, b"server" + sent, "sha256"))
         owner.run_until(lambda: owner.peers)
 
 
 def test_a_caller_without_the_key_is_answered_with_a_digest_of_its_hello(owner: Owner) -> None:
     owner.verdict = bytes(32)
     with socket.create_connection(owner.listen()) as sock:
-        said = first_message(HELLO, KEY)
-        digest = hashlib.sha256(b"differs" + said).digest()[:16]
-        assert exchange(owner, sock, said, 28) == HEAD + b"\x06\x00" + digest
+        sent = first_message(HELLO, KEY)
+        digest = hashlib.sha256(b"differs" + sent).digest()[:16]
+        assert exchange(owner, sock, sent, 28) == HEAD + b"\x06\x00" + digest
     assert owner.seen == [("key differs", 3)]
 
 

@@ -149,7 +149,7 @@ def test_native_waits_do_not_use_the_settable_wall_clock() -> None:
 
 
 def test_files_of_the_engine_include_one_way() -> None:
-    # A class lives in one pair of files. The progress thread and what it drives count as one.
+    # A class lives in one pair of files. The progress thread and its parts count as one.
     includes = dict[str, set[str]]()
     for path in (NATIVE / "engine").glob("*/*"):
         stem, *names = (

@@ -25,13 +25,13 @@ def test_costs_are_within_a_quarter_of_the_simulation_and_the_best_is_near_the_b
     for n_hosts, here, n_cores in TEAMS:
         cluster = default_cluster([r // here for r in range(n_hosts * here)], n_cores=n_cores)
         for collective, n_bytes in itertools.product(CARRYING, SIZES):
-            simulated, said = {}, {}
+            simulated, planned = {}, {}
             for name in candidates(collective, n_bytes, cluster):
                 simulated[name] = simulate(collective, name, cluster, n_bytes).time_us
-                said[name] = cost_of(collective, name, n_bytes, cluster).alone_us
+                planned[name] = cost_of(collective, name, n_bytes, cluster).alone_us
                 case = (collective, name, n_hosts, here, n_bytes)
-                ratios[case] = said[name] / simulated[name]
-            chosen = min(said, key=said.__getitem__)
+                ratios[case] = planned[name] / simulated[name]
+            chosen = min(planned, key=planned.__getitem__)
             if collective == "all_reduce":
                 # The planner does not know the grants that folds of 128 KiB wait for one by one.
                 assert simulated[chosen] <= 1.4 * min(simulated.values()), (chosen, simulated)

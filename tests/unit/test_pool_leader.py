@@ -97,7 +97,7 @@ def test_a_server_without_a_place_in_the_next_view_delays_the_others_only_briefl
         assert made.decide([], stages, 1) == command
     assert made._wanted == (other,)
     view.servers = (other,)
-    assert made.decide([], stages, 1) is None  # it serves as far as visible
+    assert made.decide([], stages, 1) is None  # it seems to serve
     del ready[other]
     assert made.decide([], stages, 1) is None
 

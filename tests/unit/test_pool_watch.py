@@ -55,7 +55,7 @@ class Server(Talker):
 
     def received(self, peer: Peer, kind: int, body: bytes, fd: int) -> None:
         super().received(peer, kind, body, fd)
-        message = self.came[-1]
+        message = self.messages[-1]
         if self.is_silent:
             return
         if self.refusal:
@@ -152,9 +152,9 @@ def test_a_roster_longer_than_a_sockets_buffer_arrives_completely_without_a_ping
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     made.meet((where, meet) for meet in meets)
     assert where not in made.places()
-    changes.await_that(lambda: len(server.came) == 1 + len(meets))
+    changes.await_that(lambda: len(server.messages) == 1 + len(meets))
     changes.await_that(lambda: where in made.places())
-    assert server.came == [Reserve("0", "a job", 3), *meets]
+    assert server.messages == [Reserve("0", "a job", 3), *meets]
 
 
 def test_a_server_is_not_lost_when_its_worker_leaves(

@@ -28,7 +28,7 @@ def direct(store: MemoryStore) -> Asking:
 WRONG_KEY = UsageError("rank 1 holds another job key")
 
 
-def come(store: MemoryStore, rank: int, left: int = -1) -> MemberMeeting:
+def arrive(store: MemoryStore, rank: int, left: int = -1) -> MemberMeeting:
     """Find the attempt and publish, as a process does when it joins or goes on."""
     attempt = find_attempt(store, rank, f"node-{rank}", left)
     nonce = bytes([attempt.number, rank]) + bytes(14)
@@ -47,12 +47,12 @@ def fail(
 @pytest.mark.parametrize("returning", [0, 1, 2])
 def test_a_restarted_rank_moves_all_ranks_to_the_next_attempt(returning: int) -> None:
     store = MemoryStore()
-    meetings = [come(store, rank) for rank in range(3)]
-    assert come(store, returning).attempt == 1
+    meetings = [arrive(store, rank) for rank in range(3)]
+    assert arrive(store, returning).attempt == 1
     for rank in {0, 1, 2} - {returning}:
         with pytest.raises(AttemptOverError):
             meetings[rank].look_around()
-        again = come(store, rank, left=0)
+        again = arrive(store, rank, left=0)
         assert again.attempt == 1
         again.look_around()
 
@@ -61,14 +61,14 @@ def test_a_restarted_rank_moves_all_ranks_to_the_next_attempt(returning: int) ->
 def test_stale_records_of_some_ranks_do_not_delay_a_later_job(first: int) -> None:
     """An earlier job ended before its rank 2 joined."""
     store = MemoryStore()
-    come(store, 0), come(store, 1)
+    arrive(store, 0), arrive(store, 1)
     order = [first, *({0, 1, 2} - {first})]
-    meetings = {rank: come(store, rank) for rank in order}
+    meetings = {rank: arrive(store, rank) for rank in order}
     for rank in order:
         if find_end(store, meetings[rank].attempt) is not None:
             with pytest.raises(AttemptOverError):
                 meetings[rank].look_around()
-            meetings[rank] = come(store, rank, left=meetings[rank].attempt)
+            meetings[rank] = arrive(store, rank, left=meetings[rank].attempt)
     assert {each.attempt for each in meetings.values()} == {1}
 
 
@@ -76,17 +76,17 @@ def test_stale_records_of_some_ranks_do_not_delay_a_later_job(first: int) -> Non
 def test_an_attempt_is_found_without_its_number(last: bytes | None) -> None:
     store = MemoryStore()
     for _ in range(3):
-        come(store, 0)
+        arrive(store, 0)
     store._values.pop(ATTEMPT_KEY)
     if last is not None:
         store.set(ATTEMPT_KEY, last)
-    assert come(store, 1).attempt == 2
+    assert arrive(store, 1).attempt == 2
 
 
 def test_the_number_of_an_attempt_never_decreases() -> None:
     store = MemoryStore()
     for _ in range(3):
-        come(store, 0)
+        arrive(store, 0)
     before = store.get(ATTEMPT_KEY, 0)
     meet_again(store, 0, 1, "node-1", "was slow")
     assert store.get(ATTEMPT_KEY, 0) == before
@@ -103,7 +103,7 @@ def test_the_number_of_an_attempt_never_decreases() -> None:
 )
 def test_errors_other_than_wrong_calls_are_lost_peers(error: BaseException, words: str) -> None:
     store = MemoryStore()
-    first, _ = come(store, 0), come(store, 1)
+    first, _ = arrive(store, 0), arrive(store, 1)
     fail(store, error, 0)
     with pytest.raises(PeerLost, match=f"rank 1 on node-1 has left the meeting: {words}") as caught:
         first.look_around()
@@ -112,13 +112,13 @@ def test_errors_other_than_wrong_calls_are_lost_peers(error: BaseException, word
 
 def test_a_later_rank_waits_for_the_failed_one_and_knows_the_reason() -> None:
     store = MemoryStore()
-    come(store, 1)
+    arrive(store, 1)
     fail(store, attempt=0)
-    first = come(store, 0)
+    first = arrive(store, 0)
     first.look_around()
     assert first.before is not None
     assert (first.before.rank, first.before.reason) == (1, str(WRONG_KEY))
-    assert come(store, 1).attempt == first.attempt == 1
+    assert arrive(store, 1).attempt == first.attempt == 1
     first.look_around()
     assert first.before is None
 
@@ -127,28 +127,28 @@ def test_a_later_rank_waits_for_the_failed_one_and_knows_the_reason() -> None:
 def test_a_rank_that_fails_before_it_publishes_ends_the_attempt_too(was_there: bool) -> None:
     store = MemoryStore()
     if was_there:
-        come(store, 1)
-    first = come(store, 0)
+        arrive(store, 1)
+    first = arrive(store, 0)
     fail(store)
     with pytest.raises(UsageError):
         first.look_around()
-    assert come(store, 1).attempt == 1
+    assert arrive(store, 1).attempt == 1
 
 
 def test_a_rank_that_fails_when_all_meet_again_ends_the_next_attempt() -> None:
     store = MemoryStore()
-    first, _ = come(store, 0), come(store, 1)
+    first, _ = arrive(store, 0), arrive(store, 1)
     meet_again(store, 0, 2, "node-2", "was started again")
     with pytest.raises(AttemptOverError):
         first.look_around()
     fail(store, attempt=0)
     with pytest.raises(UsageError, match="holds another job key"):
-        come(store, 0, left=0)
+        arrive(store, 0, left=0)
 
 
 def test_a_failure_of_a_replaced_process_is_ignored() -> None:
     store = MemoryStore()
-    come(store, 1), come(store, 1)
+    arrive(store, 1), arrive(store, 1)
     fail(store, attempt=0)
     assert find_end(store, 1) is None
 
@@ -173,6 +173,6 @@ def test_a_damaged_end_makes_all_meet_again() -> None:
         flipped = bytearray(value)
         flipped[at // 8] ^= 1 << at % 8
         assert not decode_end(bytes(flipped)).is_failure
-    come(store, 0)
+    arrive(store, 0)
     for other in (b"", b"1", b"[]", store.get(record_key(1, 0), 0)):
         assert not decode_end(other).is_failure

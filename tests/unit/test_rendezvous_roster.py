@@ -43,7 +43,7 @@ def test_the_longest_entry_is_within_the_bound() -> None:
 WHOLE = entry(1).encode(1) + entry(2).encode(2)
 WRONG = {
     "an entry is missing": entry(1).encode(1),
-    "one comes twice": WHOLE + entry(1).encode(1),
+    "one occurs twice": WHOLE + entry(1).encode(1),
     "one is of another rank": WHOLE + entry(3).encode(3),
     "an address is a name": WHOLE.replace(text_field("10.0.0.1"), text_field("some.nam")),
     "a line is broken": WHOLE.replace(b"a host", b"a\nhost"),

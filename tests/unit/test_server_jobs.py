@@ -78,16 +78,16 @@ def server() -> Iterator[Any]:
     made._close()
 
 
-def come(server: Any, open_place: Callable[[], str] = str) -> Any:
+def new_job(server: Any, open_place: Callable[[], str] = str) -> Any:
     """Connect a job that has proved the server's key and requested a reservation."""
     server.welcome(Peer(), Hello(KEY.number, 0, 0))
     job = [*server._jobs.values()][-1]
     job.open_place, job.place = open_place, PLACE
-    tell(server, job, Reserve(own_version(), f"group {len(server._jobs)}", 3))
+    answers_to(server, job, Reserve(own_version(), f"group {len(server._jobs)}", 3))
     return job
 
 
-def tell(server: Any, job: Any, message: Message) -> list[Message]:
+def answers_to(server: Any, job: Any, message: Message) -> list[Message]:
     """Send a message to a server, and return its answers."""
     n = len(job.peer.sent)
     server.received(job.peer, *encode(message), -1)
@@ -101,14 +101,14 @@ def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_order_of_arrival(
     now = [100.0]
     monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     server._serve = lambda job, meet: (began.append((job, meet.view)), "")[1]
-    one, other, gone = (come(server) for _ in range(3))
+    one, other, gone = (new_job(server) for _ in range(3))
     for view in range(64):
-        assert tell(server, one, MEET._replace(view=view))
-    assert not tell(server, one, MEET)
-    assert not tell(server, gone, MEET)
+        assert answers_to(server, one, MEET._replace(view=view))
+    assert not answers_to(server, one, MEET)
+    assert not answers_to(server, gone, MEET)
     server.lost(gone.peer)
-    assert not tell(server, other, MEET._replace(view=2))
-    assert not tell(server, one, MEET._replace(view=3))  # in place of the waiting one
+    assert not answers_to(server, other, MEET._replace(view=2))
+    assert not answers_to(server, one, MEET._replace(view=3))  # in place of the waiting one
     monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
     assert server._wake_at() == 100.25
     del began[:]
@@ -125,11 +125,11 @@ def test_a_view_whose_workers_gave_it_up_while_it_waited_starts_no_process(
     now = [100.0]
     monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     server._serve = lambda job, _meet: (began.append(job), "")[1]
-    jobs = [come(server) for _ in range(20)]
+    jobs = [new_job(server) for _ in range(20)]
     for _ in range(64):
-        tell(server, jobs[0], MEET)
+        answers_to(server, jobs[0], MEET)
     for job in jobs[1:]:
-        assert not tell(server, job, MEET)
+        assert not answers_to(server, job, MEET)
     del began[:]
     monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
     while server._waiting:
@@ -143,10 +143,10 @@ def test_a_view_whose_workers_gave_it_up_while_it_waited_starts_no_process(
 def test_a_view_of_a_job_without_a_reservation_is_refused_at_once(
     server: Any,
 ) -> None:
-    job = come(server)
+    job = new_job(server)
     job.name = None
     for _ in range(99):
-        (answer,) = tell(server, job, MEET)
+        (answer,) = answers_to(server, job, MEET)
         assert answer.refused == "nothing was reserved"
     assert job.pace.next_at == 0.0
 
@@ -161,18 +161,18 @@ def test_a_job_is_served_while_its_next_view_waits_for_a_place(
         [*server._jobs.values()][-1].place = None if why else PLACE
         return why
 
-    job = come(server, open_place)
-    assert tell(server, job, MEET) == [Reserved("", server._identity)]
-    assert len(tell(server, job, Ask())) == 1
-    offer, status = tell(server, job, Ask())
+    job = new_job(server, open_place)
+    assert answers_to(server, job, MEET) == [Reserved("", server._identity)]
+    assert len(answers_to(server, job, Ask())) == 1
+    offer, status = answers_to(server, job, Ask())
     assert offer == Reserved("", server._identity, b"an entry")
     assert isinstance(status, Status)
-    assert len(tell(server, job, Ask())) == 1
+    assert len(answers_to(server, job, Ask())) == 1
     assert not lacks
 
 
 def test_a_job_that_sends_garbage_or_is_lost_is_dropped(server: Any) -> None:
-    jobs = [come(server) for _ in range(2)]
+    jobs = [new_job(server) for _ in range(2)]
     server.received(jobs[0].peer, encode(MEET)[0], b"x", -1)
     server.lost(jobs[1].peer, 0, "it closed the connection")
     assert not server._jobs
@@ -201,7 +201,7 @@ def test_a_job_that_reads_no_answers_is_dropped_and_one_that_reads_late_is_not(
         if is_late:
             assert time.monotonic() < server._endpoint.deadline < time.monotonic() + 2.0
             peer.pause(False)
-            job.run_until(lambda: len(job.came) == n_asked)
+            job.run_until(lambda: len(job.messages) == n_asked)
             assert isinstance(job.ask(Ask()), Status)
             assert server._endpoint.deadline == float("inf")
         else:
@@ -210,10 +210,10 @@ def test_a_job_that_reads_no_answers_is_dropped_and_one_that_reads_late_is_not(
 
 
 def test_an_answer_about_too_many_views_is_cut_to_valid_json() -> None:
-    told = {"version": "1", "n_jobs": 8}
+    head = {"version": "1", "n_jobs": 8}
     few, many = ([{"view": at, "why": "é" * 100} for at in range(n)] for n in (3, 256))
-    assert json.loads(as_text({**told, "views": few})) == {**told, "views": few}
-    text = as_text({**told, "views": many})
+    assert json.loads(as_text({**head, "views": few})) == {**head, "views": few}
+    text = as_text({**head, "views": many})
     assert len(text) <= 60_000
     found = json.loads(text)
     assert found["views"] == many[: len(found["views"])]
@@ -255,11 +255,11 @@ def test_a_server_registers_the_address_at_which_the_store_reaches_it(
 
 def test_a_key_reserves_only_groups_with_room_for_two_views_each(server: Any) -> None:
     """Otherwise each new view would end another job's oldest, which that requests again."""
-    jobs = [come(server) for _ in range(130)]
+    jobs = [new_job(server) for _ in range(130)]
     reserved: list[Any] = [job.peer.sent[0] for job in jobs]
     assert [not answer.refused for answer in reserved] == [True] * 128 + [False] * 2
     assert "128 groups of jobs with this key" in reserved[-1].refused
-    (again,) = tell(server, jobs[0], Reserve(own_version(), "group 0", 3))
+    (again,) = answers_to(server, jobs[0], Reserve(own_version(), "group 0", 3))
     assert again == reserved[0]
 
 

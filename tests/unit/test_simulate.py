@@ -211,8 +211,8 @@ def test_representative_ranks_yield_the_same_time(
 
 def test_symmetric_algorithms_need_one_host_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FEW_STEPS", 0)
-    alike = {"ring", "sharded", "halving", "ring_2d", "fairring", "sharded/ring"}
-    for name in sorted(alike):
+    symmetric = {"ring", "sharded", "halving", "ring_2d", "fairring", "sharded/ring"}
+    for name in sorted(symmetric):
         assert simulate("all_reduce", name, cluster(16, 2), MIB).n_simulated == 2, name
     assert simulate("all_reduce", "tree", cluster(16, 2), MIB).n_simulated == 32
     for root in (0, 1, 5):  # the root does not represent other ranks

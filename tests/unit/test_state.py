@@ -60,19 +60,19 @@ STATE = """{
 
 
 def step(peer: int, awaits: str, since_s: float = 1.0, kind: str = "recv") -> dict[str, Any]:
-    told = {"step": 0, "kind": kind, "peer": peer, "awaits": awaits, "since_s": since_s}
-    told |= {"n_bytes": 4096, "n_segments": 4, "ready": 4, "done": 1, "granted": 2}
-    return told | ({"started": 0} if kind == "send" else {"arrived": 0, "offered": 0})
+    step = {"step": 0, "kind": kind, "peer": peer, "awaits": awaits, "since_s": since_s}
+    step |= {"n_bytes": 4096, "n_segments": 4, "ready": 4, "done": 1, "granted": 2}
+    return step | ({"started": 0} if kind == "send" else {"arrived": 0, "offered": 0})
 
 
 def call(
     *steps: dict[str, Any], absent: tuple[int, ...] = (), key: int = 5, what: str = WHAT
 ) -> dict[str, Any]:
-    told = json.loads(CALL) | {"key": f"{key:016x}", "what": what, "agreement": f"hash of {what}"}
+    made = json.loads(CALL) | {"key": f"{key:016x}", "what": what, "agreement": f"hash of {what}"}
     peers = sorted({one["peer"] for one in steps})
-    told["peers"] = [{"rank": rank, "in_call": rank not in absent} for rank in peers]
-    told |= {"steps": steps, "n_steps_left": len(steps)}
-    return told | {"waits": waits_of(told)}
+    made["peers"] = [{"rank": rank, "in_call": rank not in absent} for rank in peers]
+    made |= {"steps": steps, "n_steps_left": len(steps)}
+    return made | {"waits": waits_of(made)}
 
 
 def state(rank: int, *calls: dict[str, Any], last: int = 5, size: int = 3) -> dict[str, Any]:
@@ -135,21 +135,21 @@ def test_the_text_names_waiting_and_awaited_ranks_and_times() -> None:
         ("train.py:7",),
     ):
         assert any(all(fact in line for fact in facts) for line in text.splitlines()), facts
-    told = state(0)
-    told["worlds"][0].update(is_stuck=True, groups=[], peers=[])
-    del told["worlds"][0]["staging"]
-    assert "its state cannot be read: a thread holds its lock" in text_of(told)
+    stuck = state(0)
+    stuck["worlds"][0].update(is_stuck=True, groups=[], peers=[])
+    del stuck["worlds"][0]["staging"]
+    assert "its state cannot be read: a thread holds its lock" in text_of(stuck)
 
 
 def test_a_state_holds_no_keys_and_names_source_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KEY", "sesame")
     monkeypatch.setenv("SHOAL_KEY_FILE", "/a/path")
-    told = document.describe("test")
-    assert "sesame" not in json.dumps(told) + text_of(told)
-    assert told["settings"]["SHOAL_KEY"] == "(set)"
-    assert told["settings"]["SHOAL_KEY_FILE"] == "/a/path"
+    written = document.describe("test")
+    assert "sesame" not in json.dumps(written) + text_of(written)
+    assert written["settings"]["SHOAL_KEY"] == "(set)"
+    assert written["settings"]["SHOAL_KEY_FILE"] == "/a/path"
     name = threading.current_thread().name
-    mine = next(one for one in told["threads"] if one["name"] == name)
+    mine = next(one for one in written["threads"] if one["name"] == name)
     assert mine["at"].startswith(f"{__file__}:")
 
 
@@ -179,14 +179,14 @@ def test_the_setting_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
-    pattern, told = str(tmp_path / "new" / "a-%r"), state(0)
-    first = write(told, "one", pattern)
+    pattern, content = str(tmp_path / "new" / "a-%r"), state(0)
+    first = write(content, "one", pattern)
     assert [path.name for path in first] == ["a-0.json", "a-0.txt"]
     (tmp_path / "new" / "a-0-2.txt").write_text("mine")
-    second = write(told, "two", pattern)
+    second = write(content, "two", pattern)
     assert [path.name for path in second] == ["a-0-3.json", "a-0-3.txt"]
     assert [path.read_text() for path in (first[1], second[1])] == ["one", "two"]
-    assert json.loads(second[0].read_text()) == told
+    assert json.loads(second[0].read_text()) == content
     assert (tmp_path / "new" / "a-0-2.txt").read_text() == "mine"
     assert not (tmp_path / "new" / "a-0-2.json").exists()
 
@@ -221,8 +221,8 @@ def test_a_wait_for_a_hanging_disk_ends(
 
 def native(taken_ns: int) -> SimpleNamespace:
     """Return a group that a deadline has ended, whose state can be taken once."""
-    told = [{"taken_ns": taken_ns, "groups": [], "peers": []}]
-    return SimpleNamespace(take_state_at_deadline=lambda: told.pop() if told else None)
+    states = [{"taken_ns": taken_ns, "groups": [], "peers": []}]
+    return SimpleNamespace(take_state_at_deadline=lambda: states.pop() if states else None)
 
 
 class Context:
@@ -344,9 +344,9 @@ LATER = {**state(0), "taken_at_s": 99.0}
 def test_ranks_that_hold_up_a_job_are_named(
     states: list[dict[str, Any]], lines: list[list[str]]
 ) -> None:
-    said = verdict(states).splitlines()
+    lines_of_verdict = verdict(states).splitlines()
     for facts in lines:
-        assert any(all(fact in line for fact in facts) for line in said), facts
+        assert any(all(fact in line for fact in facts) for line in lines_of_verdict), facts
 
 
 @pytest.mark.parametrize(
@@ -396,12 +396,12 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     (world,) = state(0, late, later)["worlds"]
     (group,) = world["groups"]
     due = dict[int, tuple[str, float]]()
-    n_told = []
+    n_warnings = []
     for age_s in (9.9, 10.0, 11.0, 19.9, 20.0, 35.0, 90.0, 159.0, 160.0):
         late["age_s"] = age_s
         texts = late_in(world, 7, 10.0, due)
-        n_told.append(len(texts))
-    assert n_told == [0, 1, 0, 0, 1, 0, 1, 0, 1]
+        n_warnings.append(len(texts))
+    assert n_warnings == [0, 1, 0, 0, 1, 0, 1, 0, 1]
     (text,) = texts
     assert text.startswith("rank 0 on ")
     assert f"has waited 160.0 s in {WHAT} (call 5 of group {group['name']!r}) for rank 2" in text

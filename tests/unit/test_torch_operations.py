@@ -1,4 +1,4 @@
-"""What the torch front end refuses, and what it passes to a group that only records calls."""
+"""Refusals of the torch front end, and the calls that it passes to a recording group."""
 
 from __future__ import annotations
 

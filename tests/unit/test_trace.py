@@ -130,9 +130,9 @@ def links(svg: ET.Element) -> list[tuple[int, int, Fraction]]:
     """Return every link named by a line's title, and the part of the buffer it carries."""
     found = []
     for title in svg.iterfind(f".//{SVG}g/{SVG}title"):
-        for said in (title.text or "").split("; "):
-            match = re.fullmatch(r"(?:round \d+, )?(\d+) to (\d+): (?:(\S+) of )?the buffer", said)
-            assert match, said
+        for text in (title.text or "").split("; "):
+            match = re.fullmatch(r"(?:round \d+, )?(\d+) to (\d+): (?:(\S+) of )?the buffer", text)
+            assert match, text
             found.append((int(match[1]), int(match[2]), Fraction(match[3] or 1)))
     return found
 

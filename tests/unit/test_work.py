@@ -39,7 +39,7 @@ class Call:
 
 
 def wait_for_an_end(work: Work, seen: int) -> int:
-    """Do what the native mesh would do."""
+    """Stand in for the native mesh."""
     mesh: Any = work.mesh
     with mesh.changed:
         mesh.n_seen = seen
