@@ -96,4 +96,4 @@ def test_only_the_listed_cases_of_torchs_own_ddp_fail(tmp_path: Path) -> None:
     missing = CANNOT_PASS.keys() - found.keys()
     if torch.__version__.startswith("2.13"):  # other versions lack some of them
         assert missing == set()
-        assert sum(outcome == "passed" for outcome in outcomes[0].values()) >= 56
+        assert sum(outcome == "passed" for outcome in outcomes[0].values()) >= 55

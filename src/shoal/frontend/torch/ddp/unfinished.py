@@ -60,8 +60,8 @@ class Missing(NamedTuple):
 # These begin with torch's own words, because programs and users search for them.
 _NOT_USED: Final = (
     "This error indicates that your module has parameters that were not used in producing loss, "
-    "and the averages of other parameters wait for their gradients. If you intend this, pass "
-    "the keyword argument `find_unused_parameters=True` to "
+    "and the averages of other parameters wait for their gradients. If you intend this, "
+    "enable it by passing the keyword argument `find_unused_parameters=True` to "
     "`shoal.torch.DistributedDataParallel`; if not, make sure that all `forward` "
     "function outputs participate in calculating loss."
 )
