@@ -257,10 +257,9 @@ def member_whose_first_grow_fails_or_newcomer() -> None:
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     form_new = growing.form_new
 
-    def fail_once(*given: Any) -> shoal.Group:
-        growing.form_new = form_new
+    def fail(*given: Any) -> shoal.Group:
         form_new(*given).close()
-        raise shoal.TimedOut("once")
+        raise shoal.TimedOut("the first grow fails")
 
     if rank == 2:
         group = shoal.init(join=stage.store.get("address", 60).decode())
@@ -270,12 +269,13 @@ def member_whose_first_grow_fails_or_newcomer() -> None:
         if rank == 0:
             stage.store.set("address", group.address.encode())
         else:
-            growing.form_new = fail_once
+            growing.form_new = fail  # each time: a grow tries again if the newcomer is soon back
         for size in (2, 3):
             while rank == 0 and not group.newcomers:
                 os.sched_yield()
             group.barrier()
             group = group.grow()
+            growing.form_new = form_new
             assert group.size == size
             stage.cue(f"rank {rank} is in a group of {size}")
             stage.await_cue(f"{size} have been seen")
