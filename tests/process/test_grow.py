@@ -261,6 +261,7 @@ def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
             group.all_reduce(is_over, "max")
             if group.size == size and is_over[0]:
                 break
+            time.sleep(0.005)  # the computing of a step: calls alone would fill all cores
             group = group.grow(timeout_s=LONG_S)
         except (ShoalError, KeyboardInterrupt):
             group = group.reform(timeout_s=LONG_S)
