@@ -5,6 +5,7 @@ import contextlib
 import functools
 import json
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -319,13 +320,15 @@ def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
     monkeypatch.setenv("SHOAL_MONITOR", "1")
     monkeypatch.setattr(forming, "choose_addresses", lambda *_args: [advertised])
     advertised = Advertised("127.0.0.1", "lo", "a test")
-    with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as other:
+    # Below the ports that the kernel gives to connections, one of which may be the next.
+    ports = range(random.randrange(14_000, 18_000), 18_900)
+    with contextlib.closing(listen_tcp("127.0.0.1", ports)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port - 1}-{port}")
+        monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port}-{port + 1}")
         listener, place = forming._listen_to_readers(advertised, 1)
         assert listener is not None
         assert place is not None
-        assert place.port == port - 1
+        assert place.port == port + 1
         assert forming._listen_to_readers(advertised, 1) == (None, None)  # no port is left
 
         def refuse(*_args: object) -> None:
