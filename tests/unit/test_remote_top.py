@@ -21,7 +21,7 @@ from shoal.group import form as forming
 from shoal.group.agreeing import digest_of, monitor_of
 from shoal.plan import Settings
 from shoal.rendezvous.interface import Advertised
-from shoal.rendezvous.listener import listen_tcp
+from shoal.rendezvous.listener import hold_port, listen_tcp
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.state import remote
 from shoal.state.remote import Answering, Place, ask
@@ -175,10 +175,10 @@ def test_top_switches_worlds_only_if_no_rank_of_the_shown_one_answers() -> None:
 
 @pytest.mark.usefixtures("key")
 def test_an_ended_rank_is_shown_as_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as listener:
-        gone = listener.getsockname()[1]
-    assert errors_of(at(gone)) == ["it has ended, or its connection broke"]
-    assert main(["top", f"127.0.0.1:{gone}", "--once"]) != 0
+    with hold_port() as held:  # no listener
+        gone = held.getsockname()[1]
+        assert errors_of(at(gone)) == ["it has ended, or its connection broke"]
+        assert main(["top", f"127.0.0.1:{gone}", "--once"]) != 0
     assert f"the process at 127.0.0.1:{gone}: it has ended" in capsys.readouterr().err
 
 

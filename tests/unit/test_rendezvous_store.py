@@ -254,19 +254,18 @@ def test_a_client_warns_while_no_store_answers(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.rendezvous.store.client._WARN_S", 0.0)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with caplog.at_level(logging.WARNING, "shoal"), pytest.raises(TimedOut):
-        TcpStoreClient("127.0.0.1", port, timeout_s=0.05)
+    with hold_port() as held:  # no listener
+        port = held.getsockname()[1]
+        with caplog.at_level(logging.WARNING, "shoal"), pytest.raises(TimedOut):
+            TcpStoreClient("127.0.0.1", port, timeout_s=0.05)
     assert f"no store of shoal answered at 127.0.0.1:{port}" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("host", ["127.0.1.1", "localhost"])
 def test_an_error_about_no_store_at_loopback_explains_loopback(host: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with pytest.raises(TimedOut, match=r"loopback address .* from its own host only: if rank 0"):
-        TcpStoreClient(host, port, timeout_s=0.05)
+    reason = r"loopback address .* from its own host only: if rank 0"
+    with hold_port() as held, pytest.raises(TimedOut, match=reason):
+        TcpStoreClient(host, held.getsockname()[1], timeout_s=0.05)
 
 
 def test_an_error_about_no_store_elsewhere_does_not_mention_loopback() -> None:
