@@ -97,6 +97,17 @@ def never_ready(group: shoal.Group) -> None:
     averager.wait()
 
 
+@in_ranks(2)
+def test_a_rank_that_has_no_averager_yet_learns_of_missing_arrays_elsewhere(
+    group: shoal.Group,
+) -> None:
+    if group.rank == 1:  # while rank 0 creates its averager
+        lacking.end_group(group, "'bias' never became ready on rank 1")
+        return
+    with pytest.raises(UsageError, match="'bias' never became ready on rank 1"):
+        Averager(group, SHAPES)
+
+
 def test_missing_arrays_are_named_with_their_rank_on_every_rank() -> None:
     for error in run_in_threads(never_ready, 3):  # also of a rank that is still sending its arrays
         assert isinstance(error, UsageError)

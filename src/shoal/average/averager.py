@@ -149,8 +149,10 @@ class Averager:
         self.fusion_bytes = self._fusion_bytes(self._asked_bytes)
         check_hosts(self._options["compress"], group.planner.cluster.hosts)
         self._same = SameCheck(group, self._options["check_same"])
-        agree(group, self.name, self.entries, {"fusion_bytes": self.fusion_bytes} | self._options)
-        order = self._follow_rank_0(group, order, is_known=is_known)
+        options = {"fusion_bytes": self.fusion_bytes} | self._options
+        with explaining(group):  # another rank may have ended its first step already
+            agree(group, self.name, self.entries, options)
+            order = self._follow_rank_0(group, order, is_known=is_known)
         layout = Layout.of(self.entries, order, self.fusion_bytes)
         self._check_types()
         self._preparation = None
