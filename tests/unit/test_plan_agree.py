@@ -120,6 +120,7 @@ def test_a_given_link_precedes_a_file_and_a_file_precedes_the_interface() -> Non
             "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)",
             ("not set", "a:1"),
         ),
+        (Settings(channels=2), "SHOAL_CHANNELS", ("not set", "2")),
         (Settings(wire=Codec.BF16), "(SHOAL_WIRE, or init(wire=))", ("identity", "bf16")),
     ],
 )

@@ -86,7 +86,8 @@ class Averager:
 
     Raises:
         UsageError: there is nothing to average, or a dtype has no average, or ranks average
-            different arrays (on every rank, with the first difference and the ranks).
+            different arrays (on every rank, with the first difference and the ranks), or another
+            rank has ended its first step with arrays missing (see `send_rest`).
         ShoalError: the machine has too little memory.
 
     Source: Herring (SC 2020), III-1 and III-2; Li et al., "PyTorch Distributed" (VLDB 2020);
