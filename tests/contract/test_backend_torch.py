@@ -6,22 +6,17 @@ The contract follows torch's own tests of backends, which its wheel does not con
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from process.ranks import run_ranks, start_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import Stage, error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
-import torch
-import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 

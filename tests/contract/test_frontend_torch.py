@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+import torch.distributed as dist
 from contract.torch_checks import (
     DTYPES,
     FOLDS,
@@ -21,12 +22,6 @@ from contract.torch_checks import (
 )
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
-import torch
-import torch.distributed as dist
 
 if TYPE_CHECKING:
     Tensor = torch.Tensor

@@ -6,7 +6,6 @@ the same inputs; the results of both must be equal.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable
@@ -14,16 +13,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from contract import torch_checks as checks
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
-from process.stage import error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from contract import torch_checks as checks
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
+from process.stage import error_of
 
 if TYPE_CHECKING:
     Tensor = torch.Tensor

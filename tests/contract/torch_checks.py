@@ -7,15 +7,9 @@ other rank.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
 import torch.distributed as dist

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 from process.examples import EXAMPLES, run_ranks_of
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 EXAMPLE = EXAMPLES / "mnist.py"
 
 

@@ -6,7 +6,6 @@ ranks. Every rank knows the full table, and each case must restore all of it.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import warnings
@@ -14,13 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.shared_ranks import Case, SharedRanks, cases_in
 
 SIZE = 2
 ROWS, COLUMNS = 10, 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import warnings
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process.ranks import run_ranks
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
 if shutil.which("g++") is None:
     pytest.skip("torch.compile needs g++", allow_module_level=True)
 

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from process.ddp_training import OneOf, assert_same_bits, inputs, mine, start, whole, wrap
+from process.ranks import run_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from torch import nn
 from torch.utils.checkpoint import checkpoint

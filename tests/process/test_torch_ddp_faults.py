@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from process.ddp_training import inputs, mine, whole, wrap
+from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

@@ -10,7 +10,6 @@ waits for its deadline.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import time
@@ -18,15 +17,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
-from process.shared_ranks import SharedRanks
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from process.ddp_actions import ACTIONS
 from process.ddp_fuzz import Finding, Program, draw, find, judged
+from process.shared_ranks import SharedRanks
 
 # Numbers of ranks and seeds, in parts that several workers of pytest run in parallel.
 QUICK = [(2, range(35)), (4, range(10))]

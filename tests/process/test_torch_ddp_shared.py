@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from process.ddp_training import Gradients, Wrap, gradients, randoms, run_case

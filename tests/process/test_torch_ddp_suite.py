@@ -6,19 +6,14 @@ The wheel has no DistributedDataParallelTest; test_torch_ddp.py and others cover
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import Final
 
 import pytest
-from process.ranks import run_ranks
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 from process import ddp_suite
+from process.ranks import run_ranks
 
 _SYNC_BN: Final = "torch refuses SyncBatchNorm on the CPU, by any wrapper"
 _MIXED: Final = "mixed_precision is refused; autocast does on the CPU what it is for"

@@ -6,21 +6,16 @@ here: an error that only the Work raises would stay hidden.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks
-from process.stage import error_of, leave_at_once
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.ranks import run_ranks
+from process.stage import error_of, leave_at_once
 
 
 def ones(*lengths: int) -> list[torch.Tensor]:

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 
 import pytest
 from process.examples import run_example
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
 
 SECONDS, EVERY = (60, 4) if os.environ.get("SHOAL_SOAK") else (2, 1)
 

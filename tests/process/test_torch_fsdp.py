@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -12,18 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
-from process.stage import bytes_out, bytes_since
-from wires import NARROW, Floats, rounded
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
+from process.stage import bytes_out, bytes_since
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from wires import NARROW, Floats, rounded
 
 import shoal.torch
 from shoal.average import ErrorFeedback

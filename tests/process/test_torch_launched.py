@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process.ranks import free_port, run_ranks
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.ranks import free_port, run_ranks
 
 import shoal.torch
 from shoal.errors import UsageError

@@ -7,7 +7,6 @@ processes whose default group is shoal's, once in processes whose default group 
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -15,14 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in
-from process.stage import leave_at_once
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.shared_ranks import Case, SharedRanks, cases_in
+from process.stage import leave_at_once
 from torch import nn
 
 SIZE = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import threading
@@ -10,14 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks, start_ranks
-from process.stage import Stage, error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, error_of
 
 SIZE = 4
 

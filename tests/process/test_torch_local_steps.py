@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import io
 import os
 import re
@@ -14,16 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from process.local_steps import RATE, Case, check, expected, first_values, target, weight_of
 from process.ranks import run_ranks, start_ranks
 from process.shared_ranks import SharedRanks, cases_in
 from process.stage import Stage
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
-import torch
-import torch.distributed as dist
 from torch import nn
 
 import shoal.torch

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import signal
 from typing import Any
 
 import pytest
-from process.ranks import start_ranks
-from process.shared_ranks import Case, SharedRanks, cases_in
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from process.ddp_training import inputs, mine, randoms, start, whole, wrap
+from process.ranks import start_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

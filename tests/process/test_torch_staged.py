@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -10,16 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from contract import test_frontend_torch
 from process.ranks import start_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import Stage, error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
-import torch
-import torch.distributed as dist
 from process.test_torch_layers import ddp, train
 
 SIZE = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -10,15 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from process.examples import run_example
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
-import torch
-import torch.distributed as dist
 
 import shoal.torch
 from shoal.errors import PeerLost, Unsupported, UsageError

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from process.stage import error_of
 from torch import nn
 

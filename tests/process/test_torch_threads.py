@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import threading
 from collections.abc import Callable
@@ -13,15 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-from process.ranks import run_ranks
-from process.stage import error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.ranks import run_ranks
+from process.stage import error_of
 from torch._C._distributed_c10d import AllgatherOptions
 
 if TYPE_CHECKING:

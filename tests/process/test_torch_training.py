@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -12,14 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from process.ranks import run_ranks, start_ranks
-from process.stage import Stage, pretend_hosts
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, pretend_hosts
 from torch import nn
 
 

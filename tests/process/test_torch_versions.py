@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from process.shared_ranks import Case, SharedRanks, cases_in
-from process.stage import error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from process.shared_ranks import Case, SharedRanks, cases_in
+from process.stage import error_of
 from torch._C import _distributed_c10d as c10d
 from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -11,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from process.ranks import run_ranks, start_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from process.stage import Stage, error_of
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from shoal.frontend.torch import monitored_barrier

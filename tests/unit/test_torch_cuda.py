@@ -5,7 +5,6 @@ A fake cannot show more; process/test_torch_staged.py makes every call over real
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import threading
 from collections.abc import Callable
@@ -13,10 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from unit.fake_device import FakeDevice, FakeWire, OnOtherDevice, on_device, plain

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 import warnings
 from pathlib import Path
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
@@ -11,13 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from unit.fakes import FakeGroup
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
+from unit.fakes import FakeGroup
 
 import shoal.frontend.torch as frontend
 from shoal.dtypes import DType, Op

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from unit.in_process import run_well

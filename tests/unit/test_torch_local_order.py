@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import threading
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 from unit.in_process import run_in_threads, run_well
 
 from shoal.errors import ShoalError, TimedOut, UsageError

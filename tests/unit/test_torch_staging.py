@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
 import pytest
-from unit.fakes import FakeWork, refuse_threads
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
+from unit.fakes import FakeWork, refuse_threads
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.frontend.torch import work as module
