@@ -158,7 +158,7 @@ def test_a_damaged_length_of_a_text_names_the_rank_that_sent_it(length: int) -> 
     class Damaged:
         size = SIZE
 
-        def all_gather(self, out: Any, own: Any, name: str) -> None:
+        def all_gather(self, out: Any, own: Any, **_: Any) -> None:
             out[2] = length
 
     with pytest.raises(ShoalError, match=f"rank 2 announced a text of {length} bytes"):

@@ -41,7 +41,9 @@ def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[s
         raise UsageError(f"{group}: {found}; pass the same on every rank")
 
 
-def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
+def difference_among(
+    group: Group, name: str | None, values: Mapping[str, str], timeout_s: float | None = None
+) -> str:
     """Name the first of these values that differs among ranks, and each rank's value; or "".
 
     Every rank calls it. Gathers hashes, and the values only if the hashes differ.
@@ -49,19 +51,21 @@ def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
     text = json.dumps(values).encode()
     digest = bytearray(hashlib.blake2b(text, digest_size=_N_DIGEST_BYTES).digest())
     digests = bytearray(group.size * _N_DIGEST_BYTES)
-    group.all_gather(digests, digest, name=name)
+    group.all_gather(digests, digest, name=name, timeout_s=timeout_s)
     if digests == digest * group.size:
         return ""
-    return difference([json.loads(one) for one in texts_of_all(group, name, text)])
+    return difference([json.loads(one) for one in texts_of_all(group, name, text, timeout_s)])
 
 
-def texts_of_all(group: Group, name: str, text: bytes) -> list[bytes]:
+def texts_of_all(
+    group: Group, name: str | None, text: bytes, timeout_s: float | None = None
+) -> list[bytes]:
     """Return the text of every rank, by rank; every rank calls it.
 
     Raises ShoalError on every rank if the length from a rank is out of range.
     """
     lengths = array("q", bytes(8 * group.size))
-    group.all_gather(lengths, array("q", [len(text)]), name=name)
+    group.all_gather(lengths, array("q", [len(text)]), name=name, timeout_s=timeout_s)
     for rank, n_bytes in enumerate(lengths):
         if not 0 <= n_bytes <= _MOST_TEXT_BYTES:
             raise ShoalError(
@@ -69,7 +73,7 @@ def texts_of_all(group: Group, name: str, text: bytes) -> list[bytes]:
                 f"{_MOST_TEXT_BYTES}. Its memory may be damaged: look at that machine"
             )
     texts = [bytearray(n_bytes) for n_bytes in lengths]
-    group.all_gather(texts, bytearray(text), name=name)
+    group.all_gather(texts, bytearray(text), name=name, timeout_s=timeout_s)
     return [bytes(one) for one in texts]
 
 

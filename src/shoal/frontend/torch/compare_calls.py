@@ -6,20 +6,16 @@ torch's own backends raise at the call, even if no thread waits for the Work.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from shoal.average.agreeing import difference_among
 from shoal.errors import UsageError
 from shoal.frontend.torch.gpu.pieces import uneven_lengths
 from shoal.group.buffers import BufferView
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
-
-_DIGEST_BYTES: Final = 16
-_TEXT_BYTES: Final = 240
-_RECORD_BYTES: Final = _DIGEST_BYTES + _TEXT_BYTES
 
 
 def compare_calls(
@@ -40,25 +36,12 @@ def compare_calls(
         ShoalError: as for any call of a group.
     """
     behind = "".join(f" root {each}" if type(each) is int else f" {each}" for each in rest)
-    text = ", ".join(f"{name}{_length(call, alike)}{behind}" for call in calls).encode()
-    # The digest distinguishes lists with the same beginning that are cut off.
-    own = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest() + text[:_TEXT_BYTES]
-    everyones = bytearray(group.size * _RECORD_BYTES)
-    group.all_gather(everyones, own.ljust(_RECORD_BYTES, b"\0"), timeout_s=timeout_s)
-    callers: dict[bytes, list[str]] = {}
-    for rank in range(group.size):
-        record = bytes(everyones[rank * _RECORD_BYTES : (rank + 1) * _RECORD_BYTES])
-        callers.setdefault(record, []).append(str(rank))
-    if len(callers) > 1:
-        what = "; ".join(
-            f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: "
-            + record[_DIGEST_BYTES:].rstrip(b"\0").decode(errors="replace")
-            for record, ranks in callers.items()
-        )
-        raise UsageError(
-            f"group {group.name!r}, rank {group.rank} of {group.size}: ranks call different "
-            f"collectives: {what}; no data was moved"
-        )
+    parts = {
+        f"part {at} of this call" if at else "this call": f"{name}{_length(call, alike)}{behind}"
+        for at, call in enumerate(calls)
+    }
+    if found := difference_among(group, None, parts, timeout_s):
+        raise UsageError(f"{group}: {found}; no data was moved")
 
 
 def _length(call: tuple[Any, ...], alike: int | None) -> str:
