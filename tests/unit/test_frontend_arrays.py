@@ -42,7 +42,7 @@ AVERAGES = {
 
 def average(group: Group, given: dict[str, Any], **options: Any) -> dict[str, Any]:
     results = {name: array.copy("K") for name, array in given.items()}
-    arrays.average(group, list(given), list(results.values()), options)
+    arrays.average(group, list(results.values()), list(given), options)
     return results
 
 
@@ -118,7 +118,7 @@ def test_broadcast_overwrites_all_arrays_with_the_roots(group: Group) -> None:
     given = given_by(group.rank)
     given["matrix"] = np.ascontiguousarray(given["matrix"])
     values = list(given.values())
-    arrays.broadcast(group, list(given), values, 1)
+    arrays.broadcast(group, values, list(given), 1)
     for value, wanted in zip(values, given_by(1).values(), strict=True):
         assert value.tolist() == wanted.tolist()
 
@@ -127,7 +127,7 @@ def test_broadcast_overwrites_all_arrays_with_the_roots(group: Group) -> None:
 def test_broadcast_refuses_differing_arrays_and_the_group_stays_usable(group: Group) -> None:
     ones = [np.ones(1 + group.rank)]
     with pytest.raises(shoal.UsageError, match=r"'a' is not the same on all ranks"):
-        arrays.broadcast(group, ["a"], ones, 0)
+        arrays.broadcast(group, ones, ["a"], 0)
     with pytest.raises(shoal.UsageError, match="root is not the same on all ranks"):
         arrays.broadcast(group, [], [], group.rank)
     group.barrier()

@@ -30,7 +30,7 @@ class Options(TypedDict, total=False):
     compress: str | ErrorFeedback | ChunkTopK | None
 
 
-def average(group: Group, names: Sequence[str], arrays: Sequence[Any], options: Options) -> None:
+def average(group: Group, arrays: Sequence[Any], names: Sequence[str], options: Options) -> None:
     """Average NumPy arrays over all ranks, in place; every rank calls it with the same specs.
 
     The first call with these names, shapes and dtypes creates an averager, which is kept until the
@@ -78,7 +78,7 @@ def _bits(array: Any) -> Any:
     return array.view("uint16") if array.dtype.name == "bfloat16" else array
 
 
-def broadcast(group: Group, names: Sequence[str], arrays: Sequence[Any], root: int) -> None:
+def broadcast(group: Group, arrays: Sequence[Any], names: Sequence[str], root: int) -> None:
     """Overwrite contiguous NumPy arrays with the arrays of rank `root`; every rank calls it.
 
     Raises:

@@ -6,6 +6,7 @@ A function under jit calls the group from a JAX callback. decisions/0083 has the
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -77,11 +78,8 @@ def average(tree: Any, group: Group, **options: Unpack[arrays.Options]) -> Any:
         Unsupported, ShoalError: as `all_reduce` does.
     """
     names, leaves, rebuild = _flatten(tree)
-
-    def call(live: Group, hosts: list[Any]) -> None:
-        arrays.average(live, names, hosts, options)
-
-    return rebuild(_call(group, call, leaves))
+    average_all = functools.partial(arrays.average, names=names, options=options)
+    return rebuild(_call(group, average_all, leaves))
 
 
 @without_internals
@@ -98,11 +96,8 @@ def broadcast(tree: Any, group: Group, root: int = 0) -> Any:
     names, leaves, rebuild = _flatten(tree)
     if _is_traced(leaves):
         raise UsageError("shoal.jax.broadcast runs outside jit: call it before the training step")
-
-    def call(live: Group, hosts: list[Any]) -> None:
-        arrays.broadcast(live, names, hosts, root)
-
-    return rebuild(_call(group, call, leaves))
+    broadcast_all = functools.partial(arrays.broadcast, names=names, root=root)
+    return rebuild(_call(group, broadcast_all, leaves))
 
 
 # ---- arrays in host memory ----

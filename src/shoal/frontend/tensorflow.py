@@ -72,7 +72,7 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root_rank: int =
         raise UsageError("broadcast_variables runs outside tf.function; call it before training")
     variables = list(variables)
     hosts = [np.array(variable.numpy(), order="C") for variable in variables]
-    arrays.broadcast(group, _names(variables), hosts, root_rank)
+    arrays.broadcast(group, hosts, _names(variables), root_rank)
     for variable, host in zip(variables, hosts, strict=True):
         variable.assign(host)
 
@@ -196,11 +196,8 @@ def _averages(
             there.append(place)
             names.append(name)
             dense.append(tf.convert_to_tensor(gradient))
-
-    def call(live: Group, hosts: list[Any]) -> None:
-        arrays.average(live, names, hosts, options)
-
-    averages = dict(zip(there, _call(group, call, dense), strict=True))
+    average_all = functools.partial(arrays.average, names=names, options=options)
+    averages = dict(zip(there, _call(group, average_all, dense), strict=True))
     return [averages.get(place) for place in range(len(gradients))]
 
 
