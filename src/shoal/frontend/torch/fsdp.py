@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -83,12 +82,13 @@ def compress(
                 _check_replicas(where, parameters.mesh_info)
     for where, module, parameters in sharded:
         if of_gradients is not None:
-            calls = _Calls(of_gradients, f"gradients of {where}")
-            module.set_custom_reduce_scatter(_ReduceScatter(calls, DefaultReduceScatter()))
+            module.set_custom_reduce_scatter(
+                _ReduceScatter(DefaultReduceScatter(), of_gradients, f"gradients of {where}")
+            )
         if of_weights is not None:
             only = parameters.mesh_info.shard_process_group
-            calls = _Calls(of_weights, f"parameters of {where}", only)
-            module.set_custom_all_gather(_AllGather(calls, DefaultAllGather()))
+            what = f"parameters of {where}"
+            module.set_custom_all_gather(_AllGather(DefaultAllGather(), of_weights, what, only))
 
 
 _NARROWED: Final = (torch.float32, *HALVES)
@@ -161,26 +161,39 @@ def _check_replicas(where: str, mesh: Any) -> None:
         )
 
 
-class _Calls:
-    """Chooses the codec of each call of one module.
+class _Compressing:
+    """One of torch's collectives for one module, with a codec in its calls.
 
     Args:
+        usual: torch's own collective.
         what: the name of its tensors in messages.
         only: the process group whose calls use the codec; None: any.
     """
 
-    def __init__(self, codec: Codec, what: str, only: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, usual: Any, codec: Codec, what: str, only: dist.ProcessGroup | None = None
+    ) -> None:
+        self._usual = usual
         self._codec = codec
         self._what = what
         self._only = only
         self._has_warned = False
 
-    @contextlib.contextmanager
-    def of(self, tensor: torch.Tensor, process_group: dist.ProcessGroup) -> Iterator[None]:
-        """Use the codec for the call on this tensor within the context."""
-        codec = self._codec_for(tensor, process_group)
+    def allocate(self, *size: Any, **kind: Any) -> torch.Tensor:
+        found: torch.Tensor = self._usual.allocate(*size, **kind)
+        return found
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
+        codec = self._codec_for(input_tensor, group)
         with contextlib.nullcontext() if codec is None else calls_with(wire=codec):
-            yield
+            return self._usual(output_tensor, input_tensor, group, *rest, **named)
 
     def _codec_for(self, tensor: torch.Tensor, process_group: dist.ProcessGroup) -> Codec | None:
         """Return the codec of a call; None: send tensors as torch does."""
@@ -208,29 +221,6 @@ class _Calls:
             "bfloat16 and float16",
             *(group, self._what, self._codec, dtype),
         )
-
-
-class _Compressing:
-    """One of torch's collectives, with a codec in its calls."""
-
-    def __init__(self, calls: _Calls, usual: Any) -> None:
-        self._calls = calls
-        self._usual = usual
-
-    def allocate(self, *size: Any, **kind: Any) -> torch.Tensor:
-        found: torch.Tensor = self._usual.allocate(*size, **kind)
-        return found
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        *rest: Any,
-        **named: Any,
-    ) -> Any:
-        with self._calls.of(input_tensor, group):
-            return self._usual(output_tensor, input_tensor, group, *rest, **named)
 
 
 # NOT derived from torch's default classes: torch would replace such objects and drop the codec.
