@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import shoal.frontend.torch as frontend
 from shoal.average.agreeing import difference_among, shared_by
 from shoal.errors import ShoalError, UsageError
+from shoal.frontend.torch.tensor_buffers import kind_of
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
@@ -212,7 +213,7 @@ def _can_send(value: Any) -> bool:
 def _kind(value: Any) -> str:
     if not _is_tensor(value):
         return f"a {type(value).__name__}"
-    return f"a {type(value.data).__name__} {str(value.dtype)[6:]}{list(value.shape)}"
+    return f"a {type(value.data).__name__} {kind_of(value)}"
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,11 @@ def describe(group: Group, operation: str) -> str:
     return f"{operation} in group {group.name!r} (rank {group.rank} of {group.size})"
 
 
+def kind_of(tensor: torch.Tensor) -> str:
+    """Describe a tensor's dtype and shape: "float32[2, 3]"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 def unsupported(what: str, instead: str) -> Unsupported:
     """Return the error that shoal does not support `what`; `instead` is the remedy."""
     return Unsupported(f"{what} is not supported; {instead}")

@@ -64,7 +64,7 @@ class HookedBuckets:
         self._members = [[len(likes) - 1 - index for index in members] for members in assigned]
         self._bucket_of = {i: b for b, members in enumerate(self._members) for i in members}
         self._buffers, places = _laid_out(gradients.parameters, self._members)
-        gradients.settle(places)
+        gradients.settle(lambda index: places[index].data)
         self.is_armed = self._is_stopped = False
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []

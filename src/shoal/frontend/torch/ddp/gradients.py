@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 import torch
 from torch.autograd.graph import increment_version
 
+from shoal.frontend.torch.tensor_buffers import kind_of
 from shoal.group.memory import stream_copy
 
 # torch copies smaller tensors: it handles every kind of tensor.
@@ -67,22 +68,17 @@ class Gradients:
         self.names = list(names)
         self.refuse = refuse
         self.as_views = as_views
-        self.places: list[torch.Tensor] = []
-        self._view: Callable[[int], torch.Tensor] = lambda index: self.places[index]
-        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
         self._is_hidden = False
         self._brought: set[int] = set()
 
-    def settle(
-        self, places: Sequence[torch.Tensor], view: Callable[[int], torch.Tensor] | None = None
-    ) -> None:
+    def settle(self, view: Callable[[int], torch.Tensor]) -> None:
         """Use new places; does not move gradients there.
 
         `view` makes a tensor over a parameter's place, with a storage that the program may move.
         """
-        self.places = list(places)
-        self._kinds = [(place.dtype, place.shape) for place in places]
-        self._view = view or (lambda index: self.places[index].data)
+        self.places = [view(index) for index in range(len(self.parameters))]
+        self._kinds = [(place.dtype, place.shape) for place in self.places]
+        self._view = view
 
     def begin(self) -> None:
         """Begin a step."""
@@ -209,8 +205,8 @@ class Gradients:
 
     def _refuse_kind(self, index: int, gradient: torch.Tensor) -> NoReturn:
         self.refuse(
-            f"the gradient of parameter {self.names[index]} is {_kind(gradient)}, but was "
-            f"{_kind(self.places[index])} when the model was wrapped: after a change of dtypes "
+            f"the gradient of parameter {self.names[index]} is {kind_of(gradient)}, but was "
+            f"{kind_of(self.places[index])} when the model was wrapped: after a change of dtypes "
             "wrap `model.module` again, on every rank"
         )
 
@@ -241,7 +237,3 @@ def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
         and one.untyped_storage().nbytes() >= one.storage_offset() * one.itemsize + one.nbytes
         for one in (target, source)
     )
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

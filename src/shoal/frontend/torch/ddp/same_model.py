@@ -9,6 +9,7 @@ import torch
 
 from shoal.average.agreeing import difference_among, shared_by
 from shoal.errors import UsageError
+from shoal.frontend.torch.tensor_buffers import kind_of
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
@@ -34,7 +35,7 @@ def check_same_model(
             named[f"parameter {name}"] = _parameter_text(parameter)
     for name, buffer in module.named_buffers() if has_buffers else ():
         if name not in ignored:
-            named[f"buffer {name}"] = _tensor_text(buffer)
+            named[f"buffer {name}"] = kind_of(buffer)
     if found := difference_among(group, f"model {next(shared_by(group).names)}", named):
         raise UsageError(
             "DistributedDataParallel: a model or an option appears not to match: "
@@ -88,11 +89,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _parameter_text(parameter: torch.Tensor) -> str:
-    text = _tensor_text(parameter)
+    text = kind_of(parameter)
     if not parameter.requires_grad:
         return f"{text}, not trained"
     return text if parameter.is_contiguous() else f"{text}, strides {parameter.stride()}"
-
-
-def _tensor_text(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
