@@ -34,11 +34,13 @@ class Feedback:
         factor: the caller's factor for this step's values; residuals belong to the unscaled values.
     """
 
+    _layout: Layout
+
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
         self.n_steps = 0
         self.factor = 1.0
-        self._layout: Layout | None = None
+        self._now: list[Any] = []
         self._sent: list[int] | None = None  # buffers sent in this step; None: no step is open
         # Buffers whose residuals the last step replaced; None: another step has begun.
         self._kept: list[int] | None = None
@@ -46,7 +48,7 @@ class Feedback:
     def lay_out(self, layout: Layout, memory: Any) -> None:
         """Use another layout of the same arrays; the residuals move with the arrays."""
         np = numpy()
-        residuals = self.residuals() if self._layout is not None else {}
+        residuals = self.residuals() if self._now else {}
         self._layout, self._sent, self._kept = layout, None, None
         whole, now, new = (
             np.frombuffer(memory, np.float32, layout.n_bytes // _ITEM),
@@ -71,7 +73,7 @@ class Feedback:
         assert self._sent is not None
         np, codec = numpy(), self.scheme.codec(self.n_steps)
         values, now, new = self._values[buffer], self._now[buffer], self._new[buffer]
-        parts = [self._part(buffer, index) for index in left_out]
+        parts = [self._layout.part(buffer, index) for index in left_out]
         with np.errstate(invalid="ignore", over="ignore"):
             np.add(values, self._scaled(now, new), out=values)
             for part in parts:
@@ -132,18 +134,15 @@ class Feedback:
         for one in buffers:
             self._now[one], self._new[one] = self._new[one], self._now[one]
 
-    def _part(self, buffer: int, index: int) -> slice:
-        assert self._layout is not None
-        return self._layout.part(buffer, index)
-
     def residuals(self) -> dict[str, Any]:
         """Return a copy of the residual of each float32 array, by name."""
         np, layout = numpy(), self._layout
-        assert layout is not None
         found = {}
         for index, entry in enumerate(layout.entries):
             if entry.dtype is DType.FLOAT32:
-                parts = [self._now[one][self._part(one, index)] for one in self._holding(index)]
+                parts = [
+                    self._now[one][self._layout.part(one, index)] for one in self._holding(index)
+                ]
                 flat = np.concatenate(parts) if parts else np.empty(0, np.float32)
                 found[entry.name] = flat.reshape(entry.shape)
         return found
@@ -175,20 +174,18 @@ class Feedback:
         self.n_steps, self._kept = n_steps, None
 
     def _put(self, residuals: Mapping[str, Any]) -> None:
-        assert self._layout is not None
         for index, entry in enumerate(self._layout.entries):
             if entry.name not in residuals:
                 continue
             flat, first = residuals[entry.name].reshape(-1), 0
             for one in self._holding(index):
-                part = self._part(one, index)
+                part = self._layout.part(one, index)
                 length = part.stop - part.start
                 self._now[one][part] = flat[first : first + length]
                 first += length
 
     def _holding(self, index: int) -> list[int]:
         """Return the buffers that hold parts of an array, in the order of its elements."""
-        assert self._layout is not None
         buffers = self._layout.buffers
         held = [one for one in self._layout.buffers_of[index] if index in buffers[one].entries]
         return sorted(held, key=lambda one: buffers[one].extent.offset)
