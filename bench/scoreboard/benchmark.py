@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bench.scoreboard.job import is_same_place
 from shoal.bench.job import Failure
@@ -17,6 +17,42 @@ if TYPE_CHECKING:
 
 Measure = Callable[["WorkerPools", "Case"], float]
 Say = Callable[[str], None]
+
+_T = TypeVar("_T")
+
+
+class Taken(Generic[_T]):
+    """A measurement of which several columns are parts: one takes it, the others read it.
+
+    Args:
+        name: its name in the reasons for missing numbers.
+        take: measures.
+    """
+
+    def __init__(self, name: str, take: Callable[[WorkerPools, Case], _T]) -> None:
+        self._name, self._take = name, take
+        self._last: _T | None = None
+
+    @property
+    def last(self) -> _T:
+        """The measurement of this round; Failure if it failed."""
+        if self._last is None:
+            raise Failure(f"{self._name} was not measured")
+        return self._last
+
+    def first(self, value: Callable[[_T], float]) -> Measure:
+        """Return the column that takes the measurement, and shows this value of it."""
+
+        def measure(pools: WorkerPools, case: Case) -> float:
+            self._last = None
+            self._last = self._take(pools, case)
+            return value(self._last)
+
+        return measure
+
+    def then(self, value: Callable[[_T], float]) -> Measure:
+        """Return a column that shows another value of the measurement."""
+        return lambda _pools, _case: value(self.last)
 
 
 @dataclass(frozen=True)

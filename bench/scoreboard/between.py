@@ -11,15 +11,15 @@ from bench.scoreboard.goals import Below, Faster, Goal, Within
 from bench.scoreboard.iperf import iperf_time
 from bench.scoreboard.libraries import NARROW
 from bench.scoreboard.measures import (
-    Latency,
-    Timed,
     added_by_cut,
     among_strangers,
     cpu_of,
+    latencies,
     line_time,
     nics_time,
     peak_of,
     ring_time,
+    time_and_cores,
     time_of,
 )
 from bench.scoreboard.table import show_cpu, show_memory, show_percent, show_time
@@ -28,7 +28,7 @@ _MIB: Final = 1024 * 1024
 
 _GLOO: Final = Benchmark("gloo", time_of("gloo"))
 _SHOAL: Final = Benchmark("shoal", time_of("shoal"))
-_TIMED: Final = {library: Timed(library) for library in ("group", *NARROW)}
+_TIMED: Final = {library: time_and_cores(library) for library in ("group", *NARROW)}
 _RING: Final = Benchmark("ring", ring_time)
 _IPERF: Final = Benchmark("iperf3", iperf_time, enters=lambda case: case.n_hosts == 2)
 
@@ -46,21 +46,13 @@ _UNSHAPED: Final = tuple(
 )
 _TWO_UNSHAPED: Final = replace(_UNSHAPED[0], goals=(Faster("shoal", than="gloo", times=1),))
 
-_LATENCIES: Final = {
-    (library, n_bulk): Latency(library, n_bulk)
-    for library in ("gloo", "shoal")
-    for n_bulk in (0, 2)
-}
-
 
 def _latencies(library: str) -> list[Benchmark]:
-    alone, mixed = _LATENCIES[library, 0], _LATENCIES[library, 2]
-    return [
-        Benchmark(f"{library} alone", alone.median),
-        Benchmark(f"{library} alone p99", alone.percentile_99),
-        Benchmark(f"{library} mixed", mixed.median),
-        Benchmark(f"{library} mixed p99", mixed.percentile_99),
-    ]
+    columns = []
+    for name, n_bulk in ((f"{library} alone", 0), (f"{library} mixed", 2)):
+        median, percentile_99 = latencies(library, n_bulk)
+        columns += [Benchmark(name, median), Benchmark(f"{name} p99", percentile_99)]
+    return columns
 
 
 def _narrow(mbit: float, *times: float) -> Case:
@@ -98,10 +90,10 @@ HOST_SECTIONS: Final = (
             "ring: 2M(n-1)/n bytes of float32 at the rate of raw TCP streams in a ring",
         ),
         (
-            *(Benchmark(library, timed.time) for library, timed in _TIMED.items()),
+            *(Benchmark(library, time) for library, (time, _) in _TIMED.items()),
             *(
-                Benchmark(f"{library}'s cores", timed.cores, show=show_percent)
-                for library, timed in _TIMED.items()
+                Benchmark(f"{library}'s cores", cores, show=show_percent)
+                for library, (_, cores) in _TIMED.items()
             ),
             _RING,
         ),

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from bench.scoreboard.benchmark import Taken
 from bench.scoreboard.pools import slowest_of
 from bench.scoreboard.streams import (
     STREAM_BYTES,
@@ -22,7 +23,7 @@ from shoal.lab.cluster import interface_of
 if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Measure
     from bench.scoreboard.case import Case
-    from bench.scoreboard.pools import Sample, WorkerPools
+    from bench.scoreboard.pools import WorkerPools
 
 N_SUBGROUPS: Final = 64
 _GIGABYTE: Final = 1e9
@@ -48,24 +49,13 @@ def cpu_of(library: str) -> Measure:
     return measure
 
 
-class Timed:
-    """The calls of one library: their time, and how busy they keep the cores."""
-
-    def __init__(self, library: str) -> None:
-        self._library = library
-        self._last: Sample | None = None
-
-    def time(self, pools: WorkerPools, case: Case) -> float:
-        """Measure the seconds of a call on the slowest rank."""
-        self._last = None
-        self._last = pools.sample(self._library, case)
-        return self._last.time_s
-
-    def cores(self, pools: WorkerPools, _case: Case) -> float:
-        """The part of all cores of this machine that the last timed calls kept busy."""
-        if self._last is None:
-            raise Failure(f"{self._library} was not timed")
-        return self._last.cpu_s / self._last.time_s / pools.n_cores
+def time_and_cores(library: str) -> tuple[Measure, Measure]:
+    """Measure the seconds of a call, and the part of all cores that the same calls kept busy."""
+    calls = Taken(library, lambda pools, case: (pools.sample(library, case), pools.n_cores))
+    return (
+        calls.first(lambda call: call[0].time_s),
+        calls.then(lambda call: call[0].cpu_s / call[0].time_s / call[1]),
+    )
 
 
 def memory_floor(pools: WorkerPools, case: Case) -> float:
@@ -100,29 +90,19 @@ def nics_time(pools: WorkerPools, case: Case) -> float:
     return sent_by_ring(case) / sum(map(min, by_nic))
 
 
-class Latency:
-    """4 B all-reduces of one library beside `n_bulk` large ones in flight, on every rank.
+def latencies(library: str, n_bulk: int) -> tuple[Measure, Measure]:
+    """Measure 4 B all-reduces beside `n_bulk` large ones in flight: median and 99th percentile.
 
-    The percentile is of the calls of the last median.
+    Each call counts on its slowest rank.
     """
-
-    def __init__(self, library: str, n_bulk: int) -> None:
-        self._library, self._n_bulk = library, n_bulk
-        self._last: list[float] = []
-
-    def median(self, pools: WorkerPools, case: Case) -> float:
-        """Measure the slowest rank's median call."""
-        self._last = []
-        what = {"n_bulk": self._n_bulk, "bulk_bytes": _BULK_BYTES}
-        ranks = pools.ask(self._library, case, "latencies", **what)
-        self._last = slowest_of(ranks)
-        return statistics.median(self._last)
-
-    def percentile_99(self, _pools: WorkerPools, _case: Case) -> float:
-        """Measure the slowest rank's 99th percentile."""
-        if not self._last:
-            raise Failure(f"{self._library} gave no latencies")
-        return sorted(self._last)[len(self._last) * 99 // 100]
+    what = {"n_bulk": n_bulk, "bulk_bytes": _BULK_BYTES}
+    calls = Taken(
+        library, lambda pools, case: slowest_of(pools.ask(library, case, "latencies", **what))
+    )
+    return (
+        calls.first(statistics.median),
+        calls.then(lambda times_s: sorted(times_s)[len(times_s) * 99 // 100]),
+    )
 
 
 def among_strangers(library: str, n_held: int, n_short: int) -> Measure:

@@ -9,8 +9,7 @@ from bench.scoreboard.benchmark import Benchmark, Section
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Near
 from bench.scoreboard.table import show_time
-from bench.scoreboard.training_measures import Kept, Trained
-from shoal.bench.job import Failure
+from bench.scoreboard.training_measures import Trained
 from shoal.codec import CODECS, Codec, top_k
 from shoal.plan.cluster import Nic, Nics
 from shoal.plan.defaults import default_cluster
@@ -27,18 +26,16 @@ _SHARE, _BITS = 0.01, 8  # the defaults of ChunkTopK
 _NEAR: Final = 1.15
 
 
-def _planned(way: Way, computing: Kept) -> Measure:
+def _planned(way: Way, computing: Trained) -> Measure:
     """Compute the seconds of a step in the lab, from the computing that this round measured."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
-        if computing.last is None:
-            raise Failure("computing alone was not measured")
         wire = link_of(pools.cluster(case).environment_of(0, range(case.n_hosts))["SHOAL_LINK"])
         cluster = default_cluster(
             range(case.n_hosts), n_cores=len(os.sched_getaffinity(0)), wire=wire
         )
         pool = Nics((Nic.of(wire),) * case.n_servers)
-        training = Training(_BYTES, 1e6 * computing.last, cluster, pool)
+        training = Training(_BYTES, 1e6 * computing.last_step(pools, case), cluster, pool)
         return cost_of_step(way, training).step_us / 1e6
 
     return measure
@@ -60,8 +57,8 @@ def _benchmarks() -> tuple[Benchmark, ...]:
         "forward_s": FORWARD * _COMPUTE_S,
         "backward_s": (1 - FORWARD) * _COMPUTE_S,
     }
-    computing = Kept(Trained(**paces, sync_every=0).step)
-    found = [Benchmark("computing", computing)]
+    computing = Trained(**paces, sync_every=0)
+    found = [Benchmark("computing", computing.step)]
     for way, how in _ways().items():
         found.append(Benchmark(way.name, Trained(**paces, **how).step))
         found.append(Benchmark(f"{way.name} planned", _planned(way, computing)))

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from bench.scoreboard.benchmark import Benchmark, Section
+from bench.scoreboard.benchmark import Benchmark, Section, Taken
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Below, Faster, Within
 from bench.scoreboard.libraries import NARROW
 from bench.scoreboard.measures import time_of
 from bench.scoreboard.served_faults import (
-    Pauses,
     drain_one,
     freeze_one,
     join_one,
     kill_every,
+    pauses,
     restart_to_first_use,
 )
 from bench.scoreboard.served_measures import (
-    Resent,
-    ServedCalls,
     incast_line,
     one_stream,
     optimum,
+    resent,
+    served_calls,
+    served_time,
     server_cpu,
 )
 from bench.scoreboard.table import show_count, show_cpu, show_percent, show_time
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.scoreboard.goals import Goal
+    from bench.scoreboard.served_faults import Disturb
 
 _MIB: Final = 1024 * 1024
 _SIZES: Final = (25 * _MIB, 100 * _MIB)
@@ -50,17 +53,15 @@ def show_rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8 / 1e6:.0f} Mbit/s"
 
 
-_SERVED: Final = ServedCalls("served")
-_NARROW: Final = tuple(
-    Benchmark(wire, ServedCalls(f"served {wire}", must_be=True).time) for wire in NARROW
-)
-_RESENT: Final = Resent("servers alone")
-_KILLED: Final = Pauses(kill_every(_KILL_S), _FAULTS_S)
+_SERVED: Final = Taken("shoal", partial(served_calls, "served"))
+_NARROW: Final = tuple(Benchmark(wire, served_time(f"served {wire}")) for wire in NARROW)
+_RESENT: Final = Taken("shoal", partial(resent, "servers alone"))
+_KILLED: Final = Taken("killed", partial(pauses, kill_every(_KILL_S), _FAULTS_S))
 
 _GLOO: Final = Benchmark("gloo", time_of("gloo"))
 _OPENMPI: Final = Benchmark("openmpi", time_of("openmpi"))
-_SHOAL: Final = Benchmark("shoal", _SERVED.time)
-_USED: Final = Benchmark("servers", _SERVED.is_used, show=show_used)
+_SHOAL: Final = Benchmark("shoal", _SERVED.first(lambda calls: calls.time_s))
+_USED: Final = Benchmark("servers", _SERVED.then(lambda calls: calls.is_used), show=show_used)
 _OPTIMUM: Final = Benchmark("optimum", optimum)
 _STREAM: Final = Benchmark("stream", one_stream, show=show_rate)
 
@@ -99,8 +100,8 @@ _FLIGHT: Final = replace(_EQUAL[0], n_samples=2)
 _FAULTS: Final = Case(4, 25 * _MIB, n_hosts=4, rate_mbit=400, n_servers=4)
 
 
-def _pauses(label: str, pauses: Pauses) -> Benchmark:
-    return Benchmark(label, pauses.longest)
+def _pause(label: str, disturb: Disturb, for_s: float) -> Benchmark:
+    return Benchmark(label, lambda *where: pauses(disturb, for_s, *where).longest_s)
 
 
 _SECTIONS: Final = (
@@ -166,10 +167,14 @@ _SECTIONS: Final = (
             "resent, of all: TCP segments that were sent again meanwhile, in all hosts",
         ),
         (
-            Benchmark("shoal", _RESENT.time),
+            Benchmark("shoal", _RESENT.first(lambda calls: calls.time_s)),
             Benchmark("line", incast_line),
-            Benchmark("resent", _RESENT.n_again, show=show_count),
-            Benchmark("of all", _RESENT.part, show=show_percent),
+            Benchmark("resent", _RESENT.then(lambda calls: calls.n_again), show=show_count),
+            Benchmark(
+                "of all",
+                _RESENT.then(lambda calls: calls.n_again / max(1, calls.n_sent)),
+                show=show_percent,
+            ),
         ),
         (
             Case(
@@ -196,12 +201,12 @@ _SECTIONS: Final = (
             "result is wrong, is said below the table",
         ),
         (
-            _pauses("killed", _KILLED),
-            Benchmark("kills", _KILLED.n_done, show=show_count),
-            Benchmark("steps", _KILLED.n_steps, show=show_count),
-            _pauses("stopped", Pauses(freeze_one(3.0), 12.0)),
-            _pauses("drained", Pauses(drain_one(3.0), 10.0)),
-            _pauses("joined", Pauses(join_one(3.0), 10.0)),
+            Benchmark("killed", _KILLED.first(lambda found: found.longest_s)),
+            Benchmark("kills", _KILLED.then(lambda found: found.n_done), show=show_count),
+            Benchmark("steps", _KILLED.then(lambda found: found.n_steps), show=show_count),
+            _pause("stopped", freeze_one(3.0), 12.0),
+            _pause("drained", drain_one(3.0), 10.0),
+            _pause("joined", join_one(3.0), 10.0),
         ),
         (
             replace(

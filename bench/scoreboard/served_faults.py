@@ -6,8 +6,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from bench.scoreboard.pools import slowest_of
 from shoal.bench.job import Failure
 from shoal.threads import start
 
@@ -84,48 +85,37 @@ def join_one(after_s: float) -> Disturb:
     return disturb
 
 
-class Pauses:
-    """Steps during faults of servers: none may fail or be wrong.
+class Pauses(NamedTuple):
+    """The slowest step's seconds beyond the median, and the numbers of steps and faults."""
+
+    longest_s: float
+    n_steps: int
+    n_done: int
+
+
+def pauses(disturb: Disturb, for_s: float, pools: WorkerPools, case: Case) -> Pauses:
+    """Measure steps during faults of servers.
 
     Args:
         for_s: the duration of the steps.
+
+    Raises:
+        Failure: a step failed, or was wrong; or nothing was done to a server.
     """
-
-    def __init__(self, disturb: Disturb, for_s: float) -> None:
-        self._disturb, self._for_s = disturb, for_s
-        self._n_steps = self._n_done = 0
-
-    def longest(self, pools: WorkerPools, case: Case) -> float:
-        """Measure the seconds of the slowest step beyond the median.
-
-        Raises:
-            Failure: a step failed, or was wrong; or nothing was done to a server.
-        """
-        self._n_steps = self._n_done = 0
-        pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=1.0)
-        over = threading.Event()
-        beside = _Beside(lambda: self._disturb(pools.servers(case), over))
-        try:
-            what = {"n_bytes": case.n_bytes, "seconds": self._for_s}
-            ranks = pools.ask(LIBRARY, case, "steps", **what)
-        finally:
-            over.set()
-            self._n_done = beside.join()
-        self._n_steps = len(ranks[0]["times_s"])
-        if n_wrong := max(rank["n_wrong"] for rank in ranks):
-            raise Failure(f"WRONG RESULT of {n_wrong} of {self._n_steps} steps")
-        if not self._n_done:
-            raise Failure("the steps were over before anything was done to a server")
-        slowest = [max(times) for times in zip(*(r["times_s"] for r in ranks), strict=True)]
-        return float(max(slowest) - statistics.median(slowest))
-
-    def n_steps(self, _pools: WorkerPools, _case: Case) -> float:
-        """The number of steps in the last measurement."""
-        return self._n_steps
-
-    def n_done(self, _pools: WorkerPools, _case: Case) -> float:
-        """The number of faults in the last measurement."""
-        return self._n_done
+    pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=1.0)
+    over = threading.Event()
+    beside = _Beside(lambda: disturb(pools.servers(case), over))
+    try:
+        ranks = pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=for_s)
+    finally:
+        over.set()
+        n_done = beside.join()
+    slowest = slowest_of(ranks)
+    if n_wrong := max(rank["n_wrong"] for rank in ranks):
+        raise Failure(f"WRONG RESULT of {n_wrong} of {len(slowest)} steps")
+    if not n_done:
+        raise Failure("the steps were over before anything was done to a server")
+    return Pauses(max(slowest) - statistics.median(slowest), len(slowest), n_done)
 
 
 class _Beside:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bench.scoreboard.streams import STREAM_BYTES, Flow, measure_streams
 from shoal.bench.job import Failure
@@ -46,57 +46,49 @@ def incast_line(pools: WorkerPools, case: Case) -> float:
     return case.n_ranks * case.n_bytes / case.n_servers / one_stream(pools, case)
 
 
-class ServedCalls:
-    """Calls of one library with servers, and the servers' part in them."""
+class ServedCalls(NamedTuple):
+    """A call's seconds on the slowest rank, and 1 if servers had a part in the timed calls."""
 
-    def __init__(self, library: str, *, must_be: bool = False) -> None:
-        self._library, self._must_be = library, must_be
-        self._is_used = 0.0
+    time_s: float
+    is_used: float
 
-    def time(self, pools: WorkerPools, case: Case) -> float:
-        """Measure the seconds of a call on the slowest rank, the median of the samples of a round.
 
-        Raises:
-            Failure: servers had no part, but should.
-        """
-        self._is_used = 0.0
-        servers = pools.servers(case)
-        before = servers.all_received_bytes()
-        time_s = pools.sample(self._library, case).time_s
-        received = servers.all_received_bytes() - before
-        self._is_used = float(received > _TALK * case.n_bytes)
-        if self._must_be and not self._is_used:
+def served_calls(library: str, pools: WorkerPools, case: Case) -> ServedCalls:
+    """Measure calls of a library with servers: the median of the samples of a round."""
+    servers = pools.servers(case)
+    before = servers.all_received_bytes()
+    time_s = pools.sample(library, case).time_s
+    received = servers.all_received_bytes() - before
+    return ServedCalls(time_s, float(received > _TALK * case.n_bytes))
+
+
+def served_time(library: str) -> Measure:
+    """Measure the seconds of a call; Failure if servers had no part in it."""
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        calls = served_calls(library, pools, case)
+        if not calls.is_used:
             raise Failure("the workers do such calls alone: their servers received nothing")
-        return time_s
+        return calls.time_s
 
-    def is_used(self, _pools: WorkerPools, _case: Case) -> float:
-        """1 if servers had a part in the last timed calls."""
-        return self._is_used
+    return measure
 
 
-class Resent:
-    """The TCP segments of all hosts during calls: sent, and sent again."""
+class Resent(NamedTuple):
+    """The seconds of a call, and the TCP segments of all hosts meanwhile."""
 
-    def __init__(self, library: str) -> None:
-        self._served = ServedCalls(library, must_be=True)
-        self._n_again = self._n_sent = 0
+    time_s: float
+    n_sent: int
+    n_again: int
 
-    def time(self, pools: WorkerPools, case: Case) -> float:
-        """Measure the seconds of a call on the slowest rank."""
-        pools.sample("servers alone", case)  # all connections are open
-        before = _segments(pools, case)
-        time_s = self._served.time(pools, case)
-        after = _segments(pools, case)
-        self._n_sent, self._n_again = (now - then for now, then in zip(after, before, strict=True))
-        return time_s
 
-    def n_again(self, _pools: WorkerPools, _case: Case) -> float:
-        """The segments that were sent again."""
-        return self._n_again
-
-    def part(self, _pools: WorkerPools, _case: Case) -> float:
-        """The part of the segments that were sent again."""
-        return self._n_again / max(1, self._n_sent)
+def resent(library: str, pools: WorkerPools, case: Case) -> Resent:
+    """Measure calls and count the segments that were sent, and sent again."""
+    pools.sample(library, case)  # all connections are open
+    before = _segments(pools, case)
+    time_s = served_time(library)(pools, case)
+    counts = (now - then for now, then in zip(_segments(pools, case), before, strict=True))
+    return Resent(time_s, *counts)
 
 
 def _segments(pools: WorkerPools, case: Case) -> tuple[int, int]:

@@ -15,19 +15,22 @@ from bench.scoreboard.goals import AtLeast, Below, Faster, Within
 from bench.scoreboard.planned import PLANNED
 from bench.scoreboard.table import show_count, show_memory, show_percent, show_time
 from bench.scoreboard.training_measures import (
-    Asked,
-    Kept,
     Trained,
+    asked,
     end_difference,
     exposed,
     hidden_part,
+    largest,
     loss_difference,
     made_of,
+    median_time,
+    slowest_ratio,
 )
 
 if TYPE_CHECKING:
-    from bench.scoreboard.benchmark import Measure
+    from bench.scoreboard.benchmark import Measure, Taken
     from bench.scoreboard.goals import Goal
+    from bench.scoreboard.training_measures import Ranks
 
 _ANSWER_S: Final = 180.0  # of 8 ranks that import torch on cores that others use too
 _MODELS: Final = ("resnet", "bert")
@@ -50,19 +53,10 @@ def _hosts(n: int, model: str, *goals: Goal, mbit: float | None = 400, k: int = 
     return Case(n, 0, goals, n_samples=3, n_hosts=n, rate_mbit=mbit, n_servers=k, model=model)
 
 
-class _Column:
-    """The step of one way to train, for columns computed from several."""
-
-    def __init__(self, **how: Any) -> None:
-        self.trained = Trained(**how)
-        self.step = Kept(self.trained.step)
-
-
 def _breakdown() -> Section:
-    gloo, torch, shoal = _Column(**_GLOO), _Column(**_TORCH), _Column(**_SHOAL)
-    gloo_alone, alone = _Column(**_GLOO, sync_every=0), _Column(**_SHOAL, sync_every=0)
-    late = {"bucket_mb": _WHOLE_MB}
-    gloo_late, late_shoal = _Column(**_GLOO, **late), _Column(**_SHOAL, **late)
+    gloo, torch, shoal = (Trained(**how) for how in (_GLOO, _TORCH, _SHOAL))
+    gloo_alone, alone = (Trained(**how, sync_every=0) for how in (_GLOO, _SHOAL))
+    gloo_late, late_shoal = (Trained(**how, bucket_mb=_WHOLE_MB) for how in (_GLOO, _SHOAL))
     return Section(
         "training-breakdown",
         "a step, and how much of it is communication that nothing hides (DDP, Fig. 6)",
@@ -80,11 +74,11 @@ def _breakdown() -> Section:
             Benchmark("shoal late", late_shoal.step),
             Benchmark("computing torch", gloo_alone.step),
             Benchmark("computing", alone.step),
-            Benchmark("forward", alone.trained.part("forward_s")),
-            Benchmark("backward", alone.trained.part("backward_s")),
-            Benchmark("gloo exposed", made_of(exposed, gloo.step, gloo_alone.step)),
-            Benchmark("torch exposed", made_of(exposed, torch.step, gloo_alone.step)),
-            Benchmark("exposed", made_of(exposed, shoal.step, alone.step)),
+            Benchmark("forward", alone.part("forward_s")),
+            Benchmark("backward", alone.part("backward_s")),
+            Benchmark("gloo exposed", made_of(exposed, gloo.last_step, gloo_alone.last_step)),
+            Benchmark("torch exposed", made_of(exposed, torch.last_step, gloo_alone.last_step)),
+            Benchmark("exposed", made_of(exposed, shoal.last_step, alone.last_step)),
         ),
         tuple(
             _hosts(4, model, Within("shoal", "torch", 1.0), Within("exposed", "torch exposed", 1.0))
@@ -100,11 +94,11 @@ def _hidden() -> Section:
     n_bytes, n_layers, n_hosts, mbit = 16 * _MIB, 32, 4, 400
     wire_s = 2 * (n_hosts - 1) / n_hosts * n_bytes / (mbit * 1e6 / 8)
     paces: dict[str, Any] = {"forward_s": wire_s / 3, "backward_s": wire_s}
-    at_once, nothing = _Column(**_SHOAL), _Column(**_SHOAL, sync_every=0)
-    step, computing = _Column(**_SHOAL, **paces), _Column(**_SHOAL, **paces, sync_every=0)
-    gloo, window = _Column(**_GLOO, **paces), Kept(step.trained.part("window_s"))
-    alone = Kept(made_of(exposed, at_once.step, nothing.step))
-    shown = Kept(made_of(exposed, step.step, computing.step))
+    at_once, nothing = Trained(**_SHOAL), Trained(**_SHOAL, sync_every=0)
+    step, computing = Trained(**_SHOAL, **paces), Trained(**_SHOAL, **paces, sync_every=0)
+    gloo, window = Trained(**_GLOO, **paces), step.part("window_s")
+    alone = made_of(exposed, at_once.last_step, nothing.last_step)
+    shown = made_of(exposed, step.last_step, computing.last_step)
     hidden = made_of(partial(hidden_part, n_layers=n_layers), alone, shown, window)
     return Section(
         "training-hidden",
@@ -170,9 +164,10 @@ def _skipped() -> Section:
 
 
 def _flight() -> Section:
-    def asked(over: str, n_groups: int, depth: int) -> Measure:
+    def time_of(over: str, n_groups: int, depth: int) -> Measure:
         how = {"over": over, "n_groups": n_groups, "depth": depth, "n_buffers": 8}
-        return Asked("in_flight", lambda case: {**how, "n_bytes": case.n_bytes}).first("times_s")
+        taken = asked("in_flight", lambda case: {**how, "n_bytes": case.n_bytes})
+        return taken.first(median_time)
 
     case = Case(
         4,
@@ -189,13 +184,13 @@ def _flight() -> Section:
             "torch has no round robin of groups any more; here calls go to groups in turn",
         ),
         (
-            Benchmark("gloo", asked("gloo", 1, 8)),
-            Benchmark("gloo 3 groups", asked("gloo", 3, 8)),
-            Benchmark("one by one", asked("shoal", 1, 1)),
-            Benchmark("two at once", asked("shoal", 1, 2)),
-            Benchmark("1 group", asked("shoal", 1, 8)),
-            Benchmark("2 groups", asked("shoal", 2, 8)),
-            Benchmark("3 groups", asked("shoal", 3, 8)),
+            Benchmark("gloo", time_of("gloo", 1, 8)),
+            Benchmark("gloo 3 groups", time_of("gloo", 3, 8)),
+            Benchmark("one by one", time_of("shoal", 1, 1)),
+            Benchmark("two at once", time_of("shoal", 1, 2)),
+            Benchmark("1 group", time_of("shoal", 1, 8)),
+            Benchmark("2 groups", time_of("shoal", 2, 8)),
+            Benchmark("3 groups", time_of("shoal", 3, 8)),
         ),
         (case, replace(case, n_bytes=4 * _MIB)),
         show_time,
@@ -294,8 +289,8 @@ def _losses() -> Section:
 
 
 def _host() -> tuple[Section, ...]:
-    def copied(wrapper: str, keeps: bool) -> Asked:
-        return Asked(
+    def copied(wrapper: str, keeps: bool) -> Taken[Ranks]:
+        return asked(
             "copied",
             lambda case: {"model": case.model, "wrapper": wrapper, "keeps": keeps, "n_steps": 3},
             is_fresh=True,
@@ -327,12 +322,12 @@ def _host() -> tuple[Section, ...]:
                 "host-mates that cannot read where it lies; torch's slots: torch's wrapper over it",
             ),
             (
-                Benchmark("gradients", dropped.first("gradients")),
-                Benchmark("copied", dropped.then("copied")),
-                Benchmark("slots", dropped.then("slots")),
-                Benchmark("kept", kept.first("copied")),
-                Benchmark("kept slots", kept.then("slots")),
-                Benchmark("torch's slots", torch.first("slots")),
+                Benchmark("gradients", dropped.first(largest("gradients"))),
+                Benchmark("copied", dropped.then(largest("copied"))),
+                Benchmark("slots", dropped.then(largest("slots"))),
+                Benchmark("kept", kept.first(largest("copied"))),
+                Benchmark("kept slots", kept.then(largest("slots"))),
+                Benchmark("torch's slots", torch.first(largest("slots"))),
             ),
             (
                 replace(
@@ -350,11 +345,11 @@ def _host() -> tuple[Section, ...]:
 
 
 def _memory() -> Section:
-    def asked_for(as_views: bool) -> Asked:
+    def memory(as_views: bool) -> Taken[Ranks]:
         how = {"n_steps": 4, "as_views": as_views}
-        return Asked("memory_beyond", lambda case: {"model": case.model, **how}, is_fresh=True)
+        return asked("memory_beyond", lambda case: {"model": case.model, **how}, is_fresh=True)
 
-    asked = asked_for(True)
+    views = memory(True)
     return Section(
         "training-memory",
         "peak resident memory of a rank beyond that of the bare model's steps, gradients once",
@@ -365,11 +360,11 @@ def _memory() -> Section:
             "grown: with gradient_as_bucket_view=True; default: with gradients of their own",
         ),
         (
-            Benchmark("grown", asked.first("grown_bytes")),
-            Benchmark("default", asked_for(False).first("grown_bytes")),
-            Benchmark("buffer", asked.then("buffer_bytes")),
-            Benchmark("gradients", asked.then("gradient_bytes")),
-            Benchmark("bound", asked.then("bound_bytes")),
+            Benchmark("grown", views.first(largest("grown_bytes"))),
+            Benchmark("default", memory(False).first(largest("grown_bytes"))),
+            Benchmark("buffer", views.then(largest("buffer_bytes"))),
+            Benchmark("gradients", views.then(largest("gradient_bytes"))),
+            Benchmark("bound", views.then(largest("bound_bytes"))),
         ),
         (_hosts(4, "wide", Within("grown", "bound", 1.0), mbit=None),),
         show_memory,
@@ -380,10 +375,8 @@ def _memory() -> Section:
 
 def _order() -> Section:
     n_arrays, n_elems, n_steps = 64, 16 * 1024, 24
-    asked = Asked(
-        "order_costs",
-        lambda _case: {"n_arrays": n_arrays, "n_elems": n_elems, "n_steps": n_steps},
-    )
+    what = {"n_arrays": n_arrays, "n_elems": n_elems, "n_steps": n_steps}
+    costs = asked("order_costs", lambda _case: what)
     return Section(
         "training-order",
         f"agreeing on an order: {n_arrays} arrays, 4 MiB, {n_steps} steps in an unexpected order",
@@ -392,10 +385,10 @@ def _order() -> Section:
             "order of the first; slowest: of the steps from the second on, by the median",
         ),
         (
-            Benchmark("step", asked.first("times_s")),
-            Benchmark("agree", asked.then("agree_s")),
-            Benchmark("layouts", asked.then("n_layouts"), show=show_count),
-            Benchmark("slowest", asked.slowest, show=show_times),
+            Benchmark("step", costs.first(median_time)),
+            Benchmark("agree", costs.then(largest("agree_s"))),
+            Benchmark("layouts", costs.then(largest("n_layouts")), show=show_count),
+            Benchmark("slowest", costs.then(slowest_ratio), show=show_times),
         ),
         (
             Case(
@@ -416,10 +409,10 @@ def _order() -> Section:
 
 def _python() -> Section:
     def columns(n: int) -> tuple[Benchmark, ...]:
-        asked = Asked("added_cpu", lambda _case: {"n_parameters": n, "n_steps": 40})
+        added = asked("added_cpu", lambda _case: {"n_parameters": n, "n_steps": 40})
         return (
-            Benchmark(f"torch {n}", asked.first("torch")),
-            Benchmark(f"shoal {n}", asked.then("shoal")),
+            Benchmark(f"torch {n}", added.first(largest("torch"))),
+            Benchmark(f"shoal {n}", added.then(largest("shoal"))),
         )
 
     counts = (100, 1000)

@@ -16,7 +16,7 @@ from bench.scoreboard.choices import (
 )
 from bench.scoreboard.goals import AtLeast, Below, Faster, Near, Within
 from bench.scoreboard.grid import grid_lines, is_close
-from bench.scoreboard.measures import Latency, added_by_cut
+from bench.scoreboard.measures import added_by_cut, latencies
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from shoal.bench.job import Failure
 
@@ -143,9 +143,9 @@ def test_a_latency_is_of_each_calls_slowest_rank_and_a_cut_adds_to_the_median() 
         {"times_s": [2.0, 3.0, 4.0, 1.0], "cut_s": [3.0, 5.0], "median_s": 1.0},
     ]
     pools: Any = SimpleNamespace(ask=lambda *_what, **_arguments: answers)
-    latency, case = Latency("shoal", 2), Case(2, 4)
-    with pytest.raises(Failure, match="no latencies"):
-        latency.percentile_99(pools, case)
-    assert latency.median(pools, case) == 3.5
-    assert latency.percentile_99(pools, case) == 9.0
+    (median, percentile_99), case = latencies("shoal", 2), Case(2, 4)
+    with pytest.raises(Failure, match="shoal was not measured"):
+        percentile_99(pools, case)
+    assert median(pools, case) == 3.5
+    assert percentile_99(pools, case) == 9.0
     assert added_by_cut("shoal")(pools, case) == 3.0

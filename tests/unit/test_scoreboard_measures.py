@@ -11,8 +11,8 @@ import pytest
 
 from bench.scoreboard import served_measures
 from bench.scoreboard.case import Case
-from bench.scoreboard.served_faults import Pauses
-from bench.scoreboard.served_measures import ServedCalls, incast_line, optimum
+from bench.scoreboard.served_faults import pauses
+from bench.scoreboard.served_measures import incast_line, optimum, served_calls, served_time
 from bench.scoreboard.training_measures import (
     Trained,
     hidden_part,
@@ -77,17 +77,14 @@ def test_one_server_receives_the_tensors_of_all_workers() -> None:
 
 
 def test_calls_of_workers_alone_differ_from_calls_with_servers() -> None:
-    calls = ServedCalls("served")
     for taken, is_used in ((0, 0.0), (MIB // 10, 0.0), (5 * MIB, 1.0)):
-        pools = FakePools(taken=taken)
-        assert calls.time(pools, CASE) == 2.0
-        assert calls.is_used(pools, CASE) == is_used
+        assert served_calls("served", FakePools(taken=taken), CASE) == (2.0, is_used)
     with pytest.raises(Failure, match="the workers do such calls alone"):
-        ServedCalls("served bf16", must_be=True).time(FakePools(), CASE)
+        served_time("served bf16")(FakePools(), CASE)
 
 
 def pause_of(*steps: Mapping[str, Any], n_done: int = 1) -> float:
-    return Pauses(lambda _servers, _over: n_done, 0.0).longest(FakePools(*steps), CASE)
+    return pauses(lambda _servers, _over: n_done, 0.0, FakePools(*steps), CASE).longest_s
 
 
 def test_a_pause_is_the_slowest_steps_time_beyond_the_median() -> None:
@@ -103,7 +100,7 @@ def test_a_pause_is_the_slowest_steps_time_beyond_the_median() -> None:
         raise OSError("no such process")
 
     with pytest.raises(Failure, match="to servers failed: OSError: no such process"):
-        Pauses(fail, 0.0).longest(FakePools(one), CASE)
+        pauses(fail, 0.0, FakePools(one), CASE)
 
 
 # Trainings.
