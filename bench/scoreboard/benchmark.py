@@ -70,6 +70,11 @@ class Benchmark:
     show: Callable[[float], str] | None = None
 
 
+def columns(measure_of: Callable[[str], Measure], *libraries: str) -> tuple[Benchmark, ...]:
+    """Return a column for each library, of the same measure."""
+    return tuple(Benchmark(library, measure_of(library)) for library in libraries)
+
+
 @dataclass(frozen=True)
 class Section:
     """A table.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from bench.scoreboard.benchmark import Benchmark, Section
+from bench.scoreboard.benchmark import Benchmark, Section, columns
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Below, Faster, Goal, Within
 from bench.scoreboard.iperf import iperf_time
@@ -26,8 +26,7 @@ from bench.scoreboard.table import show_cpu, show_memory, show_percent, show_tim
 
 _MIB: Final = 1024 * 1024
 
-_GLOO: Final = Benchmark("gloo", time_of("gloo"))
-_SHOAL: Final = Benchmark("shoal", time_of("shoal"))
+_GLOO, _SHOAL = columns(time_of, "gloo", "shoal")
 _TIMED: Final = {library: time_and_cores(library) for library in ("group", *NARROW)}
 _RING: Final = Benchmark("ring", ring_time)
 _IPERF: Final = Benchmark("iperf3", iperf_time, enters=lambda case: case.n_hosts == 2)
@@ -121,10 +120,7 @@ HOST_SECTIONS: Final = (
             "torch.distributed.all_reduce, SHOAL_CHANNELS=1 and 2; docs/planner.md tells which of",
             "them the planner takes on a machine like this one",
         ),
-        (
-            Benchmark("one channel", time_of("one channel")),
-            Benchmark("two channels", time_of("two channels")),
-        ),
+        columns(time_of, "one channel", "two channels"),
         tuple(
             replace(
                 _TWO_UNSHAPED,
@@ -153,7 +149,7 @@ HOST_SECTIONS: Final = (
         "unshaped-cpu",
         "CPU seconds (user and system, all ranks) per gigabyte of tensor, unshaped hosts",
         ("10 calls in a row after a barrier; waiting that spins counts as work",),
-        (Benchmark("gloo", cpu_of("gloo")), Benchmark("shoal", cpu_of("shoal"))),
+        columns(cpu_of, "gloo", "shoal"),
         tuple(
             replace(_TWO_UNSHAPED, n_bytes=n_bytes, n_calls=10, n_samples=2)
             for n_bytes in (25 * _MIB, 256 * _MIB)
@@ -165,7 +161,7 @@ HOST_SECTIONS: Final = (
         "unshaped-memory",
         "peak resident memory of a rank (VmHWM), less its tensors and `import torch`",
         ("new processes on unshaped hosts, all-reduce of 64 MiB, then 256 MiB; the largest rank",),
-        (Benchmark("gloo", peak_of("gloo")), Benchmark("shoal", peak_of("shoal"))),
+        columns(peak_of, "gloo", "shoal"),
         (
             replace(_TWO_UNSHAPED, n_bytes=256 * _MIB, goals=()),
             replace(_unshaped(4, 256 * _MIB), goals=()),

@@ -15,8 +15,8 @@ from bench.scoreboard.benchmark import Benchmark, Result
 from bench.scoreboard.goals import Verdict
 from bench.scoreboard.grid import grid_cases, grid_table, place_of
 from bench.scoreboard.measures import time_of
-from bench.scoreboard.table import show_size
 from shoal.bench.collectives import COLLECTIVES
+from shoal.plan.text import show_bytes
 from shoal.schedule import ALGORITHMS, find
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _worst(rows: Sequence[Result]) -> list[str]:
     found = [(outcome, row) for row in rows if (outcome := _outcome(row)) is not None]
     found.sort(key=lambda pair: -pair[0].ratio)
     return [
-        f"{row.case.collective} {show_size(row.case.n_bytes)} {place_of(row.case)}: {row.note} "
+        f"{row.case.collective} {show_bytes(row.case.n_bytes)} {place_of(row.case)}: {row.note} "
         f"takes {outcome.ratio:.2f} times as long as {outcome.rival}"
         for outcome, row in found[:_N_WORST]
         if outcome.ratio > _NEAR

@@ -43,9 +43,8 @@ class Faster:
 
     def judge(self, medians: Medians, _show: Show) -> Verdict:
         """See Goal."""
-        ratio = _ratio(medians, self.than, self.ours)
-        is_met = None if ratio is None else ratio >= self.times
-        return _ratio_verdict(f"{self.than}/{self.ours}", ratio, f">= {self.times:g}", is_met)
+        wanted = f">= {self.times:g}"
+        return _judge_ratio(medians, self.than, self.ours, wanted, lambda n: n >= self.times)
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,8 @@ class Within:
 
     def judge(self, medians: Medians, _show: Show) -> Verdict:
         """See Goal."""
-        ratio = _ratio(medians, self.ours, self.of)
-        is_met = None if ratio is None else ratio <= self.times
-        return _ratio_verdict(f"{self.ours}/{self.of}", ratio, f"<= {self.times:g}", is_met)
+        wanted = f"<= {self.times:g}"
+        return _judge_ratio(medians, self.ours, self.of, wanted, lambda n: n <= self.times)
 
 
 @dataclass(frozen=True)
@@ -73,25 +71,22 @@ class Near:
 
     def judge(self, medians: Medians, _show: Show) -> Verdict:
         """See Goal."""
-        ratio = _ratio(medians, self.ours, self.of)
-        is_met = None if ratio is None else 1 / self.times <= ratio <= self.times
-        bounds = f"from {1 / self.times:.2f} to {self.times:g}"
-        return _ratio_verdict(f"{self.ours}/{self.of}", ratio, bounds, is_met)
+        least = 1 / self.times
+        wanted = f"from {least:.2f} to {self.times:g}"
+        return _judge_ratio(medians, self.ours, self.of, wanted, lambda n: least <= n <= self.times)
 
 
 @dataclass(frozen=True)
 class Below:
-    """`ours` is at most `bound`, a number in the unit of the table."""
+    """`ours` is at most `bound`, a number in the unit of the column."""
 
     ours: str
     bound: float
 
     def judge(self, medians: Medians, show: Show) -> Verdict:
         """See Goal."""
-        value = medians.get(self.ours)
-        shown = "?" if value is None else show(value)
-        is_met = None if value is None else value <= self.bound
-        return Verdict(f"{self.ours} {shown} <= {show(self.bound)}", is_met)
+        wanted = f"<= {show(self.bound)}"
+        return _judge(self.ours, medians.get(self.ours), show, wanted, lambda n: n <= self.bound)
 
 
 @dataclass(frozen=True)
@@ -103,18 +98,21 @@ class AtLeast:
 
     def judge(self, medians: Medians, show: Show) -> Verdict:
         """See Goal."""
-        value = medians.get(self.ours)
-        shown = "?" if value is None else show(value)
-        is_met = None if value is None else value >= self.bound
-        return Verdict(f"{self.ours} {shown} >= {show(self.bound)}", is_met)
+        wanted = f">= {show(self.bound)}"
+        return _judge(self.ours, medians.get(self.ours), show, wanted, lambda n: n >= self.bound)
 
 
-def _ratio(medians: Medians, over: str, under: str) -> float | None:
-    if over not in medians or not medians.get(under):
-        return None
-    return medians[over] / medians[under]
+def _judge_ratio(
+    medians: Medians, over: str, under: str, wanted: str, is_met: Callable[[float], bool]
+) -> Verdict:
+    is_known = over in medians and bool(medians.get(under))
+    ratio = medians[over] / medians[under] if is_known else None
+    return _judge(f"{over}/{under}", ratio, "{:.2f}".format, wanted, is_met)
 
 
-def _ratio_verdict(name: str, ratio: float | None, wanted: str, is_met: bool | None) -> Verdict:
-    shown = "?" if ratio is None else f"{ratio:.2f}"
-    return Verdict(f"{name} {shown} {wanted}", is_met)
+def _judge(
+    name: str, value: float | None, show: Show, wanted: str, is_met: Callable[[float], bool]
+) -> Verdict:
+    if value is None:
+        return Verdict(f"{name} ? {wanted}", None)
+    return Verdict(f"{name} {show(value)} {wanted}", is_met(value))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Verdict
-from bench.scoreboard.table import show_size, show_time
+from bench.scoreboard.table import show_time
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.nccl_table import align
+from shoal.plan.text import show_bytes
 from shoal.schedule import COLLECTIVES as ROWS
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def grid_table(rows: Sequence[Result], cell: Callable[[Result], str]) -> list[st
     body = [
         [
             name,
-            show_size(n_bytes) if n_bytes else "-",
+            show_bytes(n_bytes) if n_bytes else "-",
             *(cells.get((name, n_bytes, place), "") for place in places),
             "",
         ]

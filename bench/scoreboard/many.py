@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from bench.scoreboard.benchmark import Benchmark, Section
+from bench.scoreboard.benchmark import Section, columns
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Faster, Within
 from bench.scoreboard.measures import start_of, time_of
@@ -21,7 +22,7 @@ _AT_LEAST_AS_FAST: Final = (Faster("shoal", than="gloo", times=1),)
 _CASE: Final = Case(_N_RANKS, _MIB, n_calls=1, n_samples=2)
 
 
-def _footprint_of(library: str, what: str) -> Measure:
+def _footprint_of(what: str, library: str) -> Measure:
     """Return the mean over the ranks after an all-reduce: bytes, or descriptors."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
@@ -32,10 +33,6 @@ def _footprint_of(library: str, what: str) -> Measure:
     return measure
 
 
-def _pair(measure_gloo: Measure, measure_shoal: Measure) -> tuple[Benchmark, Benchmark]:
-    return Benchmark("gloo", measure_gloo), Benchmark("shoal", measure_shoal)
-
-
 MANY_SECTIONS: Final = (
     Section(
         "many",
@@ -44,7 +41,7 @@ MANY_SECTIONS: Final = (
             "the ranks are forks of one process that has imported torch",
             "calls in a row after a barrier, slowest rank, time per call",
         ),
-        _pair(time_of("gloo"), time_of("shoal")),
+        columns(time_of, "gloo", "shoal"),
         (
             Case(_N_RANKS, 4, _AT_LEAST_AS_FAST, n_calls=5, n_samples=3),
             replace(_CASE, goals=_AT_LEAST_AS_FAST),
@@ -58,7 +55,7 @@ MANY_SECTIONS: Final = (
             "init_process_group in new processes, from when all are ready; slowest rank;",
             "shoal's part begins with loading it, Gloo is loaded with torch",
         ),
-        _pair(start_of("gloo"), start_of("shoal")),
+        columns(start_of, "gloo", "shoal"),
         (replace(_CASE, n_bytes=0, goals=_AT_LEAST_AS_FAST),),
         show_time,
     ),
@@ -66,7 +63,7 @@ MANY_SECTIONS: Final = (
         "many-memory",
         f"{_N_RANKS} ranks in one host: memory of a rank, the mean",
         ("Pss after an all-reduce of 1 MiB: a page of several processes counts in part in each",),
-        _pair(_footprint_of("gloo", "pss_bytes"), _footprint_of("shoal", "pss_bytes")),
+        columns(partial(_footprint_of, "pss_bytes"), "gloo", "shoal"),
         (replace(_CASE, goals=(Within("shoal", of="gloo", times=1),)),),
         show_memory,
         in_rounds=False,
@@ -75,7 +72,7 @@ MANY_SECTIONS: Final = (
         "many-descriptors",
         f"{_N_RANKS} ranks in one host: descriptors of a rank, the mean",
         ("open after an all-reduce of 1 MiB, those of the interpreter included",),
-        _pair(_footprint_of("gloo", "n_fds"), _footprint_of("shoal", "n_fds")),
+        columns(partial(_footprint_of, "n_fds"), "gloo", "shoal"),
         (replace(_CASE, goals=(Within("shoal", of="gloo", times=0.5),)),),
         show_count,
         in_rounds=False,

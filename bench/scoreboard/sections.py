@@ -5,9 +5,11 @@ The goals are the project's own, set before the code was written; a goal that is
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
-from bench.scoreboard.benchmark import Benchmark, Section
+from bench.scoreboard.benchmark import Benchmark, Measure, Section, columns
 from bench.scoreboard.between import HOST_SECTIONS
 from bench.scoreboard.case import Case
 from bench.scoreboard.choices import (
@@ -38,11 +40,8 @@ from bench.scoreboard.training import TRAINING_SECTIONS
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
-_GLOO: Final = Benchmark("gloo", time_of("gloo"))
-_OPENMPI: Final = Benchmark("openmpi", time_of("openmpi"))
-_SHOAL: Final = Benchmark("shoal", time_of("shoal"))
+_GLOO, _OPENMPI, _SHOAL, _GROUP = columns(time_of, "gloo", "openmpi", "shoal", "group")
 _EMPTY: Final = Benchmark("shoal.empty", time_of("shoal", "shared"))
-_GROUP: Final = Benchmark("group", time_of("group"))
 _FLOOR: Final = Benchmark("floor", memory_floor)
 
 
@@ -63,11 +62,11 @@ def _shared(n_ranks: int, n_bytes: int, n_samples: int) -> Case:
     return Case(n_ranks, n_bytes, tuple(goals), n_samples=n_samples)
 
 
-_STARTS: Final = {
-    "init": (start_of("gloo"), start_of("shoal")),
-    "again": (restart_of("gloo"), restart_of("shoal")),
-    "groups": (subgroups_of("gloo", used=False), subgroups_of("shoal", used=False)),
-    "used": (subgroups_of("gloo", used=True), subgroups_of("shoal", used=True)),
+_STARTS: Final[Mapping[str, Callable[[str], Measure]]] = {
+    "init": start_of,
+    "again": restart_of,
+    "groups": partial(subgroups_of, used=False),
+    "used": partial(subgroups_of, used=True),
 }
 
 SECTIONS: Final = (
@@ -139,11 +138,7 @@ SECTIONS: Final = (
         "cpu",
         "CPU seconds (user and system, all ranks) per gigabyte of tensor, private memory",
         ("10 calls in a row after a barrier; waiting that spins counts as work",),
-        (
-            Benchmark("gloo", cpu_of("gloo")),
-            Benchmark("openmpi", cpu_of("openmpi")),
-            Benchmark("shoal", cpu_of("shoal")),
-        ),
+        columns(cpu_of, "gloo", "openmpi", "shoal"),
         (Case(2, 25 * _MIB, (Faster("shoal", than="gloo", times=1),), n_calls=10, n_samples=2),),
         show_cpu,
     ),
@@ -154,10 +149,7 @@ SECTIONS: Final = (
             "new processes, all-reduce of 25 MiB, then 100 MiB, private memory; the largest rank",
             "a page shared between ranks counts in each rank that has touched it",
         ),
-        (
-            Benchmark("gloo", peak_of("gloo")),
-            Benchmark("shoal", peak_of("shoal")),
-        ),
+        columns(peak_of, "gloo", "shoal"),
         (
             Case(2, 100 * _MIB, (Below("shoal", 60 * _MIB),), n_samples=3),
             Case(4, 100 * _MIB, (Below("shoal", 60 * _MIB),), n_samples=3),
@@ -211,9 +203,9 @@ SECTIONS: Final = (
             "then a barrier on each of them",
         ),
         tuple(
-            Benchmark(f"{library} {what}", measure)
-            for what, measures in _STARTS.items()
-            for library, measure in zip(("gloo", "shoal"), measures, strict=True)
+            Benchmark(f"{library} {what}", measure_of(library))
+            for what, measure_of in _STARTS.items()
+            for library in ("gloo", "shoal")
         ),
         tuple(
             Case(n_ranks, 0, tuple(Faster(f"shoal {w}", f"gloo {w}", 1) for w in _STARTS))

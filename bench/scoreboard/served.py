@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from bench.scoreboard.benchmark import Benchmark, Section, Taken
+from bench.scoreboard.benchmark import Benchmark, Section, Taken, columns
 from bench.scoreboard.case import Case
 from bench.scoreboard.goals import Below, Faster, Within
 from bench.scoreboard.libraries import NARROW
@@ -58,8 +58,7 @@ _NARROW: Final = tuple(Benchmark(wire, served_time(f"served {wire}")) for wire i
 _RESENT: Final = Taken("shoal", partial(resent, "servers alone"))
 _KILLED: Final = Taken("killed", partial(pauses, kill_every(_KILL_S), _FAULTS_S))
 
-_GLOO: Final = Benchmark("gloo", time_of("gloo"))
-_OPENMPI: Final = Benchmark("openmpi", time_of("openmpi"))
+_GLOO, _OPENMPI = columns(time_of, "gloo", "openmpi")
 _SHOAL: Final = Benchmark("shoal", _SERVED.first(lambda calls: calls.time_s))
 _USED: Final = Benchmark("servers", _SERVED.then(lambda calls: calls.is_used), show=show_used)
 _OPTIMUM: Final = Benchmark("optimum", optimum)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from bench.scoreboard.head import head_of
+from bench.scoreboard.pools import slowest_of
 from bench.scoreboard.streams import measure_streams, ring_of
 from shoal.analysis.simulate.simulator import simulate
 from shoal.bench.job import JobSpec
@@ -107,10 +108,7 @@ def _times(pool: WorkerPool, algorithm: str, n_bytes: int) -> float:
         algorithm=algorithm,
         rest_s=_REST_S,
     )
-    slowest_s: list[float] = [
-        max(t) for t in zip(*(rank["times_s"] for rank in ranks), strict=True)
-    ]
-    return statistics.median(slowest_s)
+    return statistics.median(slowest_of(ranks))
 
 
 def _row(point: Comparison) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.bench.nccl_table import align
+from shoal.plan.text import show_bytes
 
 if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Result, Section
@@ -71,14 +72,6 @@ def _rates(rates_mbit: Sequence[float | None], between: str) -> str:
     return f"{between.join(f'{rate:g}' for rate in rates_mbit)} Mbit/s"
 
 
-def show_size(n_bytes: int) -> str:
-    """Return a size: 4 B, 16 KiB, 25 MiB."""
-    for unit, name in ((_MIB, "MiB"), (1024, "KiB")):
-        if n_bytes >= unit and n_bytes % unit == 0:
-            return f"{n_bytes // unit} {name}"
-    return f"{n_bytes} B"
-
-
 def _heading(section: Section) -> list[str]:
     return ["ranks", "size", *(one.label for one in section.benchmarks), "goals"]
 
@@ -95,7 +88,7 @@ def _cells(section: Section, row: Result) -> list[str]:
 
 def _place(case: Case) -> list[str]:
     ranks = f"{case.n_ranks}+{case.n_servers}" if case.n_servers else str(case.n_ranks)
-    return [ranks, show_size(case.n_bytes) if case.n_bytes else case.model or "-"]
+    return [ranks, show_bytes(case.n_bytes) if case.n_bytes else case.model or "-"]
 
 
 def _three_digits(value: float) -> str:

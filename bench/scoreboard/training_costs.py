@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import itertools
-import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from torch import nn
 
 from bench.scoreboard.training_models import MODELS
 from bench.scoreboard.training_steps import RankTrainings, Variant, wrap
+from bench.scoreboard.worker import peak_resident_bytes
 
 _M_MMAP_THRESHOLD: Final = -3  # of <malloc.h>
 _BLOCK_BYTES: Final = 256 << 10
@@ -94,15 +94,6 @@ def order_costs(n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
     }
 
 
-def peak_since(begin: bool) -> int:
-    """Return VmHWM of this process; reset it first if asked to."""
-    if begin:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
-
-
 def memory_beyond(model: str, n_steps: int, as_views: bool) -> dict[str, int]:
     """Return the peak resident bytes that a wrapper adds to a step, and the gradients' bytes.
 
@@ -127,13 +118,13 @@ def memory_beyond(model: str, n_steps: int, as_views: bool) -> dict[str, int]:
         batch = made.batch(torch.Generator().manual_seed(1))
         dist.barrier()
         gc.collect()
-        peak_since(begin=True)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
         for _ in range(n_steps):
             loss = made.loss(trained, batch)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch
             optimizer.step()
-        peaks.append(peak_since(begin=False))
+        peaks.append(peak_resident_bytes())
         if is_wrapped:
             averager = trained.reducer.averaging.averager
             sizes["buffer_bytes"] = averager.fusion_bytes
