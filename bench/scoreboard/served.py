@@ -203,9 +203,9 @@ _SECTIONS: Final = (
             Benchmark("killed", _KILLED.first(lambda found: found.longest_s)),
             Benchmark("kills", _KILLED.then(lambda found: found.n_done), show=show_count),
             Benchmark("steps", _KILLED.then(lambda found: found.n_steps), show=show_count),
-            _pause("stopped", freeze_one(3.0), 12.0),
-            _pause("drained", drain_one(3.0), 10.0),
-            _pause("joined", join_one(3.0), 10.0),
+            _pause("stopped", freeze_one, 12.0),
+            _pause("drained", drain_one, 10.0),
+            _pause("joined", join_one, 10.0),
         ),
         (
             replace(

@@ -24,6 +24,7 @@ Disturb = Callable[["LabServers", threading.Event], int]
 LIBRARY: Final = "served"
 # From the end of one that was killed to its start: it stays out of a view or two.
 _AWAY_S: Final = 1.0
+_AFTER_S: Final = 3.0  # from the first step to a disturbance that comes once
 _USED_BYTES: Final = 1 << 20
 _PATIENCE_S: Final = 10.0
 
@@ -43,46 +44,34 @@ def kill_every(seconds: float) -> Disturb:
     return disturb
 
 
-def freeze_one(after_s: float) -> Disturb:
+def freeze_one(servers: LabServers, over: threading.Event) -> int:
     """Stop the first server (SIGSTOP); at the end kill it and start it again."""
-
-    def disturb(servers: LabServers, over: threading.Event) -> int:
-        if over.wait(after_s):
-            return 0
-        servers.freeze(0)
-        over.wait()
-        servers.kill(0)
-        servers.start(0)
-        return 1
-
-    return disturb
+    if over.wait(_AFTER_S):
+        return 0
+    servers.freeze(0)
+    over.wait()
+    servers.kill(0)
+    servers.start(0)
+    return 1
 
 
-def drain_one(after_s: float) -> Disturb:
+def drain_one(servers: LabServers, over: threading.Event) -> int:
     """Drain the first server (SIGTERM); at the end start it again."""
-
-    def disturb(servers: LabServers, over: threading.Event) -> int:
-        if over.wait(after_s):
-            return 0
-        servers.drain(0)
-        over.wait()
-        servers.start(0)
-        return 1
-
-    return disturb
+    if over.wait(_AFTER_S):
+        return 0
+    servers.drain(0)
+    over.wait()
+    servers.start(0)
+    return 1
 
 
-def join_one(after_s: float) -> Disturb:
+def join_one(servers: LabServers, over: threading.Event) -> int:
     """Start the first server late."""
-
-    def disturb(servers: LabServers, over: threading.Event) -> int:
-        servers.kill(0)
-        is_over = over.wait(after_s)
-        servers.start(0)
-        over.wait()
-        return int(not is_over)
-
-    return disturb
+    servers.kill(0)
+    is_over = over.wait(_AFTER_S)
+    servers.start(0)
+    over.wait()
+    return int(not is_over)
 
 
 class Pauses(NamedTuple):

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,9 +193,5 @@ def proportional_bytes() -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _rank_of(join: Callable[[], SuiteLibrary]) -> Rank:
-    return SuiteRank(join())
-
-
 if __name__ == "__main__":
-    serve({name: partial(_rank_of, join) for name, join in JOIN.items()})
+    serve(JOIN, SuiteRank)

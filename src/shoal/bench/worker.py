@@ -16,9 +16,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from shoal.bench.collectives import COLLECTIVES, Call, CallSpec
 from shoal.bench.elements import ELEMENTS
@@ -29,6 +28,7 @@ from shoal.codec import Codec
 from shoal.threads import start
 
 Buffers = dict[tuple[int, str, str], FilledBuffer]
+_Library = TypeVar("_Library")
 
 
 class Rank:
@@ -178,10 +178,14 @@ def _obey(
         answer(getattr(rank, task)(**command))
 
 
-def serve(join: Mapping[str, Callable[[], Rank]]) -> None:
+def serve(join: Mapping[str, Callable[[], _Library]], rank_of: Callable[[_Library], Rank]) -> None:
     """Run as one rank of the library named on the command line, until the command `stop`.
 
     Any error is sent as the last answer, and ends the process.
+
+    Args:
+        join: functions that join the group of each library.
+        rank_of: returns the rank that obeys the commands.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("library", choices=sorted(join))
@@ -197,15 +201,12 @@ def serve(join: Mapping[str, Callable[[], Rank]]) -> None:
             control.sendall(json.dumps(message).encode() + b"\n")
 
         try:
-            _obey(join[args.library], control.makefile(encoding="ascii"), answer)
+            lines = control.makefile(encoding="ascii")
+            _obey(lambda: rank_of(join[args.library]()), lines, answer)
         except Exception as error:
             answer({"error": f"{type(error).__name__}: {error}"})
             raise
 
 
-def _rank_of(join: Callable[[], LibraryRank]) -> Rank:
-    return Rank(join())
-
-
 if __name__ == "__main__":
-    serve({name: partial(_rank_of, join) for name, join in JOIN.items()})
+    serve(JOIN, Rank)
