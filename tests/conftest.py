@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from process.ranks import FileRanks
     from process.shared_ranks import SharedRanks
 
 
@@ -23,6 +24,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[FileRanks]:
+    from process.ranks import FileRanks
+
+    with FileRanks() as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")

@@ -20,19 +20,22 @@ and no process outlives its test. To kill or stop ranks, use `start_ranks`: it p
 ids at once and an Outcome for each rank later. To die at an exact moment, a rank calls
 `os.kill(os.getpid(), signal.SIGKILL)`.
 
-Starting a process costs 0.1 s: do many checks inside one run.
+Starting a process costs 0.1 s: do many checks inside one run, or use the fixture `forked` (see
+`FileRanks`), whose ranks are forked once for all calls of a test file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib.util
 import inspect
 import os
 import pickle
 import random
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -42,6 +45,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import IO, Any
 
@@ -152,27 +156,116 @@ def start_ranks(
     env: Mapping[str, str] | None = None,
 ) -> Ranks:
     """Start ranks like `run_ranks`, without waiting: use it as a context manager."""
-    task = _task(function, args)
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    master["SHOAL_BACKSTOP_MS"] = str(_BACKSTOP_MS)
-    master["SHOAL_DUMP"] = "off"  # many tests wait for a deadline
-    modules = _TORCH if "torch" in function.__globals__ else _NUMPY
+    task, modules = _task(function, args), _modules_of(function)
     processes: list[_Process] = []
     ranks = Ranks(processes)
     with contextlib.ExitStack() as on_error:
         on_error.push(ranks)
-        for rank in range(size):
-            places = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": size,
-                "LOCAL_WORLD_SIZE": size,
-            }
-            own = {name: str(value) for name, value in places.items()}
-            whole = {**os.environ, **master, **own, **(env or {})}
+        for rank, own in enumerate(_environments(size)):
+            whole = {**os.environ, **own, **(env or {})}
             processes.append(_Process(rank, task, whole, modules))
         on_error.pop_all()
     return ranks
+
+
+def _modules_of(function: Callable[..., Any]) -> str:
+    return _TORCH if "torch" in function.__globals__ else _NUMPY
+
+
+def _environments(size: int) -> list[dict[str, str]]:
+    """Return the variables of each rank of a new group."""
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+        "SHOAL_BACKSTOP_MS": str(_BACKSTOP_MS),
+        "SHOAL_DUMP": "off",  # many tests wait for a deadline
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+class FileRanks:
+    """Ranks that stay for many calls; a rank is forked before the first call that needs it.
+
+    A call has its own environment, and changes of `os.environ` end with it. Other changes of a
+    process persist for later calls. Leaving the context ends the ranks.
+    """
+
+    def __init__(self) -> None:
+        self._address = f"\0shoal-test-{secrets.token_hex(8)}"
+        self._listener = Listener(self._address, "AF_UNIX")
+        self._processes: list[_Process] = []
+        self._connections: list[Connection] = []
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        size: int,
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        deadline_s: float = 60.0,
+    ) -> list[Any]:
+        """Run function(*args) in the first `size` ranks, like `run_ranks`.
+
+        If a rank fails, all ranks end, and the next call has new ones.
+        """
+        task, environments = _task(function, args), _environments(size)
+        for rank in range(len(self._processes), size):
+            whole = {**os.environ, **environments[rank]}
+            serve = _task(serve_calls, (self._address,))
+            self._processes.append(_Process(rank, serve, whole, _modules_of(function)))
+            self._connections.append(self._listener.accept())
+        for connection, own in zip(self._connections, environments, strict=False):
+            connection.send(({**os.environ, **own, **(env or {})}, task))
+        until, answers = time.monotonic() + deadline_s, {}
+        for rank, connection in enumerate(self._connections[:size]):
+            with contextlib.suppress(EOFError, ConnectionError):
+                if connection.poll(max(0.0, until - time.monotonic())):
+                    answers[rank] = connection.recv()
+        failures = [f"rank {rank}: {error}" for rank, (_, error) in answers.items() if error]
+        if len(answers) < size or failures:
+            outcomes = self._end(_LAST_WORDS_S)
+            raise AssertionError("\n".join([*failures, *map(str, outcomes)]))
+        return [value for value, _ in answers.values()]
+
+    def _end(self, deadline_s: float) -> list[Outcome]:
+        for connection in self._connections:
+            connection.close()
+        with Ranks(self._processes) as ranks:
+            outcomes = ranks.wait(deadline_s)
+        self._processes, self._connections = [], []
+        return outcomes
+
+    def __enter__(self) -> FileRanks:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+        failed = [outcome for outcome in self._end(60.0) if outcome.error or outcome.died]
+        assert not failed, "\n".join(map(str, failed))
+
+
+def serve_calls(address: str) -> None:
+    """On a rank of `FileRanks`: make each call in its environment, and send its result or error."""
+    with Client(address, "AF_UNIX") as connection:
+        while True:
+            try:
+                env, task = connection.recv()
+            except EOFError:
+                return
+            os.environ.clear()
+            os.environ.update(env)
+            sys.path[:], file, name, args = pickle.loads(task)
+            print(f"call of {name}", flush=True)  # noqa: T201 - a rank that dies names it
+            try:
+                answer = load(file, name)(*pickle.loads(args)), ""
+            except BaseException:  # noqa: BLE001 - SystemExit too is an outcome like any other
+                answer = None, traceback.format_exc()
+            connection.send(answer)
+            del answer
+            gc.collect()  # so that a later call finds no group of this one
 
 
 def start_process(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from process.arrays import Array
-from process.ranks import run_ranks, start_ranks
+from process.ranks import FileRanks, start_ranks
 from process.stage import error_of, pretend_hosts
 
 import shoal
@@ -47,10 +47,10 @@ def digests(n_channels: int, ranks_per_host: int) -> list[str]:
 
 @pytest.mark.parametrize(("ranks_per_host", "n_channels"), [(1, 3), (2, 2)])
 def test_any_number_of_channels_gives_the_bits_of_one_channel(
-    ranks_per_host: int, n_channels: int
+    ranks_per_host: int, n_channels: int, forked: FileRanks
 ) -> None:
-    one = run_ranks(digests, 3, 1, ranks_per_host)
-    assert run_ranks(digests, 3, n_channels, ranks_per_host) == one
+    one = forked.run(digests, 3, 1, ranks_per_host)
+    assert forked.run(digests, 3, n_channels, ranks_per_host) == one
 
 
 def links_of_large_data() -> list[tuple[int, int]]:
@@ -65,8 +65,8 @@ def links_of_large_data() -> list[tuple[int, int]]:
     return [(peer.get("channel", 0), peer["rank"]) for peer in peers]
 
 
-def test_a_large_call_moves_over_every_channel_and_the_dump_shows_it() -> None:
-    assert run_ranks(links_of_large_data, 2) == [[(0, 1), (1, 1)], [(0, 0), (1, 0)]]
+def test_a_large_call_moves_over_every_channel_and_the_dump_shows_it(forked: FileRanks) -> None:
+    assert forked.run(links_of_large_data, 2) == [[(0, 1), (1, 1)], [(0, 0), (1, 0)]]
 
 
 def asks_while_rank_1_is_late() -> tuple[list[int], str] | None:
@@ -89,8 +89,8 @@ def asks_while_rank_1_is_late() -> tuple[list[int], str] | None:
         return seen
 
 
-def test_the_dump_shows_a_call_in_every_channel_that_it_uses() -> None:
-    channels, text = run_ranks(asks_while_rank_1_is_late, 2)[0]
+def test_the_dump_shows_a_call_in_every_channel_that_it_uses(forked: FileRanks) -> None:
+    channels, text = forked.run(asks_while_rank_1_is_late, 2)[0]
     assert channels == [0, 1]
     assert "over 2 channels" in text
     assert "over channel 1: made" in text
@@ -143,7 +143,7 @@ def names_of_threads() -> set[str]:
         return {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
 
 
-def test_every_channel_thread_has_a_name() -> None:
+def test_every_channel_thread_has_a_name(forked: FileRanks) -> None:
     wanted = {"shoal-progress", "shoal-progress1", "shoal-progress2"}
-    for names in run_ranks(names_of_threads, 2):
+    for names in forked.run(names_of_threads, 2):
         assert wanted <= names

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import error_of, pretend_hosts
 
 import shoal
@@ -122,9 +122,9 @@ def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (4, 2), (4, 1)])
 def test_a_mismatched_call_raises_on_every_rank_and_names_both_calls(
-    size: int, ranks_per_host: int
+    size: int, ranks_per_host: int, forked: FileRanks
 ) -> None:
-    for rank, results in enumerate(run_ranks(disagree, size, ranks_per_host)):
+    for rank, results in enumerate(forked.run(disagree, size, ranks_per_host)):
         assert results.keys() == CASES.keys()
         for name, (took_s, error) in results.items():
             where = f"{name}, rank {rank}: {took_s:.2f} s, {error!r}"

@@ -6,7 +6,7 @@ Native tests of first use, unlinked peers and path makers cover peers that die o
 import os
 
 import numpy as np
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import Stage, connections, pretend_hosts
 
 import shoal
@@ -39,9 +39,11 @@ def reduce_along_a_ring() -> tuple[int, list[dict[str, list[int]]]]:
     return held, found
 
 
-def test_a_ring_of_four_hosts_connects_each_rank_to_its_two_neighbours_only() -> None:
+def test_a_ring_of_four_hosts_connects_each_rank_to_its_two_neighbours_only(
+    forked: FileRanks,
+) -> None:
     with Stage() as stage:
-        results = run_ranks(reduce_along_a_ring, 4, env=dict(stage.env))
+        results = forked.run(reduce_along_a_ring, 4, env=dict(stage.env))
     for rank, (held, (at_first, afterwards)) in enumerate(results):
         beside, across = sorted([(rank - 1) % 4, (rank + 1) % 4]), (rank + 2) % 4
         assert at_first == {"unmade": [other for other in range(4) if other != rank]}
@@ -62,5 +64,5 @@ def send_and_leave() -> float:
     return float(data.sum())
 
 
-def test_a_last_message_arrives_though_the_sender_was_not_connected() -> None:
-    assert run_ranks(send_and_leave, 2) == [56.0, 56.0]
+def test_a_last_message_arrives_though_the_sender_was_not_connected(forked: FileRanks) -> None:
+    assert forked.run(send_and_leave, 2) == [56.0, 56.0]

@@ -1,7 +1,5 @@
 """Any set of reducers yields the bits that docs/bits.md defines, as computed by NumPy."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, own
 from process.arrays import filled, private, shared
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import pretend_hosts
 
 import shoal
@@ -69,6 +67,8 @@ def reduce_by_everyone(ranks_per_host: int) -> int:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(4, 4), (3, 1)])
-def test_every_set_of_reducers_yields_the_same_bits(size: int, ranks_per_host: int) -> None:
+def test_every_set_of_reducers_yields_the_same_bits(
+    size: int, ranks_per_host: int, forked: FileRanks
+) -> None:
     n_checked = 3 * (2**size + 1)
-    assert run_ranks(reduce_by_everyone, size, ranks_per_host) == [n_checked] * size
+    assert forked.run(reduce_by_everyone, size, ranks_per_host) == [n_checked] * size

@@ -1,7 +1,7 @@
 """Ranks may call far ahead of the others."""
 
 import numpy as np
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 
 import shoal
 from shoal.group.work import Work
@@ -49,13 +49,13 @@ def receive_data_sent_after_a_call_of_another_group() -> bool:
         return bool((data == 1).all())
 
 
-def test_all_receives_may_be_posted_before_the_first_send() -> None:
-    assert run_ranks(receive_before_sending, 2) == [True, True]
+def test_all_receives_may_be_posted_before_the_first_send(forked: FileRanks) -> None:
+    assert forked.run(receive_before_sending, 2) == [True, True]
 
 
-def test_many_named_calls_may_be_made_in_opposite_orders() -> None:
-    assert run_ranks(call_by_name_in_opposite_orders, 2) == [True, True]
+def test_many_named_calls_may_be_made_in_opposite_orders(forked: FileRanks) -> None:
+    assert forked.run(call_by_name_in_opposite_orders, 2) == [True, True]
 
 
-def test_calls_of_one_group_do_not_delay_another_group() -> None:
-    assert run_ranks(receive_data_sent_after_a_call_of_another_group, 2) == [True, True]
+def test_calls_of_one_group_do_not_delay_another_group(forked: FileRanks) -> None:
+    assert forked.run(receive_data_sent_after_a_call_of_another_group, 2) == [True, True]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import error_of
 
 import shoal
@@ -130,8 +130,8 @@ def refuse_bad_arguments() -> float:
         return float(data[0])
 
 
-def test_bad_arguments_are_refused_with_the_reason_and_the_group_goes_on() -> None:
-    assert run_ranks(refuse_bad_arguments, 2) == [2.0, 2.0]
+def test_bad_arguments_are_refused_with_the_reason_and_the_group_goes_on(forked: FileRanks) -> None:
+    assert forked.run(refuse_bad_arguments, 2) == [2.0, 2.0]
 
 
 def reduce_odd_things() -> list[Any]:
@@ -154,9 +154,9 @@ def reduce_odd_things() -> list[Any]:
         return [thing.tolist() if hasattr(thing, "tolist") else list(thing) for thing in things]
 
 
-def test_zero_dimensional_empty_and_plain_buffers_work() -> None:
+def test_zero_dimensional_empty_and_plain_buffers_work(forked: FileRanks) -> None:
     want = [
         *(5.0, [], [[0, 2, 4], [6, 8, 10]], [2.0, 2.0], [2, 4, 6], [1.0, 3.0], [4, 6, 8]),
         [True, True, False],
     ]
-    assert run_ranks(reduce_odd_things, 2) == [want, want]
+    assert forked.run(reduce_odd_things, 2) == [want, want]

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 import numpy as np
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import error_of
 
 import shoal
@@ -40,8 +40,8 @@ def drop_buffers_in_flight() -> float:
         return float(last[0])
 
 
-def test_a_dropped_buffer_lives_exactly_until_its_call_is_done() -> None:
-    assert run_ranks(drop_buffers_in_flight, 2) == [2.0, 2.0]
+def test_a_dropped_buffer_lives_exactly_until_its_call_is_done(forked: FileRanks) -> None:
+    assert forked.run(drop_buffers_in_flight, 2) == [2.0, 2.0]
 
 
 def close_while_threads_call() -> set[str]:
@@ -68,8 +68,8 @@ def close_while_threads_call() -> set[str]:
         return set(ended)
 
 
-def test_a_group_may_be_closed_while_other_threads_make_calls() -> None:
-    assert run_ranks(close_while_threads_call, 1) == [{"Closed"}]
+def test_a_group_may_be_closed_while_other_threads_make_calls(forked: FileRanks) -> None:
+    assert forked.run(close_while_threads_call, 1) == [{"Closed"}]
 
 
 def call_while_another_waits() -> bool:
@@ -92,8 +92,8 @@ def call_while_another_waits() -> bool:
         return n_kept <= 2
 
 
-def test_a_long_call_does_not_hold_the_buffers_of_later_calls() -> None:
-    assert run_ranks(call_while_another_waits, 2) == [True, True]
+def test_a_long_call_does_not_hold_the_buffers_of_later_calls(forked: FileRanks) -> None:
+    assert forked.run(call_while_another_waits, 2) == [True, True]
 
 
 def make_calls_with_one_name() -> list[float]:
@@ -105,8 +105,8 @@ def make_calls_with_one_name() -> list[float]:
         return [float(each[-1]) for each in data]
 
 
-def test_calls_with_one_name_match_in_order_while_all_are_in_flight() -> None:
-    assert run_ranks(make_calls_with_one_name, 2) == [[2.0, 4.0, 6.0]] * 2
+def test_calls_with_one_name_match_in_order_while_all_are_in_flight(forked: FileRanks) -> None:
+    assert forked.run(make_calls_with_one_name, 2) == [[2.0, 4.0, 6.0]] * 2
 
 
 # Subgroups.
@@ -156,9 +156,11 @@ def divide() -> dict[str, float]:
     return sums
 
 
-def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_made_again() -> None:
+def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_made_again(
+    forked: FileRanks,
+) -> None:
     even, odd, three, inner = 101.0, 1010.0, 1110.0, 110.0
-    assert run_ranks(divide, 4) == [
+    assert forked.run(divide, 4) == [
         {"even": even, "alone": 1.0},
         {"odd": odd, "three": three, "alone": 10.0, "inner": inner},
         {"even": even, "three": three, "alone": 100.0, "inner": inner},
@@ -181,8 +183,8 @@ def two_worlds() -> list[float]:
     return results
 
 
-def test_two_worlds_in_one_process_do_not_affect_each_other() -> None:
-    assert run_ranks(two_worlds, 3) == [[3.0, 3.0, 3.0, 3.0]] * 3
+def test_two_worlds_in_one_process_do_not_affect_each_other(forked: FileRanks) -> None:
+    assert forked.run(two_worlds, 3) == [[3.0, 3.0, 3.0, 3.0]] * 3
 
 
 # Deadlines, aborts and ends.
@@ -204,8 +206,8 @@ def wait_too_briefly() -> float:
         return float(data[0])
 
 
-def test_a_wait_that_times_out_does_not_end_the_call() -> None:
-    assert run_ranks(wait_too_briefly, 2) == [2.0, 2.0]
+def test_a_wait_that_times_out_does_not_end_the_call(forked: FileRanks) -> None:
+    assert forked.run(wait_too_briefly, 2) == [2.0, 2.0]
 
 
 def abort() -> tuple[Exception | None, float, list[Exception | None]]:
@@ -226,8 +228,8 @@ def abort() -> tuple[Exception | None, float, list[Exception | None]]:
         return of_subgroup, float(data[0]), errors
 
 
-def test_an_abort_ends_only_its_group_on_every_rank_with_its_reason() -> None:
-    for of_subgroup, total, errors in run_ranks(abort, 3):
+def test_an_abort_ends_only_its_group_on_every_rank_with_its_reason(forked: FileRanks) -> None:
+    for of_subgroup, total, errors in forked.run(abort, 3):
         assert isinstance(of_subgroup, Closed)
         assert "enough" in str(of_subgroup)
         assert total == 3.0
@@ -254,8 +256,8 @@ def closed_calls() -> list[Exception | None]:
     ]
 
 
-def test_calls_on_a_closed_group_are_errors() -> None:
-    for ended, reduce, barrier, subgroup, abort, close in run_ranks(closed_calls, 2):
+def test_calls_on_a_closed_group_are_errors(forked: FileRanks) -> None:
+    for ended, reduce, barrier, subgroup, abort, close in forked.run(closed_calls, 2):
         # The second rank to close may receive the other's goodbye first.
         assert isinstance(ended, (Closed, PeerLost)), ended
         for error in (reduce, barrier, subgroup):

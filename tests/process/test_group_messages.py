@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import pretend_hosts
 
 import shoal
@@ -51,8 +51,10 @@ def receive_by_tag(group: shoal.Group) -> None:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (3, 1)])
-def test_messages_arrive_by_source_and_tag(size: int, ranks_per_host: int) -> None:
-    assert run_ranks(pass_messages, size, ranks_per_host) == [size] * size
+def test_messages_arrive_by_source_and_tag(
+    size: int, ranks_per_host: int, forked: FileRanks
+) -> None:
+    assert forked.run(pass_messages, size, ranks_per_host) == [size] * size
 
 
 # From any source. The native tests of messages check the order of matching and the ends of
@@ -87,8 +89,10 @@ def take_from_anyone(ranks_per_host: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 1), (4, 2)])
-def test_receives_from_any_source_take_every_message_once(size: int, ranks_per_host: int) -> None:
-    first, *others = run_ranks(take_from_anyone, size, ranks_per_host)
+def test_receives_from_any_source_take_every_message_once(
+    size: int, ranks_per_host: int, forked: FileRanks
+) -> None:
+    first, *others = forked.run(take_from_anyone, size, ranks_per_host)
     assert others == [[]] * (size - 1)
     assert len(first) == 5
     for sources in first:
@@ -116,5 +120,7 @@ def go_on_in_the_background(ranks_per_host: int) -> float:
 
 
 @pytest.mark.parametrize("ranks_per_host", [2, 1])
-def test_a_receive_from_any_source_goes_on_in_the_background(ranks_per_host: int) -> None:
-    assert run_ranks(go_on_in_the_background, 2, ranks_per_host) == [1.0, 1.0]
+def test_a_receive_from_any_source_goes_on_in_the_background(
+    ranks_per_host: int, forked: FileRanks
+) -> None:
+    assert forked.run(go_on_in_the_background, 2, ranks_per_host) == [1.0, 1.0]

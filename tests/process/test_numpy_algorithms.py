@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from process.arrays import (
     shared,
     unaligned,
 )
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import pretend_hosts
 
 import shoal
@@ -41,7 +42,8 @@ BY_HOST = (
 )
 PLANNED = "planned"  # as the planner chooses
 
-# A segment holds 32768 float32.
+# Lengths of a rank's buffer: of all its blocks where a rank has several. A segment holds 32768
+# float32.
 CALLS = (
     *((n_elems, "float32", Op.SUM) for n_elems in (0, 1, 40_001)),
     (1009, "float64", Op.AVG),
@@ -49,7 +51,9 @@ CALLS = (
     (150_001, "int16", Op.BXOR),
     (300_007, "float32", Op.AVG),
 )
-# 2.06 MiB, which is cut where there are channels, and fills the six slots of a peer several times.
+BY_BLOCK = ("all_gather", "gather", "reduce_scatter", "scatter", "all_to_all")
+# A buffer or block of 2.06 MiB, which is cut where there are channels, and fills the six slots of a
+# peer several times.
 LARGE = (540_011, "float32", Op.SUM)
 
 
@@ -176,12 +180,15 @@ def algorithms() -> Iterator[tuple[str, str]]:
 
 
 def exchanges(size: int, only_planned: bool) -> list[tuple[str, str, tuple[int, str, Op]]]:
-    return [
-        (collective, name, call)
-        for collective, name in algorithms()
-        if name == PLANNED or not only_planned
-        for call in (*CALLS, *((LARGE,) if name == PLANNED and size < 8 else ()))
-    ]
+    found: list[tuple[str, str, tuple[int, str, Op]]] = []
+    for collective, name in algorithms():
+        if name != PLANNED and only_planned:
+            continue
+        n_blocks = size if collective in BY_BLOCK else 1
+        found += [(collective, name, (math.ceil(n / n_blocks), *how)) for n, *how in CALLS]
+        if name == PLANNED and size < 8:
+            found.append((collective, name, LARGE))
+    return found
 
 
 def exchange_everything(ranks_per_host: int, only_planned: bool) -> int:
@@ -222,10 +229,10 @@ if SOAK:
 
 @pytest.mark.parametrize(("size", "ranks_per_host", "only_planned"), PLACES)
 def test_every_algorithm_gives_the_result_of_numpy(
-    size: int, ranks_per_host: int, only_planned: bool
+    size: int, ranks_per_host: int, only_planned: bool, forked: FileRanks
 ) -> None:
     want = len(exchanges(size, only_planned))
-    assert run_ranks(exchange_everything, size, ranks_per_host, only_planned) == size * [want]
+    assert forked.run(exchange_everything, size, ranks_per_host, only_planned) == size * [want]
 
 
 @pytest.mark.parametrize(
@@ -240,9 +247,11 @@ def test_every_algorithm_gives_the_result_of_numpy(
         {"SHOAL_CHANNELS": "3"},
     ],
 )
-def test_ranks_agree_with_numpy_over_ipv6_and_over_several_channels(env: dict[str, str]) -> None:
+def test_ranks_agree_with_numpy_over_ipv6_and_over_several_channels(
+    env: dict[str, str], forked: FileRanks
+) -> None:
     want = len(exchanges(2, True))
-    assert run_ranks(exchange_everything, 2, 1, True, env=env) == [want, want]
+    assert forked.run(exchange_everything, 2, 1, True, env=env) == [want, want]
 
 
 # Types, operations and bits.
@@ -266,9 +275,11 @@ def check_folds(ranks_per_host: int) -> int:
 
 
 @pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_every_operation_on_every_type_agrees_with_numpy(ranks_per_host: int) -> None:
+def test_every_operation_on_every_type_agrees_with_numpy(
+    ranks_per_host: int, forked: FileRanks
+) -> None:
     n_pairs = sum(exists(dtype, op) for dtype in DTYPES for op in Op)
-    assert run_ranks(check_folds, 3, ranks_per_host) == [2 * n_pairs] * 3
+    assert forked.run(check_folds, 3, ranks_per_host) == [2 * n_pairs] * 3
 
 
 def digests(ranks_per_host: int) -> list[str]:
@@ -288,10 +299,10 @@ def digests(ranks_per_host: int) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks_per_host", [4, 2])
-def test_floating_sums_have_the_same_bits_on_all_ranks_and_in_every_run(
-    ranks_per_host: int,
+def test_floating_sums_have_the_same_bits_on_all_ranks_and_in_every_group(
+    ranks_per_host: int, forked: FileRanks
 ) -> None:
-    first, again = (run_ranks(digests, 4, ranks_per_host) for _ in range(2))
+    first, again = (forked.run(digests, 4, ranks_per_host) for _ in range(2))
     assert first == again == [first[0]] * 4
 
 
@@ -383,6 +394,6 @@ def exchange_wholes_and_lists(group: shoal.Group) -> None:
 # For two hosts of different sizes the cost model prefers other algorithms.
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 2), (4, 4), (3, 1), (5, 2)])
 def test_blocks_of_different_lengths_are_gathered_scattered_and_exchanged(
-    size: int, ranks_per_host: int
+    size: int, ranks_per_host: int, forked: FileRanks
 ) -> None:
-    assert run_ranks(uneven_blocks, size, ranks_per_host) == [size] * size
+    assert forked.run(uneven_blocks, size, ranks_per_host) == [size] * size

@@ -5,7 +5,7 @@ import socket
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import connections, pretend_hosts
 
 import shoal
@@ -34,5 +34,5 @@ def all_reduces_over_paths_that_are_cut(n_paths: int) -> int:
 
 
 @pytest.mark.parametrize("n_paths", [1, 2])
-def test_breaking_all_paths_in_mid_call_costs_no_call(n_paths: int) -> None:
-    assert min(run_ranks(all_reduces_over_paths_that_are_cut, 2, n_paths)) >= 3
+def test_breaking_all_paths_in_mid_call_costs_no_call(n_paths: int, forked: FileRanks) -> None:
+    assert min(forked.run(all_reduces_over_paths_that_are_cut, 2, n_paths)) >= 3

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import pretend_hosts
 
 import shoal
@@ -30,9 +30,11 @@ def tune(out: str) -> int:
     return main(["tune", "--out", out, *words, "--collective", "scatter"])
 
 
-def test_shoal_tuning_loads_the_file_that_shoal_tune_writes(tmp_path: Path) -> None:
+def test_shoal_tuning_loads_the_file_that_shoal_tune_writes(
+    tmp_path: Path, forked: FileRanks
+) -> None:
     path = tmp_path / "tuned.jsonl"
-    assert run_ranks(tune, 3, str(path)) == [0, 0, 0]
+    assert forked.run(tune, 3, str(path)) == [0, 0, 0]
     head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert head == {"shoal_tuning": 1, "hosts": [0, 0, 0], "n_cores": head["n_cores"]}
     assert [(line["collective"], line["n_bytes"]) for line in lines] == [
@@ -40,7 +42,7 @@ def test_shoal_tuning_loads_the_file_that_shoal_tune_writes(tmp_path: Path) -> N
     ]
     assert all(us > 0 for line in lines for us in line["us"].values())
     fastest = min(lines[0]["us"], key=lines[0]["us"].__getitem__)
-    for name, why in run_ranks(choose_by_file, 3, str(path)):
+    for name, why in forked.run(choose_by_file, 3, str(path)):
         assert name == fastest
         assert why.startswith("measured at 1 KiB over 3 ranks: ")
 
@@ -60,10 +62,10 @@ def load_links(path: str) -> tuple[tuple[int, ...], object]:
 
 
 def test_a_tuning_file_keeps_link_costs_and_every_job_that_loads_it_uses_them(
-    tmp_path: Path,
+    tmp_path: Path, forked: FileRanks
 ) -> None:
     path = tmp_path / "links.jsonl"
-    assert run_ranks(tune_links, 4, str(path)) == [0] * 4
+    assert forked.run(tune_links, 4, str(path)) == [0] * 4
     (head,) = [json.loads(line) for line in path.read_text().splitlines()]
     link = link_of(head["link"])
     # The costs of loopback differ from the defaults, and are plausible.
@@ -71,4 +73,4 @@ def test_a_tuning_file_keeps_link_costs_and_every_job_that_loads_it_uses_them(
     assert 1 <= link.latency_us < 1e5
     assert 1e-6 < link.us_per_byte < 10  # 0.16 was measured on a busy machine
     for _ in range(2):
-        assert run_ranks(load_links, 4, str(path)) == [((0, 0, 1, 1), link)] * 4
+        assert forked.run(load_links, 4, str(path)) == [((0, 0, 1, 1), link)] * 4

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.arrays import Array, check, contribution
-from process.ranks import run_ranks
+from process.ranks import FileRanks
 from process.stage import pretend_hosts
 from wires import ERRORS, NARROW, block_of, bound_of_sum, rounded
 
@@ -85,9 +85,9 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 1), (5, 2)])
 def test_all_ranks_get_the_same_bits_and_they_are_near_the_sum(
-    size: int, ranks_per_host: int
+    size: int, ranks_per_host: int, forked: FileRanks
 ) -> None:
-    digests = run_ranks(narrow_sums, size, ranks_per_host)
+    digests = forked.run(narrow_sums, size, ranks_per_host)
     assert len(digests[0]) == 3 * 4 * len(NARROW) * len(LENGTHS)
     assert digests == size * [digests[0]]
 
@@ -104,8 +104,8 @@ def in_one_host() -> None:
                 check(narrow, wide)
 
 
-def test_nothing_is_rounded_inside_a_host_by_any_algorithm() -> None:
-    run_ranks(in_one_host, 3)
+def test_nothing_is_rounded_inside_a_host_by_any_algorithm(forked: FileRanks) -> None:
+    forked.run(in_one_host, 3)
 
 
 def scattered() -> None:
@@ -128,8 +128,8 @@ def scattered() -> None:
             check_sum(wire, output, [blocks[group.rank] for blocks in row], 1, Op.SUM)
 
 
-def test_a_reduce_scatter_rounds_each_contribution_and_not_the_result() -> None:
-    run_ranks(scattered, 4)
+def test_a_reduce_scatter_rounds_each_contribution_and_not_the_result(forked: FileRanks) -> None:
+    forked.run(scattered, 4)
 
 
 def gathered(ranks_per_host: int) -> None:
@@ -159,9 +159,9 @@ def gathered(ranks_per_host: int) -> None:
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 1), (4, 2), (2, 2)])
 def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
-    size: int, ranks_per_host: int
+    size: int, ranks_per_host: int, forked: FileRanks
 ) -> None:
-    run_ranks(gathered, size, ranks_per_host)
+    forked.run(gathered, size, ranks_per_host)
 
 
 # Non-finite and extreme values.
@@ -189,8 +189,8 @@ def hostile() -> list[list[str]]:
     return digests
 
 
-def test_only_a_block_with_a_non_finite_value_arrives_as_nan() -> None:
-    digests = run_ranks(hostile, 3)
+def test_only_a_block_with_a_non_finite_value_arrives_as_nan(forked: FileRanks) -> None:
+    digests = forked.run(hostile, 3)
     assert digests == 3 * [digests[0]]
 
 
@@ -206,8 +206,10 @@ def differing(wires: tuple[str | None, ...]) -> str:
 
 
 @pytest.mark.parametrize("wires", [("bf16", None), ("mxfp4", "mxfp8"), ("mxint8", "mxfp8")])
-def test_ranks_that_ask_for_different_wires_get_an_error(wires: tuple[str | None, ...]) -> None:
-    for text in run_ranks(differing, 2, wires):
+def test_ranks_that_ask_for_different_wires_get_an_error(
+    wires: tuple[str | None, ...], forked: FileRanks
+) -> None:
+    for text in forked.run(differing, 2, wires):
         assert all(f"in {wire} between hosts" in text for wire in wires if wire)
         assert "rank 0" in text
         assert "rank 1" in text
@@ -241,8 +243,8 @@ def asks() -> None:
         check(data, np.full(100_000, 514, np.float32))
 
 
-def test_a_call_that_cannot_be_narrow_is_refused_before_data_moves() -> None:
-    run_ranks(asks, 2)
+def test_a_call_that_cannot_be_narrow_is_refused_before_data_moves(forked: FileRanks) -> None:
+    forked.run(asks, 2)
 
 
 def by_default(how: str) -> list[float]:
@@ -276,9 +278,11 @@ def by_default(how: str) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ["init", "subgroup", "SHOAL_WIRE"])
-def test_a_groups_wire_applies_to_large_sums_and_other_calls_stay_wide(how: str) -> None:
+def test_a_groups_wire_applies_to_large_sums_and_other_calls_stay_wide(
+    how: str, forked: FileRanks
+) -> None:
     # 256 from the other rank plus this rank's 257 is 513, which bfloat16 rounds to 512.
-    assert run_ranks(by_default, 2, how) == 2 * [[512, 512, 514, 512, 514, 514, 514]]
+    assert forked.run(by_default, 2, how) == 2 * [[512, 512, 514, 512, 514, 514, 514]]
 
 
 def warned(wire: str) -> list[str]:
@@ -303,8 +307,8 @@ def warned(wire: str) -> list[str]:
 
 
 @pytest.mark.parametrize("wire", NARROW)
-def test_a_block_wire_warns_once_of_a_sum_outside_an_averager(wire: str) -> None:
-    texts, none = run_ranks(warned, 2, wire)
+def test_a_block_wire_warns_once_of_a_sum_outside_an_averager(wire: str, forked: FileRanks) -> None:
+    texts, none = forked.run(warned, 2, wire)
     assert none == []
     assert len(texts) == (1 if block_of(wire) > 1 else 0)
     assert all(wire in line and f"{ERRORS[wire]:g}" in line for line in texts)
