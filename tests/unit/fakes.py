@@ -54,13 +54,14 @@ class FakeWork:
 
 
 class FakeGroup:
-    """A group that records every call, with its timeout. Rank 1 of 2."""
+    """A group that records every call, with its timeout. Rank 1."""
 
-    name, rank, size = "fake", 1, 2
+    name, rank = "fake", 1
     timeout_s = 1.0
     check_fold = Calls.check_fold
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.works: list[FakeWork] = []
 

@@ -11,60 +11,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from unit.fakes import FakeGroup
 
 from shoal.dtypes import DType
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import UsageError
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.work import InBackground, PendingWork
 from shoal.group.buffers import span_of
-from shoal.group.calls import Calls
 
-SIZE, RANK = 3, 1
-
-
-class DoneWork:
-    """A call that has already ended."""
-
-    source: int | None = 2
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        pass
-
-    def done(self) -> bool:
-        return True
-
-    def error(self) -> ShoalError | None:
-        return None
-
-    def on_done(self, callback: Callable[[Any], None]) -> None:
-        callback(self)
-
-
-class NotingGroup:
-    """Rank 1 of 3."""
-
-    name, rank, size = "fake", RANK, SIZE
-    check_fold = Calls.check_fold
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-
-    def __getattr__(self, name: str) -> Callable[..., DoneWork | None]:
-        def call(*arguments: Any, **options: Any) -> DoneWork | None:
-            self.calls.append((name, arguments))
-            return DoneWork() if options.get("async_op") or options.get("work") else None
-
-        call.__name__ = name
-        return call
+SIZE, RANK = 3, FakeGroup.rank
 
 
 @pytest.fixture
-def group() -> NotingGroup:
-    return NotingGroup()
+def group() -> FakeGroup:
+    return FakeGroup(SIZE)
 
 
 @pytest.fixture
-def operations(group: NotingGroup) -> Operations:
+def operations(group: FakeGroup) -> Operations:
     return Operations(group, timedelta(seconds=60))  # type: ignore[arg-type]
 
 
@@ -269,7 +233,7 @@ GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 )
 @pytest.mark.parametrize("what", GIVEN)
 def test_a_tensor_without_memory_is_refused_before_data_moves(
-    what: str, make: Callable[[], torch.Tensor], operations: Operations, group: NotingGroup
+    what: str, make: Callable[[], torch.Tensor], operations: Operations, group: FakeGroup
 ) -> None:
     with pytest.raises(UsageError, match=r"of shape \(2,\) without its own memory; pass"):
         GIVEN[what](operations, make())
@@ -282,14 +246,14 @@ def test_a_group_refuses_a_tensor_without_memory(make: Callable[[], torch.Tensor
         span_of(make())
 
 
-def test_an_empty_tensor_needs_no_memory(operations: Operations, group: NotingGroup) -> None:
+def test_an_empty_tensor_needs_no_memory(operations: Operations, group: FakeGroup) -> None:
     operations.allreduce([torch.ones(0)])
     assert len(group.calls) == 1
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_calls_are_refused_before_data_moves(
-    what: str, operations: Operations, group: NotingGroup
+    what: str, operations: Operations, group: FakeGroup
 ) -> None:
     call, message = WRONG[what]
     with pytest.raises(UsageError, match=message):
@@ -305,7 +269,7 @@ def lengths(spans: Any) -> list[int]:
 
 
 def test_a_reduce_writes_a_strided_tensor_only_at_the_root(
-    operations: Operations, group: NotingGroup
+    operations: Operations, group: FakeGroup
 ) -> None:
     for root, expected in ((0, 0.0), (RANK, 3.0)):
         matrix = torch.zeros(2, 3)
@@ -316,7 +280,7 @@ def test_a_reduce_writes_a_strided_tensor_only_at_the_root(
 
 
 def test_any_waiting_thread_writes_a_strided_tensor_of_inference_mode(
-    operations: Operations, group: NotingGroup
+    operations: Operations, group: FakeGroup
 ) -> None:
     with torch.inference_mode():
         matrix = torch.zeros(2, 3)
@@ -327,9 +291,7 @@ def test_any_waiting_thread_writes_a_strided_tensor_of_inference_mode(
     assert matrix.sum().item() == 3.0
 
 
-def test_rows_of_an_unknown_type_travel_as_bytes(
-    operations: Operations, group: NotingGroup
-) -> None:
+def test_rows_of_an_unknown_type_travel_as_bytes(operations: Operations, group: FakeGroup) -> None:
     eighths = torch.zeros(6, dtype=torch.float8_e5m2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls this type experimental
