@@ -44,19 +44,6 @@ def fail(
     report_failure(direct(store), rank, f"node-{rank}", error, attempt)
 
 
-@pytest.mark.parametrize("returning", [0, 1, 2])
-def test_a_restarted_rank_moves_all_ranks_to_the_next_attempt(returning: int) -> None:
-    store = MemoryStore()
-    meetings = [arrive(store, rank) for rank in range(3)]
-    assert arrive(store, returning).attempt == 1
-    for rank in {0, 1, 2} - {returning}:
-        with pytest.raises(AttemptOverError):
-            meetings[rank].look_around()
-        again = arrive(store, rank, left=0)
-        assert again.attempt == 1
-        again.look_around()
-
-
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_stale_records_of_some_ranks_do_not_delay_a_later_job(first: int) -> None:
     """An earlier job ended before its rank 2 joined."""
@@ -108,19 +95,6 @@ def test_errors_other_than_wrong_calls_are_lost_peers(error: BaseException, word
     with pytest.raises(PeerLost, match=f"rank 1 on node-1 has left the meeting: {words}") as caught:
         first.look_around()
     assert (caught.value.rank, caught.value.host) == (1, "node-1")
-
-
-def test_a_later_rank_waits_for_the_failed_one_and_knows_the_reason() -> None:
-    store = MemoryStore()
-    arrive(store, 1)
-    fail(store, attempt=0)
-    first = arrive(store, 0)
-    first.look_around()
-    assert first.before is not None
-    assert (first.before.rank, first.before.reason) == (1, str(WRONG_KEY))
-    assert arrive(store, 1).attempt == first.attempt == 1
-    first.look_around()
-    assert first.before is None
 
 
 @pytest.mark.parametrize("was_there", [False, True])

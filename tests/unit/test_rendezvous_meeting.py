@@ -1,6 +1,5 @@
 """Records and the roll, with a store in memory."""
 
-import hashlib
 import time
 from collections.abc import Sequence
 
@@ -134,22 +133,6 @@ def test_a_roll_of_another_group_is_ignored() -> None:
         assert parts_of(roll._replace(hosts=hosts).encode(), 300) is None
     for value in (b"", record(0).encode(), values[0][:-1]):
         assert decode_part(value, 300) is None
-
-
-def test_the_epoch_is_the_hash_of_all_nonces_in_rank_order() -> None:
-    store = MemoryStore()
-    first, second = host(store), guest(store, 1)
-    look(first, second)
-    assert first.roll is second.roll is None
-    guest(store, 2)
-    look(first, second)
-    digest = hashlib.sha256(b"".join(record(rank).nonce for rank in range(3))).digest()
-    for meeting in (first, second):
-        assert meeting.roll is not None
-        assert meeting.roll.epoch == int.from_bytes(digest[:8], "big")
-    assert first.job_key == second.job_key
-    assert len(first.job_key) == 32
-    assert first.roll == second.roll
 
 
 def test_a_damaged_roll_or_one_without_this_rank_is_not_used_and_rank_0_is_named() -> None:

@@ -242,14 +242,6 @@ def test_a_server_that_closes_is_a_lost_peer_and_stays_lost() -> None:
                 store.try_get("a")
 
 
-def test_a_store_serves_ipv6() -> None:
-    with contextlib.closing(TcpStoreServer("::1", 0)) as server:
-        store = TcpStoreClient("::1", server.port, timeout_s=30)
-        with contextlib.closing(store):
-            store.set("a", b"1")
-            assert store.try_get("a") == b"1"
-
-
 def test_a_client_warns_while_no_store_answers(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
