@@ -90,18 +90,6 @@ def case_sparse_tensors_that_do_not_match_are_refused(group: Group) -> Any:
     return [fold is not None, shape is not None]
 
 
-def case_single_tensors(group: Group) -> Any:
-    rank = group.rank()
-    gathered, again, scattered = torch.empty(12), torch.empty(6, 3), torch.empty(4)
-    # Before torch 2.13 they have other names.
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    gather(gathered, given(rank, 4), group=group)
-    dist.all_gather_into_tensor(again, given(rank, 2, 3), group=group)
-    scatter(scattered, given(rank, 12), op=dist.ReduceOp.MAX, group=group)
-    return [gathered, again, scattered]
-
-
 def case_gather_single(group: Group) -> Any:
     """torch 2.14 has it; before, call the group itself, and Gloo with a list."""
     rank, root = group.rank(), 1
@@ -205,24 +193,6 @@ def case_objects(group: Group) -> Any:
     elif rank == 2:
         assert dist.recv_object_list(passed, group_src=0, group=group) == 0
     return [everyone, at_root, dealt, broadcast, passed]
-
-
-# ---- one to one ----
-
-
-def case_batches(group: Group) -> Any:
-    rank = group.rank()
-    right, left = (rank + 1) % SIZE, (rank - 1) % SIZE
-    got = [torch.empty(2), torch.empty(2)]
-    ops = [
-        dist.P2POp(dist.irecv, got[0], left, group),
-        dist.P2POp(dist.isend, given(rank, 2), right, group),
-        dist.P2POp(dist.irecv, got[1], group=group, group_peer=right, tag=9),
-        dist.P2POp(dist.isend, given(rank, 2, seed=1), group=group, group_peer=left, tag=9),
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    return got
 
 
 # ---- barriers ----

@@ -254,13 +254,20 @@ def test_closing_fails_unposted_calls_and_ends_the_thread(rank: Rank) -> None:
 # ---- devices reported to torch ----
 
 
-def test_the_group_serves_cuda_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize(
+    ("has_gpu", "served", "refused"),
+    [(True, ["cpu", "cuda"], "cpu and cuda, not xpu"), (False, ["cpu"], "cpu, not xpu")],
+)
+def test_the_group_serves_cuda_where_there_is_a_gpu(
+    has_gpu: bool, served: list[str], refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     made = ShoalProcessGroup(FakeWire(), dist.HashStore(), timedelta(1))  # type: ignore[arg-type]
-    assert {each.type for each in made._device_types} == {"cpu", "cuda"}
-    assert made._get_backend(torch.device("cuda", 1)) is made
+    assert sorted(each.type for each in made._device_types) == served
+    for kind in served:
+        assert made._get_backend(torch.device(kind)) is made
     assert dist.distributed_c10d._get_object_coll_device(made) == "cpu"
-    with pytest.raises(RuntimeError, match="serves cpu and cuda, not xpu"):
+    with pytest.raises(RuntimeError, match=f"serves {refused}"):
         made._get_backend("xpu")
 
 

@@ -163,6 +163,11 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda to: to.allreduce_coalesced([ONE, ONE]),
         "would write outputs 0 and 1 into the same memory",
     ),
+    "a scaled sum of integers": (
+        lambda to: to.allreduce([ONE.long()], op=dist._make_nccl_premul_sum(0.5)),
+        "PREMUL_SUM of torch.int64",
+    ),
+    "elements that share memory": (lambda to: to.broadcast([ONE[:1].expand(3)]), "share memory"),
     "a sparse maximum": (
         lambda to: to.allreduce([ONE.to_sparse()], op=dist.ReduceOp.MAX),
         "of sparse tensors takes ReduceOp.SUM only",
