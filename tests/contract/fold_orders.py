@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,11 @@ def order_of(stripe: int, n_workers: int, n_stripes: int) -> list[int]:
     """Return the order: from the first worker down, and round."""
     first = stripe * n_workers // n_stripes
     return [(first - k) % n_workers for k in range(n_workers)]
+
+
+def nested(order: Sequence[Any]) -> Any:
+    """Return the fold of these workers in this order, as proofs write it."""
+    return functools.reduce(lambda held, one: (held, one), order[1:], order[0])
 
 
 def folded(values: Sequence[np.ndarray], fold: np.ufunc = np.add) -> np.ndarray:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from contract.fold_orders import FLOOR_BYTES, folded, order_of, own, stripes
+from contract.fold_orders import FLOOR_BYTES, folded, nested, order_of, own, stripes
 
-from shoal.analysis.prove.prover import Expression, prove
+from shoal.analysis.prove.prover import prove
 from shoal.dtypes import DType, Op
 from shoal.schedule import Buffer, Place, Send, find
 from shoal.schedule.sharded import sharded_all_reduce
@@ -61,10 +60,6 @@ def test_stripes_begin_as_the_contract_defines() -> None:
 
 
 # By proof, on symbols: for every group size.
-
-
-def nested(order: Sequence[int]) -> Expression:
-    return functools.reduce(lambda held, one: (held, one), order[1:], order[0])
 
 
 @pytest.mark.parametrize("size", [*SIZES, 16, 33])

@@ -6,16 +6,15 @@ full grid of sizes, as `make test-soak` does; other runs prove a fixed part of i
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
-from contract.fold_orders import FLOOR_BYTES, order_of, stripes
+from contract.fold_orders import FLOOR_BYTES, nested, order_of, stripes
 
-from shoal.analysis.prove.prover import Expression, prove
+from shoal.analysis.prove.prover import prove
 from shoal.dtypes import DType, Op, item_size
 from shoal.schedule import Algorithm, Buffer, Place, find
 from shoal.schedule.counts import count
@@ -48,10 +47,6 @@ GRID = [list(itertools.chain.from_iterable(weights_of(n, k) for k in N_SERVERS))
 def sampled(grid: list[Weights]) -> list[Weights]:
     n = len(grid[0].workers)
     return grid if SOAK else random.Random(n).sample(grid, N_SAMPLED)
-
-
-def nested(order: Sequence[int]) -> Expression:
-    return functools.reduce(lambda held, one: (held, one), order[1:], order[0])
 
 
 def stripe_of(algorithm: Algorithm, n_bytes: int, size: int, n_workers: int) -> list[int]:

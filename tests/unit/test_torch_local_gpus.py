@@ -16,6 +16,7 @@ from shoal.errors import TimedOut
 from shoal.frontend.torch import collectives
 from shoal.frontend.torch.gpu import local_gpus, nccl
 from shoal.group.buffers import BufferView
+from shoal.settings import local_nccl
 
 
 def view_of(n: int, dtype: DType) -> BufferView:
@@ -141,14 +142,12 @@ def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.M
     backend.abort.assert_called_once()
 
 
-@pytest.mark.parametrize(
-    ("words", "agreed"),
-    [(("1", "yes", "TRUE", "on", "y", "t", ""), True), (("0", "no", "False", "off"), False)],
-)
 def test_the_environment_can_disable_gpus_with_the_usual_values(
-    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], agreed: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpus = [Gpu(name) for name in "abc"]
-    for word in words:
-        monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
-        assert run_well(agree, 3, gpus, 60.0) == [agreed] * 3
+    for word in ("1", "yes", "TRUE", "on", "y", "t", ""):
+        assert local_nccl({"SHOAL_LOCAL_NCCL": word})
+    for word in ("0", "no", "False", "off"):
+        assert not local_nccl({"SHOAL_LOCAL_NCCL": word})
+    monkeypatch.setenv("SHOAL_LOCAL_NCCL", "no")
+    assert run_well(agree, 3, [Gpu(name) for name in "abc"], 60.0) == [False] * 3
