@@ -8,6 +8,7 @@ import sys
 import types
 from ast import literal_eval
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,66 +127,38 @@ def test_the_entry_points_of_the_package_are_register(group: str) -> None:
 # ---- torch without autoloaded backends ----
 
 
-def test_importing_shoal_before_torch_registers_where_torch_loads_no_backends() -> None:
+def test_shoal_loads_nothing_heavy_and_registers_once_torch_is_loaded() -> None:
     pytest.importorskip("torch")
-    code = "import shoal, torch, shoal.torch; print(torch.distributed.Backend.backend_list)"
-    assert "'shoal'" in run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-
-
-def test_torch_finds_the_name_without_an_import_of_shoal_where_it_can() -> None:
-    dist = pytest.importorskip("torch.distributed")
-    looks_it_up = hasattr(dist.Backend, "_ensure_backend_registered")  # torch >= 2.14
-    code = (
-        "import torch.distributed as dist, contextlib\n"
-        "with contextlib.suppress(AssertionError, ValueError):\n"
-        "    store = dist.HashStore()\n"
-        "    dist.init_process_group('shoal', store=store, rank=0, world_size=1)\n"
-        "print('shoal' in dist.Backend.backend_list)\n"
-        "if dist.is_initialized(): dist.destroy_process_group()\n"
-    )
-    expected = str(looks_it_up)
-    assert run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split()[-1] == expected
-
-
-def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
     heavy = "{'torch', 'numpy', 'jax', 'tensorflow', 'shoal._native', 'shoal.frontend'}"
-    assert run_python(f"import shoal; print(sorted({heavy} & set(sys.modules)))") == "[]"
-
-
-def test_shoals_wrapper_loads_no_module_that_torchs_does_not() -> None:
-    """torch.distributed.optim alone takes 0.8 s of a core on every rank."""
-    pytest.importorskip("torch")
     code = (
-        "import torch.nn.parallel.distributed; torchs = set(sys.modules); "
-        "import shoal; backends = torch.distributed.Backend.backend_list[:]; "
-        "import shoal.torch; shoal.torch.DistributedDataParallel; "
-        "of_torch = [m for m in set(sys.modules) - torchs if m.startswith(('torch', 'sympy'))]; "
-        "print([backends, of_torch])"
+        f"import shoal; early = sorted({heavy} & set(sys.modules)); "
+        "import torch, shoal.torch; print([early, torch.distributed.Backend.backend_list])"
     )
-    backends, of_torch = literal_eval(run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    early, backends = literal_eval(run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    assert early == []
     assert "shoal" in backends
-    hooks = "torch.distributed.algorithms.ddp_comm_hooks"
-    assert [name for name in of_torch if not name.startswith(hooks)] == []
 
 
-# Modules that forming must not load on every rank: most serve the first call, the rest
-# few programs.
-NOT_FOR_FORMING = (
-    *("shoal.schedule.table", "shoal.schedule.algorithm", "shoal.plan.choose", "shoal.plan.cost"),
-    *("shoal.plan.served", "shoal.plan.tuning", "shoal.tune", "shoal.analysis", "shoal.average"),
-    *("shoal.group.pool", "shoal.group.memory", "shoal.server", "shoal.launch", "shoal.cli"),
-    *("shoal.rendezvous.environment", "shoal.rendezvous.store.client"),
-    *("shoal.rendezvous.store.server", "shoal.state.document", "shoal.state.text"),
-    *("shoal.state.tally", "shoal.state.stats", "shoal.state.monitor"),
-    *("shoal.frontend.torch.gpu", "shoal.frontend.torch.ddp", "shoal.frontend.torch.hooks"),
-    *("shoal.frontend.torch.sparse", "shoal.frontend.torch.monitored_barrier"),
-    *("shoal.frontend.torch.compare_calls", "shoal.frontend.torch.shrink"),
-)
-
-
-def test_registering_loads_nothing_and_forming_only_needed_modules_without_gc() -> None:
+CODES = {
+    "look up": """
+import torch.distributed as dist, contextlib
+with contextlib.suppress(AssertionError, ValueError):
+    dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
+print("shoal" in dist.Backend.backend_list)
+if dist.is_initialized(): dist.destroy_process_group()
+""",
+    "wrap": """
+import torch.nn.parallel.distributed
+torchs = set(sys.modules)
+import shoal
+backends = torch.distributed.Backend.backend_list[:]
+import shoal.torch
+shoal.torch.DistributedDataParallel
+of_torch = [m for m in set(sys.modules) - torchs if m.startswith(("torch", "sympy"))]
+print([backends, of_torch])
+""",
     # Collecting all objects of torch's import takes as long as loading all modules here.
-    code = """
+    "form": """
 import gc
 import torch.distributed as dist
 
@@ -207,10 +180,63 @@ loaded = sorted(set(sys.modules) - torchs)
 dist.all_reduce(dist.distributed_c10d.torch.ones(1))
 print([backend, early, loaded, collecting, gc.isenabled()])
 dist.destroy_process_group()
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, Any]:
+    """Return the values that the codes print, each in a fork of a process that has only torch."""
+    pytest.importorskip("torch")
+    script = f"""
+import os, torch
+for code in {list(CODES.values())}:
+    if os.fork() == 0:
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
-    backend, early, *after = literal_eval(run_python(code, SHOAL_SERVERS=""))
+    lines = run_python(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0", SHOAL_SERVERS="").splitlines()
+    return dict(zip(CODES, map(literal_eval, lines), strict=True))
+
+
+def test_torch_finds_the_name_without_an_import_of_shoal_where_it_can(
+    printed: dict[str, Any],
+) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    looks_it_up = hasattr(dist.Backend, "_ensure_backend_registered")  # torch >= 2.14
+    assert printed["look up"] is looks_it_up
+
+
+def test_shoals_wrapper_loads_no_module_that_torchs_does_not(printed: dict[str, Any]) -> None:
+    """torch.distributed.optim alone takes 0.8 s of a core on every rank."""
+    backends, of_torch = printed["wrap"]
+    assert "shoal" in backends
+    hooks = "torch.distributed.algorithms.ddp_comm_hooks"
+    assert [name for name in of_torch if not name.startswith(hooks)] == []
+
+
+# Modules that forming must not load on every rank: most serve the first call, the rest
+# few programs.
+NOT_FOR_FORMING = (
+    *("shoal.schedule.table", "shoal.schedule.algorithm", "shoal.plan.choose", "shoal.plan.cost"),
+    *("shoal.plan.served", "shoal.plan.tuning", "shoal.tune", "shoal.analysis", "shoal.average"),
+    *("shoal.group.pool", "shoal.group.memory", "shoal.server", "shoal.launch", "shoal.cli"),
+    *("shoal.rendezvous.environment", "shoal.rendezvous.store.client"),
+    *("shoal.rendezvous.store.server", "shoal.state.document", "shoal.state.text"),
+    *("shoal.state.tally", "shoal.state.stats", "shoal.state.monitor"),
+    *("shoal.frontend.torch.gpu", "shoal.frontend.torch.ddp", "shoal.frontend.torch.hooks"),
+    *("shoal.frontend.torch.sparse", "shoal.frontend.torch.monitored_barrier"),
+    *("shoal.frontend.torch.compare_calls", "shoal.frontend.torch.shrink"),
+)
+
+
+def test_registering_loads_nothing_and_forming_only_needed_modules_without_gc(
+    printed: dict[str, Any],
+) -> None:
+    backend, early, loaded, collecting, is_enabled = printed["form"]
     assert (backend, early) == ((1, ["cpu"]), [])
-    loaded, collecting, is_enabled = after
     assert len(collecting) > 5
     assert not any(collecting)
     assert is_enabled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import itertools
 import json
 import time
@@ -38,11 +37,6 @@ def take_and_report(group: shoal.Group, n_steps: int, alone: bool) -> AveragingR
     return averager.report(alone=alone)
 
 
-def one_report(n_steps: int = 4) -> AveragingReport:
-    report: AveragingReport = run_well(take_and_report, 1, n_steps, True)[0]
-    return report
-
-
 def test_every_rank_reports_the_same_summary_and_its_own_steps() -> None:
     reports = run_well(take_and_report, 3, 6, False)
     assert all(report.ranks == reports[0].ranks for report in reports)
@@ -70,15 +64,11 @@ def test_every_rank_reports_the_same_summary_and_its_own_steps() -> None:
 
 
 @in_ranks(2)
-def test_a_report_before_the_first_step_is_marked_empty(group: shoal.Group) -> None:
-    report = Averager(group, SHAPES).report()
+def test_an_early_report_is_marked_empty_and_names_missing_arrays(group: shoal.Group) -> None:
+    averager = Averager(group, {"a": ((8,), "float32"), "b": ((8,), "float32")}, fusion_bytes=64)
+    report = averager.report()
     assert "no step has ended yet" in str(report)
     assert json.loads(report.to_json())["steps"] == []
-
-
-@in_ranks(2)
-def test_a_report_in_mid_step_names_missing_arrays(group: shoal.Group) -> None:
-    averager = Averager(group, {"a": ((8,), "float32"), "b": ((8,), "float32")}, fusion_bytes=64)
     averager.begin()
     averager.ready("b")
     report = averager.report(alone=True)
@@ -99,7 +89,7 @@ def rows_of(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
 
 def test_a_trace_has_all_buffers_and_rows_do_not_overlap(tmp_path: Path) -> None:
     before = time.time_ns()
-    report = one_report(5)
+    (report,) = run_well(take_and_report, 1, 5, True)
     report.chrome_trace(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
     rows = rows_of(trace)
@@ -115,11 +105,8 @@ def test_a_trace_has_all_buffers_and_rows_do_not_overlap(tmp_path: Path) -> None
     assert {event["pid"] for event in trace["traceEvents"]} == {0}
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="NOT TESTED: torch is not installed"
-)
 def test_a_trace_uses_the_clock_of_torchs_profiler(tmp_path: Path) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     def step_in_profile(group: shoal.Group) -> None:
         averager = Averager(group, SHAPES, fusion_bytes=2048)
@@ -128,8 +115,7 @@ def test_a_trace_uses_the_clock_of_torchs_profiler(tmp_path: Path) -> None:
         with torch.profiler.profile(activities=[cpu]) as profile, whole:
             take_steps(averager, 1)
         profile.export_chrome_trace(str(tmp_path / "torch.json.gz"))
-        report = averager.report(alone=True)
-        report.chrome_trace(tmp_path / "ours.json.gz")
+        averager.report(alone=True).chrome_trace(tmp_path / "ours.json.gz")
 
     run_well(step_in_profile, 1)
     torchs = json.loads(gzip.decompress((tmp_path / "torch.json.gz").read_bytes()))
@@ -186,20 +172,13 @@ def test_a_step_is_forward_backward_exposed_communication_and_the_rest() -> None
     first, second = break_down([waited_for(n, 1000 + 365 * n) for n in range(3)])
     assert (first.number, second.number) == (0, 1)
     assert first[1:-1] == second[1:-1]
-    assert second.total == 365
-    assert second.forward == 100
-    assert second.backward == 200
-    assert second.exposed == 50
+    assert (second.total, second.forward, second.backward, second.exposed) == (365, 100, 200, 50)
     assert second.other == 365 - 100 - 200 - 50
     assert second.hidden == 80  # of the first buffer; the second was fully exposed
     assert first.own == -1
     assert second.own == 305 + 365 - 350
-
-
-def test_a_single_step_lasts_until_its_end() -> None:
-    (only,) = break_down([waited_for(0, 1000)])
-    assert only.total == 355
-    assert only.other == 5
+    (only,) = break_down([waited_for(0, 1000)])  # it lasts until its end
+    assert (only.total, only.other) == (355, 5)
 
 
 def test_without_recorded_passes_the_first_ready_array_divides_a_step() -> None:
@@ -239,15 +218,11 @@ def test_the_slowest_rank_sends_its_last_buffer_longest_after_the_last_average()
     assert ranks[0].held_up == pytest.approx(10 / 3)
 
 
-def test_ranks_without_a_common_step_are_not_compared() -> None:
+def test_a_single_rank_and_ranks_without_a_common_step_are_not_compared() -> None:
     assert compare({0: [brief(0, 1, 1)], 1: [brief(1, 1, 1)]}) == ([], 0)
-
-
-def test_a_single_rank_is_never_slowest() -> None:
-    ranks, n_compared = compare({3: [brief(0, 5, 1), brief(1, 5, 1)]})
+    (rank,), n_compared = compare({3: [brief(0, 5, 1), brief(1, 5, 1)]})
     assert n_compared == 0
-    assert ranks[0].exposed == 1
-    assert (ranks[0].rank, ranks[0].n_slowest) == (3, 0)
+    assert (rank.rank, rank.n_slowest, rank.exposed) == (3, 0, 1)
 
 
 @in_ranks(3)

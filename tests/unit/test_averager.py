@@ -163,9 +163,7 @@ def test_calls_by_order_between_calls_of_a_step_match_each_other(group: shoal.Gr
 
 
 @in_ranks(1)
-def test_a_cancelled_dropped_or_unsent_step_delays_no_later_call(
-    group: shoal.Group,
-) -> None:
+def test_a_cancelled_dropped_or_unsent_step_delays_no_later_call(group: shoal.Group) -> None:
     one = np.ones(1)
     averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
     averager.begin()
@@ -181,9 +179,7 @@ def test_a_cancelled_dropped_or_unsent_step_delays_no_later_call(
 
 
 @in_ranks(2)
-def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(
-    group: shoal.Group,
-) -> None:
+def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(group: shoal.Group) -> None:
     averager = Averager(group, {"one": ((3,), "float32")})
     averager.begin()
     hook = averager.hook("one")

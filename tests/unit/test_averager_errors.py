@@ -10,7 +10,7 @@ import pytest
 import torch
 from process.stage import error_of
 from unit.averages import SHAPES, check, fill
-from unit.in_process import in_ranks, run_in_threads
+from unit.in_process import in_ranks
 
 from shoal.average import Averager, NotFinite, lacking
 from shoal.errors import Closed, TimedOut, UsageError
@@ -63,18 +63,26 @@ def test_differences_between_averagers_are_named_on_every_rank(
     assert averager.arrays["good"][0] == 1
 
 
+@pytest.mark.parametrize(
+    ("arrays", "options", "words"),
+    [
+        ({}, {}, "nothing to average"),
+        ({"a": ((3,), "bool")}, {}, "there is no average of 'a' bool"),
+        ({"a": ((3,), "int32")}, {"weighted": True}, "'a' int32.* has no fractions to be weighted"),
+        ({"a": 7}, {}, "'a' is 7; pass a shape and a dtype"),
+        ({"a": A}, {"wire": "bf8"}, "bf8"),
+        *(
+            ({"a": A}, {"check_same": every}, "check_same must be a whole number of steps, or 0")
+            for every in (-1, 1.5, "2")
+        ),
+    ],
+)
 @in_ranks(1)
-def test_meaningless_types_and_wires_are_refused(group: shoal.Group) -> None:
-    with pytest.raises(UsageError, match="nothing to average"):
-        Averager(group, {})
-    with pytest.raises(UsageError, match="there is no average of 'a' bool"):
-        Averager(group, {"a": ((3,), "bool")})
-    with pytest.raises(UsageError, match=r"'a' int32.* has no fractions to be weighted"):
-        Averager(group, {"a": ((3,), "int32")}, weighted=True)
-    with pytest.raises(UsageError, match="'a' is 7; pass a shape and a dtype"):
-        Averager(group, {"a": 7})
-    with pytest.raises(UsageError, match="bf8"):
-        Averager(group, {"a": ((3,), "float32")}, wire="bf8")
+def test_meaningless_arrays_and_options_are_refused(
+    group: shoal.Group, arrays: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        Averager(group, arrays, **options)
 
 
 @in_ranks(2)
@@ -89,14 +97,6 @@ def test_an_ended_group_is_not_reported_as_missing_arrays(group: shoal.Group) ->
             act()
 
 
-def never_ready(group: shoal.Group) -> None:
-    averager = Averager(group, SHAPES, fusion_bytes=512)
-    averager.begin()
-    left_out = ("weight", "bias") if group.rank == 2 else ()
-    fill(averager, 0, [name for name in SHAPES if name not in left_out])
-    averager.wait()
-
-
 @in_ranks(2)
 def test_a_rank_that_has_no_averager_yet_learns_of_missing_arrays_elsewhere(
     group: shoal.Group,
@@ -108,11 +108,16 @@ def test_a_rank_that_has_no_averager_yet_learns_of_missing_arrays_elsewhere(
         Averager(group, SHAPES)
 
 
-def test_missing_arrays_are_named_with_their_rank_on_every_rank() -> None:
-    for error in run_in_threads(never_ready, 3):  # also of a rank that is still sending its arrays
-        assert isinstance(error, UsageError)
-        assert "'weight', 'bias' never became ready on rank 2" in str(error)
-        assert "find_unused=True" in str(error)
+@in_ranks(3)
+def test_missing_arrays_are_named_with_their_rank_on_every_rank(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    averager.begin()
+    left_out = ("weight", "bias") if group.rank == 2 else ()
+    named = [name for name in SHAPES if name not in left_out]
+    error = error_of(fill, averager, 0, named) or error_of(averager.wait)  # also while it sends
+    assert isinstance(error, UsageError)
+    assert "'weight', 'bias' never became ready on rank 2" in str(error)
+    assert "find_unused=True" in str(error)
 
 
 @in_ranks(2)
@@ -197,7 +202,10 @@ def test_misuse_is_refused(group: shoal.Group) -> None:
             weighted.begin(weight)
 
 
-def leave_out(group: shoal.Group) -> None:
+@in_ranks(3)
+def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it(
+    group: shoal.Group,
+) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     fill(averager, 0, [name for name in SHAPES if group.rank or name != "bias"])
@@ -209,13 +217,8 @@ def leave_out(group: shoal.Group) -> None:
         watch.start("no bias here")
         while group.ended() is None:
             pass
-    averager.wait()
-
-
-def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it() -> None:
-    for error in run_in_threads(leave_out, 3):
-        assert isinstance(error, UsageError)
-        assert "no bias here" in str(error)
+    with pytest.raises(UsageError, match="no bias here"):
+        averager.wait()
 
 
 # ---- values that should be the same on all ranks ----
@@ -289,13 +292,6 @@ def test_equal_values_pass_and_without_a_number_no_value_is_compared(
         step(averager)
         unlike = {"own": group.rank} if not every else {}
         averager.check_same(held() | {"rate": 0.5**number} | unlike)
-
-
-@pytest.mark.parametrize("every", [-1, 1.5, "2"])
-@in_ranks(1)
-def test_a_wrong_number_of_steps_is_refused(group: shoal.Group, every: Any) -> None:
-    with pytest.raises(UsageError, match="check_same must be a whole number of steps, or 0"):
-        Averager(group, {"w": ((3,), "float32")}, check_same=every)
 
 
 @in_ranks(2)
