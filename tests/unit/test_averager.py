@@ -205,9 +205,7 @@ def test_the_number_of_buffers_is_limited_by_reservable_numbers(group: shoal.Gro
 
 
 @in_ranks(3)
-def test_weights_give_the_average_of_all_samples_and_0_excludes_a_rank(
-    group: shoal.Group,
-) -> None:
+def test_weights_give_the_average_of_all_samples_and_0_excludes_a_rank(group: shoal.Group) -> None:
     weights = [[1, 1, 1], [32, 32, 7], [0, 5, 3], [0.25, 0, 0]]
     averager = Averager(group, SHAPES, fusion_bytes=512, weighted=True)
     for step, row in enumerate(weights):

@@ -295,9 +295,7 @@ def test_equal_values_pass_and_without_a_number_no_value_is_compared(
 
 
 @in_ranks(2)
-def test_waiting_for_an_array_whose_buffer_may_not_have_left_is_refused(
-    group: shoal.Group,
-) -> None:
+def test_waiting_for_an_array_whose_buffer_may_not_have_left_is_refused(group: shoal.Group) -> None:
     averager = Averager(group, {"a": A, "b": A})
     for _ in range(2):
         averager.begin()["a"][...] = averager.arrays["b"][...] = group.rank

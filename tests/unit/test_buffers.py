@@ -35,13 +35,6 @@ def test_a_torch_tensor_is_used_in_place(dtype: torch.dtype) -> None:
     assert f"torch.{span.dtype}" == str(dtype)
 
 
-def test_any_object_with_a_buffer_is_accepted() -> None:
-    assert span_of(bytearray(5))[1:3] == (5, DType.UINT8)
-    assert span_of(array.array("d", [1.0, 2.0]))[1:3] == (2, DType.FLOAT64)
-    assert span_of(np.zeros((0, 4)))[1:3] == (0, DType.FLOAT64)
-    assert span_of(np.zeros(()))[1:3] == (1, DType.FLOAT64)
-
-
 @pytest.mark.parametrize(
     "element", [ctypes.c_float, ctypes.c_int64, ctypes.c_uint16, ctypes.c_bool]
 )
@@ -113,11 +106,9 @@ def closed() -> mmap.mmap:
     [
         (np.zeros((4, 4))[:, 1], r"ndarray of shape \(4,\) is not contiguous"),
         (np.zeros((4, 4))[:, 1], r"pass numpy\.ascontiguousarray\(array\), and copy the result"),
-        (np.zeros((2, 3), order="F"), r"is in Fortran order; pass array\.T, on every rank"),
         (torch.zeros(4, 4).t()[1:], r"not contiguous in memory; pass tensor\.contiguous\(\)"),
         (np.zeros(3, dtype=">f4"), "foreign byte orders"),
         (np.zeros(3, dtype="M8[s]"), "does not know"),
-        ([1.0, 2.0], "list has no buffer"),
         (closed(), "mmap gives no buffer: mmap closed"),
     ],
 )

@@ -142,17 +142,3 @@ def test_a_simulation_shows_bars_and_the_nics_of_each_algorithm(
     text = page(tmp_path, capsys, f"simulate ring {where}")
     assert "host 0 and 3 more like it" in text
     assert text.count("<svg") == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("plan --workers 4 --servers 2", "--html shows algorithms, not servers"),
-        ("simulate ring --hosts 1", "--html shows the NICs of hosts: describe two or more"),
-    ],
-)
-def test_a_page_with_nothing_to_show_is_refused(
-    words: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words.split(), "--html", "page.html"]) == 2
-    assert why in capsys.readouterr().err

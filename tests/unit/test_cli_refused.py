@@ -4,11 +4,15 @@ import pytest
 
 from shoal.cli import main
 
+SET_BY_LAUNCHERS_AND_JOBS = [
+    *("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "SHOAL_KEY", "SHOAL_KEY_FILE"),
+]
 # For each command: its arguments, and a part of the error.
 REFUSED = {
     "": """
         | shoal
         swim | 'swim'
+        plna | did you mean plan?
         --colour | shoal
     """,
     "bench": """
@@ -17,6 +21,7 @@ REFUSED = {
         --hosts 1 | --hosts at least 2
         --hosts 2 --rate fast | cannot read the rate
         juggle | no collective 'juggle'
+        al_reduce | did you mean all_reduce?
         -n 0 | -n 0: at least 1
         -c -1 | -c -1: at least 0
         -b 2M -e 1M | at most -e
@@ -56,6 +61,9 @@ REFUSED = {
         --hosts 2 -- shoal-no-such-program | 'shoal-no-such-program' does not exist
     """,
     "plan": """
+        | --hosts 8 --ranks-per-host 4
+        --hots 2 | did you mean --hosts?
+        --hosts 2 --collective allreduce | did you mean all_reduce?
         --hosts 2 --link fast | cannot read the rate 'fast'
         --hosts 2 --cores 0 | --cores must be at least 1, got 0
         --hosts 1000 --ranks-per-host 1000 | at most 65536 ranks, not 1000000
@@ -71,6 +79,7 @@ REFUSED = {
         --workers 5000 --servers 1 | --workers 5000: must be 2 to 4096
         --workers 4 --servers 1 --hosts 4 | drop --hosts
         --workers 4 --servers 1 --collective broadcast | drop --collective
+        --workers 4 --servers 2 --html page.html | --html shows algorithms, not servers
         --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each of several hosts
         --workers 7 --servers 1 --workers-per-host 0 | pass --workers-per-host 1
         --workers 4 --servers 1 --workers-per-host 4 | pass --workers-per-host 1 or 2
@@ -97,12 +106,22 @@ REFUSED = {
         --step 1s --model-bytes 1GB --workers 4 --server-link 2x1Gb | names 2 servers, --servers 0
         --step 1s --model-bytes 1GB --workers 4 --servers 2 --workers-per-host 2 | one worker
     """,
+    "server": """
+        --listen 127.0.0.1 --key-file KEY --memory 1M | a view needs at least 64M
+        --listen 127.0.0.1 --key-file KEY --memory much | --memory: cannot read the bytes 'much'
+        --listen 127.0.0.1 --key-file KEY --max-jobs 0 | --max-jobs must be at least 1, got 0
+        --listen 127.0.0.1 --key-file KEY --port 70000 | --port must be from 1 to 65535, got 70000
+    """,
     "simulate": """
         | name one algorithm, or pass --all
+        --all | --hosts 8 --ranks-per-host 4
+        ring --ranks 8 | --hosts 8 --ranks-per-host 4
+        ring --hosts 1 --html page.html | --html shows the NICs of hosts: describe two or more
         ring --all | name one algorithm, or pass --all
         rign --hosts 4 | no algorithm 'rign'
         ring --collective broadcats --hosts 4 | no collective 'broadcats'
         --all --hosts 4 --collective send_recv | no collective 'send_recv' to compare
+        --all --hosts 2 --collective brodcast | did you mean broadcast?
         ring --hosts 0 | cannot read the hosts '0x1'
         ring --hosts 4,4,2 --ranks-per-host 4 | drop --ranks-per-host
         ring --hosts 100000 | at most
@@ -110,8 +129,12 @@ REFUSED = {
         ring --hosts 4 --bytes 4Mb | cannot read the bytes
         ring --hosts 4 --root 4 | root 4
     """,
+    "status": """
+        127.0.0.1 | SHOAL_KEY_FILE is not set
+    """,
     "trace": """
         ring --ranks 0 | --ranks 0: there must be at least one rank
+        rign | did you mean ring?
         rung | no algorithm 'rung' for all_reduce: there are
         ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks is 9
         ring --hosts 999999x999999 | more than 1000000 ranks
@@ -139,7 +162,7 @@ CASES = [
 def test_wrong_arguments_are_refused_in_one_line(
     argv: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+    for name in SET_BY_LAUNCHERS_AND_JOBS:
         monkeypatch.delenv(name, raising=False)
     assert main(argv.split()) == 2
     captured = capsys.readouterr()

@@ -140,7 +140,7 @@ def renamed(traffic: Traffic, rename: Callable[[int], int]) -> tuple[object, ...
     return sends, receives, traffic.n_copies
 
 
-SIZES = range(1, 65) if IS_SOAK else (*range(1, 10), 13, 16, 17, 31, 32, 48)
+SIZES = range(1, 65) if IS_SOAK else (*range(1, 10), 13, 16, 17, 31, 32)
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
@@ -179,7 +179,7 @@ def assert_made_of_messages(chain: Sequence[tuple[int, int]], steps: list[list[S
 @pytest.mark.parametrize(("collective", "name"), ALL)
 def test_a_chain_is_as_long_as_in_the_dataflow(collective: str, name: str) -> None:
     algorithm = ALGORITHMS[collective][name]
-    for size in (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33):
+    for size in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17):
         steps = [list(algorithm.steps(rank, size)) for rank in range(size)]
         chain = algorithm.chain(size)
         assert len(chain) == longest(Dataflow(steps)), size

@@ -49,45 +49,6 @@ def test_scales_are_as_in_ml_dtypes() -> None:
     np.testing.assert_array_equal(values, scales.astype(np.float32))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_encoding_a_decoded_value_changes_nothing(name: str) -> None:
-    once = mx.rounded(name, blocks(5000, 2))
-    np.testing.assert_array_equal(
-        mx.rounded(name, once).view(np.uint32), once.view(np.uint32), strict=True
-    )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_errors_are_within_the_bound_of_the_format(name: str) -> None:
-    values = blocks(2000, 3).reshape(-1, mx.BLOCK)
-    values = values[np.abs(values).max(axis=1) > 1e-30]
-    largest = np.abs(values).max(axis=1, keepdims=True)
-    wrong = np.abs(mx.rounded(name, values.ravel()).reshape(values.shape) - values) / largest
-    # The largest values clamp: from 512 to 448, from 128 to 127, from 8 to 6.
-    assert wrong.max() <= {"mxfp8": 1 / 8, "mxint8": 1 / 128, "mxfp4": 1 / 4}[name]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_blocks_of_zeros_nan_and_few_elements(name: str) -> None:
-    size = mx.bytes_of(name, mx.BLOCK)
-    assert mx.encode(name, np.zeros(mx.BLOCK, np.float32)) == bytes(size)
-    for wrong in (np.nan, np.inf, -np.inf):
-        values = np.ones(2 * mx.BLOCK, np.float32)
-        values[5] = wrong
-        assert mx.encode(name, values)[0] == mx.NAN_SCALE
-        arrived = mx.rounded(name, values)
-        assert np.isnan(arrived[: mx.BLOCK]).all()
-        assert (arrived[mx.BLOCK :] == 1).all()
-    values = blocks(2, 4)
-    for n_elems in range(2 * mx.BLOCK):
-        encoded = mx.encode(name, values[:n_elems])
-        assert len(encoded) == mx.bytes_of(name, n_elems)
-        padded = np.concatenate([values[:n_elems], np.zeros(64 - n_elems, np.float32)])
-        np.testing.assert_array_equal(
-            mx.decode(name, encoded, n_elems), mx.rounded(name, padded)[:n_elems]
-        )
-
-
 NUMBERS = {"mxfp8": 3, "mxint8": 4, "mxfp4": 5}
 
 

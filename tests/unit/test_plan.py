@@ -166,9 +166,7 @@ def test_choices_are_made_and_logged_once_for_sizes_up_to_a_power_of_two(
     assert caplog.messages[0].startswith("group 'world': all_reduce of up to 1 KiB: ")
 
 
-def test_choices_shown_in_a_table_are_logged_at_debug(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_choices_shown_in_a_table_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     sizes = dict.fromkeys((1 << power for power in range(2, 31)), Codec.IDENTITY)
     planner, other = Planner(ONE_HOST, level=logging.INFO), Planner(ONE_HOST)
     with caplog.at_level(logging.INFO, "shoal"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import main
 from shoal.errors import UsageError
 from shoal.group.pool.addresses import (
     Address,
@@ -97,32 +96,6 @@ def test_an_address_of_another_host_is_refused_with_the_local_ones() -> None:
         listen("198.51.100.1", 0)
     with pytest.raises(UsageError, match=r"an interface of this host, and does not resolve.*lo \("):
         listen("no-such-name.invalid", 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        (["--memory", "1M"], "a view needs at least 64M"),
-        (["--memory", "much"], "--memory: cannot read the bytes 'much'"),
-        (["--max-jobs", "0"], "--max-jobs must be at least 1, got 0"),
-        (["--port", "70000"], "--port must be from 1 to 65535, got 70000"),
-    ],
-)
-def test_a_wrong_command_is_refused_with_the_right_form(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], what: str
-) -> None:
-    where = ["server", "--listen", "127.0.0.1", "--key-file", key_file(tmp_path / "key")]
-    assert main([*where, *given]) == 2
-    assert what in capsys.readouterr().err
-
-
-def test_a_status_without_a_key_names_its_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("SHOAL_KEY_FILE", raising=False)
-    monkeypatch.delenv("SHOAL_KEY", raising=False)
-    assert main(["status", "127.0.0.1"]) == 2
-    assert "SHOAL_KEY_FILE is not set" in capsys.readouterr().err
 
 
 def test_servers_without_a_job_key_are_refused() -> None:

@@ -36,9 +36,7 @@ class Store:
         pass
 
 
-def test_a_server_is_found_in_a_restarted_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_is_found_in_a_restarted_store(monkeypatch: pytest.MonkeyPatch) -> None:
     stores: list[Any] = [Store(), Store()]
     for store, port in ((stores[0], 1), (stores[0], 2), (stores[1], 3)):
         registry.leave(store, ENDPOINT, KEY, Address("server", port))

@@ -29,9 +29,7 @@ def test_a_number_used_only_by_some_is_an_error_that_names_it_and_two_ranks() ->
 
 
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 4])
-def test_every_open_call_is_settled_and_counts_as_complete_only_if_it_is(
-    n_workers: int,
-) -> None:
+def test_every_open_call_is_settled_and_counts_as_complete_only_if_it_is(n_workers: int) -> None:
     for standings in itertools.product(Standing, repeat=n_workers):
         if OPEN in standings and OTHER in standings and WHOLE not in standings:
             continue

@@ -157,9 +157,7 @@ def test_a_roster_longer_than_a_sockets_buffer_arrives_completely_without_a_ping
     assert server.messages == [Reserve("0", "a job", 3), *meets]
 
 
-def test_a_server_is_not_lost_when_its_worker_leaves(
-    seen: tuple[Watch, Changes, Address],
-) -> None:
+def test_a_server_is_not_lost_when_its_worker_leaves(seen: tuple[Watch, Changes, Address]) -> None:
     made, changes, where = seen
     changes.await_that(lambda: where in made.ready())
     made.close()
@@ -184,9 +182,7 @@ def test_a_late_thread_reads_waiting_messages_before_it_gives_a_server_up(
         assert made.trouble() == {where: "does not answer"}
 
 
-def test_a_dialled_server_is_awaited_at_once(
-    seen: tuple[Watch, Changes, Address],
-) -> None:
+def test_a_dialled_server_is_awaited_at_once(seen: tuple[Watch, Changes, Address]) -> None:
     made, changes, where = seen
     changes.await_that(lambda: where in made.ready())
     with made._lock:
