@@ -245,8 +245,8 @@ def test_a_timeout_set_while_reconfigure_forms_the_group_is_kept() -> None:
         return "new"
 
     backend: Any = SimpleNamespace(
-        _group=old,
-        _reconfiguring=lambda: SimpleNamespace(form=form),
+        group=old,
+        _reconfiguring=SimpleNamespace(form=form),
         _close_devices=lambda: None,
         _begin=lambda *given: begun.append(given),
     )

@@ -137,23 +137,26 @@ def _beside(buffers: TensorBuffers, side: str, pairs: Sequence[Pair]) -> list[Ar
     for blocks, one in pairs:
         if blocks is not None:
             check_blocks(buffers, side, blocks, one)
-        call = [_views(blocks, views_of[blocks_at]), views_of[1 - blocks_at](one)]
+        call = [each_block(blocks, views_of[blocks_at]), views_of[1 - blocks_at](one)]
         calls.append(tuple(call[::-1] if blocks_at else call))
-    written = [call[0] for call in calls if call[0] is not None]
-    check_apart(buffers, [view for each in written for view in _list(each)])
+    check_apart(buffers, [view for written, _ in calls for view in views_in(written)])
     if len(calls) > 1:
         check_calls_apart(buffers, calls, blocks_at)
     return calls
 
 
-def _list(views: Any) -> list[BufferView]:
-    return views if isinstance(views, list) else [views]
+def views_in(buffer: Any) -> list[BufferView]:
+    """Return the views in an argument of a call: a list of blocks, one view, or None."""
+    if buffer is None:
+        return []
+    return buffer if isinstance(buffer, list) else [buffer]
 
 
-def _views(blocks: Blocks, view: View) -> Any:
+def each_block(blocks: Any, change: Callable[[Any], BufferView]) -> Any:
+    """Apply `change` to each block of a list, or to the only one; None stays None."""
     if isinstance(blocks, list):
-        return [view(block) for block in blocks]
-    return None if blocks is None else view(blocks)
+        return [change(block) for block in blocks]
+    return None if blocks is None else change(blocks)
 
 
 # ---- output r comes from rank r, input r goes to rank r ----
@@ -166,9 +169,9 @@ def exchanged_lists(buffers: TensorBuffers, outputs: Tensors, inputs: Tensors) -
     check_count(buffers, "inputs", inputs)
     sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
     check_exchange(buffers, [*outputs, *inputs], sent, taken)
-    written = _views(outputs, buffers.written)
+    written = each_block(outputs, buffers.written)
     check_apart(buffers, written)
-    return [(written, _views(inputs, buffers.read))]
+    return [(written, each_block(inputs, buffers.read))]
 
 
 def exchanged_rows(buffers: TensorBuffers, outputs: Rows, inputs: Rows) -> list[Arguments]:

@@ -90,6 +90,9 @@ class Operations:
         group: owned: shutdown closes it.
         timeout: the timeout of calls without their own.
         store: torch's store, through which GPUs of one host find each other; None: they do not.
+
+    Attributes:
+        group: the shoal group that runs the calls.
     """
 
     def __init__(self, group: Group, timeout: timedelta, store: Store | None = None) -> None:
@@ -103,16 +106,11 @@ class Operations:
     def _begin(self, group: Group, timeout_s: float) -> None:
         """Make all later calls in this group."""
         group.timeout_s = timeout_s
-        self._group = group
+        self.group = group
         self._n_calls = 0
         self._coalesced: list[PendingWork] | None = None
         self._devices: DeviceCalls | None = None  # created by the first call on device tensors
         self._monitored_barrier: MonitoredBarrier | None = None
-
-    @property
-    def group(self) -> Group:
-        """The shoal group that runs the calls."""
-        return self._group
 
     # ---- the table: torch's name = (layout of its buffers, collective) ----
 
@@ -156,10 +154,11 @@ class Operations:
         from shoal.frontend.torch.sparse import all_reduce_sparse
 
         opts = _options(dist.AllreduceOptions, given, named)
-        buffers = TensorBuffers(self._group, "all_reduce", folds=True)
+        buffers = TensorBuffers(self.group, "all_reduce", folds=True)
         tensor = only(buffers, tensors)
         if opts.reduceOp != dist.ReduceOp.SUM:
             raise buffers.error("of sparse tensors takes ReduceOp.SUM only")
+        buffers.results.append(tensor)
         host = tensor
         copy_back: Callable[[], Any] | None = None
         if not tensor.is_cpu:
@@ -173,15 +172,13 @@ class Operations:
             self._compare("all_reduce", [()], ["of a sparse tensor"], None, timeout_s)
         # Named, so that some ranks may make other calls in between.
         name = f"all_reduce_sparse/{self._n_calls % 64}"
+        parts = TensorBuffers(self.group, "all_reduce", folds=True)
         add_up = functools.partial(
-            all_reduce_sparse, self._group, host, buffers, name=name, timeout_s=timeout_s
+            all_reduce_sparse, self.group, host, parts, name=name, timeout_s=timeout_s
         )
         with recorded("sparse_all_reduce"):
             if opts.asyncOp or self._coalesced is not None or copy_back is not None:
-                devices = (buffers.device,) if buffers.device is not None else ()
-                works = [InBackground(add_up)]
-                work = PendingWork(works, [tensor], copy_back, -1, devices, number=self._n_calls)
-                return self._coalescing(work)
+                return self._pending([InBackground(add_up)], buffers, copy_back=copy_back)
             add_up()
             return FinishedWork([tensor], self._n_calls)
 
@@ -213,24 +210,24 @@ class Operations:
         if self._monitored_barrier is None:
             from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
 
-            self._monitored_barrier = MonitoredBarrier(self._group)
+            self._monitored_barrier = MonitoredBarrier(self.group)
         self._monitored_barrier.wait(self._seconds(timeout or NO_TIMEOUT))
 
     # ---- messages ----
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
         """Send one tensor to a rank of this group, which receives it under the same tag."""
-        buffers = TensorBuffers(self._group, "send")
+        buffers = TensorBuffers(self.group, "send")
         view = buffers.read(only(buffers, tensors))
         buffers.results.extend(tensors)
-        return self._post(self._group.send, view, (dstRank, tag), buffers, collectives.READ)
+        return self._post(self.group.send, view, (dstRank, tag), buffers, collectives.READ)
 
     def recv(self, tensors: Tensors, srcRank: int | None, tag: int = 0) -> dist.Work:  # noqa: N803
         """Receive one tensor from a rank of this group."""
-        buffers = TensorBuffers(self._group, "recv")
+        buffers = TensorBuffers(self.group, "recv")
         view = buffers.written(only(buffers, tensors))
         peer = (srcRank, tag)
-        return self._post(self._group.recv, view, peer, buffers, collectives.WRITTEN, srcRank)
+        return self._post(self.group.recv, view, peer, buffers, collectives.WRITTEN, srcRank)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive one tensor of this tag from any rank; the Work's `source_rank` names it."""
@@ -275,7 +272,7 @@ class Operations:
             given, named: torch's options, or the arguments of its overloads.
         """
         opts = _options(collective.options, given, named)
-        buffers = TensorBuffers(self._group, collective.name, collective.folds)
+        buffers = TensorBuffers(self.group, collective.name, collective.folds)
         rest: Arguments = ()
         if collective.has_root:
             buffers.root = opts.rootRank
@@ -289,7 +286,7 @@ class Operations:
         calls = lay_out(buffers, outputs, inputs)
         if len(calls) > 1 and collective.folds:  # NOT left to the calls: the first would have begun
             for view, *_ in calls:
-                self._group.check_fold(collective.name, view.dtype, fold)
+                self.group.check_fold(collective.name, view.dtype, fold)
         if profiling():
             with recorded(collective.name):
                 return self._start(collective, calls, rest, opts, buffers)
@@ -305,7 +302,7 @@ class Operations:
     ) -> dist.Work:
         """Start the collectives, and finish them if the caller will wait anyway."""
         self._n_calls += len(calls)
-        start, how = getattr(self._group, collective.name), this_thread.options
+        start, how = getattr(self.group, collective.name), this_thread.options
         timeout = opts.timeout
         if timeout > NO_TIMEOUT:
             how = {**how, "timeout_s": timeout.total_seconds()}
@@ -315,11 +312,9 @@ class Operations:
             timeout_s = self._seconds(timeout)
             self._compare(collective.name, calls, rest, collective.alike, timeout_s)
         if buffers.device is not None:
-            of_group = self._group.timeout_s
             start = functools.partial(start, **this_thread.options)
-            work = self._on_devices().start(
-                collective, start, calls, rest, buffers, self._seconds(timeout), of_group
-            )
+            seconds = self._seconds(timeout)
+            work = self._on_devices().start(collective, start, calls, rest, buffers, seconds)
             return self._pending([work], buffers)
         if opts.asyncOp or self._coalesced is not None:
             works = [start(*call, *rest, async_op=True, **how) for call in calls]
@@ -345,7 +340,7 @@ class Operations:
         """Start one message to or from `peer`, a rank and a tag. The caller might not wait."""
         with recorded(start.__name__):
             if buffers.device is not None:
-                stage, timeout_s = self._on_devices().stage, self._group.timeout_s
+                stage, timeout_s = self._on_devices().stage, self.group.timeout_s
                 work: Any = stage(start, [(view,)], peer, (access,), buffers, timeout_s)
             else:
                 self._flush()
@@ -353,16 +348,18 @@ class Operations:
             return self._pending([work], buffers, source)
 
     def _pending(
-        self, works: Sequence[Any], buffers: TensorBuffers, source: int | None = -1
+        self,
+        works: Sequence[Any],
+        buffers: TensorBuffers,
+        source: int | None = -1,
+        copy_back: Callable[[], object] | None = None,
     ) -> PendingWork:
         """Return the Work of started calls; calls on devices copy back by themselves."""
         devices = (buffers.device,) if buffers.device is not None else ()
-        copy_back = buffers.copy_back if buffers.copies and not devices else None
+        if buffers.copies and not devices:
+            copy_back = buffers.copy_back
         results, number = buffers.results, self._n_calls
         work = PendingWork(works, results, copy_back, source, devices, number=number)
-        return self._coalescing(work)
-
-    def _coalescing(self, work: PendingWork) -> PendingWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
         elif self._registers:
@@ -375,14 +372,14 @@ class Operations:
             if self._devices is None:
                 from shoal.frontend.torch.gpu.calls import DeviceCalls
 
-                self._devices = DeviceCalls(self._group, self._store)
+                self._devices = DeviceCalls(self.group, self._store)
             return self._devices
 
     def _compare(self, *call: Any) -> None:
         """Return when every rank has reached the same collective; see `compare_calls`."""
         from shoal.frontend.torch.compare_calls import compare_calls
 
-        compare_calls(self._group, *call)
+        compare_calls(self.group, *call)
 
     def _flush(self) -> None:
         """Start staged calls first, so that ranks start all calls in the same order."""
@@ -391,24 +388,24 @@ class Operations:
 
     def _seconds(self, timeout: timedelta) -> float:
         """Return the seconds that a call may take; torch passes a negative time for none."""
-        return timeout.total_seconds() if timeout > NO_TIMEOUT else self._group.timeout_s
+        return timeout.total_seconds() if timeout > NO_TIMEOUT else self.group.timeout_s
 
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later calls without their own."""
-        self._group.timeout_s = timeout.total_seconds()
+        self.group.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
-        self._group.close()
+        self.group.close()
         self._close_devices()
 
     def abort(self) -> None:
         """End everything in flight on every rank with an error, now."""
-        self._group.abort("torch.distributed aborted the process group")
+        self.group.abort("torch.distributed aborted the process group")
         self._close_devices()
 
     def _close_devices(self) -> None:
@@ -444,8 +441,8 @@ class Operations:
     @property
     def options(self) -> Any:
         """The backend's options in torch's form."""
-        options: Any = Backend.Options("shoal", timedelta(seconds=self._group.timeout_s))
-        options.group_name = self._group.name
+        options: Any = Backend.Options("shoal", timedelta(seconds=self.group.timeout_s))
+        options.group_name = self.group.name
         return options
 
     def _set_sequence_number_for_group(self) -> None:

@@ -41,9 +41,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     """A shoal group as a torch Backend: cannot be constructed before torch 2.14.
 
     Args:
-        group: owned: shutdown closes it.
-        store: torch's store, through which GPUs of one host find each other.
-        timeout: the timeout of calls without their own.
+        group, store, timeout: as for `Operations`.
         is_wrapped: True if torch's own group holds it, and wraps it to compare calls under
             TORCH_DISTRIBUTED_DEBUG=DETAIL. False: this backend compares them.
     """
@@ -54,7 +52,6 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         _BackendBase.__init__(self, group.rank, group.size)
         Operations.__init__(self, group, timeout, store)
         self._is_wrapped = is_wrapped
-        self._reconfigures: Reconfiguring | None = None  # created with the first handle
         self._registers = not is_wrapped
         if get_debug_level() == DebugLevel.DETAIL:
             self._compares = not is_wrapped
@@ -67,15 +64,15 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     # NOT the C++ methods: they return the numbers passed to the constructor.
     def rank(self) -> int:
         """Return this process's rank in the group."""
-        return self._group.rank
+        return self.group.rank
 
     def size(self) -> int:
         """Return the number of ranks."""
-        return self._group.size
+        return self.group.size
 
     def get_reconfigure_handle(self) -> str:
         """Return the handle by which `reconfigure` identifies this process."""
-        return self._reconfiguring().handle
+        return self._reconfiguring.handle
 
     def reconfigure(self, opts: Any) -> dist.Work:
         """Form the group again among the processes of `opts.handles`; each of them calls it.
@@ -90,18 +87,17 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
             UsageError: the uuid was used before, or this process's handle is not in the list.
             TimedOut, PeerLost: some members did not call it, or ended.
         """
-        group = self._reconfiguring().form(opts, self._group.name, self._group.timeout_s)
-        self._group.close()
+        group = self._reconfiguring.form(opts, self.group.name, self.group.timeout_s)
+        self.group.close()
         self._close_devices()
-        self._begin(group, self._group.timeout_s)  # `set_timeout` may have changed it meanwhile
+        self._begin(group, self.group.timeout_s)  # `set_timeout` may have changed it meanwhile
         return FinishedWork([])
 
+    @functools.cached_property
     def _reconfiguring(self) -> Reconfiguring:
-        if self._reconfigures is None:
-            from shoal.frontend.torch.reconfigure import Reconfiguring
+        from shoal.frontend.torch.reconfigure import Reconfiguring
 
-            self._reconfigures = Reconfiguring()
-        return self._reconfigures
+        return Reconfiguring()
 
     def get_error(self) -> Any:
         """Return SUCCESS: calls raise their own errors."""
@@ -115,10 +111,10 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         if self.rank() not in ranks:
             # NOT None, which C++ expects of its own backends: for one in Python it dereferences it.
             raise UsageError(
-                f"{describe(self._group, 'split_group')} got ranks {list(ranks)} without this one; "
+                f"{describe(self.group, 'split_group')} got ranks {list(ranks)} without this one; "
                 "let only those ranks call it, or use new_group, which every rank calls"
             )
-        group = self._group.subgroup(ranks, name=opts.group_name)
+        group = self.group.subgroup(ranks, name=opts.group_name)
         return ShoalBackend(group, store, opts._timeout, is_wrapped=self._is_wrapped)
 
     def eager_connect_single_device(self, device: object) -> None:
@@ -131,8 +127,8 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         """Close the group. Idempotent."""
         _WRAPPED.discard(self)
         Operations.shutdown(self)
-        if self._reconfigures is not None:
-            self._reconfigures.close()
+        if "_reconfiguring" in vars(self):
+            self._reconfiguring.close()
 
     def abort(self) -> None:
         """End everything in flight on every rank with an error, now."""
@@ -240,8 +236,8 @@ class ShoalProcessGroup(Operations, _OneBackend):
     alltoall_base = Operations.all_to_all_single
 
     def _split(self, ranks: list[int], name: str, timeout: timedelta | None) -> _OneBackend:
-        timeout = timeout or timedelta(seconds=self._group.timeout_s)
-        return ShoalProcessGroup(self._group.subgroup(ranks, name=name), self._store, timeout)
+        timeout = timeout or timedelta(seconds=self.group.timeout_s)
+        return ShoalProcessGroup(self.group.subgroup(ranks, name=name), self._store, timeout)
 
     def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:
         """Return the backend for a device: this object."""
@@ -261,8 +257,7 @@ class BackedProcessGroup(_OneBackend):
 
     Args:
         backend: owned: shutdown closes its group.
-        store: returned by get_group_store.
-        devices: the types of devices that the backend serves.
+        store, devices: as for `_OneBackend`.
     """
 
     def __init__(self, backend: ShoalBackend, store: Store, devices: Iterable[str]) -> None:

@@ -153,35 +153,33 @@ class HookedBuckets:
         With `unused`, gradients that no rank has are unchanged.
         """
         with explaining(self._group):
-            self._end(unused, factor)
+            self.is_armed = False
+            if unused:
+                self.gradients.leave(self.missing())  # a gradient that no rank has stays as it is
+            while len(self._futures) < len(self._members):
+                self._leave(len(self._futures))
+            used = self._used() if unused and self._buffers else []
+            for number, (works, future) in enumerate(self._futures):
+                buffer = self._buffers[number]
+                for work in works:
+                    work.wait()
+                result = result_of(future)
+                if result.shape.numel() != buffer.numel():
+                    self.gradients.refuse(
+                        f"the communication hook made {result.shape.numel()} elements of bucket "
+                        f"{number}, which has {buffer.numel()}: return the average of the whole "
+                        "bucket"
+                    )
+                if result.data_ptr() != buffer.data_ptr():
+                    buffer.copy_(result.view(-1))
+                if factor != 1.0:
+                    buffer.mul_(factor)
+            self._futures = []
+            every = range(len(self._came))
+            self.gradients.deliver([index for index in every if not used or used[index]])
 
     def undo_feedback(self) -> None:
         """Do nothing: only the hook knows its state."""
-
-    def _end(self, unused: bool, factor: float) -> None:
-        self.is_armed = False
-        if unused:
-            self.gradients.leave(self.missing())  # a gradient that no rank has stays as it is
-        while len(self._futures) < len(self._members):
-            self._leave(len(self._futures))
-        used = self._used() if unused and self._buffers else []
-        for number, (works, future) in enumerate(self._futures):
-            buffer = self._buffers[number]
-            for work in works:
-                work.wait()
-            result = result_of(future)
-            if result.shape.numel() != buffer.numel():
-                self.gradients.refuse(
-                    f"the communication hook made {result.shape.numel()} elements of bucket "
-                    f"{number}, which has {buffer.numel()}: return the average of the whole bucket"
-                )
-            if result.data_ptr() != buffer.data_ptr():
-                buffer.copy_(result.view(-1))
-            if factor != 1.0:
-                buffer.mul_(factor)
-        self._futures = []
-        every = range(len(self._came))
-        self.gradients.deliver([index for index in every if not used or used[index]])
 
     def _subject_of(self, number: int) -> int:
         self._subject.step += number == 0  # the first bucket sent in a step

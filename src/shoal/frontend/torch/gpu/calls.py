@@ -47,14 +47,10 @@ class DeviceCalls:
         rest: Arguments,
         buffers: TensorBuffers,
         timeout_s: float,
-        agree_s: float,
     ) -> StagedCall | LocalCall:
-        """Start one operation: `start`, the group's method, with each of `calls` and with `rest`.
-
-        `agree_s` limits the time to agree whether the GPUs of a host sum among themselves.
-        """
+        """Start one operation: `start`, the group's method, with each of `calls`, and `rest`."""
         if local_gpus.takes(collective, calls, rest):
-            local = self._agreed(_device_of(buffers), agree_s)
+            local = self._agreed(_device_of(buffers))
             if local is not None:
                 return self._post_locally(local, calls[0], rest[0], buffers, timeout_s)
         parts = [part for call in calls for part in cut(call, collective.alike, self._group.size)]
@@ -92,7 +88,7 @@ class DeviceCalls:
         if self._local is not None:
             self._local.close()
 
-    def _agreed(self, device: Device, timeout_s: float) -> LocalCalls | None:
+    def _agreed(self, device: Device) -> LocalCalls | None:
         """Return the object for calls among a host's GPUs; None, on all ranks, if not possible.
 
         In the first call all ranks wait for each other.
@@ -101,7 +97,7 @@ class DeviceCalls:
             rail = None if self._has_agreed else local_gpus.rail_in(self._group)
             if rail is not None and self._store is not None:
                 self._local = local_gpus.agreed_calls(
-                    self._group, rail, device, self._store, timeout_s
+                    self._group, rail, device, self._store, self._group.timeout_s
                 )
             self._has_agreed = True
             return self._local

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.dtypes import Op
 from shoal.errors import Closed, PeerLost, TimedOut
 from shoal.frontend.torch.collectives import UPDATED
-from shoal.frontend.torch.gpu.local_order import Turn
+from shoal.frontend.torch.gpu.local_order import Turn, is_over
 from shoal.frontend.torch.gpu.pieces import bytes_of, cut, range_of
 from shoal.frontend.torch.gpu.staging import (
     LONGEST_PAUSE_S,
@@ -240,10 +240,8 @@ class LocalCalls:
 
     def _is_back(self, call: LocalCall) -> bool:
         if call.staged is not None:
-            if not call.staged.done():
+            if not is_over(call.staged):
                 return False
-            if (error := call.staged.error()) is not None:
-                raise error
             call.event, call.staged = call.staged.last, None
             call.deadline = time.monotonic() + call.timeout_s
         return self._has_passed(call, "its part had not been copied back to this GPU")

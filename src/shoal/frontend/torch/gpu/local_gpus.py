@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from torch._C._distributed_c10d import PrefixStore
 
@@ -90,20 +90,20 @@ def agreed_calls(
     connect = lambda: device.collectives(  # noqa: E731
         mates_store, rail.place, rail.n_rails, timeout_s
     )
-    made = _attempt(connect, timeout_s)
-    have_all = bytearray([made.collectives is not None])
+    collectives, reason = _attempt(connect, timeout_s)
+    have_all = bytearray([collectives is not None])
     try:  # 3 times the limit: other ranks report only after their own deadlines
         group.all_reduce(have_all, Op.MIN, name="GPUs connected", timeout_s=3 * timeout_s)
-        if made.collectives is not None and have_all[0]:
-            return _calls(group, rail, device, made.collectives)
+        if collectives is not None and have_all[0]:
+            return _calls(group, rail, device, collectives)
     except BaseException:
-        _abort(made.collectives)
+        _abort(collectives)
         raise
-    _abort(made.collectives)
+    _abort(collectives)
     _LOG.warning(
         "%s: NCCL does not work among the GPUs of %s host (%s); all-reduces go through host "
         "memory. Set SHOAL_LOCAL_NCCL=no to skip the attempt",
-        *(group, "another" if made.collectives else "this", made.why or "see its log"),
+        *(group, "another" if collectives else "this", reason or "see its log"),
     )
     return None
 
@@ -121,13 +121,10 @@ def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
     return "" if len(places) == len(gpus) else "ranks of a host share a GPU"
 
 
-class _Attempt(NamedTuple):
-    collectives: NcclCollectives | None
-    why: str = ""
-
-
-def _attempt(connect: Callable[[], NcclCollectives], timeout_s: float) -> _Attempt:
-    """Return the result or the failure by the deadline: NCCL's own waits have no deadline."""
+def _attempt(
+    connect: Callable[[], NcclCollectives], timeout_s: float
+) -> tuple[NcclCollectives | None, str]:
+    """Return the result, or why it failed by the deadline: NCCL's own waits have no deadline."""
     outcome: Future[NcclCollectives] = Future()
 
     def run() -> None:
@@ -138,12 +135,12 @@ def _attempt(connect: Callable[[], NcclCollectives], timeout_s: float) -> _Attem
 
     threads.start("shoal-local-connect", run)
     try:
-        return _Attempt(outcome.result(timeout_s))
+        return outcome.result(timeout_s), ""
     except Exception as error:  # noqa: BLE001 - calls then use host memory
         if not outcome.done():
             outcome.add_done_callback(_give_up)
-            return _Attempt(None, f"no answer in {timeout_s:g} s")
-        return _Attempt(None, f"{type(error).__name__}: {error}".rstrip(": "))
+            return None, f"no answer in {timeout_s:g} s"
+        return None, f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _give_up(late: Future[NcclCollectives]) -> None:

@@ -14,6 +14,7 @@ from shoal.dtypes import Op
 from shoal.errors import InternalError, UsageError
 
 if TYPE_CHECKING:
+    from shoal.frontend.torch.gpu.staging import StagedCall
     from shoal.group.group import Group
     from shoal.group.work import Work
 
@@ -96,7 +97,7 @@ class LocalOrder:
         self._group.close()
 
     def _decided(self) -> Turn | None:
-        self._sent = [work for work in self._sent if not _is_over(work)]
+        self._sent = [work for work in self._sent if not is_over(work)]
         agreed = [turn for turn, each in self._ready.items() if self._is_agreed(each)]
         # First halves first: other hosts wait for them.
         first = Turn(self._next_first, 0)
@@ -113,7 +114,7 @@ class LocalOrder:
             word = bytearray(8)
             self._awaited = word, self._slot(word)
         word, work = self._awaited
-        if not _is_over(work):
+        if not is_over(work):
             for each in self._ready.values():
                 self._is_agreed(each)  # raises if ranks disagree
             return None
@@ -124,7 +125,7 @@ class LocalOrder:
         return turn
 
     def _is_agreed(self, one: _Ready) -> bool:
-        if not _is_over(one.work):
+        if not is_over(one.work):
             return False
         if bytes(one.word) != one.sent:
             raise UsageError(
@@ -140,7 +141,7 @@ class LocalOrder:
         return work
 
 
-def _is_over(work: Work) -> bool:
+def is_over(work: Work | StagedCall) -> bool:
     """Return True if a call has ended; raise its error if it failed."""
     if not work.done():
         return False

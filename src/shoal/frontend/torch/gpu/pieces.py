@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shoal.dtypes import item_size
+from shoal.frontend.torch.layouts import each_block, views_in
 from shoal.group.buffers import BufferView
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Piece:
     """
 
     def __init__(self, device: Device, call: Arguments, accesses: Sequence[Access]) -> None:
-        views = [view for each in call for view in _views(each)]
+        views = [view for each in call for view in views_in(each)]
         lengths = [-(-view.n_bytes // _LINE_BYTES) * _LINE_BYTES for view in views]
         memory = device.host_memory(sum(lengths))
         offsets = iter(itertools.accumulate(lengths, initial=0))
@@ -111,7 +112,7 @@ class Piece:
             return BufferView(memory.data_ptr() + at, view.n_elems, view.dtype, memory)
 
         self.arguments: Arguments = tuple(
-            _mapped(each, functools.partial(in_host, access=access))
+            each_block(each, functools.partial(in_host, access=access))
             for each, access in zip(call, accesses, strict=True)
         )
 
@@ -135,7 +136,9 @@ class Piece:
 
 def owners(calls: Sequence[Arguments]) -> list[torch.Tensor]:
     """Return the tensors that own the memory of the calls' buffers, each once."""
-    found = {id(view.owner): view.owner for call in calls for each in call for view in _views(each)}
+    found = {
+        id(view.owner): view.owner for call in calls for each in call for view in views_in(each)
+    }
     return list(found.values())  # type: ignore[arg-type]  # all are tensors here
 
 
@@ -145,15 +148,3 @@ def bytes_of(view: BufferView) -> torch.Tensor:
     begin = view.address - owner.data_ptr()
     flat: torch.Tensor = owner.detach().reshape(-1).view(torch.uint8)
     return flat[begin : begin + view.n_bytes]
-
-
-def _views(buffer: Any) -> list[BufferView]:
-    if buffer is None:
-        return []
-    return buffer if isinstance(buffer, list) else [buffer]
-
-
-def _mapped(buffer: Any, change: Callable[[BufferView], BufferView]) -> Any:
-    if buffer is None:
-        return None
-    return [change(view) for view in buffer] if isinstance(buffer, list) else change(buffer)
