@@ -121,7 +121,7 @@ def agreed_planner(
     """Return the planner of a new group, equal on all ranks and in every run. Sends nothing.
 
     Depends on the host and the `digest_of` each rank; `title` names the group in the log.
-    UsageError if settings differ, or the tuning file is of another cluster.
+    UsageError if settings differ, or the tuning file is for another cluster.
     """
     agreed = _agree(settings, host_ids, digests)
     cluster, channels = agreed.cluster, agreed.channels
@@ -294,7 +294,7 @@ def _misfit(settings: Settings, hosts: Sequence[int], n_cores: int) -> str:
     difference = tuning.differs_from(hosts, n_cores) if tuning is not None else ""
     if tuning is None or not difference:
         return ""
-    what = f"the tuning file {tuning.path} is of another cluster: {difference}"
+    what = f"the tuning file {tuning.path} is for another cluster: {difference}"
     if settings.refuse:
         raise UsageError(
             f"{what}; measure this one with `shoal tune`, or set SHOAL_TUNING_MISMATCH=ignore "
