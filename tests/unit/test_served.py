@@ -140,12 +140,6 @@ def test_the_bottleneck_is_named() -> None:
     assert found.bottleneck == "the NICs of workers"
 
 
-def test_slower_servers_get_smaller_shares() -> None:
-    half = Nics((Nic(125, 125), Nic(125, 125), Nic(62.5, 125), Nic(125, 62.5)))
-    found = choose_with_servers(100 * MIB, flat(8), half)
-    assert found.weights == Weights((14,) * 8, (30, 30, 15, 15))
-
-
 def test_a_narrow_wire_halves_the_time_of_nics() -> None:
     wide, narrow = (
         cost_with_servers(Weights((2,) * 8, (7,) * 4), 100 * MIB, flat(8), pool(4), codec)

@@ -78,6 +78,15 @@ def server() -> Iterator[Any]:
     made._close()
 
 
+@pytest.fixture
+def now(server: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time of the server, which the test sets; nothing else has a deadline."""
+    now = [100.0]
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
+    return now
+
+
 def new_job(server: Any, open_place: Callable[[], str] = str) -> Any:
     """Connect a job that has proved the server's key and requested a reservation."""
     server.welcome(Peer(), Hello(KEY.number, 0, 0))
@@ -95,11 +104,9 @@ def answers_to(server: Any, job: Any, message: Message) -> list[Message]:
 
 
 def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_order_of_arrival(
-    server: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, now: list[float]
 ) -> None:
     began: list[Any] = []
-    now = [100.0]
-    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     server._serve = lambda job, meet: (began.append((job, meet.view)), "")[1]
     one, other, gone = (new_job(server) for _ in range(3))
     for view in range(64):
@@ -109,7 +116,6 @@ def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_order_of_arrival(
     server.lost(gone.peer)
     assert not answers_to(server, other, MEET._replace(view=2))
     assert not answers_to(server, one, MEET._replace(view=3))  # in place of the waiting one
-    monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
     assert server._wake_at() == 100.25
     del began[:]
     for now[0] in (100.25, 100.25, 100.5, 100.75):
@@ -119,11 +125,9 @@ def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_order_of_arrival(
 
 
 def test_a_view_whose_workers_gave_it_up_while_it_waited_starts_no_process(
-    server: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, now: list[float]
 ) -> None:
     began: list[Any] = []
-    now = [100.0]
-    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     server._serve = lambda job, _meet: (began.append(job), "")[1]
     jobs = [new_job(server) for _ in range(20)]
     for _ in range(64):
@@ -131,7 +135,6 @@ def test_a_view_whose_workers_gave_it_up_while_it_waited_starts_no_process(
     for job in jobs[1:]:
         assert not answers_to(server, job, MEET)
     del began[:]
-    monkeypatch.setattr(server, "_endpoint", SimpleNamespace(deadline=float("inf")))
     while server._waiting:
         now[0] = server._wake_at()
         server._serve_waiting()

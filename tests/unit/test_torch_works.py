@@ -19,16 +19,20 @@ from shoal.threads import Threads
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
 
 
+def in_threads(*calls: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_the_result_is_copied_back_once_for_any_number_of_waiting_threads() -> None:
     copies: list[int] = []
     started = FakeWork()
     work = PendingWork([started], [], lambda: copies.append(1))  # type: ignore[list-item]
     future = work.get_future()
-    threads = [threading.Thread(target=work.wait) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work.wait] * 8)
     started.finish()
     future.wait()
     assert copies == [1]
@@ -92,14 +96,6 @@ def test_a_wait_that_times_out_completes_no_future() -> None:
     assert not future.done()
     started.finish()
     assert future.wait() == []
-
-
-def in_threads(*calls: Callable[[], object]) -> None:
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_no_wait_returns_while_another_thread_runs_the_callbacks() -> None:

@@ -221,8 +221,13 @@ def test_survivors_of_any_deaths_end_up_in_one_view_of_exactly_them(
 def test_of_two_ranks_that_lost_each_other_the_higher_is_out(
     size: int, parted: set[tuple[int, int]], out: set[int]
 ) -> None:
+    check_out(begin(size, 0, frozenset(parted)), out)
+
+
+def check_out(moment: Moment, out: set[int]) -> None:
+    """Check that exactly these ranks end up out, and all others in one view."""
+    size = len(moment.ranks)
     rest = tuple(sorted(set(range(size)) - out))
-    moment = begin(size, 0, frozenset(parted))
     for end in ends_of(moment) if size < 4 else some_ends_of(moment):
         for at, rank in enumerate(end.ranks):
             assert rank is not None
@@ -267,14 +272,9 @@ def test_two_halves_that_cannot_reach_each_other_both_go_on() -> None:
     ("size", "stopped"), [(2, {0}), (3, {0}), (3, {2}), (3, {0, 1}), (4, {3}), (5, {0, 1})]
 )
 def test_ranks_that_were_given_up_are_out_when_they_continue(size: int, stopped: set[int]) -> None:
-    rest = tuple(sorted(set(range(size)) - stopped))
+    rest = set(range(size)) - stopped
     parted = frozenset((min(a, b), max(a, b)) for a in stopped for b in rest)
-    moment = begin(size, 0, parted, frozenset(stopped))
-    for end in ends_of(moment) if size < 4 else some_ends_of(moment):
-        for at, rank in enumerate(end.ranks):
-            assert rank is not None
-            assert rank.is_out == (at in stopped), end
-            assert at in stopped or rank.view.ranks == rest
+    check_out(begin(size, 0, parted, frozenset(stopped)), stopped)
 
 
 def test_a_rank_that_has_not_asked_for_a_view_is_silent() -> None:
