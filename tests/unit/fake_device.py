@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from unit.fakes import FakeWork
 
 from shoal.dtypes import DType
 from shoal.group.calls import Calls
@@ -246,15 +247,14 @@ class FakeDevice:
         return sum(block() is not None for block in self.blocks)
 
 
-class WireCall:
-    """A call of the fake wire, which the test ends, with the interface of shoal.Work."""
+class WireCall(FakeWork):
+    """A call of the fake wire, which the test ends in two steps: `finish` and `call_back`."""
 
     source: int | None = 0
 
     def __init__(self, name: str, reads: list[BufferView], writes: list[BufferView]) -> None:
+        super().__init__()
         self.name, self.reads, self.writes = name, reads, writes
-        self.is_done, self.failure = False, None
-        self.callbacks: list[Callable[[Any], None]] = []
         self.read_at_first = [content(view) for view in reads]
         self.effect: Callable[[], None] = lambda: None
 
@@ -278,15 +278,6 @@ class WireCall:
         assert self.is_done, "a test of one thread must not wait for a call that it must end"
         if self.failure is not None:
             raise self.failure
-
-    def done(self) -> bool:
-        return self.is_done
-
-    def error(self) -> ShoalError | None:
-        return self.failure
-
-    def on_done(self, callback: Callable[[Any], None]) -> None:
-        self.callbacks.append(callback)
 
 
 def content(view: BufferView) -> bytes:
