@@ -137,14 +137,6 @@ def case_all_to_all_of_uneven_parts(group: Group) -> Any:
     return [*results, even]
 
 
-def case_all_to_all_of_strided_rows_is_refused(group: Group) -> Any:
-    strided = given(group.rank(), 4, SIZE).t()
-    error = error_of(lambda: dist.all_to_all_single(torch.empty(SIZE, 4), strided, group=group))
-    assert isinstance(error, ValueError)
-    assert "contiguous" in str(error)
-    return []
-
-
 # ---- several at once ----
 
 

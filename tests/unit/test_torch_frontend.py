@@ -61,17 +61,6 @@ def test_a_dense_tensor_is_passed_without_a_copy(group: FakeGroup, operations: O
     assert span.owner is tensor
 
 
-def test_a_type_that_cannot_be_folded_travels_as_bytes(
-    group: FakeGroup, operations: Operations
-) -> None:
-    tensor = torch.zeros(6, dtype=torch.float8_e5m2)
-    operations.broadcast([tensor], at_once(dist.BroadcastOptions, rootRank=1))
-    [(name, (span, root), _)] = group.calls
-    assert (name, root, span.dtype, span.n_elems) == ("broadcast", 1, DType.UINT8, 6)
-    with pytest.raises(Unsupported, match=r"all_reduce in group 'fake' \(rank 1 of 2\): torch.fl"):
-        operations.allreduce([tensor])
-
-
 def test_all_calls_of_a_batch_start_before_any_wait(
     group: FakeGroup, operations: Operations
 ) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from unit.fakes import FakeGroup
 
 from shoal.dtypes import DType
-from shoal.errors import UsageError
+from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.work import InBackground, PendingWork
 from shoal.group.buffers import span_of
@@ -107,6 +107,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda to: to.all_to_all_single(WHOLE, torch.ones(6), [4, -1, 3], []),
         "as \\[4, -1, 3\\]: a count is negative",
     ),
+    "strided rows": (
+        lambda to: to.all_to_all_single(torch.ones(3, 2), torch.ones(2, 3).t(), [], []),
+        "takes a contiguous input",
+    ),
     "too few splits": (
         lambda to: to.all_to_all_single(WHOLE, torch.ones(6), [6], []),
         "takes 3 output splits, one for each rank, not 1",
@@ -156,6 +160,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         "PREMUL_SUM of torch.int64",
     ),
     "elements that share memory": (lambda to: to.broadcast([ONE[:1].expand(3)]), "share memory"),
+    "a sum of a type that can only be moved": (
+        lambda to: to.allreduce([torch.zeros(6, dtype=torch.float8_e5m2)]),
+        r"all_reduce in group 'fake' \(rank 1 of 3\): torch.float8_e5m2",
+    ),
     "a sparse maximum": (
         lambda to: to.allreduce([ONE.to_sparse()], op=dist.ReduceOp.MAX),
         "of sparse tensors takes ReduceOp.SUM only",
@@ -249,8 +257,9 @@ def test_wrong_calls_are_refused_before_data_moves(
     what: str, operations: Operations, group: FakeGroup
 ) -> None:
     call, message = WRONG[what]
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         call(operations)
+    assert isinstance(caught.value, Unsupported) == ("is not supported" in str(caught.value))
     assert group.calls == []
 
 
