@@ -31,6 +31,7 @@ import faulthandler
 import gc
 import importlib.util
 import inspect
+import io
 import os
 import pickle
 import random
@@ -212,18 +213,21 @@ class FileRanks:
         If a rank fails, all ranks end, and the next call has new ones.
         """
         task, environments = _task(function, args), _environments(size)
-        for rank in range(len(self._processes), size):
+        missing = range(len(self._processes), size)
+        for rank in missing:
             whole = {**os.environ, **environments[rank]}
             serve = _task(serve_calls, (self._address,))
             self._processes.append(_Process(rank, serve, whole, _modules_of(function)))
-            self._connections.append(self._listener.accept())
+        accepted = [self._listener.accept() for _ in missing]
+        self._connections += sorted(accepted, key=lambda each: int(each.recv_bytes()))
         for connection, own in zip(self._connections, environments, strict=False):
-            connection.send(({**os.environ, **own, **(env or {})}, task))
+            connection.send_bytes(pickle.dumps({**os.environ, **own, **(env or {})}) + task)
         until, answers = time.monotonic() + deadline_s, {}
         for rank, connection in enumerate(self._connections[:size]):
             with contextlib.suppress(EOFError, ConnectionError):
                 if connection.poll(max(0.0, until - time.monotonic())):
-                    answers[rank] = connection.recv()
+                    # NOT by recv: for that, torch moves tensors to memory of their own.
+                    answers[rank] = pickle.loads(connection.recv_bytes())
         failures = [f"rank {rank}: {error}" for rank, (_, error) in answers.items() if error]
         if len(answers) < size or failures:
             outcomes = self._end(_LAST_WORDS_S)
@@ -250,21 +254,21 @@ class FileRanks:
 def serve_calls(address: str) -> None:
     """On a rank of `FileRanks`: make each call in its environment, and send its result or error."""
     with Client(address, "AF_UNIX") as connection:
+        connection.send_bytes(os.environ["RANK"].encode())
         while True:
             try:
-                env, task = connection.recv()
-            except EOFError:
+                call = io.BytesIO(connection.recv_bytes())
+            except (EOFError, ConnectionError):
                 return
             os.environ.clear()
-            os.environ.update(env)
-            sys.path[:], file, name, args = pickle.loads(task)
+            os.environ.update(pickle.load(call))
+            sys.path[:], file, name, args = pickle.load(call)
             print(f"call of {name}", flush=True)  # noqa: T201 - a rank that dies names it
             try:
-                answer = load(file, name)(*pickle.loads(args)), ""
+                answer = pickle.dumps((load(file, name)(*pickle.loads(args)), ""))
             except BaseException:  # noqa: BLE001 - SystemExit too is an outcome like any other
-                answer = None, traceback.format_exc()
-            connection.send(answer)
-            del answer
+                answer = pickle.dumps((None, traceback.format_exc()))
+            connection.send_bytes(answer)
             gc.collect()  # so that a later call finds no group of this one
 
 

@@ -14,23 +14,21 @@ Changes that a function makes to torch itself persist for later calls.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
-import pickle
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch  # noqa: F401 - ranks are forked where it is imported
 import torch.distributed as dist
-from process.ranks import Ranks, load, start_ranks
+from process.ranks import FileRanks, load
 from process.stage import pretend_hosts
 
 Case = Callable[..., Any]
 
 CALL_S = 90.0  # seconds; every call is far quicker
-_IDLE_S = 600.0  # seconds that ranks wait for the next call
 
 
 @contextlib.contextmanager
@@ -66,7 +64,8 @@ class SharedRanks:
     def __init__(self, size: int, *, backend: str = "shoal", **env: str) -> None:
         self.size = size
         self._backend, self._env = backend, env
-        self._ranks: Ranks | None = None
+        self._ranks = FileRanks()
+        self._store: dist.TCPStore | None = None
         self._n_calls = 0
 
     def run(self, function: Case, *args: Any) -> list[Any]:
@@ -78,46 +77,28 @@ class SharedRanks:
         Raises:
             AssertionError: a rank raised, died or hung.
         """
-        if self._ranks is None:
+        if self._store is None:
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            where = self._store.port, self._backend
-            self._ranks = start_ranks(answer_calls, self.size, *where, env=self._env)
-            self._n_calls = 0
-        number = self._n_calls = self._n_calls + 1
+        self._n_calls += 1
+        where = self._store.port, self._n_calls, self._backend
         call = inspect.getfile(function), function.__qualname__, args
-        self._store.set(f"call {number}", pickle.dumps(call))
-        answers = [self._answer(number, rank) for rank in range(self.size)]
-        failed = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(answers) if error]
-        assert not failed, "\n".join(failed)
-        return [value for value, _ in answers]
-
-    def _answer(self, number: int, rank: int) -> tuple[Any, str]:
-        key = f"answer {number} {rank}"
-        try:
-            self._store.wait([key], timedelta(seconds=CALL_S))
-        except dist.DistStoreError:
-            assert self._ranks is not None
-            outcomes, self._ranks = self._ranks.wait(0), None
-            raise AssertionError("\n".join(map(str, outcomes))) from None
-        answer: tuple[Any, str] = pickle.loads(self._store.get(key))
-        return answer
+        return self._ranks.run(
+            call_in_group, self.size, *where, *call, env=self._env, deadline_s=CALL_S
+        )
 
     def __enter__(self) -> SharedRanks:
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        if self._ranks is None:
-            return
-        self._store.set(f"call {self._n_calls + 1}", b"")
-        for outcome in self._ranks.wait():
-            assert not outcome.error, str(outcome)
-            assert not outcome.died, str(outcome)
+    def __exit__(self, *error: object) -> None:
+        self._ranks.__exit__(*error)
 
 
-def answer_calls(port: int, backend: str) -> None:
-    """On a rank: make the calls in turn, and put each result or error into the store."""
+def call_in_group(
+    port: int, number: int, backend: str, file: str, name: str, args: tuple[Any, ...]
+) -> Any:
+    """On a rank: make a call in a new default group."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=_IDLE_S))
+    store = store_at(port)
     if "RANKS_PER_HOST" in os.environ:
         pretend_hosts(int(os.environ["RANKS_PER_HOST"]))
 
@@ -127,27 +108,23 @@ def answer_calls(port: int, backend: str) -> None:
             store.set(f"{where} {number} {rank}", "")
             store.wait([f"{where} {number} {other}" for other in range(size)])
 
-    number = 1
-    while call := store.get(f"call {number}"):
-        file, name, args = pickle.loads(call)
-        print(f"call {number}: {name}", flush=True)  # noqa: T201 - a rank that dies names it
-        answer: tuple[Any, str] = None, ""
-        try:
-            function = load(file, name)
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore(f"group {number}", store),
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=30),
-            )
-            meet("has a group")
-            answer = function(*args), ""
-        except BaseException:  # noqa: BLE001 - CheckpointException is one; the next call is made
-            answer = None, traceback.format_exc()
-        finally:
-            meet("has called")
-            if dist.is_initialized():
-                dist.destroy_process_group()
-        store.set(f"answer {number} {rank}", pickle.dumps(answer))
-        number += 1
+    function = load(file, name)
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(f"group {number}", store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=30),
+        )
+        meet("has a group")
+        return function(*args)
+    finally:
+        meet("has called")
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@functools.cache
+def store_at(port: int) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=CALL_S))
