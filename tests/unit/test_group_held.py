@@ -1,25 +1,22 @@
 """The native core keeps only subgroups that are referenced or have calls."""
 
-import contextlib
 import gc
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from unit.in_process import run_well
+import pytest
+from unit.in_process import in_ranks
 
 import shoal
 
 N_GROUPS = 30
 
 
-@contextlib.contextmanager
+@pytest.fixture(autouse=True)
 def without_collector() -> Iterator[None]:
     gc.disable()  # so that garbage stays uncollected
-    try:
-        yield
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
 
 
 def n_native(group: shoal.Group) -> int:
@@ -30,8 +27,10 @@ def n_native(group: shoal.Group) -> int:
     return len(state["groups"])
 
 
-def drop_many(world: shoal.Group, how: str) -> list[int]:
-    before = n_native(world)
+@pytest.mark.parametrize("how", ["at once", "in the background", "closed"])
+@in_ranks(2)
+def test_unreferenced_subgroups_are_freed(world: shoal.Group, how: str) -> None:
+    assert n_native(world) == 1
     world.barrier()  # none of them was used before
     for number in range(N_GROUPS):
         sub = world.subgroup(range(world.size), f"sub {number}")
@@ -42,33 +41,22 @@ def drop_many(world: shoal.Group, how: str) -> list[int]:
             sub.close()
         del sub, work
         world.barrier()
-    return [before, n_native(world)]
+    assert n_native(world) == 1
 
 
-def test_unreferenced_subgroups_are_freed() -> None:
-    with without_collector():
-        for how in ("at once", "in the background", "closed"):
-            assert run_well(drop_many, 2, how) == [[1, 1]] * 2, how
-
-
-def drop_with_a_call(world: shoal.Group) -> list[Any]:
-    """Rank 0 drops a subgroup whose call rank 1 has not made yet."""
+@in_ranks(2)
+def test_a_subgroup_dropped_with_a_call_in_flight_ends_after_it(world: shoal.Group) -> None:
     sub, data = world.subgroup(range(2), "sub"), np.full(100_000, 1 + world.rank, np.float32)
     if world.rank == 0:
         sub.all_reduce(data, async_op=True)
         del sub
-        held = n_native(world)
+        assert n_native(world) == 2
         world.barrier()
-    else:
-        held = 2
+    else:  # makes the call after rank 0 has dropped the subgroup
         world.barrier()
         sub.all_reduce(data)
         del sub
     world.barrier()
     world.subgroup(range(2), "another")  # its end frees earlier dropped groups
-    return [held, float(data[0]), n_native(world)]
-
-
-def test_a_subgroup_dropped_with_a_call_in_flight_ends_after_it() -> None:
-    with without_collector():
-        assert run_well(drop_with_a_call, 2) == [[2, 3.0, 1]] * 2
+    assert data[0] == 3.0
+    assert n_native(world) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -37,26 +38,18 @@ NOTHING: Any = None
 
 
 def test_jobs_with_one_key_on_one_host_have_different_names() -> None:
-    controls: list[Any] = [
-        SimpleNamespace(name=f"world{rail}/pool control", epoch=epoch, native_id=7)
-        for rail in ("", " (rail 1)")
-        for epoch in (1, 2, 1 << 63)
-    ]
-    for native_id in (7, 8):  # two groups with one name, and two with long names
-        for name in ("world/a", "world/" + 99 * "x"):
-            control: Any = SimpleNamespace(
-                name=f"{name}/pool control", epoch=1, native_id=native_id
-            )
-            assert len(job_name(control, "")) < 90
-            controls.append(control)
-    names = {job_name(control, "10.0.0.1") for control in controls}
-    assert len(names) == 10
-    assert (
-        sum(
-            re.fullmatch(r"world \(rail 1\) [0-9a-f]{16} of 10.0.0.1", n) is not None for n in names
-        )
-        == 3
-    )
+    jobs = list(itertools.product(["world", "world (rail 1)"], [1, 2, 1 << 63], [7]))
+    # Two groups with one name, and two with long names.
+    jobs += itertools.product(["world/a", "world/" + 99 * "x"], [1], [7, 8])
+    names = set[str]()
+    for name, epoch, native_id in jobs:
+        what = {"name": f"{name}/pool control", "epoch": epoch, "native_id": native_id}
+        control: Any = SimpleNamespace(**what)
+        names.add(job_name(control, "10.0.0.1"))
+        assert len(job_name(control, "")) < 90
+    assert len(names) == len(jobs)
+    of_rail = [n for n in names if re.fullmatch(r"world \(rail 1\) [0-9a-f]{16} of 10.0.0.1", n)]
+    assert len(of_rail) == 3
 
 
 def view_of(group: Any) -> View:

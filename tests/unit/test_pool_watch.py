@@ -93,6 +93,7 @@ def watched(*addresses: Address) -> tuple[Watch, Changes]:
 def seen(server: Server) -> Iterator[tuple[Watch, Changes, Address]]:
     where = Address("127.0.0.1", server.port)
     made, changes = watched(where)
+    changes.await_that(lambda: where in made.ready())
     yield made, changes, where
     made.close()
 
@@ -158,8 +159,7 @@ def test_a_roster_longer_than_a_sockets_buffer_arrives_completely_without_a_ping
 
 
 def test_a_server_is_not_lost_when_its_worker_leaves(seen: tuple[Watch, Changes, Address]) -> None:
-    made, changes, where = seen
-    changes.await_that(lambda: where in made.ready())
+    made, _, where = seen
     made.close()
     assert (set(made.ready()), made.trouble(), made.gone()) == ({where}, {}, {where})
 
@@ -167,8 +167,7 @@ def test_a_server_is_not_lost_when_its_worker_leaves(seen: tuple[Watch, Changes,
 def test_a_late_thread_reads_waiting_messages_before_it_gives_a_server_up(
     server: Server, seen: tuple[Watch, Changes, Address]
 ) -> None:
-    made, changes, where = seen
-    changes.await_that(lambda: where in made.ready())
+    made, _, where = seen
     with made._lock:  # the watch's thread waits
         one, now = made._servers[0], time.monotonic()
         assert one.peer is not None
@@ -183,8 +182,7 @@ def test_a_late_thread_reads_waiting_messages_before_it_gives_a_server_up(
 
 
 def test_a_dialled_server_is_awaited_at_once(seen: tuple[Watch, Changes, Address]) -> None:
-    made, changes, where = seen
-    changes.await_that(lambda: where in made.ready())
+    made, *_ = seen
     with made._lock:
         made._servers[0].fail("was lost", 0.0)
         now = time.monotonic()
@@ -195,7 +193,6 @@ def test_messages_after_a_refusal_are_ignored(
     server: Server, seen: tuple[Watch, Changes, Address]
 ) -> None:
     made, changes, where = seen
-    changes.await_that(lambda: where in made.ready())
     server.refusal = "no"
     with made._lock:
         made._servers[0].send(Ask())
@@ -225,7 +222,6 @@ def test_a_server_that_sends_garbage_is_lost_and_dialled_again(
         reasons.append(made.trouble().get(where, ""))
         changes()
 
-    changes.await_that(lambda: where in made.ready())
     made.on_change = on_change
     server.peers[-1].send(*message)
     changes.await_that(lambda: reasons)
