@@ -6,6 +6,7 @@ import mmap
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -70,7 +71,6 @@ def test_the_marks_of_native_order_are_known(form: str, name: str) -> None:
 
 
 def test_an_array_of_bfloat16_is_accepted_as_bfloat16() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     data = np.ones((2, 3), ml_dtypes.bfloat16)
     span = span_of(data)
     assert span[:3] == (data.ctypes.data, 6, DType.BFLOAT16)

@@ -1,7 +1,9 @@
 """Names, sizes and numbers of dtypes and operations, with NumPy and torch as the oracle."""
 
+import numpy as np
 import pytest
 
+from shoal import _native as native
 from shoal.dtypes import DType, Op, item_size, parse_dtype, parse_op
 from shoal.errors import UsageError
 from shoal.schedule import Buffer
@@ -18,7 +20,6 @@ def test_numbers_of_dtypes_equal_those_of_the_wire_and_of_the_native_core() -> N
     assert [str(op) for op in sorted(Op)][:8] == [
         *("sum", "avg", "product", "min", "max", "band", "bor", "bxor"),
     ]
-    native = pytest.importorskip("shoal._native")
     assert [(str(dtype), item_size(dtype)) for dtype in DType] == native.dtypes()
     assert [str(op) for op in Op] == native.fold_ops()
     assert list(map(int, DType)) == list(range(len(DType)))
@@ -29,7 +30,6 @@ def test_numbers_of_dtypes_equal_those_of_the_wire_and_of_the_native_core() -> N
 
 @pytest.mark.parametrize("name", NUMPY_NAMES)
 def test_a_numpy_dtype_and_its_scalar_type_and_its_name_are_the_same(name: str) -> None:
-    np = pytest.importorskip("numpy")
     dtype = parse_dtype(np.dtype(name))
     assert str(dtype) == f"{dtype}" == name
     assert parse_dtype(np.dtype(name).type) is parse_dtype(name) is parse_dtype(dtype) is dtype
@@ -47,7 +47,6 @@ def test_torch_dtypes_and_operations_are_recognised_by_name() -> None:
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    np = pytest.importorskip("numpy")
     with pytest.raises(UsageError, match="byte order"):
         parse_dtype(np.dtype(np.float32).newbyteorder("S"))
     for dtype in ("float8", "Float32", "", int, 0, None, object()):

@@ -44,10 +44,10 @@ class Worker:
         self.control.notify, self.control.greet = lambda _bell: None, lambda: None
         world: Any = SimpleNamespace(fail=lambda _fault, _why: self.ended.append("world"))
         world.error = lambda: (Fault.CLOSED if "world" in self.ended else Fault.NONE, -1, "", "")
-        rail, numbers = rail_of((0, 1), 0), SimpleNamespace(lowest_open=lambda: 1)
-        assert rail is not None
-        self.pool = Pool(self.control, b"", world, numbers, rail)  # type: ignore[arg-type]
-        self.pool._views.append(view)  # type: ignore[arg-type]
+        rail: Any = rail_of((0, 1), 0)
+        numbers: Any = SimpleNamespace(lowest_open=lambda: 1)
+        self.pool: Any = Pool(self.control, b"", world, numbers, rail)
+        self.pool._views.append(view)
 
 
 def test_a_pool_ends_during_calls_and_completes_those_that_are_complete_here(
@@ -68,7 +68,7 @@ def test_a_pool_ends_during_calls_and_completes_those_that_are_complete_here(
 
 
 def test_a_call_without_a_deadline_finishes_before_the_pool_leaves() -> None:
-    pool: Any = Worker(View()).pool
+    pool = Worker(View()).pool
     looked, went_on = threading.Event(), threading.Event()
     pool.stages.holds = lambda _number: not looked.set()
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 KIND = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
-RAIL = rail_of(range(3), 0)
+RAIL: Any = rail_of(range(3), 0)
 NOTHING: Any = None
 
 
@@ -53,7 +53,6 @@ def test_jobs_with_one_key_on_one_host_have_different_names() -> None:
 
 
 def view_of(group: Any) -> View:
-    assert RAIL is not None
     nics = Nics((Nic(1.0, 1.0),), (Nic(1.0, 1.0),) * 3)
     servers: Any = ["a server"]
     return View(1, group, servers, default_cluster(range(3)), nics, RAIL)
@@ -80,7 +79,6 @@ def test_a_call_that_cannot_be_planned_ends_the_group_of_its_ranks() -> None:
     ended: list[str] = []
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
     world: Any = SimpleNamespace(abort=ended.append)
-    assert RAIL is not None
     pool = Pool(control, b"", world, NOTHING, RAIL)
     view: Any = SimpleNamespace(call=refuse, takes=lambda _number: True, is_settling=False)
     pool.stages.propose()

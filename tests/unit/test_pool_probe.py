@@ -82,15 +82,13 @@ def test_all_ranks_learn_of_the_end_of_the_probe_even_if_it_fails(
     assert group.ended == [1, 3, 4]
 
 
-def test_a_server_with_a_far_longer_queue_for_its_share_is_late() -> None:
+def test_a_server_with_a_far_longer_queue_than_others_for_its_share_is_late() -> None:
     kib = 1 << 10
     assert late_server([80 * kib, 500 * kib, 70 * kib, 90 * kib], [1, 1, 1, 1])[0] == 1
     assert late_server([80 * kib, 100 * kib, 70 * kib, 90 * kib], [1, 1, 1, 1])[0] is None
     assert late_server([400 * kib, 100 * kib, 90 * kib], [4, 1, 1])[0] is None
     assert late_server([400 * kib, 400 * kib, 400 * kib], [4, 1, 4])[0] == 1
-
-
-def test_no_server_is_late_without_a_long_queue_or_a_comparison() -> None:
+    # None is late without a long queue or a comparison.
     assert late_server([20_000.0, 100.0, 0.0], [1, 1, 1])[0] is None
     assert late_server([1e9, 0.0], [1, 0])[0] is None
     assert late_server([1e9], [1])[0] is None
