@@ -52,14 +52,6 @@ def run_python(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-def test_register_registers_once_with_a_list_of_devices(distributed: types.ModuleType) -> None:
-    backend = FakeBackend()
-    vars(distributed).update(is_available=lambda: True, Backend=backend)
-    _autoload.register()
-    _autoload.register()
-    assert backend.calls == [("shoal", {"extended_api": True, "devices": ["cpu"]})]
-
-
 @pytest.mark.parametrize(
     ("cuda", "file", "visible", "devices"),
     [
@@ -72,7 +64,7 @@ def test_register_registers_once_with_a_list_of_devices(distributed: types.Modul
         ("13.0", "/dev/nvidiactl", "-1", ["cpu"]),
     ],
 )
-def test_register_serves_cuda_where_there_is_a_gpu(
+def test_register_registers_once_and_serves_cuda_where_there_is_a_gpu(
     cuda: str | None,
     file: str,
     visible: str | None,
@@ -87,6 +79,7 @@ def test_register_serves_cuda_where_there_is_a_gpu(
     sys.modules["torch"].version = types.SimpleNamespace(cuda=cuda)  # type: ignore[attr-defined]
     backend = FakeBackend()
     vars(distributed).update(is_available=lambda: True, Backend=backend)
+    _autoload.register()
     _autoload.register()
     assert backend.calls == [("shoal", {"extended_api": True, "devices": devices})]
 

@@ -51,25 +51,23 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda *servers: Leader(control, servers, bytes(32), Bell())
 
 
-class View:
-    """A view that serves."""
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The leader's clock: one number, which the test changes."""
+    clock = [100.0]
+    monkeypatch.setattr(leaders, "_now", lambda: clock[0])
+    return clock
 
-    number, end, servers, has_ended = 1, None, (SERVER,), False
 
-    @staticmethod
-    def culprit() -> None:
-        return None
-
-    class group:  # noqa: N801
-        mesh = None
-
-        @staticmethod
-        def ended() -> None:
-            return None
+def view_of(*servers: Address) -> Any:
+    """Return a view that serves."""
+    group = SimpleNamespace(mesh=None, ended=lambda: None)
+    state = {"number": 1, "end": None, "has_ended": False, "culprit": lambda: None}
+    return SimpleNamespace(servers=servers, group=group, **state)
 
 
 def test_rank_0_reports_no_lost_servers_when_it_leaves(leader: Any) -> None:
-    stages, view = Stages[Any](), View()
+    stages, view = Stages[Any](), view_of(SERVER)
     lost = leader(SERVER)
     lost._watch.is_closed = True  # they are gone, and the view is not
     assert lost.decide([view], stages, 1) == Command(What.LOSE, 1)
@@ -79,17 +77,15 @@ def test_rank_0_reports_no_lost_servers_when_it_leaves(leader: Any) -> None:
 
 
 def test_a_server_without_a_place_in_the_next_view_delays_the_others_only_briefly(
-    leader: Any, monkeypatch: pytest.MonkeyPatch
+    leader: Any, now: list[float]
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr(leaders, "_now", lambda: now[0])
-    other, stages, view = Address("other", 7077), Stages[Any](), View()
+    other, stages, view = Address("other", 7077), Stages[Any](), view_of(SERVER)
     made = leader(SERVER, other)
     made._watch.meet = list
     made._wanted = (SERVER,)
     made.invite(1, [b"", b""])
     stages.propose()
-    stages.begin(1, view, 1)  # type: ignore[arg-type]
+    stages.begin(1, view, 1)
     made._watch.places = lambda: {other: Entry("o", "o", b"", ())}
     ready = {SERVER: IDENTITY, other: IDENTITY}
     made._watch.ready = lambda: ready
@@ -112,10 +108,8 @@ def test_a_server_lost_just_before_its_invitation_is_not_awaited(leader: Any) ->
 
 
 def test_a_server_that_leaves_at_each_invitation_is_invited_at_growing_intervals(
-    leader: Any, monkeypatch: pytest.MonkeyPatch
+    leader: Any, now: list[float]
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr(leaders, "_now", lambda: now[0])
     made, stages = leader(SERVER), Stages[Any]()
     made._watch.meet = list
     pauses: list[float] = []
@@ -139,10 +133,8 @@ def test_a_server_that_leaves_at_each_invitation_is_invited_at_growing_intervals
     ("hosts", "member"), [(["a", "b", "a"], "worker A"), (["a", "b", "c", "c"], "server server1")]
 )
 def test_a_server_on_the_host_of_another_member_is_excluded_and_both_are_named(
-    hosts: list[str], member: str, leader: Any, monkeypatch: pytest.MonkeyPatch
+    hosts: list[str], member: str, leader: Any, now: list[float]
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr(leaders, "_now", lambda: now[0])
     servers = [Address(f"server{at}", 7077) for at in range(1, len(hosts) - 1)]
     made = leader(*servers)
     made._watch.servers = {

@@ -7,30 +7,26 @@ import pytest
 
 from shoal.group.pool import registry
 from shoal.group.pool.addresses import Address, JobEndpoint
+from shoal.rendezvous import MemoryStore
 
 ENDPOINT, KEY = JobEndpoint("host", 1, "job"), bytes(range(32))
 
 
-class Store:
+class Store(MemoryStore):
     """A store whose connection is lost once `n_left` values were read."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.n_left = 1 << 60
+    n_left = 1 << 60
 
     def add(self, key: str) -> int:
-        n = int(self.values.get(key, b"0")) + 1
-        self.values[key] = str(n).encode()
+        n = int(self.try_get(key) or 0) + 1
+        self.set(key, str(n).encode())
         return n
-
-    def set(self, key: str, value: bytes) -> None:
-        self.values[key] = value
 
     def try_get(self, key: str) -> bytes | None:
         self.n_left -= 1
         if self.n_left < 0:
             raise ConnectionResetError("it was started again")
-        return self.values.get(key)
+        return super().try_get(key)
 
     def close(self) -> None:
         pass
@@ -64,4 +60,4 @@ def test_a_restarted_server_takes_no_second_place() -> None:
     first, second = Address("server", 1), Address("server", 2)
     places = [registry.leave(store, ENDPOINT, KEY, one) for one in (first, second, first, second)]
     assert places == 2 * [f"{registry._folder(ENDPOINT, KEY)}/{at}" for at in (1, 2)]
-    assert len(store.values) == 3  # and the number of places
+    assert len(store._values) == 3  # and the number of places
