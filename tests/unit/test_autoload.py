@@ -120,19 +120,21 @@ def test_the_entry_points_of_the_package_are_register(group: str) -> None:
 # ---- torch without autoloaded backends ----
 
 
-def test_shoal_loads_nothing_heavy_and_registers_once_torch_is_loaded() -> None:
-    pytest.importorskip("torch")
+def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
     heavy = "{'torch', 'numpy', 'jax', 'tensorflow', 'shoal._native', 'shoal.frontend'}"
-    code = (
-        f"import shoal; early = sorted({heavy} & set(sys.modules)); "
-        "import torch, shoal.torch; print([early, torch.distributed.Backend.backend_list])"
-    )
-    early, backends = literal_eval(run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
-    assert early == []
-    assert "shoal" in backends
+    assert run_python(f"import shoal; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
 CODES = {
+    "import": """
+import torch.distributed as dist
+del sys.modules["torch.distributed"]  # as if torch were imported later
+import shoal
+sys.modules["torch.distributed"] = dist
+early = dist.Backend.backend_list[:]
+import shoal.torch
+print([early, dist.Backend.backend_list])
+""",
     "look up": """
 import torch.distributed as dist, contextlib
 with contextlib.suppress(AssertionError, ValueError):
@@ -192,6 +194,14 @@ for code in {list(CODES.values())}:
 """
     lines = run_python(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0", SHOAL_SERVERS="").splitlines()
     return dict(zip(CODES, map(literal_eval, lines), strict=True))
+
+
+def test_importing_shoal_before_torch_registers_with_shoals_torch(
+    printed: dict[str, Any],
+) -> None:
+    early, backends = printed["import"]
+    assert "shoal" not in early
+    assert "shoal" in backends
 
 
 def test_torch_finds_the_name_without_an_import_of_shoal_where_it_can(
