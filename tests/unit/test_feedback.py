@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -80,11 +81,11 @@ def feeding(group: shoal.Group, **options: Any) -> Averager:
     return Averager(group, shapes, **options)
 
 
-CODECS = ["bf16", "fp16", "mxfp8", "mxint8", "mxfp4"]
+LAYOUTS = [(codec, 2048) for codec in ("bf16", "fp16", "mxfp8", "mxint8", "mxfp4")]
+LAYOUTS += itertools.product(["bf16", "mxfp4"], [64, 1 << 20])
 
 
-@pytest.mark.parametrize("fusion_bytes", [64, 2048, 1 << 20])
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("codec", "fusion_bytes"), LAYOUTS)
 @in_ranks(2)
 def test_averages_and_residuals_equal_the_model_in_any_layout(
     group: shoal.Group, codec: str, fusion_bytes: int
