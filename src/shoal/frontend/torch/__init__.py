@@ -31,17 +31,6 @@ if TYPE_CHECKING:
 
     from shoal.group.group import Group
 
-__all__ = [
-    "create_process_group",
-    "default_group",
-    "group_for",
-    "group_in",
-    "in_place_of_default",
-    "ShoalBackend",
-    "ShoalProcessGroup",
-    "torch_group",
-]
-
 _CPU: Final = torch.device("cpu")
 
 _replacements: Final[list[Group]] = []

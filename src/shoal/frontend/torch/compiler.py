@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 # NOT `torch.compiler.disable`, which loads the compiler and takes a second.
 from torch._C._dynamo import eval_frame
 
-__all__ = ["not_compiled", "not_compiled_itself", "not_inlined"]
-
 _Class = TypeVar("_Class", bound=type)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from shoal.group.group import Group
 
-__all__ = ["DiLoCo", "LocalSGD"]
-
 
 class DiLoCo(LocalSteps):
     """Averages models that each rank trains alone, every `every` steps of the inner optimizer.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from shoal.group.group import Group
 
-__all__ = ["compress"]
-
 _LOG: Final = logging.getLogger("shoal")
 
 

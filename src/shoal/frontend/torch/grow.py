@@ -19,8 +19,6 @@ from shoal.settings import join_addresses
 if TYPE_CHECKING:
     from shoal.group.group import Group
 
-__all__ = ["grow_group", "join_address", "join_group"]
-
 _CONNECT: Final = timedelta(seconds=10)  # limit to connect to rank 0's store, already listening
 _N_ADDRESS: Final = 128
 _TRIES: Final = 3  # attempts to reach that store, each in a new group

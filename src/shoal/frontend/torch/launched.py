@@ -10,8 +10,6 @@ import torch.distributed as dist
 from shoal.errors import without_internals
 from shoal.rendezvous.environment import find_place
 
-__all__ = ["init_process_group"]
-
 
 @without_internals
 def init_process_group(backend: str = "shoal", **options: Any) -> None:

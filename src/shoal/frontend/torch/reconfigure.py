@@ -14,8 +14,6 @@ from shoal.rendezvous.door import Door
 if TYPE_CHECKING:
     from shoal.group.group import Group
 
-__all__ = ["NotFormed", "Reconfiguring"]
-
 _HOW: Final = (
     "call torch.distributed._reconfigure, with the handles that _get_reconfigure_handle returns "
     "on its members"

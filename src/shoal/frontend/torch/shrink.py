@@ -15,8 +15,6 @@ from shoal.errors import PeerLost, Unsupported, UsageError
 if TYPE_CHECKING:
     from shoal.group.group import Group
 
-__all__ = ["peer_lost", "shrink_group"]
-
 
 def peer_lost() -> PeerLost | None:
     """Return the PeerLost error that ended torch's default group, or None.

@@ -9,8 +9,6 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from shoal.rendezvous import TorchStore
 
-__all__ = ["TorchStore", "agent_store"]
-
 
 def agent_store(host: str, port: int, timeout_s: float) -> TorchStore:
     """Connect to torchrun's own store within `timeout_s`; RuntimeError if that fails.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.rendezvous import Store
 
-__all__ = ["ProcessGroupShoal"]
-
 # Seconds for the replicas of a quorum to form a group. The lighthouse sends them the quorum at the
 # same time. If one dies before it arrives, only this deadline ends the wait of the others.
 _FORM_S: Final = 10.0

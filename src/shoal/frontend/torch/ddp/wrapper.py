@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.keeper import Averaging
     from shoal.group.group import Group
 
-__all__ = ["DistributedDataParallel"]
-
 _Base: Final[Any] = torch.nn.parallel.DistributedDataParallel
 _find_tensors: Final[Any] = torch_ddp._find_tensors
 _verify_shapes: Final[Any] = torch_utils._verify_param_shape_across_processes
