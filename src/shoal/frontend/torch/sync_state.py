@@ -18,12 +18,10 @@ from torch.utils import _pytree as pytree
 import shoal.frontend.torch as frontend
 from shoal.average.agreeing import difference_among, shared_by
 from shoal.errors import ShoalError, UsageError
-from shoal.frontend.torch.tensor_buffers import kind_of
+from shoal.frontend.torch.tensor_buffers import is_expanded, kind_of
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
-
-__all__ = ["sync_state"]
 
 _CHUNK_BYTES: Final = 16 << 20
 _NAME: Final = "sync_state"
@@ -207,7 +205,7 @@ def _can_send(value: Any) -> bool:
     has_bytes = type(value.data) is torch.Tensor and value.layout is torch.strided
     if not has_bytes or value.is_meta or value.is_quantized:
         return False
-    return all(stride or n < 2 for n, stride in zip(value.shape, value.stride(), strict=True))
+    return not is_expanded(value)
 
 
 def _kind(value: Any) -> str:

@@ -45,6 +45,11 @@ def unsupported(what: str, instead: str) -> Unsupported:
     return Unsupported(f"{what} is not supported; {instead}")
 
 
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return True if elements of a tensor share memory, as after `expand`."""
+    return any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
@@ -169,7 +174,7 @@ class TensorBuffers:
 
     def _copied_back(self, tensor: torch.Tensor, copy: torch.Tensor) -> BufferView:
         # Otherwise torch would refuse to copy back, after all data has moved.
-        if any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
+        if is_expanded(tensor):
             raise self.error(
                 f"got an expanded tensor: elements of its shape {tuple(tensor.shape)} share "
                 "memory, which cannot hold the result; pass tensor.contiguous()"

@@ -181,10 +181,6 @@ class HookedBuckets:
     def undo_feedback(self) -> None:
         """Do nothing: only the hook knows its state."""
 
-    def _subject_of(self, number: int) -> int:
-        self._subject.step += number == 0  # the first bucket sent in a step
-        return self._subject.of(number)
-
     def _used(self) -> list[bool]:
         used = torch.tensor(self._came, dtype=torch.uint8, device=self._buffers[0].device)
         dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._process_group)
@@ -200,7 +196,8 @@ class HookedBuckets:
             [self.gradients.places[index] for index in members],
             [self.gradients.parameters[index] for index in members],
         )
-        with torch.no_grad(), calls_of_hook(self._subject_of(number)) as works:
+        self._subject.step += number == 0  # the first bucket sent in a step
+        with torch.no_grad(), calls_of_hook(self._subject.of(number)) as works:
             future = call_hook(self._hook, self._state, bucket, self.gradients.refuse)
         self._futures.append((works, future))
 

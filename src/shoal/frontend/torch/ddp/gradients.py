@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 import torch
 from torch.autograd.graph import increment_version
 
-from shoal.frontend.torch.tensor_buffers import kind_of
+from shoal.frontend.torch.tensor_buffers import is_expanded, kind_of
 from shoal.group.memory import stream_copy
 
 # torch copies smaller tensors: it handles every kind of tensor.
@@ -101,7 +101,8 @@ class Gradients:
                 continue
             if (gradient.dtype, gradient.shape) != self._kinds[index]:
                 self._refuse_kind(index, gradient)
-            if not self.as_views and self._is_expanded(index, gradient):
+            is_dense = gradient.stride() == self.places[index].stride()  # as in most steps
+            if not self.as_views and not is_dense and is_expanded(gradient):
                 self.refuse(
                     f"the gradient of parameter {self.names[index]} is an expanded tensor, whose "
                     "elements share memory and cannot hold an average: give it a clone()"
@@ -181,13 +182,6 @@ class Gradients:
             and (gradient.dtype, gradient.shape, gradient.stride())
             == (place.dtype, place.shape, place.stride())
             and not (gradient.is_conj() or gradient.is_neg())
-        )
-
-    def _is_expanded(self, index: int, gradient: torch.Tensor) -> bool:
-        """True if elements of a gradient share memory, as after `expand`."""
-        strides = gradient.stride()
-        return strides != self.places[index].stride() and any(
-            stride == 0 and size > 1 for stride, size in zip(strides, gradient.shape, strict=True)
         )
 
     def _refuse_shared(self) -> None:

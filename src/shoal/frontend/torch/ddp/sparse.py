@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -33,15 +34,12 @@ class SparseGradients:
     def hooks(self, on_full: Callable[[], None]) -> list[Callable[..., None]]:
         """Return a hook for each parameter; the last one called calls `on_full`."""
 
-        def coming(index: int) -> Callable[..., None]:
-            def come(*_: object) -> None:
-                self.came[index] = True
-                if all(self.came):
-                    on_full()
+        def come(index: int, *_: object) -> None:
+            self.came[index] = True
+            if all(self.came):
+                on_full()
 
-            return come
-
-        return [coming(index) for index in range(len(self.parameters))]
+        return [functools.partial(come, index) for index in range(len(self.parameters))]
 
     def begin(self) -> None:
         """Begin a step."""

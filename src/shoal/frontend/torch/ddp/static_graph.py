@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -49,9 +50,10 @@ class StaticGraph:
         """
         self._hooks = list(hooks)
         if self.is_learning:
-            return [self._recording(index, queue_end) for index in range(len(hooks))]
+            record = functools.partial(self._record, queue_end)
+            return [functools.partial(record, index) for index in range(len(hooks))]
         return [
-            hook if self._counts[index] == 1 else self._last_of(index, hook)
+            hook if self._counts[index] == 1 else functools.partial(self._count, index, hook)
             for index, hook in enumerate(hooks)
         ]
 
@@ -78,28 +80,23 @@ class StaticGraph:
         dist.all_reduce(some_missing, op=dist.ReduceOp.MAX, group=group)
         return bool(some_missing.item())
 
-    def _recording(self, index: int, queue_end: Callable[[], None]) -> Hook:
-        def record(*_: object) -> None:
-            if self._is_armed():
-                self._counts[index] += 1
-                self._came.pop(index, None)
-                self._came[index] = None
-                queue_end()
+    def _record(self, queue_end: Callable[[], None], index: int, *_: object) -> None:
+        if self._is_armed():
+            self._counts[index] += 1
+            self._came.pop(index, None)
+            self._came[index] = None
+            queue_end()
 
-        return record
-
-    def _last_of(self, index: int, hook: Hook) -> Hook:
-        def count(*_: object) -> None:
-            if not self._is_armed():
-                return
-            if not self._counts[index]:
-                self._fail(
-                    "Your training graph has changed in this iteration, which static_graph=True "
-                    f"rules out: parameter {self._names[index]} has a gradient now, and had none "
-                    "in the first iteration"
-                )
-            self._n_left[index] -= 1
-            if self._n_left[index] == 0:
-                hook()
-
-        return count
+    def _count(self, index: int, hook: Hook, *_: object) -> None:
+        """Count down the gradients of a parameter, and call its hook at the last."""
+        if not self._is_armed():
+            return
+        if not self._counts[index]:
+            self._fail(
+                "Your training graph has changed in this iteration, which static_graph=True rules "
+                f"out: parameter {self._names[index]} has a gradient now, and had none in the "
+                "first iteration"
+            )
+        self._n_left[index] -= 1
+        if self._n_left[index] == 0:
+            hook()

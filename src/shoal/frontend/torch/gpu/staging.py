@@ -55,7 +55,7 @@ class DeviceCall:
         continues; ShoalError if the call failed, with tensors partly folded; RuntimeError if the
         device failed.
         """
-        self._wait_until(self.done, None if timeout_s is None else time.monotonic() + timeout_s)
+        self._wait_until(self.done, timeout_s)
         if self.last is not None:
             self._device.order_current(behind=self.last)
         if self._error is not None:
@@ -82,9 +82,9 @@ class DeviceCall:
         """The group rank that sent a received message; None for other calls."""
         return None
 
-    def _wait_until(self, reached: Callable[[], bool], deadline: float | None) -> None:
+    def _wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> None:
         with self._changed:
-            if not self._changed.wait_for(reached, _left(deadline)):
+            if not self._changed.wait_for(reached, timeout_s):
                 raise TimedOut(f"{self.doing}: this wait was too short; the call goes on")
 
     def _is_over(self) -> list[Callable[[Any], None]]:
@@ -201,7 +201,10 @@ class StagedCall(DeviceCall):
                 self._give_last_copies()
             except Exception as error:  # noqa: BLE001 - wait() raises it
                 self._error = self._error or error
-            self._let_go()
+            for piece in self._pieces:
+                piece.let_go()
+            self._tensors.clear()
+            self._copies.clear()
             callbacks = self._is_over()
         for callback in callbacks:
             callback(self)
@@ -216,19 +219,13 @@ class StagedCall(DeviceCall):
         # Even after a failure: copies back of earlier pieces may be under way.
         self.last = self._device.record(self._back)
 
-    def _let_go(self) -> None:
-        for piece in self._pieces:
-            piece.let_go()
-        self._tensors.clear()
-        self._copies.clear()
-
     # ---- the methods of a Work ----
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Drive the calls until all copies back are queued; see `DeviceCall.wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for piece in self._pieces:
-            self._wait_until(functools.partial(self._is_posted, piece), deadline)
+            self._wait_until(functools.partial(self._is_posted, piece), _left(deadline))
             if piece.work is None:
                 break
             try:
