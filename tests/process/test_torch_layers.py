@@ -7,6 +7,7 @@ processes whose default group is shoal's, once in processes whose default group 
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -19,6 +20,29 @@ import torch.distributed as dist
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import leave_at_once
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
+from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.model_averaging import averagers
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 SIZE = 4
 
@@ -63,8 +87,6 @@ def ddp(module: nn.Module | None = None, **options: Any) -> nn.parallel.Distribu
 
 
 def case_meshes() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     tensors = [own(3), own(3), own(3)]
     dist.all_reduce(tensors[0], group=mesh["outer"].get_group())
@@ -81,9 +103,6 @@ def case_meshes() -> Any:
 
 
 def case_dtensor() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-
     mesh = init_device_mesh("cpu", (SIZE,))
     table = given(SIZE * 2 + 1, 6)  # does not divide evenly
     rows = distribute_tensor(table, mesh, [Shard(0)])
@@ -105,26 +124,15 @@ def case_dtensor() -> Any:
 
 
 def case_dtensor_on_two_dimensions() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
     mesh = init_device_mesh("cpu", (2, 2))
     table = given(6, 8)
     both = distribute_tensor(table, mesh, [Shard(0), Shard(1)])
     mixed = both.redistribute(mesh, [Replicate(), Shard(0)])
     same = distribute_tensor(table, mesh, [Shard(0), Shard(0)])
-    assert Partial().is_partial()
     return [both.to_local(), mixed.to_local(), same.to_local(), both.full_tensor()]
 
 
 def case_tensor_parallel() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
     mesh = init_device_mesh("cpu", (SIZE,))
     data = given(5, 8)
     expected = net()(data)
@@ -139,9 +147,6 @@ def case_tensor_parallel() -> Any:
 
 
 def case_fsdp1() -> Any:
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
     results = []
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
         module = FullyShardedDataParallel(
@@ -157,9 +162,6 @@ def case_fsdp1() -> Any:
 
 
 def case_fsdp2() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     results = []
     plain = init_device_mesh("cpu", (SIZE,))
     replicated = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
@@ -172,22 +174,11 @@ def case_fsdp2() -> Any:
 
 
 def case_fsdp2_in_16_bits() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     return train(fully_shard(net(), mesh=init_device_mesh("cpu", (SIZE,)), mp_policy=half))
 
 
 def case_fsdp2_beside_tensor_parallelism() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     module = parallelize_module(net(), mesh["tensor"], plan)
@@ -244,8 +235,6 @@ def case_embeddings_with_sparse_gradients() -> Any:
 
 
 def case_uneven_inputs() -> Any:
-    from torch.distributed.algorithms.join import Join
-
     module = ddp()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     with Join([module]):
@@ -270,12 +259,6 @@ def case_zero_redundancy_optimizer() -> Any:
 
 
 def case_hooks() -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks import (
-        default_hooks,
-        post_localSGD_hook,
-        powerSGD_hook,
-    )
-    from torch.distributed.algorithms.model_averaging import averagers
     from torch.distributed.optim import PostLocalSGDOptimizer
 
     world = dist.group.WORLD
@@ -301,8 +284,6 @@ def case_hooks() -> Any:
 
 
 def case_a_hook_in_16_bits() -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     module = ddp()
     module.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return train(module)
@@ -311,14 +292,15 @@ def case_a_hook_in_16_bits() -> Any:
 # ---- checkpoints ----
 
 
-def case_checkpoints() -> Any:
-    from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+def new_folder() -> Path:
+    """Return a new folder, the same on every rank."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder, 0)
+    return Path(folder[0])
+
+
+def case_checkpoints() -> Any:
+    folder = new_folder()
 
     def sharded(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         module = fully_shard(net(seed), mesh=init_device_mesh("cpu", (SIZE,)))
@@ -329,7 +311,7 @@ def case_checkpoints() -> Any:
     expected = train(module, optimizer)
     state = dict(zip(("model", "optimizer"), get_state_dict(module, optimizer), strict=True))
     for how in ("at once", "meanwhile"):
-        place = str(Path(str(folder[0])) / how)
+        place = folder / how
         if how == "at once":
             checkpoint.save(state, checkpoint_id=place)
         else:
@@ -347,6 +329,77 @@ def case_checkpoints() -> Any:
     for one, other in zip(results, expected * 2, strict=True):
         assert torch.equal(one, other)
     return results
+
+
+def case_checkpoints_are_loaded_into_other_shards() -> Any:
+    mesh, folder, numbers = init_device_mesh("cpu", (SIZE,)), new_folder(), itertools.count()
+    table, none = given(12, 20), torch.zeros(12, 20)
+
+    def reloaded(saved: Any, into: Any) -> Any:
+        place, state = folder / str(next(numbers)), {"table": into, "words": "others"}
+        checkpoint.save({"table": saved, "words": "one and two"}, checkpoint_id=place)
+        checkpoint.load(state, checkpoint_id=place)
+        assert state["words"] == "one and two"
+        return state["table"]
+
+    for one, other in itertools.pairwise((Shard(0), Shard(1), Replicate(), Shard(0))):
+        saved, into = distribute_tensor(table, mesh, [one]), distribute_tensor(none, mesh, [other])
+        assert torch.equal(reloaded(saved, into).full_tensor(), table)
+    specs = sharding_specs()
+    for one, other in itertools.pairwise([*specs, specs[0]]):
+        found = reloaded(shared_out(one, table), shared_out(other, none))
+        assert torch.equal(gathered(found, table), table)
+    assert torch.equal(reloaded(shared_out(specs[-1], table), none.clone()), table)
+    assert torch.equal(gathered(reloaded(table, shared_out(specs[-1], none)), table), table)
+    return []
+
+
+# ---- sharded tensors ----
+
+
+def sharding_specs() -> list[Any]:
+    """Return ways to shard a table of 12 rows and 20 columns: two even ones, and others."""
+    from torch.distributed._shard import sharding_spec as specs
+
+    def chunks(axis: int, *ranks: int) -> Any:
+        return specs.ChunkShardingSpec(axis, [f"rank:{rank}/cpu" for rank in ranks])
+
+    parts = [(0, 2, 0), (2, 1, 1), (3, 5, 3), (8, 3, 2), (11, 1, 0)]
+    uneven = [specs.ShardMetadata([at, 0], [n, 20], f"rank:{rank}/cpu") for at, n, rank in parts]
+    return [
+        chunks(0, 0, 1, 2, 3),
+        chunks(1, 3, 2, 1, 0),
+        chunks(0, 0, 1, 1, 0, 2, 3),
+        specs.EnumerableShardingSpec(uneven),
+    ]
+
+
+def shared_out(layout: Any, table: torch.Tensor) -> Any:
+    from torch.distributed._shard import sharded_tensor
+
+    made = sharded_tensor.zeros(layout, *table.shape)
+    for shard in made.local_shards():
+        (top, left), (height, width) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+        shard.tensor.copy_(table[top : top + height, left : left + width])
+    return made
+
+
+def gathered(sharded: Any, table: torch.Tensor) -> torch.Tensor:
+    """Gather a sharded tensor on rank 0; other ranks return the table."""
+    out = torch.zeros_like(table) if dist.get_rank() == 0 else None
+    sharded.gather(dst=0, out=out)
+    return table if out is None else out
+
+
+def case_sharded_tensors_are_gathered_and_sharded_anew() -> Any:
+    table = given(12, 20)
+    for layout in sharding_specs():
+        assert torch.equal(gathered(shared_out(layout, table), table), table)
+    for one, other in itertools.permutations(sharding_specs()[:2], 2):
+        sharded = shared_out(one, table)
+        sharded.reshard(other)
+        assert torch.equal(gathered(sharded, table), table)
+    return []
 
 
 # ---- running them ----
