@@ -14,7 +14,10 @@ from process.ddp_training import inputs, mine, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+)
 
 from shoal.errors import UsageError
 
@@ -247,6 +250,35 @@ def test_a_pass_that_raised_on_one_rank_is_an_error_on_all(
     for text in three_ranks.run(raise_in_mid_backward, {}, (rank,)):
         assert f"a backward pass raised on rank {rank} before its end" in text
         assert "shoal.torch.shrink_group()" in text
+
+
+# ---- calls that differ ----
+
+
+def train_two_models(hook: bool) -> Exception | None:
+    """Train two models of one size, whose backward passes have a different order on one rank."""
+    wrapped = {name: wrap(nn.Linear(40, 30)) for name in "GD"}
+    if hook:
+        for model in wrapped.values():
+            model.register_comm_hook(None, bf16_compress_hook)
+    order = "DG" if dist.get_rank() == ODD else "GD"
+
+    def train() -> None:
+        for name in order:
+            wrapped[name](torch.ones(4, 40)).sum().backward()
+
+    left = error_of(dist.barrier)  # others may be past it, in mismatched calls
+    return left or error_of(train) or error_of(dist.barrier)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_rank(
+    hook: bool, ranks: SharedRanks
+) -> None:
+    for error in ranks.run(train_two_models, hook):
+        for averager in (3, 4) if hook else (1, 2):
+            assert f"for averager {averager}, step 1, buffer 0" in str(error)
+            assert f"averager {averager} averages 'weight' to 'bias', and is in" in str(error)
 
 
 # ---- a step that fails, and a job that goes on ----
