@@ -1,4 +1,4 @@
-"""A device made of threads, on which all tensors of this process count as placed.
+"""A device made of threads, on which tensors of this process count as placed.
 
 Threads copy whenever they get to it: like a GPU's driver, this device decides no order.
 unit/test_torch_staging.py tries the orders. The calling thread is the current stream: work that is
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -127,7 +128,8 @@ class ThreadDevice:
 class QueuedGloo:
     """Gloo with the methods of NCCL: a stream makes the calls.
 
-    A failed call does not stop the stream, as on a GPU.
+    A failed call does not stop the stream, as on a GPU. Gloo's abort spares a call that is about to
+    begin, so an aborted stream waits for none.
     """
 
     def __init__(
@@ -135,6 +137,9 @@ class QueuedGloo:
     ) -> None:
         self._device = device
         self._backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+        self._thread = ThreadStream()
+        self._calls: list[threading.Event] = []  # set once a call has ended
+        self._is_aborted = False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.endswith("_single"):
@@ -142,9 +147,18 @@ class QueuedGloo:
         self._device.n_sums += name == "_reduce_scatter_base"
 
         def give(*args: Any) -> QueuedGloo:
-            def go() -> None:
+            ended = threading.Event()
+
+            def call() -> None:
                 with contextlib.suppress(RuntimeError), torch.inference_mode():
                     getattr(self._backend, name)(*args).wait()
+                ended.set()
+
+            def go() -> None:
+                self._calls.append(ended)
+                if not self._is_aborted:
+                    self._thread.queue.put(call)
+                    ended.wait()
 
             self._device._give(go)
             return self
@@ -155,13 +169,17 @@ class QueuedGloo:
         pass
 
     def abort(self) -> None:
+        self._is_aborted = True
+        for ended in self._calls:
+            ended.set()
         self._backend.abort()
 
     def shutdown(self) -> None:
         pass
 
 
-def stage_everything(piece_bytes: int = 4096, local_bytes: int = 1 << 60) -> ThreadDevice:
+@contextlib.contextmanager
+def staging(piece_bytes: int = 1 << 14, local_bytes: int = 1 << 60) -> Iterator[ThreadDevice]:
     """Make every dense tensor of this process count as a device tensor.
 
     Args:
@@ -174,8 +192,9 @@ def stage_everything(piece_bytes: int = 4096, local_bytes: int = 1 << 60) -> Thr
         self.device = device
         return own_memory(self, tensor)
 
-    TensorBuffers._own_memory = on_device  # type: ignore[method-assign]
-    pieces.PIECE_BYTES = piece_bytes  # type: ignore[misc]
-    local_gpus.LEAST_BYTES = local_bytes  # type: ignore[misc]
-    nccl._backend = functools.partial(QueuedGloo, device)
-    return device
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TensorBuffers, "_own_memory", on_device)
+        patch.setattr(pieces, "PIECE_BYTES", piece_bytes)
+        patch.setattr(local_gpus, "LEAST_BYTES", local_bytes)
+        patch.setattr(nccl, "_backend", functools.partial(QueuedGloo, device))
+        yield device

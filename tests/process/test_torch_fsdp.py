@@ -444,6 +444,18 @@ def case_identity_ends_compression() -> None:
     loss_of(module(batch(dist.get_rank(), 1))).backward()
 
 
+def case_tensors_of_a_device_go_through_host_memory_with_the_same_bits() -> str:
+    from process.staged import staging
+
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    expected = Expected("mxfp4", "mxfp8", compute=torch.bfloat16, reduce=torch.bfloat16)
+    with staging(piece_bytes=1024) as device:
+        digests = train(sharded("mxfp4", "mxfp8"), Expected("mxfp4", "mxfp8"))
+        digests += train(sharded("mxfp4", "mxfp8", mp_policy=half), expected)
+    assert device.n_copies > 100
+    return digests
+
+
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_fsdp2(case: Case, hosts: SharedRanks) -> None:
     assert len({*map(str, hosts.run(case))}) == 1
@@ -521,20 +533,3 @@ def test_replicas_are_refused_if_only_some_would_round(
     three_in_a_host: SharedRanks,
 ) -> None:
     three_in_a_host.run(of_unlike_replicas)
-
-
-def staged() -> str:
-    from process.staged import stage_everything
-
-    device = stage_everything(piece_bytes=1024)
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    digests = train(sharded("mxfp4", "mxfp8"), Expected("mxfp4", "mxfp8"))
-    expected = Expected("mxfp4", "mxfp8", compute=torch.bfloat16, reduce=torch.bfloat16)
-    digests += train(sharded("mxfp4", "mxfp8", mp_policy=half), expected)
-    assert device.n_copies > 100
-    return digests
-
-
-def test_tensors_of_a_device_go_through_host_memory_with_the_same_bits() -> None:
-    with SharedRanks(2, RANKS_PER_HOST="1") as two:
-        assert len(set(two.run(staged))) == 1

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import run_ranks, start_ranks
+from process.ranks import start_ranks
+from process.shared_ranks import SharedRanks
 from process.stage import Stage, error_of
+from process.staged import ThreadDevice, staging
+
+import shoal.torch
 
 SIZE = 4
 
 
-def start(hosts: str, timeout_s: float = 60.0) -> Any:
-    """Form the process group of this rank, on the host of its letter."""
-    from process.staged import stage_everything
+@contextlib.contextmanager
+def placed(hosts: str, timeout_s: float = 30.0) -> Iterator[ThreadDevice]:
+    """Form the default group anew, with each rank on the host of its letter, and stage tensors."""
+    rank = dist.get_rank()
+    store = dist.PrefixStore("placed", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    os.environ["SHOAL_HOST_ID"] = hosts[rank]
+    dist.init_process_group(
+        "shoal", store=store, rank=rank, world_size=SIZE, timeout=timedelta(seconds=timeout_s)
+    )
+    with staging(4096, local_bytes=4096) as device:
+        yield device
+    dist.destroy_process_group()
 
-    os.environ["SHOAL_HOST_ID"] = hosts[int(os.environ["RANK"])]
-    device = stage_everything(local_bytes=4096)
-    dist.init_process_group("shoal", timeout=timedelta(seconds=timeout_s))
-    return device
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[SharedRanks]:
+    with Stage() as stage, SharedRanks(SIZE, **stage.env) as four:
+        yield four
 
 
 def given(n: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -37,42 +54,43 @@ def total(n: int, dtype: torch.dtype) -> torch.Tensor:
 
 def reduce_much(hosts: str) -> tuple[bool, int, str]:
     """Return the number of sums among devices, if results are right, and leftover threads."""
-    device = start(hosts)
-    rank = dist.get_rank()
-    for n, dtype in [(8192, torch.float32), (8191, torch.float64), (40_003, torch.int64)]:
-        tensor = given(n, rank, dtype)
-        dist.all_reduce(tensor)
-        assert torch.equal(tensor, total(n, dtype))
-    mean = given(9001, rank, torch.float64)
-    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-    assert torch.equal(mean, total(9001, torch.float64) / SIZE)
-    strided = given(10_000, rank, torch.float32).reshape(100, 100)
-    dist.all_reduce(strided.t())
-    assert torch.equal(strided, total(10_000, torch.float32).reshape(100, 100))
-    # Long and short calls in flight, waited for in reverse.
-    lengths = [2000 * k + 1 if k % 3 else k for k in range(1, 20)]
-    tensors = [given(n, rank, torch.float32) for n in lengths]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    futures = [work.get_future() for work in works[::2]]
-    for work in reversed(works):
-        work.wait()
-    for n, tensor in zip(lengths, tensors, strict=True):
-        assert torch.equal(tensor, total(n, torch.float32))
-    assert all(future.done() for future in futures)
-    local = local_calls()
-    before = device.n_bytes
-    dist.all_reduce(torch.ones(8192))
-    if local is not None:  # to the wire and back: only this rank's half, or zero
-        assert device.n_bytes - before == (2 * 4096 * 4 if "b" in hosts else 0)
-    dist.destroy_process_group()
+    with placed(hosts, timeout_s=60) as device:
+        rank = dist.get_rank()
+        for n, dtype in [(8192, torch.float32), (8191, torch.float64), (40_003, torch.int64)]:
+            tensor = given(n, rank, dtype)
+            dist.all_reduce(tensor)
+            assert torch.equal(tensor, total(n, dtype))
+        mean = given(9001, rank, torch.float64)
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        assert torch.equal(mean, total(9001, torch.float64) / SIZE)
+        strided = given(10_000, rank, torch.float32).reshape(100, 100)
+        dist.all_reduce(strided.t())
+        assert torch.equal(strided, total(10_000, torch.float32).reshape(100, 100))
+        # Long and short calls in flight, waited for in reverse.
+        lengths = [2000 * k + 1 if k % 3 else k for k in range(1, 20)]
+        tensors = [given(n, rank, torch.float32) for n in lengths]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        futures = [work.get_future() for work in works[::2]]
+        for work in reversed(works):
+            work.wait()
+        for n, tensor in zip(lengths, tensors, strict=True):
+            assert torch.equal(tensor, total(n, torch.float32))
+        assert all(future.done() for future in futures)
+        local = local_calls()
+        before = device.n_bytes
+        dist.all_reduce(torch.ones(8192))
+        if local is not None:  # to the wire and back: only this rank's half, or zero
+            assert device.n_bytes - before == (2 * 4096 * 4 if "b" in hosts else 0)
     return local is not None, device.n_sums, left_running()
 
 
 @pytest.mark.parametrize(("hosts", "is_local"), [("abab", True), ("aaaa", True), ("aaab", False)])
-def test_sums_are_right_for_any_placement_of_ranks(hosts: str, is_local: bool) -> None:
+def test_sums_are_right_for_any_placement_of_ranks(
+    hosts: str, is_local: bool, four_ranks: SharedRanks
+) -> None:
     # 6 single calls, and the 13 of 19 that are long enough.
     expected = is_local, 6 + 13 if is_local else 0
-    for was_local, n_sums, left in run_ranks(reduce_much, SIZE, hosts):
+    for was_local, n_sums, left in four_ranks.run(reduce_much, hosts):
         assert (was_local, n_sums) == expected
         assert left == ""
 
@@ -94,20 +112,18 @@ def left_running() -> str:
 
 
 def reduce_until_a_rank_dies() -> tuple[str, bool, str]:
-    import shoal.torch
-
-    start("aabb", timeout_s=30)
-    tensor = torch.ones(1 << 18)
-    dist.all_reduce(tensor)
-    Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
-    if dist.get_rank() == 3:
-        dist.all_reduce(tensor, async_op=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    errors = [error_of(reduce_and_wait, tensor) for _ in range(3)]
+    dist.init_process_group("shoal")
+    with placed("aabb"):
+        tensor = torch.ones(1 << 18)
+        dist.all_reduce(tensor)
+        Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
+        if dist.get_rank() == 3:
+            dist.all_reduce(tensor, async_op=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        errors = [error_of(reduce_and_wait, tensor) for _ in range(3)]
+        lost = shoal.torch.peer_lost()
     assert errors[-1] is not None
-    lost = shoal.torch.peer_lost()
     kinds = {type(error).__name__ for error in errors if error is not None}
-    dist.destroy_process_group()
     return ",".join(sorted(kinds)), lost is not None and lost.rank == 3, left_running()
 
 
@@ -121,45 +137,40 @@ def test_a_rank_that_dies_in_mid_call_is_named_on_all_hosts() -> None:
 
 def fail_on_a_device() -> tuple[str, str]:
     """Return the error of a call whose reduce-scatter fails on rank 2, and leftover threads."""
-    start("aabb", timeout_s=30)
-    tensor = torch.ones(1 << 18)
-    dist.all_reduce(tensor)
-    Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
-    if dist.get_rank() == 2:
 
-        def fail(*_given: Any) -> None:
-            raise RuntimeError("NCCL has failed")
+    def fail(*_given: Any) -> None:
+        raise RuntimeError("NCCL has failed")
 
-        local_calls()._collectives.reduce_scatter = fail
-    errors = [error_of(reduce_and_wait, tensor) for _ in range(2)]
-    dist.destroy_process_group()
+    with placed("aabb"):
+        tensor = torch.ones(1 << 18)
+        dist.all_reduce(tensor)
+        Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
+        if dist.get_rank() == 2:
+            local_calls()._collectives.reduce_scatter = fail
+        errors = [error_of(reduce_and_wait, tensor) for _ in range(2)]
     assert all(errors)
-    return str(errors[0]), left_running()
+    return " | ".join(map(repr, errors)), left_running()
 
 
-def test_a_device_that_fails_ends_the_group_on_every_rank() -> None:
-    with Stage() as stage:
-        outcomes = run_ranks(fail_on_a_device, SIZE, env=stage.env)
-    for error, left in outcomes:
+def test_a_device_that_fails_ends_the_group_on_every_rank(four_ranks: SharedRanks) -> None:
+    for error, left in four_ranks.run(fail_on_a_device):
         assert "NCCL has failed" in error
         assert left == ""
 
 
 def close_in_mid_call() -> tuple[str, str]:
     """Return the error of a call that rank 3 has not made when the group closes, and leftovers."""
-    start("aabb", timeout_s=30)
-    tensor = torch.ones(1 << 18)
-    dist.all_reduce(tensor)
-    work: Any = dist.all_reduce(tensor, async_op=True) if dist.get_rank() != 3 else None
-    Stage.from_environment().meet(dist.get_rank(), SIZE, "called")
-    dist.destroy_process_group()
+    with placed("aabb"):
+        tensor = torch.ones(1 << 18)
+        dist.all_reduce(tensor)
+        work: Any = dist.all_reduce(tensor, async_op=True) if dist.get_rank() != 3 else None
+        Stage.from_environment().meet(dist.get_rank(), SIZE, "called")
     error = error_of(work.wait) if work is not None else None
     return type(error).__name__, left_running()
 
 
-def test_closing_fails_a_call_in_flight_and_ends_its_thread() -> None:
-    with Stage() as stage:
-        outcomes = run_ranks(close_in_mid_call, SIZE, env=stage.env)
+def test_closing_fails_a_call_in_flight_and_ends_its_thread(four_ranks: SharedRanks) -> None:
+    outcomes = four_ranks.run(close_in_mid_call)
     assert outcomes[3] == ("NoneType", "")
     for kind, left in outcomes[:3]:
         assert (kind in ("Closed", "PeerLost"), left) == (True, ""), kind

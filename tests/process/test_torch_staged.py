@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -12,83 +12,86 @@ import pytest
 import torch
 import torch.distributed as dist
 from contract import test_frontend_torch
+from process.ddp_training import Gradients, gradients, randoms
 from process.ranks import start_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import Stage, error_of
-from process.test_torch_layers import ddp, train
+from process.staged import staging
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import shoal.torch
 
 SIZE = 3
 # Checks of a call that waits at once: here its Work waits.
 NOT_SO = "futures_hold_the_list_of_tensors"
+WITHOUT_COPIES = {  # on some rank
+    test_frontend_torch.case_torchs_queries_about_a_group,
+    test_frontend_torch.case_an_aborted_group_is_closed,
+    test_frontend_torch.case_blocking_send_and_recv,
+    test_frontend_torch.case_lazily_conjugated_and_negated_tensors,
+}
 
 
-def stage() -> None:
-    from process import staged
-
-    staged.DEVICE = staged.stage_everything()  # type: ignore[attr-defined]
-
-
-def n_copies() -> int:
-    from process import staged
-
-    return staged.DEVICE.n_copies  # type: ignore[attr-defined, no-any-return]
-
-
-@pytest.fixture(scope="module")
-def staged_ranks() -> Iterator[SharedRanks]:
-    with SharedRanks(SIZE) as ranks:
-        ranks.run(stage)
-        yield ranks
-        assert min(ranks.run(n_copies)) > 0
+def check_staged(case: str) -> int:
+    """Run a check, and return the number of copies."""
+    with staging() as device:
+        test_frontend_torch.in_rank(case)
+    return device.n_copies
 
 
 @pytest.mark.parametrize(
     "case", [one for one in cases_in(vars(test_frontend_torch)) if one.id != NOT_SO]
 )
-def test_a_check_of_the_front_end_passes(case: Case, staged_ranks: SharedRanks) -> None:
-    staged_ranks.run(test_frontend_torch.in_rank, case.__name__)
+def test_a_check_of_the_front_end_passes(case: Case, three_ranks: SharedRanks) -> None:
+    copies = three_ranks.run(check_staged, case.__name__)
+    assert min(copies) > 0 or case in WITHOUT_COPIES
+
+
+def trained(group: dist.ProcessGroup, hook: Any = None) -> list[Gradients]:
+    """Return the gradients of three steps with torch's wrapper."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 5)).double()
+    wrapped = nn.parallel.DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.0005)
+    if hook is not None:
+        wrapped.register_comm_hook(group, hook)
+    optimizer, found = torch.optim.SGD(net.parameters(), lr=0.1), []
+    for step in range(3):
+        optimizer.zero_grad()
+        wrapped(randoms(step)).square().mean().backward()
+        optimizer.step()
+        found.append(gradients(net))
+    return found
 
 
 def train_staged() -> None:
-    from process.staged import stage_everything
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    expected = train(ddp(process_group=dist.new_group(backend="gloo")), n_steps=10)
-    device = stage_everything(piece_bytes=256)
-    wrapped = ddp()
-    wrapped.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
-    torch.testing.assert_close(train(ddp(), n_steps=10), expected)
-    torch.testing.assert_close(train(wrapped, n_steps=10), expected)
+    expected = trained(dist.new_group(backend="gloo"))
+    with staging(piece_bytes=256) as device:
+        torch.testing.assert_close(trained(dist.group.WORLD), expected)
+        torch.testing.assert_close(trained(dist.group.WORLD, allreduce_hook), expected)
     assert device.n_copies > 100
 
 
-def test_ddp_trains_as_over_gloo() -> None:
-    with SharedRanks(SIZE) as ranks:
-        ranks.run(train_staged)
+def test_ddp_trains_as_over_gloo(three_ranks: SharedRanks) -> None:
+    three_ranks.run(train_staged)
 
 
 def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:
     """Return the error, True if no work was left to post, and the error that torch sees."""
-    import threading
-
-    from process.staged import stage_everything
-
-    import shoal.torch
-
-    stage_everything()
     dist.init_process_group("shoal", timeout=timedelta(seconds=30))
-    tensor = torch.ones(1 << 20)
-    dist.all_reduce(tensor)
-    Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
-    if dist.get_rank() == 1:
-        dist.all_reduce(tensor, async_op=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    works: list[Any] = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
-    errors = [error_of(work.wait) for work in works]
-    first = next((at for at, error in enumerate(errors) if error), 3)
-    assert all(errors[first:]), "a call went well after one that did not"
-    lost = shoal.torch.peer_lost()
-    dist.destroy_process_group()
+    with staging():
+        tensor = torch.ones(1 << 18)
+        dist.all_reduce(tensor)
+        Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
+        if dist.get_rank() == 1:
+            dist.all_reduce(tensor, async_op=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        works: list[Any] = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+        errors = [error_of(work.wait) for work in works]
+        first = next((at for at, error in enumerate(errors) if error), 3)
+        assert all(errors[first:]), "a call went well after one that did not"
+        lost = shoal.torch.peer_lost()
+        dist.destroy_process_group()
     left = [thread.name for thread in threading.enumerate() if "staging" in thread.name]
     return type(errors[-1]).__name__, lost is not None and lost.rank == 1, left
 
