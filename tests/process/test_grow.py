@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks, start_ranks
+from process.ranks import FileRanks, free_port, run_ranks, start_ranks
 from process.serving import await_that
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
@@ -83,26 +83,24 @@ def member_or_newcomer(n_old: int, n_new: int, moment: str = "before nothing") -
     return found
 
 
-def test_two_newcomers_at_once_get_the_ranks_after_the_members() -> None:
-    with Stage() as stage, start_ranks(member_or_newcomer, 5, 3, 2, env=stage.env) as ranks:
-        outcomes = ranks.wait(60)
-    assert [outcome.value for outcome in outcomes[:3]] == [(0, 5, 0), (1, 5, 0), (2, 5, 0)]
-    assert sorted(outcome.value for outcome in outcomes[3:]) == [(3, 5, 0), (4, 5, 0)]
+def test_two_newcomers_at_once_get_the_ranks_after_the_members(forked: FileRanks) -> None:
+    with Stage() as stage:
+        found = forked.run(member_or_newcomer, 5, 3, 2, env=stage.env)
+    assert found[:3] == [(0, 5, 0), (1, 5, 0), (2, 5, 0)]
+    assert sorted(found[3:]) == [(3, 5, 0), (4, 5, 0)]
 
 
 @pytest.mark.parametrize(
     "moment", ["before close", "before barrier", "after barrier", "after grow"]
 )
-def test_an_interrupted_member_goes_on_with_the_others(moment: str) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(member_or_newcomer, 4, 3, 1, moment, env=stage.env) as ranks,
-    ):
-        outcomes = ranks.wait(60)
-    assert [outcome.value[:2] for outcome in outcomes] == [(rank, 4) for rank in range(4)]
-    assert outcomes[1].value[2] > 0
+def test_an_interrupted_member_goes_on_with_the_others(moment: str, forked: FileRanks) -> None:
+    with Stage() as stage:
+        found = forked.run(member_or_newcomer, 4, 3, 1, moment, env=stage.env)
+    assert [(rank, size) for rank, size, _ in found] == [(rank, 4) for rank in range(4)]
+    n_errors = [n for _, _, n in found]
+    assert n_errors[1] > 0
     if moment == "after grow":  # the others are far ahead
-        assert [outcome.value[2] for outcome in outcomes] == [0, 1, 0, 0]
+        assert n_errors == [0, 1, 0, 0]
 
 
 @contextlib.contextmanager
@@ -114,37 +112,32 @@ def texts_of_warnings() -> Iterator[list[str]]:
     yield texts
 
 
-def errors_of_newcomers() -> Any:
-    with shoal.init() as group, hold_port() as held, ThreadPoolExecutor(2) as both:
+def texts_of_newcomers() -> Any:
+    """Return two doors, the newcomers' errors there and their warnings, which come early."""
+    entering.SILENT_S, entering._WARN_S = 0.1, 0.3
+    with (
+        shoal.init() as group,
+        hold_port() as held,
+        ThreadPoolExecutor(2) as both,
+        texts_of_warnings() as texts,
+    ):
         doors = f"127.0.0.1:{held.getsockname()[1]}", group.address
         found = both.map(lambda door: error_of(shoal.init, join=door, timeout_s=2.0), doors)
-        return *doors, *map(str, found)
-
-
-def warnings_of_newcomers() -> Any:
-    """Return the newcomers' warnings until the error, with all times shortened."""
-    entering.SILENT_S, entering._WARN_S = 0.1, 0.3
-    with texts_of_warnings() as texts:
-        *doors, _refused, _waited = errors_of_newcomers()
-    return *doors, texts
-
-
-def test_a_newcomer_that_is_never_admitted_warns_at_doubling_intervals() -> None:
-    ((nowhere, door, texts),) = run_ranks(warnings_of_newcomers, 1)
-    for cause in (f"no shoal process answered at {nowhere} (", f"at {door} have not called grow"):
-        warnings = [text for text in texts if cause in text]
-        assert 1 <= len(warnings) <= 3
-        assert all("to be let into the group 'world': " in text for text in warnings)
+        return *doors, *map(str, found), texts
 
 
 def test_a_newcomer_that_is_never_admitted_names_the_address_and_the_cause() -> None:
-    ((nowhere, door, refused, waited),) = run_ranks(errors_of_newcomers, 1)
+    ((nowhere, door, refused, waited, texts),) = run_ranks(texts_of_newcomers, 1)
     assert f"no shoal process answered at {nowhere} ([Errno 111] Connection refused)" in refused
     assert f"the members did not call grow while it waited at {door}" in waited
     for text in (refused, waited):
         assert text.count("timed out") == 1
         assert "rank 0" not in text
         assert "MASTER_" not in text
+    for cause in (f"no shoal process answered at {nowhere} (", f"at {door} have not called grow"):
+        warnings = [text for text in texts if cause in text]
+        assert 1 <= len(warnings) <= 3  # at doubling intervals
+        assert all("to be let into the group 'world': " in text for text in warnings)
 
 
 def warnings_of_grow() -> list[str]:
@@ -270,42 +263,62 @@ def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
     return group.rank, group.size
 
 
-def newcomer(
-    size: int, state: str = "", number: int = signal.SIGKILL, n_members: int = 3
+def take_part(
+    n_members: int,
+    size: int,
+    victim: int,
+    state: str,
+    number: int = signal.SIGKILL,
+    absent: int = -1,
 ) -> tuple[int, int]:
-    """Run a newcomer that gets a signal in this state, or no signal."""
-    stage = Stage.from_environment()
-    found = [stage.store.get(f"address/{rank}", LONG_S).decode() for rank in range(n_members)]
-    if state:
-        end_in(state, stage, number)
-    return live(shoal.init(join=",".join(found), timeout_s=LONG_S), stage, size)
+    """Be a member or, after these, a newcomer; the victim gets a signal in this state.
 
-
-def member(
-    size: int, victim: int = -1, state: str = "", number: int = signal.SIGKILL
-) -> tuple[int, int]:
-    stage = Stage.from_environment()
-    group = shoal.init(timeout_s=LONG_S)
-    stage.store.set(f"address/{group.rank}", group.address.encode())
-    if group.rank == victim:
-        end_in(state, stage, number)
+    Args:
+        absent: a rank of the job outside the ranks of this file, or -1.
+    """
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    if 0 <= absent <= rank:
+        rank += 1
+    if rank < n_members:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(n_members))
+        group = shoal.init(timeout_s=LONG_S)
+        stage.store.set(f"address/{rank}", group.address.encode())
+        if rank == victim:
+            end_in(state, stage, number)
+    else:
+        doors = [stage.store.get(f"address/{one}", LONG_S).decode() for one in range(n_members)]
+        if rank == victim:
+            end_in(state, stage, number)
+        group = shoal.init(join=",".join(doors), timeout_s=LONG_S)
     return live(group, stage, size)
 
 
-@pytest.mark.parametrize("state", NEWCOMER_STATES)
-def test_a_newcomer_that_dies_while_it_joins_does_not_affect_other_processes(
-    state: str,
+LAST = 4  # a newcomer
+ENDS = [
+    *((LAST, state, signal.SIGKILL) for state in NEWCOMER_STATES),
+    *((victim, state, signal.SIGKILL) for victim in (0, 1) for state in MEMBER_STATES),
+    *((LAST, state, signal.SIGSTOP) for state in ("announced", "here", "placed", "publishes")),
+    *((0, state, signal.SIGSTOP) for state in ("has opened", "publishes")),
+    (1, "votes", signal.SIGSTOP),
+]
+
+
+@pytest.mark.parametrize(("victim", "state", "ending"), ENDS)
+def test_a_rank_that_dies_or_stops_while_the_group_grows_is_left_out_of_it(
+    victim: int, state: str, ending: signal.Signals, forked: FileRanks
 ) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(member, 3, 4, env=stage.env) as ranks,
-        start_ranks(newcomer, 1, 4, state, env=stage.env) as dying,
-        start_ranks(newcomer, 1, 4, env=stage.env) as living,
-    ):
-        assert dying.wait(60)[0].died == "was killed by SIGKILL"
-        outcomes = [*ranks.wait(60), *living.wait(60)]
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.value == (rank, 4), outcome
+    """Three members admit two newcomers, and one of the five is the victim."""
+    with Stage() as stage:
+        env = {**stage.env, "MASTER_PORT": str(free_port())}
+        given = 3, 4, victim, state, ending
+        with start_ranks(take_part, 1, *given, env=env | {"RANK": str(victim)}) as ended:
+            found = forked.run(take_part, 4, *given, victim, env=env)
+            if ending == signal.SIGSTOP:
+                os.kill(ended.pid(0), signal.SIGKILL)
+            assert ended.wait(60)[0].died == "was killed by SIGKILL"
+    n_members = 3 if victim == LAST else 2
+    assert found[:n_members] == [(rank, 4) for rank in range(n_members)]
+    assert sorted(found) == [(rank, 4) for rank in range(4)]
 
 
 def await_a_newcomer_that_ends() -> float:
@@ -340,52 +353,13 @@ def test_members_do_not_wait_for_a_newcomer_that_ends_before_the_meeting() -> No
 
 @pytest.mark.parametrize("state", MEMBER_STATES)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_survivors_of_a_member_that_dies_while_the_group_grows_form_one_group(
-    victim: int, state: str
-) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(member, 3, 4, victim, state, env=stage.env) as ranks,
-        start_ranks(newcomer, 1, 4, env=stage.env) as one,
-        start_ranks(newcomer, 1, 4, env=stage.env) as other,
-    ):
-        outcomes = [*ranks.wait(60), *one.wait(60), *other.wait(60)]
-    assert outcomes[victim].died == "was killed by SIGKILL", outcomes[victim]
-    del outcomes[victim]
-    for outcome in outcomes:
-        assert outcome.value is not None, outcome
-    assert [outcome.value for outcome in outcomes[:2]] == [(0, 4), (1, 4)]
-    assert sorted(outcome.value for outcome in outcomes[2:]) == [(2, 4), (3, 4)]
-
-
-@pytest.mark.parametrize(("victim", "state"), [(0, "has opened"), (0, "publishes"), (1, "votes")])
-def test_a_member_that_stops_while_the_group_grows_is_left_out(victim: int, state: str) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(member, 3, 3, victim, state, signal.SIGSTOP, env=stage.env) as ranks,
-        start_ranks(newcomer, 1, 3, env=stage.env) as coming,
-    ):
-        outcomes = coming.wait(60)
-        os.kill(ranks.pid(victim), signal.SIGKILL)
-        outcomes = [*ranks.wait(60), *outcomes]
-    del outcomes[victim]
-    assert [outcome.value for outcome in outcomes] == [(0, 3), (1, 3), (2, 3)], outcomes
-
-
-@pytest.mark.parametrize("state", MEMBER_STATES)
-@pytest.mark.parametrize("victim", [0, 1])
 def test_a_member_interrupted_while_the_group_grows_delays_no_other(
-    victim: int, state: str
+    victim: int, state: str, forked: FileRanks
 ) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(member, 3, 4, victim, state, signal.SIGINT, env=stage.env) as ranks,
-        start_ranks(newcomer, 1, 4, env=stage.env) as coming,
-    ):
-        outcomes = [*ranks.wait(60), *coming.wait(60)]
+    with Stage() as stage:
+        found = forked.run(take_part, 4, 3, 4, victim, state, signal.SIGINT, env=stage.env)
         interrupted_s = stage.await_cue("its end has come")
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.value == (rank, 4), outcome
+    assert found == [(rank, 4) for rank in range(4)]
     assert time.monotonic() - interrupted_s < MEETING_S
 
 
@@ -453,9 +427,12 @@ def test_a_newcomer_late_for_a_meeting_does_not_affect_the_others() -> None:
     assert [outcome.value for outcome in outcomes] == [(2, 3), (1, 3), (2, 3)], outcomes
 
 
-def interrupted_alone() -> tuple[int, int]:
-    """Interrupt the only rank while it grows; it grows later."""
+def interrupted_alone_or_newcomer() -> tuple[int, int]:
+    """Interrupt the only member while it grows; it grows later."""
+    if os.environ["RANK"] == "1":
+        return take_part(1, 2, -1, "")
     stage = Stage.from_environment()
+    os.environ["WORLD_SIZE"] = "1"
     first = shoal.init(timeout_s=LONG_S)
     stage.store.set("address/0", first.address.encode())
     while not first.newcomers:
@@ -468,59 +445,33 @@ def interrupted_alone() -> tuple[int, int]:
     return live(group, stage, 2)
 
 
-def test_a_group_of_one_goes_on_after_an_interrupt() -> None:
-    with (
-        Stage() as stage,
-        start_ranks(interrupted_alone, 1, env=stage.env) as ranks,
-        start_ranks(newcomer, 1, 2, "", 0, 1, env=stage.env) as coming,
-    ):
-        outcomes = [*ranks.wait(60), *coming.wait(60)]
-    assert [outcome.value for outcome in outcomes] == [(0, 2), (1, 2)], outcomes
-
-
-@pytest.mark.parametrize("state", ["announced", "here", "placed", "publishes"])
-def test_a_newcomer_that_stops_is_left_out(state: str) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(member, 3, 4, env=stage.env) as ranks,
-        start_ranks(newcomer, 1, 4, state, signal.SIGSTOP, env=stage.env) as stopping,
-        start_ranks(newcomer, 1, 4, env=stage.env) as living,
-    ):
-        outcomes = [*ranks.wait(60), *living.wait(60)]
-        os.kill(stopping.pid(0), signal.SIGKILL)
-        stopping.wait(10)
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.value == (rank, 4), outcome
+def test_a_group_of_one_goes_on_after_an_interrupt(forked: FileRanks) -> None:
+    with Stage() as stage:
+        found = forked.run(interrupted_alone_or_newcomer, 2, env=stage.env)
+    assert found == [(0, 2), (1, 2)]
 
 
 # ---- refusals ----
 
 
-def refused(change: str) -> str:
-    stage = Stage.from_environment()
-    address = stage.store.get("address", LONG_S).decode()
-    if change == "key":
-        os.environ["SHOAL_KEY"] = "another key of 32 characters ..."
-    elif change == "version":
-        shoal.__version__ = "9.9"
-    elif change == "setting":
-        os.environ["SHOAL_ALGO"] = "ring"
-    elif change == "wire":
-        os.environ["SHOAL_WIRE"] = "bf16"
-    elif change == "group":
-        from shoal.group.entering import enter
+def refused(name: str, version: str) -> str:
+    from shoal.group.entering import enter
 
-        return str(error_of(enter, [address], timeout_s=LONG_S, name="another"))
-    return str(error_of(shoal.init, join=address, timeout_s=LONG_S))
+    address = Stage.from_environment().store.get("address", LONG_S).decode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shoal, "__version__", version)
+        return str(error_of(enter, [address], timeout_s=LONG_S, name=name))
 
 
-REFUSALS = {
-    "key": "holds another key",
-    "version": "it runs shoal 9.9, and the group runs 0.1.0",
-    "setting": "its SHOAL_ALGO differs from the group's",
-    "wire": "its the wire of the group",
-    "group": "it asks for the group 'another', and the group is 'world'",
-}
+# The newcomer's environment, group and version, and text of its error.
+OWN = "world", shoal.__version__
+REFUSALS = [
+    ({"SHOAL_KEY": "another key of 32 characters ..."}, *OWN, "holds another key"),
+    ({"SHOAL_ALGO": "ring"}, *OWN, "its SHOAL_ALGO differs from the group's"),
+    ({"SHOAL_WIRE": "bf16"}, *OWN, "its the wire of the group"),
+    ({}, "another", OWN[1], "it asks for the group 'another', and the group is 'world'"),
+    ({}, "world", "9.9", f"it runs shoal 9.9, and the group runs {OWN[1]}"),
+]
 
 
 def refusing() -> None:
@@ -533,12 +484,12 @@ def refusing() -> None:
         check_sum(group)
 
 
-def test_an_incompatible_newcomer_is_refused_with_the_reason() -> None:
+def test_an_incompatible_newcomer_is_refused_with_the_reason(forked: FileRanks) -> None:
     with Stage() as stage:
         env = {**stage.env, "SHOAL_KEY": "k" * 32}
         with start_ranks(refusing, 1, env=env) as ranks:
-            for change, text in REFUSALS.items():
-                [found] = run_ranks(refused, 1, change, env=env)
+            for change, name, version, text in REFUSALS:
+                [found] = forked.run(refused, 1, name, version, env=env | change)
                 assert text in found, found
             stage.cue("all were refused")
             [outcome] = ranks.wait(60)
