@@ -231,23 +231,6 @@ def case_functional_collectives(group: Group) -> Any:
     return [functional.wait_tensor(result).clone() for result in results]
 
 
-def case_gradients_of_functional_collectives(group: Group) -> Any:
-    rank = group.rank()
-    calls: list[Callable[[Tensor], Tensor]] = [
-        lambda x: functional.all_gather_tensor_autograd(x, 0, group),
-        lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, group),
-        lambda x: functional.all_to_all_single_autograd(x, [1] * SIZE, [1] * SIZE, group),
-    ]
-    results = []
-    for call in calls:
-        leaf = given(rank, SIZE, 2).requires_grad_()
-        output = call(leaf)
-        weights = given(rank, *output.shape, seed=1)
-        (output * weights).sum().backward()
-        results += [output.detach().clone(), leaf.grad]
-    return results
-
-
 # ---- lists ----
 
 

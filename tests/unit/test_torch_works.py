@@ -13,7 +13,7 @@ from unit.fakes import FakeWork, refuse_threads
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.frontend.torch import work as module
-from shoal.frontend.torch.work import InBackground, PendingWork
+from shoal.frontend.torch.work import PendingWork
 from shoal.threads import Threads
 
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
@@ -246,12 +246,6 @@ def test_a_call_that_ends_with_the_program_completes_its_future(
     threads.finish()
     started.finish()
     assert future.done()
-
-
-@pytest.mark.usefixtures("without_threads")
-def test_calls_on_another_thread_fail_without_threads() -> None:
-    with pytest.raises(ShoalError, match="could not start the thread shoal-futures"):
-        InBackground(lambda: None)
 
 
 def test_a_future_whose_calls_no_thread_awaits_has_the_error_for_every_reader() -> None:
