@@ -22,8 +22,9 @@ pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torchft.process_group import ProcessGroupWrapper
 
-from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+from shoal.errors import Closed, PeerLost, TimedOut, Unsupported, UsageError
 
 TIMEOUT = timedelta(seconds=20)
 # torch's TCPStore looks up each caller's name, which takes 5 s where a name server is slow.
@@ -543,4 +544,14 @@ def test_bad_input_is_an_error_before_the_manager_could_retry_forever(
     group_of()
     monkeypatch.setenv("SHOAL_ALGO", "no such algorithm")
     with pytest.raises(UsageError, match="SHOAL_ALGO"):
+        group_of()
+
+
+def test_a_torchft_whose_groups_have_no_configure_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for one in ProcessGroupWrapper.__mro__:
+        if "configure" in vars(one):
+            monkeypatch.delattr(one, "configure")
+    with pytest.raises(Unsupported, match=r"torchft==0\.2\.0"):
         group_of()

@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 from torchft.process_group import ProcessGroupWrapper
 
-from shoal.errors import Closed, PeerLost, ShoalError, UsageError, without_internals
+from shoal.errors import (
+    Closed,
+    PeerLost,
+    ShoalError,
+    Unsupported,
+    UsageError,
+    without_internals,
+)
 from shoal.frontend.torch import torch_group
 from shoal.group.form import form
 from shoal.group.growing import SILENT_S
@@ -61,10 +68,16 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
     Raises:
         UsageError: the timeout is not positive, or one of shoal's variables is wrong. NOT raised
             from `configure`: the Manager would log the error and retry forever.
+        Unsupported: this version of torchft forms groups by `reconfigure`, as nightly builds do.
     """
 
     @without_internals
     def __init__(self, timeout: timedelta = timedelta(seconds=60)) -> None:
+        if not hasattr(ProcessGroupWrapper, "configure"):  # nightly builds since October 2026
+            raise Unsupported(
+                "ProcessGroupShoal works with torchft 0.2.0; the installed torchft has process "
+                "groups without `configure`: pip install torchft==0.2.0"
+            )
         super().__init__(timeout)
         self._form(MemoryStore(), 0, 1).close()
         self._n_ends = 0
