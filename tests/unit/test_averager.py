@@ -52,9 +52,6 @@ def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(
     assert seen == [upward[::-1], upward[::-1], upward, upward]
 
 
-EIGHT = {f"{i}": ((256,), "float32") for i in range(8)}
-
-
 @in_ranks(2)
 def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES)
@@ -64,24 +61,6 @@ def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: shoal.Gro
     averager.begin()
     with pytest.raises(ValueError, match="read-only"):
         old[...] = 1
-
-
-# Hooks.
-
-
-@in_ranks(3)
-def test_hooks_act_like_ready_and_only_within_a_step(group: shoal.Group) -> None:
-    averager = Averager(group, SHAPES, fusion_bytes=512)
-    hooks = {name: averager.hook(name) for name in SHAPES}
-    for name in SHAPES:
-        hooks[name]("no step has begun")
-    for step in range(3):
-        averager.begin()
-        for name in shuffled(group.rank, step):
-            averager.arrays[name][...] = values(name, group.rank, step)
-            assert hooks[name](object(), 1) is None
-        averager.wait()
-        check(averager, step)
 
 
 # Unused arrays.
@@ -116,8 +95,9 @@ def test_unused_arrays_are_untouched_or_count_as_zero_if_another_rank_used_them(
 
 @in_ranks(2)
 def test_buffers_of_unused_arrays_are_not_sent(group: shoal.Group) -> None:
-    averager = Averager(group, EIGHT, fusion_bytes=1024, find_unused=True)
-    for used in [("1", "2", "6"), ("0",), (), tuple(EIGHT)]:
+    eight = {f"{i}": ((256,), "float32") for i in range(8)}
+    averager = Averager(group, eight, fusion_bytes=1024, find_unused=True)
+    for used in [("1", "2", "6"), ("0",), (), tuple(eight)]:
         averager.begin()
         for name in used[group.rank :: group.size]:  # each used by only one rank
             averager.ready(name)

@@ -64,16 +64,13 @@ def test_a_finish_step_is_kept_only_where_it_divides_and_peers_are_in_the_group(
 RANKS = [RankInfo("red", "10.0.0.1:1", "a"), RankInfo("blue", "10.0.0.2:1", "b")]
 
 
-def test_a_lost_peer_is_named_by_its_rank_in_the_group_and_its_host() -> None:
+def test_errors_name_the_call_and_a_lost_peers_rank_in_the_group_and_host() -> None:
     native = Fault.PEER_LOST, 1, "was silent for 5.0 s", "all_reduce (call 3)"
     error = error_from(native, [1, 0], RANKS)
     assert isinstance(error, PeerLost)
     assert (error.rank, error.host, error.address) == (0, "blue", "10.0.0.2:1")
     assert "was silent for 5.0 s (all_reduce (call 3))" in str(error)
     assert error_from((Fault.NONE, -1, "", ""), [0, 1], RANKS) is None
-
-
-def test_other_errors_name_the_call() -> None:
     for fault, kind, text in (
         (Fault.TIMED_OUT, TimedOut, "timed out: barrier (call 9): it broke"),
         (Fault.MISMATCH, UsageError, "barrier (call 9): it broke"),

@@ -66,13 +66,10 @@ def key_file(path: Path, text: str = "k" * 32, mode: int = 0o600) -> str:
     return str(path)
 
 
-def test_a_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
+def test_a_key_is_named_once_in_a_file_that_others_cannot_read(tmp_path: Path) -> None:
     path = key_file(tmp_path / "key", mode=0o644)
     with pytest.raises(UsageError, match=rf"^--key-file {path} has mode 0644"):
         keys_of([path])
-
-
-def test_a_key_is_named_once(tmp_path: Path) -> None:
     paths = [key_file(tmp_path / name) for name in "ab"]
     with pytest.raises(UsageError, match=r"a and .*b hold the same key"):
         keys_of(paths)
