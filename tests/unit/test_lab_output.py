@@ -1,40 +1,26 @@
 """Lines of many processes on their way to one reader, which may be slow."""
 
 import os
-from collections.abc import Iterator
-
-import pytest
 
 from shoal.lab.output import Lines, Output
 
 
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
-
-
-def read(fd: int) -> bytes:
-    os.set_blocking(fd, False)
-    return os.read(fd, 1 << 20)
-
-
-def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[int, int]) -> None:
-    output = Output(pipe[1])
-    source, sink = os.pipe()
+def test_a_line_without_end_is_passed_on_in_pieces() -> None:
+    (source, sink), (reader, writer) = os.pipe(), os.pipe()
+    os.set_blocking(reader, False)
+    output = Output(writer)
     lines = Lines(os.fdopen(source, "rb"), output, "h")
     for _ in range(2):
         os.write(sink, b"x" * 60_000)
         lines.read()
     lines.end()
-    os.close(sink)
     output.write()
-    assert read(pipe[0]).startswith(b"h | xxx")
+    assert os.read(reader, 1 << 20).startswith(b"h | xxx")
     while output.is_pending:
         output.write()
-        read(pipe[0])
+        os.read(reader, 1 << 20)
+    for end in (sink, reader, writer):
+        os.close(end)
 
 
 def test_draining_a_pipe_ends_though_a_child_still_writes() -> None:

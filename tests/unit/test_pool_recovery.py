@@ -54,12 +54,6 @@ def test_the_lowest_holder_sends_and_runs_are_as_long_as_possible() -> None:
         Repair(0, 6, 8, NOBODY),
         Repair(0, 9, 10, NOBODY),
     ]
-
-
-def test_bits_beyond_the_end_of_a_chunk_are_ignored() -> None:
+    # Bits beyond the end of a chunk are ignored, and empty chunks are skipped.
     assert replan([[b"\xff"], [b"\xfe"]], [3]) == [Repair(0, 0, 1, 0)]
-
-
-def test_each_chunk_is_repaired_separately_and_empty_ones_are_skipped() -> None:
-    nothing = [[b"\0", b"", b"\1"]] * 2
-    assert replan(nothing, [2, 0, 1]) == [Repair(0, 0, 2, NOBODY)]
+    assert replan([[b"\0", b"", b"\1"]] * 2, [2, 0, 1]) == [Repair(0, 0, 2, NOBODY)]
