@@ -23,37 +23,23 @@ A, B = ((3,), "float32"), ((2, 2), "float64")
 
 
 @pytest.mark.parametrize(
-    ("odd", "words"),
+    ("odd", "what", "values"),
     [
-        (
-            {"arrays": {"a": A, "b": ((4,), "float64")}},
-            "'b' is not the same on all ranks: float64[2, 2] on ranks 0, 2, float64[4] on rank 1",
-        ),
-        (
-            {"arrays": {"a": A}},
-            "'b' is not the same on all ranks: float64[2, 2] on ranks 0, 2, none on rank 1",
-        ),
-        (
-            {"arrays": {"b": B, "a": A}},
-            "array 0 is not the same on all ranks: 'a' on ranks 0, 2, 'b' on rank 1",
-        ),
-        (
-            {"find_unused": True},
-            "find_unused is not the same on all ranks: False on ranks 0, 2, True on rank 1",
-        ),
-        (
-            {"check_same": 3},
-            "check_same is not the same on all ranks: 0 on ranks 0, 2, 3 on rank 1",
-        ),
-        ({"fusion_bytes": 4096}, "fusion_bytes is not the same on all ranks"),
-        ({"wire": "bf16"}, "wire is not the same on all ranks: None on ranks 0, 2, bf16 on rank 1"),
+        ({"arrays": {"a": A, "b": A}}, "'b'", ["float64[2, 2]", "float32[3]"]),
+        ({"arrays": {"a": A}}, "'b'", ["float64[2, 2]", "none"]),
+        ({"arrays": {"b": B, "a": A}}, "array 0", ["'a'", "'b'"]),
+        ({"find_unused": True}, "find_unused", ["False", "True"]),
+        ({"check_same": 3}, "check_same", ["0", "3"]),
+        ({"fusion_bytes": 4096}, "fusion_bytes", ["524288", "4096"]),
+        ({"wire": "bf16"}, "wire", ["None", "bf16"]),
     ],
 )
 @in_ranks(3)
 def test_differences_between_averagers_are_named_on_every_rank(
-    group: shoal.Group, odd: dict[str, Any], words: str
+    group: shoal.Group, odd: dict[str, Any], what: str, values: list[str]
 ) -> None:
     options = {"arrays": {"a": A, "b": B}} | (odd if group.rank == 1 else {})
+    words = f"{what} is not the same on all ranks: {values[0]} on ranks 0, 2, {values[1]} on rank 1"
     with pytest.raises(UsageError, match=re.escape(words)):
         Averager(group, options.pop("arrays"), **options)
     averager = Averager(group, {"good": A})  # the group goes on

@@ -248,11 +248,7 @@ def test_weights_can_be_forced_where_all_ranks_are_workers() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
-        (
-            "SHOAL_ALGO",
-            "rign",
-            r"'rign' is not an algorithm; known are .* tree, sharded\[.*, and lo",
-        ),
+        ("SHOAL_ALGO", "rign", r"'rign' is not an algorithm; known are .* tree, sharded\["),
         ("SHOAL_ALGO", "all_reduce:rign", r"'all_reduce:rign': no algorithm 'rign' for all_reduce"),
         ("SHOAL_ALGO", "all_reduc:ring", r"no collective 'all_reduc': there are all_reduce"),
         ("SHOAL_ALGO", "ring,sharded", "both ring and sharded for all collectives"),

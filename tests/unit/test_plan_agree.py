@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from shoal.schedule import COLLECTIVES
 
 FOUR = ["a", "b", "c", "d"]
 SIZES = [1 << power for power in range(2, 29)]
+TUNING = Tuning((0, 1), 2, {}, path="/t.json", digest=7)
 
 
 def agreed(
@@ -106,34 +108,28 @@ def test_a_given_link_precedes_a_file_and_a_file_precedes_the_interface() -> Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "variable", "values"),
+    ("changed", "variable", "value", "other"),
     [
-        (Settings(link=link_of("1Gb")), "SHOAL_LINK", ("not set", "1Gb,")),
-        (Settings(forced=Forced("ring", "ring")), "SHOAL_ALGO", ("not set", "ring")),
-        (
-            Settings(tuning=Tuning((0, 1), 2, {}, path="/t.json", digest=7)),
-            *("the content of SHOAL_TUNING", ("not set", "the content of /t.json")),
-        ),
-        (Settings(refuse=False), "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")),
-        (
-            Settings(servers="a:1 0"),
-            "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)",
-            ("not set", "a:1"),
-        ),
-        (Settings(channels=2), "SHOAL_CHANNELS", ("not set", "2")),
-        (Settings(wire=Codec.BF16), "(SHOAL_WIRE, or init(wire=))", ("identity", "bf16")),
+        ({"link": link_of("1Gb")}, "SHOAL_LINK", "not set", "1Gb,"),
+        ({"forced": Forced("ring", "ring")}, "SHOAL_ALGO", "not set", "ring"),
+        ({"tuning": TUNING}, "the content of SHOAL_TUNING", "not set", "the content of /t.json"),
+        ({"refuse": False}, "SHOAL_TUNING_MISMATCH", "refuse", "ignore"),
+        ({"servers": "a:1 0"}, "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)", "not set", "a:1"),
+        ({"channels": 2}, "SHOAL_CHANNELS", "not set", "2"),
+        ({"wire": Codec.BF16}, "(SHOAL_WIRE, or init(wire=))", "identity", "bf16"),
     ],
 )
 def test_differing_settings_name_the_ranks_and_this_ranks_value(
-    changed: Settings, variable: str, values: tuple[str, str]
+    changed: dict[str, Any], variable: str, value: str, other: str
 ) -> None:
-    digests = [digest_of(Settings()), digest_of(Settings()), digest_of(changed)]
-    for rank, settings, value in ((0, Settings(), values[0]), (2, changed, values[1])):
+    usual, odd = Settings(), Settings(**changed)
+    digests = [digest_of(usual), digest_of(usual), digest_of(odd)]
+    for rank, settings, own in ((0, usual, value), (2, odd, other)):
         with pytest.raises(UsageError) as caught:
             agreed_planner(rank, settings, ["a", "b", "c"], digests, "")
         text = str(caught.value)
         assert f"{variable} is not the same on all ranks: rank 2 differs from rank 0" in text
-        assert f"(on this rank it is {value}" in text
+        assert f"(on this rank it is {own}" in text
 
 
 def test_rates_are_rounded_coarsely_and_downwards() -> None:
