@@ -27,13 +27,10 @@ BF16 = Codec.BF16
 
 
 def test_names_and_numbers_of_codecs_equal_those_of_the_wire() -> None:
-    assert [(word, str(codec), f"{codec}", codec.number) for word, codec in CODECS.items()] == [
-        ("identity", "identity", "identity", 0),
-        ("bf16", "bf16", "bf16", 1),
-        ("fp16", "fp16", "fp16", 2),
-        ("mxfp8", "mxfp8", "mxfp8", 3),
-        ("mxint8", "mxint8", "mxint8", 4),
-        ("mxfp4", "mxfp4", "mxfp4", 5),
+    names = ["identity", "bf16", "fp16", "mxfp8", "mxint8", "mxfp4"]
+    assert [*CODECS] == [str(one) for one in CODECS.values()] == names
+    assert [f"{one} {one.number}" for one in CODECS.values()] == [
+        f"{name} {number}" for number, name in enumerate(names)
     ]
     assert parse_wire("bf16") is parse_wire(BF16) is BF16
     assert Settings.read({"SHOAL_WIRE": "bf16"}).wire is BF16

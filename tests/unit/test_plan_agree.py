@@ -97,14 +97,14 @@ def test_numbers_of_paths_that_differ_are_logged_once(caplog: pytest.LogCaptureF
 def test_a_given_link_precedes_a_file_and_a_file_precedes_the_interface() -> None:
     named, kept = link_of("1Gb,60us,16us"), link_of("40Gb")
     tuning = Tuning((0, 1, 2, 3), 2, {}, link=kept)
-    fast = [100_000] * 4
-    assert agreed(FOUR, Settings(link=named, tuning=tuning), fast).cluster.wire == named
-    assert agreed(FOUR, Settings(tuning=tuning), fast).cluster.wire == kept
-    assert agreed(FOUR, Settings(tuning=Tuning((0, 1, 2, 3), 2, {})), fast).cluster.wire == (
-        wire_of(100_000)
-    )
     other = Tuning((0, 1), 2, {}, link=kept)  # of another cluster: ignored completely
-    assert agreed(FOUR, Settings(tuning=other, refuse=False), fast).cluster.wire == wire_of(100_000)
+    for settings, wire in (
+        (Settings(link=named, tuning=tuning), named),
+        (Settings(tuning=tuning), kept),
+        (Settings(tuning=tuning._replace(link=None)), wire_of(100_000)),
+        (Settings(tuning=other, refuse=False), wire_of(100_000)),
+    ):
+        assert agreed(FOUR, settings, [100_000] * 4).cluster.wire == wire
 
 
 @pytest.mark.parametrize(
