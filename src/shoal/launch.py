@@ -72,7 +72,7 @@ def init(
         return enter(addresses, timeout_s=timeout_s, wire=wire)
     place = find_place()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
+        from shoal.frontend.torch.launched import agent_store  # torchrun itself holds that port
 
         where, port, deadline = place.master_addr, place.master_port, time.monotonic() + timeout_s
         # torch applies its timeout only to connecting, not to waiting for an answer.

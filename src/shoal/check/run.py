@@ -57,7 +57,7 @@ def _store(place: LaunchInfo, timeout_s: float) -> Iterator[Store]:
     """Connect to the store of the job; rank 0 serves it, and stays until the others have left."""
     where = place.master_addr, place.master_port
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
+        from shoal.frontend.torch.launched import agent_store  # torchrun itself holds that port
 
         yield agent_store(*where, timeout_s)
         return

@@ -77,11 +77,6 @@ class DeviceCall:
                 return
         callback(self)
 
-    @property
-    def source(self) -> int | None:
-        """The group rank that sent a received message; None for other calls."""
-        return None
-
     def _wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> None:
         with self._changed:
             if not self._changed.wait_for(reached, timeout_s):
@@ -238,6 +233,7 @@ class StagedCall(DeviceCall):
 
     @property
     def source(self) -> int | None:
+        """The group rank that sent a received message; None for other calls."""
         work = self._pieces[0].work
         return None if work is None else work.source
 
