@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import shoal
 from bench.scoreboard.training_models import demo_script
 from shoal.lab.job import private_key
 
@@ -43,29 +44,19 @@ def _compressed(make: Callable[[int], Any]) -> Callable[..., Made]:
     """Return a way that wraps a model with `compress=`; `make` gets the number of steps."""
 
     def wrapped(module: nn.Module, _inner: torch.optim.Optimizer, n_steps: int) -> Made:
-        import shoal.torch
+        import shoal.torch  # NOT above: workers are forks, and must not share its core
 
         return shoal.torch.DistributedDataParallel(module, compress=make(n_steps)), nullcontext()
 
     return wrapped
 
 
-def _fed_back(codec: str) -> Callable[[int], Any]:
-    def make(_n_steps: int) -> Any:
-        from shoal.average import ErrorFeedback
-
-        return ErrorFeedback(codec)
-
-    return make
+def _fed_back(codec: str) -> Callable[..., Made]:
+    return _compressed(lambda _n_steps: shoal.average.ErrorFeedback(codec))
 
 
-def _top_k(share: float, bits: int) -> Callable[[int], Any]:
-    def make(n_steps: int) -> Any:
-        from shoal.average import ChunkTopK
-
-        return ChunkTopK(share=share, bits=bits, warm_up=n_steps // 10)
-
-    return make
+def _top_k(share: float, bits: int) -> Callable[..., Made]:
+    return _compressed(lambda n_steps: shoal.average.ChunkTopK(share, bits, warm_up=n_steps // 10))
 
 
 def _seldom(every: int, compress: str | None = None) -> Callable[..., Made]:
@@ -87,14 +78,14 @@ def _local(module: nn.Module, inner: torch.optim.Optimizer, _n_steps: int) -> Ma
 WAYS: Final[Mapping[str, Callable[..., Made]]] = {
     _REFERENCE: _compressed(lambda _n: None),
     "bf16": _compressed(lambda _n: "bf16"),
-    "bf16 + EF": _compressed(_fed_back("bf16")),
-    "mxfp8 + EF": _compressed(_fed_back("mxfp8")),
+    "bf16 + EF": _fed_back("bf16"),
+    "mxfp8 + EF": _fed_back("mxfp8"),
     "mxfp4": _compressed(lambda _n: "mxfp4"),
-    "mxfp4 + EF": _compressed(_fed_back("mxfp4")),
-    "top-k 1 %, 8 bits": _compressed(_top_k(0.01, 8)),
-    "top-k 3 %, 8 bits": _compressed(_top_k(0.03, 8)),
-    "top-k 10 %, 8 bits": _compressed(_top_k(0.1, 8)),
-    "top-k 1 %, 2 bits": _compressed(_top_k(0.01, 2)),
+    "mxfp4 + EF": _fed_back("mxfp4"),
+    "top-k 1 %, 8 bits": _top_k(0.01, 8),
+    "top-k 3 %, 8 bits": _top_k(0.03, 8),
+    "top-k 10 %, 8 bits": _top_k(0.1, 8),
+    "top-k 1 %, 2 bits": _top_k(0.01, 2),
     f"DiLoCo, H = {_EVERY}": _seldom(_EVERY),
     f"DiLoCo, H = {_EVERY}, mxfp4": _seldom(_EVERY, "mxfp4"),
     "DiLoCo, H = 10": _seldom(10),

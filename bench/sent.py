@@ -15,7 +15,6 @@ import contextlib
 import json
 import threading
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from torch import nn
 
 import shoal.torch
 from shoal.average import ChunkTopK
+from shoal.bench.worker import nic_bytes
 
 COMPUTE_S = 0.3
 SAMPLE_S = 0.1
@@ -38,12 +38,6 @@ class Model(nn.Module):
     def forward(self, scale: torch.Tensor) -> torch.Tensor:
         """Return a loss to which every parameter contributes."""
         return torch.stack([(part * scale).sum() for part in self.parts]).sum()
-
-
-def sent() -> int:
-    """Return the bytes that this host's NICs have sent."""
-    counters = Path("/sys/class/net").glob("*/statistics/tx_bytes")
-    return sum(int(one.read_text()) for one in counters if one.parts[4] != "lo")
 
 
 def main() -> None:
@@ -79,16 +73,16 @@ def main() -> None:
 
     def sample() -> None:
         while not is_over.wait(SAMPLE_S):
-            samples.append((time.monotonic(), sent()))
+            samples.append((time.monotonic(), nic_bytes()[0]))
 
     with seldom:
         train(1 if args.way == "diloco" else 5)  # servers connect meanwhile
         dist.barrier()
         sampling = threading.Thread(target=sample)
         sampling.start()
-        begin_s, before = time.monotonic(), sent()
+        begin_s, before = time.monotonic(), nic_bytes()[0]
         train(args.steps)
-        took_s, n_bytes = time.monotonic() - begin_s, sent() - before
+        took_s, n_bytes = time.monotonic() - begin_s, nic_bytes()[0] - before
         is_over.set()
         sampling.join()
     pairs = zip(samples, samples[3:], strict=False)

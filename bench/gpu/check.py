@@ -35,25 +35,16 @@ def main() -> int:
     report: dict[str, Any] = {"machine": _machine(options.device)}
     if "correct" in options.only:
         how = {"device": options.device, "longest": options.longest}
-        report["correct"] = {str(size): _correct(size, how) for size in options.ranks}
+        report["correct"] = {str(size): _failed("correct", size, how) for size in options.ranks}
         how["apart"] = True
         report["correct"] |= {
-            f"{size} on as many hosts": _correct(size, how) for size in options.hosts
+            f"{size} on as many hosts": _failed("correct", size, how) for size in options.hosts
         }
     if "speed" in options.only:
         sizes = [n for n in options.bytes if n]
+        how = {"device": options.device, "sizes": sizes, "seconds": options.seconds}
         report["speed"] = {
-            str(size): _slowest(
-                ranks.run(
-                    "speed",
-                    "speeds",
-                    size,
-                    600,
-                    device=options.device,
-                    sizes=sizes,
-                    seconds=options.seconds,
-                )
-            )
+            str(size): _slowest(ranks.run("speed", "speeds", size, 600, **how))
             for size in options.ranks
             if size in (2, 4, 8)
         }
@@ -99,9 +90,7 @@ def _local(options: argparse.Namespace) -> dict[str, Any]:
 
     Hosts are this one under several names.
     """
-    n_gpus = options.gpus
-    if n_gpus is None:
-        n_gpus = torch.cuda.device_count()
+    n_gpus = torch.cuda.device_count() if options.gpus is None else options.gpus
     found: dict[str, Any] = {}
     for n_hosts, n_each in ((1, 2), (2, 2), (2, 4), (1, 8)):
         name = f"{n_hosts} x {n_each}"
@@ -111,23 +100,17 @@ def _local(options: argparse.Namespace) -> dict[str, Any]:
         how = {"device": options.device, "n_hosts": n_hosts, "longest": options.longest}
         sizes = [n for n in options.bytes if n >= 4 << 20]
         size = n_hosts * n_each
-        checks = ranks.run("local", "checks", size, 240, **how)
-        failed: dict[str, str] = {}
-        for rank, each in enumerate(checks):
-            for check, why in each.items():
-                failed[check] = failed.get(check, "") + (f"rank {rank}: {why}\n" if why else "")
-        lost = ranks.run("local", "lost_peer", size, 60, **how)[:-1]
-        failed |= {"a_peer_lost_in_mid_call": "\n".join(e["error"] for e in lost if "error" in e)}
+        failed = _failed("local", size, how)
         how |= {"sizes": sizes, "seconds": options.seconds}
         speeds = ranks.run("local", "speeds", size, 300, **how)
         found[name] = {"checks": failed, "speeds": _slowest(speeds)}
     return found
 
 
-def _correct(size: int, how: dict[str, Any]) -> dict[str, str]:
-    """By check: what the ranks that failed say; "" if none did."""
-    found = ranks.run("correct", "checks", size, 240, **how)
-    found += ranks.run("correct", "lost_peer", size, 60, **how)[:-1]
+def _failed(module: str, size: int, how: dict[str, Any]) -> dict[str, str]:
+    """By check of a module: what the ranks that failed say; "" if none did."""
+    found = ranks.run(module, "checks", size, 240, **how)
+    found += ranks.run(module, "lost_peer", size, 60, **how)[:-1]
     failed: dict[str, str] = {}
     for at, each in enumerate(found):
         for name, why in each.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import failure
+from ranks import failure_of
 from torch import nn
 
 Tensor = torch.Tensor
@@ -525,14 +525,11 @@ def checks(device: str, longest: int, apart: bool = False) -> dict[str, str]:
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))
     if device == "cuda":
         torch.cuda.set_device(0)
-    failures = {}
-    for name, check in CHECKS.items():
-        group = dist.new_group(timeout=timedelta(seconds=60))
-        try:
-            check(Rank(group, device, longest))
-            failures[name] = ""
-        except Exception:  # noqa: BLE001 - the other checks go on
-            failures[name] = failure()
+
+    def rank() -> Rank:
+        return Rank(dist.new_group(timeout=timedelta(seconds=60)), device, longest)
+
+    failures = {name: failure_of(check, rank()) for name, check in CHECKS.items()}
     dist.destroy_process_group()
     return failures
 
@@ -543,7 +540,7 @@ def _choose_host(apart: bool) -> None:
         os.environ["SHOAL_SOCKET_IFNAME"] = "lo"
 
 
-def lose_last(it: Rank, longest: int) -> None:
+def lose_last(it: Rank, longest: int) -> dict[str, str]:
     """The last rank dies in mid-call, and all others must hear of it."""
     tensor = it.given(4 * longest)
     dist.all_reduce(tensor)
@@ -560,12 +557,12 @@ def lose_last(it: Rank, longest: int) -> None:
         raise AssertionError("nobody was told")
     if it.on_gpu:
         torch.cuda.synchronize()  # what waited for the one that is gone has ended
+    dist.destroy_process_group()
+    return {"a_peer_lost_in_mid_call": ""}
 
 
 def lost_peer(device: str, longest: int, apart: bool = False) -> dict[str, str]:
     """In a rank: the last one dies in mid-call; what the others are told."""
     _choose_host(apart)
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))
-    lose_last(Rank(dist.group.WORLD, device, longest), longest)
-    dist.destroy_process_group()
-    return {"a_peer_lost_in_mid_call": ""}
+    return lose_last(Rank(dist.group.WORLD, device, longest), longest)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from correct import Rank, lose_last, same
-from ranks import failure
+from ranks import failure_of
 from speed import _measure
 
 
@@ -34,13 +34,7 @@ def _begin(device: str, n_hosts: int, longest: int) -> Rank:
 def checks(device: str, n_hosts: int, longest: int) -> dict[str, str]:
     """In a rank, by check: why it failed; "" if it did not."""
     it = _begin(device, n_hosts, longest)
-    failures = {}
-    for name, check in _CHECKS.items():
-        try:
-            check(it)
-            failures[name] = ""
-        except Exception:  # noqa: BLE001, PERF203 - the other checks go on
-            failures[name] = failure()
+    failures = {name: failure_of(check, it) for name, check in _CHECKS.items()}
     if device == "cuda" and _calls_of(it.group) is None:
         failures["nccl_was_used"] = "all-reduces went by way of host memory; the log says why"
     dist.destroy_process_group()
@@ -125,9 +119,7 @@ _CHECKS: dict[str, Callable[[Rank], None]] = {
 
 def lost_peer(device: str, n_hosts: int, longest: int) -> dict[str, str]:
     """In a rank: the last one dies in mid-call, and all others must hear of it."""
-    lose_last(_begin(device, n_hosts, longest), longest)
-    dist.destroy_process_group()
-    return {}
+    return lose_last(_begin(device, n_hosts, longest), longest)
 
 
 def speeds(

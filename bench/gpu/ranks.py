@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def _result(file: Path, process: subprocess.Popen[bytes]) -> Any:
     if file.exists():
         return json.loads(file.read_text())
     return {"error": f"the process ended with status {process.returncode} and said nothing"}
+
+
+def failure_of(check: Callable[[Any], None], it: Any) -> str:
+    """The traceback of a check that fails on this rank; "" if it passes."""
+    try:
+        check(it)
+    except Exception:  # noqa: BLE001 - the other checks go on
+        return failure()
+    return ""
 
 
 def failure() -> str:

@@ -35,8 +35,8 @@ def _correct(by_size: dict[str, dict[str, str]]) -> Iterable[str]:
 def _speed(by_size: dict[str, list[dict[str, Any]]]) -> Iterable[str]:
     for size, rows in by_size.items():
         yield from ("", f"## How fast is it? {size} ranks share the device", "")
-        if any("error" in row for row in rows):
-            yield from ("```", *(str(row.get("error", "")) for row in rows), "```")
+        if errors := _errors(rows):
+            yield from errors
             continue
         yield "| collective | bytes | shoal, us | Gloo, us | Gloo / shoal | caller is held, us |"
         yield "|---|---|---|---|---|---|"
@@ -48,6 +48,12 @@ def _speed(by_size: dict[str, list[dict[str, Any]]]) -> Iterable[str]:
             held = f"{ours['start_us']:.0f}" if "us" in ours else ""
             name = f"{ours['collective']} | {ours['bytes']}"
             yield f"| {name} | {own} | {beside} | {times} | {held} |"
+
+
+def _errors(rows: list[dict[str, Any]]) -> list[str]:
+    if not any("error" in row for row in rows):
+        return []
+    return ["```", *(str(row.get("error", "")) for row in rows), "```"]
 
 
 def _overlap(by_size: dict[str, list[dict[str, Any]]]) -> Iterable[str]:
@@ -76,8 +82,8 @@ def _local(by_hosts: dict[str, dict[str, Any]]) -> Iterable[str]:
         yield f"{len(found['checks']) - len(failed)} checks passed; failed: {len(failed)}"
         for check, why in failed.items():
             yield from ("", f"{check}:", "", "```", why.strip(), "```")
-        if any("error" in row for row in found["speeds"]):
-            yield from ("```", *(str(row.get("error", "")) for row in found["speeds"]), "```")
+        if errors := _errors(found["speeds"]):
+            yield from errors
             continue
         yield from (
             "",
