@@ -1,4 +1,4 @@
-"""Shared by subcommands: the parser, options for ranks and hosts, and writing to a file."""
+"""Shared by subcommands: the parser, ranks and hosts as text, and writing to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -58,37 +57,6 @@ def hosts_of(text: str) -> tuple[int, ...]:
     if sum(ranks_per_host) > _MOST_RANKS:
         raise UsageError(f"the hosts {text!r} have more than {_MOST_RANKS} ranks")
     return tuple(host for host, n_ranks in enumerate(ranks_per_host) for _ in range(n_ranks))
-
-
-@dataclass(frozen=True, slots=True)
-class RankLayout:
-    """The ranks that run a schedule."""
-
-    size: int
-    hosts: tuple[int, ...]
-    """The host of every rank; empty: all ranks share one."""
-    root: int
-
-
-def add_team(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `team_of` reads."""
-    add = parser.add_argument
-    add("--ranks", type=int, metavar="N", help="number of ranks; default 4")
-    add("--hosts", metavar="2x4", help="2 hosts of 4 ranks each; or 4,4,2: the ranks of each host")
-    add("--root", type=int, default=0, metavar="R", help="root of the collective; default 0")
-
-
-def team_of(args: argparse.Namespace) -> RankLayout:
-    """Return the ranks that the options describe; UsageError if they are invalid."""
-    hosts = hosts_of(args.hosts) if args.hosts else ()
-    size = len(hosts) or 4 if args.ranks is None else args.ranks
-    if size < 1:
-        raise UsageError(f"--ranks {size}: there must be at least one rank")
-    if hosts and size != len(hosts):
-        raise UsageError(f"--hosts {args.hosts} has {len(hosts)} ranks, but --ranks is {size}")
-    if not 0 <= args.root < size:
-        raise UsageError(f"--root {args.root} must be a rank: 0 to {size - 1}")
-    return RankLayout(size, hosts, args.root)
 
 
 def check_writable(path: Path) -> None:

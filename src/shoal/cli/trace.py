@@ -11,7 +11,7 @@ from typing import Final
 from shoal.analysis.trace.page import json_of, page_of, require_playable
 from shoal.analysis.trace.text import text_of
 from shoal.analysis.trace.tracer import Trace, trace
-from shoal.cli.options import add_team, team_of, write
+from shoal.cli.options import hosts_of, write
 from shoal.errors import UsageError
 from shoal.schedule import find
 
@@ -37,7 +37,9 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("algorithm", help="such as ring, tree or sharded/ring")
     add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
-    add_team(parser)
+    add("--ranks", type=int, metavar="N", help="number of ranks; default 4")
+    add("--hosts", metavar="2x4", help="2 hosts of 4 ranks each; or 4,4,2: the ranks of each host")
+    add("--root", type=int, default=0, metavar="R", help="root of the collective; default 0")
 
 
 def trace_of(args: argparse.Namespace, require: Callable[[int], None] | None = None) -> Trace:
@@ -45,12 +47,19 @@ def trace_of(args: argparse.Namespace, require: Callable[[int], None] | None = N
 
     `require` raises UsageError if there are too many ranks for the output.
     """
-    team = team_of(args)
+    hosts = hosts_of(args.hosts) if args.hosts else ()
+    size = len(hosts) or 4 if args.ranks is None else args.ranks
+    if size < 1:
+        raise UsageError(f"--ranks {size}: there must be at least one rank")
+    if hosts and size != len(hosts):
+        raise UsageError(f"--hosts {args.hosts} has {len(hosts)} ranks, but --ranks is {size}")
+    if not 0 <= args.root < size:
+        raise UsageError(f"--root {args.root} must be a rank: 0 to {size - 1}")
     if require:
-        require(team.size)
+        require(size)
     if args.root and not find(args.collective, args.algorithm).rooted:
         raise UsageError(f"--root {args.root}: {args.algorithm} {args.collective} has no root")
-    return trace(args.collective, args.algorithm, team.size, root=team.root, hosts=team.hosts)
+    return trace(args.collective, args.algorithm, size, root=args.root, hosts=hosts)
 
 
 def _run(args: argparse.Namespace) -> int:

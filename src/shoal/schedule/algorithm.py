@@ -23,6 +23,11 @@ def one_per_rank(size: int) -> int:
     return size
 
 
+def one_unless_alone(rank: int, size: int) -> tuple[int, ...]:
+    """Scratch rule: a chunk like the first, but none for a single rank."""
+    return (0,) if size > 1 else ()
+
+
 def _nothing(*_: object) -> tuple[()]:
     return ()
 

@@ -64,17 +64,22 @@ def bruck_reversed(size: int) -> Chain:
 
 def hypercube(size: int) -> Chain:
     """Along each edge of the cube, from and to the extra rank of the first corner."""
-    cube = Cube.of(size)
-    edges = [(cube.rank(0), cube.rank(distance)) for distance in cube.distances()]
-    return [(1, 0), *edges, (0, 1)] if cube.n_pairs else edges
+    return _with_extra(size, _edges(size))
 
 
 def hypercube_and_back(size: int) -> Chain:
     """The same, and back along each edge."""
+    edges = _edges(size)
+    return _with_extra(size, edges + _back(edges))
+
+
+def _edges(size: int) -> Chain:
     cube = Cube.of(size)
-    edges = [(cube.rank(0), cube.rank(distance)) for distance in cube.distances()]
-    there_and_back = edges + _back(edges)
-    return [(1, 0), *there_and_back, (0, 1)] if cube.n_pairs else there_and_back
+    return [(cube.rank(0), cube.rank(distance)) for distance in cube.distances()]
+
+
+def _with_extra(size: int, chain: Chain) -> Chain:
+    return [(1, 0), *chain, (0, 1)] if Cube.of(size).n_pairs else chain
 
 
 def binomial(size: int) -> Chain:

@@ -36,11 +36,6 @@ def direct_all_reduce(rank: int, size: int) -> Iterator[Step]:
     yield Copy(0, into=0, buffer=Buffer.SCRATCH, into_buffer=Buffer.DATA)
 
 
-def direct_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `direct_all_reduce`: none for a single rank."""
-    return (0,) if size > 1 else ()
-
-
 def direct_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
     """The root sends the whole buffer to everyone.
 

@@ -22,8 +22,3 @@ def dissemination_barrier(rank: int, size: int) -> Iterator[Step]:
         yield Recv((rank - distance) % size, chunk=0, buffer=Buffer.SCRATCH)
         yield Copy(0, into=0, buffer=Buffer.SCRATCH, into_buffer=Buffer.DATA, fold=True)
         distance *= 2
-
-
-def dissemination_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `dissemination_barrier`: none for a single rank."""
-    return (0,) if size > 1 else ()

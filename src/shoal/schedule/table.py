@@ -10,9 +10,9 @@ from typing import Final
 from shoal.errors import UsageError, did_you_mean
 from shoal.schedule import binomial, bruck, chain, chains, direct, hypercube, ring, tree
 from shoal.schedule import scatter_gather as sg
-from shoal.schedule.algorithm import Algorithm, one, one_per_rank
+from shoal.schedule.algorithm import Algorithm, one, one_per_rank, one_unless_alone
 from shoal.schedule.collectives import MESSAGE
-from shoal.schedule.dissemination import dissemination_barrier, dissemination_scratch
+from shoal.schedule.dissemination import dissemination_barrier
 from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.sharded import sharded
 from shoal.schedule.symmetry import (
@@ -42,7 +42,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 direct.direct_all_reduce,
                 chains.gather,
                 one,
-                direct.direct_scratch,
+                one_unless_alone,
                 alike_rule=turned,
             ),
             "sharded": _SHARDED,
@@ -166,7 +166,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 dissemination_barrier,
                 chains.dissemination,
                 one,
-                dissemination_scratch,
+                one_unless_alone,
                 alike_rule=turned,
             )
         },
