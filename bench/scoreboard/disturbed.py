@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ _CUT_EVERY: Final = 10
 _FEW_DESCRIPTORS: Final = 64
 
 
-def latencies_beside(n_bulk: int, bulk_bytes: int) -> list[float]:
+def latencies(n_bulk: int, bulk_bytes: int) -> dict[str, Any]:
     """Return the seconds of many 4 B all-reduces while `n_bulk` large ones are in flight.
 
     Every rank makes the same calls: the small ones sum whether all ranks have large ones in flight,
@@ -45,18 +45,13 @@ def latencies_beside(n_bulk: int, bulk_bytes: int) -> list[float]:
         work.wait()
     if any(not bool((tensor == dist.get_world_size()).all()) for tensor in bulk):
         raise ArithmeticError("WRONG RESULT of a large call")
-    return times_s
+    return {"times_s": times_s}
 
 
-class CutCalls(NamedTuple):
-    """The seconds of the calls during cuts, and the median of the others."""
-
-    cut_s: list[float]
-    median_s: float
-
-
-def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> CutCalls:
+def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> dict[str, Any]:
     """Time all-reduces; in the middle of every tenth one rank 1 loses an interface.
+
+    Returns: the seconds of the calls during cuts, and the median of the others.
 
     Raises:
         ArithmeticError: a sum is wrong.
@@ -76,10 +71,10 @@ def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> CutC
             raise ArithmeticError(f"WRONG RESULT of call {number}")
         if cutter is not None:
             cutter.join()
-    return CutCalls(cut_s, statistics.median(clean_s))
+    return {"cut_s": cut_s, "median_s": statistics.median(clean_s)}
 
 
-def calls_among_strangers(n_bytes: int, n_held: int, n_short: int) -> tuple[list[float], int]:
+def calls_among_strangers(n_bytes: int, n_held: int, n_short: int) -> dict[str, Any]:
     """Return the seconds of all-reduces while strangers connect to rank 0, and their number.
 
     The strangers are a process on rank 1's host. Rank 0 has at most 64 descriptors meanwhile.
@@ -109,7 +104,7 @@ def calls_among_strangers(n_bytes: int, n_held: int, n_short: int) -> tuple[list
         more.fill_(crowd is not None and not crowd.is_through())
         dist.broadcast(more, 1)
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    return times_s, 0 if crowd is None else crowd.stop()
+    return {"times_s": times_s, "n_made": 0 if crowd is None else crowd.stop()}
 
 
 class _Crowd:

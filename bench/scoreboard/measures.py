@@ -114,7 +114,7 @@ def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
 
     def measure(pools: WorkerPools, case: Case) -> float:
         what = {"n_bytes": case.n_bytes, "n_held": n_held, "n_short": n_short}
-        ranks = pools.ask(library, case, "among_strangers", **what)
+        ranks = pools.ask(library, case, "calls_among_strangers", **what)
         n_made = sum(rank["n_made"] for rank in ranks)
         if n_made < n_short:
             raise Failure(f"only {n_made} of {n_short} strangers got through to the listener")

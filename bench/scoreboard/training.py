@@ -291,7 +291,7 @@ def _losses() -> Section:
 def _host() -> tuple[Section, ...]:
     def copied(wrapper: str, keeps: bool) -> Taken[Ranks]:
         return asked(
-            "copied",
+            "copied_bytes",
             lambda case: {"model": case.model, "wrapper": wrapper, "keeps": keeps, "n_steps": 3},
             is_fresh=True,
         )

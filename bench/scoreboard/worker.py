@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bench.scoreboard.libraries import JOIN, SuiteLibrary, allocate_shared
 from shoal.bench.worker import Buffers, Rank, serve
@@ -17,6 +19,17 @@ from shoal.bench.worker import Buffers, Rank, serve
 if TYPE_CHECKING:
     from bench.scoreboard.torch_rank import TorchRank
     from bench.scoreboard.training_steps import RankTrainings
+
+
+# Commands of ranks of torch.distributed, and the modules of the functions that obey them.
+_TORCH_COMMANDS: Final = {
+    "latencies": "disturbed",
+    "cut_calls": "disturbed",
+    "calls_among_strangers": "disturbed",
+    "order_costs": "training_costs",
+    "memory_beyond": "training_costs",
+    "copied_bytes": "training_costs",
+}
 
 
 class SuiteRank(Rank):
@@ -28,6 +41,14 @@ class SuiteRank(Rank):
         self._shared: Buffers = {}
         self._variants: dict[tuple[str, str, bool], Rank] = {}
         self._trainings: RankTrainings | None = None
+
+    def __getattr__(self, task: str) -> Callable[..., dict[str, Any]]:
+        """Return the function of a command in `_TORCH_COMMANDS`."""
+        if task not in _TORCH_COMMANDS or self._suite.torch is None:
+            raise AttributeError(f"a rank of this library has no command {task!r}")
+        module = import_module(f"bench.scoreboard.{_TORCH_COMMANDS[task]}")
+        command: Callable[..., dict[str, Any]] = getattr(module, task)
+        return command
 
     def check(self, **what: Any) -> dict[str, Any]:
         """See Rank; a call may have a memory, an algorithm, or be in "buckets"."""
@@ -57,30 +78,6 @@ class SuiteRank(Rank):
         form_s, use_s = self._torch().subgroups(n_groups, n_members)
         return {"form_s": form_s, "use_s": use_s}
 
-    def latencies(self, n_bulk: int, bulk_bytes: int) -> dict[str, Any]:
-        """Time small calls beside large ones."""
-        self._torch()
-        from bench.scoreboard.disturbed import latencies_beside
-
-        return {"times_s": latencies_beside(n_bulk, bulk_bytes)}
-
-    def cut_calls(
-        self, n_bytes: int, n_calls: int, interface: str, down_s: float
-    ) -> dict[str, Any]:
-        """Time calls during which an interface goes down."""
-        self._torch()
-        from bench.scoreboard.disturbed import cut_calls
-
-        return cut_calls(n_bytes, n_calls, interface, down_s)._asdict()
-
-    def among_strangers(self, n_bytes: int, n_held: int, n_short: int) -> dict[str, Any]:
-        """Time calls while processes without the key connect to rank 0."""
-        self._torch()
-        from bench.scoreboard.disturbed import calls_among_strangers
-
-        times_s, n_made = calls_among_strangers(n_bytes, n_held, n_short)
-        return {"times_s": times_s, "n_made": n_made}
-
     def steps(self, n_bytes: int, seconds: float) -> dict[str, Any]:
         """Time all-reduces for a while, and check every result."""
         from bench.scoreboard.steps import steady_steps
@@ -102,27 +99,6 @@ class SuiteRank(Rank):
         from bench.scoreboard.training_costs import added_cpu_s
 
         return dict(added_cpu_s(self._trained(), n_parameters, n_steps))
-
-    def order_costs(self, n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
-        """Time the agreement on an order, and on a new one."""
-        self._torch()
-        from bench.scoreboard.training_costs import order_costs
-
-        return order_costs(n_arrays, n_elems, n_steps)
-
-    def memory_beyond(self, model: str, n_steps: int, as_views: bool) -> dict[str, Any]:
-        """Return the resident memory of a wrapped model's steps beyond a bare one's."""
-        self._torch()
-        from bench.scoreboard.training_costs import memory_beyond
-
-        return dict(memory_beyond(model, n_steps, as_views))
-
-    def copied(self, **how: Any) -> dict[str, Any]:
-        """Return the bytes of gradients that a step copies."""
-        self._torch()
-        from bench.scoreboard.training_costs import copied_bytes
-
-        return dict(copied_bytes(**how))
 
     def in_flight(self, **how: Any) -> dict[str, Any]:
         """Time the averaging of several buffers at once."""
