@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import shoal
+from shoal.lab import Lab
 from shoal.rendezvous.listener import hold_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from shoal.lab.cluster import Lab
+    from collections.abc import Mapping
 
 MBIT = 1000
 N_TENSORS = 20
@@ -82,20 +81,9 @@ class _Starter:
         return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
 
 
-@contextlib.contextmanager
-def _hosts(state: float) -> Iterator[Lab | None]:
-    if not state:
-        yield None
-        return
-    from shoal.lab.cluster import Lab
-
-    with Lab(2, MBIT) as lab:
-        yield lab
-
-
 def _round(n_ranks: int, state: float) -> list[float]:
     """Return the numbers that rank 0 prints, in ms, the pause with a newcomer first."""
-    with hold_port() as held, _hosts(state) as lab:
+    with hold_port() as held, Lab(2, MBIT) if state else contextlib.nullcontext() as lab:
         port = str(held.getsockname()[1])
         starter = _Starter(lab, state)
         place = {"MASTER_PORT": port, "WORLD_SIZE": str(n_ranks)}

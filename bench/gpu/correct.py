@@ -64,6 +64,20 @@ def same(got: Tensor, expected: Tensor) -> None:
         raise AssertionError(f"{len(wrong)} of {got.numel()} wrong, first at {wrong[0].item()}")
 
 
+def same_everywhere(it: Rank, tensor: Tensor) -> None:
+    """It is equal on all ranks."""
+    everyones = [torch.empty_like(tensor) for _ in range(it.size)]
+    dist.all_gather(everyones, tensor, group=it.group)
+    for other in everyones:
+        same(other, tensor)
+
+
+def near(got: list[float], expected: list[float], *why: object) -> None:
+    """Losses differ by rounding alone; says for what."""
+    close = [abs(a - b) < 1e-5 for a, b in zip(expected, got, strict=True)]
+    assert all(close), (*why, expected, got)
+
+
 def check_all_reduce(it: Rank) -> None:
     for n in it.lengths:
         for async_op in (False, True):
@@ -353,7 +367,7 @@ def check_ddp_trains_as_over_gloo(it: Rank) -> None:
             )
             losses.append(_train(wrapped, it))
     for other in losses[1:]:
-        assert all(abs(a - b) < 1e-5 for a, b in zip(losses[0], other, strict=True)), losses
+        near(other, losses[0])
 
 
 def check_shoals_own_wrapper_trains_as_torchs(it: Rank) -> None:
@@ -369,9 +383,7 @@ def check_shoals_own_wrapper_trains_as_torchs(it: Rank) -> None:
         {"compress": "identity"},
     ):
         wrapped = DistributedDataParallel(_model(it.device), **options)
-        got = _train(wrapped, it)
-        close = [abs(a - b) < 1e-5 for a, b in zip(expected, got, strict=True)]
-        assert all(close), (options, expected, got)
+        near(_train(wrapped, it), expected, options)
 
 
 def check_gradients_are_means_after_a_slow_backward(it: Rank) -> None:
@@ -429,10 +441,7 @@ def check_compressed_gradients_sum_to_the_means(it: Rank) -> None:
             it.slow()
             wrapped(it.given(n)).sum().backward()
             summed += model.weight.grad[0]
-        everyones = [torch.empty_like(summed) for _ in range(it.size)]
-        dist.all_gather(everyones, summed, group=it.group)
-        for other in everyones:
-            same(other, summed)
+        same_everywhere(it, summed)
         error = (summed - n_steps * it.total(n).double() / it.size).abs().max().item()
         assert error <= bound, (method, error)
 
@@ -480,8 +489,7 @@ def check_fsdp_trains_as_ddp(it: Rank) -> None:
     for layer in (model[0], model[2], model[4]):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    got = _train(model, it)
-    assert all(abs(a - b) < 1e-5 for a, b in zip(expected, got, strict=True)), (expected, got)
+    near(_train(model, it), expected)
 
 
 def check_formats_between_hosts_keep_ranks_equal(it: Rank) -> None:
@@ -502,10 +510,7 @@ def check_formats_between_hosts_keep_ranks_equal(it: Rank) -> None:
             assert all(close), (codec, expected, got)
             for one in model.parameters():
                 whole = one.full_tensor() if hasattr(one, "full_tensor") else one.detach()
-                everyones = [torch.empty_like(whole) for _ in range(it.size)]
-                dist.all_gather(everyones, whole, group=it.group)
-                for other in everyones:
-                    same(other, everyones[0])
+                same_everywhere(it, whole)
 
 
 CHECKS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from correct import Rank, lose_last, same
+from correct import Rank, lose_last, same, same_everywhere
 from ranks import failure_of
 from speed import _measure
 
@@ -68,17 +68,15 @@ def _many_in_flight(it: Rank) -> None:
 
 
 def _made_late_and_read_at_once(it: Rank) -> None:
-    tensor, seen = (
-        torch.empty(it.lengths[-1], device=it.device),
-        torch.empty(it.lengths[-1], device=it.device),
-    )
+    n = it.lengths[-1]
+    tensor, seen = torch.empty(n, device=it.device), torch.empty(n, device=it.device)
     if it.rank == it.size - 1:
         it.slow()
-    tensor.copy_(it.given(it.lengths[-1]))
+    tensor.copy_(it.given(n))
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
     seen.copy_(tensor)
-    same(seen, it.total(it.lengths[-1]))
+    same(seen, it.total(n))
 
 
 def _same_bits_every_time(it: Rank) -> None:
@@ -90,10 +88,7 @@ def _same_bits_every_time(it: Rank) -> None:
         again = given.clone()
         dist.all_reduce(again)
         same(again, first)
-    everyones = [torch.empty_like(first) for _ in range(it.size)]
-    dist.all_gather(everyones, first)
-    for each in everyones:
-        same(each, first)
+    same_everywhere(it, first)
 
 
 def _ordinary_training(it: Rank) -> None:
