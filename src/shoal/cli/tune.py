@@ -12,7 +12,6 @@ import argparse
 import array
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +46,24 @@ def _run(args: argparse.Namespace) -> int:
     sizes = sizes_between(bytes_of(args.least), bytes_of(args.most))
     if args.rounds < 1:
         raise UsageError(f"--rounds must be at least 1, got {args.rounds}")
-    _run_rank(args, sizes)
+    import shoal
+
+    # Measure without earlier choices, and without a narrow encoding.
+    for name in ("SHOAL_ALGO", "SHOAL_TUNING", "SHOAL_LINK", "SHOAL_WIRE"):
+        os.environ.pop(name, None)
+    with shoal.init() as group:
+        if group.rank == 0:
+            check_writable(args.out)
+        collectives = () if args.links else args.collective or MEASURED
+
+        def progress(what: str) -> None:
+            if group.rank == 0:
+                print(f"shoal tune: {what}", file=sys.stderr)
+
+        tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, progress)
+        if group.rank == 0:
+            tuning.write(args.out)
+            print(f"{table(tuning, group.planner.cluster)}wrote {args.out}")
     return 0
 
 
@@ -83,27 +99,6 @@ def table(tuning: Tuning, cluster: Cluster) -> str:
         good = f"{n_good} of {len(ratios)}"
         lines.append(f"the model's choice is within 10 % of the fastest at {good}")
     return "\n".join(lines) + "\n"
-
-
-def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
-    import shoal
-
-    # Measure without earlier choices, and without a narrow encoding.
-    for name in ("SHOAL_ALGO", "SHOAL_TUNING", "SHOAL_LINK", "SHOAL_WIRE"):
-        os.environ.pop(name, None)
-    with shoal.init() as group:
-        if group.rank == 0:
-            check_writable(args.out)
-        collectives = () if args.links else args.collective or MEASURED
-
-        def progress(what: str) -> None:
-            if group.rank == 0:
-                print(f"shoal tune: {what}", file=sys.stderr)
-
-        tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, progress)
-        if group.rank == 0:
-            tuning.write(args.out)
-            print(f"{table(tuning, group.planner.cluster)}wrote {args.out}")
 
 
 def _allocate(n_bytes: int) -> object:

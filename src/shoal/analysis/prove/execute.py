@@ -72,7 +72,8 @@ class Execution:
             step, segment = divmod(node, self._n_segments)
             partner = partner_of[step]
             if partner < 0:
-                self._work(step, segment)
+                value = -1 if type(steps[step]) is Finish else self._get(step, segment)
+                self._put(step, segment, value)
                 self._complete(node)
             elif type(steps[step]) is Send:
                 self._send(node, step, partner, segment)
@@ -80,13 +81,6 @@ class Execution:
                 self._recv(node, step, partner, segment)
         if not all(self._done):
             raise ProofError(f"deadlock: {self._circle()}")
-
-    def _work(self, step: int, segment: int) -> None:
-        """Run a step without a peer."""
-        if type(self._flow.steps[step]) is Finish:
-            self._put(step, segment, -1)
-        else:
-            self._put(step, segment, self._get(step, segment))
 
     def _send(self, node: int, step: int, recv: int, segment: int) -> None:
         there = recv * self._n_segments + segment

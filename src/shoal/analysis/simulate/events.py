@@ -168,9 +168,12 @@ class EventSimulation:
         if upto > self._promised[recv] and (
             upto == n_segments or upto - self._promised[recv] >= LOOK_AHEAD // 2
         ):
-            self._promised[recv] = upto
-            latency = self._cluster.wire.latency_us
-            self._after(self._now + latency, _GRANTED, self._flow.partner_of[recv])
+            self._promise(recv, upto)
+
+    def _promise(self, recv: int, upto: int) -> None:
+        self._promised[recv] = upto
+        latency = self._cluster.wire.latency_us
+        self._after(self._now + latency, _GRANTED, self._flow.partner_of[recv])
 
     def _is_windowed(self, step: int) -> bool:
         return self._windows is not None and step in self._windows
@@ -179,9 +182,7 @@ class EventSimulation:
         """Grant workers the segments that a server's window has room for."""
         for recv, upto in opened:
             if self._n_bytes[recv] > EAGER_BYTES:
-                self._promised[recv] = upto
-                latency = self._cluster.wire.latency_us
-                self._after(self._now + latency, _GRANTED, self._flow.partner_of[recv])
+                self._promise(recv, upto)
 
     def _attempt(self, step: int) -> None:
         """Work on the next segment of a step, unless it must wait."""
