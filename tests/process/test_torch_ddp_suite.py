@@ -1,7 +1,8 @@
 """PyTorch's own DDP cases, from its wheel, pass with shoal's wrapper in place of torch's.
 
-All of them take two minutes: `SHOAL_SOAK=1` runs them, as `make test-soak` does. A few always run.
-The wheel has no DistributedDataParallelTest; test_torch_ddp.py and others cover its cases.
+They take two minutes: `SHOAL_SOAK=1` runs them, as `make test-soak` does. The random programs of
+test_torch_ddp_fuzz.py, which always run, compare both wrappers too. The wheel has no
+DistributedDataParallelTest; test_torch_ddp.py and others cover its cases.
 """
 
 from __future__ import annotations
@@ -47,18 +48,6 @@ CANNOT_PASS: Final = {
 # Not run: its convolution over a million pixels would take minutes of a CPU.
 _TOO_LONG: Final = "test_ddp_uneven_inputs"
 
-ALWAYS: Final = (
-    "test_DistributedDataParallelCPU",
-    "test_DistributedDataParallelCPU_grad_is_view",
-    "test_ddp_control_flow_different_across_ranks",
-    "test_ddp_grad_div_uneven_inputs",
-    "test_ddp_hook_parity_powerSGD",
-    "test_ddp_multiple_nested_unused_params_error",
-    "test_grads_same_across_ranks_with_no_sync",
-    "test_invalid_static_graph",
-    "test_undefined_grad_parity_unused_parameters",
-)
-
 
 def run(names: list[str], directory: str) -> dict[str, str]:
     return ddp_suite.run_cases(names, directory, "shoal", "shoal")
@@ -72,14 +61,6 @@ def failed(outcomes: list[dict[str, str]]) -> dict[str, str]:
         for name, outcome in by_name.items()
         if outcome.startswith("failed")
     }
-
-
-def test_a_few_of_torchs_own_ddp_cases_pass(tmp_path: Path) -> None:
-    there = ddp_suite.case_names()
-    names = [name for name in ALWAYS if name in there]
-    assert len(names) >= 6
-    outcomes = run_ranks(run, 2, names, str(tmp_path), deadline_s=120)
-    assert outcomes == [dict.fromkeys(names, "passed")] * 2
 
 
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: two minutes")
