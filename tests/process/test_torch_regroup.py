@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import inputs, mine, randoms, start, whole, wrap
-from process.ranks import start_ranks
+from process.ddp_training import inputs, mine, randoms, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch import nn
@@ -277,36 +274,3 @@ def case_regrouping_inside_a_join_is_refused() -> None:
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_wrappers_that_regroup(case: Case, three_ranks: SharedRanks) -> None:
     three_ranks.run(case)
-
-
-# ---- a rank that is killed ----
-
-
-def lose_a_rank_in_mid_backward(victim: int) -> list[list[float]]:
-    start()
-    net, alone, rank = Two(), Two(), dist.get_rank()
-    wrapped = wrap(net)
-    for number in range(2):
-        step(wrapped, number)
-        step_alone(alone, number)
-    if rank == victim:
-        net.first.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    assert error_of(step, wrapped, 2) is not None
-    assert shoal.torch.peer_lost() is not None
-    shoal.torch.shrink_group()
-    wrapped.regroup()
-    for number in range(2, 5):
-        step(wrapped, number)
-        step_alone(alone, number)
-    check(net, alone)
-    dist.destroy_process_group()
-    return [parameter.flatten().tolist() for parameter in net.parameters()]
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_after_a_kill_all_survivors_go_on_with_the_same_wrapper(victim: int) -> None:
-    with start_ranks(lose_a_rank_in_mid_backward, 3, victim) as ranks:
-        outcomes = ranks.wait(60)
-    first, second = (outcomes[rank] for rank in range(3) if rank != victim)
-    assert first.value == second.value, f"{first}\n{second}"
-    assert first.value is not None, first
