@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,10 +14,6 @@ SMALL_MB = 256 / (1 << 20)  # so that parameters span buffers
 
 Wrap = Callable[..., Any]
 Gradients = list[torch.Tensor | None]
-
-
-def start() -> None:
-    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
 
 
 def wrap(module: nn.Module, **options: Any) -> Any:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import OneOf, assert_same_bits, inputs, mine, start, whole, wrap
-from process.ranks import run_ranks
+from process.ddp_training import OneOf, assert_same_bits, inputs, mine, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -129,22 +128,27 @@ STEPS: list[tuple[str, Step, dict[str, Any], bool]] = [
 ]
 
 
-def train_in_every_way() -> None:
-    start()
+def train_in_every_way(is_alone: bool) -> None:
+    """Train with a wrapper over all ranks or over each rank alone, and without a wrapper."""
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    group = alone[dist.get_rank()] if is_alone else dist.group.WORLD
     for name, step, options, set_to_none in STEPS:
         net = Net()
-        alone = trained(copy.deepcopy(net), step, everything, set_to_none)
-        together = trained(wrap(net, **options), step, mine, set_to_none)
+        expected = trained(copy.deepcopy(net), step, mine if is_alone else everything, set_to_none)
+        found = trained(wrap(net, process_group=group, **options), step, mine, set_to_none)
         try:
-            assert_same_bits(together, alone)
+            assert_same_bits(found, expected)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
-    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_training_has_the_bits_of_one_process_with_all_inputs(size: int) -> None:
-    run_ranks(train_in_every_way, size)
+def test_training_has_the_bits_of_one_process_with_all_inputs() -> None:
+    with SharedRanks(4) as four:
+        four.run(train_in_every_way, False)
+
+
+def test_a_rank_alone_trains_as_without_the_wrapper(ranks: SharedRanks) -> None:
+    ranks.run(train_in_every_way, True)
 
 
 # ---- kinds of parameters ----

@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import free_port, run_ranks
+from process.ranks import free_port
 
 import shoal.torch
 from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from process.shared_ranks import SharedRanks
 
 TORCHS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
 NAMES = {  # variables of the rank, of the size, and of all ranks being on this host
@@ -30,20 +33,22 @@ NAMES = {  # variables of the rank, of the size, and of all ranks being on this 
 def start_as(launcher: str, port: int) -> list[Any]:
     rank_name, size_name, more = NAMES[launcher]
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    for name in TORCHS:
-        os.environ.pop(name, None)
-    os.environ.update({rank_name: rank, size_name: size, "MASTER_PORT": str(port), **more})
-    shoal.torch.init_process_group()
+    dist.destroy_process_group()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in TORCHS:
+            patch.delenv(name)
+        env = {rank_name: rank, size_name: size, "MASTER_PORT": str(port), **more}
+        for name, value in env.items():
+            patch.setenv(name, value)
+        shoal.torch.init_process_group()
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
-    found = [dist.get_backend(), dist.get_rank(), dist.get_world_size(), tensor.item()]
-    dist.destroy_process_group()
-    return found
+    return [dist.get_backend(), dist.get_rank(), dist.get_world_size(), tensor.item()]
 
 
 @pytest.mark.parametrize("launcher", NAMES)
-def test_ranks_meet_under_each_launcher(launcher: str) -> None:
-    found = run_ranks(start_as, 2, launcher, free_port())
+def test_ranks_meet_under_each_launcher(launcher: str, ranks: SharedRanks) -> None:
+    found = ranks.run(start_as, launcher, free_port())
     assert found == [["shoal", 0, 2, 2.0], ["shoal", 1, 2, 2.0]]
 
 

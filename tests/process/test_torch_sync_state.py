@@ -270,15 +270,11 @@ def case_an_error_on_a_receiving_rank_ends_the_transfer_on_all_ranks() -> None:
         assert_same(state, gathered[0])
 
 
-@pytest.mark.parametrize("case", cases_in(globals()))
-def test_states(case: Case, three_ranks: SharedRanks) -> None:
-    three_ranks.run(case)
-
-
-def sync_over_gloo() -> None:
+def case_another_backend_is_refused() -> None:
     with gloo_group() as gloo, pytest.raises(UsageError, match="does not use shoal"):
         shoal.torch.sync_state(nn.Linear(2, 2), group=gloo)
 
 
-def test_another_backend_is_refused(ranks: SharedRanks) -> None:
-    ranks.run(sync_over_gloo)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_states(case: Case, three_ranks: SharedRanks) -> None:
+    three_ranks.run(case)

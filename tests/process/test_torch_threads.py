@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from process.ranks import run_ranks
+from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch._C._distributed_c10d import AllgatherOptions
-
-if TYPE_CHECKING:
-    from process.shared_ranks import SharedRanks
 
 SIZE = 3
 # Longer than the ranks may run, so no returned error comes from a deadline.
@@ -128,16 +126,17 @@ N_FUTURES = 3_000
 
 def reduce_by_a_file(path: Path) -> tuple[float, bytes]:
     """Meet by a file that holds the leftovers of a killed job."""
-    rank, data = int(os.environ["RANK"]), torch.ones(1)
+    rank, data = dist.get_rank(), torch.ones(1)
+    dist.destroy_process_group()
     dist.init_process_group("shoal", init_method=f"file://{path}", rank=rank, world_size=2)
     dist.all_reduce(data)
     return data.item(), path.read_bytes()
 
 
-def test_a_file_left_by_an_earlier_job_serves_the_next(tmp_path: Path) -> None:
+def test_a_file_left_by_an_earlier_job_serves_the_next(tmp_path: Path, ranks: SharedRanks) -> None:
     path = tmp_path / "store"
     for _ in range(2):
-        results = run_ranks(reduce_by_a_file, 2, path)
+        results = ranks.run(reduce_by_a_file, path)
         assert [summed for summed, _ in results] == [2.0, 2.0]
         left = max((file for _, file in results), key=len)
         assert left
@@ -161,7 +160,7 @@ def test_a_thread_trains_on_after_the_main_script_ended(tmp_path: Path) -> None:
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["1.5", "1.5"]
 
 
-def prepare_for_devices_at_once() -> None:
+def case_threads_that_first_use_devices_at_once_share_an_order() -> None:
     group: Any = dist.group.WORLD
     if not hasattr(group, "_on_devices"):
         group = group._get_backend(torch.device("cpu"))
@@ -175,8 +174,7 @@ def prepare_for_devices_at_once() -> None:
         assert len(set(threads.map(prepare, range(4)))) == 1
 
 
-def complete_many_futures() -> None:
-    """Complete futures of calls whose Works are not waited for."""
+def case_thousands_of_futures_complete_without_a_wait_for_their_works() -> None:
     tensors = [torch.ones(1) for _ in range(N_FUTURES)]
     calls = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     futures = [call.get_future() for call in calls if call is not None]
@@ -185,13 +183,6 @@ def complete_many_futures() -> None:
     assert torch.cat(tensors).tolist() == [2.0] * N_FUTURES
 
 
-def test_thousands_of_futures_complete_without_a_wait_for_their_works(
-    ranks: SharedRanks,
-) -> None:
-    ranks.run(complete_many_futures)
-
-
-def test_threads_that_first_use_devices_at_once_share_an_order(
-    ranks: SharedRanks,
-) -> None:
-    ranks.run(prepare_for_devices_at_once)
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_threads(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(case)

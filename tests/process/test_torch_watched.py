@@ -1,4 +1,4 @@
-"""Barriers that name missing ranks, mismatched calls, profiles, hooks, and costs of groups."""
+"""Barriers that name missing ranks, profiles, hooks, and costs of groups."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import run_ranks, start_ranks
+from process.ranks import start_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
-from process.stage import Stage, error_of
+from process.stage import error_of
 from torch import nn
 
 from shoal.frontend.torch import monitored_barrier
 
 N_GROUPS = 64
-
-
-def start() -> None:
-    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
 
 
 # ---- monitored_barrier ----
@@ -46,12 +42,14 @@ def meet_without_one(absent: int) -> list[Any]:
 
     Rank 0 checks for late ranks once the others have called, and they leave that to it.
     """
-    stage = Stage.from_environment()
-    group, rank = dist.group.WORLD, dist.get_rank()
+    store, group, rank = (
+        dist.distributed_c10d._get_default_store(),
+        dist.group.WORLD,
+        dist.get_rank(),
+    )
     group.monitored_barrier(timedelta(seconds=20))
     if rank == absent:
-        for other in {0, 1, 2} - {absent}:
-            stage.await_cue(f"rank {other} gave rank {absent} up")
+        store.wait([f"rank {other} gave rank {absent} up" for other in {0, 1, 2} - {absent}])
     begin = time.monotonic()
     timeout = timedelta(seconds=0.3 if 0 in (rank, absent) else 10)
     with pytest.MonkeyPatch.context() as patch:
@@ -59,32 +57,27 @@ def meet_without_one(absent: int) -> list[Any]:
             patch.setattr(monitored_barrier, "_receive", receive_after_all_but(absent))
         error = error_of(group.monitored_barrier, timeout, wait_all_ranks=True)
     took_s = time.monotonic() - begin
-    stage.cue(f"rank {rank} gave rank {absent} up")
+    store.set(f"rank {rank} gave rank {absent} up", "")
     dist.barrier()  # the group is still usable
     group.monitored_barrier(timedelta(seconds=20))
     return [type(error).__name__, str(error), took_s]
 
 
-def meet_without_some() -> list[list[Any]]:
-    start()
-    return [meet_without_one(2), meet_without_one(0)]
-
-
-def test_a_monitored_barrier_names_missing_ranks_and_keeps_its_deadline() -> None:
-    with Stage() as stage:
-        outcomes = run_ranks(meet_without_some, 3, env=stage.env)
-    for rank, (without_2, without_0) in enumerate(outcomes):
-        for kind, message, took_s in (without_2, without_0):
-            assert kind == "TimedOut", message
-            assert took_s < 20, "that of the group, or of the barriers that all pass"
-        if rank != 2:
-            assert "these ranks had not arrived: 2" in without_2[1]
-        if rank != 0:
-            assert "received nothing from rank 0 for 0.3 s" in without_0[1]
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [(2, "these ranks had not arrived: 2"), (0, "received nothing from rank 0 for 0.3 s")],
+)
+def test_a_monitored_barrier_names_a_missing_rank_and_keeps_its_deadline(
+    absent: int, words: str, three_ranks: SharedRanks
+) -> None:
+    for rank, (kind, message, took_s) in enumerate(three_ranks.run(meet_without_one, absent)):
+        assert kind == "TimedOut", message
+        assert took_s < 20, "that of the group, or of the barriers that all pass"
+        assert words in message or rank == absent
 
 
 def lose_one_before_the_barrier() -> list[str]:
-    start()
+    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
     if dist.get_rank() == 1:
         os._exit(0)
     error = error_of(dist.group.WORLD.monitored_barrier, timedelta(seconds=20))
@@ -100,25 +93,7 @@ def test_a_monitored_barrier_does_not_wait_for_dead_ranks() -> None:
         assert "rank 1" in message
 
 
-# ---- mismatched calls, profiles, subgroups and hooks ----
-
-
-def case_ranks_that_make_different_calls_get_an_error_that_names_both_calls() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    works, other = dist.new_group(), dist.new_group()
-    tensor = torch.ones(2)
-    dist.all_reduce(tensor, group=works)
-    if rank == 0:
-        error = error_of(dist.broadcast, tensor, group=other, group_src=0)
-    else:
-        error = error_of(dist.all_reduce, tensor, group=other)
-    # For its root a small broadcast is done before another rank answers.
-    error = error or error_of(dist.barrier, group=other)
-    dist.all_reduce(tensor, group=works)
-    assert tensor.tolist() == [float(size * size)] * 2
-    assert type(error).__name__ == "UsageError", repr(error)
-    assert "broadcast" in str(error)
-    assert "all_reduce" in str(error)
+# ---- profiles, subgroups and hooks ----
 
 
 def case_a_profile_shows_the_same_ranges_as_with_gloo() -> None:
