@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -94,14 +92,16 @@ with init() as group:
 """
 
 
+def run_by_torchrun(path: Path) -> None:
+    from torch.distributed.run import main
+
+    main(["--standalone", "--nproc-per-node=2", str(path)])
+
+
 def test_torchrun_jobs_need_no_import_of_shoal_or_of_torch(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*run, str(path)], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(run_by_torchrun, 1, path, deadline_s=200)
 
 
 def by_torch() -> list[float]:
