@@ -183,24 +183,22 @@ class FirstOrder:
 
 
 class SameCheck:
-    """Compares named values over all ranks in every `every`-th step; 0: never."""
+    """Compares named values over all ranks in every `every`-th step, from 1; 0: never."""
 
     def __init__(self, group: Group, every: int) -> None:
         self._group = group
         self._name = f"same {next(shared_by(group).names)}"
-        self.every = checked_interval(every)
-
-    def is_due(self, step: int) -> bool:
-        """Return True if values are compared after this step; steps count from 1."""
-        return self.every > 0 and step % self.every == 0
+        self._every = every
 
     def compare(self, values: Iterable[tuple[str, Any]], step: int) -> None:
-        """Compare named values with all other ranks; every rank calls it.
+        """Compare named values with all other ranks if the step is due; every rank calls it.
 
         Values are memory, as `span_of` takes it, numbers, strings and lists of them. They are sent
         only if their hashes differ. UsageError on every rank then names the first difference and
         the ranks.
         """
+        if not self._every or step % self._every:
+            return
         held = {name: _in_words(value) for name, value in values}
         if found := difference_among(self._group, self._name, held):
             raise UsageError(

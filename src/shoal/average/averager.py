@@ -435,9 +435,7 @@ class Averager:
             UsageError: values differ; raised on every rank, with the first difference and the
                 ranks that hold each value. The group is usable.
         """
-        step = self._departures.n_steps
-        if self._same.is_due(step):
-            self._same.compare(values.items(), step)
+        self._same.compare(values.items(), self._departures.n_steps)
 
     # Residuals of `compress`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.average.layout import FLOATS
 from shoal.codec import Codec, parse_wire, top_k
@@ -117,19 +117,14 @@ def parse_compress(
         return wire, None
     if wire is not None:
         raise UsageError(f"pass either wire={wire!r} or compress={compress!r}, not both")
-    _check_entries(compress, entries)
-    if isinstance(compress, (ErrorFeedback, ChunkTopK)):
-        return None, compress
-    if not isinstance(compress, str):
-        raise UsageError(f"compress={compress!r} is not a way to compress: {_GIVE}")
-    return str(parse_wire(compress)), None
-
-
-def _check_entries(compress: Any, entries: Sequence[ArraySpec]) -> None:
-    """Refuse floating-point arrays that no codec encodes; other dtypes are sent unchanged."""
-    for entry in entries:
+    for entry in entries:  # NOT integers, which no codec changes
         if entry.dtype in FLOATS and entry.dtype is not DType.FLOAT32:
             raise UsageError(
                 f"compress={compress!r} supports float32 only, and {entry} would be sent in full: "
                 "keep that gradient in float32, or leave compress out"
             )
+    if isinstance(compress, (ErrorFeedback, ChunkTopK)):
+        return None, compress
+    if not isinstance(compress, str):
+        raise UsageError(f"compress={compress!r} is not a way to compress: {_GIVE}")
+    return str(parse_wire(compress)), None

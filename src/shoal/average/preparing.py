@@ -60,7 +60,6 @@ class Preparation:
             np.frombuffer(memory, numpy_type(dtype), n_bytes // dtype.n_bytes, offset)
             for dtype, (offset, n_bytes), _ in layout.buffers
         ]
-        self._worst = (-1, 0)
 
     def begin(self, weight: float | None) -> None:
         """Begin a step with this weight for this rank's values."""
@@ -87,11 +86,9 @@ class Preparation:
             self._look(buffer)
         dtype = self._layout.buffers[buffer].dtype
         factor = self._factor_of_rank() if self.is_weighted else 1.0
-        scale(
-            self._flats[buffer],
-            dtype,
-            factor / self._group.size if dtype is DType.FLOAT16 else factor,
-        )
+        if dtype is DType.FLOAT16:
+            factor /= self._group.size
+        scale(self._flats[buffer], dtype, factor)
 
     def end(self) -> None:
         """End the step; every rank calls it.

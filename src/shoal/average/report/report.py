@@ -148,12 +148,10 @@ def report_on(
     *,
     alone: bool,
 ) -> AveragingReport:
-    """Return the report of an averager.
+    """Return the report of an averager of this name.
 
     Args:
-        name: the name of the averager.
-        times: the times of the ended steps.
-        now: the times of the current step.
+        times: the times of the ended steps; `now`: of the current step.
         missing: the arrays that are not ready in it.
         alone: contact no other rank.
     """

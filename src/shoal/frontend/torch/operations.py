@@ -266,11 +266,7 @@ class Operations:
         given: Sequence[Any],
         named: Mapping[str, Any],
     ) -> dist.Work:
-        """Check the tensors, lay out the buffers, and start a collective for each tuple of them.
-
-        Args:
-            given, named: torch's options, or the arguments of its overloads.
-        """
+        """Check the tensors, lay out the buffers, and start a collective for each tuple of them."""
         opts = _options(collective.options, given, named)
         buffers = TensorBuffers(self.group, collective.name, collective.folds)
         rest: Arguments = ()

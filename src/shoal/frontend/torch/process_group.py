@@ -146,8 +146,7 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
 
     Args:
         ranks: this process's rank, and the number of ranks.
-        store: returned by get_group_store.
-        name: the group's name, until torch sets one.
+        name: used until torch sets another.
         devices: the types of devices that the group serves.
         backend: serves these devices; None: this object serves them.
     """
@@ -257,7 +256,7 @@ class BackedProcessGroup(_OneBackend):
 
     Args:
         backend: owned: shutdown closes its group.
-        store, devices: as for `_OneBackend`.
+        devices: the types of devices that it serves.
     """
 
     def __init__(self, backend: ShoalBackend, store: Store, devices: Iterable[str]) -> None:

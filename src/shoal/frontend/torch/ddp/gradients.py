@@ -163,11 +163,7 @@ class Gradients:
 
     @contextlib.contextmanager
     def hidden(self, lost: Collection[int] = ()) -> Iterator[None]:
-        """Contribute zeros within the context, and do not change the program's gradients.
-
-        Args:
-            lost: see `release`.
-        """
+        """Release the gradients, then contribute zeros and leave them alone within the context."""
         self.release(lost)
         self._is_hidden = True
         try:

@@ -101,11 +101,7 @@ class Registrations:
         self._watch()
 
     def new(self, trained: Iterable[torch.nn.Parameter]) -> tuple[list[str], list[str]]:
-        """Return the names of parameters that are not averaged: newly registered, and thawed.
-
-        Args:
-            trained: the parameters that are averaged.
-        """
+        """Return the names of parameters not in `trained`: newly registered, and thawed."""
         registered: list[str] = []
         if self._has_changed():
             known = set(map(id, trained))

@@ -400,7 +400,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     def _end_step(self, step: int, is_joined: bool) -> None:
         """Compare models, step in-backward optimizers; `is_joined` if ranks may have no inputs."""
-        if self._same is not None and not is_joined and self._same.is_due(step):
+        if self._same is not None and not is_joined:
             ignored = self.parameters_to_ignore
             self._same.compare(values_of(self.module, ignored, self._optimizers), step)
         for parameter in self._trained() if self._steps_in_backward else ():
