@@ -16,7 +16,7 @@ import pytest
 from process.local_steps import Case, check, expected, first_values, local_step, weight_of
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage
-from unit.in_process import run_well
+from unit.in_process import in_ranks, run_well
 
 import shoal
 from shoal.average import DiLoCo, ErrorFeedback, OuterSGD
@@ -48,22 +48,18 @@ def steps(diloco: DiLoCo, weights: dict[str, Any], rank: int, numbers: range, ca
         diloco.step(weight_of(rank, number) if case.weighted else None)
 
 
-def average_bfloat16() -> list[float]:
+@in_ranks(2)
+def test_parameters_of_bfloat16_are_averaged(group: shoal.Group) -> None:
     from ml_dtypes import bfloat16
 
-    with shoal.init() as group:
-        weights = {"w": np.ones(5, bfloat16)}
-        diloco = DiLoCo(group, weights, OuterSGD(lr=1.0, momentum=0.5), every=1)
-        for _ in range(2):
-            weights["w"] -= bfloat16(0.25 * (group.rank + 1))
-            diloco.step()
-        diloco.load_state_dict(diloco.state_dict())
-        return np.asarray(weights["w"], np.float32).tolist()
-
-
-def test_parameters_of_bfloat16_are_averaged() -> None:
+    weights = {"w": np.ones(5, bfloat16)}
+    diloco = DiLoCo(group, weights, OuterSGD(lr=1.0, momentum=0.5), every=1)
+    for _ in range(2):
+        weights["w"] -= bfloat16(0.25 * (group.rank + 1))
+        diloco.step()
+    diloco.load_state_dict(diloco.state_dict())
     # Nesterov steps with gradients of 0.375: 1.5 times that, then 1.75 times.
-    assert run_ranks(average_bfloat16, 2) == [[1 - 3.25 * 0.375] * 5] * 2
+    assert np.asarray(weights["w"], np.float32).tolist() == [1 - 3.25 * 0.375] * 5
 
 
 def refuse_options() -> None:
@@ -97,26 +93,25 @@ def digest(arrays: dict[str, Any]) -> str:
     return hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
 
 
-def train_cases() -> list[tuple[str, str]]:
+def train_cases(group: shoal.Group) -> list[tuple[str, str]]:
     digests = []
-    with shoal.init() as group:
-        for case in CASES:
-            weights, diloco = start(group, case)
-            steps(diloco, weights, group.rank, range(1, N_STEPS + 1), case)
-            wanted = expected(case, group.size, N_STEPS)
-            check(diloco.parameters, wanted.shared)
-            check(weights, wanted.locals[group.rank])
-            digests.append((digest(diloco.parameters), digest(weights)))
-            diloco.sync()
-            assert digest(weights) == digest(diloco.parameters)
-            assert diloco.rounds == wanted.n_sent + case.fragments * any(
-                any(weights) for weights in wanted.weights.values()
-            )
+    for case in CASES:
+        weights, diloco = start(group, case)
+        steps(diloco, weights, group.rank, range(1, N_STEPS + 1), case)
+        wanted = expected(case, group.size, N_STEPS)
+        check(diloco.parameters, wanted.shared)
+        check(weights, wanted.locals[group.rank])
+        digests.append((digest(diloco.parameters), digest(weights)))
+        diloco.sync()
+        assert digest(weights) == digest(diloco.parameters)
+        assert diloco.rounds == wanted.n_sent + case.fragments * any(
+            any(weights) for weights in wanted.weights.values()
+        )
     return digests
 
 
 def test_ranks_train_as_in_the_papers_with_the_same_global_bits_in_every_run() -> None:
-    first, again = run_ranks(train_cases, 3), run_ranks(train_cases, 3)
+    first, again = run_well(train_cases, 3), run_well(train_cases, 3)
     assert first == again
     for by_rank in zip(*first, strict=True):
         assert len({shared for shared, _ in by_rank}) == 1
@@ -142,33 +137,29 @@ def test_the_page_about_local_steps_runs_unchanged() -> None:
 # ---- saved and loaded ----
 
 
-def save_and_load() -> None:
-    with shoal.init() as group:
-        for case in CASES:
-            weights, diloco = start(group, case)
-            steps(diloco, weights, group.rank, range(1, 8), case)
-            whole = pickle.dumps((weights, diloco.state_dict()))
-            steps(diloco, weights, group.rank, range(8, 18), case)
-            others, loaded = start(group, case)
-            steps(loaded, others, group.rank, range(1, 5), case)
-            saved, state = pickle.loads(whole)
-            for name, value in saved.items():
-                others[name][...] = value
-            loaded.load_state_dict(state)
-            steps(loaded, others, group.rank, range(8, 18), case)
-            check(loaded.parameters, expected(case, group.size, 17).shared)
-            assert digest(loaded.parameters) == digest(diloco.parameters)
-            assert digest(others) == digest(weights)
-        with pytest.raises(UsageError, match="1 fragments, but this object has 2"):
-            start(group, CASES[-1])[1].load_state_dict(start(group, CASES[0])[1].state_dict())
-        ahead, late = start(group, CASES[0])[1], start(group, CASES[0])[1]
-        steps(ahead, {}, group.rank, range(4), CASES[0])
-        with pytest.raises(UsageError, match=r"rounds .*\(1, 1\) on rank 0.*\(0, 0\) on rank 1"):
-            late.load_state_dict((late if group.rank else ahead).state_dict())
-
-
-def test_a_run_from_a_saved_state_has_the_bits_of_an_uninterrupted_one() -> None:
-    run_ranks(save_and_load, 2)
+@in_ranks(2)
+def test_a_run_from_a_saved_state_has_the_bits_of_an_uninterrupted_one(group: shoal.Group) -> None:
+    for case in CASES:
+        weights, diloco = start(group, case)
+        steps(diloco, weights, group.rank, range(1, 8), case)
+        whole = pickle.dumps((weights, diloco.state_dict()))
+        steps(diloco, weights, group.rank, range(8, 18), case)
+        others, loaded = start(group, case)
+        steps(loaded, others, group.rank, range(1, 5), case)
+        saved, state = pickle.loads(whole)
+        for name, value in saved.items():
+            others[name][...] = value
+        loaded.load_state_dict(state)
+        steps(loaded, others, group.rank, range(8, 18), case)
+        check(loaded.parameters, expected(case, group.size, 17).shared)
+        assert digest(loaded.parameters) == digest(diloco.parameters)
+        assert digest(others) == digest(weights)
+    with pytest.raises(UsageError, match="1 fragments, but this object has 2"):
+        start(group, CASES[-1])[1].load_state_dict(start(group, CASES[0])[1].state_dict())
+    ahead, late = start(group, CASES[0])[1], start(group, CASES[0])[1]
+    steps(ahead, {}, group.rank, range(4), CASES[0])
+    with pytest.raises(UsageError, match=r"rounds .*\(1, 1\) on rank 0.*\(0, 0\) on rank 1"):
+        late.load_state_dict((late if group.rank else ahead).state_dict())
 
 
 # ---- a rank is lost ----

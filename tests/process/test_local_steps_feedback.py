@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.local_steps import Case, first_values, local_step
-from process.ranks import run_ranks, start_ranks
+from process.ranks import start_ranks
 from process.stage import Stage
 from unit.in_process import in_ranks
 from wires import rounded
@@ -73,77 +73,65 @@ def test_a_residual_counts_once_when_a_rank_is_lost(when: str) -> None:
     assert (first.value, second.value) == (True, True), (first, second)
 
 
-def weigh_nothing() -> None:
+@in_ranks(2)
+def test_a_round_without_weights_does_not_change_residuals(group: shoal.Group) -> None:
     case = Case(every=1, weighted=True)
-    with shoal.init() as group:
-        weights, diloco = start(group, case)
-        for weight in (1.0, 0.0):
-            before = residuals(diloco)
-            local_step(weights, group.rank)
-            diloco.step(weight)
-        assert any(map(any, before.values()))
-        assert residuals(diloco) == before
-        # The round counts here as on a rank that takes it over.
-        assert diloco.state_dict()["rounding"][0]["n_steps"] == 2
-        diloco.close()
-        compress = ErrorFeedback("bf16")
-        averager = Averager(group, {"a": ((3,), "float32")}, compress=compress, weighted=True)
-        for weight in (1.0, 0.0):
-            averager.begin(weight)["a"][...] = 1 / 3
-            averager.ready("a")
-            if weight:
+    weights, diloco = start(group, case)
+    for weight in (1.0, 0.0):
+        before = residuals(diloco)
+        local_step(weights, group.rank)
+        diloco.step(weight)
+    assert any(map(any, before.values()))
+    assert residuals(diloco) == before
+    # The round counts here as on a rank that takes it over.
+    assert diloco.state_dict()["rounding"][0]["n_steps"] == 2
+    diloco.close()
+    compress = ErrorFeedback("bf16")
+    averager = Averager(group, {"a": ((3,), "float32")}, compress=compress, weighted=True)
+    for weight in (1.0, 0.0):
+        averager.begin(weight)["a"][...] = 1 / 3
+        averager.ready("a")
+        if weight:
+            averager.wait()
+        else:
+            kept = averager.state_dict()["residuals"]["a"]
+            with pytest.raises(UsageError, match="weights of all ranks are 0"):
                 averager.wait()
-            else:
-                kept = averager.state_dict()["residuals"]["a"]
-                with pytest.raises(UsageError, match="weights of all ranks are 0"):
-                    averager.wait()
-        assert kept.any()
-        assert averager.state_dict()["residuals"]["a"].tobytes() == kept.tobytes()
+    assert kept.any()
+    assert averager.state_dict()["residuals"]["a"].tobytes() == kept.tobytes()
 
 
-def test_a_round_without_weights_does_not_change_residuals() -> None:
-    run_ranks(weigh_nothing, 2)
-
-
-def weigh_all_steps_equally() -> None:
+@in_ranks(2)
+def test_residuals_hold_unweighted_values(group: shoal.Group) -> None:
     """Train by steps of weight 1024, whose products are exact, and by steps without weights.
 
     A round of one step follows rounds of four, and one of four follows it.
     """
     plain, case = Case(every=4), Case(every=4, weighted=True)
-    with shoal.init() as group:
-        found = []
-        for one, weight in ((plain, None), (case, 1024.0)):
-            weights, diloco = start(group, one)
-            for n_steps in (9, 4):
-                for _ in range(n_steps):
-                    local_step(weights, group.rank)
-                    diloco.step(weight)
-                diloco.sync()
-            assert diloco.rounds == 4
-            given = diloco.state_dict()["rounding"][0]["residuals"]
-            found.append({n: v.tobytes() for n, v in {**diloco.parameters, **weights}.items()})
-            found[-1] |= {f"residual of {name}": one.tobytes() for name, one in given.items()}
-        assert found[0] == found[1]
+    found = []
+    for one, weight in ((plain, None), (case, 1024.0)):
+        weights, diloco = start(group, one)
+        for n_steps in (9, 4):
+            for _ in range(n_steps):
+                local_step(weights, group.rank)
+                diloco.step(weight)
+            diloco.sync()
+        assert diloco.rounds == 4
+        given = diloco.state_dict()["rounding"][0]["residuals"]
+        found.append({n: v.tobytes() for n, v in {**diloco.parameters, **weights}.items()})
+        found[-1] |= {f"residual of {name}": one.tobytes() for name, one in given.items()}
+    assert found[0] == found[1]
 
 
-def test_residuals_hold_unweighted_values() -> None:
-    run_ranks(weigh_all_steps_equally, 2)
-
-
-def leave_a_rank_out() -> None:
-    with shoal.init() as group:
-        weights, diloco = start(group, Case(every=1, weighted=True))
-        for weight in (1.0, float(group.rank)):
-            before = residuals(diloco)
-            local_step(weights, group.rank)
-            diloco.step(weight)
-        assert any(map(any, before.values()))
-        assert (residuals(diloco) == before) == (group.rank == 0)
-
-
-def test_a_rank_without_weight_keeps_its_residual() -> None:
-    run_ranks(leave_a_rank_out, 2)
+@in_ranks(2)
+def test_a_rank_without_weight_keeps_its_residual(group: shoal.Group) -> None:
+    weights, diloco = start(group, Case(every=1, weighted=True))
+    for weight in (1.0, float(group.rank)):
+        before = residuals(diloco)
+        local_step(weights, group.rank)
+        diloco.step(weight)
+    assert any(map(any, before.values()))
+    assert (residuals(diloco) == before) == (group.rank == 0)
 
 
 @in_ranks(1)
