@@ -1,4 +1,4 @@
-"""torch's own DDP over shoal: ranks that die, groups made again, and torchrun."""
+"""torch's own DDP over shoal: ranks that die, torchrun, and SHOAL_WIRE."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ from process.stage import Stage, pretend_hosts
 from torch import nn
 
 
-def start() -> None:
-    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
-
-
 def lose_a_peer(how: str) -> list[str]:
     """Return the error of the survivors' backward after rank 1 dies during training."""
-    start()
+    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
     wrapped = nn.parallel.DistributedDataParallel(nn.Linear(20, 50), bucket_cap_mb=0.001)
     if how == "hook":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -53,25 +49,6 @@ def test_ddp_names_a_lost_peer_and_the_process_survives(how: str) -> None:
         kind, message, took_s = outcome.value  # DDP wraps it or passes it on
         assert "PeerLost: rank 1" in f"{kind}: {message}", str(outcome)
         assert float(took_s) < 25  # and no deadline of 30 s
-
-
-def start_again() -> list[float]:
-    values, stage = [], Stage.from_environment()
-    for attempt in range(3):
-        start()
-        tensor = torch.ones(5)
-        dist.all_reduce(tensor)
-        values.append(tensor[0].item())
-        dist.destroy_process_group()
-        if os.environ["RANK"] == "0":
-            stage.cue(f"the store of attempt {attempt} is gone")
-        stage.await_cue(f"the store of attempt {attempt} is gone")  # NOT into its last moments
-    return values
-
-
-def test_a_process_can_destroy_its_groups_and_start_again() -> None:
-    with Stage() as stage:
-        assert run_ranks(start_again, 2, env=stage.env) == [[2.0] * 3] * 2
 
 
 SCRIPT = """

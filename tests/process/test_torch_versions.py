@@ -11,7 +11,6 @@ import torch.distributed as dist
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch._C import _distributed_c10d as c10d
-from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 
 from shoal.errors import TimedOut
 
@@ -129,15 +128,6 @@ def case_every_future_is_done_once_wait_returns() -> None:
         work = dist.all_reduce(torch.ones(4), async_op=True)
         work.wait()
         assert work.get_future().done()
-
-
-def case_torch_releases_a_work_after_wait() -> None:
-    assert c10d._get_work_registry_size() == 0
-    with allow_inflight_collective_as_graph_input_ctx():
-        dist.all_reduce(torch.ones(3), async_op=True).wait()
-        assert c10d._get_work_registry_size() == 0
-        dist.all_reduce(torch.ones(3))
-        assert c10d._get_work_registry_size() == 0
 
 
 def case_works_of_other_classes_keep_their_own_methods() -> None:
