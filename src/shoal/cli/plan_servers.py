@@ -112,11 +112,8 @@ def _served(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> Served:
     pieces = rail.pieces(DType.UINT8, n_bytes)
     if not pieces:
         return choose_with_servers(n_bytes, cluster, replace(pool, servers=()), codec)
-    wire = replace(cluster.wire, us_per_byte=n * cluster.wire.us_per_byte)
-    n_cores = max(1, cluster.n_cores // n)
-    along = replace(cluster, hosts=tuple(range(cluster.n_hosts)), wire=wire, n_cores=n_cores)
     nics = tuple(Nic(nic.out / n, nic.into / n) for nic in pool.servers)
-    found = choose_with_servers(-(-n_bytes // n), along, Nics(nics), codec)
+    found = choose_with_servers(-(-n_bytes // n), rail.cluster_of(cluster), Nics(nics), codec)
     inside = replace(cluster, hosts=(0,) * n)
     inside_us = cost_of("all_reduce", "sharded", pieces[0].n_elems, inside).cost_us
     not_by, by = "not by servers, since ", f"along each of {n} rails "
