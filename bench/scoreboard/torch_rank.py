@@ -15,7 +15,7 @@ from shoal.bench.collectives import COLLECTIVES
 class TorchRank:
     """A rank of a default group, which is formed once all processes are ready.
 
-    `start_s` is the time in which it formed.
+    Methods that return a dictionary are commands of `SuiteRank`.
     """
 
     def __init__(self, backend: str) -> None:
@@ -30,13 +30,17 @@ class TorchRank:
         )
         self._n_formed = 0
         self._groups: dict[str, Any] = {}
-        self.start_s = self._form()
+        self._start_s = self._form()
 
-    def restart(self) -> float:
+    def started(self) -> dict[str, Any]:
+        """Return the seconds in which the group was formed, once all processes were ready."""
+        return {"start_s": self._start_s}
+
+    def restart(self) -> dict[str, Any]:
         """Return the seconds in which a second group forms after the first was destroyed."""
         self._groups.clear()
         dist.destroy_process_group()
-        return self._form()
+        return {"time_s": self._form()}
 
     def group_by(self, algorithm: str) -> Any:
         """Return a group of all ranks whose collectives use an algorithm if they have it."""
@@ -44,12 +48,13 @@ class TorchRank:
             self._groups[algorithm] = _group_by(algorithm)
         return self._groups[algorithm]
 
-    def choice(self, collective: str, n_bytes: int) -> str:
+    def choice(self, collective: str, n_bytes: int) -> dict[str, Any]:
         """Return the planner's algorithm for a collective and a number of bytes."""
         block = n_bytes // self.size if COLLECTIVES[collective].cut else n_bytes
-        return str(_shoal_group(dist.group.WORLD).planner.choose(collective, block).name)
+        planner = _shoal_group(dist.group.WORLD).planner
+        return {"name": planner.choose(collective, block).name}
 
-    def subgroups(self, n_groups: int, n_members: int) -> tuple[float, float]:
+    def subgroups(self, n_groups: int, n_members: int) -> dict[str, Any]:
         """Return the seconds to form groups of neighbouring ranks in turn, and to use each once."""
         members = [[(n + i) % self.size for i in range(n_members)] for n in range(n_groups)]
         dist.barrier()
@@ -62,7 +67,7 @@ class TorchRank:
         used_s = time.perf_counter()
         for group in own:
             dist.destroy_process_group(group)
-        return formed_s - begin_s, used_s - formed_s
+        return {"form_s": formed_s - begin_s, "use_s": used_s - formed_s}
 
     def _form(self) -> float:
         """Form the default group, with its own part of the store."""

@@ -43,11 +43,11 @@ class SuiteRank(Rank):
         self._trainings: RankTrainings | None = None
 
     def __getattr__(self, task: str) -> Callable[..., dict[str, Any]]:
-        """Return the function of a command in `_TORCH_COMMANDS`."""
-        if task not in _TORCH_COMMANDS or self._suite.torch is None:
-            raise AttributeError(f"a rank of this library has no command {task!r}")
-        module = import_module(f"bench.scoreboard.{_TORCH_COMMANDS[task]}")
-        command: Callable[..., dict[str, Any]] = getattr(module, task)
+        """Return a command of torch.distributed's ranks: of `_TORCH_COMMANDS`, or of TorchRank."""
+        place: object = self._torch(task)
+        if task in _TORCH_COMMANDS:
+            place = import_module(f"bench.scoreboard.{_TORCH_COMMANDS[task]}")
+        command: Callable[..., dict[str, Any]] = getattr(place, task)
         return command
 
     def check(self, **what: Any) -> dict[str, Any]:
@@ -60,23 +60,10 @@ class SuiteRank(Rank):
         rank, plain = self._variant(**what)
         return rank.measure(**plain)
 
-    def started(self) -> dict[str, Any]:
-        """Return the seconds in which the group was formed, once all processes were ready."""
-        return {"start_s": self._torch().start_s}
-
-    def choice(self, collective: str, n_bytes: int) -> dict[str, Any]:
-        """Return the name of the algorithm that shoal's planner takes."""
-        return {"name": self._torch().choice(collective, n_bytes)}
-
     def restart(self) -> dict[str, Any]:
         """Leave the group and form a new one in the same processes."""
         self._variants.clear()
-        return {"time_s": self._torch().restart()}
-
-    def subgroups(self, n_groups: int, n_members: int) -> dict[str, Any]:
-        """Form groups of some of the ranks, and then use each."""
-        form_s, use_s = self._torch().subgroups(n_groups, n_members)
-        return {"form_s": form_s, "use_s": use_s}
+        return self._torch("restart").restart()
 
     def steps(self, n_bytes: int, seconds: float) -> dict[str, Any]:
         """Time all-reduces for a while, and check every result."""
@@ -141,13 +128,13 @@ class SuiteRank(Rank):
         plain = "all_reduce" if collective == "buckets" else collective
         return self._variants[kind], {"collective": plain, **what}
 
-    def _torch(self) -> TorchRank:
+    def _torch(self, task: str) -> TorchRank:
         if self._suite.torch is None:
-            raise NotImplementedError("only torch.distributed can be asked that")
+            raise AttributeError(f"only ranks of torch.distributed may have a command {task!r}")
         return self._suite.torch
 
     def _trained(self) -> RankTrainings:
-        self._torch()
+        self._torch("train")
         if self._trainings is None:
             from bench.scoreboard.training_steps import RankTrainings
 
