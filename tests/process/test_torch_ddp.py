@@ -344,6 +344,23 @@ def case_a_report_of_a_communication_hook_is_refused() -> None:
         net.report()
 
 
+def case_a_communication_hook_stays_when_the_graph_becomes_static() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    buckets: list[int] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+        buckets.append(bucket.index())
+        return default_hooks.allreduce_hook(state, bucket)
+
+    net = wrap(nn.Linear(16, 8))
+    net.register_comm_hook(None, hook)
+    net._set_static_graph()
+    for _ in range(2):
+        net(torch.ones(4, 16)).sum().backward()
+    assert buckets == [0, 0]
+
+
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_shoals_wrapper(case: Case, ranks: SharedRanks) -> None:
     ranks.run(case)

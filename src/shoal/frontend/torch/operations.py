@@ -130,8 +130,6 @@ class Operations:
         layouts.gathered_wholes, collectives.ALL_GATHER
     )
     alltoall = _between(layouts.exchanged_lists, collectives.ALL_TO_ALL)
-    _alltoall_rows = _between(layouts.exchanged_rows, collectives.ALL_TO_ALL)
-    _barrier = _between(layouts.no_tensors, collectives.BARRIER)
 
     # ---- operations that are more than a row ----
 
@@ -193,11 +191,12 @@ class Operations:
     ) -> dist.Work:
         """Run `alltoall` on the rows of two tensors; without splits ranks get equal numbers."""
         taken, sent = (output, output_splits), (input, input_splits)
-        return self._alltoall_rows(taken, sent, *given, **named)
+        rows = layouts.exchanged_rows
+        return self._run(collectives.ALL_TO_ALL, rows, taken, sent, given, named)
 
     def barrier(self, *given: Any, **named: Any) -> dist.Work:
         """Wait until every rank has called it."""
-        return self._barrier(None, None, *given, **named)
+        return self._run(collectives.BARRIER, layouts.no_tensors, None, None, given, named)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has called it; name missing ranks on every rank.

@@ -66,8 +66,6 @@ class GradientKeeper:
         self._finds_unused = find_unused
         self._on_error = on_error
         self._on_step = on_step
-        self._hook: Callable[[Any, Any], Any] | None = None
-        self._state: object = None
         self._hooks = ParameterHooks()
         self._pass = BackwardPass()
         self._is_expecting = False
@@ -200,15 +198,9 @@ class GradientKeeper:
 
     # How gradients are averaged.
 
-    def use(
-        self, averaging: Averaging, sparse: SparseGradients, hook: Any = None, state: object = None
-    ) -> None:
-        """Average dense and sparse gradients in this way; called outside backward passes.
-
-        `hook` and its `state` are a communication hook for the sparse gradients.
-        """
+    def use(self, averaging: Averaging, sparse: SparseGradients) -> None:
+        """Average dense and sparse gradients in this way; called outside backward passes."""
         self.averaging, self.sparse = averaging, sparse
-        self._hook, self._state = hook, state
         self._attach()
 
     def give_up(self) -> None:
@@ -446,7 +438,7 @@ class GradientKeeper:
     def _average(self, unused: bool) -> None:
         factor = self._factor()
         self.averaging.end(unused, factor)
-        self.sparse.end(factor, self._hook, self._state, len(self.averaging.sizes))
+        self.sparse.end(factor, len(self.averaging.sizes))
 
     def _factor(self) -> float:
         """Return the factor for averages if ranks without inputs do not count."""

@@ -18,7 +18,13 @@ class SparseGradients:
 
     Args:
         refuse: raises UsageError with this reason on this rank and the ranks that wait for it.
+
+    Attributes:
+        hook, state: a communication hook and its state; None: an all-reduce averages.
     """
+
+    hook: Callable[[Any, Any], Any] | None = None
+    state: object = None
 
     def __init__(
         self,
@@ -45,28 +51,19 @@ class SparseGradients:
         """Begin a step."""
         self.came = [False] * len(self.parameters)
 
-    def end(
-        self,
-        factor: float,
-        hook: Callable[[Any, Any], Any] | None,
-        state: object,
-        first: int,
-    ) -> None:
-        """Average all gradients, times `factor`, with a hook and its state, or an all-reduce.
-
-        `first` is the number of the first bucket that the hook gets.
-        """
+    def end(self, factor: float, first: int) -> None:
+        """Average all gradients, times `factor`; `first` numbers the first bucket of a hook."""
         for index, parameter in enumerate(self.parameters):
             given = parameter.grad
             gradient = _nothing(parameter) if given is None else given.detach()
             with torch.no_grad():
-                if hook is None:
+                if self.hook is None:
                     dist.all_reduce(gradient, group=self._group)
                     averaged = gradient.mul_(factor / dist.get_world_size(self._group))
                 else:
                     is_last = index == len(self.parameters) - 1
                     bucket = Bucket(first + index, is_last, gradient, [gradient], [parameter])
-                    averaged = result_of(call_hook(hook, state, bucket, self._refuse))
+                    averaged = result_of(call_hook(self.hook, self.state, bucket, self._refuse))
                     averaged = averaged.mul_(factor) if factor != 1.0 else averaged
             if given is not None or not averaged.is_sparse or averaged._nnz():
                 parameter.grad = averaged

@@ -343,8 +343,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _set_static_graph(self) -> None:
         if not self._allows_unused:
             self._allows_unused = True
-            averaging = self._averaging(self.reducer.averaging.gradients)
-            self.reducer.use(averaging, self.reducer.sparse)
+            if not self._comm_hooks:  # the buckets of a hook allow unused parameters anyway
+                averaging = self._averaging(self.reducer.averaging.gradients)
+                self.reducer.use(averaging, self.reducer.sparse)
         super()._set_static_graph()
 
     # Communication hooks.
@@ -366,8 +367,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
-        averaging = self._hooked(self.reducer.averaging.gradients, hook, state)
-        self.reducer.use(averaging, self.reducer.sparse, hook, state)
+        averaging, sparse = self.reducer.averaging, self.reducer.sparse
+        sparse.hook, sparse.state = hook, state
+        self.reducer.use(self._hooked(averaging.gradients, hook, state), sparse)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
