@@ -46,17 +46,14 @@ class ClosedGroup:
 
     post_in_place = post_message = post
 
-    def abort(self, _why: str) -> None:
-        """Do nothing."""
+    def error(self) -> tuple[engine.Fault, int, str, str]:
+        """Return the error of a native group that was closed."""
+        return engine.Fault.CLOSED, -1, self.why, ""
 
-    def fail(self, _fault: engine.Fault, _why: str) -> None:
-        """Do nothing."""
+    def abort(self, *_args: object) -> None:
+        """Do nothing, and return None."""
 
-    def drop(self) -> None:
-        """Do nothing."""
-
-    def take_state_at_deadline(self) -> None:
-        """Return None: there is no state."""
+    drop = fail = has_message = notify = take_state_at_deadline = abort
 
 
 class CallOptions(TypedDict, total=False):
@@ -133,11 +130,17 @@ class Calls:
         """The number of the group in the native core; None once it is closed."""
         return None if isinstance(self._native, ClosedGroup) else self._native.id
 
+    def _check_open(self) -> engine.NativeGroup:
+        """Return the native group; Closed if this group was closed."""
+        native = self._native
+        if isinstance(native, ClosedGroup):
+            raise Closed(native.why)
+        return native
+
     def ended(self) -> ShoalError | None:
         """Return the error that later calls raise; None while the group lives, or once closed."""
-        return (
-            None if isinstance(self._native, ClosedGroup) else self.error_from(self._native.error())
-        )
+        native = self._native
+        return None if isinstance(native, ClosedGroup) else self.error_from(native.error())
 
     def abandon(self, why: str) -> None:
         """Refuse all later calls, without a message to other ranks."""

@@ -15,12 +15,11 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from shoal.codec import parse_wire
 from shoal.errors import Closed, PeerLost, ShoalError, UsageError
-from shoal.group.calls import Calls, ClosedGroup
+from shoal.group.calls import Calls
 from shoal.group.context import hash_of
 from shoal.group.shrink import Line
 from shoal.group.view import View
@@ -61,12 +60,7 @@ class Members(Calls):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close the group and the last view of it."""
         self._latest.close()  # NOT one by one: a long job regroups a thousand times
         self.close()
@@ -87,8 +81,7 @@ class Members(Calls):
             wire: the encoding of large sums between hosts; None: as in this group.
         """
         codec = self.wire if wire is None else parse_wire(wire)
-        if isinstance(self._native, ClosedGroup):
-            raise Closed(self._native.why)
+        self._check_open()
         for rank in ranks:
             self._check_rank(rank, "ranks")
         if len(set(ranks)) != len(ranks) or self.rank not in ranks:
@@ -162,8 +155,7 @@ class Members(Calls):
     @property
     def _is_whole(self) -> bool:
         """True if the group needs no `shrink`; Closed if it was closed."""
-        if isinstance(self._native, ClosedGroup):
-            raise Closed(self._native.why)
+        self._check_open()
         return self._vote_number is None and self.ended() is None
 
     @contextlib.contextmanager
@@ -185,10 +177,10 @@ class Members(Calls):
 
     def _next_view(self, number: int, out: Sequence[int], timeout_s: float) -> View:
         """Agree on a view of at least this number, see `Line.next_view`."""
-        mesh = self._context.mesh
-        if mesh is None or isinstance(self._native, ClosedGroup):
+        native, mesh = self._check_open(), self._context.mesh
+        if mesh is None:
             raise Closed(f"{self}: it was closed")
-        first = self._first = self._first or First.of(self, self._native.id)
+        first = self._first = self._first or First.of(self, native.id)
         return first.line.next_view(self.view, number, out, timeout_s, mesh, str(self))
 
     def _go_on_in(self, view: View) -> Self:
@@ -309,8 +301,7 @@ class Members(Calls):
 
     def _grow_once(self, timeout_s: float) -> Self | None:
         """Try to grow; return the new group, or the next view of this one; None: no newcomers."""
-        if isinstance(self._native, ClosedGroup):
-            raise Closed(self._native.why)
+        self._check_open()
         if self._vote_number is not None:
             return self._vote(self._vote_number, timeout_s)
         self._check_can_grow()
@@ -392,8 +383,7 @@ class Members(Calls):
             raise UsageError(f"{self}: only the group that init returned can grow, or a view of it")
 
     def _new_door(self) -> Door:
-        if isinstance(self._native, ClosedGroup):
-            raise Closed(self._native.why)
+        self._check_open()
         self._check_can_grow()
         rendezvous, growing = load("shoal.rendezvous.door"), load("shoal.group.growing")
         if self.planner.cluster.n_hosts > 1 and load("shoal.rendezvous.key").job_key() is None:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.dtypes import DType, Op
-from shoal.engine import Fault, make_plan
-from shoal.group.calls import ClosedGroup
+from shoal.engine import make_plan
 from shoal.group.context import hash_of
 from shoal.group.group import Group
 from shoal.group.work import FOR_EVER_S
@@ -123,15 +122,11 @@ class Control(Group):
 
     def native_error(self) -> NativeError:
         """Return the native error that ended the group."""
-        native = self._native
-        if isinstance(native, ClosedGroup):
-            return Fault.CLOSED, -1, native.why, ""
-        return native.error()
+        return self._native.error()
 
     def notify(self, bell: Bell) -> None:
         """Ring the bell when a command arrives, and when the group ends."""
-        if not isinstance(self._native, ClosedGroup):
-            self._native.notify(bell.fd)
+        self._native.notify(bell.fd)
 
     def greet(self) -> None:
         """Have every other rank connect to rank 0: of two ranks, the higher one dials.
@@ -150,8 +145,7 @@ class Control(Group):
 
     def next_command(self) -> Command | None:
         """Return the next command of rank 0; None if no command has arrived."""
-        native = self._native
-        if isinstance(native, ClosedGroup) or not native.has_message(0, _COMMAND):
+        if not self._native.has_message(0, _COMMAND):
             return None
         data = bytearray(_FORMAT.size)
         self.recv(data, 0, _COMMAND)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal import engine
 from shoal.dtypes import Op, parse_op
-from shoal.errors import Closed, UsageError
+from shoal.errors import UsageError
 from shoal.group.buffers import span_of
 from shoal.group.calls import ClosedGroup
 from shoal.group.group import Group
@@ -98,9 +98,7 @@ class ServedGroup(Group):
             return
         if self.rank == 0 and self.planner.cluster.n_hosts < _LEAST_HOSTS:
             _LOG.warning("%s: servers are not used: they save two hosts no traffic", self)
-        native = self._native
-        if isinstance(native, ClosedGroup):
-            raise Closed(native.why)
+        native = self._check_open()
         # NOT the group itself: it would live as long as the pool's thread.
         numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
         self._pool = pool = Pool(Control.of(self, rail), key, native, numbers, rail)

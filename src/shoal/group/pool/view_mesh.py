@@ -11,13 +11,12 @@ import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.engine import N_NONCE_BYTES, Fault, Plan, address_of, lower
 from shoal.errors import Closed, PeerLost, ShoalError, UsageError
-from shoal.group.calls import ClosedGroup
 from shoal.group.context import connect
 from shoal.group.group import Group
 from shoal.group.work import FOR_EVER_S, Work
@@ -114,13 +113,11 @@ class PoolGroup(Group):
 
     def notify(self, bell: Bell) -> None:
         """Ring the bell when the group ends."""
-        if not isinstance(self._native, ClosedGroup):
-            self._native.notify(bell.fd)
+        self._native.notify(bell.fd)
 
     @property
     def has_ended(self) -> bool:
-        native = self._native
-        return isinstance(native, ClosedGroup) or native.error()[0] is not Fault.NONE
+        return self._native.error()[0] is not Fault.NONE
 
     @property
     def names(self) -> list[str]:
@@ -128,8 +125,7 @@ class PoolGroup(Group):
 
     def serve(self, plan: engine.Plan) -> None:
         """Make the native core serve all calls of a kind; ValueError if a server cannot do so."""
-        native: Any = self._native
-        native.serve(plan)
+        self._check_open().serve(plan)
 
     def first_word(self, server: int, n_workers: int) -> Work:
         """Start a server's first word, a message to every worker over every channel."""
