@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
@@ -61,21 +61,26 @@ _V4: Final = "::ffff:"
 _N_CORE_BITS: Final = 1024
 _MOST_MBIT: Final = 10**9  # a thousand times the fastest Ethernet
 
-_VARIABLES: Final = {
-    "algorithms": "SHOAL_ALGO",
-    "tuning": "the content of SHOAL_TUNING",
-    "link": "SHOAL_LINK",
-    "refuse": "SHOAL_TUNING_MISMATCH",
-    "wire": "the wire of the group (SHOAL_WIRE, or init(wire=))",
-    "channels": "SHOAL_CHANNELS",
-    "servers": "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)",
+# By field that all ranks must share: the variable, and a function that returns this process's value
+# for messages; false: not set.
+_SHARED: Final[dict[str, tuple[str, Callable[[Settings], object]]]] = {
+    "algorithms": ("SHOAL_ALGO", lambda own: own.forced.text),
+    "tuning": (
+        "the content of SHOAL_TUNING",
+        lambda own: own.tuning and f"the content of {own.tuning.path}",
+    ),
+    "link": ("SHOAL_LINK", lambda own: own.link and link_text(own.link)),
+    "refuse": ("SHOAL_TUNING_MISMATCH", lambda own: "refuse" if own.refuse else "ignore"),
+    "wire": ("the wire of the group (SHOAL_WIRE, or init(wire=))", lambda own: own.wire.name),
+    "channels": ("SHOAL_CHANNELS", lambda own: own.channels),
+    "servers": ("SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)", lambda own: own.servers),
 }
 
 
 def digest_of(
     settings: Settings,
     mbit: int | None = None,
-    cores: Sequence[int] | None = None,
+    cores: Iterable[int] | None = None,
     monitor: tuple[str, int] | None = None,
 ) -> bytes:
     """Return this rank's digest for all others.
@@ -98,7 +103,7 @@ def digest_of(
         mbit=mbit or 0,
         n_paths=settings.n_paths,
         monitor=socket.inet_pton(socket.AF_INET6, mapped) + port.to_bytes(2, "little"),
-        cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
+        cores=_bits(os.sched_getaffinity(0) if cores is None else cores),
     )
     n_bytes = (digest.cores.bit_length() + 7) // 8
     return _HEAD.pack(*digest[:-1]) + digest.cores.to_bytes(n_bytes, "little")
@@ -228,7 +233,7 @@ def _read(rank: int, digest: bytes) -> _Digest:
 
 
 def _compare(digests: Sequence[_Digest], settings: Settings) -> None:
-    for field, variable in _VARIABLES.items():
+    for field, (variable, show) in _SHARED.items():
         values = [getattr(digest, field) for digest in digests]
         # The variable was set on some ranks only.
         others = [rank for rank, value in enumerate(values) if value != values[0]]
@@ -237,23 +242,8 @@ def _compare(digests: Sequence[_Digest], settings: Settings) -> None:
             raise UsageError(
                 f"{variable} is not the same on all ranks: rank{'s' * (len(others) > 1)} {named} "
                 f"differ{'s' * (len(others) == 1)} from rank 0 (on this rank it is "
-                f"{_value(settings, field) or 'not set'}); set it to the same on all"
+                f"{show(settings) or 'not set'}); set it to the same on all"
             )
-
-
-def _value(settings: Settings, field: str) -> str:
-    """Return this process's value of a field that all ranks compare; empty: not set."""
-    if field == "algorithms":
-        return settings.forced.text
-    if field == "tuning":
-        return f"the content of {settings.tuning.path}" if settings.tuning else ""
-    if field == "wire":
-        return settings.wire.name
-    if field == "link":
-        return link_text(settings.link) if settings.link else ""
-    if field == "refuse":
-        return "refuse" if settings.refuse else "ignore"
-    return str(getattr(settings, field) or "")
 
 
 def difference(digest: bytes, other: bytes) -> str:
@@ -262,8 +252,8 @@ def difference(digest: bytes, other: bytes) -> str:
         found, wanted = _read(0, digest), _read(1, other)
     except UsageError:
         return "version of shoal"
-    fields = (name for name in _VARIABLES if getattr(found, name) != getattr(wanted, name))
-    return next((_VARIABLES[name] for name in fields), "")
+    differing = (name for name in _SHARED if getattr(found, name) != getattr(wanted, name))
+    return next((_SHARED[name][0] for name in differing), "")
 
 
 def _fewest_cores(hosts: Sequence[int], digests: Sequence[_Digest]) -> int:
@@ -303,11 +293,8 @@ def _misfit(settings: Settings, hosts: Sequence[int], n_cores: int) -> str:
     return what
 
 
-def _bits(cores: Sequence[int]) -> int:
-    bits = 0
-    for core in cores:
-        bits |= 1 << core % _N_CORE_BITS
-    return bits
+def _bits(cores: Iterable[int]) -> int:
+    return sum(1 << bit for bit in {core % _N_CORE_BITS for core in cores})
 
 
 def _digest(text: str) -> int:
