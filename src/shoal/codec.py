@@ -96,11 +96,8 @@ Codec.MXFP8 = Codec("mxfp8", 3, 8, 2.0**-3, block=32)
 Codec.MXINT8 = Codec("mxint8", 4, 8, 2.0**-7, block=32)
 Codec.MXFP4 = Codec("mxfp4", 5, 4, 2.0**-2, block=32)
 
-_WORDS: Final = (
-    *(Codec.IDENTITY, Codec.BF16, Codec.FP16),
-    *(Codec.MXFP8, Codec.MXINT8, Codec.MXFP4),
-)
-CODECS: Final = {codec.name: codec for codec in _WORDS}
+_ALL: Final = (Codec.IDENTITY, Codec.BF16, Codec.FP16, Codec.MXFP8, Codec.MXINT8, Codec.MXFP4)
+CODECS: Final = {codec.name: codec for codec in _ALL}
 """The codecs that `wire=` accepts, by name."""
 
 

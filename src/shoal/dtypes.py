@@ -10,7 +10,18 @@ from shoal.errors import UsageError
 __all__ = ["DType", "Op", "item_size", "parse_dtype", "parse_op"]
 
 
-class DType(enum.IntEnum):
+class _Named(enum.IntEnum):
+    """A number that prints as its name in lower case."""
+
+    # Both are defined because IntEnum prints the number or the name, depending on Python's version.
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class DType(_Named):
     """The type of one element. The numbers cross the wire: never renumber, only append."""
 
     n_bytes: int
@@ -38,15 +49,8 @@ class DType(enum.IntEnum):
     UINT32 = 13, 4
     UINT64 = 14, 8
 
-    # Both are defined because IntEnum prints the number or the name, depending on Python's version.
-    def __str__(self) -> str:
-        return self.name.lower()
 
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
-
-class Op(enum.IntEnum):
+class Op(_Named):
     """How two values fold into one. The numbers cross the wire: never renumber, only append."""
 
     SUM = 0
@@ -57,12 +61,6 @@ class Op(enum.IntEnum):
     BAND = 5
     BOR = 6
     BXOR = 7
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
 
 
 _DTYPES: Final = {str(dtype): dtype for dtype in DType}
