@@ -18,8 +18,9 @@ from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.launch import _end_service
 from shoal.rendezvous import MemoryStore, Store, TorchStore
 from shoal.rendezvous.listener import hold_port
+from shoal.rendezvous.store import server as serving
 from shoal.rendezvous.store.client import TcpStoreClient
-from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
+from shoal.rendezvous.store.server import TcpStoreServer
 from shoal.rendezvous.store.wire import GET, SET
 
 KEY = b"k" * 32
@@ -42,8 +43,8 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Store]]:
 
 
 @contextlib.contextmanager
-def served(key: bytes | None = None, limits: StoreLimits | None = None) -> Iterator[TcpStoreServer]:
-    with contextlib.closing(TcpStoreServer("127.0.0.1", 0, key=key, limits=limits)) as server:
+def served(key: bytes | None = None) -> Iterator[TcpStoreServer]:
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0, key=key)) as server:
         yield server
 
 
@@ -167,8 +168,11 @@ def test_a_client_that_sends_garbage_is_closed_and_the_store_stays_usable(
         assert good.get("k", 1) == b"there"
 
 
-def test_a_full_store_refuses_new_values_and_still_changes_existing_ones() -> None:
-    with served(limits=StoreLimits(n_bytes=1000)) as server, client(server) as store:
+def test_a_full_store_refuses_new_values_and_still_changes_existing_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "_MOST_BYTES", 1000)
+    with served() as server, client(server) as store:
         for key in "abc":
             store.set(key, bytes(40))  # about 300 bytes each
         with pytest.raises(ShoalError, match="is full and did not take 'd'"):
@@ -179,8 +183,9 @@ def test_a_full_store_refuses_new_values_and_still_changes_existing_ones() -> No
         assert store.try_get("a") == b"2"
 
 
-def test_more_clients_than_allowed_are_closed() -> None:
-    with served(limits=StoreLimits(n_clients=1)) as server, client(server) as first:
+def test_more_clients_than_allowed_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving.Serving, "most_clients", 1)
+    with served() as server, client(server) as first:
         with client(server) as second, pytest.raises(PeerLost):
             second.try_get("a")
         first.set("a", b"1")

@@ -22,10 +22,10 @@ from shoal.group.pool.protocol import (
     decode,
     encode,
     key_id,
-    own_version,
     send,
     server_key,
 )
+from shoal.rendezvous.announcing import own_version
 from shoal.server import child
 from shoal.server import server as server_module
 from shoal.server.job import Pace

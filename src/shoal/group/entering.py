@@ -15,7 +15,7 @@ from shoal.codec import parse_wire
 from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.group.agreeing import digest_of
 from shoal.group.form import Growing, form
-from shoal.group.growing import FORM_S, SILENT_S, own_version, take_place
+from shoal.group.growing import FORM_S, SILENT_S, take_place
 from shoal.group.members import CONFIRM_S
 from shoal.plan import Settings
 from shoal.rendezvous import job_key
@@ -25,6 +25,7 @@ from shoal.rendezvous.announcing import (
     announcement_key,
     answer_key,
     decode_answer,
+    own_version,
 )
 from shoal.rendezvous.attempt import is_of_another_rank
 from shoal.rendezvous.door import parse_address, visit

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,7 +18,7 @@ from shoal.group.form import Growing, form
 from shoal.group.view import MOST_NUMBER
 from shoal.group.work import FOR_EVER_S
 from shoal.limits import DEAD_S
-from shoal.rendezvous.announcing import GONE, N_ID_BYTES, Announcement, here_key
+from shoal.rendezvous.announcing import GONE, N_ID_BYTES, Announcement, here_key, own_version
 from shoal.rendezvous.door import parse_address, visit
 from shoal.rendezvous.packing import Unpacker, number, text_field
 from shoal.rendezvous.record import MAX_SIZE
@@ -244,11 +243,6 @@ def take_place(store: Visit, own: str) -> tuple[int, int]:
 
 def _place_key(one: str) -> str:
     return f"place/{one}"
-
-
-def own_version() -> str:
-    """Return this process's version of shoal."""
-    return str(sys.modules["shoal"].__version__)
 
 
 def refusal_of(group: str, digest: bytes, asking: Announcement) -> str:

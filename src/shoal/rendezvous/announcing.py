@@ -6,6 +6,7 @@ invitation to the meeting where the new group forms.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -20,6 +21,11 @@ GONE: Final = b"gone"
 """The value of `here_key` for a newcomer that was lost before it reached the meeting."""
 
 _DAMAGED: Final = "its announcement is damaged, or of another version of shoal"
+
+
+def own_version() -> str:
+    """Return this process's version of shoal."""
+    return str(sys.modules["shoal"].__version__)
 
 
 def announcement_key(number: str) -> str:

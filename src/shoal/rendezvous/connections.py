@@ -167,9 +167,7 @@ class Connections:
         self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
         self._on_doubt()
 
-    def turned_away(self, n_so_far: int, caller: str) -> None:
-        """Log a caller for which no descriptor was left."""
-        note_turned_away(n_so_far, caller)
+    turned_away = staticmethod(note_turned_away)
 
     # The endpoint's callbacks for the dial to the rank above.
 

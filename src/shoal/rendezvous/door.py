@@ -25,7 +25,7 @@ from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import is_out_of_descriptors, listen_at, port_range
 from shoal.rendezvous.record import decode
 from shoal.rendezvous.store.client import TcpStoreClient
-from shoal.rendezvous.store.server import Serving, StoreLimits, StoreServer
+from shoal.rendezvous.store.server import Serving, StoreServer
 from shoal.rendezvous.store.wire import VALUE
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _Doorman(Serving):
     key_differs_text = "a process that holds another job key tried to reach this one: refused"
 
     def __init__(self, listener: socket.socket, key: bytes | None) -> None:
-        super().__init__([listener], key, StoreLimits())
+        super().__init__([listener], key)
         # By open meeting, the oldest first.
         self._meetings: dict[str, dict[Peer, _Visitor]] = {}
         self._silent_s: dict[str, float] = {}

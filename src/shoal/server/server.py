@@ -27,10 +27,10 @@ from shoal.group.pool.protocol import (
     Status,
     decode,
     is_for_server,
-    own_version,
 )
 from shoal.group.pool.view_mesh import MEETING_S
 from shoal.plan.text import counted
+from shoal.rendezvous.announcing import own_version
 from shoal.rendezvous.key import random_key
 from shoal.rendezvous.listener import note_turned_away, run_ready
 from shoal.server.child import start
@@ -198,9 +198,7 @@ class Server:
     def key_differs(self, hello: Hello) -> None:
         """Do nothing: the caller logs the error, and any stranger can cause it here."""
 
-    def turned_away(self, n_so_far: int, caller: str) -> None:
-        """Log a caller for which no descriptor was left."""
-        note_turned_away(n_so_far, caller)
+    turned_away = staticmethod(note_turned_away)
 
     def take_stranger(self, fd: int) -> None:
         """Answer an HTTP request."""

@@ -19,7 +19,7 @@ from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.record import MAX_SIZE
 from shoal.rendezvous.store import MAX_VALUE_BYTES
 from shoal.rendezvous.store.client import TcpStoreClient
-from shoal.rendezvous.store.server import Serving, StoreLimits
+from shoal.rendezvous.store.server import Serving
 from shoal.rendezvous.store.wire import VALUE
 from shoal.threads import Threads
 
@@ -63,9 +63,10 @@ class Answering(Serving):
     """
 
     key_differs_text = "`shoal top` with another job key asked for numbers, and was refused"
+    most_clients = _MOST_READERS
 
     def __init__(self, listener: socket.socket, job_key: bytes, read: Callable[[], bytes]) -> None:
-        super().__init__([listener], job_key, StoreLimits(n_clients=_MOST_READERS))
+        super().__init__([listener], job_key)
         self.read = read
         self._documents: dict[Peer, bytes] = {}
         self._until: dict[Peer, float] = {}  # when each reader is dropped

@@ -14,9 +14,10 @@ from shoal.group.context import hash_of
 from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
 from shoal.group.pool.control import Command, What
 from shoal.group.pool.notices import LateServers, Notices
-from shoal.group.pool.protocol import Meet, Reserve, own_version
+from shoal.group.pool.protocol import Meet, Reserve
 from shoal.group.pool.registry import Registry
 from shoal.group.pool.watch import Watch
+from shoal.rendezvous.announcing import own_version
 from shoal.rendezvous.interface import choose_address
 from shoal.rendezvous.packing import number
 

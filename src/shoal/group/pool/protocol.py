@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -175,11 +174,6 @@ def why_not_reached(error: int, progress: Progress, was_connected: bool) -> str:
     if was_connected:  # a server that speaks another protocol closes without an answer
         return "closes the connection: it is not a shoal server, or runs another version"
     return f"cannot be reached: {os.strerror(error)}"
-
-
-def own_version() -> str:
-    """Return this process's version of shoal."""
-    return str(sys.modules["shoal"].__version__)
 
 
 def key_id(job_key: bytes) -> int:

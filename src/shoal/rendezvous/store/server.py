@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
 from shoal.errors import ShoalError, UsageError
@@ -45,21 +45,11 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 _ENTRY_BYTES: Final = 256  # of a dictionary's entry, besides its key and value
-MOST_CLIENTS: Final = 4096  # of one store, by default
+MOST_CLIENTS: Final = 4096  # of one store, usually one per rank
+# Of all keys and values. A meeting of 1,024 ranks takes half a MiB, so there is room for a hundred
+# restarts.
+_MOST_BYTES: Final = 64 << 20
 _MOST_QUEUED: Final = 4 * MAX_VALUE_BYTES  # of replies that a client does not read
-
-
-class StoreLimits(NamedTuple):
-    """Limits on the resources of a store's server.
-
-    Args:
-        n_clients: connections, usually one per rank.
-        n_bytes: of all keys and values. A meeting of 1,024 ranks takes half a MiB, so there is
-            room for a hundred restarts.
-    """
-
-    n_clients: int = MOST_CLIENTS
-    n_bytes: int = 64 << 20
 
 
 class StoreServer:
@@ -99,12 +89,10 @@ class TcpStoreServer(StoreServer):
     the port is taken or the address is not this host's; ShoalError if no thread can be started.
     """
 
-    def __init__(
-        self, host: str, port: int, *, key: bytes | None = None, limits: StoreLimits | None = None
-    ) -> None:
+    def __init__(self, host: str, port: int, *, key: bytes | None = None) -> None:
         listeners = _listen(host, port)
         self.port: int = listeners[0].getsockname()[1]
-        super().__init__(Serving(listeners, key, limits or StoreLimits()))
+        super().__init__(Serving(listeners, key))
 
 
 class Serving:
@@ -114,12 +102,10 @@ class Serving:
         "a process that holds another job key tried to reach the store of rank 0, and was refused: "
         "if it is a rank of this job, the job cannot form its group"
     )
+    most_clients = MOST_CLIENTS
 
-    def __init__(
-        self, listeners: Sequence[socket.socket], key: bytes | None, limits: StoreLimits
-    ) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], key: bytes | None) -> None:
         self._key = store_key(key)
-        self._limits = limits
         self._waker, self._woken = socket.socketpair()
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self.endpoint = Endpoint(self, most_queued=_MOST_QUEUED)
@@ -177,7 +163,7 @@ class Serving:
 
     def welcome(self, peer: Peer, _hello: Hello) -> None:
         """Take requests from a client that has proved the key."""
-        if len(self._clients) >= self._limits.n_clients:
+        if len(self._clients) >= self.most_clients:
             peer.close()
             return
         peer.expect(SET, N_LENGTH + MAX_KEY_BYTES + MAX_VALUE_BYTES)
@@ -194,9 +180,7 @@ class Serving:
             self._has_warned = True
             _LOG.warning("%s. %s", self.key_differs_text, HOW_TO_SET_KEY)
 
-    def turned_away(self, n_so_far: int, caller: str) -> None:
-        """Log a caller for which no descriptor was left."""
-        note_turned_away(n_so_far, caller)
+    turned_away = staticmethod(note_turned_away)
 
     def received(self, peer: Peer, kind: int, body: bytes, _fd: int) -> None:
         """Answer a request; drop a client that sends a malformed one, or one while it waits."""
@@ -229,7 +213,7 @@ class Serving:
         """Write a value and send it to waiting clients; return False if there is no room."""
         before = self._values.get(key)
         n_more = len(value) - (-len(key) - _ENTRY_BYTES if before is None else len(before))
-        if n_more > self._limits.n_bytes - self._n_bytes:
+        if n_more > _MOST_BYTES - self._n_bytes:
             return False
         self._n_bytes += n_more
         self._values[key] = value
