@@ -42,7 +42,8 @@ def test_ranks_of_one_host_link_pairwise_without_tcp(size: int) -> None:
         assert len({member.job_key for member in members}) == 1
         for rank, member in enumerate(members):
             assert [peer.rank for peer in member.peers] == [r for r in range(size) if r != rank]
-            assert all(peer.is_local and peer.address == "unix" for peer in member.peers)
+            assert all(peer.is_local for peer in member.peers)
+            assert not any(name.address for name in member.names)
         for rank, member in enumerate(members):
             check_members(member, grounds[rank])
             assert member.listener_fds == ()
@@ -57,7 +58,7 @@ def test_ranks_of_several_hosts_know_the_address_of_every_other_rank() -> None:
             local = [peer.rank for peer in member.peers if peer.is_local]
             assert local == {0: [1], 1: [0], 2: [4], 3: [], 4: [2]}[member.rank]
             for peer in member.peers:
-                assert peer.is_local or peer.address.startswith("127.0.0.1:")
+                assert peer.is_local or member.names[peer.rank].address.startswith("127.0.0.1:")
                 assert peer.is_local or peer.listens_at == members[peer.rank].listens_at
             for fd in member.listener_fds:
                 assert not os.get_inheritable(fd)
@@ -71,9 +72,9 @@ def test_any_number_of_hosts_joins_along_a_tree(n_hosts: int) -> None:
     with joined(MemoryStore(), environs) as members:
         assert len({member.epoch for member in members}) == 1
         for member in members:
-            assert [peer.host_id for peer in member.peers] == [
-                other.host_id for other in members if other is not member
-            ]
+            ids = [name.host_id for name in member.names]
+            assert ids == [name.host_id for name in members[0].names]
+            assert len(set(ids)) == n_hosts
 
 
 def test_each_rank_receives_the_cards_and_paths_of_all_ranks() -> None:
@@ -132,7 +133,7 @@ def test_ranks_meet_without_reminders(ids: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_hosts_may_speak_ipv6() -> None:
     with joined(MemoryStore(), hosts("a", "b", MASTER_ADDR="::1")) as members:
-        assert members[1].peers[0].address.startswith("[::1]:")
+        assert members[1].names[0].address.startswith("[::1]:")
 
 
 def test_listeners_stay_within_the_port_range() -> None:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import hashlib
 import os
-import socket
 import threading
 import time
 import weakref
@@ -15,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal import engine, limits
-from shoal.engine import RankInfo
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
 from shoal.plan.quantities import bytes_from
@@ -25,6 +23,7 @@ from shoal.settings import monitored
 from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
+    from shoal.engine import RankInfo
     from shoal.group.calls import Calls
     from shoal.group.work import Loan, Work
     from shoal.state.monitor import Monitor
@@ -273,7 +272,7 @@ def meet(
             )
             if not arenas:
                 make(1)  # no rank of this host shares it
-            hosts = [info.host_id for info in _rank_infos(membership)]
+            hosts = [rank_info.host_id for rank_info in membership.names]
             n_channels = channels(hosts, membership.digests)
             return _context_of(membership, arenas[0], n_channels, tuning)
     finally:
@@ -310,14 +309,13 @@ def _context_of(
     tuning: _Tuning,
     dead_s: float | None = None,
 ) -> Context:
-    rank_infos = _rank_infos(membership)
     mesh = engine.Mesh.create(
         rank=membership.rank,
-        names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(rank_infos)],
+        names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(membership.names)],
         epoch=membership.epoch,
         job_key=membership.job_key,
         arena=arena,
-        peers=_places(membership),
+        peers=membership.peers,
         n_channels=n_channels,
         listeners=list(membership.take()),
         resume_s=float(tuning.resume_s) if dead_s is None else min(tuning.resume_s, dead_s),
@@ -326,38 +324,13 @@ def _context_of(
         spin_us=float(tuning.spin_us),
         backstop_s=tuning.backstop_ms / 1e3,
     )
-    context = Context(mesh, membership.rank, rank_infos, membership.digests, membership.epoch)
+    context = Context(mesh, membership.rank, membership.names, membership.digests, membership.epoch)
     if tuning.monitored:
         from shoal.state.monitor import serve
 
         context.count()
         context.monitor = serve(context)
     return context
-
-
-_PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]
-
-
-def _places(membership: Membership) -> list[_PeerPlace]:
-    """Return each peer's addresses and number of paths; the lower rank sets the number."""
-    found: list[_PeerPlace] = []
-    for peer in membership.peers:
-        lower = peer.listens_at if peer.rank < membership.rank else membership.listens_at
-        n_paths = 0 if peer.is_local else len(lower)
-        found.append((peer.rank, peer.is_local, n_paths, list(peer.listens_at)))
-    return found
-
-
-def _rank_infos(membership: Membership) -> list[RankInfo]:
-    rank_infos = {
-        peer.rank: RankInfo(peer.host_label, "" if peer.is_local else peer.address, peer.host_id)
-        for peer in membership.peers
-    }
-    rank_infos[membership.rank] = RankInfo(socket.gethostname(), "", membership.host_id)
-    ids = membership.process_ids
-    return [
-        rank_infos[rank]._replace(process_id=ids[rank].hex()) for rank in range(membership.size)
-    ]
 
 
 def _check_isa() -> None:

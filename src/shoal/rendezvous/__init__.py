@@ -3,7 +3,7 @@
 from shoal.rendezvous.attempt import reporting_failure
 from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
-from shoal.rendezvous.membership import Membership, PeerInfo
+from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import HostMemory, JoinOptions
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore
 
@@ -13,7 +13,6 @@ __all__ = [
     "HostMemory",
     "JoinOptions",
     "Membership",
-    "PeerInfo",
     "Store",
     "MemoryStore",
     "TorchStore",

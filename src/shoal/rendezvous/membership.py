@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.engine import RankInfo
 from shoal.errors import Closed
 
 if TYPE_CHECKING:
@@ -13,25 +14,20 @@ if TYPE_CHECKING:
     from shoal.rendezvous.roster import Entry
 
 
-class PeerInfo(NamedTuple):
-    """One peer.
+class Peer(NamedTuple):
+    """Another rank, as `Mesh.create` takes it.
 
     Args:
-        host_label: the peer's host name, for people.
-        host_id: equal for all ranks of one host, different between hosts.
-        address: `10.0.0.2:4711` or `[fd00::2]:4711`, where it listens for other hosts; inside a
-            host `unix`.
         is_local: True if the peer is on this host, and has entered the memory that its ranks share.
+        n_paths: the number of connections to it, which the lower rank sets; 0 inside a host.
         listens_at: of a rank of another host: address and port, by path, that can be dialled for
             the life of the job.
     """
 
     rank: int
-    host_label: str
-    host_id: str
-    address: str
     is_local: bool
-    listens_at: tuple[tuple[str, int], ...] = ()
+    n_paths: int
+    listens_at: tuple[tuple[str, int], ...]
 
 
 class Membership:
@@ -41,11 +37,10 @@ class Membership:
     taken. All are close-on-exec.
 
     Attributes:
-        epoch: 64 random bits, the same on all ranks.
-        host_id: of this rank's host.
+        epoch: 64 random bits, the same on all ranks; every link proves them.
+        names: by rank, its host, and where it listens for others; no address on this host.
         peers: all other ranks, ascending.
         digests: by rank, the settings digest that it passed to `join`.
-        process_ids: by rank, 128 random bits; the epoch, which every link proves, is their hash.
         job_key: the secret of all ranks of the job; derive keys from it (key.py), do NOT send it.
         listens_at: the addresses of this rank that ranks of other hosts know; empty in a group on
             one host.
@@ -60,14 +55,18 @@ class Membership:
         job_key: bytes,
         listener_fds: tuple[int, ...],
     ) -> None:
-        own, self.rank, self.size = roster[rank], rank, len(roster)
-        self.epoch, self.process_ids = roll.epoch, roll.nonces
-        self.host_id, self.listens_at = own.host_id, _places(own)
-        self.peers = tuple(
-            _peer(other, roster[other], roll.hosts[other] == roll.hosts[rank])
-            for other in range(self.size)
-            if other != rank
-        )
+        self.epoch, self.rank, self.size = roll.epoch, rank, len(roster)
+        self.listens_at = _places(roster[rank])
+        names, peers = [], []
+        for other, nonce in enumerate(roll.nonces):
+            entry, is_local = roster[other], roll.hosts[other] == roll.hosts[rank]
+            address = "" if is_local else str(entry.listens_at[0])
+            names.append(RankInfo(entry.host_label, address, entry.host_id, nonce.hex()))
+            if other != rank:
+                places = () if is_local else _places(entry)
+                n_paths = len(places if other < rank or is_local else self.listens_at)
+                peers.append(Peer(other, is_local, n_paths, places))
+        self.names, self.peers = tuple(names), tuple(peers)
         self.digests = tuple(roster[other].digest for other in range(self.size))
         self.job_key = job_key
         self.listener_fds = listener_fds
@@ -90,12 +89,6 @@ class Membership:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-
-def _peer(rank: int, entry: Entry, is_local: bool) -> PeerInfo:
-    address = "unix" if is_local else str(entry.listens_at[0])
-    listens_at = () if is_local else _places(entry)
-    return PeerInfo(rank, entry.host_label, entry.host_id, address, is_local, listens_at)
 
 
 def _places(entry: Entry) -> tuple[tuple[str, int], ...]:

@@ -24,7 +24,8 @@ class Entry(NamedTuple):
     """One rank.
 
     Args:
-        host_id, host_label: see `PeerInfo`.
+        host_id: equal for all ranks of one host, different between hosts.
+        host_label: its host's name, for people.
         digest: as passed to `join`.
         listens_at: by path, where other hosts can connect to it; empty in a job on one host.
     """
