@@ -49,12 +49,7 @@ _LAUNCHERS: Final = (
     _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALNRANKS"),
     # The step's count first: inside `srun -n 2` of a larger allocation, SLURM_NTASKS may be the
     # allocation's count.
-    _Launcher(
-        "Slurm",
-        "SLURM_PROCID",
-        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        "",
-    ),
+    _Launcher("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ""),
 )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore
@@ -24,6 +24,7 @@ from shoal.threads import start
 _SUSPICIOUS_S: Final = 0.1
 _ON_ITS_WAY_S: Final = 0.01  # an answer takes 10 us from shoal's store, and a few ms from far away
 
+_Result = TypeVar("_Result")
 # Both begin with the number of the call, by which a late reply to an interrupted call is skipped.
 _Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
 _Reply = tuple[int, Any, BaseException | None]
@@ -51,8 +52,8 @@ class Caller:
         self._owed: tuple[str, float] | None = None  # the answer awaited, and since when
 
     def call(
-        self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
-    ) -> Any:
+        self, doing: str, function: Callable[..., _Result], *args: Any, takes_s: float = 0.0
+    ) -> _Result:
         """Return the function's result or raise its error; ShoalError if no thread can be started.
 
         TimedOut without an answer by `deadline`, or up to 0.1 s later if the answer was due shortly
@@ -66,6 +67,7 @@ class Caller:
         since = time.monotonic() + takes_s
         self._owed = doing, since
         self._calls.put((self._n_calls, function, args))
+        value: _Result
         value, error = self._await_reply(since)
         try:
             if error is not None:
@@ -134,19 +136,15 @@ class Asking(Caller):
         """As `Store.get`."""
         doing = f"get of {key!r}"
         takes_s = timeout_s + _SUSPICIOUS_S
-        value: bytes = self._ask(doing, self._store.get, key, timeout_s, takes_s=takes_s)
-        return value
+        return self._ask(doing, self._store.get, key, timeout_s, takes_s=takes_s)
 
     def try_get(self, key: str) -> bytes | None:
         """As `Store.try_get`."""
-        value: bytes | None = self._ask(f"try_get of {key!r}", self._store.try_get, key)
-        return value
+        return self._ask(f"try_get of {key!r}", self._store.try_get, key)
 
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
         """As `Store.try_get_all`."""
-        doing = f"try_get of {len(keys)} keys"
-        values: list[bytes] | None = self._ask(doing, self._store.try_get_all, keys)
-        return values
+        return self._ask(f"try_get of {len(keys)} keys", self._store.try_get_all, keys)
 
     def close(self) -> None:
         """End the thread, after its current call, and release the store; idempotent."""
@@ -154,8 +152,8 @@ class Asking(Caller):
         self._store = MemoryStore()
 
     def _ask(
-        self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
-    ) -> Any:
+        self, doing: str, function: Callable[..., _Result], *args: Any, takes_s: float = 0.0
+    ) -> _Result:
         if self.lost:
             raise PeerLost(*self.lost)  # NOT the first error again: its traceback keeps frames
         try:
