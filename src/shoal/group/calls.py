@@ -369,15 +369,11 @@ class Calls:
         written: Sequence[BufferView],
         how: CallOptions,
     ) -> Work | None:
+        timeout_s, key = self._timeout(how), self._key(how)
         memory = [[], [span.address for span in read], [span.address for span in written]]
-        return self._start(plan, memory, (read, written), self._key(how), how)
-
-    def _start(
-        self, plan: engine.Plan, memory: list[list[int]], owners: object, key: int, how: CallOptions
-    ) -> Work | None:
         background, subject = how.get("async_op", False), how.get("subject", 0)
-        call = self._native.post(plan, key, memory, self._timeout(how), background, subject)
-        return self._finish(call, plan, owners, how)
+        call = self._native.post(plan, key, memory, timeout_s, background, subject)
+        return self._finish(call, plan, (read, written), how)
 
     def _message(
         self, kind: str, data: Any, peer: int | None, tag: int, how: CallOptions
