@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from process.serving import Talker
@@ -103,11 +102,11 @@ def test_a_slow_name_lookup_delays_no_other_server_and_known_addresses_are_kept(
 ) -> None:
     n_lookups, answers = Counter[str](), threading.Event()
 
-    def resolve(host: str, port: int, _kind: object) -> list[Any]:
+    def resolve(host: str) -> list[str]:
         n_lookups[host] += 1
         if host == "slow":
             assert answers.wait(LONG_S)
-        return [(0, 0, 0, "", ("127.0.0.1", port))]
+        return ["127.0.0.1"]
 
     monkeypatch.setattr(watch, "resolve", resolve)
     fast = Address("fast", server.port)
@@ -129,9 +128,7 @@ def test_a_server_not_reached_at_its_known_address_is_looked_up_again(
 ) -> None:
     hosts = itertools.chain(["127.0.0.2"], itertools.repeat("127.0.0.1"))  # the first has no server
     monkeypatch.setattr(watch, "_LOOKUP_S", 0.0)
-    monkeypatch.setattr(
-        watch, "resolve", lambda _host, port, _kind: [(0, 0, 0, "", (next(hosts), port))]
-    )
+    monkeypatch.setattr(watch, "resolve", lambda _host: [next(hosts)])
     moved = Address("moved", server.port)
     seen, changes = watched(moved)
     try:

@@ -102,10 +102,15 @@ def list_interfaces() -> list[Interface]:
     return found
 
 
-def resolve(host: str, port: int, kind: socket.SocketKind) -> list[tuple[Any, ...]]:
-    """Call `socket.getaddrinfo`, but do not load the IDNA codec for names that do not need it."""
+def resolve(host: str) -> list[str]:
+    """Return the numeric addresses of a host, each once; OSError or UnicodeError if it has none."""
+    return list(dict.fromkeys(str(target[0]) for *_, target in _targets(host)))
+
+
+def _targets(host: str) -> list[tuple[Any, ...]]:
+    """Look a host up, but do not load the IDNA codec for names that do not need it."""
     name = host.encode() if host.isascii() else host
-    return list(socket.getaddrinfo(name, port, type=kind))
+    return list(socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM))
 
 
 def routed_address() -> str | None:
@@ -198,7 +203,7 @@ def _unmatched(wanted: str, found: list[Interface]) -> list[str]:
 def _source_towards(host: str) -> str:
     """Return the local address of the route to a host. Sends nothing: connect looks it up."""
     try:
-        targets = resolve(host, 9, socket.SOCK_DGRAM)
+        targets = _targets(host)
     except OSError as error:
         raise UsageError(
             f"MASTER_ADDR={host} does not resolve on this host ({error}): set it to a name or "

@@ -58,13 +58,12 @@ def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
         addresses = [one for one in named.addresses if not one.startswith("fe80")]
     else:
         try:
-            found = resolve(where, port, socket.SOCK_STREAM)
+            addresses = resolve(where)
         except OSError as error:
             raise UsageError(
                 f"--listen {where} is not an interface of this host, and does not resolve "
                 f"({error}); the interfaces are {known}"
             ) from error
-        addresses = list(dict.fromkeys(str(target[0]) for *_, target in found))
     listeners: list[socket.socket] = []
     try:
         for address in addresses:

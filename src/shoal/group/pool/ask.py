@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -41,10 +40,9 @@ def ask(address: Address, environ: Mapping[str, str]) -> dict[str, Any]:
     if key is None:
         raise UsageError("SHOAL_KEY_FILE is not set: a server answers only holders of a job's key")
     try:
-        found = resolve(*address, socket.SOCK_STREAM)
+        targets = resolve(address.host)
     except (OSError, UnicodeError) as error:
         raise ShoalError(f"server {address} cannot be reached: {error}") from error
-    targets = dict.fromkeys(str(target[0]) for *_, target in found)
     asking = _Asking(address, len(targets))
     until = time.monotonic() + _TIMEOUT_S
     with contextlib.closing(Endpoint(asking, dial_s=2 * _TIMEOUT_S)) as endpoint:

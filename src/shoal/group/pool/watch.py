@@ -296,11 +296,10 @@ class _Server:
 
     def _resolve(self) -> None:
         try:
-            targets = resolve(*self.address, socket.SOCK_STREAM)
+            self._found = resolve(self.address.host)
         except (OSError, UnicodeError) as error:
             self._lookup_trouble = f"has a name that does not resolve ({error})"
         else:
-            self._found = list(dict.fromkeys(str(target[0]) for *_, target in targets))
             self._lookup_trouble = ""
         self._is_looking = False
         self._bell.ring()

@@ -68,9 +68,7 @@ class TcpStoreClient:
         key: bytes | None = None,
         is_served: bool = False,
     ) -> None:
-        self.host: str | None = host
-        self._host = host
-        self._port = port
+        self.host, self._port = host, port
         self._is_served = is_served
         self._timeout_s = timeout_s
         self._until = time.monotonic() + total_s
@@ -148,7 +146,7 @@ class TcpStoreClient:
 
     @property
     def _address(self) -> str:
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        return f"[{self.host}]:{self._port}" if ":" in self.host else f"{self.host}:{self._port}"
 
     def _call(
         self, doing: str, kind: int, bodies: Sequence[bytes], timeout_s: float
@@ -205,12 +203,11 @@ class TcpStoreClient:
         """Connect to every address of the host without a dial in progress."""
         self._dial_at = float("inf")
         try:
-            found = resolve(self._host, self._port, socket.SOCK_STREAM)
+            addresses = resolve(self.host)
         except OSError as error:
             self._fail(error)
             return
-        for *_, target in found:
-            address = str(target[0])
+        for address in addresses:
             if address not in self._dials.values():
                 dial = self._endpoint.connect(address, self._port, STORE_HELLO, key)
                 self._dials[dial] = address
@@ -237,10 +234,9 @@ class TcpStoreClient:
     def _of_loopback(self) -> str:
         """Advice for an address that only this host can reach; empty for any other."""
         try:
-            found = resolve(self._host, self._port, socket.SOCK_STREAM)
+            addresses = resolve(self.host)
         except OSError:
             return ""
-        addresses = [str(target[0]) for *_, target in found]
         if not all(map(is_loopback, addresses)):
             return ""
         return (

@@ -258,10 +258,9 @@ class Serving:
 
 def _listen(host: str, port: int) -> list[socket.socket]:
     try:
-        found = resolve(host, port, socket.SOCK_STREAM)
+        addresses = resolve(host)
     except OSError as error:
         raise UsageError(f"MASTER_ADDR={host} does not resolve ({error})") from error
-    addresses = list(dict.fromkeys(str(target[0]) for *_, target in found))
     if not names_loopback(host) and all(map(is_loopback, addresses)):
         # /etc/hosts maps this host's own name to 127.0.1.1 (Debian); other hosts resolve it to an
         # address that they can reach.
