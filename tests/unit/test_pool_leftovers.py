@@ -20,7 +20,7 @@ from shoal.group.pool import served_group
 from shoal.group.pool.leader import job_name
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall
-from shoal.group.pool.rails import Kind, RailPart, Stage, rail_of
+from shoal.group.pool.rails import Kind, Posting, RailPart, Stage, rail_of
 from shoal.group.pool.served_group import ServedGroup
 from shoal.group.pool.view import Parts, View
 from shoal.plan import default_cluster
@@ -84,7 +84,7 @@ def test_a_call_that_cannot_be_planned_ends_the_group_of_its_ranks() -> None:
     pool.stages.propose()
     pool.stages.begin(0, view, 1)
     with pytest.raises(MemoryError):
-        pool.post(KIND, 7, 0, time.monotonic() + 1.0, 0)
+        pool.post(Posting(KIND, 7, 0, time.monotonic() + 1.0, 0))
     assert len(ended) == 1
 
 
@@ -132,7 +132,7 @@ def test_a_call_whose_next_stage_waits_for_servers_delays_no_other() -> None:
 
     pool: Any = SimpleNamespace(post_stage=post)
     kind = KIND._replace(pieces=(RailPart(0, KIND.n_elems),))
-    call, over = RailCall(pool, kind, [0], 0, 0.0, 0), threading.Event()
+    call, over = RailCall(pool, Posting(kind, 0, 0, 0.0, 0), [0]), threading.Event()
     thread = threading.Thread(target=callbacks[0], args=(None,))
     thread.start()
     assert waits.wait(10.0)

@@ -13,7 +13,7 @@ from shoal.engine import plan_among
 from shoal.group.numbers import Numbers
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.protocol import MOST_RANKS
-from shoal.group.pool.rails import MOST_PIECES, Kind, Rail, RailNumbers, Stage, rail_of
+from shoal.group.pool.rails import MOST_PIECES, Kind, Posting, Rail, RailNumbers, Stage, rail_of
 from shoal.group.pool.view_mesh import first_word_key
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import default_cluster
@@ -111,7 +111,7 @@ def test_pieces_of_a_call_that_could_not_be_made_are_not_awaited() -> None:
     kind = kind._replace(pieces=tuple(rail.pieces(kind.dtype, kind.n_elems)))
     numbers = pool.begin_pieces(calls.take(), len(kind.pieces))
     with pytest.raises(MemoryError):
-        pool.post_pieces(kind, numbers, 0, time.monotonic() + 1.0, 0)
+        pool.post_pieces(Posting(kind, 1, 0, time.monotonic() + 1.0, 0), numbers)
     assert coming.lowest_open() == 2 * MOST_PIECES
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shoal.group.numbers import Numbers
     from shoal.group.pool.addresses import Address, JobEndpoint
     from shoal.group.pool.control import Command, Control
-    from shoal.group.pool.rails import Kind, Rail
+    from shoal.group.pool.rails import Posting, Rail
     from shoal.group.pool.served_call import NativeError
     from shoal.group.pool.view import View
 
@@ -149,20 +149,13 @@ class Pool:
 
     # Calls.
 
-    def post(
-        self,
-        kind: Kind,
-        number: int,
-        address: int,
-        until: float,
-        subject: int,
-        is_background: bool = True,
-    ) -> Call | ServedCall:
+    def post(self, posting: Posting, is_background: bool = True) -> Call | ServedCall:
         """Start an all-reduce along the rail, in two parts if servers take one.
 
         Raises TimedOut if the workers did not agree on its servers in time; any other exception has
         ended the workers' group.
         """
+        kind, number, address, until, subject = posting
         with self.changed:
             view, key = self._claim(number, until), self.rail.key(number, Stage.RAIL)
             if view is None or not view.takes(number):
@@ -170,7 +163,7 @@ class Pool:
                 post = self._world.post_in_place
                 return post(plan, key, address, left_s, is_background, subject)
             try:
-                call, parts = view.call(self, kind, number, address, until, subject)
+                call, parts = view.call(self, posting)
                 if parts.workers is not None:
                     call.workers = self._world.post_in_place(
                         parts.workers, key, address, _left_s(until), True, subject
@@ -189,17 +182,10 @@ class Pool:
         assert isinstance(self._numbers, RailNumbers)
         return self._numbers.begin(call, n_pieces)
 
-    def post_pieces(
-        self,
-        kind: Kind,
-        numbers: Sequence[int],
-        address: int,
-        until: float,
-        subject: int,
-    ) -> RailCall:
-        """Start a call where several workers share a host; see rail_call.py."""
+    def post_pieces(self, posting: Posting, numbers: Sequence[int]) -> RailCall:
+        """Start a call in pieces with these numbers; see rail_call.py."""
         try:
-            return RailCall(self, kind, numbers, address, until, subject)
+            return RailCall(self, posting, numbers)
         except (ShoalError, MemoryError, RuntimeError):  # no piece has moved
             self._pieces_left(numbers)
             raise
@@ -210,10 +196,9 @@ class Pool:
             for number in numbers:
                 self._numbers.left(number)
 
-    def post_stage(
-        self, stage: Stage, kind: Kind, number: int, address: int, until: float, subject: int
-    ) -> Work:
-        """Start a stage of a piece: a call of the piece's kind, at the piece's address."""
+    def post_stage(self, stage: Stage, piece: Posting) -> Work:
+        """Start a stage of a piece."""
+        kind, number, address, until, subject = piece
         if stage is not Stage.RAIL:
             plan = self.rail.local(stage, kind.dtype, kind.op, kind.n_elems)
             key = self.rail.key(number, stage)
@@ -224,7 +209,7 @@ class Pool:
         op = Op.SUM if kind.op is Op.AVG else kind.op
         part = kind._replace(op=op, n_elems=own.n_elems)
         with self.changed:
-            call = self.post(part, number, address + own.offset, until, subject)
+            call = self.post(piece._replace(kind=part, address=address + own.offset))
             self._pieces_left([number])
         if isinstance(call, ServedCall):
             return ServedWork(self.control, call, None)

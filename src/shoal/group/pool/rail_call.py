@@ -16,7 +16,7 @@ from shoal.group.work import follow
 if TYPE_CHECKING:
     from shoal.engine import Call
     from shoal.group.pool.pool import Pool
-    from shoal.group.pool.rails import Kind
+    from shoal.group.pool.rails import Posting
     from shoal.group.pool.served_call import NativeError
     from shoal.group.work import Work
 
@@ -34,6 +34,14 @@ class _Passage:
         self.goes_on = False  # a thread is starting its next stage
 
 
+def _pieces_of(call: Posting, numbers: Sequence[int]) -> Iterator[Posting]:
+    """Yield the postings of a call's pieces, which have these numbers."""
+    kind = call.kind
+    for number, piece in zip(numbers, kind.pieces, strict=True):
+        of_piece = kind._replace(n_elems=piece.n_elems, pieces=(), n_pieces=len(numbers))
+        yield call._replace(kind=of_piece, number=number, address=call.address + piece.offset)
+
+
 class RailCall:
     """A call in pieces with these numbers, with the methods of a native call; `pool` posts stages.
 
@@ -41,20 +49,10 @@ class RailCall:
     group ends all stages, and a stage that fails ends the group.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        kind: Kind,
-        numbers: Sequence[int],
-        address: int,
-        until: float,
-        subject: int,
-    ) -> None:
+    def __init__(self, pool: Pool, posting: Posting, numbers: Sequence[int]) -> None:
         # None once the call is over: the pool keeps the group's links alive.
         self._pool: Pool | None = pool
-        self._kind, self._until, self._subject = kind, until, subject
-        where = zip(numbers, kind.pieces, strict=True)
-        self._parts = [(number, address, piece) for number, piece in where]
+        self._postings = list(_pieces_of(posting, numbers))
         self._lock = threading.Lock()
         self._went_on = threading.Condition(self._lock)
         self._is_over = False
@@ -66,10 +64,7 @@ class RailCall:
 
     def _post(self, at: int, stage: Stage) -> Work:
         assert self._pool is not None
-        number, address, piece = self._parts[at]
-        kind = self._kind._replace(n_elems=piece.n_elems, pieces=(), n_pieces=len(self._parts))
-        where = number, address + piece.offset
-        return self._pool.post_stage(stage, kind, *where, self._until, self._subject)
+        return self._pool.post_stage(stage, self._postings[at])
 
     # The methods of a native call.
 

@@ -180,6 +180,23 @@ class Kind(NamedTuple):
         return self.shape("sharded", rail.host, len(rail.members), self.n_lanes)
 
 
+class Posting(NamedTuple):
+    """An all-reduce, or a piece of one, to start.
+
+    Args:
+        number: its number among all calls, or pieces, that may be served.
+        address: of its memory.
+        until: the deadline, by `time.monotonic`.
+        subject: the call's purpose, on which ranks must agree.
+    """
+
+    kind: Kind
+    number: int
+    address: int
+    until: float
+    subject: int
+
+
 class RailNumbers:
     """The numbers of pieces, which start some time after their call: its number * `MOST_PIECES`.
 

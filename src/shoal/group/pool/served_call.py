@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
     from shoal.group.pool.pool import Pool
     from shoal.group.pool.rail_call import RailCall
+    from shoal.group.pool.rails import Posting
     from shoal.group.pool.view import View
     from shoal.shapes import Shape
 
@@ -30,10 +31,8 @@ class ServedCall:
 
     Attributes:
         pool: its thread mends the call if a server is lost.
-        number: the call's number among all calls that may be served.
+        number, address, until, subject: see `Posting`.
         shape: of the servers' part, or of the workers' part if servers have none.
-        until: the deadline, by `time.monotonic`.
-        subject: the call's purpose, on which ranks must agree.
         workers: the workers' part, or None.
         servers: the servers' part; None if the view had ended before the call was made.
         is_mending: True while the pool's thread reads and writes the call's memory.
@@ -46,19 +45,9 @@ class ServedCall:
         *("view", "pool", "is_mending", "is_mended"),
     )
 
-    def __init__(
-        self,
-        pool: Pool,
-        view: View,
-        number: int,
-        shape: Shape,
-        address: int,
-        until: float,
-        subject: int = 0,
-    ) -> None:
-        self.pool, self.view = pool, view
-        self.number, self.shape, self.address, self.until = number, shape, address, until
-        self.subject = subject
+    def __init__(self, pool: Pool, view: View, posting: Posting, shape: Shape) -> None:
+        self.pool, self.view, self.shape = pool, view, shape
+        _, self.number, self.address, self.until, self.subject = posting
         self.workers: Call | None = None
         self.servers: Call | None = None
         self.is_mending = self.is_mended = False

@@ -22,7 +22,7 @@ from shoal.group.pool.addresses import endpoint_from, n_required_from, servers_f
 from shoal.group.pool.control import Control
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall
-from shoal.group.pool.rails import Kind, RailNumbers, rail_of
+from shoal.group.pool.rails import Kind, Posting, RailNumbers, rail_of
 from shoal.group.pool.served_call import ServedCall, ServedWork
 from shoal.rendezvous import job_key
 
@@ -169,14 +169,13 @@ class ServedGroup(Group):
         until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
         call: Call | ServedCall | RailCall
         with pool.changed:  # NOT released before `post`: a view might begin with a higher call
-            number = self._number(how)
+            posting = Posting(kind, self._number(how), span.address, until, subject)
             if kind.pieces:
-                numbers = pool.begin_pieces(number, len(kind.pieces))
+                numbers = pool.begin_pieces(posting.number, len(kind.pieces))
             else:
-                is_background = bool(how.get("async_op", False))
-                call = pool.post(kind, number, span.address, until, subject, is_background)
+                call = pool.post(posting, bool(how.get("async_op", False)))
         if kind.pieces:
-            call = pool.post_pieces(kind, numbers, span.address, until, subject)
+            call = pool.post_pieces(posting, numbers)
         return self._finish(cast("Call", call), None, span, how)
 
     def _work_of(self, call: Call, owners: object) -> Work:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.engine import Plan
     from shoal.group.pool.addresses import Address
     from shoal.group.pool.pool import Pool
-    from shoal.group.pool.rails import Kind, Rail
+    from shoal.group.pool.rails import Kind, Posting, Rail
     from shoal.group.pool.view_mesh import PoolGroup
     from shoal.plan import Cluster
     from shoal.shapes import Shape
@@ -130,16 +130,14 @@ class View:
             self._kinds.popitem(last=False)
         return found
 
-    def call(
-        self, pool: Pool, kind: Kind, number: int, address: int, until: float, subject: int
-    ) -> tuple[ServedCall, Parts]:
+    def call(self, pool: Pool, posting: Posting) -> tuple[ServedCall, Parts]:
         """Return a new call, and its plans. The caller holds the pool's `changed`."""
-        parts, calls = self.parts(kind), self.calls
+        parts, calls = self.parts(posting.kind), self.calls
         while calls and (calls[0].is_fine or calls[0].outcome is not None):
             call_over = calls.popleft()
             if call_over.is_fine:
                 self._over.append(call_over.number)
-        call = ServedCall(pool, self, number, parts.shape, address, until, subject)
+        call = ServedCall(pool, self, posting, parts.shape)
         call.is_mended = parts.servers is None  # there is no servers' part to wait for
         calls.append(call)
         return call, parts
