@@ -103,7 +103,7 @@ def test_a_server_under_abuse_still_serves_holders_of_a_key(tmp_path: Path) -> N
 def test_requests_that_cannot_be_served_are_refused_with_a_reason(tmp_path: Path) -> None:
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     reserve = Reserve(shoal.__version__, "job", 3)
-    silent = [Place(rank, "127.0.0.1", {}) for rank in range(4)]
+    silent = [Place(f"rank {rank}", "127.0.0.1", {}) for rank in range(4)]
     roster = b"".join(place.entry.encode(rank) for rank, place in enumerate(silent))
     with ServerProcess(*keys, more=["--max-jobs", "1", "--no-http"]) as server:
         with talker(keys[0]) as one, talker(keys[1]) as two:

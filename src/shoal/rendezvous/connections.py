@@ -126,7 +126,7 @@ class Connections:
         meeting, environ = self._meeting, self._options.environ
         master = environ.get("MASTER_ADDR") or meeting.store_host
         ports = port_range(environ)
-        listeners, paths = listen_for_hosts(meeting.rank, master, ports, environ)
+        listeners, paths = listen_for_hosts(f"rank {meeting.rank}", master, ports, environ)
         for listener in listeners:
             self.endpoint.listen(listener.detach())
         self.listens_at = tuple(paths)

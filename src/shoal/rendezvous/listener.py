@@ -46,18 +46,19 @@ def unix_address(name: str) -> bytes:
 
 
 def listen_for_hosts(
-    rank: int, master: str | None, ports: Iterable[int], environ: Mapping[str, str]
+    who: str, master: str | None, ports: Iterable[int], environ: Mapping[str, str]
 ) -> tuple[list[socket.socket], list[Endpoint]]:
     """Listen on the interfaces that lead to other hosts; return an endpoint for each path too.
 
-    `master` decides the interface, unless the environment does. UsageError names what to set.
+    `who` is for messages. `master` decides the interface, unless the environment does. UsageError
+    names what to set.
     """
     found: dict[str, tuple[socket.socket, Endpoint]] = {}
     paths = choose_addresses(n_paths(environ), master, environ)
     try:
         for chosen in paths:
             if chosen.address not in found:
-                found[chosen.address] = listen_at(f"rank {rank}", chosen, ports, environ)
+                found[chosen.address] = listen_at(who, chosen, ports, environ)
     except BaseException:
         for listener, _ in found.values():
             listener.close()

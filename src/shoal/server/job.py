@@ -70,7 +70,7 @@ class Job:
         try:
             with socket.socket(fileno=os.dup(self.peer.fileno())) as sock:
                 host = str(sock.getpeername()[0]).removeprefix("::ffff:")  # IPv4 over IPv6
-            self.place = Place(None, host, environ)
+            self.place = Place("this server", host, environ)
         except (ShoalError, OSError) as error:
             return str(error)
         return ""

@@ -92,7 +92,7 @@ class Forming:
         rank, ranks = self._control.rank, self._control.ranks
         towards = os.environ.get("MASTER_ADDR") or _host_of(ranks[0 if rank else 1].address)
         try:
-            place = Place(rank, towards, os.environ)
+            place = Place(f"rank {rank}", towards, os.environ)
             return place, _ENTRY + place.entry.encode(rank)
         except ShoalError as error:  # names the rank
             return None, _FAILURE + str(error).encode()

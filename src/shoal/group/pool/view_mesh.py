@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.engine import N_NONCE_BYTES, Fault, Plan, address_of, lower
-from shoal.errors import Closed, PeerLost, ShoalError, UsageError
+from shoal.errors import Closed, PeerLost, ShoalError
 from shoal.group.context import connect
 from shoal.group.group import Group
 from shoal.group.work import FOR_EVER_S, Work
@@ -67,19 +67,14 @@ class Unmet(ShoalError):  # noqa: N818 - names the fault
 class Place:
     """A rank's listeners for a view, opened before the view forms; `entry` is for the roster.
 
-    `rank` is for error texts; None on a server, which has no rank yet. `towards`, an address of
-    another rank, decides the interface. UsageError if no port of `SHOAL_PORT_RANGE` is free or a
-    variable is wrong; OSError if no descriptor is left.
+    `who` is for error texts. `towards`, an address of another rank, decides the interface.
+    UsageError if no port of `SHOAL_PORT_RANGE` is free or a variable is wrong; OSError if no
+    descriptor is left.
     """
 
-    def __init__(self, rank: int | None, towards: str | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, who: str, towards: str | None, environ: Mapping[str, str]) -> None:
         ports = port_range(environ)
-        try:
-            self._listeners, endpoints = listen_for_hosts(rank or 0, towards, ports, environ)
-        except UsageError as error:
-            if rank is not None:
-                raise
-            raise UsageError(str(error).removeprefix("rank 0 ")) from error
+        self._listeners, endpoints = listen_for_hosts(who, towards, ports, environ)
         card = PoolCard(
             rate=_own_rate(endpoints[0].interface, environ),
             channels=channels_from(environ),
