@@ -63,7 +63,6 @@ def agree(rng: random.Random) -> None:
 def read_digests(rng: random.Random) -> None:
     settings = Settings.read({})
     digests = [agreeing.digest_of(settings), random_bytes(rng)]
-    agreeing.agreed_channels(settings, ["one", "two"], digests)
     agreeing.difference(*digests)
     agreeing.agreed_planner(0, settings, ["one", "two"], digests, "group 'world'")
 

@@ -128,57 +128,6 @@ def agreed_planner(
     Depends on the host and the `digest_of` each rank; `title` names the group in the log.
     UsageError if settings differ, or the tuning file is for another cluster.
     """
-    agreed = _agree(settings, host_ids, digests)
-    cluster, channels = agreed.cluster, agreed.channels
-    level = logging.DEBUG if rank else logging.INFO
-    if agreed.misfit:
-        _LOG.warning("%s; it is ignored", agreed.misfit)
-    if cluster.n_hosts > 1:
-        wire, lanes = link_text(cluster.wire), counted(channels.n, "channel")
-        _LOG.log(
-            level,
-            "%s: links between hosts are taken as %s, %s; %s, since %s",
-            *(title, wire, agreed.why, lanes, channels.why),
-        )
-    if agreed.unlike_paths and rank == 0:
-        _LOG.warning("%s: %s", title, agreed.unlike_paths)
-    return Planner(
-        *(cluster, settings.forced, agreed.tuning),
-        n_channels=channels.n,
-        title=title,
-        level=level,
-    )
-
-
-def agreed_channels(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]) -> int:
-    """Return the number of channels of the `agreed_planner`; 1 if `agreed_planner` will raise.
-
-    Never raises, since the ranks are still meeting.
-    """
-    try:
-        return _agree(settings, host_ids, digests).channels.n
-    except UsageError:
-        return 1
-
-
-class _Agreed(NamedTuple):
-    """The values that follow from the digests.
-
-    Args:
-        why: the source of the links' costs.
-        misfit: how the tuning file differs from this cluster; `tuning` is None then.
-        unlike_paths: a warning that SHOAL_PATHS differs between ranks; empty: it does not.
-    """
-
-    cluster: Cluster
-    why: str
-    channels: Channels
-    tuning: Tuning | None
-    misfit: str
-    unlike_paths: str
-
-
-def _agree(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]) -> _Agreed:
     read = [_read(other, digest) for other, digest in enumerate(digests)]
     _compare(read, settings)
     hosts = numbered(host_ids)
@@ -188,7 +137,20 @@ def _agree(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]
     wire, why = _wire(settings, tuning, read) if len(set(hosts)) > 1 else (WIRE, "")
     cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
     channels = _channels(settings, cluster, read)
-    return _Agreed(cluster, why, channels, tuning, misfit, _unlike_paths(cluster, read))
+    level = logging.DEBUG if rank else logging.INFO
+    if misfit:
+        _LOG.warning("%s; it is ignored", misfit)
+    if cluster.n_hosts > 1:
+        _LOG.log(
+            level,
+            "%s: links between hosts are taken as %s, %s; %s, since %s",
+            *(title, link_text(wire), why, counted(channels.n, "channel"), channels.why),
+        )
+    if rank == 0 and (unlike_paths := _unlike_paths(cluster, read)):
+        _LOG.warning("%s: %s", title, unlike_paths)
+    return Planner(
+        *(cluster, settings.forced, tuning), n_channels=channels.n, title=title, level=level
+    )
 
 
 def _channels(settings: Settings, cluster: Cluster, digests: Sequence[_Digest]) -> Channels:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.engine import RankInfo
     from shoal.group.calls import Calls
     from shoal.group.work import Loan, Work
+    from shoal.plan import Planner
     from shoal.state.monitor import Monitor
     from shoal.state.tally import Tally
 
@@ -239,13 +240,13 @@ def meet(
     rank: int,
     size: int,
     timeout_s: float,
-    digest: bytes = b"",
-    channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _digests: 1,
-) -> Context:
+    digest: bytes,
+    agree: Callable[[Membership], Planner],
+) -> tuple[Context, Planner]:
     """Meet all ranks through `store` and connect to them; raises what `group.form` does.
 
-    Every rank gets all ranks' `digest` as `Context.digests`. `channels` returns the number of
-    channels for all hosts and digests; it must not raise.
+    Every rank gets all ranks' `digest` as `Membership.digests`. `agree` makes the planner from
+    these, which has the number of channels; if it raises, it must do so on all ranks.
     """
     with reporting_failure(store, rank, size):
         tuning = _Tuning.read()
@@ -272,9 +273,9 @@ def meet(
             )
             if not arenas:
                 make(1)  # no rank of this host shares it
-            hosts = [rank_info.host_id for rank_info in membership.names]
-            n_channels = channels(hosts, membership.digests)
-            return _context_of(membership, arenas[0], n_channels, tuning)
+            with membership:
+                planner = agree(membership)
+                return _context_of(membership, arenas[0], planner.n_channels, tuning), planner
     finally:
         arenas.clear()  # a caller that keeps the error keeps this frame
 

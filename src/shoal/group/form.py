@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.codec import parse_wire
 from shoal.errors import UsageError
-from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of, monitor_of
+from shoal.group.agreeing import agreed_planner, digest_of, monitor_of
 from shoal.group.announce import log_algorithms, log_members
 from shoal.group.context import meet
 from shoal.group.group import Group
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     import socket
 
     from shoal.group.context import Context
-    from shoal.rendezvous import Store
+    from shoal.plan import Planner
+    from shoal.rendezvous import Membership, Store
     from shoal.rendezvous.door import Door
     from shoal.rendezvous.interface import Advertised
     from shoal.rendezvous.record import Endpoint
@@ -87,13 +87,15 @@ def form(
         if key and place is None:
             readers, place = _listen_to_readers(advertised[0], size)
         digest = digest_of(settings, mbit, monitor=place[:2] if place else None)
-    channels = functools.partial(agreed_channels, settings)
+
+    def agree(met: Membership) -> Planner:
+        log_members(title, rank, met.names, settings.wire, advertised)
+        host_ids = [rank_info.host_id for rank_info in met.names]
+        return agreed_planner(rank, settings, host_ids, met.digests, title)
+
     with readers or contextlib.nullcontext():
-        context = meet(store, rank, size, timeout_s, digest, channels)
+        context, planner = meet(store, rank, size, timeout_s, digest, agree)
         try:
-            host_ids = [rank_info.host_id for rank_info in context.names]
-            log_members(title, rank, context.names, settings.wire, advertised)
-            planner = agreed_planner(rank, settings, host_ids, context.digests, title)
             if rank == 0:
                 log_algorithms(title, planner, settings.wire)
             context.pace(1 / planner.cluster.wire.us_per_byte if planner.cluster.n_hosts > 1 else 0)
