@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.codec import parse_wire
@@ -29,6 +29,7 @@ from shoal.rendezvous.announcing import (
 )
 from shoal.rendezvous.attempt import is_of_another_rank
 from shoal.rendezvous.door import parse_address, visit
+from shoal.rendezvous.join import Warnings
 from shoal.rendezvous.store.client import TcpStoreClient
 
 if TYPE_CHECKING:
@@ -63,18 +64,23 @@ def enter(
     for address in addresses:
         parse_address(address)
     deadline = time.monotonic() + timeout_s
-    warnings = _Warnings(name)
+    warnings = Warnings(_WARN_S, _LOG)
+
+    def warn_if_due(why: str) -> None:
+        waits = f"has waited {warnings.elapsed_s:.1f} s to be let into the group {name!r}"
+        warnings.warn_if_due(lambda _after_s: f"this process {waits}: {why}")
+
     why: ShoalError | None = None
     for address in itertools.cycle(addresses):
         if time.monotonic() >= deadline:
             break
         try:
-            group = _enter_at(address, own, deadline, wire, warnings)
+            group = _enter_at(address, own, deadline, wire, warn_if_due)
         except (PeerLost, TimedOut, Closed, UsageError) as error:
             if not is_of_another_rank(error):
                 raise
             why = error  # a member or another newcomer has failed: announce this one again
-            warnings.warn_if_due(_without_head(why))
+            warn_if_due(_without_head(why))
         else:
             group.timeout_s = timeout_s
             group.begin_again()
@@ -89,29 +95,14 @@ def _without_head(error: ShoalError | None) -> str:
     return str(error).removeprefix("timed out: ")
 
 
-class _Warnings:
-    """Logs at doubling intervals that no member has let a newcomer in yet, and why."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._started = time.monotonic()
-        self._after_s = _WARN_S  # to the next warning
-
-    def warn_if_due(self, why: str) -> None:
-        elapsed_s = time.monotonic() - self._started
-        if elapsed_s >= self._after_s:
-            self._after_s *= 2
-            _LOG.warning(
-                "this process has waited %.1f s to be let into the group %r: %s",
-                *(elapsed_s, self._name, why),
-            )
+_Warn = Callable[[str], None]
 
 
 def _enter_at(
-    address: str, own: Announcement, deadline: float, wire: str | None, warnings: _Warnings
+    address: str, own: Announcement, deadline: float, wire: str | None, warn_if_due: _Warn
 ) -> Group:
     """Ask for entry at one member's door."""
-    with _announced(address, own, deadline, warnings) as (at, uuid, number):
+    with _announced(address, own, deadline, warn_if_due) as (at, uuid, number):
         with visit(at, uuid, FORM_S, silent_s=SILENT_S) as store:
             rank, size = take_place(store, number)
             group = form(
@@ -128,7 +119,7 @@ def _enter_at(
 
 @contextlib.contextmanager
 def _announced(
-    address: str, own: Announcement, deadline: float, warnings: _Warnings
+    address: str, own: Announcement, deadline: float, warn_if_due: _Warn
 ) -> Iterator[tuple[str, str, str]]:
     """Wait at this door; yield the address and name of a meeting, and this newcomer's id."""
     number = os.urandom(N_ID_BYTES).hex()
@@ -145,7 +136,7 @@ def _announced(
         client.set(announcement_key(number), own.encode())
         _LOG.info("this process waits at %s to be let into the group %r", address, own.group)
         try:
-            answer = decode_answer(_await_answer(client, number, address, deadline, warnings))
+            answer = decode_answer(_await_answer(client, number, address, deadline, warn_if_due))
         except ValueError as error:
             raise UsageError(f"{address} runs another version of shoal") from error
         if answer.refusal:
@@ -154,7 +145,7 @@ def _announced(
 
 
 def _await_answer(
-    client: TcpStoreClient, number: str, address: str, deadline: float, warnings: _Warnings
+    client: TcpStoreClient, number: str, address: str, deadline: float, warn_if_due: _Warn
 ) -> bytes:
     """Wait in short calls: a stopped member answers no call, and another member may."""
     while True:
@@ -166,4 +157,4 @@ def _await_answer(
                 raise TimedOut(
                     f"the members did not call grow while it waited at {address}"
                 ) from late
-            warnings.warn_if_due(f"the members at {address} have not called grow")
+            warn_if_due(f"the members at {address} have not called grow")

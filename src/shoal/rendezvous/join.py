@@ -14,6 +14,7 @@ the attempt, and all ranks meet again in the next: other ranks counted on the lo
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -163,7 +164,8 @@ class _Join:
         self._connections: Connections | None = None
         self._look_around_at = 0.0
         self._look_s = _FIRST_LOOK_S
-        self._warnings = _Warnings(options)
+        self._warnings = Warnings(options.warn_s, options.log)
+        self._has_warned_of_gone = False  # a rank that failed before this one joined
         store.alarm = lambda: self._warn_if_due(store.silence)
 
     def report_failure(self, error: BaseException) -> None:
@@ -325,9 +327,11 @@ class _Join:
         self._plan_to_look_around()
         meeting.look_around()
         before, waited_s = meeting.before, self._warnings.elapsed_s
-        if before is not None and before.is_failure and waited_s >= self._options.gone_s:
+        is_gone = before is not None and before.is_failure and waited_s >= self._options.gone_s
+        if is_gone and not self._has_warned_of_gone:
+            self._has_warned_of_gone = True
             verdict = f"waits for a rank, {waited_s:.3g} s so far"
-            self._warnings.warn_once(lambda: self._explain(verdict, ""))
+            self._options.log.warning("%s", self._explain(verdict, ""))
         if self._connections is not None and self._connections.links is not None:
             self._connections.links.send_waiting()
 
@@ -345,7 +349,9 @@ class _Join:
     # Texts.
 
     def _warn_if_due(self, silence: str) -> float:
-        return self._warnings.warn_if_due(lambda verdict: self._explain(verdict, silence))
+        return self._warnings.warn_if_due(
+            lambda after_s: self._explain(f"has not joined after {after_s:g} s", silence)
+        )
 
     def _explain(self, verdict: str, silence: str) -> str:
         if self._connections is not None:
@@ -362,29 +368,22 @@ class _Join:
         return found
 
 
-class _Warnings:
-    """Logs the warnings of a join, at doubling intervals."""
+class Warnings:
+    """Logs warnings of a long wait, the first one after `after_s`, at doubling intervals."""
 
-    def __init__(self, options: JoinOptions) -> None:
-        self._options = options
+    def __init__(self, after_s: float, log: logging.Logger) -> None:
+        self._log = log
         self._started = time.monotonic()
-        self._after_s = options.warn_s  # to the next warning
-        self._has_warned_once = False
+        self._after_s = after_s
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
 
-    def warn_if_due(self, explain: Callable[[str], str]) -> float:
-        """Warn of the missing ranks if that is due; return when to warn again."""
-        if self.elapsed_s >= self._after_s:
-            verdict = f"has not joined after {self._after_s:g} s"
+    def warn_if_due(self, explain: Callable[[float], str]) -> float:
+        """Log `explain(seconds)` if a warning is due; return when the next one is."""
+        after_s = self._after_s
+        if self.elapsed_s >= after_s:
             self._after_s *= 2  # NOT later: `explain` may take until then
-            self._options.log.warning("%s", explain(verdict))
+            self._log.warning("%s", explain(after_s))
         return self._started + self._after_s
-
-    def warn_once(self, explain: Callable[[], str]) -> None:
-        """Warn of a rank that failed before this one joined."""
-        if not self._has_warned_once:
-            self._has_warned_once = True
-            self._options.log.warning("%s", explain())
