@@ -6,13 +6,14 @@ import socket
 import pytest
 
 from shoal.errors import PeerLost, TimedOut
-from shoal.rendezvous.door import Door, Visit, visit
+from shoal.rendezvous.door import Door, visit
+from shoal.rendezvous.store.client import TcpStoreClient
 
 
 def test_a_visitor_that_asks_after_anothers_loss_does_not_wait() -> None:
     with Door({}) as door, contextlib.ExitStack() as visits:
 
-        def enter() -> Visit:
+        def enter() -> TcpStoreClient:
             return visits.enter_context(visit(door.address, "meeting", 60, {}, silent_s=60))
 
         door.open("meeting")

@@ -19,7 +19,7 @@ from shoal.group.view import MOST_NUMBER
 from shoal.group.work import FOR_EVER_S
 from shoal.limits import DEAD_S
 from shoal.rendezvous.announcing import GONE, N_ID_BYTES, Announcement, here_key, own_version
-from shoal.rendezvous.door import parse_address, visit
+from shoal.rendezvous.door import leave, parse_address, visit
 from shoal.rendezvous.packing import Unpacker, number, text_field
 from shoal.rendezvous.record import MAX_SIZE
 from shoal.rendezvous.store.server import MOST_CLIENTS
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from shoal.group.group import Group
     from shoal.rendezvous import Store
-    from shoal.rendezvous.door import Door, Newcomer, Visit
+    from shoal.rendezvous.door import Door, Newcomer
+    from shoal.rendezvous.store.client import TcpStoreClient
 
 FORM_S: Final = 15.0
 """Seconds for a meeting with newcomers.
@@ -224,7 +225,7 @@ def _number_in(value: bytes, low: int, high: int) -> int:
         ) from error
 
 
-def take_place(store: Visit, own: str) -> tuple[int, int]:
+def take_place(store: TcpStoreClient, own: str) -> tuple[int, int]:
     """Join a meeting as the newcomer with this id; return its rank and the size of the group.
 
     Raises:
@@ -236,7 +237,7 @@ def take_place(store: Visit, own: str) -> tuple[int, int]:
     size = _number_in(_await_size(store), 1, MAX_SIZE)
     place = store.try_get(_place_key(own))
     if place is None:
-        store.leave()
+        leave(store)
         raise TimedOut("this process connected to the meeting too late")
     return _number_in(place, 1, size - 1), size
 

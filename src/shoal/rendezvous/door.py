@@ -14,7 +14,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import ShoalError, TimedOut, UsageError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from shoal.engine import Peer
     from shoal.rendezvous.announcing import Check
-    from shoal.rendezvous.store import Store
 
 # The most meetings whose values are kept. Old ones serve ranks that are late to leave.
 _MOST_MEETINGS: Final = 4
@@ -120,8 +119,6 @@ class Door(StoreServer):
 
 
 class _Doorman(Serving):
-    """Serves a door."""
-
     key_differs_text = "a process that holds another job key tried to reach this one: refused"
 
     def __init__(self, listener: socket.socket, key: bytes | None) -> None:
@@ -174,7 +171,6 @@ class _Doorman(Serving):
             self._put(key, end.encode())
 
     def _note_visitor(self, peer: Peer, key: str) -> None:
-        """Record a request of a visitor."""
         meeting, now = key.partition("/")[0], time.monotonic()
         visitors = self._meetings.get(meeting)
         if visitors is not None:
@@ -279,39 +275,6 @@ class _Doorman(Serving):
                 self._lose(meeting, peer, why or "closed its connection")
 
 
-class Visit:
-    """A meeting at a door, as a visitor sees it: a part of the door's store, with a prefix.
-
-    Args:
-        outlives_join: True if the door stays open until all have joined, see `Asking`.
-    """
-
-    def __init__(self, store: Store, uuid: str, *, outlives_join: bool) -> None:
-        self._store, self._prefix = store, f"{_meeting_id(uuid)}/"
-        self.host, self.outlives_join = store.host, outlives_join
-
-    def set(self, key: str, value: bytes) -> None:
-        """As `Store.set`."""
-        self._store.set(self._prefix + key, value)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """As `Store.get`."""
-        return self._store.get(self._prefix + key, timeout_s)
-
-    def try_get(self, key: str) -> bytes | None:
-        """As `Store.try_get`."""
-        return self._store.try_get(self._prefix + key)
-
-    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """As `Store.try_get_all`."""
-        return self._store.try_get_all([self._prefix + key for key in keys])
-
-    def leave(self) -> None:
-        """Leave without ending the meeting, once the others do not need this process any more."""
-        with contextlib.suppress(ShoalError):  # the door has closed
-            self.set(_LEFT, b"")
-
-
 @contextlib.contextmanager
 def visit(
     address: str,
@@ -321,10 +284,11 @@ def visit(
     *,
     silent_s: float | None = None,
     on_connect: Callable[[Callable[[], None]], object] = lambda _close: None,
-) -> Iterator[Visit]:
+) -> Iterator[TcpStoreClient]:
     """Connect to the door at this address, and wait until a meeting of this name is open there.
 
-    An error in the `with` block ends the meeting for the others.
+    Yields the meeting's part of the door's store. An error in the `with` block ends the meeting for
+    the others, unless this process has left it.
 
     Args:
         silent_s: seconds without an answer until the door counts as lost; None: `timeout_s`.
@@ -348,16 +312,22 @@ def visit(
         ) from late
     with contextlib.closing(client):
         on_connect(client.close)
-        part = Visit(client, uuid, outlives_join=silent_s is not None)
+        client.prefix, client.outlives_join = f"{_meeting_id(uuid)}/", silent_s is not None
         try:
-            part.get(_OPEN, max(0.0, deadline - time.monotonic()))
+            client.get(_OPEN, max(0.0, deadline - time.monotonic()))
         except TimedOut as late:
             raise TimedOut(
                 f"the process at {address} did not begin the meeting {uuid!r} within "
                 f"{timeout_s:g} s"
             ) from late
-        yield part
-        part.leave()
+        yield client
+        leave(client)
+
+
+def leave(meeting: TcpStoreClient) -> None:
+    """Leave without ending the meeting, once the others do not need this process any more."""
+    with contextlib.suppress(ShoalError):  # the door has closed
+        meeting.set(_LEFT, b"")
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -52,6 +52,10 @@ class TcpStoreClient:
         key: the job key, or None; the same as the server's.
         is_served: True if the server has listened before, so that a refused connect means its end.
 
+    Attributes:
+        prefix: of all keys.
+        outlives_join: True if the server stays until all have joined, see `Asking`.
+
     Raises:
         TimedOut: no store answered at this address.
         PeerLost: the server has ended.
@@ -69,6 +73,7 @@ class TcpStoreClient:
         is_served: bool = False,
     ) -> None:
         self.host, self._port = host, port
+        self.prefix, self.outlives_join = "", False
         self._is_served = is_served
         self._timeout_s = timeout_s
         self._until = time.monotonic() + total_s
@@ -95,7 +100,7 @@ class TcpStoreClient:
         """As `Store.set`; ShoalError if the store is full."""
         if len(value) > MAX_VALUE_BYTES:
             raise UsageError(f"{len(value)} bytes for {key!r}; expected at most {MAX_VALUE_BYTES}")
-        name = _encode(key)
+        name = self._encode(key)
         body = number(len(name), N_LENGTH) + name + value
         ((kind, _),) = self._call(f"set of {key!r}", SET, [body], self._timeout_s)
         if kind == FULL:
@@ -104,7 +109,7 @@ class TcpStoreClient:
     def get(self, key: str, timeout_s: float) -> bytes:
         """As `Store.get`."""
         wait_s = max(timeout_s, 0.0)
-        body = number(int(min(wait_s * 1000, 2**32 - 1)), N_WAIT) + _encode(key)
+        body = number(int(min(wait_s * 1000, 2**32 - 1)), N_WAIT) + self._encode(key)
         ((kind, value),) = self._call(f"get of {key!r}", GET, [body], wait_s + _GRACE_S)
         if kind == MISSING:
             raise TimedOut(f"no process set {key!r} at {self._address} within {timeout_s:g} s")
@@ -120,7 +125,7 @@ class TcpStoreClient:
         values: list[bytes] = []
         for first in range(0, len(keys), _N_AT_ONCE):
             batch = keys[first : first + _N_AT_ONCE]
-            bodies = [number(0, N_WAIT) + _encode(key) for key in batch]
+            bodies = [number(0, N_WAIT) + self._encode(key) for key in batch]
             replies = self._call(f"try_get of {batch[0]!r}", GET, bodies, self._timeout_s)
             if any(kind == MISSING for kind, _ in replies):
                 return None
@@ -147,6 +152,12 @@ class TcpStoreClient:
     @property
     def _address(self) -> str:
         return f"[{self.host}]:{self._port}" if ":" in self.host else f"{self.host}:{self._port}"
+
+    def _encode(self, key: str) -> bytes:
+        name = f"{self.prefix}{key}".encode()
+        if not 1 <= len(name) <= MAX_KEY_BYTES:
+            raise UsageError(f"a key of {len(name)} bytes; expected 1 to {MAX_KEY_BYTES}")
+        return name
 
     def _call(
         self, doing: str, kind: int, bodies: Sequence[bytes], timeout_s: float
@@ -276,10 +287,3 @@ class TcpStoreClient:
     def lost(self, _peer: Peer, _error: int, why: str) -> None:
         """Record why the connection ended."""
         self._lose(why)
-
-
-def _encode(key: str) -> bytes:
-    name = key.encode()
-    if not 1 <= len(name) <= MAX_KEY_BYTES:
-        raise UsageError(f"a key of {len(name)} bytes; expected 1 to {MAX_KEY_BYTES}")
-    return name
