@@ -53,24 +53,23 @@ _LAUNCHERS: Final = (
 )
 
 
-def find_place(environ: Mapping[str, str] | None = None) -> LaunchInfo:
+def find_place(environ: Mapping[str, str] = os.environ) -> LaunchInfo:
     """Return this process's place, from the first launcher whose rank variable is set.
 
     Raises UsageError if there is no such launcher, or for a missing or wrong variable: names it,
     its value and the expected values.
     """
-    env = os.environ if environ is None else environ
-    launcher = next((found for found in _LAUNCHERS if env.get(found.rank)), None)
+    launcher = next((found for found in _LAUNCHERS if environ.get(found.rank)), None)
     if launcher is None:
         raise UsageError(
             "no launcher found: RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are all "
             "unset. Start with torchrun, mpirun or srun, or set RANK, WORLD_SIZE, MASTER_ADDR "
             "and MASTER_PORT"
         )
-    size_name = next((name for name in launcher.size if env.get(name)), launcher.size[-1])
-    size = _number(env, size_name, 1, None, f"the number of ranks, as {launcher.name} sets it")
-    rank = _number(env, launcher.rank, 0, size - 1, f"this rank ({size_name}={size})")
-    return LaunchInfo(rank, size, _master_addr(env, launcher, size), _port(env, launcher))
+    size_name = next((name for name in launcher.size if environ.get(name)), launcher.size[-1])
+    size = _number(environ, size_name, 1, None, f"the number of ranks, as {launcher.name} sets it")
+    rank = _number(environ, launcher.rank, 0, size - 1, f"this rank ({size_name}={size})")
+    return LaunchInfo(rank, size, _master_addr(environ, launcher, size), _port(environ, launcher))
 
 
 def first_host(nodelist: str) -> str | None:

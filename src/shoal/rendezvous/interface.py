@@ -47,7 +47,7 @@ class Advertised(NamedTuple):
 
 
 def choose_address(
-    master_addr: str | None = None, environ: Mapping[str, str] | None = None
+    master_addr: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Advertised:
     """Return the address at which other hosts should connect to this process.
 
@@ -58,14 +58,13 @@ def choose_address(
 
 
 def choose_addresses(
-    n_paths: int, master_addr: str | None = None, environ: Mapping[str, str] | None = None
+    n_paths: int, master_addr: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> list[Advertised]:
     """Return the address for each of several paths, taking the named interfaces in turn."""
-    env = os.environ if environ is None else environ
     found = list_interfaces()
     for variable in _VARIABLES:
-        if env.get(variable):
-            named = _named(variable, env[variable], found, master_addr)
+        if environ.get(variable):
+            named = _named(variable, environ[variable], found, master_addr)
             return [named[path % len(named)] for path in range(n_paths)]
     return [_routed(found, master_addr)] * n_paths
 
@@ -82,7 +81,7 @@ def _routed(found: list[Interface], master_addr: str | None) -> Advertised:
     if address is None:
         raise UsageError(
             "this host has no default route, so the address to give to other hosts is unclear: "
-            f"set SHOAL_SOCKET_IFNAME to one of {_describe(found)}"
+            f"set SHOAL_SOCKET_IFNAME to one of {describe(found)}"
         )
     return Advertised(address, _name_of(address, found), why)
 
@@ -158,7 +157,7 @@ def _named(
     if unknown or not matches:
         raise UsageError(
             f"{variable}={wanted}: no network interface of this host with an address matches "
-            f"{' or '.join(unknown) or 'it'}; this host has {_describe(found)}"
+            f"{' or '.join(unknown) or 'it'}; this host has {describe(found)}"
         )
     # All ranks should use the master's address family; IPv4 if that is unknown.
     wants_v6 = master_addr is not None and ":" in master_addr
@@ -275,5 +274,6 @@ def _name_of(address: str, found: list[Interface]) -> str:
     return next((one.name for one in found if address in one.addresses), "an unnamed interface")
 
 
-def _describe(found: list[Interface]) -> str:
+def describe(found: list[Interface]) -> str:
+    """Return the names and addresses of these interfaces; "none" if there are none."""
     return ", ".join(f"{one.name} ({', '.join(one.addresses)})" for one in found) or "none"

@@ -26,17 +26,16 @@ HOW_TO_SET_KEY: Final = (
 )
 
 
-def job_key(environ: Mapping[str, str] | None = None) -> bytes | None:
+def job_key(environ: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the key given by `SHOAL_KEY_FILE`, else by `SHOAL_KEY`, else None.
 
     Raises UsageError, which does not show the key, for a file that is missing, not regular, another
     user's or open to others, and for a key of fewer than 16 bytes.
     """
-    env = os.environ if environ is None else environ
-    path = env.get("SHOAL_KEY_FILE")
+    path = environ.get("SHOAL_KEY_FILE")
     if path:
         return _check(_read(path), f"SHOAL_KEY_FILE={path}")
-    text = env.get("SHOAL_KEY")
+    text = environ.get("SHOAL_KEY")
     if text:
         return _check(os.fsencode(text), "SHOAL_KEY")
     return None

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from shoal.errors import UsageError
 from shoal.group.pool.addresses import parse_address
 from shoal.group.pool.protocol import DEFAULT_PORT, key_id, server_key
-from shoal.rendezvous.interface import list_interfaces, resolve
+from shoal.rendezvous.interface import describe, list_interfaces, resolve
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_tcp
 
@@ -50,10 +50,10 @@ def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
     Raises:
         UsageError: this host has no such interface or address, or the port is taken; lists both.
     """
-    where, port = parse_address(where, "--listen", port)
+    where, port = parse_address(where, "--listen", port, least=0)
     interfaces = list_interfaces()
     named = next((one for one in interfaces if one.name == where), None)
-    known = ", ".join(f"{one.name} ({', '.join(one.addresses)})" for one in interfaces)
+    known = describe(interfaces)
     if named is not None:
         addresses = [one for one in named.addresses if not one.startswith("fe80")]
     else:

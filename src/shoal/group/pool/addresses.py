@@ -40,8 +40,6 @@ class JobEndpoint(NamedTuple):
 def parse_endpoint(text: str, job: str, what: str) -> JobEndpoint:
     """Parse the HOST:PORT of a store; UsageError if it or the job's id is malformed."""
     address = parse_address(text, what, 0)
-    if not 1 <= address.port <= 65535:
-        raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
     if not re.fullmatch(r"[!-~]{1,64}", job):
         raise UsageError(f"{what}: {job!r} is not an id: 1 to 64 printable characters, no spaces")
     return JobEndpoint(*address, job)
@@ -65,17 +63,23 @@ def _names(environ: Mapping[str, str]) -> list[str]:
     return [name for name in names if name]
 
 
-def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
-    """Parse HOST, HOST:PORT, an IPv6 ADDRESS or [ADDRESS]:PORT; UsageError names the setting."""
+def parse_address(text: str, what: str, port: int = DEFAULT_PORT, least: int = 1) -> Address:
+    """Parse HOST, HOST:PORT, an IPv6 ADDRESS or [ADDRESS]:PORT; UsageError names the setting.
+
+    Args:
+        port: if the text has none.
+        least: the lowest port that is accepted.
+    """
     match = re.fullmatch(r"\[([^\[\]]+)\](?::([0-9]{1,5}))?|([^:\[\]]+)(?::([0-9]{1,5}))?", text)
-    if match is None and _is_ipv6(text):
-        return Address(text, port)
-    if match is None:
+    if match is not None:
+        found = Address(match[1] or match[3], int(match[2] or match[4] or port))
+    elif _is_ipv6(text):
+        found = Address(text, port)
+    else:
         raise UsageError(f"{what}: {text!r} is not HOST, HOST:PORT or [ADDRESS]:PORT")
-    digits = match[2] or match[4]
-    if digits is not None and not 0 <= int(digits) <= 65535:
+    if not least <= found.port <= 65535:
         raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
-    return Address(match[1] or match[3], port if digits is None else int(digits))
+    return found
 
 
 def _is_ipv6(text: str) -> bool:
@@ -93,8 +97,6 @@ def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
     for at, address in enumerate(found):
         if address in found[:at]:
             raise UsageError(f"SHOAL_SERVERS names {address} twice: name each server once")
-        if address.port == 0:
-            raise UsageError(f"SHOAL_SERVERS: {address} has no port from 1 to 65535")
     if len(found) > MOST_SERVERS:
         raise UsageError(f"SHOAL_SERVERS names {len(found)} servers; the limit is {MOST_SERVERS}")
     return tuple(found)
