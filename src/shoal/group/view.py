@@ -197,9 +197,8 @@ class Agreement:
 
         That rank was alive when it gave them up, and may go on without them in another view.
         """
-        return self._doubtful() if self._all_agree() else _NOBODY
-
-    def _doubtful(self) -> frozenset[int]:
+        if not self._all_agree():
+            return _NOBODY
         reports, out = {**self._reports, self.rank: self.own}, self.own.out
         return frozenset(
             rank for rank in self.members if rank in reports and not reports[rank].gave_up <= out

@@ -2,7 +2,7 @@
 
 from shoal.rendezvous.attempt import reporting_failure
 from shoal.rendezvous.join import join
-from shoal.rendezvous.key import job_key, pair_key
+from shoal.rendezvous.key import job_key
 from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import HostMemory, JoinOptions
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore
@@ -17,5 +17,4 @@ __all__ = [
     "MemoryStore",
     "TorchStore",
     "job_key",
-    "pair_key",
 ]

@@ -218,7 +218,6 @@ class Connections:
             self.links.lose(peer, OSError(error, why))
 
     def _lost(self, rank: int, error: OSError) -> None:
-        """Handle a broken link."""
         links = self.links
         if links is None or links.is_concluded:
             return  # the group has formed, and the other rank may have left it already

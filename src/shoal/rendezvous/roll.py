@@ -50,16 +50,15 @@ class Roll(NamedTuple):
     @classmethod
     def of(cls, records: Sequence[Record], key: bytes | None) -> Roll:
         """Return the roll of the ranks with these records."""
-        numbers: dict[str, int] = {}
-        lowest = []
+        lowest: dict[str, Record] = {}  # by host
         for record in records:
-            if record.host_id not in numbers:
-                numbers[record.host_id] = len(numbers)
-                lowest.append(record)
+            lowest.setdefault(record.host_id, record)
+        numbers = {host_id: number for number, host_id in enumerate(lowest)}
         nonces = tuple(record.nonce for record in records)
         hosts = tuple(numbers[record.host_id] for record in records)
-        leader_names = tuple(record.unix_name for record in lowest)
-        return cls(nonces, hosts, leader_names, tuple(record.host_label for record in lowest), key)
+        leader_names = tuple(record.unix_name for record in lowest.values())
+        labels = tuple(record.host_label for record in lowest.values())
+        return cls(nonces, hosts, leader_names, labels, key)
 
     def encode(self) -> list[bytes]:
         """Return the parts, each a value for the store."""

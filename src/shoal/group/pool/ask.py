@@ -83,7 +83,6 @@ class _Asking:
             raise max(self._failures.values(), key=lambda one: isinstance(one, UsageError))
 
     def received(self, _peer: Peer, kind: int, body: bytes, _fd: int) -> None:
-        """Take the answer."""
         try:
             message = decode(kind, body)
             assert isinstance(message, Status)
@@ -94,5 +93,4 @@ class _Asking:
             ) from None
 
     def lost(self, _peer: Peer, _error: int, why: str) -> None:
-        """Raise PeerLost, since the server has not answered."""
         raise PeerLost(-1, str(self._address), reason=why)

@@ -111,7 +111,6 @@ def _await(pool: Pool, call: ServedCall) -> None:
 
 
 def _standings(pool: Pool, view: View, numbers: Collection[int]) -> list[bytes]:
-    """Return the standings of these calls on each worker."""
     with pool.changed:
         own = bytes(view.standings(numbers, pool.can_make))
     return pool.control.bytes_of_all(own, FOR_EVER_S) if own else [b""] * pool.control.size

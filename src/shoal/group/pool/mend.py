@@ -122,7 +122,6 @@ def is_whole_here(call: ServedCall) -> bool:
 
 
 def _n_segments(shape: Shape) -> list[int]:
-    """Return the number of segments of each chunk."""
     return [-(-length // shape.segment_bytes) for length in layouts_of(shape)[0][1]]
 
 

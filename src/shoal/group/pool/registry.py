@@ -109,7 +109,6 @@ class Registry:
 
 
 def _folder(endpoint: JobEndpoint, key: bytes) -> str:
-    """Return the folder of the jobs with this id and key."""
     return f"shoal/servers/{endpoint.job}/{key_id(key):016x}"
 
 

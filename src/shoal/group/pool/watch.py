@@ -221,7 +221,6 @@ class _Server:
         return min(self._until, self._ping_at)
 
     def send(self, message: Message) -> None:
-        """Send a message, if there is a connection."""
         if self.peer is not None:
             send(self.peer, message)
 
@@ -239,7 +238,6 @@ class _Server:
         self.send(self._watch.reserve)
 
     def not_reached(self, error: int, progress: Progress, was_connected: bool) -> None:
-        """Record why the server cannot be used."""
         is_refused = progress is not Progress.WAITING
         why = why_not_reached(error, progress, was_connected)
         self.fail(why, _RETRY_REFUSED_S if is_refused else _RETRY_S)

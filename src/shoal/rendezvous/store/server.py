@@ -222,7 +222,6 @@ class Serving:
         return True
 
     def _drop(self, key: str) -> None:
-        """Delete a value, if there is one."""
         value = self._values.pop(key, None)
         if value is not None:
             self._n_bytes -= len(key) + len(value) + _ENTRY_BYTES
