@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
-from shoal.rendezvous.links import TreeLink, TreeLinks
+from shoal.rendezvous.links import TreeLinks
 from shoal.rendezvous.listener import listen_unix
 from shoal.rendezvous.packing import number
 from shoal.rendezvous.roster import MAX_ENTRY_BYTES, Entry
@@ -145,7 +145,7 @@ def test_an_unexpected_or_malformed_message_ends_the_link(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to, kind, body, words = WRONG[what]
-    monkeypatch.setattr(TreeLink, "introduce", lambda *_: None)
+    monkeypatch.setattr(TreeLinks, "_introduce", lambda _: None)
     before = n_open()
     with host(2, 1) as made:
         fd = 0 if kind == INTRODUCTION and to == 1 else -1

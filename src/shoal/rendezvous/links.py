@@ -36,7 +36,7 @@ class TreeLink:
     Attributes:
         is_open: True if a report may arrive: the memory was entered, or there is none to wait for.
         report: the report received.
-        waits_for: the rank that the other end waits for, see `send_waiting`.
+        waits_for: the rank that the other end waits for, see `TreeLinks.send_waiting`.
         has_reported: True once this end's report was sent; nothing is sent after it.
     """
 
@@ -51,14 +51,6 @@ class TreeLink:
         if awaits_memory:
             peer.expect(_INTRODUCTION, _N_NUMBER, takes_fd=True)
 
-    def introduce(self, memory_fd: int, n_local: int) -> None:
-        """Pass the peer the memory that the ranks of its host share; -1: no memory."""
-        self.peer.send(_INTRODUCTION, number(n_local, _N_NUMBER), memory_fd)
-
-    def send_waiting(self, rank: int) -> None:
-        """Report a rank that all wait for, since it is not linked to the one above it."""
-        self.peer.send(_WAITING, number(rank, _N_NUMBER))
-
     def send_report(self, report: bytes) -> None:
         """Send this end's report."""
         self.has_reported = True
@@ -68,8 +60,8 @@ class TreeLink:
 class TreeLinks:
     """All links of one rank in one attempt, along its tree.
 
-    `memory_fd`, borrowed, is for the other ranks of the host if this is its lowest rank; `enter` is
-    from `HostMemory`. Calls `on_lost` with the other rank when a link breaks.
+    `memory_fd`, borrowed, is for the other ranks of the host if this is its lowest rank (-1: none);
+    `enter` is from `HostMemory`. Calls `on_lost` with the other rank when a link breaks.
     """
 
     def __init__(
@@ -120,8 +112,9 @@ class TreeLinks:
         if self._has_introduced or not all(rank in self._below for rank in self.tree.members):
             return
         self._has_introduced = True
+        n_local = number(len(self.tree.host), _N_NUMBER)
         for rank in self.tree.members:
-            self._below[rank].introduce(self._memory_fd, len(self.tree.host))
+            self._below[rank].peer.send(_INTRODUCTION, n_local, self._memory_fd)
 
     # Linked and missing ranks.
 
@@ -171,7 +164,7 @@ class TreeLinks:
         rank = self.kept_waiting_by
         for link in self._by_peer.values() if rank is not None else ():
             if link.waits_for is None and not link.has_reported and rank is not None:
-                link.send_waiting(rank)
+                link.peer.send(_WAITING, number(rank, _N_NUMBER))
 
     def send_report(self, own: Entry) -> None:
         """Send the report to the rank above; needs `is_ready`."""

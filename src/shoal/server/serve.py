@@ -112,9 +112,8 @@ class _Served:
         traffic: dict[str, Any] = {
             "n_in_flight": state["n_in_flight"] - n_besides,
             "n_waiting_for_room": sum(group["n_waiting_for_room"] for group in groups),
-            "staging_bytes": state["staging"][
-                "used_bytes"
-            ],  # windows, its only scratch, among them
+            # Windows, its only scratch, among them.
+            "staging_bytes": state["staging"]["used_bytes"],
             "waits_for": self._waits_for(served),
         }
         for name in (*_OF_PEERS, "queued_bytes"):

@@ -219,9 +219,8 @@ class Pool:
         """End the workers' group after a stage of a call has failed."""
         fault, _, what, _ = error
         why = f"a stage of a call failed: {what}"
-        if (
-            fault is Fault.MISMATCH
-        ):  # NOT aborted: every rank's error must be that their calls differ
+        if fault is Fault.MISMATCH:
+            # NOT aborted: every rank's error must be that their calls differ.
             self._world.fail(fault, f"ends the group: {why}")
         else:
             self._world.abort(f"{self.control}: {why}")

@@ -219,7 +219,6 @@ class ServedGroup(Group):
     def _leave_servers(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # at the interpreter's end no thread can be joined
+            # At the interpreter's end no thread can be joined.
+            with contextlib.suppress(RuntimeError):
                 pool.close()
