@@ -23,7 +23,6 @@ from shoal.settings import monitored
 from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
-    from shoal.engine import RankInfo
     from shoal.group.calls import Calls
     from shoal.group.work import Loan, Work
     from shoal.plan import Planner
@@ -66,19 +65,10 @@ class Context:
     It ends when it is closed, when none of its groups is referenced any more, or with the program.
     """
 
-    def __init__(
-        self,
-        mesh: engine.Mesh,
-        rank: int,
-        names: Sequence[RankInfo],
-        digests: Sequence[bytes],
-        epoch: int = 0,
-    ) -> None:
+    def __init__(self, mesh: engine.Mesh, membership: Membership) -> None:
         self._mesh: engine.Mesh | None = mesh
-        self.epoch = epoch
-        self.rank = rank
-        self.names = names
-        self.digests = digests
+        self.epoch, self.rank = membership.epoch, membership.rank
+        self.names, self.digests = membership.names, membership.digests
         self._live: deque[Loan] = deque()
         self._unheld: deque[engine.NativeGroup] = deque()
         self._own: deque[engine.Call] = deque()
@@ -325,7 +315,7 @@ def _context_of(
         spin_us=float(tuning.spin_us),
         backstop_s=tuning.backstop_ms / 1e3,
     )
-    context = Context(mesh, membership.rank, membership.names, membership.digests, membership.epoch)
+    context = Context(mesh, membership)
     if tuning.monitored:
         from shoal.state.monitor import serve
 
