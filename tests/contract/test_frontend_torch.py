@@ -19,6 +19,7 @@ from contract.torch_checks import (
     given,
     op_of,
     reduced,
+    unequal,
 )
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
@@ -284,6 +285,28 @@ def case_all_gather(group: Group) -> None:
             check_equal(block, want)
 
 
+def case_all_gather_of_unequal_lists(group: Group) -> None:
+    for lengths in unequal(group):
+        expected = [given(torch.float32, other, n) for other, n in enumerate(lengths)]
+        lists = [torch.zeros(n) for n in lengths]
+        dist.all_gather(lists, expected[group.rank()], group=group)
+        for got, want in zip(lists, expected, strict=True):
+            check_equal(got, want)
+
+
+def case_all_gather_of_unequal_strided_and_coalesced_lists(group: Group) -> None:
+    size = group.size()
+    expected = [
+        [given(torch.float32, other, 3 * (other + 2)).view(-1, 3), torch.full((4,), float(other))]
+        for other in range(size)
+    ]
+    rows = [[torch.zeros(3, other + 2).t(), torch.zeros(4)] for other in range(size)]
+    dist.all_gather_coalesced(rows, expected[group.rank()], group=group)
+    for row, wanted in zip(rows, expected, strict=True):
+        for got, want in zip(row, wanted, strict=True):
+            check_equal(got, want)
+
+
 def case_all_gather_from_its_own_output(group: Group) -> None:
     rank, size = group.rank(), group.size()
     expected = torch.cat(all_given(torch.float32, group, 8))
@@ -340,6 +363,47 @@ def case_gather_scatter_and_all_to_all_of_every_dtype(group: Group) -> None:
         expected = torch.cat([table[3 * rank :][:3].view(known) for table in tables])
         check_equal(swapped.view(known), expected)
         check_equal(single.view(known), expected)
+
+
+def case_gather_into_one_tensor(group: Group) -> None:
+    """torch 2.14 has a function for it; before, call the group itself."""
+    root = group.size() - 1
+    whole = torch.empty(group.size(), 4) if group.rank() == root else None
+    opts = dist.GatherOptions()
+    opts.rootRank = root
+    group.gather_single(whole, given(torch.float32, group.rank(), 4), opts).wait()
+    if whole is not None:
+        check_equal(whole, torch.stack(all_given(torch.float32, group, 4)))
+
+
+def case_gather_and_scatter_of_strided_tensors(group: Group) -> None:
+    rank, size, root = group.rank(), group.size(), group.size() - 1
+    sources = [each.view(5, size) for each in all_given(torch.float32, group, 5 * size)]
+    table, output = torch.zeros(5, size), torch.zeros(4, 5)
+    columns = [table[:, other] for other in range(size)] if rank == root else None
+    dist.gather(sources[rank][:, 0], columns, root, group)
+    parts = [sources[root][:, other] for other in range(size)] if rank == root else None
+    dist.scatter(output[1], parts, root, group)
+    if rank == root:
+        check_equal(table, torch.stack([source[:, 0] for source in sources], dim=1))
+    check_equal(output[1], sources[root][:, rank])
+    assert output.count_nonzero() == 5
+
+
+def case_mixed_calls_between_start_and_end(group: Group) -> None:
+    """Make calls that backends of devices coalesce."""
+    rank, size = group.rank(), group.size()
+    if size == 1:
+        return
+    right, left = (rank + 1) % size, (rank - 1) % size
+    folded, moved, got = torch.ones(4), torch.full((3,), float(rank)), torch.empty(2)
+    with dist._coalescing_manager(group, torch.device("cpu")):
+        dist.all_reduce(folded, group=group)
+        dist.isend(torch.full((2,), float(rank)), group_dst=right, group=group)
+        dist.irecv(got, group_src=left, group=group)
+        dist.broadcast(moved, group_src=1, group=group, async_op=True)
+    assert (folded.tolist(), moved.tolist()) == ([float(size)] * 4, [1.0] * 3)
+    assert got.tolist() == [float(left)] * 2
 
 
 def case_send_and_recv(group: Group) -> None:

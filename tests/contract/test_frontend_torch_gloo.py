@@ -90,35 +90,6 @@ def case_sparse_tensors_that_do_not_match_are_refused(group: Group) -> Any:
     return [fold is not None, shape is not None]
 
 
-def case_gather_single(group: Group) -> Any:
-    """torch 2.14 has it; before, call the group itself, and Gloo with a list."""
-    rank, root = group.rank(), 1
-    whole = torch.empty(3, 4) if rank == root else None
-    if not ours(group):
-        dist.gather(given(rank, 4), list(whole) if whole is not None else None, 1, group)
-        return [whole] if whole is not None else []
-    opts = dist.GatherOptions()
-    opts.rootRank = root
-    group.gather_single(whole, given(rank, 4), opts).wait()
-    return [whole] if whole is not None else []
-
-
-def case_gather_and_scatter_of_strided_tensors(group: Group) -> Any:
-    rank, root = group.rank(), 2
-    table = torch.zeros(5, SIZE)
-    columns = [table[:, i] for i in range(SIZE)]
-    dist.gather(given(rank, 5, 2)[:, 1], columns if rank == root else None, root, group)
-    output = torch.zeros(4, 5)
-    source = given(root, 5, SIZE)
-    parts = [source[:, i] for i in range(SIZE)] if rank == root else None
-    if ours(group):
-        dist.scatter(output[1], parts, root, group)
-    else:  # Gloo requires contiguous ones
-        parts = [part.contiguous() for part in parts] if parts else None
-        dist.scatter(output[1], parts, root, group)
-    return [table, output]
-
-
 def case_all_to_all_of_uneven_parts(group: Group) -> Any:
     rank = group.rank()
     n_given, n_taken = ROWS[rank], [row[rank] for row in ROWS]
@@ -135,33 +106,6 @@ def case_all_to_all_of_uneven_parts(group: Group) -> Any:
     even = torch.empty(SIZE * 2, 3)
     dist.all_to_all_single(even, given(rank, SIZE * 2, 3), group=group)
     return [*results, even]
-
-
-# ---- several at once ----
-
-
-def case_mixed_calls_between_start_and_end(group: Group) -> Any:
-    """Make calls that backends of devices coalesce; Gloo makes them one by one."""
-    rank = group.rank()
-    right, left = (rank + 1) % SIZE, (rank - 1) % SIZE
-    folded, moved, got = given(rank, 4), given(rank, 3), torch.empty(2)
-
-    def calls() -> list[Any]:
-        return [
-            dist.all_reduce(folded, group=group, async_op=True) if not ours(group) else None,
-            dist.isend(given(rank, 2), group_dst=right, group=group),
-            dist.irecv(got, group_src=left, group=group),
-            dist.broadcast(moved, group_src=1, group=group, async_op=True),
-        ]
-
-    if ours(group):
-        with dist._coalescing_manager(group, torch.device("cpu")):
-            dist.all_reduce(folded, group=group)
-            calls()
-    else:
-        for work in filter(None, calls()):
-            work.wait()
-    return [folded, moved, got]
 
 
 # ---- objects ----
@@ -268,15 +212,9 @@ def case_gathers_of_lists_from_their_outputs(group: Group) -> Any:
     return [tensor for row in outputs for tensor in row]
 
 
-def unequal(group: Group) -> list[list[int]]:
-    """Return lengths by rank: short ones, zero for some rank, and some above a segment."""
-    n = group.size()
-    return [list(range(1, n + 1)), [0, *[5] * (n - 1)], [70_000 + 333 * rank for rank in range(n)]]
-
-
 def case_reduce_scatter_of_unequal_lists(group: Group) -> Any:
     outputs = []
-    for lengths in unequal(group):
+    for lengths in checks.unequal(group):
         for dtype in (torch.float32, torch.float16, torch.int64):
             for async_op in (False, True):
                 inputs = [
@@ -290,38 +228,6 @@ def case_reduce_scatter_of_unequal_lists(group: Group) -> Any:
                     work.wait()
                 outputs.append(output)
     return outputs
-
-
-def case_all_gather_of_unequal_lists(group: Group) -> Any:
-    """Gloo refuses the call, against torch's documentation: broadcast each block there."""
-    outputs = []
-    for lengths in unequal(group):
-        lists = [torch.zeros(n) for n in lengths]
-        own = whole_numbers(group, lengths[group.rank()])
-        if ours(group):
-            dist.all_gather(lists, own, group=group)
-        else:
-            lists[group.rank()].copy_(own)
-            for root, block in enumerate(lists):
-                dist.broadcast(block, group=group, group_src=root)
-        outputs += lists
-    return outputs
-
-
-def case_all_gather_of_unequal_strided_and_coalesced_lists(group: Group) -> Any:
-    size = group.size()
-    rows = [[torch.zeros(3, rank + 2).t(), torch.zeros(4)] for rank in range(size)]
-    inputs = [whole_numbers(group, one.numel(), 2).view_as(one) for one in rows[group.rank()]]
-    if ours(group):
-        dist.all_gather_coalesced(rows, inputs, group=group)
-        return [one.contiguous() for row in rows for one in row]
-    found = [[one.contiguous() for one in row] for row in rows]
-    for one, block in zip(inputs, found[group.rank()], strict=True):
-        block.copy_(one)
-    for root, row in enumerate(found):
-        for block in row:
-            dist.broadcast(block, group=group, group_src=root)
-    return [block for row in found for block in row]
 
 
 def case_empty_lists(group: Group) -> Any:

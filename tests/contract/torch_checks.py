@@ -90,6 +90,12 @@ def all_given(dtype: torch.dtype, group: Group, n: int, seed: int = 0) -> list[T
     return [given(dtype, rank, n, seed) for rank in range(group.size())]
 
 
+def unequal(group: Group) -> list[list[int]]:
+    """Return lengths by rank: short ones, zero for some rank, and some above a segment."""
+    n = group.size()
+    return [list(range(1, n + 1)), [0, *[5] * (n - 1)], [70_000 + 333 * rank for rank in range(n)]]
+
+
 def check_close(actual: Tensor, expected: Tensor) -> None:
     tolerance = TOLERANCE.get(actual.dtype, 1e-14)
     torch.testing.assert_close(

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,8 +95,18 @@ def test_a_failed_join_names_a_misspelt_setting(
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_monitoring_is_enabled_by_a_word() -> None:
-    assert not any(map(settings.monitored, ({}, {"SHOAL_MONITOR": ""}, {"SHOAL_MONITOR": "0"})))
-    assert settings.monitored({"SHOAL_MONITOR": "Yes"})
-    with pytest.raises(UsageError, match="SHOAL_MONITOR='2' is neither yes nor no"):
-        settings.monitored({"SHOAL_MONITOR": "2"})
+@pytest.mark.parametrize(
+    ("read", "name", "default"),
+    [
+        (settings.monitored, "SHOAL_MONITOR", False),
+        (settings.local_nccl, "SHOAL_LOCAL_NCCL", True),
+    ],
+)
+def test_a_switch_is_set_by_the_usual_words(
+    read: Callable[[dict[str, str]], bool], name: str, default: bool
+) -> None:
+    assert read({}) == read({name: ""}) == default
+    assert all(read({name: word}) for word in ("1", "Yes", "TRUE", "on", "y", "t"))
+    assert not any(read({name: word}) for word in ("0", "no", "False", "off"))
+    with pytest.raises(UsageError, match=f"{name}='2' is neither yes nor no"):
+        read({name: "2"})

@@ -318,11 +318,10 @@ def test_options_of_another_backend_are_refused(formed: list[tuple[Any, ...]]) -
     assert len(formed) == 2
 
 
-@pytest.mark.parametrize("word", ["nonsense", "2"])
 def test_a_wrong_setting_for_gpus_is_refused_before_ranks_meet(
-    word: str, formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
-    with pytest.raises(UsageError, match=f"SHOAL_LOCAL_NCCL='{word}' is neither yes nor no"):
+    monkeypatch.setenv("SHOAL_LOCAL_NCCL", "nonsense")
+    with pytest.raises(UsageError, match="SHOAL_LOCAL_NCCL='nonsense' is neither yes nor no"):
         frontend.create_process_group(options_of_torch())
     assert formed == []

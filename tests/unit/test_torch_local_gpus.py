@@ -16,7 +16,6 @@ from shoal.errors import TimedOut
 from shoal.frontend.torch import collectives
 from shoal.frontend.torch.gpu import local_gpus, nccl
 from shoal.group.buffers import BufferView
-from shoal.settings import local_nccl
 
 
 def view_of(n: int, dtype: DType) -> BufferView:
@@ -105,8 +104,15 @@ def test_ranks_agree_to_use_gpus_where_all_can() -> None:
     assert [(made.aborted, made.closed) for gpu in gpus for made in gpu.made] == [(0, 1)] * 3
 
 
-@pytest.mark.parametrize("names", ["ab", "aab"], ids=["one has none", "two share one"])
-def test_no_rank_uses_gpus_where_one_cannot(names: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [("ab", "yes"), ("aab", "yes"), ("abc", "no")],
+    ids=["one has none", "two share one", "the environment disables it"],
+)
+def test_no_rank_uses_gpus_where_one_cannot(
+    names: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
     gpus = [Gpu(name) for name in names] + [Gpu("")] * (3 - len(names))
     assert run_well(agree, 3, gpus, 60.0) == [False] * 3
     assert not any(gpu.made for gpu in gpus)
@@ -140,14 +146,3 @@ def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.M
     with pytest.raises(TimedOut, match="first calls among this host's GPUs"):
         nccl.NcclCollectives(device, dist.HashStore(), 0, 1, 0.01)
     backend.abort.assert_called_once()
-
-
-def test_the_environment_can_disable_gpus_with_the_usual_values(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for word in ("1", "yes", "TRUE", "on", "y", "t", ""):
-        assert local_nccl({"SHOAL_LOCAL_NCCL": word})
-    for word in ("0", "no", "False", "off"):
-        assert not local_nccl({"SHOAL_LOCAL_NCCL": word})
-    monkeypatch.setenv("SHOAL_LOCAL_NCCL", "no")
-    assert run_well(agree, 3, [Gpu(name) for name in "abc"], 60.0) == [False] * 3
