@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -144,13 +144,25 @@ def test_fifty_more_groups_leave_no_descriptor_and_no_thread(address: str) -> No
     assert run_ranks(reconfigure_often, 2, address) == [(0, 0)] * 2
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def survivors_of(task: Callable[..., Any], victim: int, *args: Any) -> list[Any]:
+    """Return the results of the others after this one of three replicas killed itself."""
+    with start_ranks(task, 3, *args) as ranks:
+        outcomes = ranks.wait(60)
+    assert outcomes.pop(victim).died == "was killed by SIGKILL"
+    assert [outcome.error for outcome in outcomes] == [None, None], outcomes
+    return [outcome.value for outcome in outcomes]
+
+
 def lose_a_replica(address: str) -> None:
-    stage, rank, group = Stage.from_environment(), rank_of(), group_of()
+    rank, group = rank_of(), group_of()
     configure(group, address, 1, 3)
     assert total(group, rank) == 6
     if rank == 2:
-        stage.cue("formed")
-        threading.Event().wait()
+        die()
     pending = group.allreduce([torch.ones(1_000_000)], dist.ReduceOp.SUM)
     with pytest.raises(PeerLost, match=r"rank 2 .*; discard this step, .*forms the next group"):
         pending.wait()
@@ -161,11 +173,7 @@ def lose_a_replica(address: str) -> None:
 
 
 def test_survivors_of_a_killed_replica_form_the_next_group(address: str) -> None:
-    with Stage() as stage, start_ranks(lose_a_replica, 3, address, env=stage.env) as ranks:
-        stage.await_cue("formed")
-        os.kill(ranks.pid(2), signal.SIGKILL)
-        outcomes = ranks.wait(60)
-    assert [outcome.error for outcome in outcomes[:2]] == [None, None], outcomes
+    survivors_of(lose_a_replica, 2, address)
 
 
 def end_while_pending(address: str, how: str) -> None:
@@ -283,10 +291,9 @@ def test_an_abort_of_the_last_group_does_not_end_the_next_one(address: str) -> N
 
 
 def lose_a_replica_before_it_joins(address: str) -> None:
-    stage, rank, group = Stage.from_environment(), rank_of(), group_of(timedelta(seconds=2))
+    rank, group = rank_of(), group_of(timedelta(seconds=2))
     if rank == 2:
-        stage.cue("runs")
-        threading.Event().wait()
+        die()
     with pytest.raises((TimedOut, PeerLost)):
         configure(group, address, 1, 3)
     with pytest.raises(UsageError, match="has no group"):
@@ -296,30 +303,23 @@ def lose_a_replica_before_it_joins(address: str) -> None:
 
 
 def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(address: str) -> None:
-    with Stage() as stage:
-        ranks = start_ranks(lose_a_replica_before_it_joins, 3, address, env=stage.env)
-        with ranks:
-            stage.await_cue("runs")
-            os.kill(ranks.pid(2), signal.SIGKILL)
-            outcomes = ranks.wait(60)
-    assert [outcome.error for outcome in outcomes[:2]] == [None, None], outcomes
+    survivors_of(lose_a_replica_before_it_joins, 2, address)
 
 
 def lose_a_replica_that_forms(address: str, victim: int, moment: str) -> float:
     """Return the seconds for which this replica formed a group that a victim left half-way."""
     from shoal.rendezvous.store.client import TcpStoreClient
 
-    stage, rank, group = Stage.from_environment(), rank_of(), group_of()
+    rank, group = rank_of(), group_of()
     if rank == victim:
         whole = TcpStoreClient.set
 
-        def set_or_stop(store: Any, key: str, value: bytes) -> None:
+        def set_and_die(store: Any, key: str, value: bytes) -> None:
             whole(store, key, value)
             if moment in key:
-                stage.cue("halfway")
-                threading.Event().wait()
+                die()
 
-        TcpStoreClient.set = set_or_stop
+        TcpStoreClient.set = set_and_die
     began = time.monotonic()
     with pytest.raises(PeerLost):
         configure(group, address, 1, 3)
@@ -334,15 +334,8 @@ def lose_a_replica_that_forms(address: str, victim: int, moment: str) -> float:
 def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
     address: str, victim: int, moment: str
 ) -> None:
-    with Stage() as stage:
-        ranks = start_ranks(lose_a_replica_that_forms, 3, address, victim, moment, env=stage.env)
-        with ranks:
-            stage.await_cue("halfway")
-            os.kill(ranks.pid(victim), signal.SIGKILL)
-            outcomes = ranks.wait(60)
-    del outcomes[victim]
-    assert [outcome.error for outcome in outcomes] == [None, None], outcomes
-    assert all(outcome.value < 4 for outcome in outcomes), outcomes  # of 20 s
+    took_s = survivors_of(lose_a_replica_that_forms, victim, address, victim, moment)
+    assert max(took_s) < 4  # of 20 s
 
 
 # ---- the Manager ----
