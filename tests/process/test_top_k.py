@@ -16,6 +16,7 @@ from shoal.average import Averager, ChunkTopK
 from shoal.errors import Unsupported, UsageError
 
 N_STEPS = 5
+CHUNK = 4096  # elements
 # Steps that flush residuals: 8 bits are exact; 2 bits leave a quarter of an element each time.
 MOST_STEPS = {8: 200, 2: 80}
 
@@ -40,44 +41,47 @@ def residual(averager: Averager) -> Array:
     return held
 
 
-def send_all(n_elems: int, bits: int, n_servers: int) -> list[Any]:
-    """Check that all given values arrive over all steps; return the received ones."""
+def send_all(n_elems: int, n_servers: int, every_bits: tuple[int, ...]) -> list[str]:
+    """Check that all given values arrive; return digests of the received ones."""
     pretend_hosts(1)
     with shoal.init(timeout_s=60.0) as group:
         if n_servers:
             await_servers(group, n_servers)
-        scheme = ChunkTopK(share=0.2, bits=bits)
-        averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=scheme)
-        average(averager, 0)  # the first step, in which reducers keep no residual
-        got, given = np.zeros(n_elems), np.zeros(n_elems)
-        for step in range(N_STEPS):
-            averages = average(averager, whole(group.rank, step, n_elems))
-            assert 0 < np.count_nonzero(averages) <= 0.25 * n_elems + 8
-            got += averages
-            given += sum(whole(rank, step, n_elems) for rank in range(group.size))
-        assert (got * group.size != given).any() or n_elems < 9
-        for _ in range(MOST_STEPS[bits]):
-            is_left = np.array([residual(averager).any()], np.int32)
-            group.all_reduce(is_left)
-            averages = average(averager, 0)
-            got += averages
-            if not is_left[0] and not averages.any():  # so reducers have no residual left either
-                break
-        np.testing.assert_allclose(got * group.size, given, rtol=0, atol=0 if bits == 8 else 1e-3)
-        return [hashlib.blake2b(got.tobytes()).hexdigest()]
+        return [arrived(group, n_elems, bits) for bits in every_bits]
 
 
-@pytest.mark.parametrize("bits", [8, 2])
+def arrived(group: shoal.Group, n_elems: int, bits: int) -> str:
+    scheme = ChunkTopK(share=0.2, bits=bits)
+    averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=scheme)
+    average(averager, 0)  # the first step, in which reducers keep no residual
+    got, given = np.zeros(n_elems), np.zeros(n_elems)
+    for step in range(N_STEPS):
+        averages = average(averager, whole(group.rank, step, n_elems))
+        assert 0 < np.count_nonzero(averages) <= 0.25 * n_elems + 8
+        got += averages
+        given += sum(whole(rank, step, n_elems) for rank in range(group.size))
+    assert (got * group.size != given).any() or n_elems < 9
+    for _ in range(MOST_STEPS[bits]):
+        is_left = np.array([residual(averager).any()], np.int32)
+        group.all_reduce(is_left)
+        averages = average(averager, 0)
+        got += averages
+        if not is_left[0] and not averages.any():  # so reducers have no residual left either
+            break
+    np.testing.assert_allclose(got * group.size, given, rtol=0, atol=0 if bits == 8 else 1e-3)
+    return hashlib.blake2b(got.tobytes()).hexdigest()
+
+
 @pytest.mark.parametrize(("size", "n_elems"), [(1, 5000), (2, 20_003), (4, 9000), (2, 3)])
 def test_the_values_given_over_all_steps_are_the_averages_plus_the_residuals(
-    size: int, n_elems: int, bits: int
+    size: int, n_elems: int
 ) -> None:
-    digests = run_ranks(send_all, size, n_elems, bits, 0)
+    digests = run_ranks(send_all, size, n_elems, 0, (8, 2))
     assert digests == [digests[0]] * size
 
 
 def test_a_server_keeps_dropped_values_as_residuals(tmp_path: Path) -> None:
-    digests = run_with_a_server(tmp_path, send_all, 1_000_003, 8, 1, n_ranks=2)
+    digests = run_with_a_server(tmp_path, send_all, 1_000_003, 1, (8,), n_ranks=2)
     assert digests == [digests[0]] * 2
 
 
@@ -134,29 +138,6 @@ def test_the_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:
         assert sent > wide * alike / 170
 
 
-def differ_in_share() -> list[str]:
-    pretend_hosts(1)
-    with shoal.init() as group:
-        schemes = [ChunkTopK(0.01), ChunkTopK(0.02)]
-        with pytest.raises(UsageError, match="compress is not the same on all ranks") as caught:
-            Averager(group, {"a": ((99,), "float32")}, compress=schemes[group.rank])
-        averager = Averager(group, {"a": ((9999,), "float32")}, compress=ChunkTopK(0.01, warm_up=2))
-        average(averager, 1)
-        state = averager.state_dict()
-        averager.load_state_dict({**state, "n_steps": 2 * group.rank})
-        with pytest.raises(UsageError) as unlike:
-            average(averager, 1)
-        return [str(caught.value), str(unlike.value)]
-
-
-def test_ranks_that_send_different_shares_are_named_with_both_shares() -> None:
-    for options, calls in run_ranks(differ_in_share, 2):
-        assert "share=0.01" in options
-        assert "share=0.02" in options
-        assert "topk:0.25:8" in calls
-        assert "topk:0.0100098:8" in calls
-
-
 def refuse_shared_hosts() -> None:
     pretend_hosts(2)
     with shoal.init() as group, pytest.raises(Unsupported, match="ranks 0, 1 share a host"):
@@ -167,65 +148,83 @@ def test_top_k_is_refused_on_hosts_with_several_ranks() -> None:
     run_ranks(refuse_shared_hosts, 3)
 
 
-def skip_a_step() -> None:
+# ---- cases of two ranks, each in a group of its own ----
+
+
+def case_ranks_that_send_different_shares_are_named_with_both_shares(group: shoal.Group) -> None:
+    scheme = ChunkTopK((0.01, 0.02)[group.rank])
+    with pytest.raises(UsageError, match="compress is not the same on all ranks") as options:
+        Averager(group, {"a": ((99,), "float32")}, compress=scheme)
+    averager = Averager(group, {"a": ((9999,), "float32")}, compress=ChunkTopK(0.01, warm_up=2))
+    average(averager, 1)
+    state = averager.state_dict()
+    averager.load_state_dict({**state, "n_steps": 2 * group.rank})
+    with pytest.raises(UsageError) as calls:
+        average(averager, 1)
+    for error, facts in (
+        (options, ["share=0.01", "share=0.02"]),
+        (calls, ["topk:0.25:8", "topk:0.0100098:8"]),
+    ):
+        assert all(words in str(error.value) for words in facts), error
+
+
+def two_of_a_chunk(group: shoal.Group, n_chunks: int = 1) -> Averager:
+    """Return an averager whose ranks send two values of each chunk."""
+    scheme = ChunkTopK(share=2 / CHUNK)
+    return Averager(group, {"a": ((n_chunks * CHUNK,), "float32")}, compress=scheme)
+
+
+def case_no_value_of_a_non_finite_step_arrives_in_a_later_step(group: shoal.Group) -> None:
     """Reducers drop half of the largest values, in chunks beside the non-finite one."""
-    pretend_hosts(1)
-    with shoal.init() as group:
-        chunk = 4096
-        averager = Averager(
-            group, {"a": ((4 * chunk,), "float32")}, compress=ChunkTopK(share=2 / chunk)
-        )
-        for _ in range(2):
-            assert not average(averager, 0).any()
-        given = np.zeros(4 * chunk, np.float32)
-        for first in (chunk, 3 * chunk):
-            given[first + 10 * group.rank :][:2] = 2.0**100
-        given[0] = np.nan if group.rank == 0 else 0
-        averages = average(averager, given)
-        assert np.isnan(averages[:chunk]).all()
-        assert averages[chunk:].any()
-        for _ in range(3):
-            assert not average(averager, 0).any()
+    averager = two_of_a_chunk(group, 4)
+    for _ in range(2):
+        assert not average(averager, 0).any()
+    given = np.zeros(4 * CHUNK, np.float32)
+    for first in (CHUNK, 3 * CHUNK):
+        given[first + 10 * group.rank :][:2] = 2.0**100
+    given[0] = np.nan if group.rank == 0 else 0
+    averages = average(averager, given)
+    assert np.isnan(averages[:CHUNK]).all()
+    assert averages[CHUNK:].any()
+    for _ in range(3):
+        assert not average(averager, 0).any()
 
 
-def test_no_value_of_a_non_finite_step_arrives_in_a_later_step() -> None:
-    run_ranks(skip_a_step, 2)
-
-
-def count_past_the_steps_that_fit() -> None:
+def case_residuals_of_reducers_arrive_after_the_step_counter_wraps(group: shoal.Group) -> None:
     """Reducers drop half of the largest values in step 2^14, and send the rest in the next."""
-    pretend_hosts(1)
-    with shoal.init() as group:
-        averager = Averager(group, {"a": ((4096,), "float32")}, compress=ChunkTopK(share=2 / 4096))
-        average(averager, 0)
-        averager._departures.subject.step = (1 << 14) - 1
-        given = np.zeros(4096, np.float32)
-        given[10 * group.rank :][:2] = 2.0
-        got = average(averager, given).copy()
-        assert np.count_nonzero(got) == 2
-        got += average(averager, 0)
-        assert got.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
+    averager = two_of_a_chunk(group)
+    average(averager, 0)
+    averager._departures.subject.step = (1 << 14) - 1
+    given = np.zeros(CHUNK, np.float32)
+    given[10 * group.rank :][:2] = 2.0
+    got = average(averager, given).copy()
+    assert np.count_nonzero(got) == 2
+    got += average(averager, 0)
+    assert got.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
 
 
-def test_residuals_of_reducers_arrive_after_the_step_counter_wraps() -> None:
-    run_ranks(count_past_the_steps_that_fit, 2)
-
-
-def go_back() -> None:
+def case_no_value_of_steps_after_a_loaded_state_arrives_later(group: shoal.Group) -> None:
     """Load the state from before a step in which reducers dropped half of the largest values."""
+    averager = two_of_a_chunk(group)
+    for _ in range(2):
+        average(averager, 0)
+    state = averager.state_dict()
+    given = np.zeros(CHUNK, np.float32)
+    given[10 * group.rank :][:2] = 2.0
+    assert average(averager, given).any()
+    averager.load_state_dict(state)
+    for _ in range(3):
+        assert not average(averager, 0).any()
+
+
+def run_cases() -> None:
     pretend_hosts(1)
-    with shoal.init() as group:
-        averager = Averager(group, {"a": ((4096,), "float32")}, compress=ChunkTopK(share=2 / 4096))
-        for _ in range(2):
-            average(averager, 0)
-        state = averager.state_dict()
-        given = np.zeros(4096, np.float32)
-        given[10 * group.rank :][:2] = 2.0
-        assert average(averager, given).any()
-        averager.load_state_dict(state)
-        for _ in range(3):
-            assert not average(averager, 0).any()
+    with shoal.init() as world:
+        for name, case in globals().items():
+            if name.startswith("case_"):
+                world.barrier()
+                case(world.subgroup(range(world.size), name))
 
 
-def test_no_value_of_steps_after_a_loaded_state_arrives_later() -> None:
-    run_ranks(go_back, 2)
+def test_each_case_of_two_ranks_passes() -> None:
+    run_ranks(run_cases, 2)
