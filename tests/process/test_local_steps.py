@@ -299,11 +299,10 @@ def share_a_quorum() -> tuple[Any, float, int]:
 
 
 def test_with_a_quorum_every_step_of_every_rank_counts_once_with_its_weight() -> None:
-    with Stage() as stage, start_ranks(share_a_quorum, 3, env=stage.env) as ranks:
-        outcomes = ranks.wait()
-    assert all(one.value for one in outcomes), "\n".join(map(str, outcomes))
-    steps_made = [one.value[2] for one in outcomes]
-    for given, folded, _ in (one.value for one in outcomes):
+    with Stage() as stage:
+        outcomes = run_ranks(share_a_quorum, 3, env=stage.env)
+    steps_made = [n_steps for *_, n_steps in outcomes]
+    for given, folded, _ in outcomes:
         np.testing.assert_allclose(given, steps_made, rtol=1e-9)
         assert folded == sum(steps_made)
 
@@ -348,10 +347,9 @@ def sync_before_a_round_is_taken_up() -> int:
 
 
 def test_no_step_waits_for_a_rank_that_syncs() -> None:
-    with Stage() as stage, start_ranks(sync_before_a_round_is_taken_up, 2, env=stage.env) as ranks:
-        outcomes = ranks.wait()
-    assert all(one.value for one in outcomes), "\n".join(map(str, outcomes))
-    assert outcomes[0].value == outcomes[1].value >= 2
+    with Stage() as stage:
+        first, second = run_ranks(sync_before_a_round_is_taken_up, 2, env=stage.env)
+    assert first == second >= 2
 
 
 def lose_one_of_a_quorum() -> tuple[Any, int]:
