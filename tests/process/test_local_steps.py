@@ -79,6 +79,9 @@ def refuse_options() -> None:
         misspelt: Any = {"every": 1, "quorm": 2}
         with pytest.raises(TypeError, match="no option 'quorm' of local steps: pass one of every"):
             DiLoCo(group, {"w": whole}, **misspelt)
+        without_every: Any = {}
+        with pytest.raises(UsageError, match="every must be a whole number of steps"):
+            DiLoCo(group, {"w": whole}, **without_every)
         DiLoCo(group, {"w": half}, every=1)
         DiLoCo(group, {"w": brain}, every=1, weighted=True)  # no codec rounds it
         for compress in ("bf16", "identity", ErrorFeedback("mxfp8")):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 _DEFAULTS: Final = {
+    "every": 0,  # refused: every program chooses it
     "fragments": 1,
     "delay": 0,
     "alpha": 0.0,

@@ -249,8 +249,8 @@ class GradientKeeper:
     @contextlib.contextmanager
     def _zeros(self, lost: Collection[int] = ()) -> Iterator[None]:
         """Contribute zeros within the context, outside a backward pass."""
-        hidden = self.averaging.gradients.hidden(lost), self.sparse.hidden()
-        with self._pass.stood_in_for(), hidden[0], hidden[1]:
+        gradients = self.averaging.gradients
+        with self._pass.stood_in_for(), gradients.hidden(lost), self.sparse.hidden():
             yield
 
     def _count(self, indices: Sequence[int]) -> None:

@@ -6,6 +6,8 @@ among them, and no rank has SHOAL_LOCAL_NCCL=no. All other calls use only host m
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -87,19 +89,20 @@ def agreed_calls(
     # The nonce distinguishes this group's keys from an earlier group's.
     nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:]).hex()
     mates_store = PrefixStore(f"shoal/gpus/{rail.mates[0]}/{nonce}", store)
-    connect = lambda: device.collectives(  # noqa: E731
-        mates_store, rail.place, rail.n_rails, timeout_s
+    connect = functools.partial(
+        device.collectives, mates_store, rail.place, rail.n_rails, timeout_s
     )
     collectives, reason = _attempt(connect, timeout_s)
     have_all = bytearray([collectives is not None])
-    try:  # 3 times the limit: other ranks report only after their own deadlines
+    with contextlib.ExitStack() as unless_used:
+        if collectives is not None:
+            unless_used.callback(collectives.abort)
+        # 3 times the limit: other ranks report only after their own deadlines.
         group.all_reduce(have_all, Op.MIN, name="GPUs connected", timeout_s=3 * timeout_s)
         if collectives is not None and have_all[0]:
-            return _calls(group, rail, device, collectives)
-    except BaseException:
-        _abort(collectives)
-        raise
-    _abort(collectives)
+            calls = _calls(group, rail, device, collectives)
+            unless_used.pop_all()
+            return calls
     _LOG.warning(
         "%s: NCCL does not work among the GPUs of %s host (%s); all-reduces go through host "
         "memory. Set SHOAL_LOCAL_NCCL=no to skip the attempt",
@@ -145,12 +148,7 @@ def _attempt(
 
 def _give_up(late: Future[NcclCollectives]) -> None:
     if late.exception() is None:
-        _abort(late.result())
-
-
-def _abort(collectives: NcclCollectives | None) -> None:
-    if collectives is not None:
-        collectives.abort()
+        late.result().abort()
 
 
 def _calls(group: Group, rail: Rail, device: Device, collectives: NcclCollectives) -> LocalCalls:
