@@ -16,7 +16,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import time
@@ -32,6 +31,7 @@ from torch import nn
 import shoal
 from bench.scoreboard.training_models import demo_script
 from shoal.lab.job import private_key
+from shoal.rendezvous.listener import hold_port
 
 _REFERENCE: Final = "float32"
 _RECENT: Final = 50  # steps in the mean of the training loss
@@ -119,15 +119,13 @@ def main() -> int:
 
 def _run(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
     """Start workers, which train in every way in turn; raise SystemExit if one fails."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["WORLD_SIZE"] = str(args.workers)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(args.workers)}
     torch.set_num_threads(1)
     fork = multiprocessing.get_context("fork")
     workers = [fork.Process(target=_worker, args=(n, args, jobs)) for n in range(args.workers)]
-    with private_key() as key_file:
-        os.environ["SHOAL_KEY_FILE"] = key_file
+    with hold_port() as held, private_key() as key_file:
+        port = held.getsockname()[1]
+        os.environ |= {"MASTER_PORT": str(port), "SHOAL_KEY_FILE": key_file}
         for worker in workers:
             worker.start()
         for worker in workers:

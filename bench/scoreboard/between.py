@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from bench.scoreboard.benchmark import Benchmark, Section, columns
-from bench.scoreboard.case import Case
+from bench.scoreboard.case import MIB, Case
 from bench.scoreboard.goals import Below, Faster, Goal, Within
 from bench.scoreboard.iperf import iperf_time
 from bench.scoreboard.libraries import NARROW
@@ -24,8 +24,6 @@ from bench.scoreboard.measures import (
 )
 from bench.scoreboard.table import show_cpu, show_memory, show_percent, show_time
 
-_MIB: Final = 1024 * 1024
-
 _GLOO, _SHOAL = columns(time_of, "gloo", "shoal")
 _TIMED: Final = {library: time_and_cores(library) for library in ("group", *NARROW)}
 _RING: Final = Benchmark("ring", ring_time)
@@ -33,7 +31,7 @@ _IPERF: Final = Benchmark("iperf3", iperf_time, enters=lambda case: case.n_hosts
 
 
 def _unshaped(n_hosts: int, n_bytes: int) -> Case:
-    times = 1.2 if n_hosts == 2 or n_bytes == 25 * _MIB else 1
+    times = 1.2 if n_hosts == 2 or n_bytes == 25 * MIB else 1
     goals: list[Goal] = [Faster("shoal", than="gloo", times=times)]
     if n_hosts == 2:
         goals.append(Within("shoal", of="iperf3", times=1 / 0.75))
@@ -41,7 +39,7 @@ def _unshaped(n_hosts: int, n_bytes: int) -> Case:
 
 
 _UNSHAPED: Final = tuple(
-    _unshaped(n_hosts, n_bytes) for n_hosts in (2, 4, 8) for n_bytes in (25 * _MIB, 256 * _MIB)
+    _unshaped(n_hosts, n_bytes) for n_hosts in (2, 4, 8) for n_bytes in (25 * MIB, 256 * MIB)
 )
 _TWO_UNSHAPED: Final = replace(_UNSHAPED[0], goals=(Faster("shoal", than="gloo", times=1),))
 
@@ -57,7 +55,7 @@ def _latencies(library: str) -> list[Benchmark]:
 def _narrow(mbit: float, *times: float) -> Case:
     """Four hosts, and how many times as fast as float32 each of `NARROW` should be."""
     goals = tuple(Faster(wire, "group", each) for wire, each in zip(NARROW, times, strict=True))
-    return Case(4, 25 * _MIB, goals, n_samples=3, n_hosts=4, rate_mbit=mbit)
+    return Case(4, 25 * MIB, goals, n_samples=3, n_hosts=4, rate_mbit=mbit)
 
 
 HOST_SECTIONS: Final = (
@@ -72,7 +70,7 @@ HOST_SECTIONS: Final = (
         (
             Case(
                 4,
-                25 * _MIB,
+                25 * MIB,
                 (Faster("shoal", than="gloo", times=1), Within("shoal", of="line", times=1.08)),
                 n_samples=3,
                 n_hosts=4,
@@ -111,7 +109,7 @@ HOST_SECTIONS: Final = (
         (_GLOO, _SHOAL, _RING, _IPERF),
         _UNSHAPED,
         show_time,
-        in_quick=lambda case: case.n_bytes == 25 * _MIB,
+        in_quick=lambda case: case.n_bytes == 25 * MIB,
     ),
     Section(
         "channels",
@@ -127,7 +125,7 @@ HOST_SECTIONS: Final = (
                 n_bytes=n_bytes,
                 goals=(Faster("two channels", than="one channel", times=1),),
             )
-            for n_bytes in (25 * _MIB, 256 * _MIB)
+            for n_bytes in (25 * MIB, 256 * MIB)
         ),
         show_time,
     ),
@@ -138,7 +136,7 @@ HOST_SECTIONS: Final = (
         (_GLOO, _SHOAL),
         (
             replace(
-                _unshaped(4, 8 * 25 * _MIB),
+                _unshaped(4, 8 * 25 * MIB),
                 collective="buckets",
                 goals=(Faster("shoal", than="gloo", times=1.3),),
             ),
@@ -152,10 +150,10 @@ HOST_SECTIONS: Final = (
         columns(cpu_of, "gloo", "shoal"),
         tuple(
             replace(_TWO_UNSHAPED, n_bytes=n_bytes, n_calls=10, n_samples=2)
-            for n_bytes in (25 * _MIB, 256 * _MIB)
+            for n_bytes in (25 * MIB, 256 * MIB)
         ),
         show_cpu,
-        in_quick=lambda case: case.n_bytes == 25 * _MIB,
+        in_quick=lambda case: case.n_bytes == 25 * MIB,
     ),
     Section(
         "unshaped-memory",
@@ -163,8 +161,8 @@ HOST_SECTIONS: Final = (
         ("new processes on unshaped hosts, all-reduce of 64 MiB, then 256 MiB; the largest rank",),
         columns(peak_of, "gloo", "shoal"),
         (
-            replace(_TWO_UNSHAPED, n_bytes=256 * _MIB, goals=()),
-            replace(_unshaped(4, 256 * _MIB), goals=()),
+            replace(_TWO_UNSHAPED, n_bytes=256 * MIB, goals=()),
+            replace(_unshaped(4, 256 * MIB), goals=()),
         ),
         show_memory,
         in_rounds=False,
@@ -204,7 +202,7 @@ HOST_SECTIONS: Final = (
         (
             Case(
                 2,
-                25 * _MIB,
+                25 * MIB,
                 (Within("shoal", of="NICs", times=1 / 0.95), Faster("shoal", "gloo", 1)),
                 n_samples=3,
                 n_hosts=2,
@@ -225,7 +223,7 @@ HOST_SECTIONS: Final = (
         (
             Case(
                 2,
-                25 * _MIB,
+                25 * MIB,
                 (Within("among strangers", of="shoal", times=1.05),),
                 n_hosts=2,
                 rate_mbit=1000,
@@ -244,8 +242,8 @@ HOST_SECTIONS: Final = (
         ),
         (Benchmark("shoal", added_by_cut("shoal")),),
         (
-            Case(2, 25 * _MIB, (Below("shoal", 0.2),), 30, 1, 2, 400, more_mbit=(130,)),
-            Case(2, 25 * _MIB, (Below("shoal", 4.0),), 20, 1, 2, 400),
+            Case(2, 25 * MIB, (Below("shoal", 0.2),), 30, 1, 2, 400, more_mbit=(130,)),
+            Case(2, 25 * MIB, (Below("shoal", 4.0),), 20, 1, 2, 400),
         ),
         show_time,
         in_rounds=False,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from bench.scoreboard.goals import Goal
+
+MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)

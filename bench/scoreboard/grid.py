@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bench.scoreboard.case import Case
+from bench.scoreboard.case import MIB, Case
 from bench.scoreboard.goals import Verdict
 from bench.scoreboard.table import show_time
 from shoal.bench.collectives import COLLECTIVES
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 _ITEM: Final = 4  # bytes of a float32
 _SIZES: Final = tuple(4**power for power in range(1, 15))  # 4 B to 256 MiB
-_MIB: Final = 1024 * 1024
 # Between hosts a call of 256 MiB takes up to five seconds, and has to be repeated. From 4 MiB on
 # the wire alone decides.
-_MAX_ON_HOSTS: Final = 16 * _MIB
+_MAX_ON_HOSTS: Final = 16 * MIB
 
 
 def grid_cases() -> tuple[Case, ...]:
@@ -51,7 +50,7 @@ def _exists(name: str, n_bytes: int, n_ranks: int, n_hosts: int) -> bool:
 
 def in_quick_grid(case: Case) -> bool:
     """Return True for every other size; between hosts up to 1 MiB."""
-    return case.n_bytes in (0, *_SIZES[::2]) and not (case.n_hosts and case.n_bytes > _MIB)
+    return case.n_bytes in (0, *_SIZES[::2]) and not (case.n_hosts and case.n_bytes > MIB)
 
 
 def is_close(row: Result) -> bool:
@@ -99,7 +98,7 @@ def grid_verdicts(rows: Sequence[Result]) -> list[Verdict]:
     lost = [row for row in measured if _is_loss(row)]
     unsure = sum(is_close(row) for row in lost)
     one_host = [row for row in measured if not row.case.n_hosts]
-    hosts = [row for row in measured if row.case.n_hosts and row.case.n_bytes <= _MIB]
+    hosts = [row for row in measured if row.case.n_hosts and row.case.n_bytes <= MIB]
     return [
         Verdict(
             f"losses {len(lost)} ({unsure} of them uncertain) of {len(measured)} <= 0",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bench.scoreboard.benchmark import Section, columns
-from bench.scoreboard.case import Case
+from bench.scoreboard.case import MIB, Case
 from bench.scoreboard.goals import Faster, Within
 from bench.scoreboard.measures import start_of, time_of
 from bench.scoreboard.table import show_count, show_memory, show_time
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Measure
     from bench.scoreboard.pools import WorkerPools
 
-_MIB: Final = 1024 * 1024
 _N_RANKS: Final = 128
 _AT_LEAST_AS_FAST: Final = (Faster("shoal", than="gloo", times=1),)
-_CASE: Final = Case(_N_RANKS, _MIB, n_calls=1, n_samples=2)
+_CASE: Final = Case(_N_RANKS, MIB, n_calls=1, n_samples=2)
 
 
 def _footprint_of(what: str, library: str) -> Measure:

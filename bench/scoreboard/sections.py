@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.scoreboard.benchmark import Benchmark, Measure, Section, columns
 from bench.scoreboard.between import HOST_SECTIONS
-from bench.scoreboard.case import Case
+from bench.scoreboard.case import MIB, Case
 from bench.scoreboard.choices import (
     choice_benchmarks,
     choice_cases,
@@ -38,7 +38,6 @@ from bench.scoreboard.table import show_cpu, show_memory, show_time
 from bench.scoreboard.training import TRAINING_SECTIONS
 
 _KIB: Final = 1024
-_MIB: Final = 1024 * 1024
 
 _GLOO, _OPENMPI, _SHOAL, _GROUP = columns(time_of, "gloo", "openmpi", "shoal", "group")
 _EMPTY: Final = Benchmark("shoal.empty", time_of("shoal", "shared"))
@@ -79,10 +78,10 @@ SECTIONS: Final = (
         ),
         (_GLOO, _OPENMPI, _SHOAL),
         (
-            _private(2, 25 * _MIB, 1.0, 7),
-            _private(2, 100 * _MIB, 1.3, 3),
-            _private(4, 25 * _MIB, 1.3, 5),
-            _private(4, 100 * _MIB, 1.3, 3),
+            _private(2, 25 * MIB, 1.0, 7),
+            _private(2, 100 * MIB, 1.3, 3),
+            _private(4, 25 * MIB, 1.3, 5),
+            _private(4, 100 * MIB, 1.3, 3),
         ),
         show_time,
     ),
@@ -95,10 +94,10 @@ SECTIONS: Final = (
         ),
         (_OPENMPI, _EMPTY, _FLOOR),
         (
-            _shared(2, 25 * _MIB, 7),
-            _shared(2, 100 * _MIB, 3),
-            _shared(4, 25 * _MIB, 5),
-            _shared(4, 100 * _MIB, 3),
+            _shared(2, 25 * MIB, 7),
+            _shared(2, 100 * MIB, 3),
+            _shared(4, 25 * MIB, 5),
+            _shared(4, 100 * MIB, 3),
         ),
         show_time,
     ),
@@ -108,8 +107,8 @@ SECTIONS: Final = (
         ("10 calls in a row after a barrier, slowest rank, time per call",),
         (_GLOO, _OPENMPI, _SHOAL, _EMPTY),
         (
-            Case(2, _MIB, (), n_calls=10),
-            Case(4, _MIB, (Faster("shoal", than="gloo", times=5),), n_calls=10),
+            Case(2, MIB, (), n_calls=10),
+            Case(4, MIB, (Faster("shoal", than="gloo", times=5),), n_calls=10),
         ),
         show_time,
     ),
@@ -139,7 +138,7 @@ SECTIONS: Final = (
         "CPU seconds (user and system, all ranks) per gigabyte of tensor, private memory",
         ("10 calls in a row after a barrier; waiting that spins counts as work",),
         columns(cpu_of, "gloo", "openmpi", "shoal"),
-        (Case(2, 25 * _MIB, (Faster("shoal", than="gloo", times=1),), n_calls=10, n_samples=2),),
+        (Case(2, 25 * MIB, (Faster("shoal", than="gloo", times=1),), n_calls=10, n_samples=2),),
         show_cpu,
     ),
     Section(
@@ -151,8 +150,8 @@ SECTIONS: Final = (
         ),
         columns(peak_of, "gloo", "shoal"),
         (
-            Case(2, 100 * _MIB, (Below("shoal", 60 * _MIB),), n_samples=3),
-            Case(4, 100 * _MIB, (Below("shoal", 60 * _MIB),), n_samples=3),
+            Case(2, 100 * MIB, (Below("shoal", 60 * MIB),), n_samples=3),
+            Case(4, 100 * MIB, (Below("shoal", 60 * MIB),), n_samples=3),
         ),
         show_memory,
         in_rounds=False,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bench.scoreboard.benchmark import Benchmark, Section, Taken, columns
-from bench.scoreboard.case import Case
+from bench.scoreboard.case import MIB, Case
 from bench.scoreboard.goals import Below, Faster, Within
 from bench.scoreboard.libraries import NARROW
 from bench.scoreboard.measures import time_of
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from bench.scoreboard.goals import Goal
     from bench.scoreboard.served_faults import Disturb
 
-_MIB: Final = 1024 * 1024
-_SIZES: Final = (25 * _MIB, 100 * _MIB)
+_SIZES: Final = (25 * MIB, 100 * MIB)
 _ANSWER_S: Final = 180.0  # of 16 ranks that import torch on cores that others use too
 _FAULTS_S: Final = 60.0
 _KILL_S: Final = 5.0
@@ -96,7 +95,7 @@ _OTHERS: Final = (
     *_rows(8, 4, 400, (_near(1.06),), (400, 200)),
 )
 _FLIGHT: Final = replace(_EQUAL[0], n_samples=2)
-_FAULTS: Final = Case(4, 25 * _MIB, n_hosts=4, rate_mbit=400, n_servers=4)
+_FAULTS: Final = Case(4, 25 * MIB, n_hosts=4, rate_mbit=400, n_servers=4)
 
 
 def _pause(label: str, disturb: Disturb, for_s: float) -> Benchmark:
@@ -143,7 +142,7 @@ _SECTIONS: Final = (
         ),
         (_SHOAL, _OPTIMUM, _STREAM),
         (
-            replace(_FLIGHT, n_bytes=8 * 25 * _MIB, collective="buckets", goals=(_near(1 / 0.97),)),
+            replace(_FLIGHT, n_bytes=8 * 25 * MIB, collective="buckets", goals=(_near(1 / 0.97),)),
             replace(_FLIGHT, n_calls=8, goals=(_near(1 / 0.93),)),
         ),
         show=show_time,
@@ -178,7 +177,7 @@ _SECTIONS: Final = (
         (
             Case(
                 16,
-                4 * _MIB,
+                4 * MIB,
                 (Within("shoal", of="line", times=1 / 0.95),),
                 n_samples=2,
                 n_hosts=16,
@@ -227,7 +226,7 @@ _SECTIONS: Final = (
         (
             Case(
                 16,
-                25 * _MIB,
+                25 * MIB,
                 (Below("server", 0.5),),
                 n_samples=3,
                 n_hosts=16,
@@ -243,7 +242,7 @@ _SECTIONS: Final = (
         "from the start of a server's process until calls reach it",
         ("the median of 3 restarts, while workers all-reduce 4 MiB again and again",),
         (Benchmark("first use", restart_to_first_use(3)),),
-        (replace(_FAULTS, n_bytes=4 * _MIB, goals=(Below("first use", 1.0),)),),
+        (replace(_FAULTS, n_bytes=4 * MIB, goals=(Below("first use", 1.0),)),),
         show=show_time,
         in_rounds=False,
     ),

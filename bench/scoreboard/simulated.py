@@ -11,6 +11,7 @@ import math
 import os
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from bench.scoreboard.head import head_of
@@ -23,14 +24,8 @@ from shoal.bench.machine import render_run
 from shoal.bench.worker_pool import WorkerPool
 from shoal.lab import Lab
 from shoal.lab.cluster import BURST_BYTES
-from shoal.plan import cluster as described
-from shoal.plan.defaults import (
-    CONTENTION,
-    LOCAL,
-    MEMORY_US_PER_BYTE,
-    NETWORK_US_PER_BYTE,
-    WIRE,
-)
+from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.defaults import WIRE, default_cluster
 
 _ALGORITHMS: Final = ("ring", "sharded", "tree", "doubling", "halving")
 _SIZES: Final = (256 << 10, 4 << 20, 25 << 20)
@@ -81,20 +76,18 @@ def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Compariso
         yield Comparison(n_hosts, rate_mbit, name, n_bytes, rounds_s, told_s)
 
 
-def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Cluster:
+def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> Cluster:
     """Return the simulator's description of a lab, from the time of rounds of 4 bytes."""
     round_us = small_s * 1e6 / math.log2(n_hosts)
     latency_us = max(1.0, round_us - 2 * WIRE.message_us)
     crowded = max(1.0, n_hosts / len(os.sched_getaffinity(0)))  # all hosts share these cores
-    return described.Cluster(
-        hosts=tuple(range(n_hosts)),
-        local=LOCAL,
-        wire=described.LinkCost(latency_us, 1e6 / bytes_per_s, WIRE.message_us),
-        memory_us_per_byte=crowded * MEMORY_US_PER_BYTE,
-        n_cores=1,
+    wire = LinkCost(latency_us, 1e6 / bytes_per_s, WIRE.message_us)
+    cluster = default_cluster(range(n_hosts), n_cores=1, wire=wire)
+    return replace(
+        cluster,
+        memory_us_per_byte=crowded * cluster.memory_us_per_byte,
+        network_us_per_byte=crowded * cluster.network_us_per_byte,
         burst_bytes=BURST_BYTES,
-        network_us_per_byte=crowded * NETWORK_US_PER_BYTE,
-        contention=CONTENTION,
     )
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from bench.scoreboard.case import MIB
 from shoal.bench.nccl_table import align
 from shoal.plan.text import show_bytes
 
 if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Result, Section
     from bench.scoreboard.case import Case
-
-_MIB: Final = 1024 * 1024
 
 
 def show_time(seconds: float) -> str:
@@ -29,7 +28,7 @@ def show_cpu(seconds: float) -> str:
 
 def show_memory(n_bytes: float) -> str:
     """Return bytes in mebibytes."""
-    return f"{n_bytes / _MIB:.1f} MiB"
+    return f"{n_bytes / MIB:.1f} MiB"
 
 
 def show_percent(part: float) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.scoreboard.benchmark import Benchmark, Section
-from bench.scoreboard.case import Case
+from bench.scoreboard.case import MIB, Case
 from bench.scoreboard.goals import AtLeast, Below, Faster, Within
 from bench.scoreboard.planned import PLANNED
 from bench.scoreboard.table import show_count, show_memory, show_percent, show_time
@@ -38,7 +38,6 @@ _GLOO: Final[dict[str, Any]] = {"wrapper": "torch", "over": "gloo"}
 _TORCH: Final[dict[str, Any]] = {"wrapper": "torch", "over": "shoal"}
 _SHOAL: Final[dict[str, Any]] = {"wrapper": "shoal"}
 _WHOLE_MB: Final = 1024.0  # of a bucket that holds every model
-_MIB: Final = 1 << 20
 _LOSS_STEPS: Final = 300
 _LOSS_LAST: Final = 50
 
@@ -91,7 +90,7 @@ def _breakdown() -> Section:
 
 def _hidden() -> Section:
     # No rank computes here, so cores are free: only the order decides the hidden part.
-    n_bytes, n_layers, n_hosts, mbit = 16 * _MIB, 32, 4, 400
+    n_bytes, n_layers, n_hosts, mbit = 16 * MIB, 32, 4, 400
     wire_s = 2 * (n_hosts - 1) / n_hosts * n_bytes / (mbit * 1e6 / 8)
     paces: dict[str, Any] = {"forward_s": wire_s / 3, "backward_s": wire_s}
     at_once, nothing = Trained(**_SHOAL), Trained(**_SHOAL, sync_every=0)
@@ -171,7 +170,7 @@ def _flight() -> Section:
 
     case = Case(
         4,
-        _MIB,
+        MIB,
         (Within("1 group", "2 groups", 1.05), Within("1 group", "3 groups", 1.05)),
         n_hosts=4,
         rate_mbit=400,
@@ -192,9 +191,9 @@ def _flight() -> Section:
             Benchmark("2 groups", time_of("shoal", 2, 8)),
             Benchmark("3 groups", time_of("shoal", 3, 8)),
         ),
-        (case, replace(case, n_bytes=4 * _MIB)),
+        (case, replace(case, n_bytes=4 * MIB)),
         show_time,
-        in_quick=lambda case: case.n_bytes == _MIB,
+        in_quick=lambda case: case.n_bytes == MIB,
     )
 
 
@@ -333,7 +332,7 @@ def _host() -> tuple[Section, ...]:
                 replace(
                     case,
                     goals=(
-                        *(Below("kept", 0.0), Below("kept slots", 0.1 * _MIB)),
+                        *(Below("kept", 0.0), Below("kept slots", 0.1 * MIB)),
                         AtLeast("copied", 1),  # otherwise no copy is counted
                     ),
                 ),
