@@ -63,7 +63,9 @@ def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> dict
         is_cut = number % _CUT_EVERY == 0
         data.fill_(number)
         dist.barrier()
-        cutter = _Cutter(interface, statistics.median(clean_s) / 2, down_s) if is_cut else None
+        cutter = None
+        if is_cut and dist.get_rank() == 1:
+            cutter = start("cut", _cut, interface, statistics.median(clean_s) / 2, down_s)
         start_s = time.perf_counter()
         dist.all_reduce(data)
         (cut_s if is_cut else clean_s).append(time.perf_counter() - start_s)
@@ -130,19 +132,8 @@ class _Crowd:
         return int(output)
 
 
-class _Cutter:
-    """Sets an interface of rank 1's host down after a delay, and up again."""
-
-    def __init__(self, interface: str, after_s: float, down_s: float) -> None:
-        self._what = (interface, after_s, down_s)
-        self._thread = start("cut", self._cut) if dist.get_rank() == 1 else None
-
-    def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _cut(self) -> None:
-        interface, after_s, down_s = self._what
-        for pause_s, state in ((after_s, "down"), (down_s, "up")):
-            time.sleep(pause_s)
-            subprocess.run(["ip", "link", "set", interface, state], check=True)
+def _cut(interface: str, after_s: float, down_s: float) -> None:
+    """Set an interface down after a delay, and up again."""
+    for pause_s, state in ((after_s, "down"), (down_s, "up")):
+        time.sleep(pause_s)
+        subprocess.run(["ip", "link", "set", interface, state], check=True)

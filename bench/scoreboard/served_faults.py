@@ -6,11 +6,11 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bench.scoreboard.pools import slowest_of
 from shoal.bench.job import Failure
-from shoal.threads import start
 
 if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Measure
@@ -93,12 +93,13 @@ def pauses(disturb: Disturb, for_s: float, pools: WorkerPools, case: Case) -> Pa
     """
     pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=1.0)
     over = threading.Event()
-    beside = _Beside(lambda: disturb(pools.servers(case), over))
-    try:
-        ranks = pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=for_s)
-    finally:
-        over.set()
-        n_done = beside.join()
+    with ThreadPoolExecutor(1) as beside:
+        disturbing = beside.submit(disturb, pools.servers(case), over)
+        try:
+            ranks = pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=for_s)
+        finally:
+            over.set()
+            n_done = _result_of(disturbing)
     slowest = slowest_of(ranks)
     if n_wrong := max(rank["n_wrong"] for rank in ranks):
         raise Failure(f"WRONG RESULT of {n_wrong} of {len(slowest)} steps")
@@ -107,32 +108,13 @@ def pauses(disturb: Disturb, for_s: float, pools: WorkerPools, case: Case) -> Pa
     return Pauses(max(slowest) - statistics.median(slowest), len(slowest), n_done)
 
 
-class _Beside:
-    """A function that runs while ranks work."""
-
-    def __init__(self, what: Callable[[], int]) -> None:
-        self._what = what
-        self._value = 0
-        self._error: BaseException | None = None
-        self._thread = start("beside", self._run)
-
-    def join(self) -> int:
-        """Wait for the function, and return its result.
-
-        Raises:
-            Failure: it failed.
-        """
-        self._thread.join()
-        if self._error is not None:
-            error = f"{type(self._error).__name__}: {self._error}"
-            raise Failure(f"what was to be done to servers failed: {error}") from self._error
-        return self._value
-
-    def _run(self) -> None:
-        try:
-            self._value = self._what()
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            self._error = error
+def _result_of(disturbing: Future[int]) -> int:
+    """Wait for a disturbance that runs while ranks work; Failure if it failed."""
+    try:
+        return disturbing.result()
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise Failure(f"what was to be done to servers failed: {what}") from error
 
 
 def restart_to_first_use(n_restarts: int) -> Measure:
@@ -154,12 +136,13 @@ def restart_to_first_use(n_restarts: int) -> Measure:
             return len(times_s)
 
         pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=1.0)
-        beside = _Beside(restart)
-        try:
-            seconds = n_restarts * (2 * _AWAY_S + 2.0)
-            pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=seconds)
-        finally:
-            beside.join()
+        with ThreadPoolExecutor(1) as beside:
+            restarting = beside.submit(restart)
+            try:
+                seconds = n_restarts * (2 * _AWAY_S + 2.0)
+                pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=seconds)
+            finally:
+                _result_of(restarting)
         return statistics.median(times_s)
 
     return measure

@@ -135,21 +135,13 @@ class Training:
             self._optimizer.step()
         return time.perf_counter() - begin_s, forward_s, backward_s, loss.item()
 
-    @property
-    def averager(self) -> Averager | None:
-        """Shoal's averager, if that averages."""
-        if self._variant.wrapper == "torch":
-            return None
-        averager: Averager = self.model.reducer.averaging.averager
-        return averager
-
     def _window_s(self, n_steps: int) -> float:
-        """See TrainingSteps."""
-        averager = self.averager
-        if averager is None or not averager.times:
+        """See TrainingSteps; 0 if torch's wrapper averages, or nothing was averaged."""
+        if self._variant.wrapper == "torch":
             return 0.0
-        recent = list(averager.times)[-n_steps:]
-        return statistics.median((max(one.full) - min(one.full)) / 1e9 for one in recent)
+        averager: Averager = self.model.reducer.averaging.averager
+        windows_s = [(max(one.full) - min(one.full)) / 1e9 for one in averager.times]
+        return statistics.median(windows_s[-n_steps:]) if windows_s else 0.0
 
 
 def wrap(module: nn.Module, variant: Variant, group: Any, **more: Any) -> Any:

@@ -11,7 +11,7 @@ from shoal.errors import UsageError, did_you_mean
 from shoal.schedule import binomial, bruck, chain, chains, direct, hypercube, ring, tree
 from shoal.schedule import scatter_gather as sg
 from shoal.schedule.algorithm import Algorithm, one, one_per_rank, one_unless_alone
-from shoal.schedule.collectives import MESSAGE
+from shoal.schedule.collectives import MESSAGE, row_of
 from shoal.schedule.dissemination import dissemination_barrier
 from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.sharded import sharded
@@ -201,10 +201,7 @@ def find(collective: str, name: str) -> Algorithm:
         UsageError: there is no such collective or algorithm; the message lists those there are.
     """
     if collective not in _TABLE:
-        raise UsageError(
-            f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}"
-            f"{did_you_mean(collective, ALGORITHMS)}"
-        )
+        row_of(collective)  # raises
     if name in _TABLE[collective]:
         return _TABLE[collective][name]
     if collective == "all_reduce" and is_weighted(name):
