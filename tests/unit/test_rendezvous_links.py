@@ -1,10 +1,10 @@
 """Messages that links accept from peers, and when a host's lowest rank passes its memory."""
 
-import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -63,10 +63,12 @@ class Rank:
 
 
 class Host:
-    """The ranks of a host, whose lowest is rank 0; none is linked at first."""
+    """The ranks of a host, of which some are linked to the lowest, rank 0."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, n_linked: int) -> None:
         self.ranks = [Rank(rank, size) for rank in range(size)]
+        for rank in range(1, 1 + n_linked):
+            self.link(rank)
 
     @property
     def leader(self) -> Rank:
@@ -90,14 +92,6 @@ class Host:
             rank.endpoint.close()
 
 
-@contextlib.contextmanager
-def host(size: int, n_linked: int) -> Iterator[Host]:
-    with contextlib.closing(Host(size)) as made:
-        for rank in range(1, 1 + n_linked):
-            made.link(rank)
-        yield made
-
-
 def n_open() -> int:
     gc.collect()  # garbage of an earlier test must not be collected meanwhile
     return len(os.listdir("/proc/self/fd"))
@@ -105,7 +99,7 @@ def n_open() -> int:
 
 @pytest.mark.parametrize("n", [1, 2, 7, 23])
 def test_each_rank_is_introduced_once_when_all_are_present(n: int) -> None:
-    with host(1 + n, n - 1) as made:
+    with closing(Host(1 + n, n - 1)) as made:
         made.ranks[n].endpoint.step(time.monotonic())
         assert not any(rank.entered for rank in made.ranks)
         assert not any(made.leader.links.needs(rank) for rank in range(1, 1 + n))
@@ -117,7 +111,7 @@ def test_each_rank_is_introduced_once_when_all_are_present(n: int) -> None:
 
 
 def test_a_lost_rank_is_missed_only_once_the_memory_was_passed() -> None:
-    with host(3, 1) as made:
+    with closing(Host(3, 1)) as made:
         made.ranks[1].endpoint.close()
         made.run_until(lambda: made.leader.losses)
         assert made.leader.losses == [(1, "it closed the connection")]
@@ -147,7 +141,7 @@ def test_an_unexpected_or_malformed_message_ends_the_link(
     to, kind, body, words = WRONG[what]
     monkeypatch.setattr(TreeLinks, "_introduce", lambda _: None)
     before = n_open()
-    with host(2, 1) as made:
+    with closing(Host(2, 1)) as made:
         fd = 0 if kind == INTRODUCTION and to == 1 else -1
         made.ranks[1 - to].peers[to].send(kind, body, fd)
         made.run_until(lambda: made.ranks[to].losses)
@@ -160,7 +154,7 @@ def test_an_unexpected_or_malformed_message_ends_the_link(
 
 @pytest.mark.parametrize("kind", [REPORT, INTRODUCTION])
 def test_a_repeated_message_ends_the_link(kind: int) -> None:
-    with host(2, 1) as made:
+    with closing(Host(2, 1)) as made:
         made.run_until(lambda: made.ranks[1].links.is_ready)
         if kind == INTRODUCTION:
             made.leader.peers[1].send(kind, number(2, 4), 0)
@@ -172,7 +166,7 @@ def test_a_repeated_message_ends_the_link(kind: int) -> None:
 
 
 def test_an_awaited_rank_is_named_until_its_report_arrives() -> None:
-    with host(2, 1) as made:
+    with closing(Host(2, 1)) as made:
         link = made.leader.links
         made.ranks[1].peers[0].send(WAITING, number(0, 4))
         made.run_until(lambda: link.kept_waiting_by == 0)
@@ -182,7 +176,7 @@ def test_an_awaited_rank_is_named_until_its_report_arrives() -> None:
 
 
 def test_a_rank_that_reconnects_has_lost_its_first_link() -> None:
-    with host(3, 1) as made:
+    with closing(Host(3, 1)) as made:
         first = made.leader.peers.pop(1)
         made.link(1)
         assert made.leader.losses == [(1, "it connected again")]

@@ -29,7 +29,8 @@ class Child:
         self.process.stdin.close()
 
     def forget(self) -> None:
-        """Act as if the process was waited for elsewhere."""
+        """End it, and act as if the process was waited for elsewhere."""
+        self.end()
         self.process.returncode = 0
 
 
@@ -53,7 +54,6 @@ def test_the_last_report_of_a_child_is_kept_until_it_ends() -> None:
         assert views.keys() == {8}
         views.kill_all()
         assert views.n == 0
-        other.end()
         one.forget()
         other.forget()
 
@@ -71,7 +71,6 @@ def test_the_oldest_view_of_the_same_job_makes_room() -> None:
         assert [view["pid"] for view in views.reports_of(None)] == [pids[1], pids[3]]
         views.kill_all()
         for one in children:
-            one.end()
             one.forget()
 
 
@@ -86,7 +85,6 @@ def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatc
             views.add(one.process.pid, one.pipe, 7, "job")
         with pytest.raises(ProcessLookupError):
             os.kill(one.process.pid, 0)
-        one.end()
         one.forget()
 
 
@@ -109,5 +107,4 @@ def test_a_child_that_is_silent_for_long_is_killed(caplog: pytest.LogCaptureFixt
         assert "was silent for 10 s" in caplog.text
         views.kill_all()
         for one in (silent, other):
-            one.end()
             one.forget()
