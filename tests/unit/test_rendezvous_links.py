@@ -97,19 +97,6 @@ def n_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 23])
-def test_each_rank_is_introduced_once_when_all_are_present(n: int) -> None:
-    with closing(Host(1 + n, n - 1)) as made:
-        made.ranks[n].endpoint.step(time.monotonic())
-        assert not any(rank.entered for rank in made.ranks)
-        assert not any(made.leader.links.needs(rank) for rank in range(1, 1 + n))
-        made.link(n)
-        made.run_until(lambda: all(rank.entered for rank in made.ranks[1:]))
-        for local, rank in enumerate(made.ranks[1:], 1):
-            assert rank.entered == [(True, 1 + n, local)]
-        assert all(made.leader.links.needs(rank) for rank in range(1, 1 + n))
-
-
 def test_a_lost_rank_is_missed_only_once_the_memory_was_passed() -> None:
     with closing(Host(3, 1)) as made:
         made.ranks[1].endpoint.close()
