@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +17,34 @@ Wrap = Callable[..., Any]
 Gradients = list[torch.Tensor | None]
 
 
-def wrap(module: nn.Module, **options: Any) -> Any:
+def wrap(module: nn.Module, *, hook: Any = None, **options: Any) -> Any:
     import shoal.torch
 
-    return shoal.torch.DistributedDataParallel(module, **{"bucket_cap_mb": SMALL_MB, **options})
+    options = {"bucket_cap_mb": SMALL_MB, **options}
+    wrapped = shoal.torch.DistributedDataParallel(module, **options)
+    if hook is not None:
+        wrapped.register_comm_hook(wrapped.process_group, hook)
+    return wrapped
 
 
 def whole(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Return small integers."""
     source = torch.Generator().manual_seed(seed)
     return torch.randint(-3, 4, shape, generator=source).to(dtype)
+
+
+class Two(nn.Module):
+    """Two parallel layers, the second of them optional."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 3, dtype=dtype)
+        self.second = nn.Linear(6, 3, dtype=dtype)
+        for at, parameter in enumerate(self.parameters()):
+            parameter.data = whole(tuple(parameter.shape), seed + at, dtype)
+
+    def forward(self, data: torch.Tensor, both: bool = True) -> torch.Tensor:
+        return self.first(data) + (self.second(data) if both else 0)
 
 
 class OneOf(nn.Module):
@@ -46,6 +65,22 @@ def inputs(step: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor,
 def mine(tensor: torch.Tensor) -> torch.Tensor:
     rank = dist.get_rank()
     return tensor[N_ROWS * rank : N_ROWS * (rank + 1)]
+
+
+def assert_averaged(net: nn.Module, *given: Any, may_have_zeros: bool = False) -> None:
+    """Check that gradients equal those of one process with the inputs of all ranks.
+
+    Args:
+        may_have_zeros: gradients of unused parameters need not be None.
+    """
+    alone = copy.deepcopy(net)
+    alone.zero_grad()
+    (alone(*given).sum() / dist.get_world_size()).backward()
+    for ours, wanted in zip(net.parameters(), alone.parameters(), strict=True):
+        if wanted.grad is not None:
+            assert torch.equal(ours.grad, wanted.grad)
+        else:
+            assert ours.grad is None or may_have_zeros
 
 
 def assert_same_bits(one: list[Any], other: list[Any]) -> None:

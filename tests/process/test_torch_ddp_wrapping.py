@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import inputs, mine, whole, wrap
+from process.ddp_training import assert_averaged, inputs, mine, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -34,12 +34,7 @@ def step(wrapped: nn.Module, net: nn.Module) -> None:
     data, _ = inputs(0)
     net.zero_grad()
     wrapped(mine(data)).sum().backward()
-    alone = copy.deepcopy(net)
-    alone.zero_grad()
-    (alone(data).sum() / dist.get_world_size()).backward()
-    for ours, wanted in zip(net.parameters(), alone.parameters(), strict=True):
-        assert (ours.grad is None) == (wanted.grad is None)
-        assert ours.grad is None or torch.equal(ours.grad, wanted.grad)
+    assert_averaged(net, data)
 
 
 def n_hooks(net: nn.Module) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from process.ddp_training import Two as WithoutBuffer
 from process.ddp_training import inputs, mine, randoms, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
@@ -19,19 +20,10 @@ from shoal.average import ErrorFeedback
 from shoal.errors import Unsupported, UsageError
 
 
-class Two(nn.Module):
-    """Two parallel layers, the second of them optional, and a buffer."""
-
+class Two(WithoutBuffer):
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 3, dtype=dtype)
-        self.second = nn.Linear(6, 3, dtype=dtype)
+        super().__init__(seed, dtype)
         self.register_buffer("seen", torch.full((2,), float(seed)))
-        for at, parameter in enumerate(self.parameters()):
-            parameter.data = whole(tuple(parameter.shape), seed + at, dtype)
-
-    def forward(self, data: torch.Tensor, both: bool = True) -> torch.Tensor:
-        return self.first(data) + (self.second(data) if both else 0)
 
 
 def step(wrapped: Any, number: int, both: bool = True) -> None:
@@ -51,15 +43,16 @@ def descend(net: nn.Module) -> None:
                 parameter.sub_(parameter.grad / 64)
 
 
-def step_alone(net: Two, number: int, both: bool = True) -> None:
-    """Make the same step in plain torch, on the inputs of all ranks."""
-    net.zero_grad()
-    (net(inputs(number)[0], both).sum() / dist.get_world_size()).backward()
-    descend(net)
-
-
-def check(net: Two, alone: Two) -> None:
-    for (name, ours), wanted in zip(net.named_parameters(), alone.parameters(), strict=True):
+def train_beside(alone: Two, wrapped: Any, numbers: range, both: bool = True) -> None:
+    """Make steps with the wrapper, and in plain torch on the inputs of all ranks; compare them."""
+    for number in numbers:
+        step(wrapped, number, both)
+        alone.zero_grad()
+        (alone(inputs(number)[0], both).sum() / dist.get_world_size()).backward()
+        descend(alone)
+    for (name, ours), wanted in zip(
+        wrapped.module.named_parameters(), alone.parameters(), strict=True
+    ):
         torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12, msg=name)
 
 
@@ -82,7 +75,7 @@ EVERY_WAY: list[dict[str, Any]] = [
     {"static_graph": True},
     {"find_unused_parameters": True},
     {"weighted": True, "check_finite": True, "check_same": 2},
-    {"hook": True},
+    {"hook": allreduce_hook},
 ]
 
 
@@ -94,16 +87,10 @@ def test_a_step_that_lost_a_rank_is_repeated_in_the_next_group(
 
 
 def go_on_after_a_loss(options: dict[str, Any]) -> None:
-    cues = [f"rank {rank} has a gradient, {options}" for rank in range(2)]
-    hooked = options.pop("hook", False)
+    cues = [f"rank {rank} has a gradient, {sorted(options)}" for rank in range(2)]
     net, alone = Two(), Two()
     wrapped = wrap(net, **options)
-    if hooked:
-        wrapped.register_comm_hook(dist.group.WORLD, allreduce_hook)
-    for number in range(2):
-        step(wrapped, number)
-        step_alone(alone, number)
-    check(net, alone)
+    train_beside(alone, wrapped, range(2))
     if dist.get_rank() == 2:
         leave_in_mid_backward(wrapped, 2, cues)
         return
@@ -117,11 +104,8 @@ def go_on_after_a_loss(options: dict[str, Any]) -> None:
     wrapped.regroup()
     assert wrapped.process_group is dist.group.WORLD
     check_interrupted(net, alone, is_view=bool(options.get("gradient_as_bucket_view")))
-    for number in range(2, 5):
-        step(wrapped, number)
-        step_alone(alone, number)
-    check(net, alone)
-    if not hooked:
+    train_beside(alone, wrapped, range(2, 5))
+    if "hook" not in options:
         numbers = [one.number for one in wrapped.reducer.averaging.averager.times]
         assert numbers == [0, 1, 2, 3, 4]
 
@@ -146,14 +130,11 @@ def test_a_rank_that_wraps_its_model_joins_ranks_that_regroup(
 
 
 def meet_a_new_rank(options: dict[str, Any]) -> None:
-    hooked = options.pop("hook", False)
     pair = dist.new_group([0, 1])
     alone, rank = Two(), dist.get_rank()
     net = Two(7 if rank == 2 else 0)
     if rank < 2:
         wrapped = wrap(net, process_group=pair, **options)
-        if hooked:
-            wrapped.register_comm_hook(pair, allreduce_hook)
         wrapped.zero_grad()
         for _ in range(2):
             if options.get("weighted"):
@@ -163,13 +144,8 @@ def meet_a_new_rank(options: dict[str, Any]) -> None:
         wrapped.regroup()
     else:
         wrapped = wrap(net, **options)
-        if hooked:
-            wrapped.register_comm_hook(dist.group.WORLD, allreduce_hook)
     assert net.seen.tolist() == [0, 0]  # of rank 0
-    for number in range(3):
-        step(wrapped, number)
-        step_alone(alone, number)
-    check(net, alone)
+    train_beside(alone, wrapped, range(3))
 
 
 @pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
@@ -189,11 +165,8 @@ def leave_a_layer_out(options: dict[str, Any]) -> None:
         wrapped.regroup()
     else:
         wrapped = wrap(net, **options)
-    for number in range(3):
-        step(wrapped, number, both=False)
-        step_alone(alone, number, both=False)
+    train_beside(alone, wrapped, range(3), both=False)
     assert net.second.weight.grad is None
-    check(net, alone)
 
 
 def case_a_new_rank_with_another_model_is_named_and_others_regroup_again() -> None:
@@ -216,9 +189,7 @@ def case_a_new_rank_with_another_model_is_named_and_others_regroup_again() -> No
         with pytest.raises(UsageError, match=named):
             wrap(Two(dtype=torch.float32))
         wrapped = wrap(net)
-    step(wrapped, 0)
-    step_alone(alone, 0)
-    check(net, alone)
+    train_beside(alone, wrapped, range(1))
 
 
 def case_wrappers_that_share_parameters_regroup_in_turn() -> None:
@@ -227,9 +198,7 @@ def case_wrappers_that_share_parameters_regroup_in_turn() -> None:
     for wrapped in wrappers:
         wrapped.regroup()
     for number in range(4):
-        step(wrappers[number % 2], number)
-        step_alone(alone, number)
-    check(net, alone)
+        train_beside(alone, wrappers[number % 2], range(number, number + 1))
 
 
 def case_gradients_in_the_averagers_memory_are_moved_out() -> None:
