@@ -18,7 +18,7 @@ A thread that adds work must wake the thread that sleeps: a rank fails if a time
 A rank that runs past the deadline prints the stack of each thread and is killed, so no test hangs
 and no process outlives its test. To kill or stop ranks, use `start_ranks`: it provides the process
 ids at once and an Outcome for each rank later. To die at an exact moment, a rank calls
-`os.kill(os.getpid(), signal.SIGKILL)`.
+`os.kill(os.getpid(), signal.SIGKILL)`; `run_survivors` returns the results of the others.
 
 Starting a process costs 0.1 s: do many checks inside one run, or use the fixture `forked` (see
 `FileRanks`), whose ranks are forked once for all calls of a test file.
@@ -142,11 +142,34 @@ def run_ranks(
         AssertionError: a rank raised, died or hung. Names every such rank, with its output.
     """
     with start_ranks(function, size, *args, env=env) as ranks:
+        return _values(ranks.wait(deadline_s))
+
+
+def run_survivors(
+    function: Callable[..., Any],
+    size: int,
+    victim: int,
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = 60.0,
+) -> list[Any]:
+    """Run ranks like `run_ranks`, of which one kills itself; return the results of the others.
+
+    Raises:
+        AssertionError: the victim ended in another way, or another rank raised, died or hung.
+    """
+    with start_ranks(function, size, *args, env=env) as ranks:
         outcomes = ranks.wait(deadline_s)
+    lost = outcomes.pop(victim)
+    assert lost.died == "was killed by SIGKILL", "\n".join(map(str, [lost, *outcomes]))
+    return _values(outcomes)
+
+
+def _values(outcomes: list[Outcome]) -> list[Any]:
     failed = [outcome for outcome in outcomes if outcome.error or outcome.died]
     if failed:
         report = "\n".join(map(str, failed))
-        raise AssertionError(f"{len(failed)} of {size} ranks failed:\n{report}")
+        raise AssertionError(f"{len(failed)} of {len(outcomes)} ranks failed:\n{report}")
     return [outcome.value for outcome in outcomes]
 
 

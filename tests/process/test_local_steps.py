@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.local_steps import Case, check, expected, first_values, local_step, weight_of
-from process.ranks import run_ranks, start_ranks
+from process.ranks import run_ranks, run_survivors
 from process.stage import Stage
 from unit.in_process import in_ranks, run_well
 
@@ -170,11 +170,8 @@ def test_a_run_from_a_saved_state_has_the_bits_of_an_uninterrupted_one(group: sh
 
 def survivors_of(task: Callable[..., Any], lost: int, *args: Any) -> list[Any]:
     """Return the results of the surviving ranks after this one of three kills itself."""
-    with Stage() as stage, start_ranks(task, 3, *args, env=stage.env) as ranks:
-        outcomes = ranks.wait()
-    assert outcomes.pop(lost).died == "was killed by SIGKILL"
-    assert all(one.value for one in outcomes), "\n".join(map(str, outcomes))
-    return [one.value for one in outcomes]
+    with Stage() as stage:
+        return run_survivors(task, 3, lost, *args, env=stage.env)
 
 
 def lose_rank_1(case: Case, dies_in: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import run_ranks, start_ranks
+from process.ranks import run_ranks, run_survivors
 from process.stage import Stage, pretend_hosts
 from torch import nn
 
@@ -40,14 +40,10 @@ def lose_a_peer(how: str) -> list[str]:
 
 @pytest.mark.parametrize("how", ["plain", "hook"])
 def test_ddp_names_a_lost_peer_and_the_process_survives(how: str) -> None:
-    with Stage() as stage, start_ranks(lose_a_peer, 3, how, env=stage.env) as ranks:
-        outcomes = ranks.wait(60)
-    assert outcomes[1].died == "was killed by SIGKILL"
-    for outcome in (outcomes[0], outcomes[2]):
-        assert not outcome.died, str(outcome)
-        assert outcome.error is None, str(outcome)
-        kind, message, took_s = outcome.value  # DDP wraps it or passes it on
-        assert "PeerLost: rank 1" in f"{kind}: {message}", str(outcome)
+    with Stage() as stage:
+        found = run_survivors(lose_a_peer, 3, 1, how, env=stage.env)
+    for kind, message, took_s in found:
+        assert "PeerLost: rank 1" in f"{kind}: {message}"  # DDP wraps it or passes it on
         assert float(took_s) < 25  # and no deadline of 30 s
 
 

@@ -7,14 +7,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, Ranks, run_ranks, start_ranks
+from process.ranks import Outcome, Ranks, run_ranks, run_survivors, start_ranks
 from process.stage import Stage
 
 pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has it")
@@ -148,15 +148,6 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def survivors_of(task: Callable[..., Any], victim: int, *args: Any) -> list[Any]:
-    """Return the results of the others after this one of three replicas killed itself."""
-    with start_ranks(task, 3, *args) as ranks:
-        outcomes = ranks.wait(60)
-    assert outcomes.pop(victim).died == "was killed by SIGKILL"
-    assert [outcome.error for outcome in outcomes] == [None, None], outcomes
-    return [outcome.value for outcome in outcomes]
-
-
 def lose_a_replica(address: str) -> None:
     rank, group = rank_of(), group_of()
     configure(group, address, 1, 3)
@@ -173,7 +164,7 @@ def lose_a_replica(address: str) -> None:
 
 
 def test_survivors_of_a_killed_replica_form_the_next_group(address: str) -> None:
-    survivors_of(lose_a_replica, 2, address)
+    run_survivors(lose_a_replica, 3, 2, address)
 
 
 def end_while_pending(address: str, how: str) -> None:
@@ -303,7 +294,7 @@ def lose_a_replica_before_it_joins(address: str) -> None:
 
 
 def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(address: str) -> None:
-    survivors_of(lose_a_replica_before_it_joins, 2, address)
+    run_survivors(lose_a_replica_before_it_joins, 3, 2, address)
 
 
 def lose_a_replica_that_forms(address: str, victim: int, moment: str) -> float:
@@ -334,7 +325,7 @@ def lose_a_replica_that_forms(address: str, victim: int, moment: str) -> float:
 def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
     address: str, victim: int, moment: str
 ) -> None:
-    took_s = survivors_of(lose_a_replica_that_forms, victim, address, victim, moment)
+    took_s = run_survivors(lose_a_replica_that_forms, 3, victim, address, victim, moment)
     assert max(took_s) < 4  # of 20 s
 
 
