@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
+import torch.distributed as dist
 
 from shoal.errors import Unsupported, UsageError
 
@@ -75,8 +74,6 @@ def test_an_unsupported_choice_is_refused(
 
 
 def test_a_default_group_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.distributed as dist
-
     state = partial_state(DistributedType.MULTI_CPU, "gloo")
     load(monkeypatch, state)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

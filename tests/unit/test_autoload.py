@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from shoal import _autoload
 
@@ -182,7 +183,6 @@ dist.destroy_process_group()
 @pytest.fixture(scope="module")
 def printed() -> dict[str, Any]:
     """Return the values that the codes print, each in a fork of a process that has only torch."""
-    pytest.importorskip("torch")
     script = f"""
 import os, torch
 for code in {list(CODES.values())}:
@@ -207,7 +207,6 @@ def test_importing_shoal_before_torch_registers_with_shoals_torch(
 def test_torch_finds_the_name_without_an_import_of_shoal_where_it_can(
     printed: dict[str, Any],
 ) -> None:
-    dist = pytest.importorskip("torch.distributed")
     looks_it_up = hasattr(dist.Backend, "_ensure_backend_registered")  # torch >= 2.14
     assert printed["look up"] is looks_it_up
 

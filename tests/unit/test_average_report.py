@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from unit.averages import SHAPES, fill
 from unit.in_process import in_ranks, run_well
 
@@ -106,8 +107,6 @@ def test_a_trace_has_all_buffers_and_rows_do_not_overlap(tmp_path: Path) -> None
 
 
 def test_a_trace_uses_the_clock_of_torchs_profiler(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-
     def step_in_profile(group: shoal.Group) -> None:
         averager = Averager(group, SHAPES, fusion_bytes=2048)
         cpu = torch.profiler.ProfilerActivity.CPU

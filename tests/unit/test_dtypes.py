@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from shoal import _native as native
 from shoal.dtypes import DType, Op, item_size, parse_dtype, parse_op
@@ -37,7 +38,6 @@ def test_a_numpy_dtype_and_its_scalar_type_and_its_name_are_the_same(name: str) 
 
 
 def test_torch_dtypes_and_operations_are_recognised_by_name() -> None:
-    torch = pytest.importorskip("torch")
     for dtype in DType:
         theirs = getattr(torch, str(dtype))
         assert parse_dtype(theirs) is dtype
