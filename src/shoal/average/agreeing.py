@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import ShoalError, UsageError
 from shoal.group.buffers import span_of
+from shoal.plan.text import ranks_of
 
 if TYPE_CHECKING:
     from shoal.average.layout import ArraySpec
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _N_DIGEST_BYTES: Final = 32
 _MOST_TEXT_BYTES: Final = 1 << 28
-_MOST_RANKS: Final = 8  # listed in an error
 
 
 def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[str, Any]) -> None:
@@ -88,14 +88,9 @@ def difference(given: Sequence[Mapping[str, str]]) -> str:
         for rank, values in enumerate(given):
             by_value.setdefault(values.get(name, "none"), []).append(rank)
         if len(by_value) > 1:
-            sides = ", ".join(f"{value} on {_named(ranks)}" for value, ranks in by_value.items())
+            sides = ", ".join(f"{value} on {ranks_of(ranks)}" for value, ranks in by_value.items())
             return f"{name} is not the same on all ranks: {sides}"
     return "the order of these names is not the same on all ranks"
-
-
-def _named(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MOST_RANKS])) + ", ..." * (len(ranks) > _MOST_RANKS)
-    return f"rank{'s' * (len(ranks) > 1)} {named}"
 
 
 class Shared:

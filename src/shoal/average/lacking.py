@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from shoal import threads
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.limits import FIRST_NAMED_KEY
+from shoal.plan.text import listed
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
@@ -42,8 +43,7 @@ _LOCK_S: Final = 5.0  # limit of the wait for the links' lock
 
 def named(names: Sequence[str]) -> str:
     """List the first names, and the number of the others."""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+    return listed(names, _MOST_NAMED)
 
 
 def end_group(group: Group, why: str) -> None:

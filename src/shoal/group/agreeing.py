@@ -20,7 +20,7 @@ from shoal.plan.channels import Channels, choose_channels
 from shoal.plan.cluster import numbered
 from shoal.plan.defaults import WIRE, default_cluster
 from shoal.plan.planner import Planner
-from shoal.plan.text import counted
+from shoal.plan.text import counted, ranks_of
 from shoal.plan.wire import link_text, slowest
 
 if TYPE_CHECKING:
@@ -200,9 +200,8 @@ def _compare(digests: Sequence[_Digest], settings: Settings) -> None:
         # The variable was set on some ranks only.
         others = [rank for rank, value in enumerate(values) if value != values[0]]
         if others:
-            named = ", ".join(map(str, others[:8])) + ", ..." * (len(others) > 8)
             raise UsageError(
-                f"{variable} is not the same on all ranks: rank{'s' * (len(others) > 1)} {named} "
+                f"{variable} is not the same on all ranks: {ranks_of(others)} "
                 f"differ{'s' * (len(others) == 1)} from rank 0 (on this rank it is "
                 f"{show(settings) or 'not set'}); set it to the same on all"
             )

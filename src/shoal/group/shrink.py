@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.view import MOST_NUMBER, Agreement, Report, View, decode, n_report_bytes
+from shoal.plan.text import listed
 
 if TYPE_CHECKING:
     from shoal.engine import Mesh, RankInfo
@@ -173,7 +174,6 @@ class Line:
     def _late(self) -> str:
         agreement = self._agreement
         late = agreement.silent or agreement.awaited
-        named = ", ".join(f"rank {r} ({self._rank_infos[r]})" for r in late[:_MOST_NAMED])
-        more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
+        named = listed([f"rank {r} ({self._rank_infos[r]})" for r in late], _MOST_NAMED)
         what = "to call it too" if agreement.silent else "to report the ranks it has lost"
-        return f"{named}{more} {what}"
+        return f"{named} {what}"

@@ -13,7 +13,7 @@ from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan.cost import Cost, cost_of
 from shoal.plan.defaults import encoding_us_per_byte
-from shoal.plan.text import show_bytes, show_us
+from shoal.plan.text import listed, show_bytes, show_us
 from shoal.schedule import ALGORITHMS, COLLECTIVES, find
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ def _cheapest(
     why += f"{first} takes {show_us(best.cost_us)}, bottleneck: {best.bottleneck}"
     others = [_compared(name, costs[name].cost_us / best.cost_us) for name in ranked]
     if others:
-        why += "; " + ", ".join(others[:_N_NAMED])
-        why += f" and {len(others) - _N_NAMED} more" * (len(others) > _N_NAMED)
+        why += f"; {listed(others, _N_NAMED)}"
     if too_fine:
         why += f"; shards below {show_bytes(floor_of(cluster))} in {', '.join(too_fine)}"
     return Choice(first, best.cost_us, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 _US: Final = {"us": 1.0, "ms": 1e3, "s": 1e6}
@@ -23,6 +24,17 @@ def show_us(us: float) -> str:
 def counted(n: int, noun: str) -> str:
     """Return a number and its noun: "1 server", "2 servers"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """Return the first names, and the number of the others: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def ranks_of(ranks: Sequence[int]) -> str:
+    """Return "rank 3", or "ranks 1, 2 and 3 more" with the numbers of at most eight."""
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, 8)}"
 
 
 def _three_digits(value: float) -> str:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.limits import FIRST_NAMED_KEY, LAST_FINISHED
+from shoal.plan.text import ranks_of
 from shoal.state.document import VERSION, WORDS
-from shoal.state.text import group_name, named, ranks_of
+from shoal.state.text import group_name, named
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from shoal.plan.text import counted, show_bytes
+from shoal.plan.text import counted, listed, ranks_of, show_bytes
 from shoal.state.document import WORDS
 
 _MOST_STEPS: Final = 24  # of a call; the JSON file has more
@@ -34,11 +34,6 @@ def named(rank: int, ranks: Sequence[dict[str, str]]) -> str:
 def group_name(group: dict[str, Any]) -> str:
     """Return a group's name, or its number if this rank has not made it."""
     return f"group {group['name']!r}" if group["name"] else f"group {group['id']}"
-
-
-def ranks_of(ranks: Sequence[int]) -> str:
-    """Return the numbers of several ranks, at most eight of them."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {_some([str(rank) for rank in ranks])}"
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:
@@ -88,7 +83,7 @@ def _group(group: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[s
     if not group["is_made"]:
         yield f"  {name}: not made here yet, but others have made calls on it"
     else:
-        members = _some([str(rank) for rank in group["members"]])
+        members = listed(group["members"], _MOST_NAMED)
         n_made, n_now = counted(group["n_calls"], "call"), len(group["in_flight"])
         yield f"  {name} of ranks {members}: {n_made} made, {n_now} in flight"
     if group["ended"]:
@@ -175,8 +170,3 @@ def _path(number: int, path: dict[str, Any]) -> str:
         case "lost":
             return f"path {number} lost{since}, reconnecting (it {path['why_lost']}){times}"
     return f"path {number}{times} (it {path['why_lost']})" if times else ""
-
-
-def _some(words: Sequence[str]) -> str:
-    n_more = len(words) - _MOST_NAMED
-    return ", ".join(words[:_MOST_NAMED]) + (f" and {n_more} more" if n_more > 0 else "")

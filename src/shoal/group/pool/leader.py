@@ -17,6 +17,7 @@ from shoal.group.pool.notices import LateServers, Notices
 from shoal.group.pool.protocol import Meet, Reserve
 from shoal.group.pool.registry import Registry
 from shoal.group.pool.watch import Watch
+from shoal.plan.text import listed
 from shoal.rendezvous.announcing import own_version
 from shoal.rendezvous.interface import choose_address
 from shoal.rendezvous.packing import number
@@ -317,11 +318,8 @@ class Leader:
         ready = self._watch.ready()
         for at, workers in unreached.items():
             address = self._wanted[at]
-            who = ", ".join(
-                f"rank {rank} ({self._workers[rank]})" for rank in workers[:_MOST_NAMED]
-            )
-            more = f" and {len(workers) - _MOST_NAMED} more" if len(workers) > _MOST_NAMED else ""
-            why = f"cannot reach {who}{more}, or cannot be reached from there"
+            who = listed([f"rank {rank} ({self._workers[rank]})" for rank in workers], _MOST_NAMED)
+            why = f"cannot reach {who}, or cannot be reached from there"
             self._left_out.blame(address, ready.get(address), why, _now())
 
     def trouble(self) -> str:

@@ -23,6 +23,7 @@ from shoal.group.work import FOR_EVER_S, Work
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import Planner, default_cluster, reported_mbit
 from shoal.plan.channels import PoolCard, channels_from, choose_pool_channels
+from shoal.plan.text import listed
 from shoal.plan.wire import link_from
 from shoal.rendezvous.listener import listen_for_hosts, port_range
 from shoal.rendezvous.membership import Membership
@@ -217,7 +218,7 @@ def _greet(group: PoolGroup, n_workers: int, until: float, is_wanted: Callable[[
         raise Closed(f"{group}: the view is given up")
     unmet = [server for server, word in words.items() if not word.done()]
     if unmet:
-        who = ", ".join(f"rank {server}" for server in unmet[:_MOST_NAMED])
+        who = listed([f"rank {server}" for server in unmet], _MOST_NAMED)
         if unmet == [group.rank]:
             who = "all workers"
         places = frozenset(server - n_workers for server in unmet if server != group.rank)
