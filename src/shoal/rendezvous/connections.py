@@ -73,18 +73,18 @@ class Connections:
             most_queued=(1 + meeting.size) * MAX_ENTRY_BYTES,
         )
         self.endpoint.listen(listener.detach())
-        self._meeting, self._memory, self._options = meeting, memory, options
+        self.meeting, self._memory, self._options = meeting, memory, options
         self._on_doubt = on_doubt
-        self._trouble: dict[int, str] = {}  # by rank, the last error with it
-        self._above_at: Place | str | None = None  # the address of the rank above, once known
+        self.trouble: dict[int, str] = {}  # by rank, the last error with it
+        self.above_at: Place | str | None = None  # the address of the rank above, once known
         self._look_at, self._look_s = 0.0, _FIRST_LOOK_S
 
     def begin(self, roll: Roll) -> TreeLinks:
         """Connect along the tree of this roll."""
-        tree = Tree(roll.hosts, self._meeting.rank)
-        makes = tree.is_leader and self._meeting.size > 1
+        tree = Tree(roll.hosts, self.meeting.rank)
+        makes = tree.is_leader and self.meeting.size > 1
         memory_fd = self._memory.make(len(tree.host)) if makes else -1
-        self.links = TreeLinks(tree, self._meeting.rank, memory_fd, self._lost, self._memory.enter)
+        self.links = TreeLinks(tree, self.meeting.rank, memory_fd, self._lost, self._memory.enter)
         if tree.n_hosts > 1:
             self._listen_for_hosts(tree)
         return self.links
@@ -92,16 +92,16 @@ class Connections:
     def dial(self, roll: Roll, now: float) -> float:
         """Connect to the rank above once its address is known; return when to call this again."""
         above = None if self.links is None else self.links.tree.parent
-        if self.links is None or above is None or self._above_at is not None:
+        if self.links is None or above is None or self.above_at is not None:
             return float("inf")
         if now < self._look_at:
             return self._look_at
-        is_local, meeting = self.links.tree.is_local(above), self._meeting
+        is_local, meeting = self.links.tree.is_local(above), self.meeting
         at = roll.leader_names[roll.hosts[above]] if is_local else meeting.endpoint(above)
         self._look_at, self._look_s = now + self._look_s, min(2 * self._look_s, _LONGEST_LOOK_S)
         if at is None:
             return self._look_at
-        self._above_at = at
+        self.above_at = at
         hello = Hello(roll.epoch, meeting.rank, above, MEETING_PATH)
         key = pair_key(meeting.job_key, roll.epoch, meeting.rank, above)
         if isinstance(at, str):
@@ -112,9 +112,7 @@ class Connections:
 
     def explain(self, verdict: str, silence: str) -> str:
         """Describe the missing ranks; see explain.py."""
-        at = None if isinstance(self._above_at, str) else self._above_at
-        text = explain(self._meeting, self.links, self._trouble, at, verdict, silence)
-        n = self.endpoint.n_turned_away
+        text, n = explain(self, verdict, silence), self.endpoint.n_turned_away
         lack = f"; this process turned away {n} callers for lack of file descriptors (`ulimit -n`)"
         return text + (lack if n else "")
 
@@ -123,7 +121,7 @@ class Connections:
         self.endpoint.close()
 
     def _listen_for_hosts(self, tree: Tree) -> None:
-        meeting, environ = self._meeting, self._options.environ
+        meeting, environ = self.meeting, self._options.environ
         master = environ.get("MASTER_ADDR") or meeting.store_host
         ports = port_range(environ)
         listeners, paths = listen_for_hosts(f"rank {meeting.rank}", master, ports, environ)
@@ -142,15 +140,15 @@ class Connections:
 
     def admit(self, hello: Hello) -> bytes | Progress:
         """Return the pair's key for a caller that is a rank below this one in this epoch."""
-        rank, roll = self._meeting.rank, self._meeting.roll
-        is_ours = hello.to_rank == rank < hello.rank < self._meeting.size
+        rank, roll = self.meeting.rank, self.meeting.roll
+        is_ours = hello.to_rank == rank < hello.rank < self.meeting.size
         if not is_ours or hello.path != MEETING_PATH:
             return Progress.REFUSED
         if self.links is None or roll is None or hello.epoch != roll.epoch:
             return Progress.STALE  # usually it has just seen the roll earlier than this rank
         if not self.links.expects(hello.rank):
             return Progress.REFUSED
-        return pair_key(self._meeting.job_key, hello.epoch, rank, hello.rank)
+        return pair_key(self.meeting.job_key, hello.epoch, rank, hello.rank)
 
     def welcome(self, peer: Peer, hello: Hello) -> None:
         """Link an authenticated rank below; a second connection means that it lost the first."""
@@ -160,11 +158,11 @@ class Connections:
             peer.close()
             return
         links.add(hello.rank, peer)
-        self._trouble.pop(hello.rank, None)
+        self.trouble.pop(hello.rank, None)
 
     def key_differs(self, hello: Hello) -> None:
         """Record it for the error text, and check soon whether that rank has left."""
-        self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
+        self.trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
         self._on_doubt()
 
     turned_away = staticmethod(note_turned_away)
@@ -186,19 +184,19 @@ class Connections:
             raise why  # not a fault of the network
         if progress is Progress.KEY_DIFFERS:
             raise UsageError(
-                f"rank {self._meeting.rank} may not join: rank {above} on "
-                f"{self._meeting.label(above)} holds another job key. {HOW_TO_SET_KEY}"
+                f"rank {self.meeting.rank} may not join: rank {above} on "
+                f"{self.meeting.label(above)} holds another job key. {HOW_TO_SET_KEY}"
             )
         if progress is Progress.STALE:
-            self._trouble[above] = "it is in another epoch, perhaps still in an earlier group"
+            self.trouble[above] = "it is in another epoch, perhaps still in an earlier group"
         elif progress is Progress.REFUSED:
-            self._trouble[above] = "the process that answered there is not that rank"
+            self.trouble[above] = "the process that answered there is not that rank"
         elif error == errno.ETIMEDOUT:
-            self._trouble[above] = f"no answer within {self._options.dial_s:g} s"
-        elif error == errno.EPERM and isinstance(self._above_at, str):
-            self._trouble[above] = "the process that listens there belongs to another user"
+            self.trouble[above] = f"no answer within {self._options.dial_s:g} s"
+        elif error == errno.EPERM and isinstance(self.above_at, str):
+            self.trouble[above] = "the process that listens there belongs to another user"
         else:
-            self._trouble[above] = os.strerror(error).lower()
+            self.trouble[above] = os.strerror(error).lower()
 
     # The links.
 
@@ -211,7 +209,7 @@ class Connections:
         """Pass the loss on to the links."""
         if error == errno.EMFILE:
             raise UsageError(
-                f"rank {self._meeting.rank} has no file descriptor left for shared memory: raise "
+                f"rank {self.meeting.rank} has no file descriptor left for shared memory: raise "
                 "`ulimit -n`"
             )
         if self.links is not None:
@@ -221,7 +219,7 @@ class Connections:
         links = self.links
         if links is None or links.is_concluded:
             return  # the group has formed, and the other rank may have left it already
-        why = self._trouble[rank] = (error.strerror or str(error)).lower()
+        why = self.trouble[rank] = (error.strerror or str(error)).lower()
         if links.needs(rank):
             waited = "" if links.awaited is None else f", which waited for rank {links.awaited}"
             raise LinkLostError(f"lost its link to rank {rank}{waited}: {why}", links.has_reported)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.rendezvous.interface import names_loopback, within_host
 
 if TYPE_CHECKING:
+    from shoal.rendezvous.connections import Connections
     from shoal.rendezvous.links import TreeLinks
     from shoal.rendezvous.meeting import Meeting
-    from shoal.rendezvous.record import Endpoint
 
 _N_SHOWN: Final = 16  # more names of missing ranks would not help
 _ADVICE: Final = "set SHOAL_SOCKET_IFNAME on both hosts to the network they share"
 
 
-def explain(
-    meeting: Meeting,
-    links: TreeLinks | None,
-    trouble: Mapping[int, str],
-    at: Endpoint | None,
-    verdict: str,
-    silence: str,
-) -> str:
+def explain(connections: Connections, verdict: str, silence: str) -> str:
     """Return one message about all missing ranks; reads the store once more if it answers.
 
     Args:
-        links: of the roll; None without a roll.
-        trouble: by rank, the last error with it.
-        at: the last address tried for the rank above, on another host.
         verdict: this rank's state, such as "could not join within 5 s".
         silence: a sentence that the store does not answer; empty if it does.
     """
+    meeting, links = connections.meeting, connections.links
     parts = [silence] if silence else []
     before = meeting.before
     if before is not None and before.is_failure:
@@ -43,7 +34,7 @@ def explain(
     if meeting.roll is None or links is None:
         parts += _of_no_roll(meeting, asks=not silence)
     elif before is None or not before.is_failure:
-        parts += _of_links(meeting, links, trouble, at)
+        parts += _of_links(connections, links)
     if before is not None and not before.is_failure:
         parts.append(
             f"the attempt before this one ended: rank {before.rank} {before.reason} (a rank that "
@@ -76,10 +67,9 @@ def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
         yield "rank 0 has not called all ranks, though all have published (stopped, or dead?)"
 
 
-def _of_links(
-    meeting: Meeting, links: TreeLinks, trouble: Mapping[int, str], at: Endpoint | None
-) -> Iterator[str]:
+def _of_links(connections: Connections, links: TreeLinks) -> Iterator[str]:
     """Name ranks of the roll that are not linked, to this rank or to another."""
+    meeting, trouble = connections.meeting, connections.trouble
     tree, unlinked = links.tree, links.unlinked()
     for rank in unlinked[:_N_SHOWN]:
         yield _below(meeting, links, rank, trouble.get(rank))
@@ -89,18 +79,17 @@ def _of_links(
     if other is not None and other != meeting.rank and other not in tree.below:
         yield _elsewhere(meeting, links, other)
     elif links.awaits_above and tree.parent is not None:
-        yield _above(meeting, links, tree.parent, trouble.get(tree.parent), at)
+        yield _above(connections, links, tree.parent)
     elif not unlinked and links.silent():
         yield f"{_ranks(links.silent())} probably still waits for ranks below"
     elif not unlinked:
         yield f"rank {tree.parent} probably still waits for other ranks"
 
 
-def _above(
-    meeting: Meeting, links: TreeLinks, rank: int, trouble: str | None, at: Endpoint | None
-) -> str:
-    where = f"rank {rank} on {meeting.label(rank)}"
-    if links.tree.is_local(rank):
+def _above(connections: Connections, links: TreeLinks, rank: int) -> str:
+    at, trouble = connections.above_at, connections.trouble.get(rank)
+    where = f"rank {rank} on {connections.meeting.label(rank)}"
+    if links.tree.is_local(rank) or isinstance(at, str):
         return f"{where}, {_of_this_host(trouble or 'it was not reached yet')}"
     if at is None:
         return f"{where} does not listen for other hosts yet"
