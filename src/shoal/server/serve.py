@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.engine import make_plan
-from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.errors import PeerLost, ShoalError
 from shoal.group.pool.announce import N_BYTES, TAG, unpack
 from shoal.group.pool.probe import answer
 from shoal.group.pool.view_mesh import enter, read_roster
@@ -66,8 +66,9 @@ class _Served:
             if work is None:
                 return
             report()
-            while not _is_within(work.wait, _REPORT_S):
+            while not work.drive(_REPORT_S):
                 report()
+            work.wait()
             self._add(bytes(message))
 
     def _add(self, message: bytes) -> None:
@@ -131,14 +132,6 @@ class _Served:
                 why = WORDS[wait["why"]]
                 longest[rank] = {"rank": rank, "host": host, "why": why, "since_s": since_s}
         return sorted(longest.values(), key=lambda one: -one["since_s"])[:_MOST_WAITS]
-
-
-def _is_within(wait: Callable[[float], None], timeout_s: float) -> bool:
-    try:
-        wait(timeout_s)
-    except TimedOut:
-        return False
-    return True
 
 
 def _linger(group: PoolGroup) -> None:
