@@ -131,6 +131,15 @@ def only_address(found: list[Interface]) -> str | None:
     return addresses[0] if len(addresses) == 1 else None
 
 
+def is_numeric(address: str) -> bool:
+    """Return True for an IPv4 or IPv6 address, False for a name."""
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    except OSError:
+        return False
+    return True
+
+
 def is_loopback(address: str) -> bool:
     """Return True for a numeric loopback address."""
     return address.startswith("127.") or address == "::1"

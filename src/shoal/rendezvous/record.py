@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from shoal.engine import HANDSHAKE_VERSION, N_NONCE_BYTES
+from shoal.rendezvous.interface import is_numeric
 from shoal.rendezvous.packing import (
     MAX_FIELD_BYTES,
     Unpacker,
@@ -41,11 +42,8 @@ class Endpoint(NamedTuple):
 def unpack_endpoint(data: Unpacker) -> Endpoint:
     """Take the next fields as an endpoint; ValueError if they are not one."""
     address = data.text()
-    try:
-        # Numeric only: a name would be resolved, which can block for seconds.
-        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-    except OSError as error:
-        raise ValueError(address) from error
+    if not is_numeric(address):  # a name would be resolved, which can block for seconds
+        raise ValueError(address)
     return Endpoint(address, data.number(2, 1, 65535), data.text())
 
 

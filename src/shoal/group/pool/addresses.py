@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.group.pool.protocol import DEFAULT_PORT
+from shoal.rendezvous.interface import is_numeric
 
 MOST_SERVERS: Final = 1024
 DEFAULT_JOB: Final = "none"
@@ -73,21 +73,13 @@ def parse_address(text: str, what: str, port: int = DEFAULT_PORT, least: int = 1
     match = re.fullmatch(r"\[([^\[\]]+)\](?::([0-9]{1,5}))?|([^:\[\]]+)(?::([0-9]{1,5}))?", text)
     if match is not None:
         found = Address(match[1] or match[3], int(match[2] or match[4] or port))
-    elif _is_ipv6(text):
+    elif is_numeric(text):  # IPv6, since others match
         found = Address(text, port)
     else:
         raise UsageError(f"{what}: {text!r} is not HOST, HOST:PORT or [ADDRESS]:PORT")
     if not least <= found.port <= 65535:
         raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
     return found
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        socket.inet_pton(socket.AF_INET6, text)
-    except OSError:
-        return False
-    return True
 
 
 def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:

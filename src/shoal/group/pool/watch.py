@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +28,7 @@ from shoal.group.pool.protocol import (
     server_key,
     why_not_reached,
 )
-from shoal.rendezvous.interface import resolve
+from shoal.rendezvous.interface import is_numeric, resolve
 from shoal.rendezvous.roster import decode as decode_entries
 from shoal.threads import start
 
@@ -192,9 +190,7 @@ class _Server:
         self.peer: Peer | None = None
         self._not_before = 0.0
         self._until = self._ping_at = float("inf")
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        with contextlib.suppress(OSError):
-            socket.inet_pton(family, address.host)
+        if is_numeric(address.host):
             self._found, self._look_at = [address.host], float("inf")
 
     def step(self, read_at: float) -> float:
