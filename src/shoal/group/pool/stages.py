@@ -22,11 +22,6 @@ class Stages(Generic[View]):
         self._held_from: int | None = None
 
     @property
-    def last_begin(self) -> int:
-        """The first call of the last stage, made or not."""
-        return self._stages[-1][0]
-
-    @property
     def last(self) -> View | None:
         """The view of the last stage."""
         return self._stages[-1][1]
@@ -37,7 +32,8 @@ class Stages(Generic[View]):
 
     def propose(self) -> int:
         """Hold back calls after those made so far; return the first number held back."""
-        self._held_from = max(self._after_highest, self.last_begin)
+        last_begin, _ = self._stages[-1]  # that call may not be made yet
+        self._held_from = max(self._after_highest, last_begin)
         return self._held_from
 
     def begin(self, number: int, view: View | None, lowest_open: int) -> None:
