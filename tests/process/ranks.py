@@ -21,7 +21,12 @@ ids at once and an Outcome for each rank later. To die at an exact moment, a ran
 `os.kill(os.getpid(), signal.SIGKILL)`; `run_survivors` returns the results of the others.
 
 Starting a process costs 0.1 s: do many checks inside one run, or use the fixture `forked` (see
-`FileRanks`), whose ranks are forked once for all calls of a test file.
+`FileRanks`), whose ranks are forked once for all calls of a test file. They run a test that checks
+its results on each rank:
+
+    @on_ranks(3)
+    def test_sums_are_equal() -> None:
+        with shoal.init() as group: ...
 """
 
 from __future__ import annotations
@@ -272,6 +277,29 @@ class FileRanks:
         self._listener.close()
         failed = [outcome for outcome in self._end(60.0) if outcome.error or outcome.died]
         assert not failed, "\n".join(map(str, failed))
+
+
+def on_ranks(size: int | None = None) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a function that every rank of `forked` runs, and that checks its results.
+
+    Args:
+        size: of the group; by default the test's parameter of this name.
+    """
+
+    def make_test(function: Callable[..., Any]) -> Callable[..., None]:
+        own = inspect.signature(function)
+
+        def test(forked: FileRanks, **given: Any) -> None:
+            forked.run(function, size or given["size"], *(given[name] for name in own.parameters))
+
+        fixture = inspect.signature(test).parameters["forked"]
+        test.__signature__ = own.replace(parameters=[fixture, *own.parameters.values()])
+        test.__name__, test.__module__ = function.__name__, function.__module__
+        function.__qualname__ += ".on_rank"  # where a rank finds it
+        test.on_rank = function
+        return test
+
+    return make_test
 
 
 def serve_calls(address: str) -> None:

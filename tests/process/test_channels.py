@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from process.arrays import Array
-from process.ranks import FileRanks, start_ranks
+from process.ranks import FileRanks, on_ranks, start_ranks
 from process.stage import error_of, pretend_hosts
 
 import shoal
@@ -53,7 +53,8 @@ def test_any_number_of_channels_gives_the_bits_of_one_channel(
     assert forked.run(digests, 3, n_channels, ranks_per_host) == one
 
 
-def links_of_large_data() -> list[tuple[int, int]]:
+@on_ranks(2)
+def test_a_large_call_moves_over_every_channel_and_the_dump_shows_it() -> None:
     """Return channel and peer of each link that moved much data in a call of two ranks."""
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
@@ -62,38 +63,30 @@ def links_of_large_data() -> list[tuple[int, int]]:
         (world,) = describe("a test asks")["worlds"]
         group.barrier()
     peers = [peer for peer in world["peers"] if peer["n_bytes_out"] > N_ELEMS]
-    return [(peer.get("channel", 0), peer["rank"]) for peer in peers]
+    other = 1 - group.rank
+    assert [(peer.get("channel", 0), peer["rank"]) for peer in peers] == [(0, other), (1, other)]
 
 
-def test_a_large_call_moves_over_every_channel_and_the_dump_shows_it(forked: FileRanks) -> None:
-    assert forked.run(links_of_large_data, 2) == [[(0, 1), (1, 1)], [(0, 0), (1, 0)]]
-
-
-def asks_while_rank_1_is_late() -> tuple[list[int], str] | None:
+@on_ranks(2)
+def test_the_dump_shows_a_call_in_every_channel_that_it_uses() -> None:
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
     with shoal.init() as group:
-        data, seen = np.ones(N_ELEMS, np.float32), None
+        data = np.ones(N_ELEMS, np.float32)
         if group.rank == 0:
             work = group.all_reduce(data, async_op=True)
             state = describe("a test asks")
             (world,) = state["worlds"]
             (calls,) = [each["in_flight"] for each in world["groups"]]
-            seen = [call.get("channel", 0) for call in calls], text_of(state)
+            assert [call.get("channel", 0) for call in calls] == [0, 1]
+            assert "over 2 channels" in text_of(state)
+            assert "over channel 1: made" in text_of(state)
             group.barrier(name="asked")
             assert work is not None
             work.wait()
         else:
             group.barrier(name="asked")
             group.all_reduce(data)
-        return seen
-
-
-def test_the_dump_shows_a_call_in_every_channel_that_it_uses(forked: FileRanks) -> None:
-    channels, text = forked.run(asks_while_rank_1_is_late, 2)[0]
-    assert channels == [0, 1]
-    assert "over 2 channels" in text
-    assert "over channel 1: made" in text
 
 
 def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None:
@@ -135,15 +128,11 @@ def test_after_a_death_in_a_split_call_the_group_keeps_all_its_channels() -> Non
     assert outcomes[2].value == ([0, 2], [(0, 0), (1, 0)]), outcomes[2]
 
 
-def names_of_threads() -> set[str]:
+@on_ranks(2)
+def test_every_channel_thread_has_a_name() -> None:
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "3"
     with shoal.init() as group:
         group.barrier()
-        return {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
-
-
-def test_every_channel_thread_has_a_name(forked: FileRanks) -> None:
-    wanted = {"shoal-progress", "shoal-progress1", "shoal-progress2"}
-    for names in forked.run(names_of_threads, 2):
-        assert wanted <= names
+        names = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+    assert {"shoal-progress", "shoal-progress1", "shoal-progress2"} <= names

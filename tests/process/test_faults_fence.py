@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks
+from process.ranks import on_ranks
 from process.stage import error_of, pretend_hosts
 
 import shoal
@@ -25,7 +25,9 @@ def go_round(group: shoal.Group) -> None:
         group.all_reduce(go_on, "min")
 
 
-def fail_one_of_two(reads: bool) -> list[bool]:
+@pytest.mark.parametrize("reads", [False, True])
+@on_ranks(2)
+def test_a_failed_message_does_not_affect_other_calls_over_its_memory(reads: bool) -> None:
     """Rank 0 makes two calls in one region, and one of them is aborted."""
     with shoal.init() as group:
         failing, going = group.subgroup([0, 1], "failing"), group.subgroup([0, 1], "going")
@@ -50,39 +52,38 @@ def fail_one_of_two(reads: bool) -> list[bool]:
             going.recv(third, 1)
             going.recv(memory[N_ELEMS // 2 :][:N_ELEMS], 1)
             same = memory[N_ELEMS // 2 :][:N_ELEMS] == want
-            return [bool((third == want).all()), bool(same.all()), bool((first[:10] == -1).all())]
+            assert (third == want).all()
+            assert same.all()
+            assert (first[:10] == -1).all()
+            return
         group.barrier()
         go_round(group)
-        results = []
         for _ in range(2):
             going.recv(own, 0)
-            results.append(bool((own == want).all()))
+            assert (own == want).all()
         going.send(want, 0)
         going.send(want, 0)
-        return results
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_failed_message_does_not_affect_other_calls_over_its_memory(reads: bool) -> None:
-    assert run_ranks(fail_one_of_two, 2, reads) == [[True] * 3, [True] * 2]
-
-
-def end_one_of_two_groups(ranks_per_host: int) -> list[bool]:
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+@on_ranks(3)
+def test_an_ended_group_does_not_affect_another_groups_calls_over_the_same_array(
+    ranks_per_host: int,
+) -> None:
     """Rank 0 moves one array in two groups at once, and the first of them ends."""
     pretend_hosts(ranks_per_host)
     cases = itertools.product([(3000, 40), (16_000, 8), (1 << 20, 4)], [False, True])
     with shoal.init(timeout_s=10) as group:
-        return [
+        for number, (size, by_message) in enumerate(cases):
             end_one(group, str(number), *size, by_message)
-            for number, (size, by_message) in enumerate(cases)
-        ]
 
 
-def end_one(group: shoal.Group, name: str, n_elems: int, n_calls: int, by_message: bool) -> bool:
+def end_one(group: shoal.Group, name: str, n_elems: int, n_calls: int, by_message: bool) -> None:
     failing = group.subgroup([0, 1, 2], f"failing {name}")
     if group.rank == 2:
         group.barrier()
-        return error_of(failing.barrier) is not None
+        assert error_of(failing.barrier) is not None
+        return
     going = group.subgroup([0, 1], f"going {name}")
     want = np.arange(n_elems, dtype=np.float32)
     data = [want] * n_calls if group.rank == 0 else np.zeros((n_calls, n_elems), np.float32)
@@ -104,11 +105,4 @@ def end_one(group: shoal.Group, name: str, n_elems: int, n_calls: int, by_messag
         group.barrier()
     for work in works:
         work.wait()
-    return all((array == want).all() for array in data)
-
-
-@pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_an_ended_group_does_not_affect_another_groups_calls_over_the_same_array(
-    ranks_per_host: int,
-) -> None:
-    assert run_ranks(end_one_of_two_groups, 3, ranks_per_host) == [[True] * 6] * 3
+    assert all((array == want).all() for array in data)

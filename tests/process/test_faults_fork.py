@@ -4,11 +4,10 @@ import ctypes
 import multiprocessing
 import os
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks, start_ranks
+from process.ranks import FileRanks, on_ranks, start_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
@@ -29,11 +28,12 @@ def fork() -> int:
         return os.fork()
 
 
-def use_children(ranks_per_host: int) -> dict[str, Any]:
+@pytest.mark.parametrize("ranks_per_host", [2, 1])
+@on_ranks(2)
+def test_children_may_not_use_the_groups_and_do_not_affect_them(ranks_per_host: int) -> None:
     """Fork with calls in flight, try every call in the child, and go on in the parent."""
     pretend_hosts(ranks_per_host)
     outside = sockets()
-    results: dict[str, Any] = {}
     with shoal.init() as group:
         part = group.subgroup([0, 1], "part")
         data = np.ones(500_000, np.float32)
@@ -55,10 +55,10 @@ def use_children(ranks_per_host: int) -> dict[str, Any]:
             os._exit(7)
         reducing.wait()
         os.close(write)
-        results["data"] = float(data[0])
+        assert data[0] == 2
         _, status = os.waitpid(child, 0)
-        results["child"] = os.read(read, 1000).decode()
-        results["status"] = os.waitstatus_to_exitcode(status)
+        assert os.read(read, 1000) == b"Closed Closed Closed Closed NoneType; 0 descriptors"
+        assert os.waitstatus_to_exitcode(status) == 7
         os.close(read)
 
         context = multiprocessing.get_context("fork")
@@ -67,24 +67,11 @@ def use_children(ranks_per_host: int) -> dict[str, Any]:
             worker = context.Process(target=abs, args=[-1])
             worker.start()
             worker.join()
-        results["worker"] = worker.exitcode
+        assert worker.exitcode == 0
         group.send(np.ones(1), 1 - group.rank)
         pending.wait()
         part.all_reduce(data)
-        results["after"] = float(data[-1])
-    return results
-
-
-@pytest.mark.parametrize("ranks_per_host", [2, 1])
-def test_children_may_not_use_the_groups_and_do_not_affect_them(ranks_per_host: int) -> None:
-    for results in run_ranks(use_children, 2, ranks_per_host):
-        assert results == {
-            "data": 2.0,
-            "child": "Closed Closed Closed Closed NoneType; 0 descriptors",
-            "status": 7,
-            "worker": 0,
-            "after": 4.0,
-        }
+        assert data[-1] == 4
 
 
 def fork_beside_a_door() -> tuple[str, int]:
@@ -153,14 +140,14 @@ def form_in_a_child() -> tuple[float, int]:
         return float(data[0]), os.waitstatus_to_exitcode(status)
 
 
-def test_a_child_can_form_a_new_group() -> None:
+def test_a_child_can_form_a_new_group(forked: FileRanks) -> None:
     with Stage() as stage:
-        assert run_ranks(form_in_a_child, 3, env=stage.env) == [(3.0, 3)] * 3
+        assert forked.run(form_in_a_child, 3, env=stage.env) == [(3.0, 3)] * 3
 
 
-def write_in_children() -> list[tuple[int, float, float]]:
-    """Return what each child read, and what the parent's shared memory then held."""
-    results, outside = [], sockets()
+@on_ranks(2)
+def test_a_child_copies_shared_memory_on_write_and_keeps_no_socket_of_its_parent() -> None:
+    outside = sockets()
     with shoal.init() as group:
         data = shoal.empty(1 << 18)
         data[:] = 1
@@ -174,12 +161,7 @@ def write_in_children() -> list[tuple[int, float, float]]:
                 is_apart = (data == 100).all() and not sockets() - outside
                 os._exit(saw if is_apart else 0)
             _, status = os.waitpid(child, 0)
-            results.append((os.waitstatus_to_exitcode(status), data.min(), data.max()))
+            assert os.waitstatus_to_exitcode(status) == 2
+            assert (data == 2).all()
         group.all_reduce(data)
-        results.append((0, data.min(), data.max()))
-    return results
-
-
-def test_a_child_copies_shared_memory_on_write_and_keeps_no_socket_of_its_parent() -> None:
-    for results in run_ranks(write_in_children, 2):
-        assert results == [(2, 2, 2), (2, 2, 2), (0, 4, 4)]
+        assert (data == 4).all()

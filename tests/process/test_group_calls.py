@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 import numpy as np
-from process.ranks import FileRanks
+from process.ranks import FileRanks, on_ranks
 from process.stage import error_of
 
 import shoal
@@ -23,7 +23,8 @@ def ones(n_elems: int, value: float = 1.0) -> Any:
     return np.full(n_elems, value, np.float32)
 
 
-def drop_buffers_in_flight() -> float:
+@on_ranks(2)
+def test_a_dropped_buffer_lives_exactly_until_its_call_is_done() -> None:
     with shoal.init() as group:
         alone = group.subgroup([group.rank], "alone")
         forgotten = []
@@ -37,14 +38,11 @@ def drop_buffers_in_flight() -> float:
             alone.barrier(async_op=True)  # later calls release the buffers of finished ones
         last = ones(10)
         group.all_reduce(last)
-        return float(last[0])
+        assert last[0] == 2
 
 
-def test_a_dropped_buffer_lives_exactly_until_its_call_is_done(forked: FileRanks) -> None:
-    assert forked.run(drop_buffers_in_flight, 2) == [2.0, 2.0]
-
-
-def close_while_threads_call() -> set[str]:
+@on_ranks(1)
+def test_a_group_may_be_closed_while_other_threads_make_calls() -> None:
     with shoal.init() as group:
         ended: list[str] = []
 
@@ -65,14 +63,11 @@ def close_while_threads_call() -> set[str]:
             alone.close()
             for thread in threads:
                 thread.join(LONG_S)
-        return set(ended)
+        assert set(ended) == {"Closed"}
 
 
-def test_a_group_may_be_closed_while_other_threads_make_calls(forked: FileRanks) -> None:
-    assert forked.run(close_while_threads_call, 1) == [{"Closed"}]
-
-
-def call_while_another_waits() -> bool:
+@on_ranks(2)
+def test_a_long_call_does_not_hold_the_buffers_of_later_calls() -> None:
     with shoal.init() as group:
         waiting = None if group.rank else group.recv(ones(1), tag=7, async_op=True)
         forgotten = []
@@ -89,24 +84,17 @@ def call_while_another_waits() -> bool:
             group.send(ones(1), 0, tag=7)
         else:
             waiting.wait()
-        return n_kept <= 2
+        assert n_kept <= 2
 
 
-def test_a_long_call_does_not_hold_the_buffers_of_later_calls(forked: FileRanks) -> None:
-    assert forked.run(call_while_another_waits, 2) == [True, True]
-
-
-def make_calls_with_one_name() -> list[float]:
+@on_ranks(2)
+def test_calls_with_one_name_match_in_order_while_all_are_in_flight() -> None:
     with shoal.init() as group:
         data = [ones(length, place + 1) for place, length in enumerate((2_000_000, 1, 40_000))]
         works = [group.all_reduce(each, name="alike", async_op=True) for each in data]
         for work in reversed(works):
             work.wait()
-        return [float(each[-1]) for each in data]
-
-
-def test_calls_with_one_name_match_in_order_while_all_are_in_flight(forked: FileRanks) -> None:
-    assert forked.run(make_calls_with_one_name, 2) == [[2.0, 4.0, 6.0]] * 2
+        assert [each[-1] for each in data] == [2, 4, 6]
 
 
 # Subgroups.
@@ -168,29 +156,25 @@ def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_made_again(
     ]
 
 
-def two_worlds() -> list[float]:
-    results = []
+@on_ranks(3)
+def test_two_worlds_in_one_process_do_not_affect_each_other() -> None:
     with shoal.init() as first, shoal.init() as second:
         for group in (first, second, first):
             data = ones(100_003, group.rank)
             group.all_reduce(data)
-            results.append(float(data[-1]))
+            assert data[-1] == 3
         second.close()
         second.close()
         data = ones(3)
         first.all_reduce(data)
-        results.append(float(data[0]))
-    return results
-
-
-def test_two_worlds_in_one_process_do_not_affect_each_other(forked: FileRanks) -> None:
-    assert forked.run(two_worlds, 3) == [[3.0, 3.0, 3.0, 3.0]] * 3
+        assert data[0] == 3
 
 
 # Deadlines, aborts and ends.
 
 
-def wait_too_briefly() -> float:
+@on_ranks(2)
+def test_a_wait_that_times_out_does_not_end_the_call() -> None:
     with shoal.init() as group:
         data = ones(10)
         if group.rank == 0:
@@ -203,64 +187,47 @@ def wait_too_briefly() -> float:
         else:
             group.recv(bytearray(1), 0, tag=1)
             group.all_reduce(data)
-        return float(data[0])
+        assert data[0] == 2
 
 
-def test_a_wait_that_times_out_does_not_end_the_call(forked: FileRanks) -> None:
-    assert forked.run(wait_too_briefly, 2) == [2.0, 2.0]
-
-
-def abort() -> tuple[Exception | None, float, list[Exception | None]]:
+@on_ranks(3)
+def test_an_abort_ends_only_its_group_on_every_rank_with_its_reason() -> None:
     with shoal.init() as world:
         group = world.subgroup([0, 1, 2], "part")
         if world.rank == 0:
             group.abort("enough")
         of_subgroup = error_of(group.barrier)
+        assert isinstance(of_subgroup, Closed)
+        assert "enough" in str(of_subgroup)
         data = ones(7)
         world.all_reduce(data)
+        assert data[0] == 3
         if world.rank == 1:
             for other in (0, 2):  # both ranks have their sums
                 world.recv(bytearray(1), other)
             world.abort("the loss is not a number")
         else:
             world.send(b"!", 1)
-        errors = [error_of(world.all_reduce, ones(1000)), error_of(world.barrier)]
-        return of_subgroup, float(data[0]), errors
-
-
-def test_an_abort_ends_only_its_group_on_every_rank_with_its_reason(forked: FileRanks) -> None:
-    for of_subgroup, total, errors in forked.run(abort, 3):
-        assert isinstance(of_subgroup, Closed)
-        assert "enough" in str(of_subgroup)
-        assert total == 3.0
-        for error in errors:
+        for error in (error_of(world.all_reduce, ones(1000)), error_of(world.barrier)):
             assert isinstance(error, Closed), error
             assert "rank 1" in str(error)
             assert "the loss is not a number" in str(error)
 
 
-def closed_calls() -> list[Exception | None]:
+@on_ranks(2)
+def test_calls_on_a_closed_group_are_errors() -> None:
     group = shoal.init()
     part = group.subgroup([0, 1], "part")
     group.barrier()
     pending = group.recv(bytearray(1), 1 - group.rank, 4, work=True)
     group.close()
-    ended = error_of(pending.wait)
-    return [
-        ended,
-        error_of(group.all_reduce, ones(1)),
-        error_of(part.barrier),
-        error_of(group.subgroup, [0, 1], "new"),
-        error_of(group.abort, "too late"),
-        error_of(part.close),
-    ]
-
-
-def test_calls_on_a_closed_group_are_errors(forked: FileRanks) -> None:
-    for ended, reduce, barrier, subgroup, abort, close in forked.run(closed_calls, 2):
-        # The second rank to close may receive the other's goodbye first.
-        assert isinstance(ended, (Closed, PeerLost)), ended
-        for error in (reduce, barrier, subgroup):
-            assert isinstance(error, Closed), error
-        assert abort is None
-        assert close is None
+    # The second rank to close may receive the other's goodbye first.
+    assert isinstance(error_of(pending.wait), (Closed, PeerLost))
+    for call, *given in (
+        (group.all_reduce, ones(1)),
+        (part.barrier,),
+        (group.subgroup, [0, 1], "new"),
+    ):
+        assert isinstance(error_of(call, *given), Closed)
+    group.abort("too late")
+    part.close()

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import FileRanks
+from process.ranks import on_ranks
 from process.stage import pretend_hosts
 
 import shoal
@@ -14,13 +14,14 @@ def ones(n_elems: int, value: float = 1.0) -> Any:
     return np.full(n_elems, value, np.float32)
 
 
-def pass_messages(ranks_per_host: int) -> float:
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (3, 1)])
+@on_ranks()
+def test_messages_arrive_by_source_and_tag(size: int, ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         pass_round_the_ring(group)
         receive_by_tag(group)
         group.barrier()
-        return group.size
 
 
 def pass_round_the_ring(group: shoal.Group) -> None:
@@ -50,21 +51,14 @@ def receive_by_tag(group: shoal.Group) -> None:
         assert text == b"read-only"
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (3, 1)])
-def test_messages_arrive_by_source_and_tag(
-    size: int, ranks_per_host: int, forked: FileRanks
-) -> None:
-    assert forked.run(pass_messages, size, ranks_per_host) == [size] * size
-
-
 # From any source. The native tests of messages check the order of matching and the ends of
 # receives.
 
 
-def take_from_anyone(ranks_per_host: int) -> list[list[int]]:
-    """On rank 0: return the sources of all messages, by length, in the order of receives."""
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 1), (4, 2)])
+@on_ranks()
+def test_receives_from_any_source_take_every_message_once(size: int, ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
-    sources = []
     with shoal.init() as group:
         others = range(1, group.size)
         for length in (0, 1, 1009, 40_001, 1_000_003):
@@ -79,24 +73,12 @@ def take_from_anyone(ranks_per_host: int) -> list[list[int]]:
                     assert work is not None
                     work.wait()
                     assert (data == work.source).all(), (length, work.source)
-                sources.append([work.source for work in works if work is not None])
+                assert sorted(work.source for work in works) == sorted([*others, *others])
             else:
                 group.barrier()
                 for _ in range(2):
                     group.send(ones(length, group.rank), 0, tag=7)
             group.barrier()
-    return sources
-
-
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 1), (4, 2)])
-def test_receives_from_any_source_take_every_message_once(
-    size: int, ranks_per_host: int, forked: FileRanks
-) -> None:
-    first, *others = forked.run(take_from_anyone, size, ranks_per_host)
-    assert others == [[]] * (size - 1)
-    assert len(first) == 5
-    for sources in first:
-        assert sorted(sources) == sorted([*range(1, size), *range(1, size)])
 
 
 def wait(work: shoal.Work | None) -> None:
@@ -104,7 +86,9 @@ def wait(work: shoal.Work | None) -> None:
     work.wait()
 
 
-def go_on_in_the_background(ranks_per_host: int) -> float:
+@pytest.mark.parametrize("ranks_per_host", [2, 1])
+@on_ranks(2)
+def test_a_receive_from_any_source_goes_on_in_the_background(ranks_per_host: int) -> None:
     """Send a large message to a rank that waits in a collective and drives no receive."""
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
@@ -116,11 +100,4 @@ def go_on_in_the_background(ranks_per_host: int) -> float:
         group.barrier()
         if group.rank == 0:
             wait(pending)
-        return float(data[-1])
-
-
-@pytest.mark.parametrize("ranks_per_host", [2, 1])
-def test_a_receive_from_any_source_goes_on_in_the_background(
-    ranks_per_host: int, forked: FileRanks
-) -> None:
-    assert forked.run(go_on_in_the_background, 2, ranks_per_host) == [1.0, 1.0]
+        assert data[-1] == 1

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.arrays import Array, check, contribution
-from process.ranks import FileRanks
+from process.ranks import FileRanks, on_ranks
 from process.stage import pretend_hosts
 from wires import ERRORS, NARROW, block_of, bound_of_sum, rounded
 
@@ -92,7 +92,8 @@ def test_all_ranks_get_the_same_bits_and_they_are_near_the_sum(
     assert digests == size * [digests[0]]
 
 
-def in_one_host() -> None:
+@on_ranks(3)
+def test_nothing_is_rounded_inside_a_host_by_any_algorithm() -> None:
     pretend_hosts(3)
     with shoal.init() as group:
         for name in ("direct", "ring", "sharded", "doubling"):
@@ -104,11 +105,8 @@ def in_one_host() -> None:
                 check(narrow, wide)
 
 
-def test_nothing_is_rounded_inside_a_host_by_any_algorithm(forked: FileRanks) -> None:
-    forked.run(in_one_host, 3)
-
-
-def scattered() -> None:
+@on_ranks(4)
+def test_a_reduce_scatter_rounds_each_contribution_and_not_the_result() -> None:
     pretend_hosts(2)
     with shoal.init() as group:
         for n_elems in LENGTHS:
@@ -128,11 +126,11 @@ def scattered() -> None:
             check_sum(wire, output, [blocks[group.rank] for blocks in row], 1, Op.SUM)
 
 
-def test_a_reduce_scatter_rounds_each_contribution_and_not_the_result(forked: FileRanks) -> None:
-    forked.run(scattered, 4)
-
-
-def gathered(ranks_per_host: int) -> None:
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 1), (4, 2), (2, 2)])
+@on_ranks()
+def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
+    size: int, ranks_per_host: int
+) -> None:
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
@@ -155,13 +153,6 @@ def gathered(ranks_per_host: int) -> None:
             group.all_gather(places, uneven[group.rank], wire=wire)
             for place, block in zip(places, uneven, strict=True):
                 check(place, rounded(wire, block) if spans_hosts else block)
-
-
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 1), (4, 2), (2, 2)])
-def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
-    size: int, ranks_per_host: int, forked: FileRanks
-) -> None:
-    forked.run(gathered, size, ranks_per_host)
 
 
 # Non-finite and extreme values.
@@ -197,22 +188,15 @@ def test_only_a_block_with_a_non_finite_value_arrives_as_nan(forked: FileRanks) 
 # Where a narrow wire may be requested.
 
 
-def differing(wires: tuple[str | None, ...]) -> str:
-    pretend_hosts(1)
-    with shoal.init() as group:
-        with pytest.raises(shoal.UsageError) as refused:
-            group.all_reduce(np.ones(1000, np.float32), wire=wires[group.rank])
-        return str(refused.value)
-
-
 @pytest.mark.parametrize("wires", [("bf16", None), ("mxfp4", "mxfp8"), ("mxint8", "mxfp8")])
-def test_ranks_that_ask_for_different_wires_get_an_error(
-    wires: tuple[str | None, ...], forked: FileRanks
-) -> None:
-    for text in forked.run(differing, 2, wires):
-        assert all(f"in {wire} between hosts" in text for wire in wires if wire)
-        assert "rank 0" in text
-        assert "rank 1" in text
+@on_ranks(2)
+def test_ranks_that_ask_for_different_wires_get_an_error(wires: tuple[str | None, ...]) -> None:
+    pretend_hosts(1)
+    with shoal.init() as group, pytest.raises(shoal.UsageError) as refused:
+        group.all_reduce(np.ones(1000, np.float32), wire=wires[group.rank])
+    assert all(f"in {wire} between hosts" in str(refused.value) for wire in wires if wire)
+    assert "rank 0" in str(refused.value)
+    assert "rank 1" in str(refused.value)
 
 
 def calls_that_cannot(group: shoal.Group) -> Iterator[tuple[Array, Any]]:
@@ -221,7 +205,8 @@ def calls_that_cannot(group: shoal.Group) -> Iterator[tuple[Array, Any]]:
     yield np.ones(100_000, np.float32), Op.MAX
 
 
-def asks() -> None:
+@on_ranks(2)
+def test_a_call_that_cannot_be_narrow_is_refused_before_data_moves() -> None:
     pretend_hosts(1)
     with shoal.init() as group:
         for (data, op), wire in itertools.product(calls_that_cannot(group), NARROW):
@@ -243,11 +228,9 @@ def asks() -> None:
         check(data, np.full(100_000, 514, np.float32))
 
 
-def test_a_call_that_cannot_be_narrow_is_refused_before_data_moves(forked: FileRanks) -> None:
-    forked.run(asks, 2)
-
-
-def by_default(how: str) -> list[float]:
+@pytest.mark.parametrize("how", ["init", "subgroup", "SHOAL_WIRE"])
+@on_ranks(2)
+def test_a_groups_wire_applies_to_large_sums_and_other_calls_stay_wide(how: str) -> None:
     """Sum to 257, which bfloat16 cannot hold, in different groups, sizes and kinds of call."""
     pretend_hosts(1)
     if how == "SHOAL_WIRE":
@@ -266,23 +249,14 @@ def by_default(how: str) -> list[float]:
         for data, op in calls_that_cannot(group):
             group.all_reduce(data, op)
             assert np.all(data == (1 if op is Op.MAX else 2))
-        return [
-            summed(group, 16_384),
-            summed(below, 16_384),
-            summed(group, 16_383),  # below 64 KiB
-            summed(group, 16_383, wire="bf16"),
-            summed(group, 16_384, wire="identity"),
-            summed(wide, 16_384),
-            summed(group, 16_384, np.float64),
-        ]
-
-
-@pytest.mark.parametrize("how", ["init", "subgroup", "SHOAL_WIRE"])
-def test_a_groups_wire_applies_to_large_sums_and_other_calls_stay_wide(
-    how: str, forked: FileRanks
-) -> None:
-    # 256 from the other rank plus this rank's 257 is 513, which bfloat16 rounds to 512.
-    assert forked.run(by_default, 2, how) == 2 * [[512, 512, 514, 512, 514, 514, 514]]
+        # 256 from the other rank plus this rank's 257 is 513, which bfloat16 rounds to 512.
+        assert summed(group, 16_384) == 512
+        assert summed(below, 16_384) == 512
+        assert summed(group, 16_383) == 514  # below 64 KiB
+        assert summed(group, 16_383, wire="bf16") == 512
+        assert summed(group, 16_384, wire="identity") == 514
+        assert summed(wide, 16_384) == 514
+        assert summed(group, 16_384, np.float64) == 514
 
 
 def warned(wire: str) -> list[str]:
