@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from process.ranks import run_ranks
+from process.ranks import on_ranks, run_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
@@ -25,22 +25,6 @@ def total(group: shoal.Group) -> float:
     data = np.ones(1000)
     group.all_reduce(data)
     return float(data[0])
-
-
-# Variables.
-
-
-def init_under_slurm() -> float:
-    environment = {"SLURM_PROCID": os.environ["RANK"], "SLURM_NTASKS": os.environ["WORLD_SIZE"]}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        del os.environ[name]
-    os.environ.update(environment)
-    with shoal.init(timeout_s=LONG_S) as group:
-        return total(group)
-
-
-def test_a_program_needs_no_change_for_another_launcher() -> None:
-    assert run_ranks(init_under_slurm, 2) == [2.0, 2.0]
 
 
 # Wrong settings, and text of the error.
@@ -62,28 +46,20 @@ WRONG = {
 }
 
 
-def init_wrongly() -> dict[str, str]:
-    """Return the error of each wrong variable, set alone."""
-    texts = {}
+@on_ranks(1)
+def test_wrong_variables_are_named_with_the_expected_values() -> None:
     before = dict(os.environ)
-    for wrong in WRONG:
+    for wrong, text in WRONG.items():
         name, _, value = wrong.partition("=")
         os.environ[name] = value
         # Rank 0's own store would stay for a second, to report the error to the others.
         own = () if name in ("RANK", "MASTER_ADDR", "MASTER_PORT") else (MemoryStore(), 0, 1)
         error = error_of(shoal.init, *own, timeout_s=0.5)
-        texts[wrong] = f"{type(error).__name__}: {error}"
+        assert text in f"{type(error).__name__}: {error}", (wrong, error)
         os.environ.clear()
         os.environ.update(before)
     with shoal.init() as group:  # without them forming succeeds
         assert total(group) == 1
-    return texts
-
-
-def test_wrong_variables_are_named_with_the_expected_values() -> None:
-    (texts,) = run_ranks(init_wrongly, 1)
-    for wrong, text in texts.items():
-        assert WRONG[wrong] in text, (wrong, text)
 
 
 def init_on_a_taken_port() -> Exception | None:
@@ -204,7 +180,8 @@ def form_two(timeout_s: float) -> list[shoal.Group | Exception]:
         return list(pool.map(one, range(2)))
 
 
-def form_with_ever_more_descriptors() -> tuple[list[str], int]:
+@on_ranks(1)
+def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
     """Allow from zero descriptors to enough; every failure names a remedy and leaks nothing."""
     texts = []
     for group in form_two(LONG_S):  # loads everything that needs descriptors once
@@ -223,13 +200,9 @@ def form_with_ever_more_descriptors() -> tuple[list[str], int]:
         # Also while the caller keeps the errors and groups.
         assert len(descriptors()) == at_rest, (n_free, os.listdir("/proc/self/fd"))
         if len(formed) == 2:
-            return texts, n_free
-    raise AssertionError("64 descriptors were not enough")
-
-
-def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
-    ((texts, n_needed),) = run_ranks(form_with_ever_more_descriptors, 1)
-    assert 4 < n_needed < 64
+            break
+    assert len(formed) == 2, "64 descriptors were not enough"
+    assert n_free > 4
     assert any("ulimit -n" in text for text in texts)
     for text in texts:
         in_words = "ulimit -n" in text and text.startswith(("UsageError", "ShoalError"))
@@ -238,39 +211,34 @@ def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
         assert in_words or "too many open files" not in text
 
 
-def use_memory_without_descriptors() -> tuple[list[float], list[Exception | None]]:
+@on_ranks(2)
+def test_without_descriptors_a_group_works_until_it_must_map_memory() -> None:
     """The group is formed; then rank 1 runs out of descriptors."""
     with shoal.init() as group:
         mine, data = shoal.empty(100_000), np.ones(100_000, np.float32)
         mine[:] = 1
         with limited(resource.RLIMIT_NOFILE, 3 if group.rank == 1 else 1000):
-            errors = [error_of(shoal.empty, 10)]
+            refused = error_of(shoal.empty, 10)
             group.all_reduce(data)
-            sums = [float(data[0])]
+            assert data[0] == 2
         group.barrier()
         group.all_reduce(mine)
-        sums.append(float(mine[-1]))
+        assert mine[-1] == 2
         # Rank 0 offers shared memory that rank 1 has no descriptor to map with.
         offered = shoal.empty(1_000_000) if group.rank == 0 else np.ones(1_000_000, np.float32)
         with limited(resource.RLIMIT_NOFILE, 3 if group.rank == 1 else 1000):
             group.barrier()  # NOT before: the offer could arrive while there are descriptors
-            errors.append(error_of(group.all_reduce, offered))
-    return sums, errors
+            error = error_of(group.all_reduce, offered)
+        if group.rank == 1:
+            assert isinstance(refused, ShoalError)
+            assert "shoal.empty((10,), float32)" in str(refused)
+            assert "ulimit -n" in str(refused)
+    assert isinstance(error, ShoalError)
+    assert "descriptor" in str(error)
 
 
-def test_without_descriptors_a_group_works_until_it_must_map_memory() -> None:
-    results = run_ranks(use_memory_without_descriptors, 2)
-    assert [sums for sums, _ in results] == [[2.0, 2.0]] * 2
-    refused = results[1][1][0]
-    assert isinstance(refused, ShoalError)
-    assert "shoal.empty((10,), float32)" in str(refused)
-    assert "ulimit -n" in str(refused)
-    for _, (_, error) in results:
-        assert isinstance(error, ShoalError)
-        assert "descriptor" in str(error)
-
-
-def ask_for_too_much_memory() -> dict[str, str]:
+@on_ranks(1)
+def test_a_request_for_more_memory_than_exists_is_a_clear_error() -> None:
     texts = {}
     for n_elems in (1 << 44, 1 << 58):  # 64 TiB, 1 EiB
         texts[f"empty {n_elems}"] = str(error_of(shoal.empty, n_elems))
@@ -285,11 +253,6 @@ def ask_for_too_much_memory() -> dict[str, str]:
     kept = shoal.empty(10)
     assert (kept == 0).all()
     assert len(descriptors()) < 64
-    return texts
-
-
-def test_a_request_for_more_memory_than_exists_is_a_clear_error() -> None:
-    (texts,) = run_ranks(ask_for_too_much_memory, 1)
     for name, text in texts.items():
         assert "shared memory" in text, (name, text)
         is_file_size = name == "limited" or name.startswith("arena")

@@ -24,7 +24,7 @@ from process.arrays import (
     shared,
     unaligned,
 )
-from process.ranks import FileRanks
+from process.ranks import FileRanks, on_ranks
 from process.stage import pretend_hosts
 
 import shoal
@@ -257,7 +257,9 @@ def test_ranks_agree_with_numpy_over_ipv6_and_over_several_channels(
 # Types, operations and bits.
 
 
-def check_folds(ranks_per_host: int) -> int:
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+@on_ranks(3)
+def test_every_operation_on_every_type_agrees_with_numpy(ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
     n_checked = 0
     with shoal.init() as group:
@@ -271,15 +273,6 @@ def check_folds(ranks_per_host: int) -> int:
                     group.all_reduce(data, op if n_checked % 3 else str(op))
                     check(data, folded(blocks, op), f"{op} of {dtype}")
                     n_checked += 1
-    return n_checked
-
-
-@pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_every_operation_on_every_type_agrees_with_numpy(
-    ranks_per_host: int, forked: FileRanks
-) -> None:
-    n_pairs = sum(exists(dtype, op) for dtype in DTYPES for op in Op)
-    assert forked.run(check_folds, 3, ranks_per_host) == [2 * n_pairs] * 3
 
 
 def digests(ranks_per_host: int) -> list[str]:
@@ -313,10 +306,15 @@ def random_lengths(seed: int, n: int) -> list[int]:
     return [int(x) for x in np.random.default_rng(seed).choice([0, 0, 1, 3, 1009, 40_001], n)]
 
 
-def uneven_blocks(ranks_per_host: int) -> int:
+# For two hosts of different sizes the cost model prefers other algorithms.
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 2), (4, 4), (3, 1), (5, 2)])
+@on_ranks()
+def test_blocks_of_different_lengths_are_gathered_scattered_and_exchanged(
+    size: int, ranks_per_host: int
+) -> None:
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
-        rank, size, planner = group.rank, group.size, group.planner
+        rank, planner = group.rank, group.planner
         memories = (private, shared, shared if rank % 2 else private)
         lengths_of_ranks = [
             [0] * size,
@@ -334,7 +332,6 @@ def uneven_blocks(ranks_per_host: int) -> int:
         group.plan_by(planner)
         exchange_unevenly(group, memories)
         exchange_wholes_and_lists(group)
-        return size
 
 
 def gather_unevenly(group: shoal.Group, lengths: list[int], memory: Memory) -> None:
@@ -389,11 +386,3 @@ def exchange_wholes_and_lists(group: shoal.Group) -> None:
     else:
         group.all_to_all([*np.split(outputs, group.size)], [*np.split(inputs, group.size)])
     check(outputs, 10 * np.arange(group.size, dtype=np.float32) + group.rank)
-
-
-# For two hosts of different sizes the cost model prefers other algorithms.
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 2), (4, 4), (3, 1), (5, 2)])
-def test_blocks_of_different_lengths_are_gathered_scattered_and_exchanged(
-    size: int, ranks_per_host: int, forked: FileRanks
-) -> None:
-    assert forked.run(uneven_blocks, size, ranks_per_host) == [size] * size
