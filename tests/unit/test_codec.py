@@ -8,7 +8,7 @@ import pytest
 from shoal._native import encoded_bytes
 from shoal.codec import CODECS, Codec, parse_wire
 from shoal.dtypes import DType, Op
-from shoal.engine import can_encode, make_plan, round_to
+from shoal.engine import make_plan, round_to
 from shoal.errors import UsageError
 from shoal.plan import Planner, default_cluster
 from shoal.plan.choose import choose
@@ -50,13 +50,6 @@ def test_the_bytes_of_elements_equal_those_of_the_native_core(codec: Codec) -> N
     assert Codec.IDENTITY.bytes_of(7) == 28
     if str(codec) in mx.FORMATS:
         assert all(codec.bytes_of(n) == mx.bytes_of(str(codec), n) for n in range(100))
-
-
-@pytest.mark.parametrize("codec", NARROW, ids=str)
-def test_only_sums_and_averages_of_float32_can_be_narrow(codec: Codec) -> None:
-    can = {(dtype, op) for dtype in DType for op in Op if can_encode(codec, dtype, op)}
-    assert can == {(DType.FLOAT32, Op.SUM), (DType.FLOAT32, Op.AVG)}
-    assert not can_encode(Codec.IDENTITY, DType.FLOAT32, Op.SUM)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])

@@ -1,11 +1,9 @@
 """Lowering: the description of a plan, and the dataflow between steps."""
 
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from shoal import engine
 from shoal.dtypes import DType, Op
 from shoal.engine import Fault, RankInfo, error_from, lower, plan_for
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
@@ -41,15 +39,6 @@ def test_calls_of_different_lengths_share_a_program_if_cut_equally() -> None:
     assert short.found is not short._replace(n_elems=short.n_elems - 1).found
     whole = [short._replace(n_elems=n_elems).found for n_elems in (1 << 20, 1 << 24)]
     assert whole == [ALGORITHMS["all_reduce"]["sharded"]] * 2
-
-
-def test_an_average_divides_by_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Mock()
-    monkeypatch.setattr(engine.Plan, "make", make)
-    for n_workers in (0, 3):
-        engine.make_plan(SHAPE._replace(op=Op.AVG), n_workers)
-        engine.make_plan(SHAPE, n_workers)
-    assert [call.kwargs["divisor"] for call in make.call_args_list] == [4, 1, 3, 1]
 
 
 def test_a_finish_step_is_kept_only_where_it_divides_and_peers_are_in_the_group() -> None:
