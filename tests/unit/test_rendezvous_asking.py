@@ -68,23 +68,6 @@ def test_the_answer_to_an_interrupted_call_does_not_answer_the_next() -> None:
         assert asked.try_get("a") == b"1"
 
 
-def test_the_alarm_runs_while_an_answer_is_awaited() -> None:
-    store = Stopped()
-    rings: list[str] = []
-
-    def ring() -> float:
-        rings.append(asked.silence)
-        if len(rings) == 3:
-            store.goes_on.set()
-        return 0.0 if len(rings) < 3 else float("inf")
-
-    with asking(store) as asked:
-        asked.alarm = ring
-        asked.set("a", b"1")
-    assert len(rings) == 3
-    assert all("has not answered" in text for text in rings)
-
-
 def test_a_store_that_answers_just_after_the_deadline_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
