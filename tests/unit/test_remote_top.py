@@ -248,22 +248,15 @@ def test_an_answer_cannot_control_the_terminal(
     call = CALL | {"what": bad, "group": bad}
     monitors = [[0, bad, "127.0.0.1", 1]]
     answer = {"host": bad, "slurm_job_id": bad, "stalls": {bad: 1}, "ended": {bad: [1, 1]}}
+    answer["error"] = "\x1b[3J"  # which a rank does not send
     with answering(lambda: document(0, *monitors, in_flight=[call], **answer)) as port:
         monitors[0][3] = port
         assert main(["top", f"127.0.0.1:{port}", how]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     assert "[2J" in shown.out
+    assert "[3J" not in shown.out
     assert all(char.isprintable() for char in shown.out.replace("\n", ""))
-
-
-@pytest.mark.usefixtures("key")
-def test_an_error_text_of_a_rank_is_not_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with answering(lambda: document(0, error="\x1b[2J")) as port:
-        assert main(["top", f"127.0.0.1:{port}", "--json"]) == 0
-    assert "2J" not in "".join(capsys.readouterr())
 
 
 def test_stopped_readers_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
