@@ -11,7 +11,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from process.ranks import run_ranks
@@ -34,7 +33,7 @@ def sparse() -> torch.Tensor:
     return torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=False)
 
 
-# The call of rank 1, the call of every other rank, and text for both. Torch over Gloo raises too.
+# The call of rank 1, the call of every other rank, and text for both.
 SEEN_BY_TORCH: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], list[str]]] = {
     "another collective": (
         lambda group: dist.broadcast(torch.ones(2), group_src=0, group=group, async_op=True),
@@ -119,31 +118,27 @@ def train_with_ddp(group: Any) -> None:
     assert torch.equal(layer.weight.grad, torch.full((3, 4), group.size() + 1.0))
 
 
-def make_mistakes(backend: str) -> dict[str, Any]:
+def make_mistakes() -> dict[str, Any]:
     """Return the error of the call for each mistake; the group goes on."""
     leave_at_once()
     dist.set_debug_level(dist.DebugLevel.DETAIL)  # as torch does at its start, from the variable
-    dist.init_process_group(backend, timeout=timedelta(seconds=60))
-    with_shoals = backend == "shoal"
+    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
     seen: dict[str, Any] = {}
-    for name, (one, others, _) in (SEEN_BY_TORCH | (SEEN_BY_SHOAL if with_shoals else {})).items():
+    for name, (one, others, _) in (SEEN_BY_TORCH | SEEN_BY_SHOAL).items():
         group = dist.new_group(timeout=timedelta(seconds=20))
         error = error_of(one if group.rank() == 1 else others, group)
         seen[name] = (type(error).__name__, isinstance(error, RuntimeError), str(error))
         total = torch.ones(1)
         dist.all_reduce(total, group=group)
         assert total.item() == group.size()
-    if backend == "shoal":
-        train_with_ddp(dist.new_group())
-        assert all_calls(dist.new_group()) == 3 * 3 * 3 * 3 * 2 + 3
+    train_with_ddp(dist.new_group())
+    assert all_calls(dist.new_group()) == 3 * 3 * 3 * 3 * 2 + 3
     dist.destroy_process_group()
     return seen
 
 
-@pytest.mark.parametrize("backend", ["shoal", "gloo"])
-def test_a_mismatch_raises_at_the_call_without_a_wait(backend: str) -> None:
-    for seen in run_ranks(make_mistakes, 3, backend):
-        assert seen.keys() >= SEEN_BY_TORCH.keys()
+def test_a_mismatch_raises_at_the_call_without_a_wait() -> None:
+    for seen in run_ranks(make_mistakes, 3):
         for name, (kind, is_runtime_error, text) in seen.items():
             words = (SEEN_BY_TORCH | SEEN_BY_SHOAL)[name][2]
             if name in SEEN_BY_SHOAL:
