@@ -68,8 +68,11 @@ class SharedRanks:
         self._store: dist.TCPStore | None = None
         self._n_calls = 0
 
-    def run(self, function: Case, *args: Any) -> list[Any]:
+    def run(self, function: Case, *args: Any, backend: str = "") -> list[Any]:
         """Call a function of a test file in every rank.
+
+        Args:
+            backend: of the call's default group; empty: that of the other calls.
 
         Returns:
             The returned values, by rank.
@@ -80,7 +83,7 @@ class SharedRanks:
         if self._store is None:
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._n_calls += 1
-        where = self._store.port, self._n_calls, self._backend
+        where = self._store.port, self._n_calls, backend or self._backend
         call = inspect.getfile(function), function.__qualname__, args
         return self._ranks.run(
             call_in_group, self.size, *where, *call, env=self._env, deadline_s=CALL_S

@@ -1,8 +1,8 @@
 """Layers that torch builds on its collectives work over shoal as over Gloo.
 
 Meshes, DTensor, FSDP2, tensor parallelism, checkpoints, sharded optimizers, uneven inputs, hooks.
-Every `case_` runs on each of four ranks and returns plain numbers and tensors: once in
-processes whose default group is shoal's, once in processes whose default group is Gloo's.
+Every `case_` runs on each of four ranks and returns plain numbers and tensors: once with a default
+group of shoal, once with one of Gloo.
 """
 
 from __future__ import annotations
@@ -407,22 +407,21 @@ def case_sharded_tensors_are_gathered_and_sharded_anew() -> Any:
 
 def in_rank(case: str) -> Any:
     warnings.simplefilter("ignore")  # torch's own, about its own
-    if dist.get_backend() == "gloo":
-        leave_at_once()
+    leave_at_once()
     return globals()[case]()
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[list[SharedRanks]]:
-    with SharedRanks(SIZE) as shoal, SharedRanks(SIZE, backend="gloo") as gloo:
-        yield [shoal, gloo]
+def four_ranks() -> Iterator[SharedRanks]:
+    with SharedRanks(SIZE) as four:
+        yield four
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_layers_give_the_same_results_over_shoal_and_gloo(
-    both: list[SharedRanks], case: Case
+    four_ranks: SharedRanks, case: Case
 ) -> None:
-    results = [ranks.run(in_rank, case.__name__) for ranks in both]
+    results = [four_ranks.run(in_rank, case.__name__, backend=one) for one in ("shoal", "gloo")]
     tolerance = 1e-3 if "16_bits" in case.__name__ else 1e-5
     for ours, theirs in zip(*results, strict=True):
         assert len(ours) == len(theirs)
