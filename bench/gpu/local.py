@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from correct import Rank, lose_last, same, same_everywhere
 from ranks import failure_of
-from speed import _measure
+from speed import measure
 
 
 def _begin(device: str, n_hosts: int, longest: int) -> Rank:
@@ -132,7 +132,7 @@ def speeds(
         row: dict[str, Any] = {"bytes": n_bytes}
         for name, group in (("with_us", it.group), ("without_us", without)):
             call = functools.partial(dist.all_reduce, tensor)
-            row[name] = _measure(call, group, device, seconds)["us"]
+            row[name] = measure(call, group, device, seconds)["us"]
         rows.append(row)
     dist.destroy_process_group()
     return rows

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from speed import synchronize
 from torch import nn
 
 
@@ -64,11 +65,9 @@ def _median_ms(step: Callable[[], None], device: str, n_steps: int) -> float:
     times = []
     for _ in range(n_steps + 3):
         dist.barrier()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         begin_s = time.perf_counter()
         step()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         times.append((time.perf_counter() - begin_s) * 1e3)
     return statistics.median(times[3:])

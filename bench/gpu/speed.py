@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 BACKENDS = ("shoal", "gloo")
-SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
 def _calls(n: int, size: int, device: str) -> dict[str, Callable[..., Any]]:
@@ -42,7 +41,7 @@ def speeds(device: str, sizes: list[int], seconds: float) -> list[dict[str, Any]
             for backend in BACKENDS:
                 row: dict[str, Any] = {"backend": backend, "collective": name, "bytes": n_bytes}
                 try:
-                    row |= _measure(call, groups[backend], device, seconds)
+                    row |= measure(call, groups[backend], device, seconds)
                 except RuntimeError as error:  # Gloo has not all of them on CUDA
                     row["refused"] = str(error).splitlines()[0]
                 rows.append(row)
@@ -50,7 +49,7 @@ def speeds(device: str, sizes: list[int], seconds: float) -> list[dict[str, Any]
     return rows
 
 
-def _measure(call: Callable[..., Any], group: Any, device: str, seconds: float) -> dict[str, Any]:
+def measure(call: Callable[..., Any], group: Any, device: str, seconds: float) -> dict[str, Any]:
     """Medians: until the result is on the device, and until the caller may go on meanwhile."""
     wholes: list[float] = []
     starts: list[float] = []
@@ -60,12 +59,12 @@ def _measure(call: Callable[..., Any], group: Any, device: str, seconds: float) 
         dist.all_reduce(spent, op=dist.ReduceOp.MAX)
         if turn > 5 and spent.item() > seconds:
             break
-        _synchronize(device)
+        synchronize(device)
         begin_s = time.perf_counter()
         work = call(group=group, async_op=True)
         starts.append(time.perf_counter() - begin_s)
         work.wait()
-        _synchronize(device)
+        synchronize(device)
         wholes.append(time.perf_counter() - begin_s)
     return {
         "us": statistics.median(wholes[2:]) * 1e6,
@@ -74,6 +73,7 @@ def _measure(call: Callable[..., Any], group: Any, device: str, seconds: float) 
     }
 
 
-def _synchronize(device: str) -> None:
+def synchronize(device: str) -> None:
+    """Wait until a device has done all work."""
     if device == "cuda":
         torch.cuda.synchronize()

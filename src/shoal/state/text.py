@@ -11,14 +11,6 @@ from shoal.state.document import WORDS
 _MOST_STEPS: Final = 24  # of a call; the JSON file has more
 _MOST_NAMED: Final = 8
 
-_STALLS: Final = {
-    "no_grant": "no grant",
-    "no_slot": "no slot",
-    "no_credit": "no credit",
-    "no_staging": "no staging",
-    "link_full": "link full",
-}
-
 
 def text_of(state: dict[str, Any]) -> str:
     """Return the whole state as text for people."""
@@ -145,7 +137,7 @@ def _peer(peer: dict[str, Any]) -> str:
     ]
     if peer["n_queued"]:
         parts.append(f"{peer['n_queued']} frames queued, {show_bytes(peer['queued_bytes'])}")
-    stalls = [f"{n} {_STALLS[what]}" for what, n in peer["stalls"].items() if n]
+    stalls = [f"{n} {what.replace('_', ' ')}" for what, n in peer["stalls"].items() if n]
     if stalls:
         parts.append(f"stalls: {', '.join(stalls)}")
     parts += filter(None, map(_path, range(len(peer["paths"])), peer["paths"]))
