@@ -75,7 +75,10 @@ class Feedback:
         values, now, new = self._values[buffer], self._now[buffer], self._new[buffer]
         parts = [self._layout.part(buffer, index) for index in left_out]
         with np.errstate(invalid="ignore", over="ignore"):
-            np.add(values, self._scaled(now, new), out=values)
+            residuals = now
+            if self.factor != 1:
+                residuals = np.multiply(now, np.float32(self.factor), out=new)
+            np.add(values, residuals, out=values)
             for part in parts:
                 values[part] = 0
             new[...] = values
@@ -87,12 +90,6 @@ class Feedback:
             new[part] = now[part]
         self._sent.append(buffer)
         return codec
-
-    def _scaled(self, residuals: Any, scratch: Any) -> Any:
-        """Return residuals times `factor`, which is 1 in most steps."""
-        if self.factor == 1:
-            return residuals
-        return numpy().multiply(residuals, numpy().float32(self.factor), out=scratch)
 
     def end(self) -> bool:
         """End a step after its averages have arrived, equal on all ranks. Idempotent.

@@ -362,7 +362,6 @@ class Operations:
         return work
 
     def _on_devices(self) -> DeviceCalls:
-        """Return the object for this group's calls on device tensors; create it if needed."""
         with self._making_devices:  # the import lets other threads run
             if self._devices is None:
                 from shoal.frontend.torch.gpu.calls import DeviceCalls

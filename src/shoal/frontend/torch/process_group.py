@@ -204,7 +204,6 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802 - C++ looks for this name
-        """Return the name under which functional collectives find the group."""
         return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802 - C++ looks for this name
@@ -212,7 +211,6 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
         self._description = description
 
     def getGroupDesc(self) -> str:  # noqa: N802 - C++ looks for this name
-        """Return the description given to new_group."""
         return self._description
 
 
@@ -239,7 +237,6 @@ class ShoalProcessGroup(Operations, _OneBackend):
         return ShoalProcessGroup(self.group.subgroup(ranks, name=name), self._store, timeout)
 
     def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:
-        """Return the backend for a device: this object."""
         if torch.device(device).type not in self._served:
             # The error that torch's own group raises, which its callers expect.
             served = " and ".join(self._served)

@@ -145,7 +145,10 @@ class _State:
         values = [*(one for _, one in self._tensors()), *pytree.tree_leaves(tree)]
         n_bytes = _stream(group, list(filter(_is_tensor, values)), progress)
         if not is_sender:
-            self._load(tree)
+            for name, value in tree["extra state"].items():
+                self._model.get_submodule(name).set_extra_state(value)
+            if self._optimizer is not None:
+                self._optimizer.load_state_dict(tree["optimizer"])
             texts = self.texts()
         differing = (at for at, name in enumerate(wanted) if texts.get(name) != wanted[name])
         found = array("q", bytes(8 * group.size))
@@ -170,12 +173,6 @@ class _State:
         extra = {n: one.get_extra_state() for n, one in named if type(one).get_extra_state != unset}
         optimizer = self._optimizer.state_dict() if self._optimizer is not None else {}
         return {"extra state": extra, "optimizer": optimizer}
-
-    def _load(self, tree: dict[str, Any]) -> None:
-        for name, value in tree["extra state"].items():
-            self._model.get_submodule(name).set_extra_state(value)
-        if self._optimizer is not None:
-            self._optimizer.load_state_dict(tree["optimizer"])
 
     def _leaves(self) -> Iterator[tuple[str, Any]]:
         yield from self._tensors()

@@ -50,10 +50,6 @@ def is_expanded(tensor: torch.Tensor) -> bool:
     return any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
-
-
 class TensorBuffers:
     """The tensors of one call, as views of the memory that the group gets.
 
@@ -141,7 +137,8 @@ class TensorBuffers:
         if not tensor.is_cpu:
             self.note_device(tensor)
         is_narrower = self.widens and tensor.dtype in HALVES
-        return self._view(tensor) if _is_dense(tensor) and not is_narrower else None
+        is_dense = tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+        return self._view(tensor) if is_dense and not is_narrower else None
 
     def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
         """Return the dtype in which a tensor is sent."""

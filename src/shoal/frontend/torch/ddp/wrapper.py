@@ -496,7 +496,6 @@ not_compiled_itself(DistributedDataParallel._run_ddp_forward)
 
 
 def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
-    """Refuse unsupported arguments."""
     if isinstance(module, _Base):
         raise UsageError(
             "DistributedDataParallel: the model is wrapped already; its gradients would be "

@@ -66,9 +66,14 @@ class DeviceCalls:
         buffers: TensorBuffers,
         timeout_s: float,
     ) -> StagedCall:
-        """Start calls through host memory; arguments as for `StagedCall`."""
+        """Start calls through host memory; arguments as for `StagedCall`.
+
+        Raises UsageError unless all tensors are on one device.
+        """
         device, doing = _device_of(buffers), describe(self._group, buffers.operation)
-        _check_one_device(buffers, calls)
+        places = sorted({str(tensor.device) for tensor in owners(calls)})
+        if len(places) > 1:
+            raise buffers.error(f"takes tensors of one device, not of {', '.join(places)}")
         device.check(doing)
 
         def start_in_background(*views: Any) -> Any:
@@ -123,10 +128,3 @@ class DeviceCalls:
 def _device_of(buffers: TensorBuffers) -> Device:
     assert buffers.device is not None
     return buffers.device
-
-
-def _check_one_device(buffers: TensorBuffers, calls: Sequence[Arguments]) -> None:
-    """Raise UsageError unless all tensors of an operation are on one device."""
-    places = sorted({str(tensor.device) for tensor in owners(calls)})
-    if len(places) > 1:
-        raise buffers.error(f"takes tensors of one device, not of {', '.join(places)}")
