@@ -39,11 +39,6 @@ def test_the_page_shows_exactly_the_stored_plots() -> None:
     assert sorted(plots) == sorted(re.findall(r"\]\((figures/[^)]*\.svg)\)", PAGE))
 
 
-def test_eight_devices_take_14_steps_on_a_ring_and_6_on_a_tree() -> None:
-    # Kolodziej's tutorial, final thoughts.
-    assert papers.tutorial_steps(8) == (14, 6)
-
-
 @pytest.mark.parametrize("algorithm", ["halving", "ring"])
 def test_100_mb_over_64_nodes_make_each_send_196_8(algorithm: str) -> None:
     # Herring, section IV-A; chunks that begin on cache lines are up to 64 bytes longer.
