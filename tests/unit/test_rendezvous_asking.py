@@ -1,6 +1,7 @@
 """Calls to a store end at their deadline, even while the store blocks."""
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -23,10 +24,10 @@ class Stopped(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.goes_on = threading.Event()
-        self.threads: list[threading.Thread] = []
+        self.threads: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
 
     def set(self, key: str, value: bytes) -> None:
-        self.threads.append(threading.current_thread())
+        self.threads.put(threading.current_thread())
         super().set(key, value)
         self.goes_on.wait(LONG_S)
 
@@ -45,7 +46,7 @@ def test_a_blocked_call_is_abandoned_at_the_deadline_and_its_thread_ends() -> No
         assert "has not answered" in asked.silence
         with pytest.raises(TimedOut):
             asked.try_get("a")
-    (thread,) = store.threads
+    thread = store.threads.get(timeout=LONG_S)
     assert thread.daemon
     assert thread.is_alive()
     store.goes_on.set()
