@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from process.ranks import Outcome, Ranks, free_port, run_ranks, start_ranks
+from process.ranks import Ranks, free_port, run_ranks, start_ranks
 from process.stage import Stage, pretend_hosts
 
 import shoal
@@ -327,8 +327,12 @@ def run_with_a_server(
 
 def run_and_kill_the_server(
     task: Callable[..., Any], n_ranks: int, key: Path, *given: Any, comes_back: bool = False
-) -> list[Outcome]:
-    """Kill the ranks' server once rank 0 has called; start another once all go on without it."""
+) -> list[Any]:
+    """Kill the ranks' server once rank 0 has called; start another once all go on without it.
+
+    Returns:
+        The results, by rank.
+    """
     # NOT a port that the kernel chooses: a connection may get it before the server is back.
     with Stage() as stage, ServerProcess(key, port=free_port()) as server:
         env = job_env(key, server.address) | dict(stage.env)
@@ -338,15 +342,15 @@ def run_and_kill_the_server(
             server.wait()
             stage.cue("the server is dead")
             if not comes_back:
-                return ranks.wait()
+                return ranks.values()
             stage.await_all(n_ranks, "goes on without")
             with ServerProcess(key, port=server.port):
-                return ranks.wait()
+                return ranks.values()
 
 
 def run_while_servers_die(
     task: Callable[[int], Any], n_ranks: int, n_calls: int, key: Path, *, every: int, seed: int
-) -> list[Outcome]:
+) -> list[Any]:
     """Repeatedly end one of two servers and start it again, as the ranks' calls proceed."""
     draw = random.Random(seed)
     with contextlib.ExitStack() as on_exit:
@@ -364,4 +368,4 @@ def run_while_servers_die(
             servers[at].wait()
             again = ServerProcess(key, port=servers[at].port, host="ab"[at])
             servers[at] = on_exit.enter_context(again)
-        return ranks.wait(300.0)
+        return ranks.values(300.0)

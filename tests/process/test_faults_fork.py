@@ -115,8 +115,8 @@ def test_a_child_does_not_use_or_keep_the_door_of_its_parent() -> None:
         start_ranks(fork_beside_a_door, 1, env=stage.env) as ranks,
         start_ranks(join_through_the_door, 1, env=stage.env) as newcomers,
     ):
-        outcomes = [*ranks.wait(LONG_S), *newcomers.wait(LONG_S)]
-    assert [outcome.value for outcome in outcomes] == [("Closed Closed NoneType", 7), 2], outcomes
+        found = [*ranks.values(LONG_S), *newcomers.values(LONG_S)]
+    assert found == [("Closed Closed NoneType", 7), 2]
 
 
 def sum_in_another_group(rank: int, size: int) -> int:

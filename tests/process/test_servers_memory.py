@@ -132,8 +132,8 @@ def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) ->
             stage.await_all(N_WORKERS, "has its sums")
             peak = in_proc(pid, "VmHWM")
             stage.cue("the memory was looked at")
-            outcomes = ranks.wait()
-    assert [outcome.value for outcome in outcomes] == [[True] * (1 + N_AHEAD)] * N_WORKERS, outcomes
+            found = ranks.values()
+    assert found == [[True] * (1 + N_AHEAD)] * N_WORKERS
     # Windows take a quarter, and each call may have one segment more.
     assert MEMORY // 8 < held <= MEMORY // 4 + N_AHEAD * SEGMENT
     assert peak <= MEMORY
@@ -158,12 +158,12 @@ def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path:
             limit = in_proc(pid, "VmData") + SPARE
             _, before = resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
             stage.cue("there is no more memory")
-            found = [job.wait() for job in (greedy, modest)]
+            of_greedy, of_modest = greedy.values(), modest.values()
         log = "".join(server.log)
     assert MEMORY <= before < 2 << 30  # the limit that the process has set itself
-    assert [outcome.value for outcome in found[1]] == [[True] * 4] * N_WORKERS, found[1]
-    assert [outcome.value[0] for outcome in found[0]] == [[True] * 6] * N_WORKERS, found[0]
-    reports = [line for line in found[0][0].value[1] if "has ended: " in line]
+    assert of_modest == [[True] * 4] * N_WORKERS
+    assert [right for right, _ in of_greedy] == [[True] * 6] * N_WORKERS, of_greedy
+    reports = [line for line in of_greedy[0][1] if "has ended: " in line]
     assert len(reports) == 1
     # The number of the view depends on whether both servers arrived in one.
     assert "of the servers has ended: rank 3 (" in reports[0]

@@ -58,8 +58,8 @@ def test_a_model_trained_with_a_server_has_the_bits_of_one_trained_without(tmp_p
         with start_ranks(train_alone_and_with_a_server, N_WORKERS, env=env) as ranks:
             stage.await_all(N_WORKERS, "has trained alone")
             with ServerProcess(key, port=port):
-                outcomes = ranks.wait()
-    alone, shared, was_shared = zip(*(outcome.value for outcome in outcomes), strict=True)
+                found = ranks.values()
+    alone, shared, was_shared = zip(*found, strict=True)
     assert alone == shared
     assert len(set(alone)) == 1
     assert all(was_shared)
