@@ -103,7 +103,7 @@ class FakeNet {
   uint64_t n_delivered_to(int rank) const { return n_delivered_[static_cast<size_t>(rank)]; }
   uint64_t n_corrupted() const { return n_corrupted_; }
   uint64_t n_paths_cut() const { return paths_.n_cut(); }
-  uint64_t n_paths_made_anew() const { return paths_.n_made_anew(); }
+  uint64_t n_path_reconnects() const { return paths_.n_reconnects(); }
   uint64_t n_sent() const { return n_sent_; }  // frames sent by all ranks
   // The first breach of link.h's contract by a user of the links; empty if there was none.
   const std::string& violation() const { return violation_; }

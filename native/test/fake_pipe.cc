@@ -209,7 +209,7 @@ void FakePaths::arrive(Arrival arrival) {
     arrival.streams = streams_[at] = std::make_shared<FakeStreams>();
     arrivals_.push_back({due + net_.random_.below(net_.options.longest_remake), peer, rank, path,
                          arrival.streams, false});
-    n_made_anew_++;
+    n_reconnects_++;
   } else {
     in_making_[at] = false;
   }

@@ -60,7 +60,7 @@ class FakePaths {
   bool is_idle() const;
   void step();
   uint64_t n_cut() const { return n_cut_; }
-  uint64_t n_made_anew() const { return n_made_anew_; }
+  uint64_t n_reconnects() const { return n_reconnects_; }
 
  private:
   struct End;
@@ -85,7 +85,7 @@ class FakePaths {
   std::vector<PathLink*> links_;  // by rank and peer; the links that want paths
   std::vector<bool> in_making_;   // indexed as streams_
   std::deque<Arrival> arrivals_;
-  uint64_t n_cut_ = 0, n_made_anew_ = 0;
+  uint64_t n_cut_ = 0, n_reconnects_ = 0;
 };
 
 }  // namespace shoal::test

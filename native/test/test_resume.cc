@@ -97,7 +97,7 @@ TEST("a link without a path releases nothing and keeps its frames until it has a
 }
 
 TEST("whatever paths do, even all at once, each frame arrives once and control in order") {
-  uint64_t n_cut = 0, n_made_anew = 0;
+  uint64_t n_cut = 0, n_reconnects = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     FakeNet::Options options = fake_options();
     options.seed = seed;
@@ -139,10 +139,10 @@ TEST("whatever paths do, even all at once, each frame arrives once and control i
       for (const auto& [token, n_times] : pair.sink(end).n_sent) CHECK_EQ(n_times, 1);
     }
     n_cut += pair.net.n_paths_cut();
-    n_made_anew += pair.net.n_paths_made_anew();
+    n_reconnects += pair.net.n_path_reconnects();
   }
   CHECK(n_cut > 500);
-  CHECK(n_made_anew > 400);
+  CHECK(n_reconnects > 400);
 }
 
 TEST("control that moved to another path stays there when the first is back") {
@@ -381,10 +381,10 @@ TEST("where no path answers, none is given up for two seconds") {
   pair.link(0).send(data_frame(payload, 0, 1));
   while (pair.n_steps < 1950) pair.pump(0);
   CHECK(!pair.link(0).is_suspended());
-  CHECK_EQ(pair.net.n_paths_made_anew(), 0u);
+  CHECK_EQ(pair.net.n_path_reconnects(), 0u);
   for (int n = 0; n < 200; ++n)
     for (const int end : {0, 1}) pair.pump(end);
-  CHECK(pair.net.n_paths_made_anew() > 0);
+  CHECK(pair.net.n_path_reconnects() > 0);
   CHECK_EQ(pair.sink(0).n_sent[1], 1);
 }
 

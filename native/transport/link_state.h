@@ -30,9 +30,9 @@ struct PathState {
     kEnded,    // the peer has left or is given up, or the link was closed
   };
   Is is = Is::kOpen;
-  int64_t lost_ns = 0;       // kDialled, kLost: since when; 0: a moment ago
-  uint32_t n_made_anew = 0;  // ever
-  std::string why;           // it was lost last
+  int64_t lost_ns = 0;        // kDialled, kLost: since when; 0: a moment ago
+  uint32_t n_reconnects = 0;  // ever
+  std::string why;            // it was lost last
 };
 
 struct LinkState {

@@ -32,4 +32,4 @@ def test_breaking_all_paths_in_mid_call_costs_no_call(n_paths: int) -> None:
             assert (data == 1 + 2 * turn).all(), turn
         made = [path for peer in shoal.dump().state["worlds"][0]["peers"] for path in peer["paths"]]
         group.barrier()
-        assert sum(path["n_made_anew"] for path in made) >= 3
+        assert sum(path["n_reconnects"] for path in made) >= 3

@@ -33,11 +33,11 @@ PEER = """{
     "n_bytes_in": 0, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0,
     "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},
     "paths": [
-        {"state": "open", "is_lost": false, "lost_s": null, "why_lost": "", "n_made_anew": 0},
-        {"state": "lost", "is_lost": true, "lost_s": 2.5, "why_lost": "was cut", "n_made_anew": 3},
-        {"state": "unmade", "is_lost": false, "lost_s": null, "why_lost": "", "n_made_anew": 0},
-        {"state": "dialled", "is_lost": false, "lost_s": 0.5, "why_lost": "", "n_made_anew": 0},
-        {"state": "ended", "is_lost": false, "lost_s": null, "why_lost": "", "n_made_anew": 0}
+        {"state": "open", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0},
+        {"state": "lost", "is_lost": true, "lost_s": 2.5, "why_lost": "was cut", "n_reconnects": 3},
+        {"state": "unmade", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0},
+        {"state": "dialled", "is_lost": false, "lost_s": 0.5, "why_lost": "", "n_reconnects": 0},
+        {"state": "ended", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0}
     ],
     "sockets": [{
         "rtt_us": 1500, "rtt_var_us": 10, "congestion_window": 12, "n_unacked": 3,

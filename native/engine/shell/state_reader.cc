@@ -303,7 +303,7 @@ Value StateReader::peer(int rank) const {
                            {"is_lost", path.is == PathState::Is::kLost},
                            {"lost_s", is_known ? Value(seconds_since(path.lost_ns)) : Value()},
                            {"why_lost", path.why},
-                           {"n_made_anew", path.n_made_anew}});
+                           {"n_reconnects", path.n_reconnects}});
   }
   const char* kind = link != nullptr ? link->kind() : "none";
   const bool is_linked = link != nullptr && !link->is_unlinked();

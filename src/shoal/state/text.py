@@ -152,7 +152,7 @@ def _peer(peer: dict[str, Any]) -> str:
 
 def _path(number: int, path: dict[str, Any]) -> str:
     """Describe a path; empty if it is open and was never lost, or will never be connected."""
-    times = f", reconnected {path['n_made_anew']} times" if path["n_made_anew"] else ""
+    times = f", reconnected {path['n_reconnects']} times" if path["n_reconnects"] else ""
     since = f" for {path['lost_s']:.1f} s" if path["lost_s"] is not None else ""
     match path["state"]:
         case "unmade":
