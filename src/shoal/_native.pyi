@@ -64,7 +64,7 @@ class Arena:
 
     @staticmethod
     def create(n_local: int, /) -> Arena:
-        """Make that memory, for so many ranks, and enter it as the first of them."""
+        """Create that memory for `n_local` ranks, and enter it as the first of them."""
 
     @staticmethod
     def enter(memory_fd: int, n_local: int, local: int, /) -> Arena:
@@ -134,7 +134,7 @@ class Group:
         background: bool,
         /,
     ) -> Call:
-        """A send to `peer` or a receive from it; -1: from whoever sends first."""
+        """A send to `peer`, or a receive from it; -1: a receive from the first rank that sends."""
 
     def notify(self, fd: int, /) -> None:
         """Ring this eventfd now, for each message not yet received, and when the group ends.
@@ -164,7 +164,7 @@ class Group:
 
     def error(self) -> tuple[Fault, int, str, str]: ...
     def take_state_at_deadline(self) -> dict[str, Any] | None:
-        """What `Mesh.state` would have told just before a deadline ended the group; once."""
+        """What `Mesh.state` would have returned just before a deadline ended the group; once."""
 
     @property
     def id(self) -> int: ...
@@ -188,7 +188,7 @@ class Mesh:
         resume_s: float,
         dead_s: float,
     ) -> Mesh:
-        """The links with all peers, of which those to other hosts connect when they are used first.
+        """The links with all peers; links to other hosts connect at their first use.
 
         Peers: rank, whether it is of this host; and of those of other hosts how many paths each
         channel has to it, and where it listens, by path (and round again where there are fewer).
@@ -208,12 +208,12 @@ class Mesh:
 
     def staging_peak(self) -> int: ...
     def state(self, patience_s: float, /) -> dict[str, Any] | None:
-        """See native/engine/state_reader.h; None if the lock cannot be had in that time."""
+        """See native/engine/shell/state_reader.h; None if the lock cannot be had in that time."""
 
 class Countdown:
     """Which fusion buffers are full; see native/base/countdown.h.
 
-    It is `paused` or counts. What it tells is of the step that `begin` or `lay_out` began.
+    It is `paused` or counts. Its results are those of the step that `begin` or `lay_out` began.
     """
 
     paused: bool
