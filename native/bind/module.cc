@@ -498,12 +498,12 @@ NB_MODULE(_native, m) {
   m.def("n_waiting", [] { return n_waiting.load(); });
   m.def("wakeups", [] {
     const Mesh::Wakeups& counts = Mesh::wakeups();
-    nb::dict told;
-    told["callers_rung"] = counts.callers_rung.load();
-    told["callers_timed"] = counts.callers_timed.load();
-    told["thread_rung"] = counts.thread_rung.load();
-    told["late"] = counts.late.load();
-    return told;
+    nb::dict fields;
+    fields["callers_rung"] = counts.callers_rung.load();
+    fields["callers_timed"] = counts.callers_timed.load();
+    fields["thread_rung"] = counts.thread_rung.load();
+    fields["late"] = counts.late.load();
+    return fields;
   });
   pthread_atfork(nullptr, nullptr, [] { n_waiting = 0; });  // no other thread is in the child
 }

@@ -33,8 +33,8 @@ struct End {
     link = std::make_unique<TcpLink>(peer, 2, std::move(keys));
     link->resume_by(maker->source(0));
   }
-  void tell() {
-    maker->tell_links(0, sink, [](int, int) { return true; });
+  void notify() {
+    maker->notify_links(0, sink, [](int, int) { return true; });
   }
 
   const int peer;

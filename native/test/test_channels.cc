@@ -338,8 +338,8 @@ TEST("lanes share their call's scratch, which counts once toward the ceiling") {
 TEST("channels share the ceiling on staging") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   const auto state = cluster.meshes[0]->state(kPatience);
-  const auto ceiling_of = [](const Value& told) {
-    for (const auto& [name, value] : std::get<Fields>(told.is))
+  const auto ceiling_of = [](const Value& channel) {
+    for (const auto& [name, value] : std::get<Fields>(channel.is))
       if (name == "staging") return std::get<int64_t>(std::get<Fields>(value.is)[0].second.is);
     return int64_t{0};
   };

@@ -18,12 +18,12 @@ Countdown laid_out() {
 }
 
 std::vector<uint32_t> counted(Countdown& countdown, uint32_t entry) {
-  std::vector<uint32_t> told;
+  std::vector<uint32_t> filled;
   CHECK(countdown.count(entry, [&](uint32_t buffer) {
-    told.push_back(buffer);
+    filled.push_back(buffer);
     return true;
   }));
-  return told;
+  return filled;
 }
 
 using Numbers = std::vector<uint32_t>;
@@ -74,9 +74,9 @@ TEST("a buffer records the time at which it became full") {
 TEST("a subscriber can end the countdown, and nothing is counted while it is paused") {
   Countdown countdown = laid_out();
   counted(countdown, 0);
-  int n_told = 0;
-  CHECK(!countdown.count(1, [&](uint32_t) { return ++n_told, false; }));
-  CHECK_EQ(n_told, 1);
+  int n_calls = 0;
+  CHECK(!countdown.count(1, [&](uint32_t) { return ++n_calls, false; }));
+  CHECK_EQ(n_calls, 1);
   countdown.begin();
   countdown.paused = true;
   counted(countdown, 0);

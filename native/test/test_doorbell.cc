@@ -141,7 +141,7 @@ TEST("a note of an impossible region or for an unknown place is dropped") {
   CHECK(!mate.open());
   Region shared;
   const ArenaHeader& there = own.header();
-  const auto tell = [&](uint32_t from, uint64_t n_bytes, FrameType type) {
+  const auto send_note = [&](uint32_t from, uint64_t n_bytes, FrameType type) {
     Note note;
     note.header.type = type;
     note.header.flow = from;
@@ -149,17 +149,17 @@ TEST("a note of an impossible region or for an unknown place is dropped") {
     CHECK(mate.hand_over(there.doorbell_address, note, shared.region.fd, there.life));
     own.take_notes(true);
   };
-  tell(2, shared.region.size, FrameType::kRegion);
-  tell(~0u, shared.region.size, FrameType::kRegion);
-  tell(~0u, shared.region.size, FrameType::kRelease);
-  tell(1, shared.region.size + 1, FrameType::kRegion);
-  tell(1, shared.region.size, FrameType::kOffer);
+  send_note(2, shared.region.size, FrameType::kRegion);
+  send_note(~0u, shared.region.size, FrameType::kRegion);
+  send_note(~0u, shared.region.size, FrameType::kRelease);
+  send_note(1, shared.region.size + 1, FrameType::kRegion);
+  send_note(1, shared.region.size, FrameType::kOffer);
   CHECK(own.region(0, shared.region.id) == nullptr);
   CHECK(own.region(1, shared.region.id) == nullptr);
-  tell(1, shared.region.size, FrameType::kRegion);
+  send_note(1, shared.region.size, FrameType::kRegion);
   CHECK(own.region(1, shared.region.id) != nullptr);
   CHECK(own.region(0, shared.region.id) == nullptr);
-  tell(1, 0, FrameType::kRelease);
+  send_note(1, 0, FrameType::kRelease);
   CHECK(own.region(1, shared.region.id) == nullptr);
 }
 

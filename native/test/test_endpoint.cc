@@ -431,7 +431,7 @@ TEST("a paused peer is read again when resumed, and its end is noticed meanwhile
   CHECK(pair.run([&] { return !pair.called.losses.empty(); }));
 }
 
-TEST("a caller without the key is told so each time, and both sides record it") {
+TEST("a caller without the key is notified each time, and both sides record it") {
   Host called, caller;
   const int listener = listen_on_loopback();
   const Address at = address_of(listener);

@@ -152,7 +152,7 @@ TEST("frames that are lost, cut or corrupt never cause a wrong result or a hang"
     for (const TestCall* call : calls) {
       if (call->ok()) continue;
       CHECK(call->error.fault == Fault::kPeerLost);
-      // An evicted rank without the notice finds its links gone, and a third that hears both.
+      // An evicted rank without the notice finds its links gone, and a third that reaches both.
       CHECK(options.net.cuts > 0 || has(call->error.text, "corrupt") ||
             has(call->error.text, "closed the connection") ||
             has(call->error.text, "is cut; both live"));
@@ -256,10 +256,10 @@ TEST("a rank that one peer gave up learns so, and gets no false reports of other
 }
 
 // Rank 2 is stopped with an unread segment of rank 0's in a slot, and given up; the others work on
-// until that slot holds other data. Then it continues. `told`: it can read that it was given up;
-// otherwise it sees only the end of its links, as if a ring had been full.
-TestCall& woken_zombie(World& world, bool told) {
-  if (!told)
+// until that slot holds other data. Then it continues. `notified`: it can read that it was given
+// up; otherwise it sees only the end of its links, as if a ring had been full.
+TestCall& woken_zombie(World& world, bool notified) {
+  if (!notified)
     world.net.tamper = [](int, Header& header, Bytes& words) {
       if (header.type != FrameType::kLost) return;
       header.type = FrameType::kHeartbeat;
@@ -293,12 +293,12 @@ TEST("a rank given up while stopped never reads a reused slot as its message") {
     options.net.max_inline = 64;
     options.shares_buffers = 0;
     World world(3, options);
-    const bool told = seed % 2 == 0;
-    const TestCall& mine = woken_zombie(world, told);
+    const bool notified = seed % 2 == 0;
+    const TestCall& mine = woken_zombie(world, notified);
     CHECK(world.run_all(200));
     CHECK(!mine.ok());
     CHECK(mine.error.fault == Fault::kPeerLost);
-    if (told) CHECK(has(mine.error.text, "gave this rank up"));
+    if (notified) CHECK(has(mine.error.text, "gave this rank up"));
   }
 }
 

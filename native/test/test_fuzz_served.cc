@@ -57,8 +57,8 @@ class Life {
   uint64_t run(uint64_t n_most) {
     post_honest();
     uint64_t n = 0;
-    while (n < n_most && (is_heard(0) || is_heard(1))) {
-      const int from = is_heard(0) && (random_.chance(0.5) || !is_heard(1)) ? 0 : 1;
+    while (n < n_most && (is_linked(0) || is_linked(1))) {
+      const int from = is_linked(0) && (random_.chance(0.5) || !is_linked(1)) ? 0 : 1;
       say(from);
       ++n;
       if (random_.chance(0.3)) turn();
@@ -130,7 +130,7 @@ class Life {
     return std::all_of(posted_.begin(), posted_.end(),
                        [](const Posted& call) { return call.handle->finished.load(); });
   }
-  bool is_heard(int liar) const { return server_.link(liar) != nullptr; }
+  bool is_linked(int liar) const { return server_.link(liar) != nullptr; }
 
   void turn() {
     net_.step();

@@ -232,7 +232,7 @@ TEST("an idle rank receives an abort and a goodbye") {
 
 TEST("an abort that arrives while a rank leaves its last call is still received") {
   Cluster cluster(2, 2);
-  std::atomic<uint64_t> n_heard{0};
+  std::atomic<uint64_t> n_notified{0};
   in_threads(2, [&](int rank) {
     Mesh& mesh = *cluster.meshes[static_cast<size_t>(rank)];
     const auto plan = plan_of(small(0), rank, 2);
@@ -247,9 +247,9 @@ TEST("an abort that arrives while a rank leaves its last call is still received"
       if (rank == 0) mesh.abort_group(group, "enough");
       if (rank == 1) {
         CHECK(eventually([&] { return mesh.abort_of(group).fault == Fault::kClosed; }));
-        n_heard++;
+        n_notified++;
       }
-      if (rank == 0) CHECK(eventually([&] { return n_heard == id - 99; }));
+      if (rank == 0) CHECK(eventually([&] { return n_notified == id - 99; }));
     }
   });
 }

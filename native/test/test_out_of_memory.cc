@@ -129,10 +129,10 @@ TEST("whichever allocation fails as a group's end is broadcast, every channel le
     Error why{Fault::kTimedOut, 1, std::string(100, 'x')};
     n_left = nth;
     try {
-      errors.tell(0, 7, true, why, 1);
+      errors.report(0, 7, true, why, 1);
     } catch (const std::bad_alloc&) {  // then the channel ends its groups once more
       n_left = INT64_MAX;
-      errors.tell(0, 7, true, why, 1);
+      errors.report(0, 7, true, why, 1);
     }
     n_left = INT64_MAX;
     for (const int channel : {1, 2}) {
@@ -315,7 +315,7 @@ bool paths_come_after(int64_t nth) {
     for (End* end : {&low, &high}) {
       n_left = left;
       end->maker->step();
-      end->tell();
+      end->notify();
       left = n_left.exchange(INT64_MAX);
       end->link->pump(end->sink);
     }

@@ -221,11 +221,11 @@ TEST("the accepting rank requests no path that it already has") {
   CHECK(eventually([&] {
     high.maker->step();
     low.maker->step();
-    high.tell();
+    high.notify();
     return high.link->fds().size() == 2;
   }));
   for (int n = 0; n < 100; ++n) low.maker->step();
-  low.tell();
+  low.notify();
   CHECK_EQ(low.link->fds().size(), 2u);
   // Well beyond the time after which it asks.
   for (const int64_t until = now_ns() + 200 * kMillisecond; now_ns() < until;) {

@@ -68,15 +68,15 @@ std::set<int> reached(int first, int size, const std::vector<bool>& lives, int& 
   while (!left.empty()) {
     const int one = left.back();
     left.pop_back();
-    int n_told = 0;
+    int n_sends = 0;
     for_each_neighbour(
         one, size, [&](int at) { return lives[static_cast<size_t>(at)]; },
         [&](int at) {
           CHECK(at != one && lives[static_cast<size_t>(at)]);
-          n_told++;
+          n_sends++;
           if (known.insert(at).second) left.push_back(at);
         });
-    most_sends = std::max(most_sends, n_told);
+    most_sends = std::max(most_sends, n_sends);
   }
   return known;
 }
@@ -181,15 +181,15 @@ TEST("two deaths one after the other are both known everywhere, and the other ra
 // Only rank 0 finds out by itself that rank 5 is lost, and the ranks that it notifies die.
 TEST("news reaches the living even if all its first receivers die with the culprit") {
   const int size = 9;
-  const std::set<int> told = {1, 2, 4, 8};
+  const std::set<int> notified = {1, 2, 4, 8};
   for (int step = 0; step < 8; ++step) {
     World world(size, options_for(static_cast<uint64_t>(2 * step)));
-    const auto rest = all_but(size, told);
+    const auto rest = all_but(size, notified);
     const auto calls = post_all(world, rest, 60);
     world.engine(0).peer_lost(5, "is gone, rank 0 says");
     world.engine(0).progress();
     world.run_steps(step);
-    for (const int rank : told) world.kill(rank);
+    for (const int rank : notified) world.kill(rank);
     CHECK(world.run_all(2000));
     for (size_t at = 0; at < rest.size(); ++at) {
       CHECK(calls[at]->error.fault == Fault::kPeerLost);
@@ -295,7 +295,7 @@ TEST("of two ranks cut from each other the higher is out, and all ranks give the
         CHECK(has(calls[0]->error.text, "is out: the network between " + World::name(low) +
                                             " and " + World::name(high) +
                                             " is cut; both live, and rank "));
-        CHECK(has(calls[0]->error.text, " hears both"));
+        CHECK(has(calls[0]->error.text, " reaches both"));
         for (const int one : {low, high})
           for (int rank = 0; rank < size; ++rank)
             if (rank != low && rank != high)
@@ -303,7 +303,7 @@ TEST("of two ranks cut from each other the higher is out, and all ranks give the
       }
 }
 
-TEST("a rank that only one other cannot hear is not taken for dead") {
+TEST("a rank that only one other cannot reach is not taken for dead") {
   for (const auto& [deaf, dumb] : {std::pair{1, 3}, {3, 1}}) {
     World world(4, quiet());
     world.run_steps(500);
@@ -319,7 +319,7 @@ TEST("a rank that only one other cannot hear is not taken for dead") {
   }
 }
 
-TEST("a rank heard again before the third has answered counts as alive") {
+TEST("a rank that sends again before the third has answered counts as alive") {
   World world(3, quiet());
   world.run_steps(500);
   world.deafen(0, 1);
@@ -349,7 +349,8 @@ TEST("if the asked rank dies the next is asked, and without one the peer is take
       CHECK(has(call->error.text, "is cut; both live"));
     }
     const std::string& text = calls[0]->error.text;
-    CHECK(has(text, World::name(0) + " hears both") || has(text, World::name(3) + " hears both"));
+    CHECK(has(text, World::name(0) + " reaches both") ||
+          has(text, World::name(3) + " reaches both"));
   }
   World world(2, quiet());
   const auto calls = post_all(world, {0, 1});

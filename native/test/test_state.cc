@@ -264,24 +264,24 @@ TEST("a receive from any rank is reported as a wait for a message") {
 
 TEST("before a deadline ends a group, every rank of it can report what it waited for") {
   World world(3, calm(false));
-  std::vector<std::optional<Value>> told(3);
+  std::vector<std::optional<Value>> states(3);
   for (int rank = 0; rank < 3; ++rank)
     world.engine(rank).hooks.on_deadline = [&, rank](Group& group) {
       CHECK_EQ(group.id, World::kGroup);
-      CHECK(!told[static_cast<size_t>(rank)].has_value());
-      told[static_cast<size_t>(rank)] = state_of(world, rank);
+      CHECK(!states[static_cast<size_t>(rank)].has_value());
+      states[static_cast<size_t>(rank)] = state_of(world, rank);
     };
   const Job job = job_of(Kind::kDirectAllReduce, 1024);
   const int64_t deadline = world.now + kSecond;
   world.post(0, job, deadline);
   world.post(2, job);
   CHECK(world.run_all());
-  CHECK(world.run([&] { return told[1].has_value(); }));
+  CHECK(world.run([&] { return states[1].has_value(); }));
   for (const int rank : {0, 2}) {
-    CHECK_EQ(calls_in(*told[static_cast<size_t>(rank)]).size(), 1);
-    CHECK_EQ(awaited(*told[static_cast<size_t>(rank)], "recv", 1), "data");
+    CHECK_EQ(calls_in(*states[static_cast<size_t>(rank)]).size(), 1);
+    CHECK_EQ(awaited(*states[static_cast<size_t>(rank)], "recv", 1), "data");
   }
-  CHECK(calls_in(*told[1]).empty());
+  CHECK(calls_in(*states[1]).empty());
   CHECK(calls_in(state_of(world, 0)).empty());
 }
 

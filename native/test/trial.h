@@ -89,7 +89,7 @@ class Trial {
     post(roll_call(10), ranks);
     check(is_fine);
     for (const auto& [rank, call] : calls)
-      if (call->ok()) complain("rank " + std::to_string(rank) + " never hears of it");
+      if (call->ok()) complain("rank " + std::to_string(rank) + " never learns of it");
   }
   // A call in which every rank needs every other.
   static Job roll_call(uint64_t key) {

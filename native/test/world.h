@@ -126,10 +126,10 @@ class World {
       }
       // A driver sleeps once its engine reports that nothing moved.
       if (!one.progress(1 + random_.below(4096)) && one.has_work())
-        fail(__FILE__, __LINE__, name(rank) + " had work left when it said that nothing moved");
+        fail(__FILE__, __LINE__, name(rank) + " had work left when it reported that nothing moved");
       if (!tick_due) continue;
       for (int peer = 0; peer < size_; ++peer)  // a heartbeat in shared memory, if there is any
-        if (options_.net.shares_memory && peer != rank && runs(peer)) one.heard_from(peer, now);
+        if (options_.net.shares_memory && peer != rank && runs(peer)) one.alive_at(peer, now);
       one.tick(now);
     }
   }

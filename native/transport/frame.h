@@ -19,14 +19,14 @@ enum class FrameType : uint8_t {
   kCredit = 8,         // gives back `place.offset` bytes of eager allowance
   kDisagree = 9,       // payload: what I called under this key
   kAbort = 10,         // payload: why this group ends; flow = culprit rank, count = fault
-  kLost = 11,          // "rank `flow` is lost, rank `segment` says"; count: how; payload: why
+  kLost = 11,          // "rank `flow` is lost, as rank `segment` found"; count: how; payload: why
   kGoodbye = 12,       // orderly end of the link
   kHeartbeat = 13,
   kRegion = 14,   // a shared region's descriptor rides along (SCM_RIGHTS)
   kRelease = 15,  // the region is gone: drop the mapping
   kAck = 16,      // nothing but its header's `acknowledged`
-  kAsk = 17,      // "do you hear rank `flow`?"; of the asked itself: "are you there?"
-  kAnswer = 18,   // "I hear rank `flow`", or not: count
+  kAsk = 17,      // "do you receive from rank `flow`?"; to that rank itself: "are you alive?"
+  kAnswer = 18,   // "I receive from rank `flow`", or not: count
   kUnmade = 19,   // "I do not know the members of this group": pass its end on without me
   kCommit = 20,   // "I hold all results that you owe me"; a server: "all workers hold mine"
 };

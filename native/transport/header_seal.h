@@ -3,7 +3,7 @@
 // Each direction of each connection has its own key, derived from the job key, so a frame that is
 // reflected, or was recorded on another connection, is refused. The MAC covers the header (with the
 // checksum of the payload) and counters that both ends keep: the frame's place on the connection,
-// and the full numbers of which the header has the lower halves. So without the key no frame can be
+// and the full numbers whose lower halves the header has. So without the key no frame can be
 // forged, repeated, left out or moved, even when numbers wrap. Source:
 // docs/decisions/0015-libcrypto.md.
 //

@@ -103,7 +103,7 @@ class Link {
   virtual bool is_suspended() const { return false; }
   // True if the peer may lack data of calls that have succeeded here.
   virtual bool owes_data() const { return has_queued(); }
-  // Since when the peer could have been heard, as of the last look(); 0: always.
+  // Since when frames of the peer could arrive, as of the last look(); 0: always.
   virtual int64_t listens_since() const { return 0; }
 
   // For people to read; costs a few microseconds.

@@ -344,7 +344,7 @@ void PathLink::look(FrameSink& sink, int64_t now) {
                 seconds(suspended_ns_) + " (SHOAL_RESUME_S)" + (last.empty() ? "" : ": " + last));
 }
 
-void PathLink::tell_paths(LinkState& state) const {
+void PathLink::add_paths(LinkState& state) const {
   for (size_t path = 0; path < histories_.size(); ++path) {
     const History& history = histories_[path];
     using Is = PathState::Is;

@@ -131,7 +131,7 @@ class PathLink : public Link {
   bool has_path() const;
   bool may_use_paths() const { return !is_closed_ && !is_refused_ && !has_left_; }
   bool can_resume() const { return source_ != nullptr && may_use_paths(); }
-  void tell_paths(LinkState& state) const;
+  void add_paths(LinkState& state) const;
 
   PathLoads& loads() { return source_ != nullptr ? source_->loads : own_loads_; }
 

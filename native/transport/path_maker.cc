@@ -179,7 +179,7 @@ std::variant<Secret, Progress> PathMaker::judge(const Hello& hello) const {
 }
 
 // Called under the lock. The caller of step() wakes the channel's progress thread.
-void PathMaker::tell(const Known& known, News news) {
+void PathMaker::notify(const Known& known, News news) {
   const size_t channel = news.connection / known.peer.n_paths;
   news_[channel].push_back(std::move(news));
   called_[channel] = true;
@@ -187,7 +187,8 @@ void PathMaker::tell(const Known& known, News news) {
 
 void PathMaker::gone(const Hello& hello, const std::string& why) {
   const auto peer = static_cast<int>(hello.to_rank);
-  tell(peers_.at(peer), {News::Kind::kGone, peer, hello.path % kAsks, -1, nullptr, false, {}, why});
+  notify(peers_.at(peer),
+         {News::Kind::kGone, peer, hello.path % kAsks, -1, nullptr, false, {}, why});
 }
 
 void PathMaker::proven(Authenticated who, bool dialled) {
@@ -197,15 +198,15 @@ void PathMaker::proven(Authenticated who, bool dialled) {
   Known& known = peers_.at(peer);
   if (!asks) {
     if (dialled) known.from[connection] = Address::local_of(who.fd);
-    return tell(known, {News::Kind::kMade, peer, connection, who.fd, nullptr, false,
-                        std::move(who.session), ""});
+    return notify(known, {News::Kind::kMade, peer, connection, who.fd, nullptr, false,
+                          std::move(who.session), ""});
   }
-  tell(known, {News::Kind::kAsked, peer, connection, -1, nullptr, false, {}, ""});
+  notify(known, {News::Kind::kAsked, peer, connection, -1, nullptr, false, {}, ""});
   connector_->hasten(who.hello.rank, connection, now_ns());
   ::close(who.fd);
 }
 
-std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Watch& watch) {
+std::vector<int> PathMaker::notify_links(size_t channel, FrameSink& sink, const Watch& watch) {
   std::vector<int> peers;
   try {
     while (pass_news(channel, sink, watch, peers)) {

@@ -57,14 +57,14 @@ class PathMaker {
   // Make fd() readable by the time `when`, so that step() then calls the channel.
   void wake_at(size_t channel, int64_t when);
   size_t n_channels() const { return sources_.size(); }
-  // True if there is news for the channel, to be taken by tell_links().
+  // True if there is news for the channel, to be taken by notify_links().
   bool calls(size_t channel) const { return called_[channel].load(); }
 
   // Under the channel's lock: pass the news to its links. Returns the peers whose links must be
   // served now. `watch`: starts to poll a new path's descriptor; if that fails the path is dropped.
   // News for which there is no memory is kept for later.
   using Watch = std::function<bool(int fd, int peer)>;
-  std::vector<int> tell_links(size_t channel, FrameSink& sink, const Watch& watch);
+  std::vector<int> notify_links(size_t channel, FrameSink& sink, const Watch& watch);
 
   // For the links of a channel.
   PathSource& source(size_t channel) { return sources_[channel]; }
@@ -120,7 +120,7 @@ class PathMaker {
     // By connection that this rank has dialled: its local address, used to dial again.
     std::map<uint32_t, Address> from;
   };
-  void tell(const Known& known, News news);
+  void notify(const Known& known, News news);
   bool pass_news(size_t channel, FrameSink& sink, const Watch& watch, std::vector<int>& peers);
   void hand_over(News& news, PathLink* link, size_t path, const Watch& watch);
   void close_news();

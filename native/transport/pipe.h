@@ -24,9 +24,9 @@ class Pipe {
 
   // What the medium knows of the other end, independent of the program there.
   struct Silence {
-    int64_t owed_ns = 0;   // how long the oldest unconfirmed byte has waited; 0: none
-    int64_t heard_ns = 0;  // time since the last confirmation
-    int64_t usual_ns = 0;  // the usual time of a confirmation
+    int64_t owed_ns = 0;             // how long the oldest unconfirmed byte has waited; 0: none
+    int64_t since_confirmed_ns = 0;  // time since the last confirmation
+    int64_t usual_ns = 0;            // the usual time of a confirmation
   };
   virtual Silence silence() { return {}; }
   // Bytes that were written and not yet confirmed by the other end's kernel; -1: unknown.

@@ -233,7 +233,7 @@ void ShmLink::look(FrameSink& sink, int64_t) {
 
 // ---- regions
 
-bool ShmLink::tell(FrameType type, const Place& place, int fd) {
+bool ShmLink::send_note(FrameType type, const Place& place, int fd) {
   Note note;
   note.header.type = type;
   note.header.flow = static_cast<uint32_t>(own_.local());
@@ -247,7 +247,8 @@ bool ShmLink::share(uint32_t id) {
   if (closed_) return false;
   if (shared_.count(id) != 0) return true;
   const auto region = Regions::of_process().with_id(id);
-  if (region.id == 0 || !tell(FrameType::kRegion, {id, 0, region.size}, region.fd)) return false;
+  if (region.id == 0 || !send_note(FrameType::kRegion, {id, 0, region.size}, region.fd))
+    return false;
   shared_.insert(id);
   return true;
 }
@@ -256,7 +257,8 @@ void ShmLink::release_regions() {
   if (closed_) return;
   for (auto id = shared_.begin(); id != shared_.end();) {
     const bool gone = Regions::of_process().with_id(*id).id == 0;
-    id = gone && tell(FrameType::kRelease, {*id, 0, 0}, -1) ? shared_.erase(id) : std::next(id);
+    id =
+        gone && send_note(FrameType::kRelease, {*id, 0, 0}, -1) ? shared_.erase(id) : std::next(id);
   }
 }
 

@@ -61,9 +61,9 @@ class ShmLink final : public Link {
   void ring_bell();
   bool deliver(FrameSink& sink);
   bool take_record(FrameSink& sink, uint64_t upto, uint64_t& tail);
-  bool tell(FrameType type, const Place& place, int fd);
+  bool send_note(FrameType type, const Place& place, int fd);
   std::byte* address_of(const Remote& there, size_t n_bytes);
-  void release_regions();  // tells the peer to unmap the freed ones
+  void release_regions();  // asks the peer to unmap the freed ones
   void fail(FrameSink& sink, const std::string& what, bool of_path = false);
 
   const int peer_;

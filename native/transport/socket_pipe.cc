@@ -129,10 +129,10 @@ Pipe::Silence SocketPipe::silence() {
   if (info.tcpi_unacked == 0 && !is_probing) first_unconfirmed_ns_ = 0;
   if (is_probing && first_unconfirmed_ns_ == 0) first_unconfirmed_ns_ = now_ns();
   Silence silence;
-  silence.heard_ns = int64_t{info.tcpi_last_ack_recv} * kMillisecond;
+  silence.since_confirmed_ns = int64_t{info.tcpi_last_ack_recv} * kMillisecond;
   silence.usual_ns = (int64_t{info.tcpi_rtt} + 4 * int64_t{info.tcpi_rttvar}) * 1000;
   if (first_unconfirmed_ns_ != 0)
-    silence.owed_ns = std::min(silence.heard_ns, now_ns() - first_unconfirmed_ns_);
+    silence.owed_ns = std::min(silence.since_confirmed_ns, now_ns() - first_unconfirmed_ns_);
   return silence;
 }
 

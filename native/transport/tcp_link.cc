@@ -112,7 +112,7 @@ bool TcpLink::on_event(FrameSink& sink, bool ended) {
 }
 
 // Closing a socket with unread data resets it, and the peer loses what it has not read yet: perhaps
-// the notice of which rank died.
+// the notice that names the dead rank.
 bool TcpLink::lingers() {
   bool any = false;
   for (Path& path : paths_) {
@@ -228,7 +228,7 @@ LinkState TcpLink::state() const {
   LinkState state;
   outbox_.count_queued(state.n_queued, state.queued_bytes);
   state.n_full = n_full_;
-  tell_paths(state);
+  add_paths(state);
   for (const Path& path : paths_) {
     if (path.pipe == nullptr) continue;
     state.n_queued += path.writing.size();
@@ -394,7 +394,7 @@ bool TcpLink::others_answer(FrameSink& sink, size_t index, const Pipe::Silence& 
     Path& path = paths_[other];
     if (other == index || path.pipe == nullptr) continue;
     const Pipe::Silence theirs = path.pipe->silence();
-    if (theirs.heard_ns + kAnswersNs <= silence.owed_ns) return true;
+    if (theirs.since_confirmed_ns + kAnswersNs <= silence.owed_ns) return true;
     if (theirs.owed_ns == 0) acknowledge_by(sink, other);
   }
   return false;

@@ -17,7 +17,7 @@ bool Doubts::is_asked_about(int peer) const {
 }
 
 void Doubts::left(int peer) {
-  answer_all(peer, Hears::kHasLeft);
+  answer_all(peer, Answer::kHasLeft);
   forget(peer);
 }
 
@@ -26,7 +26,7 @@ void Doubts::wait_until(int64_t until) {
 }
 
 void Doubts::forget(int peer) {
-  answer_all(peer, Hears::kNothing);
+  answer_all(peer, Answer::kUnreachable);
   std::erase_if(doubts_, [&](const Doubt& one) { return one.peer == peer; });
   std::erase_if(questions_, [&](const Question& one) { return one.asker == peer; });
 }
@@ -34,15 +34,15 @@ void Doubts::forget(int peer) {
 void Doubts::on_ask(int asker, int about) {
   switch (peers_[about]) {
     case PeerState::kSelf:
-      return voice_.answer(asker, about, Hears::kIt);
+      return voice_.answer(asker, about, Answer::kAlive);
     case PeerState::kLeft:
-      return voice_.answer(asker, about, Hears::kHasLeft);
+      return voice_.answer(asker, about, Answer::kHasLeft);
     case PeerState::kGone:
     case PeerState::kLost:
-      return voice_.answer(asker, about, Hears::kNothing);
+      return voice_.answer(asker, about, Answer::kUnreachable);
     case PeerState::kSilent:
     case PeerState::kCut:
-      voice_.answer(asker, about, Hears::kNothing);
+      voice_.answer(asker, about, Answer::kUnreachable);
       return condemn(about);
     case PeerState::kAlive:
       break;
@@ -56,32 +56,32 @@ void Doubts::on_ask(int asker, int about) {
   if (!is_asked) voice_.ask(about, about);
 }
 
-void Doubts::on_answer(int from, int about, Hears what) {
-  if (from == about) return answer_all(about, Hears::kIt);
+void Doubts::on_answer(int from, int about, Answer what) {
+  if (from == about) return answer_all(about, Answer::kAlive);
   const auto doubt = std::find_if(doubts_.begin(), doubts_.end(), [&](const Doubt& one) {
     return one.peer == about && one.asked == from;
   });
   if (doubt == doubts_.end()) return;  // answered by others meanwhile
-  if (what == Hears::kNothing) return condemn(about);
-  if (what == Hears::kHasLeft)
+  if (what == Answer::kUnreachable) return condemn(about);
+  if (what == Answer::kHasLeft)
     return voice_.conclude({Verdict::kEvicted, about, rank_, doubt->why});
   const auto [low, high] = std::minmax(rank_, about);
   voice_.conclude({Verdict::kCut, high, low,
                    "is out: the network between " + voice_.who(low) + " and " + voice_.who(high) +
                        " is cut; both live, and " + voice_.who(from) +
-                       " hears both (or one of the two has no file descriptor left)"});
+                       " reaches both (or one of the two has no file descriptor left)"});
 }
 
-void Doubts::answer_all(int about, Hears what) {
+void Doubts::answer_all(int about, Answer what) {
   std::erase_if(questions_, [&](const Question& one) {
     if (one.about == about) voice_.answer(one.asker, about, what);
     return one.about == about;
   });
 }
 
-// No rank hears it: neither this one nor the asked or the asking one.
+// No rank can reach it: neither this one nor the asked or the asking one.
 void Doubts::condemn(int peer) {
-  answer_all(peer, Hears::kNothing);
+  answer_all(peer, Answer::kUnreachable);
   const auto doubt = std::find_if(doubts_.begin(), doubts_.end(),
                                   [&](const Doubt& one) { return one.peer == peer; });
   if (doubt != doubts_.end()) voice_.conclude({Verdict::kDead, peer, rank_, doubt->why});
@@ -105,7 +105,7 @@ int Doubts::third(int peer) const {
 void Doubts::settle(int64_t now) {
   for (size_t at = 0; at < questions_.size();) {
     const int about = questions_[at].about;
-    now < questions_[at].until ? ++at : (answer_all(about, Hears::kNothing), at = 0);
+    now < questions_[at].until ? ++at : (answer_all(about, Answer::kUnreachable), at = 0);
   }
   for (size_t at = 0; at < doubts_.size();) {
     Doubt& doubt = doubts_[at];

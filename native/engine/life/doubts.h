@@ -11,13 +11,13 @@
 
 namespace shoal {
 
-// The answer to "do you hear that rank?"; Header::count of an `answer` frame.
-enum class Hears : uint32_t { kNothing = 0, kIt = 1, kHasLeft = 2 };
-inline constexpr uint32_t kMostHears = 2;
+// The answer to "is that rank alive?"; Header::count of an `answer` frame.
+enum class Answer : uint32_t { kUnreachable = 0, kAlive = 1, kHasLeft = 2 };
+inline constexpr uint32_t kLastAnswer = 2;
 
-// A rank that lost its link to X asks a third rank, linked to both: "do you hear X?". The third
-// rank pings X. It answers yes once X has replied, and no if its own link to X is lost. Yes means
-// that only the network between the two is cut; no means that X is dead. If the third rank is lost
+// A rank that lost its link to X asks a third rank, linked to both: "is X alive?". The third rank
+// pings X. It answers yes once X has replied, and no if its own link to X is lost. Yes means that
+// only the network between the two is cut; no means that X is dead. If the third rank is lost
 // itself, the next one is asked; with no rank left to ask, X counts as dead.
 //
 // Threads: under the channel's lock.
@@ -26,7 +26,7 @@ class Doubts {
   class Voice {
    public:
     virtual void ask(int peer, int about) = 0;
-    virtual void answer(int peer, int about, Hears what) = 0;
+    virtual void answer(int peer, int about, Answer what) = 0;
     // Ends the doubt, by forget().
     virtual void conclude(Loss loss) = 0;
     virtual bool is_far(int peer) const = 0;  // on another host
@@ -43,13 +43,13 @@ class Doubts {
   // Start to ask about `peer`, whose state is kSilent or kCut. A third rank that has not answered
   // at `until` counts as having no answer.
   void begin(int peer, const std::string& why, int64_t until);
-  // `peer` was heard again, or has been given up: drop the doubt and its questions.
+  // `peer` has sent a frame again, or has been given up: drop the doubt and its questions.
   void forget(int peer);
   // True if another rank has asked this one about `peer`.
   bool is_asked_about(int peer) const;
   void left(int peer);
   void on_ask(int asker, int about);
-  void on_answer(int from, int about, Hears what);
+  void on_answer(int from, int about, Answer what);
   // Ask the next rank where the one asked is lost, and conclude doubts whose time is up.
   void settle(int64_t now);
   // This process was stopped for a while, so extend all deadlines: no rank had time to answer.
@@ -63,12 +63,12 @@ class Doubts {
   };
   struct Question {
     int asker, about;
-    int64_t until;  // when `about` counts as not heard; INT64_MAX: once its link is lost
+    int64_t until;  // when `about` counts as unreachable; INT64_MAX: once its link is lost
   };
 
   int third(int peer) const;
   void condemn(int peer);
-  void answer_all(int about, Hears what);
+  void answer_all(int about, Answer what);
 
   const int rank_;
   const Peers& peers_;

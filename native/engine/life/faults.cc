@@ -112,21 +112,22 @@ void Faults::spoiled(const Call& call, int peer) {
 
 // ---- a group ends
 
-void Faults::abort_group(Group& group, const Error& why, bool tell) {
-  end_group(group, why, tell, {});
+void Faults::abort_group(Group& group, const Error& why, bool notify) {
+  end_group(group, why, notify, {});
 }
 
-void Faults::end_group(Group& group, const Error& found, bool tell, const std::vector<int>& from) {
+void Faults::end_group(Group& group, const Error& found, bool notify,
+                       const std::vector<int>& from) {
   // Go on if calls are in flight: an earlier attempt may have run out of memory halfway.
   const bool is_new = !group.life.has_ended();
   if (!is_new && group.in_flight.empty()) return;
   Error why = found;
-  const bool is_heard = !from.empty() || why.fault == Fault::kPeerLost;
-  if (is_new && hooks_.on_ended) hooks_.on_ended(group, why, is_heard);
+  const bool is_reported = !from.empty() || why.fault == Fault::kPeerLost;
+  if (is_new && hooks_.on_ended) hooks_.on_ended(group, why, is_reported);
   if (is_new && why.fault == Fault::kTimedOut && hooks_.on_deadline) hooks_.on_deadline(group);
   group.life.end(why);
   group.bell.ring();
-  if (tell && is_new && group.is_made()) {
+  if (notify && is_new && group.is_made()) {
     Header header;
     header.type = FrameType::kAbort;
     header.group = group.id;
@@ -141,7 +142,7 @@ void Faults::end_group(Group& group, const Error& found, bool tell, const std::v
 // ---- failures that other ranks report
 
 void Faults::made(Group& group) {
-  for (const auto& [by, why] : groups_.take_told(group))
+  for (const auto& [by, why] : groups_.take_early_ends(group))
     if (group.rank_of[by] >= 0) abort_group(group, why, true);  // only a member may end the group
 }
 

@@ -47,7 +47,7 @@ class Faults final : public Judge {
   std::string who(int peer) const override { return names_[static_cast<size_t>(peer)]; }
   void protocol_error(int peer, const std::string& what) override;
   void evicted_us(int peer, const std::string& why) override;
-  void abort_group(Group& group, const Error& why, bool tell) override;
+  void abort_group(Group& group, const Error& why, bool notify) override;
   void disagree(Call& call, int peer) override;
   void on_disagree(const Call& mine, int peer, std::span<std::byte> payload) override;
   void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) override;
@@ -82,7 +82,7 @@ class Faults final : public Judge {
   };
 
   // `from`: the ranks that reported it, which need no notice.
-  void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
+  void end_group(Group& group, const Error& why, bool notify, const std::vector<int>& from);
   void send_unmade(int peer, uint64_t group);
   void settle(const Ending& ending);
   bool is_runnable(const Ending& ending) const;

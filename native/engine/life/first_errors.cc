@@ -10,7 +10,7 @@ constexpr int64_t kPatienceNs = kSecond;
 
 }  // namespace
 
-bool FirstErrors::tell(int channel, uint64_t group, bool at_once, Error& why, int64_t now) {
+bool FirstErrors::report(int channel, uint64_t group, bool at_once, Error& why, int64_t now) {
   std::lock_guard lock(mutex_);
   if (const auto known = first_.find(group); known != first_.end()) {
     why = known->second;

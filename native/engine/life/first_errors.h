@@ -29,7 +29,7 @@ class FirstErrors {
   // it, so they are woken now. Otherwise a peer reported it or is lost; the other channels are
   // about to learn the same from their own links, behind earlier frames, and are notified only if
   // that takes too long.
-  bool tell(int channel, uint64_t group, bool at_once, Error& why, int64_t now);
+  bool report(int channel, uint64_t group, bool at_once, Error& why, int64_t now);
   int n_channels() const { return static_cast<int>(boxes_.size()); }
   // True if `channel` has a notice that cannot wait.
   bool has_news(int channel) const { return boxes_[static_cast<size_t>(channel)].is_urgent.load(); }

@@ -24,8 +24,8 @@ class Judge {
   virtual void protocol_error(int peer, const std::string& what) = 0;
   // The peer has evicted this rank: drop the link before any other step runs.
   virtual void evicted_us(int peer, const std::string& why) = 0;
-  // Fail the group now. `tell`: notify the other members.
-  virtual void abort_group(Group& group, const Error& why, bool tell) = 0;
+  // Fail the group now. `notify`: notify the other members.
+  virtual void abort_group(Group& group, const Error& why, bool notify) = 0;
 
   // A peer made a different call under this call's key; `payload` describes it.
   virtual void disagree(Call& call, int peer) = 0;

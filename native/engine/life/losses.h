@@ -18,7 +18,7 @@ namespace shoal {
 enum class Verdict : uint32_t {
   kEvicted = 0,  // `other` gave `culprit` up for a fault of its own
   kCut = 1,      // the network between the two is cut and both live; `culprit` leaves the group
-  kDead = 2,     // no rank asked hears `culprit`; `other` noticed
+  kDead = 2,     // no rank asked can reach `culprit`; `other` noticed
 };
 inline constexpr uint32_t kVerdicts = 3;
 

@@ -17,7 +17,7 @@ void News::pass(const Header& header, const std::string& text, std::vector<int> 
   if (items_.size() == kMostKept) items_.pop_front();
   const std::vector<bool> nobody(peers_.size(), false);
   Item& item = items_.emplace_back(Item{header, text, std::move(members), nobody, nobody, now});
-  for (const int peer : from) item.told[static_cast<size_t>(peer)] = true;
+  for (const int peer : from) item.sent_to[static_cast<size_t>(peer)] = true;
   pass(item);
 }
 
@@ -32,12 +32,12 @@ void News::pass(Item& item) {
   if (!all && own == item.members.end()) return;  // only members forward it
   const int place = all ? rank_ : static_cast<int>(own - item.members.begin());
   const auto size = static_cast<int>(all ? peers_.size() : item.members.size());
-  for_each_neighbour(place, size, passes, [&](int at) { tell(item, peer_at(at)); });
+  for_each_neighbour(place, size, passes, [&](int at) { send(item, peer_at(at)); });
 }
 
-void News::tell(Item& item, int peer) {
-  if (item.told[static_cast<size_t>(peer)]) return;
-  item.told[static_cast<size_t>(peer)] = true;
+void News::send(Item& item, int peer) {
+  if (item.sent_to[static_cast<size_t>(peer)]) return;
+  item.sent_to[static_cast<size_t>(peer)] = true;
   links_.send_text(peer, item.header, item.text);
 }
 
@@ -53,11 +53,11 @@ void News::will_not_pass(int peer, uint64_t group) {
   }
 }
 
-void News::tell_all(int peer) {
+void News::send_all(int peer) {
   for (Item& item : items_)
     if (item.members.empty() ||
         std::find(item.members.begin(), item.members.end(), peer) != item.members.end())
-      tell(item, peer);
+      send(item, peer);
 }
 
 void News::forget_old(int64_t now) {

@@ -13,15 +13,15 @@
 
 namespace shoal {
 
-// Call `tell(at)` for each place in 0..size-1 to which `own` forwards news: the first living one at
-// or after own + 1, own + 2, own + 4, ..., modulo size. So each place forwards to the next living
-// one, and news reaches a place by log n routes.
-template <class Lives, class Tell>
-void for_each_neighbour(int own, int size, Lives lives, Tell tell) {
+// Call `visit(at)` for each place in 0..size-1 to which `own` forwards news: the first living one
+// at or after own + 1, own + 2, own + 4, ..., modulo size. So each place forwards to the next
+// living one, and news reaches a place by log n routes.
+template <class Lives, class Visit>
+void for_each_neighbour(int own, int size, Lives lives, Visit visit) {
   for (int64_t step = 1; step < size; step *= 2) {
     int at = static_cast<int>((own + step) % size);
     while (at != own && !lives(at)) at = (at + 1) % size;
-    if (at != own) tell(at);
+    if (at != own) visit(at);
   }
 }
 
@@ -42,7 +42,7 @@ class News {
   // `peer` does not know this group's members or has closed it, and so forwards nothing.
   void will_not_pass(int peer, uint64_t group);
   // Send `peer` every notice that it may lack, because this rank is about to leave.
-  void tell_all(int peer);
+  void send_all(int peer);
   // Drop notices that are old enough to have reached every rank.
   void forget_old(int64_t now);
   size_t size() const { return items_.size(); }
@@ -52,11 +52,11 @@ class News {
     Header header;
     std::string text;
     std::vector<int> members;
-    std::vector<bool> told, deaf;  // by mesh rank
+    std::vector<bool> sent_to, deaf;  // by mesh rank
     int64_t since_ns;
   };
   void pass(Item& item);
-  void tell(Item& item, int peer);
+  void send(Item& item, int peer);
 
   const int rank_;
   const Peers& peers_;

@@ -29,7 +29,7 @@ Parting::Parting(int rank, const Options& options, Links& links, Ways& ways, Cal
       sink_(sink),
       now_(now),
       doubts_(rank, peers, *this),
-      heard_ns_(peers.size(), 0) {}
+      last_alive_ns_(peers.size(), 0) {}
 
 // ---- a link is gone, or should be
 
@@ -134,14 +134,14 @@ void Parting::departed(int peer, const std::string& how) {
   }
 }
 
-// Give a peer up for good. `tell`: broadcast it; false if the peer gave this rank up and does so.
-void Parting::part(int peer, Loss loss, bool tell) {
+// Give a peer up for good. `notify`: broadcast it; false if the peer gave this rank up and does so.
+void Parting::part(int peer, Loss loss, bool notify) {
   loss.why.resize(std::min(loss.why.size(), Loss::kMostWords));
   const bool is_new = losses_.add(loss);
   if (!is_new) loss = *losses_.between(rank_, peer);  // as another rank reported it
   end_link(peer, loss);
   end_groups_of(loss);
-  if (is_new && tell) news_.pass(loss.header(), loss.why, {}, {}, now_);
+  if (is_new && notify) news_.pass(loss.header(), loss.why, {}, {}, now_);
 }
 
 void Parting::end_link(int peer, const Loss& loss) {
@@ -149,9 +149,9 @@ void Parting::end_link(int peer, const Loss& loss) {
   if (links_[peer] != nullptr) {
     // The peer may live, so notify it. A peer that never connected is notified when it does
     // (PathMaker).
-    Loss told = loss;
-    if (loss.verdict != Verdict::kCut) told = {Verdict::kEvicted, peer, rank_, loss.why};
-    if (!is_unlinked(peer)) links_.send_text(peer, told.header(), told.why);
+    Loss notice = loss;
+    if (loss.verdict != Verdict::kCut) notice = {Verdict::kEvicted, peer, rank_, loss.why};
+    if (!is_unlinked(peer)) links_.send_text(peer, notice.header(), notice.why);
     links_[peer]->flush(sink_);
     // Closing a socket with unread data would discard the notice, so it is closed at the next tick.
     if (!links_[peer]->lingers()) links_[peer]->close();
@@ -209,13 +209,13 @@ void Parting::made(Group& group) {
 // How long a rank may take to answer: until it counts the peer in question as silent.
 int64_t Parting::patience() const { return options_.dead_ns + options_.heartbeat_ns; }
 
-void Parting::heard(int peer) {
-  heard_ns_[static_cast<size_t>(peer)] = now_;
+void Parting::mark_alive(int peer) {
+  last_alive_ns_[static_cast<size_t>(peer)] = now_;
   end_silence(peer);
 }
 
-void Parting::heard_from(int peer, int64_t when) {
-  int64_t& last = heard_ns_[static_cast<size_t>(peer)];
+void Parting::alive_at(int peer, int64_t when) {
+  int64_t& last = last_alive_ns_[static_cast<size_t>(peer)];
   last = std::max(last, when);
 }
 
@@ -233,21 +233,21 @@ void Parting::listen(int64_t last_ns) {
 
 // If this process itself was stopped, silence in that time says nothing about the peers.
 void Parting::excuse_silence() {
-  for (int64_t& heard : heard_ns_) heard = std::max(heard, now_ - options_.heartbeat_ns);
+  for (int64_t& last : last_alive_ns_) last = std::max(last, now_ - options_.heartbeat_ns);
   doubts_.wait_until(now_ + patience());
 }
 
 void Parting::listen_to(int peer) {
   links_[peer]->look(sink_, now_);
   if (links_[peer]->is_unlinked()) return;
-  if (now_ - links_.said_ns(static_cast<size_t>(peer)) >= options_.heartbeat_ns &&
+  if (now_ - links_.last_sent_ns(static_cast<size_t>(peer)) >= options_.heartbeat_ns &&
       !links_[peer]->shares_memory()) {
     Frame frame;
     frame.header.type = FrameType::kHeartbeat;
     links_.send(peer, frame);
   }
   const int64_t since =
-      std::max(heard_ns(static_cast<size_t>(peer)), links_[peer]->listens_since());
+      std::max(last_alive_ns(static_cast<size_t>(peer)), links_[peer]->listens_since());
   const bool is_silent = now_ - since >= options_.dead_ns;
   if (!is_silent) return end_silence(peer);
   if (!peers_.become(peer, PeerState::kSilent)) return;
@@ -268,7 +268,7 @@ void Parting::ask(int peer, int about) {
   links_.send(peer, frame);
 }
 
-void Parting::answer(int peer, int about, Hears what) {
+void Parting::answer(int peer, int about, Answer what) {
   Frame frame;
   frame.header.type = FrameType::kAnswer;
   frame.header.flow = static_cast<uint32_t>(about);
@@ -291,10 +291,10 @@ std::optional<int64_t> Parting::first_answer_by(int peer) const {
 void Parting::on_asking(int peer, const Header& header) {
   const auto about = static_cast<int>(header.flow);
   const bool asks = header.type == FrameType::kAsk;
-  if (header.flow >= peers_.size() || (asks && about == peer) || header.count > kMostHears)
+  if (header.flow >= peers_.size() || (asks && about == peer) || header.count > kLastAnswer)
     return judge_.protocol_error(peer, "asked about a rank that does not exist");
   if (asks) return doubts_.on_ask(peer, about);
-  doubts_.on_answer(peer, about, static_cast<Hears>(header.count));
+  doubts_.on_answer(peer, about, static_cast<Answer>(header.count));
 }
 
 // Act on the outcome of a doubt.

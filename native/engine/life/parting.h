@@ -71,9 +71,9 @@ class Parting final : private Doubts::Voice {
   void reply(int peer, const Frame& frame);
 
   // A frame of the peer arrived, or a sign of life arrived at `when`.
-  void heard(int peer);
-  void heard_from(int peer, int64_t when);
-  int64_t heard_ns(size_t peer) const { return heard_ns_[peer]; }
+  void mark_alive(int peer);
+  void alive_at(int peer, int64_t when);
+  int64_t last_alive_ns(size_t peer) const { return last_alive_ns_[peer]; }
   // Send heartbeats, and look for silent peers. `last_ns`: when it was last called.
   void listen(int64_t last_ns);
 
@@ -93,7 +93,7 @@ class Parting final : private Doubts::Voice {
   void settle(const Breaking& broken);
   void miss(int peer, const std::string& why);
   void departed(int peer, const std::string& how);
-  void part(int peer, Loss loss, bool tell);
+  void part(int peer, Loss loss, bool notify);
   void end_link(int peer, const Loss& loss);
   void end_groups_of(const Loss& loss);
   bool is_awaited(int peer) const;
@@ -106,7 +106,7 @@ class Parting final : private Doubts::Voice {
 
   // Doubts::Voice
   void ask(int peer, int about) override;
-  void answer(int peer, int about, Hears what) override;
+  void answer(int peer, int about, Answer what) override;
   void conclude(Loss loss) override;
   bool is_far(int peer) const override { return links_.is_far(peer); }
   std::optional<int64_t> first_answer_by(int peer) const override;
@@ -126,7 +126,7 @@ class Parting final : private Doubts::Voice {
   std::deque<Breaking> breaking_;
   Losses losses_;
   Doubts doubts_;
-  std::vector<int64_t> heard_ns_;  // by peer
+  std::vector<int64_t> last_alive_ns_;  // by peer
 };
 
 }  // namespace shoal

@@ -21,7 +21,7 @@ const std::vector<uint32_t>& flows_of(const Call& call, int from, FrameType type
 void CallFrames::arrived(Call& call, int peer, const Header& header, std::span<std::byte> payload) {
   const int from = call.group->rank_of[peer];
   if (from < 0) return judge_.protocol_error(peer, "sent a frame of a group it is not in");
-  post_notices_.heard_in(call, from);
+  post_notices_.on_frame(call, from);
   if (header.type == FrameType::kDisagree) return judge_.on_disagree(call, peer, payload);
   if (!call.is_that_of(header)) {
     judge_.disagree(call, peer);
@@ -31,7 +31,7 @@ void CallFrames::arrived(Call& call, int peer, const Header& header, std::span<s
     if (same_lengths(call, from, payload)) steps_.posted(call, from);
     return;
   }
-  if (header.type == FrameType::kCommit) return commits_.heard(call, from);
+  if (header.type == FrameType::kCommit) return commits_.on_commit(call, from);
   const auto& flows = flows_of(call, from, header.type);
   const bool known = header.flow < flows.size();
   const uint32_t n_segments = known ? call.state[flows[header.flow]].n_segments : 0;

@@ -16,8 +16,8 @@ struct PostsOf {
   // What may be sent to a peer before its first frame of this call has arrived.
   enum Standing : uint8_t { kFree, kCounted, kHeld };
   std::vector<Standing> standing;  // by group rank
-  std::vector<bool> heard_from;    // by group rank: it has posted this call
-  bool told_all = false;           // every peer has been sent a post notice
+  std::vector<bool> posted_by;     // by group rank: it has posted this call
+  bool notified_all = false;       // every peer has been sent a post notice
 };
 
 // For Turns: the order in which sends to several hosts may leave.
@@ -51,7 +51,7 @@ struct Window {
 // For Windows: the scratch of a served call.
 struct WindowsOf {
   std::vector<Window> of_chunk;
-  std::vector<uint32_t> moved;  // chunks of which segments may be over
+  std::vector<uint32_t> moved;  // chunks whose segments may be over
   size_t n_held = 0;            // segments held now
   bool has_all = false;         // every segment has been taken
   // This rank receives several times what any sender sends, so its windows are bounded by its link.

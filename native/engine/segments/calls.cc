@@ -34,7 +34,7 @@ void Calls::hold(Call& call, uint64_t key) {
   call.key = key;
   call.order = ++n_held_;
   call.posted_ns = now_;
-  call.posts.heard_from.assign(call.members->size(), false);
+  call.posts.posted_by.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
 }

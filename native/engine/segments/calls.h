@@ -62,7 +62,7 @@ class Calls {
   // Send the commits that are due, move windows on, and end the call if no step is left. Must be
   // called after a call's steps have moved.
   void settle(Call& call) {
-    if (!call.commits.held_from.empty() && !call.ended) commits_.tell(call);
+    if (!call.commits.held_from.empty() && !call.ended) commits_.send_due(call);
     if (call.is_served && !call.ended) windows_.settle(call);
     if (call.is_through && !call.ended) end(call, {});
   }

@@ -28,11 +28,11 @@ void Commits::expect(Call& call) {
   call.commits.n_left = static_cast<uint32_t>(call.commits.with.size());
 }
 
-void Commits::tell(Call& call) {
+void Commits::send_due(Call& call) {
   for (const int server : std::exchange(call.commits.held_from, {})) send(call, server);
 }
 
-void Commits::heard(Call& call, int from) {
+void Commits::on_commit(Call& call, int from) {
   const bool is_owed = !call.commits.owed_by.empty() && call.commits.owed_by[from];
   if (!is_owed || !is_possible(call, from))
     return judge_.protocol_error((*call.members)[from],

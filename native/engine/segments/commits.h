@@ -24,9 +24,9 @@ class Commits {
   // Note which commits a new call needs.
   static void expect(Call& call);
   // Send the commits that have become due. The call may be over afterwards.
-  void tell(Call& call);
+  void send_due(Call& call);
   // A commit arrived from group rank `from`.
-  void heard(Call& call, int from);
+  void on_commit(Call& call, int from);
 
  private:
   static bool is_possible(const Call& call, int from);

@@ -61,8 +61,9 @@ struct Group : std::enable_shared_from_this<Group> {
   std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
   GroupLife life;
   uint64_t n_calls = 0;
-  std::vector<std::pair<int, Error>> told;  // reports of its end that arrived before it was created
-  std::unordered_set<int> disputed_with;    // mesh ranks that were sent our side of a mismatch
+  // Reports of its end that arrived before it was created, with their senders.
+  std::vector<std::pair<int, Error>> early_ends;
+  std::unordered_set<int> disputed_with;  // mesh ranks that were sent our side of a mismatch
 
   std::unordered_map<uint64_t, std::shared_ptr<Call>> in_flight;  // by key
   std::unordered_map<uint64_t, std::vector<Early>> early;

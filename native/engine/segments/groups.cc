@@ -27,9 +27,9 @@ Group& Groups::add(uint64_t id, std::vector<int> members) {
   return group;
 }
 
-std::vector<std::pair<int, Error>> Groups::take_told(Group& group) {
-  for (const auto& [by, why] : group.told) n_ended_uncreated_[by]--;
-  return std::exchange(group.told, {});
+std::vector<std::pair<int, Error>> Groups::take_early_ends(Group& group) {
+  for (const auto& [by, why] : group.early_ends) n_ended_uncreated_[by]--;
+  return std::exchange(group.early_ends, {});
 }
 
 void Groups::forget(Group& group) {
@@ -65,13 +65,14 @@ Call* Groups::call_of(const Header& header) const {
 
 void Groups::end_uncreated(int peer, uint64_t id, const Error& why) {
   const Group* group = find(id);
-  const auto by_peer = [&](const auto& told) { return told.first == peer; };
-  if (group != nullptr && std::any_of(group->told.begin(), group->told.end(), by_peer)) return;
+  const auto by_peer = [&](const auto& report) { return report.first == peer; };
+  if (group != nullptr && std::any_of(group->early_ends.begin(), group->early_ends.end(), by_peer))
+    return;
   if (n_ended_uncreated_[peer] == kMostEndedUncreated)
     return judge_.protocol_error(peer, "ended more than " + std::to_string(kMostEndedUncreated) +
                                            " groups that this rank has never made");
   n_ended_uncreated_[peer]++;
-  find_or_expect(id).told.emplace_back(peer, why);
+  find_or_expect(id).early_ends.emplace_back(peer, why);
 }
 
 }  // namespace shoal

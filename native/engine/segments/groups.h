@@ -1,4 +1,4 @@
-// The groups that this process has created, or of which frames have arrived.
+// The groups that this process has created or has received frames for.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,11 @@ class Groups {
   Groups(int rank, size_t n_peers, Judge& judge)
       : rank_(rank), judge_(judge), n_ended_uncreated_(n_peers, 0) {}
 
-  // Create a group, of which frames may have arrived. The caller must then apply take_told().
+  // Create a group, whose frames may have arrived already. The caller must then apply
+  // take_early_ends().
   Group& add(uint64_t id, std::vector<int> members);
   // The reports of this group's end that arrived before it was created, with their senders.
-  std::vector<std::pair<int, Error>> take_told(Group& group);
+  std::vector<std::pair<int, Error>> take_early_ends(Group& group);
   // Drop a group; frames of it that arrive later are known to be late.
   void forget(Group& group);
 

@@ -14,8 +14,8 @@ struct Group;
 struct Hooks {
   // Before a group ends for a deadline, here or on another rank.
   std::function<void(Group&)> on_deadline;
-  // Before a group ends; may change the reason. `heard`: peers reported it, or a peer is lost.
-  std::function<void(Group&, Error& why, bool heard)> on_ended;
+  // Before a group ends; may change the reason. `reported`: peers reported it, or a peer is lost.
+  std::function<void(Group&, Error& why, bool reported)> on_ended;
   // Whenever a call finishes or fails.
   std::function<void(Call&)> on_finished;
 };

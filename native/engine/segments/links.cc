@@ -17,14 +17,14 @@ Links::Links(size_t n_peers, Traffic& traffic, const int64_t& now)
       links_(n_peers),
       far_(n_peers, false),
       to_flush_(n_peers, false),
-      said_ns_(n_peers, 0),
+      last_sent_ns_(n_peers, 0),
       n_owed_(n_peers, 0) {}
 
 void Links::set(int peer, std::unique_ptr<Link> link) {
   const auto at = static_cast<size_t>(peer);
   far_[at] = !link->shares_memory();
   links_[at] = std::move(link);
-  said_ns_[at] = now_;
+  last_sent_ns_[at] = now_;
 }
 
 void Links::remove(int peer) {
@@ -37,7 +37,7 @@ bool Links::send(int peer, const Frame& frame) {
   Link* link = links_[at].get();
   if (link == nullptr) return true;
   to_flush_[at] = true;
-  said_ns_[at] = now_;
+  last_sent_ns_[at] = now_;
   traffic_[peer].n_frames_out++;
   return link->send(frame);
 }

@@ -39,7 +39,7 @@ class Links {
   void send_text(int peer, Header header, const std::string& text);
   uint64_t new_token() { return next_token_++; }
   void sent(uint64_t token) { texts_.erase(token); }
-  int64_t said_ns(size_t peer) const { return said_ns_[peer]; }
+  int64_t last_sent_ns(size_t peer) const { return last_sent_ns_[peer]; }
 
   void will_flush(int peer) { to_flush_[static_cast<size_t>(peer)] = true; }
   void flush(FrameSink& sink);
@@ -56,7 +56,7 @@ class Links {
   const int64_t& now_;
   std::vector<std::unique_ptr<Link>> links_, removed_;
   std::vector<bool> far_, to_flush_;
-  std::vector<int64_t> said_ns_;
+  std::vector<int64_t> last_sent_ns_;
   std::vector<uint32_t> n_owed_;  // replies since the peer's link was last empty
   bool is_unflushed_ = false;
   std::unordered_map<uint64_t, Text> texts_;  // by token

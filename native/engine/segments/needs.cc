@@ -33,7 +33,7 @@ bool needs(const Call& call, int peer, const Peers& peers) {
 
 bool is_in(const Call& call, size_t rank) {
   const auto& flows = call.plan->program->recvs_from[rank];
-  return call.posts.heard_from[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
+  return call.posts.posted_by[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
            const StepState& state = call.state[at];
            return state.done > 0 || !state.arrived.empty() || !state.offered.empty();
          });

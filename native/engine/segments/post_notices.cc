@@ -64,13 +64,13 @@ void PostNotices::announce(const Call& call) {
 }
 
 void PostNotices::greet_late(Call& call, int64_t posted_before_ns) {
-  if (call.posts.told_all || call.posted_ns > posted_before_ns) return;
-  call.posts.told_all = true;
+  if (call.posts.notified_all || call.posted_ns > posted_before_ns) return;
+  call.posts.notified_all = true;
   for (const int peer : call.plan->program->peers)
     if (!call.is_held(peer)) send_post_notice(call, peer);
 }
 
-void PostNotices::heard_in(Call& call, int from) {
+void PostNotices::on_frame(Call& call, int from) {
   const bool was_held = call.is_held(from);
   leave(call, from);
   if (was_held) start_with(call, from);

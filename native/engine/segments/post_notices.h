@@ -29,7 +29,7 @@ class PostNotices {
   void greet_late(Call& call, int64_t posted_before_ns);
 
   // A frame of the call arrived from group rank `from`, which therefore keeps none of our frames.
-  void heard_in(Call& call, int from);
+  void on_frame(Call& call, int from);
   void finished(Call& call);
 
  private:

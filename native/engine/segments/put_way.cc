@@ -43,7 +43,7 @@ size_t PutWay::send(Call& call, uint32_t at) {
   if (state.is_moving) return 0;  // the step is made ready when that completes
   const size_t n_bytes = call.segment_bytes(step, state.started);
   // Do not write before the peer's lengths have arrived: its block may be shorter.
-  const bool compared = !call.plan->by_pair || call.posts.heard_from[step.peer];
+  const bool compared = !call.plan->by_pair || call.posts.posted_by[step.peer];
   if (state.started < call.granted(at) && compared && put(call, at)) return n_bytes;
   // The receiver uses segments in order, so report those in its buffer before later ones take
   // slots.

@@ -16,7 +16,7 @@ size_t SlotWay::send(Call& call, uint32_t at) {
   // The last free slot is kept for segments that the receiver can use at once. These always get
   // through, so no set of calls can deadlock.
   const bool granted_now = state.started < call.granted(at);
-  if (!granted_now && !call.posts.heard_from[step.peer])
+  if (!granted_now && !call.posts.posted_by[step.peer])
     return stalled(traffic_[peer].no_grant);  // its grant will make the step ready
   if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return put_in_slot(call, at);
   if (!state.waits_for_slot) waiting_.emplace_back(call.weak_from_this(), at);

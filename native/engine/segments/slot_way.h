@@ -5,7 +5,7 @@
 //     copies a segment into a slot
 //     offer (slot) ------------------->    folds or copies it from there
 //                  <-------------------  consumed (slot): the slot is free, when all its readers
-//                  said so
+//                  have sent this
 //                  <-------------------  grant, where it starves: it gets the last slot
 //
 // A segment is done for its sender once it lies in the slot. By the slot's stamp a reader sees

@@ -32,8 +32,8 @@ bool Steps::is_runnable(uint64_t group) const {
 }
 
 void Steps::posted(Call& call, int from) {
-  if (call.posts.heard_from[from]) return;
-  call.posts.heard_from[from] = true;
+  if (call.posts.posted_by[from]) return;
+  call.posts.posted_by[from] = true;
   for (const uint32_t at : call.plan->program->sends_to[from]) make_ready(call, at);
 }
 

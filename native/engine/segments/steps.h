@@ -25,7 +25,7 @@ class Steps {
   // once, links report in any order, and a segment may go into a slot while the peer still reads
   // the one before by reference. `done` never passes a segment that is still borrowed.
   void complete(Call& call, uint32_t at, uint32_t segment);
-  // The same for all segments below `done`, of which some may be complete already.
+  // The same for all segments below `done`; some of them may be complete already.
   void complete_below(Call& call, uint32_t at, uint32_t done);
   // Use the next segment of a receive; `from` is null if the bytes lie in place already.
   void consume(Call& call, uint32_t at, const std::byte* from);

@@ -50,7 +50,7 @@ uint64_t Turns::least_turn(const Call& call) {
   uint64_t least = kNobody;
   for (const uint32_t at : call.turns.sends) {
     const StepState& state = call.state[at];
-    const bool is_in = call.posts.heard_from[call.plan->program->steps[at].peer];
+    const bool is_in = call.posts.posted_by[call.plan->program->steps[at].peer];
     if (is_in && state.started < state.n_segments) least = std::min(least, turn_of(call, at));
   }
   return least;

@@ -80,7 +80,8 @@ void Windows::grant(Call& call) {
   }
 }
 
-// The first chunk of which the least part has been taken; null if all have been taken completely.
+// The chunk with the smallest part taken, the first among equals; null if all chunks have been
+// taken completely.
 Window* Windows::next_of(Call& call) {
   Window* next = nullptr;
   for (Window& window : call.windows.of_chunk) {

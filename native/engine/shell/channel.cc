@@ -68,8 +68,8 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   Channel* raw = channel.get();
   channel->engine_.hooks.on_finished = [raw](Call& call) { raw->ended(call); };
   if (channel->place_.errors != nullptr)
-    channel->engine_.hooks.on_ended = [raw](Group& group, Error& why, bool heard) {
-      raw->notify_others(group, why, heard);
+    channel->engine_.hooks.on_ended = [raw](Group& group, Error& why, bool reported) {
+      raw->notify_others(group, why, reported);
     };
   channel->engine_.hooks.on_deadline = [raw](Group& group) {
     group.at_deadline = raw->state_at_deadline();
@@ -137,15 +137,15 @@ Error Channel::abort_of(const Group& group) {
 // ---- what the channels of a mesh do together
 
 // A group ends here: the first error of any channel becomes that of all channels.
-void Channel::notify_others(Group& group, Error& why, bool heard) {
+void Channel::notify_others(Group& group, Error& why, bool reported) {
   if (closed_ || is_dropping_) return;
-  if (!place_.errors->tell(place_.index, group.id, !heard, why, now_ns()) || heard) return;
+  if (!place_.errors->report(place_.index, group.id, !reported, why, now_ns()) || reported) return;
   for (int other = 0; other < place_.errors->n_channels(); ++other)
     if (other != place_.index) ProgressThread::of(other).kick();
 }
 
 // End groups that failed in other channels and that this channel's own links have not reported.
-void Channel::hear_others(int64_t now) {
+void Channel::take_errors(int64_t now) {
   if (place_.errors == nullptr) return;
   for (const FirstErrors::News& news : place_.errors->take(place_.index, now))
     if (Group* group = engine_.group(news.group)) engine_.abort_group(*group, news.why, true);
@@ -357,7 +357,7 @@ bool Channel::turn(int64_t now) {
   if (closed_) return false;
   bool more = false;
   if (place_.errors != nullptr && place_.errors->has_news(place_.index))
-    guarded([&] { hear_others(now); });
+    guarded([&] { take_errors(now); });
   const bool is_called = served_.are_called();
   if (is_called) guarded([&] { take_paths(); });
   if (drivers_.n_callers() == 0 && drivers_.call_for_thread(now)) more = step();
@@ -377,11 +377,11 @@ void Channel::tick(int64_t now) {
   next_tick_ns_ = now + kTickNs;
   arena_->header().heartbeat_ns.store(now);
   for (int peer = 0; peer < engine_.size(); ++peer)
-    if (Link* link = engine_.link(peer)) engine_.heard_from(peer, link->tick());
+    if (Link* link = engine_.link(peer)) engine_.alive_at(peer, link->tick());
   // Use every frame that has arrived before a deadline blames its sender.
   if (engine_.is_overdue(now)) step();
   engine_.tick(now);
-  hear_others(now);
+  take_errors(now);
   drivers_.settle_suspicion();
 }
 
@@ -400,12 +400,12 @@ size_t Channel::staging_peak() {
 }
 
 std::shared_ptr<const Value> Channel::read_state() {
-  Value told = StateReader(engine_, now_ns()).read();
-  auto& fields = std::get<Fields>(told.is);
+  Value state = StateReader(engine_, now_ns()).read();
+  auto& fields = std::get<Fields>(state.is);
   fields.emplace_back("n_threads_waiting", drivers_.n_callers());
   fields.emplace_back("is_closed", closed_);
   fields.emplace_back("channel", place_.index);
-  return std::make_shared<const Value>(std::move(told));
+  return std::make_shared<const Value>(std::move(state));
 }
 
 // Groups that end together share one state: that of just before the first of them ended.

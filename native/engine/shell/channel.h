@@ -116,8 +116,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   ProgressThread& progress_thread() const { return ProgressThread::of(place_.index); }
   void ended(Call& call);
   void count_finished();
-  void notify_others(Group& group, Error& why, bool heard);
-  void hear_others(int64_t now);
+  void notify_others(Group& group, Error& why, bool reported);
+  void take_errors(int64_t now);
   std::shared_ptr<Call> start(std::unique_lock<std::mutex>& lock, std::shared_ptr<Call> call,
                               bool background);
   bool step();

@@ -52,7 +52,7 @@ Engine::~Engine() {
 
 void Engine::set_link(int peer, std::unique_ptr<Link> link, int64_t now) {
   now_ = now;
-  parting_.heard_from(peer, now);
+  parting_.alive_at(peer, now);
   links_.set(peer, std::move(link));
 }
 
@@ -75,8 +75,8 @@ void Engine::drop_group(Group& group) {
   groups_.forget(group);
 }
 
-void Engine::end_groups(const Error& why, bool tell) {
-  for (auto& [id, group] : groups_) abort_group(*group, why, tell);
+void Engine::end_groups(const Error& why, bool notify) {
+  for (auto& [id, group] : groups_) abort_group(*group, why, notify);
 }
 
 std::shared_ptr<Call> Engine::post(Group& group, const Posting& posting, const Lane& lane) {
@@ -172,7 +172,7 @@ std::span<std::byte> Engine::receive_buffer(int peer, const Header& header) {
 }
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
-  parting_.heard(peer);
+  parting_.mark_alive(peer);
   traffic_[peer].n_frames_in++;
   links_.will_flush(peer);  // to send the acknowledgement
   if (const Link* link = links_[peer]; link != nullptr) {
@@ -275,7 +275,7 @@ void Engine::say_goodbye() {
   for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer) {
     if (links_[peer] == nullptr) continue;
     // A peer that never connected is notified when it does.
-    if (!peers_.has_left(peer) && !links_[peer]->is_unlinked()) news_.tell_all(peer);
+    if (!peers_.has_left(peer) && !links_[peer]->is_unlinked()) news_.send_all(peer);
     links_.send(peer, frame);
   }
   flush();

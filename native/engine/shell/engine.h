@@ -91,17 +91,17 @@ class Engine final : public FrameSink {
 
   void tick(int64_t now);              // heartbeats, deadlines, silent peers
   bool is_overdue(int64_t now) const;  // a call has reached its deadline
-  void heard_from(int peer, int64_t when) { parting_.heard_from(peer, when); }
+  void alive_at(int peer, int64_t when) { parting_.alive_at(peer, when); }
   void peer_lost(int peer, const std::string& why) { parting_.give_up(peer, why); }
-  void abort_group(Group& group, const Error& why, bool tell) {
-    faults_.abort_group(group, why, tell);
+  void abort_group(Group& group, const Error& why, bool notify) {
+    faults_.abort_group(group, why, notify);
   }
   void say_goodbye();
   bool has_queued() const { return any_living(&Link::has_queued); }
   // A living peer may lack data of calls that succeeded here.
   bool owes_data() const { return any_living(&Link::owes_data); }
   void pump_all();
-  void end_groups(const Error& why, bool tell);  // fails every call in flight
+  void end_groups(const Error& why, bool notify);  // fails every call in flight
   bool lingers();  // some peer may not have read the goodbye; drops every frame that arrives
   void close();    // ends every link
 

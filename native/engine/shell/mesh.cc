@@ -20,12 +20,12 @@ std::vector<PeerPlace> share_of(const std::vector<PeerPlace>& peers, int channel
 }
 
 // Combine the states of the channels that have one.
-std::shared_ptr<const Value> together(std::vector<std::shared_ptr<const Value>> told) {
-  std::erase(told, nullptr);
-  if (told.size() < 2) return told.empty() ? nullptr : told.front();
+std::shared_ptr<const Value> together(std::vector<std::shared_ptr<const Value>> states) {
+  std::erase(states, nullptr);
+  if (states.size() < 2) return states.empty() ? nullptr : states.front();
   List more;
-  for (size_t at = 1; at < told.size(); ++at) more.push_back(*told[at]);
-  Value all = *told.front();
+  for (size_t at = 1; at < states.size(); ++at) more.push_back(*states[at]);
+  Value all = *states.front();
   std::get<Fields>(all.is).emplace_back("more", std::move(more));
   return std::make_shared<const Value>(std::move(all));
 }
@@ -171,20 +171,20 @@ size_t Mesh::staging_peak() {
 }
 
 std::shared_ptr<const Value> Mesh::state(int64_t patience_ns) {
-  std::vector<std::shared_ptr<const Value>> told;
+  std::vector<std::shared_ptr<const Value>> states;
   for (const auto& channel : channels_) {
-    told.push_back(channel->state(patience_ns));
-    if (told.front() == nullptr) return nullptr;
+    states.push_back(channel->state(patience_ns));
+    if (states.front() == nullptr) return nullptr;
   }
-  return together(std::move(told));
+  return together(std::move(states));
 }
 
 std::shared_ptr<const Value> Mesh::take_state_at_deadline(Group& group) {
-  std::vector<std::shared_ptr<const Value>> told;
+  std::vector<std::shared_ptr<const Value>> states;
   for (const auto& channel : channels_)
-    told.push_back(
+    states.push_back(
         channel->take_state_at_deadline(group.id, channel == channels_.front() ? &group : nullptr));
-  return together(std::move(told));
+  return together(std::move(states));
 }
 
 }  // namespace shoal

@@ -27,7 +27,7 @@ void ServedLinks::serve_unread() {
 }
 
 void ServedLinks::take_paths(const PathMaker::Watch& watch) {
-  for (const int peer : paths_->tell_links(channel_, engine_, watch)) serve(peer, false);
+  for (const int peer : paths_->notify_links(channel_, engine_, watch)) serve(peer, false);
 }
 
 void ServedLinks::look(int64_t now, bool at_once) {

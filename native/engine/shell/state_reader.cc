@@ -128,28 +128,28 @@ Value StateReader::group(const Group& group) {
 
 // Calls that others have made, whose frames wait here for this rank to make them too.
 Value StateReader::early(const Group& group) const {
-  List told;
+  List calls;
   for (const auto& [key, frames] : group.early) {
-    if (told.size() == kMostEarly) break;
+    if (calls.size() == kMostEarly) break;
     std::vector<int> from;
     for (const Early& frame : frames)
       if (std::find(from.begin(), from.end(), frame.peer) == from.end()) from.push_back(frame.peer);
     if (from.empty()) continue;
     List peers(from.begin(), from.end());
-    told.push_back(Fields{{"key", hex(key)},
-                          {"agreement", agreement_of(frames.front().header.descriptor,
-                                                     frames.front().header.subject)},
-                          {"by", std::move(peers)}});
+    calls.push_back(Fields{{"key", hex(key)},
+                           {"agreement", agreement_of(frames.front().header.descriptor,
+                                                      frames.front().header.subject)},
+                           {"by", std::move(peers)}});
   }
-  return told;
+  return calls;
 }
 
 Value StateReader::finished(const Group& group) const {
-  List told;
+  List calls;
   const auto& keys = group.finished.keys();
   for (size_t at = keys.size() - std::min(keys.size(), kLastFinished); at < keys.size(); ++at)
-    told.push_back(Fields{{"key", hex(keys[at])}, {"what", group.finished.past(keys[at]).what()}});
-  return told;
+    calls.push_back(Fields{{"key", hex(keys[at])}, {"what", group.finished.past(keys[at]).what()}});
+  return calls;
 }
 
 // ---- calls
@@ -168,7 +168,7 @@ Value StateReader::call(const Call& call) {
   List uncommitted;
   for (const int from : call.commits.with)
     if (call.commits.owed_by[from]) uncommitted.push_back(call.group->members[from]);
-  const uint64_t n_told = n_steps_listed_ - listed_before;
+  const uint64_t n_listed = n_steps_listed_ - listed_before;
   return Fields{{"serial", call.serial},
                 {"key", hex(call.key)},
                 {"what", call.what()},
@@ -183,7 +183,7 @@ Value StateReader::call(const Call& call) {
                 {"scratch_bytes", call.plan->scratch_bytes},
                 {"n_steps", n_steps},
                 {"n_steps_left", call.steps_left},
-                {"n_steps_left_out", uint64_t{call.steps_left} - n_told},
+                {"n_steps_left_out", uint64_t{call.steps_left} - n_listed},
                 {"peers", peers_of(call)},
                 {"steps", std::move(listed_steps)}};
 }
@@ -191,54 +191,54 @@ Value StateReader::call(const Call& call) {
 // The steps that are not over. Those that wait for another step of this rank come last, if there is
 // room.
 Value StateReader::steps(const Call& call) {
-  List told;
+  List unfinished;
   for (const bool request_turn : {false, true}) {
     for (uint32_t at = 0; at < call.state.size(); ++at) {
-      if (n_steps_listed_ == kMostSteps) return told;
+      if (n_steps_listed_ == kMostSteps) return unfinished;
       if (call.state[at].done == call.state[at].n_segments) continue;
       const char* what = awaits(call, at);
       if ((what == std::string_view("turn")) != request_turn) continue;
       n_steps_listed_++;
-      told.push_back(step(call, at, what));
+      unfinished.push_back(step(call, at, what));
     }
   }
-  return told;
+  return unfinished;
 }
 
 Value StateReader::step(const Call& call, uint32_t at, const char* awaits) const {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
-  Fields told = {{"step", at},
-                 {"kind", name_of(step.kind)},
-                 {"awaits", awaits},
-                 {"since_s", seconds_since(since(call, at))},
-                 {"n_bytes", call.plan->chunk_bytes(step.buffer, step.chunk)},
-                 {"n_segments", state.n_segments},
-                 {"ready", call.segments_ready(step)},
-                 {"done", state.done}};
-  if (step.peer >= 0) told.emplace_back("peer", call.group->members[step.peer]);
+  Fields fields = {{"step", at},
+                   {"kind", name_of(step.kind)},
+                   {"awaits", awaits},
+                   {"since_s", seconds_since(since(call, at))},
+                   {"n_bytes", call.plan->chunk_bytes(step.buffer, step.chunk)},
+                   {"n_segments", state.n_segments},
+                   {"ready", call.segments_ready(step)},
+                   {"done", state.done}};
+  if (step.peer >= 0) fields.emplace_back("peer", call.group->members[step.peer]);
   if (step.kind == StepKind::kSend) {
-    told.emplace_back("started", state.started);
-    told.emplace_back("granted", call.granted(at));
+    fields.emplace_back("started", state.started);
+    fields.emplace_back("granted", call.granted(at));
   }
   if (step.kind == StepKind::kRecv) {
     uint32_t n_offered = 0;
     for (const Offered& offer : state.offered) n_offered += offer.count;
-    told.emplace_back("granted", state.grant_sent);
-    told.emplace_back("arrived", static_cast<uint64_t>(state.arrived.size()));
-    told.emplace_back("offered", n_offered);
+    fields.emplace_back("granted", state.grant_sent);
+    fields.emplace_back("arrived", static_cast<uint64_t>(state.arrived.size()));
+    fields.emplace_back("offered", n_offered);
   }
-  return told;
+  return fields;
 }
 
 List StateReader::peers_of(const Call& call) const {
-  List told;
-  if (call.unmatched) return told;
+  List peers;
+  if (call.unmatched) return peers;
   for (const int from : call.plan->program->peers)
-    told.push_back(Fields{{"rank", call.group->members[from]},
-                          {"in_call", is_in(call, static_cast<size_t>(from))},
-                          {"held_back", call.is_held(from)}});
-  return told;
+    peers.push_back(Fields{{"rank", call.group->members[from]},
+                           {"in_call", is_in(call, static_cast<size_t>(from))},
+                           {"held_back", call.is_held(from)}});
+  return peers;
 }
 
 // When the step, or the last step it depended on, last moved: since then only its peer is missing.
@@ -270,7 +270,7 @@ const char* StateReader::send_awaits(const Call& call, uint32_t at) const {
   if (state.is_eager) return state.request_sent ? "credit" : "nothing";
   if (!link.shares_memory()) return "grant";
   if (state.waits_for_slot) return "slot";
-  return call.posts.heard_from[step.peer] ? "nothing" : "grant";
+  return call.posts.posted_by[step.peer] ? "nothing" : "grant";
 }
 
 const char* StateReader::recv_awaits(const Call& call, uint32_t at) const {
@@ -307,13 +307,14 @@ Value StateReader::peer(int rank) const {
   }
   const char* kind = link != nullptr ? link->kind() : "none";
   const bool is_linked = link != nullptr && !link->is_unlinked();
-  const int64_t heard_ns = engine_.parting_.heard_ns(at);
+  const int64_t last_alive_ns = engine_.parting_.last_alive_ns(at);
+  const int64_t last_sent_ns = engine_.links_.last_sent_ns(at);
   return Fields{{"rank", rank},
                 {"name", engine_.names_[at]},
                 {"state", name_of(engine_.peers_[rank])},
                 {"link", kind},
-                {"heard_s", is_linked ? Value(seconds_since(heard_ns)) : Value()},
-                {"said_s", is_linked ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
+                {"heard_s", is_linked ? Value(seconds_since(last_alive_ns)) : Value()},
+                {"said_s", is_linked ? Value(seconds_since(last_sent_ns)) : Value()},
                 {"n_queued", uint64_t{state.n_queued}},
                 {"queued_bytes", uint64_t{state.queued_bytes}},
                 {"n_frames_out", traffic.n_frames_out},
