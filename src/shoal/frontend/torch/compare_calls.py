@@ -40,6 +40,8 @@ def compare_calls(
         f"part {at} of this call" if at else "this call": f"{name}{_length(call, alike)}{behind}"
         for at, call in enumerate(calls)
     }
+    if len(calls) > 1:
+        parts["this call"] += f", the first of {len(calls)}"
     if found := difference_among(group, None, parts, timeout_s):
         raise UsageError(f"{group}: {found}; no data was moved")
 

@@ -107,7 +107,7 @@ class Operations:
         """Make all later calls in this group."""
         group.timeout_s = timeout_s
         self.group = group
-        self._n_calls = 0
+        self._n_calls = self._n_sparse = 0
         self._coalesced: list[PendingWork] | None = None
         self._devices: DeviceCalls | None = None  # created by the first call on device tensors
         self._monitored_barrier: MonitoredBarrier | None = None
@@ -168,8 +168,10 @@ class Operations:
         self._flush()
         if self._compares:
             self._compare("all_reduce", [()], ["of a sparse tensor"], None, timeout_s)
-        # Named, so that some ranks may make other calls in between.
-        name = f"all_reduce_sparse/{self._n_calls % 64}"
+        # Named, so that some ranks may make other calls in between. NOT by `_n_calls`, which
+        # differs between ranks once their calls have not agreed.
+        self._n_sparse += 1
+        name = f"all_reduce_sparse/{self._n_sparse % 64}"
         parts = TensorBuffers(self.group, "all_reduce", folds=True)
         add_up = functools.partial(
             all_reduce_sparse, self.group, host, parts, name=name, timeout_s=timeout_s
