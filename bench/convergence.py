@@ -44,7 +44,7 @@ def _compressed(make: Callable[[int], Any]) -> Callable[..., Made]:
     """Return a way that wraps a model with `compress=`; `make` gets the number of steps."""
 
     def wrapped(module: nn.Module, _inner: torch.optim.Optimizer, n_steps: int) -> Made:
-        import shoal.torch  # NOT above: workers are forks, and must not share its core
+        import shoal.torch
 
         return shoal.torch.DistributedDataParallel(module, compress=make(n_steps)), nullcontext()
 

@@ -36,8 +36,8 @@ class SuiteRank(Rank):
     """The commands that a rank obeys. The result of each method becomes the answer."""
 
     def __init__(self, library: SuiteLibrary) -> None:
+        self._suite = library  # first: __getattr__ needs it
         super().__init__(library.plain)
-        self._suite = library
         self._shared: Buffers = {}
         self._variants: dict[tuple[str, str, bool], Rank] = {}
         self._trainings: RankTrainings | None = None

@@ -78,7 +78,7 @@ def parse_address(text: str, what: str, port: int = DEFAULT_PORT, least: int = 1
     else:
         raise UsageError(f"{what}: {text!r} is not HOST, HOST:PORT or [ADDRESS]:PORT")
     if not least <= found.port <= 65535:
-        raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
+        raise UsageError(f"{what}: {text!r} has no port from {least} to 65535")
     return found
 
 

@@ -186,6 +186,9 @@ class GradientKeeper:
     def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
         pass
 
+    def _run_allreduce_hook(self, bucket: Any) -> Any:
+        return dist.all_reduce(bucket.buffer(), group=self._group, async_op=True).get_future()
+
     def _remove_autograd_hooks(self) -> None:
         self._hooks.remove()
 
