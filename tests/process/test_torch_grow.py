@@ -188,4 +188,4 @@ def interrupt_once() -> float:
 
 
 def test_grow_group_can_be_called_again_after_an_interrupt() -> None:
-    assert run_survivors(interrupt_once, 3, 2) == [6.0, 6.0]
+    assert run_survivors(interrupt_once, 3, 2, deadline_s=80) == [6.0, 6.0]

@@ -33,7 +33,7 @@ def run_in_threads(function: Callable[..., Any], size: int, *args: Any) -> list[
                     shoal.init(store, number, size, timeout_s=_LONG_S) as group,
                 ):
                     results[number] = function(group, *args)
-            except Exception as error:  # noqa: BLE001 - the test checks it
+            except BaseException as error:  # noqa: BLE001 - the test checks it; pytest's too
                 results[number] = error
 
         threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
@@ -48,7 +48,7 @@ def run_well(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
     """Run like `run_in_threads`, where no rank may raise."""
     results = run_in_threads(function, size, *args)
     for result in results:
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
     return results
 

@@ -1,5 +1,6 @@
 """Records and the roll, with a store in memory."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 
@@ -133,6 +134,17 @@ def test_a_roll_of_another_group_is_ignored() -> None:
         assert parts_of(roll._replace(hosts=hosts).encode(), 300) is None
     for value in (b"", record(0).encode(), values[0][:-1]):
         assert decode_part(value, 300) is None
+
+
+def test_the_epoch_is_the_hash_of_all_nonces_in_rank_order() -> None:
+    store = MemoryStore()
+    first, second = host(store), guest(store, 1)
+    guest(store, 2)
+    look(first, second)
+    digest = hashlib.sha256(b"".join(record(rank).nonce for rank in range(3))).digest()
+    assert first.roll is not None
+    assert first.roll.epoch == int.from_bytes(digest[:8], "big")
+    assert first.roll == second.roll
 
 
 def test_a_damaged_roll_or_one_without_this_rank_is_not_used_and_rank_0_is_named() -> None:

@@ -37,6 +37,8 @@ def test_equal_links_take_the_time_of_the_formula(n: int) -> None:
         formula = 2 * n * (n - 1) / (n * n + used * n - 2 * used)
         assert 10 * found.us_per_byte == pytest.approx(formula)
         assert sum(found.workers) + sum(found.servers) == pytest.approx(1)
+        if k >= n:
+            assert found.workers == pytest.approx([0] * n)
 
 
 def test_no_shares_drawn_at_random_are_better() -> None:

@@ -87,6 +87,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda to: to.alltoall(THREE, [ONE, ONE.int(), ONE]),
         "takes tensors of one dtype, not of torch.float32, torch.int32",
     ),
+    "mixed dtypes of rows": (
+        lambda to: to.all_to_all_single(WHOLE, WHOLE.int(), [], []),
+        "takes tensors of one dtype, not of torch.float32, torch.int32",
+    ),
     "an own part that does not fit": (
         lambda to: to.alltoall(ones(2, 2, 2), ones(2, 3, 2)),
         "sends 3 elements to its own rank but has room for 2",
