@@ -75,7 +75,7 @@ def test_an_ended_group_is_not_reported_as_missing_arrays(group: shoal.Group) ->
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     averager.ready("bias")
-    group.barrier()
+    error_of(group.barrier)  # the other rank may have left it, and aborted
     group.abort("enough")
     for act in (averager.wait, averager.begin):
         with pytest.raises(Closed, match="enough"):
@@ -95,14 +95,17 @@ def test_a_rank_that_has_no_averager_yet_learns_of_missing_arrays_elsewhere(
 
 @in_ranks(3)
 def test_missing_arrays_are_named_with_their_rank_on_every_rank(group: shoal.Group) -> None:
-    averager = Averager(group, SHAPES, fusion_bytes=512)
-    averager.begin()
     left_out = ("weight", "bias") if group.rank == 2 else ()
-    named = [name for name in SHAPES if name not in left_out]
-    error = error_of(fill, averager, 0, named) or error_of(averager.wait)  # also while it sends
-    assert isinstance(error, UsageError)
-    assert "'weight', 'bias' never became ready on rank 2" in str(error)
-    assert "find_unused=True" in str(error)
+    words = "'weight', 'bias' never became ready on rank 2.*find_unused=True"
+
+    def average() -> None:  # any call may raise: rank 2 may be far ahead
+        averager = Averager(group, SHAPES, fusion_bytes=512)
+        averager.begin()
+        fill(averager, 0, [name for name in SHAPES if name not in left_out])
+        averager.wait()
+
+    with pytest.raises(UsageError, match=words):
+        average()
 
 
 @in_ranks(2)
@@ -111,12 +114,13 @@ def test_a_deadline_names_the_missing_buffer_and_its_arrays(group: shoal.Group) 
     averager.begin()
     averager.ready("b")
     if group.rank != 1:
+        group.barrier()
         group.timeout_s = 0.1
         averager.ready("a")
         with pytest.raises(TimedOut, match=r"fusion buffer 0 of 1 \('b' to 'a'\)"):
             averager.wait()
-    else:  # until the others time out
-        assert error_of(group.barrier)
+    else:  # until the other times out
+        assert error_of(group.barrier) or error_of(group.barrier)
 
 
 @in_ranks(2)
@@ -192,19 +196,22 @@ def test_misuse_is_refused(group: shoal.Group) -> None:
 def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it(
     group: shoal.Group,
 ) -> None:
-    averager = Averager(group, SHAPES, fusion_bytes=512)
-    averager.begin()
-    fill(averager, 0, [name for name in SHAPES if group.rank or name != "bias"])
-    if group.rank == 0:
-        while not lacking.is_waited_for(group, averager.open_calls):
-            pass
-        group.timeout_s = 0.0  # this rank ends the group after three quarters of it
-        watch = lacking.StepWatch(group, averager.open_calls)
-        watch.start("no bias here")
-        while group.ended() is None:
-            pass
-    with pytest.raises(UsageError, match="no bias here"):
+    def average() -> None:  # any call may raise: a rank may be far behind
+        averager = Averager(group, SHAPES, fusion_bytes=512)
+        averager.begin()
+        fill(averager, 0, [name for name in SHAPES if group.rank or name != "bias"])
+        if group.rank == 0:
+            while not lacking.is_waited_for(group, averager.open_calls):
+                pass
+            group.timeout_s = 0.0  # this rank ends the group after three quarters of it
+            watch = lacking.StepWatch(group, averager.open_calls)
+            watch.start("no bias here")
+            while group.ended() is None:
+                pass
         averager.wait()
+
+    with pytest.raises(UsageError, match="no bias here"):
+        average()
 
 
 # ---- values that should be the same on all ranks ----
