@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class Taken(Generic[_T]):
-    """A measurement of which several columns are parts: one takes it, the others read it.
+    """A measurement that several columns share: the first takes it, the others read it.
 
     Args:
         name: its name in the reasons for missing numbers.

@@ -167,7 +167,7 @@ def run_survivors(
     env: Mapping[str, str] | None = None,
     deadline_s: float = 60.0,
 ) -> list[Any]:
-    """Run ranks like `run_ranks`, of which one kills itself; return the results of the others.
+    """Run ranks like `run_ranks`; one kills itself. Return the results of the others.
 
     Raises:
         AssertionError: the victim ended in another way, or another rank raised, died or hung.

@@ -313,7 +313,7 @@ def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
     monkeypatch.setenv("SHOAL_MONITOR", "1")
     monkeypatch.setattr(forming, "choose_addresses", lambda *_args: [advertised])
     advertised = Advertised("127.0.0.1", "lo", "a test")
-    # Below the ports that the kernel gives to connections, one of which may be the next.
+    # Below the ports of outgoing connections: the kernel could give the next port to one of them.
     ports = range(random.randrange(14_000, 18_000), 18_900)
     with contextlib.closing(listen_tcp("127.0.0.1", ports)) as other:
         port = other.getsockname()[1]

@@ -63,7 +63,7 @@ class Rank:
 
 
 class Host:
-    """The ranks of a host, of which some are linked to the lowest, rank 0."""
+    """The ranks of a host; some of them are linked to the lowest, rank 0."""
 
     def __init__(self, size: int, n_linked: int) -> None:
         self.ranks = [Rank(rank, size) for rank in range(size)]

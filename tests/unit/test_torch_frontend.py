@@ -217,6 +217,11 @@ ABILITIES = (
 )
 
 
+def test_a_group_does_not_make_new_groups_itself() -> None:
+    """new_group then goes through the creator, as for every other backend."""
+    assert not hasattr(ShoalProcessGroup, "new_group")
+
+
 @pytest.mark.parametrize("kind", [ShoalBackend, ShoalProcessGroup])
 def test_properties_that_torch_reads_are_plain_bools(kind: type) -> None:
     # Inherited, they call C++, which reads the attribute again, without end.
