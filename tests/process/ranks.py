@@ -49,9 +49,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -233,7 +233,9 @@ class FileRanks:
 
     def __init__(self) -> None:
         self._address = f"\0shoal-test-{secrets.token_hex(8)}"
-        self._listener = Listener(self._address, "AF_UNIX")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self._address)
+        self._listener.listen()
         self._processes: list[_Process] = []
         self._connections: list[Connection] = []
 
@@ -255,11 +257,10 @@ class FileRanks:
             whole = {**os.environ, **environments[rank]}
             serve = _task(serve_calls, (self._address,))
             self._processes.append(_Process(rank, serve, whole, _modules_of(function)))
-        accepted = [self._listener.accept() for _ in missing]
-        self._connections += sorted(accepted, key=lambda each: int(each.recv_bytes()))
+        until, answers = time.monotonic() + deadline_s, {}
+        self._connect(missing, until)
         for connection, own in zip(self._connections, environments, strict=False):
             connection.send_bytes(pickle.dumps({**os.environ, **own, **(env or {})}) + task)
-        until, answers = time.monotonic() + deadline_s, {}
         for rank, connection in enumerate(self._connections[:size]):
             with contextlib.suppress(EOFError, ConnectionError):
                 if connection.poll(max(0.0, until - time.monotonic())):
@@ -270,6 +271,21 @@ class FileRanks:
             outcomes = self._end(_LAST_WORDS_S)
             raise AssertionError("\n".join([*failures, *map(str, outcomes)]))
         return [value for value, _ in answers.values()]
+
+    def _connect(self, missing: Sequence[int], until: float) -> None:
+        """Take the connections of these new ranks, or end all ranks."""
+        accepted: dict[int, Connection] = {}
+        for _ in missing:
+            with contextlib.suppress(TimeoutError, EOFError, ConnectionError):
+                self._listener.settimeout(max(0.001, until - time.monotonic()))
+                connection = Connection(self._listener.accept()[0].detach())
+                if connection.poll(max(0.0, until - time.monotonic())):
+                    accepted[int(connection.recv_bytes())] = connection
+        self._connections += [accepted[rank] for rank in sorted(accepted)]
+        if lost := [rank for rank in missing if rank not in accepted]:
+            outcomes = self._end(_LAST_WORDS_S)
+            failures = [f"ranks {lost} did not connect in time", *map(str, outcomes)]
+            raise AssertionError("\n".join(failures))
 
     def _end(self, deadline_s: float) -> list[Outcome]:
         for connection in self._connections:

@@ -7,6 +7,8 @@ import struct
 import tempfile
 
 import pytest
+from process import ranks as of_ranks
+from process.ranks import FileRanks
 from process.warm import N_FORKERS, Fork, Forker, address_of, forker_for
 
 
@@ -39,3 +41,25 @@ def test_a_rank_whose_forker_has_died_is_named_once_and_not_killed() -> None:
     with pytest.raises(AssertionError, match="the process that forks ranks has died"):
         rank.wait(60.0)
     rank.kill()
+
+
+def test_ranks_of_a_file_that_do_not_connect_end_their_call_at_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FileRanks() as ranks:
+        with monkeypatch.context() as patched:
+            patched.setattr(of_ranks, "serve_calls", connect_on_rank_0)
+            with pytest.raises(AssertionError) as raised:
+                ranks.run(own_pid, 2, deadline_s=3.0)
+        assert "ranks [1] did not connect in time" in str(raised.value)
+        assert "rank 1 returned None" in str(raised.value)
+        assert len(set(ranks.run(own_pid, 2))) == 2
+
+
+def connect_on_rank_0(address: str) -> None:
+    if os.environ["RANK"] == "0":
+        of_ranks.serve_calls(address)
+
+
+def own_pid() -> int:
+    return os.getpid()
