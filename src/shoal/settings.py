@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.errors import UsageError, did_you_mean
+from shoal.limits import MOST_CONNECTIONS
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,6 +90,14 @@ def local_nccl(environ: Mapping[str, str]) -> bool:
 def monitored(environ: Mapping[str, str]) -> bool:
     """Return `SHOAL_MONITOR`, False by default; UsageError if it is neither yes nor no."""
     return _is_yes("SHOAL_MONITOR", environ.get("SHOAL_MONITOR", "") or "no", "the ranks to watch")
+
+
+def n_paths(environ: Mapping[str, str]) -> int:
+    """Return `SHOAL_PATHS`, the connections between ranks of two hosts; UsageError if wrong."""
+    text = environ.get("SHOAL_PATHS", "") or "1"
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_CONNECTIONS:
+        raise UsageError(f"SHOAL_PATHS={text!r} is not a number from 1 to {MOST_CONNECTIONS}")
+    return int(text)
 
 
 def _is_yes(name: str, word: str, where: str) -> bool:

@@ -25,10 +25,10 @@ LOWER = {
     "threads": {"errors"},
     "schedule": {"errors", "lazy"},
     "analysis": {"schedule", "plan", "shapes"},
-    "plan": {"schedule"},
+    "plan": {"schedule", "settings"},
     "shapes": {"schedule"},
     "engine": {"schedule", "shapes", "_native"},
-    "rendezvous": {"engine", "threads"},
+    "rendezvous": {"engine", "settings", "threads"},
     "settings": set[str](),
     "state": {"engine", "plan", "rendezvous", "threads"},
     "group": {

@@ -254,6 +254,7 @@ def test_weights_can_be_forced_where_all_ranks_are_workers() -> None:
         ("SHOAL_ALGO", "send", "'send' is not an algorithm"),
         *(("SHOAL_LINK", "1Gb,20", "1Gb,20"), ("SHOAL_DEBUG", "LOUD", "one of INFO, DEBUG")),
         *(("SHOAL_TUNING_MISMATCH", "maybe", "maybe"), ("SHOAL_WIRE", "fp4", "fp4")),
+        *(("SHOAL_PATHS", "0", "from 1 to 8"), ("SHOAL_PATHS", "9", "from 1 to 8")),
         ("SHOAL_TUNING", "/nowhere/at/all", "/nowhere/at/all"),
     ],
 )

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.rendezvous.interface import Advertised, choose_addresses
-from shoal.rendezvous.listener import listen_tcp, n_paths, port_range
+from shoal.rendezvous.listener import listen_tcp, port_range
+from shoal.settings import n_paths
 from shoal.threads import Threads, start
 
 if TYPE_CHECKING:

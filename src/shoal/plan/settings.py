@@ -13,6 +13,7 @@ from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import channels_from
 from shoal.plan.wire import link_from
+from shoal.settings import n_paths
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import LinkCost
@@ -112,7 +113,7 @@ class Settings(NamedTuple):
             refuse=_one_of(environ, "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")) == "refuse",
             wire=_wire_from(environ),
             channels=channels_from(environ),
-            n_paths=paths_from(environ),
+            n_paths=n_paths(environ),
             servers=_servers_from(environ),
         )
 
@@ -122,12 +123,6 @@ def _wire_from(environ: Mapping[str, str]) -> Codec:
         return parse_wire(environ.get("SHOAL_WIRE") or Codec.IDENTITY)
     except UsageError as error:
         raise UsageError(f"SHOAL_WIRE: {error}") from None
-
-
-def paths_from(environ: Mapping[str, str]) -> int:
-    """Return `SHOAL_PATHS`, or 1 if it is wrong: joining reads it again and raises the error."""
-    text = environ.get("SHOAL_PATHS", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) == 1 and text > "0" else 1
 
 
 def _servers_from(environ: Mapping[str, str]) -> str:

@@ -36,7 +36,6 @@ from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import (
     is_out_of_descriptors,
     listen_unix,
-    n_paths,
     port_range,
     wait_for,
 )
@@ -201,7 +200,7 @@ class _Join:
 
     def _run(self) -> Membership:
         given_key = job_key(self._options.environ)
-        port_range(self._options.environ), n_paths(self._options.environ)  # may raise UsageError
+        port_range(self._options.environ)  # may raise UsageError
         host_id, left = find_host_id(self._options.environ), -1
         pause_s, pause = _FIRST_PAUSE_S, threading.Event()  # never set
         while True:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
-from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.interface import Advertised, choose_addresses
 from shoal.rendezvous.record import Endpoint
+from shoal.settings import n_paths
 
 if TYPE_CHECKING:
     from shoal import engine
@@ -64,14 +64,6 @@ def listen_for_hosts(
             listener.close()
         raise
     return [listener for listener, _ in found.values()], [found[one.address][1] for one in paths]
-
-
-def n_paths(environ: Mapping[str, str]) -> int:
-    """Return `SHOAL_PATHS`, the connections between ranks of two hosts; UsageError if wrong."""
-    text = environ.get("SHOAL_PATHS", "") or "1"
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_CONNECTIONS:
-        raise UsageError(f"SHOAL_PATHS={text!r} is not a number from 1 to {MOST_CONNECTIONS}")
-    return int(text)
 
 
 def listen_at(
