@@ -62,8 +62,11 @@ def serve() -> None:
 
     for line in sys.stdin:
         n_ranks, *sizes = map(int, line.split())
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        # Bound until the ranks have ended: the store's SO_REUSEADDR lets only it listen there.
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
         pipes = [os.pipe() for _ in range(n_ranks)]
         for rank, (_, out) in enumerate(pipes):
             if os.fork() == 0:
@@ -78,6 +81,7 @@ def serve() -> None:
         rows = [json.loads(os.fdopen(read).read()) for read, _ in pipes]
         for _ in pipes:
             os.wait()
+        held.close()
         merged = []
         for i, (key, _) in enumerate(rows[0]):
             merge = max if key[1] in ("us", "ms") else statistics.mean
