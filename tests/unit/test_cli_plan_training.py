@@ -87,10 +87,23 @@ def test_a_table_has_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> N
     words = "plan --workers 8 --workers-per-host 4 --link 25Gb --model-bytes 500MB --step 300ms"
     assert main(words.split()) == 0
     out = capsys.readouterr().out
-    assert out.startswith("10,000 steps of 8 workers: 477 MiB of gradients, 300 ms of computing")
+    whole = "10,000 steps of 8 workers: 500MB (477 MiB) of gradients, 300 ms of computing"
+    assert out.startswith(whole)
     # Each of two hosts sends the 500 MB once: a quarter for each of its workers.
     row = next(line for line in out.splitlines() if line.strip().startswith("float32"))
     assert row.split()[1:3] == ["119", "MiB"]
     assert row.split()[8:] == ["0.851", "h", "1.14", "TiB", "below", "computing"]
     assert "below computing" in row
     assert "do not compress" in out
+
+
+def test_a_size_is_printed_as_given_and_in_the_unit_of_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for given, printed in (
+        ("477MiB", "477 MiB"),
+        ("1GB", "1GB (954 MiB)"),
+        ("1000000", "1000000 (977 KiB)"),
+    ):
+        assert main(f"plan --workers 4 --model-bytes {given} --step 1s".split()) == 0
+        assert capsys.readouterr().out.startswith(f"10,000 steps of 4 workers: {printed} of")

@@ -61,9 +61,9 @@ def plan_training(args: argparse.Namespace) -> Iterator[str]:
     costs = [cost_of_step(way, training) for way in ways(every)]
     n_servers = len(training.pool.servers)
     who = f"{args.workers} workers" + (f" and {n_servers} servers" if n_servers else "")
-    what = (
-        f"{show_bytes(training.n_bytes)} of gradients, {show_us(training.compute_us)} of computing"
-    )
+    given, shown = args.model_bytes.strip(), show_bytes(training.n_bytes)
+    gradients = shown if given == shown.replace(" ", "") else f"{given} ({shown})"
+    what = f"{gradients} of gradients, {show_us(training.compute_us)} of computing"
     yield f"{n_steps:,} steps of {who}: {what} in a step"
     yield from _table(costs, training, n_steps)
     advised = advice(costs, training.compute_us)
