@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ import torch
 import torch.distributed as dist
 from process.ddp_training import Two as WithoutBuffer
 from process.ddp_training import inputs, mine, randoms, whole, wrap
+from process.ranks import start_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in
-from process.stage import error_of
+from process.stage import Stage, error_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -103,23 +107,68 @@ def go_on_after_a_loss(options: dict[str, Any]) -> None:
     shoal.torch.shrink_group()
     wrapped.regroup()
     assert wrapped.process_group is dist.group.WORLD
-    check_interrupted(net, alone, is_view=bool(options.get("gradient_as_bucket_view")))
+    is_view = bool(options.get("gradient_as_bucket_view"))
+    check_interrupted(net, alone, dist.get_rank(), 3, is_view=is_view)
     train_beside(alone, wrapped, range(2, 5))
     if "hook" not in options:
         numbers = [one.number for one in wrapped.reducer.averaging.averager.times]
         assert numbers == [0, 1, 2, 3, 4]
 
 
-def check_interrupted(net: Two, alone: Two, *, is_view: bool) -> None:
-    """Check that gradients of the interrupted pass are this rank's, or None."""
+def check_interrupted(net: Two, alone: Two, rank: int, size: int, *, is_view: bool) -> None:
+    """Check that gradients of the interrupted pass are those of its rank, or None."""
     own = copy.deepcopy(alone)
     own.zero_grad()
-    own(whole((12, 6), 102)[4 * dist.get_rank() :][:4]).sum().backward()  # of three ranks
+    own(whole((4 * size, 6), 102)[4 * rank :][:4]).sum().backward()
     for (name, ours), wanted in zip(net.named_parameters(), own.parameters(), strict=True):
         gradient = ours.grad
         assert gradient is None or torch.equal(gradient, wanted.grad), name
     sent = net.second.bias.grad
     assert (sent is None) == is_view
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_as_bucket_view": True}, {"hook": allreduce_hook}]
+)
+def test_renumbered_survivors_of_ranks_killed_in_mid_backward_go_on_with_their_wrapper(
+    options: dict[str, Any],
+) -> None:
+    with Stage() as stage, start_ranks(lose_ranks, 4, options, env=stage.env) as ranks:
+        outcomes = ranks.wait()
+    for killed in (outcomes.pop(1), outcomes.pop(0)):
+        assert killed.died == "was killed by SIGKILL", str(killed)
+    assert [outcome.value for outcome in outcomes] == [0, 1], "\n".join(map(str, outcomes))
+
+
+def lose_ranks(options: dict[str, Any]) -> int:
+    """Lose rank 1 of four, then rank 0 of three; return this rank's number in the end."""
+    dist.init_process_group("shoal")
+    stage = Stage.from_environment()
+    net, alone = Two(), Two()
+    wrapped = wrap(net, **options)
+    train_beside(alone, wrapped, range(2))
+    for victim in (1, 0):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        with net.second.bias.register_hook(functools.partial(meet, stage, victim)):
+            error = error_of(step, wrapped, 2)
+        assert isinstance(error, RuntimeError), error
+        lost = shoal.torch.peer_lost()
+        assert lost is not None
+        assert lost.rank == victim
+        shoal.torch.shrink_group()
+        assert dist.get_rank() == rank - (rank > victim)
+        wrapped.regroup()
+        check_interrupted(net, alone, rank, size, is_view="gradient_as_bucket_view" in options)
+        train_beside(alone, wrapped, range(2, 5))
+    return dist.get_rank()
+
+
+def meet(stage: Stage, victim: int, _gradient: torch.Tensor) -> None:
+    """Wait until all ranks are in their backward pass; the victim dies."""
+    size = dist.get_world_size()
+    stage.meet(dist.get_rank(), size, f"in the backward pass of {size} ranks")
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)
