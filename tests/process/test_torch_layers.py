@@ -1,6 +1,7 @@
 """Layers that torch builds on its collectives work over shoal as over Gloo.
 
-Meshes, DTensor, FSDP2, tensor parallelism, checkpoints, sharded optimizers, uneven inputs, hooks.
+Meshes, DTensor, gradients through functional collectives, FSDP2, tensor parallelism, checkpoints,
+sharded optimizers, uneven inputs, hooks.
 Every `case_` runs on each of four ranks and returns plain numbers and tensors: once with a default
 group of shoal, once with one of Gloo.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import leave_at_once
 from torch import nn
@@ -141,6 +143,43 @@ def case_tensor_parallel() -> Any:
     torch.testing.assert_close(output, expected)
     output.square().sum().backward()
     return [output.detach(), *(whole(each.grad) for each in module.parameters())]
+
+
+# ---- functional collectives ----
+
+ROWS = [[0, 1, 3, 4], [2, 2, 2, 2], [5, 0, 1, 2], [1, 4, 0, 3]]  # sent by each rank to each rank
+
+
+def case_gradients_through_functional_collectives() -> Any:
+    """Compare with the gradient of the sum of all ranks' losses, computed on this rank alone."""
+    rank, world = dist.get_rank(), dist.group.WORLD
+    taken = [row[rank] for row in ROWS]
+    every = [given(8, 6, seed=seed).requires_grad_() for seed in range(SIZE)]
+    ways = [
+        (
+            lambda mine: functional.all_gather_tensor_autograd(mine, 1, world),
+            lambda _at: torch.cat(every, 1),
+        ),
+        (
+            lambda mine: functional.reduce_scatter_tensor_autograd(mine, "sum", 0, world),
+            lambda at: sum(every).chunk(SIZE)[at],
+        ),
+        (
+            lambda mine: functional.all_to_all_single_autograd(mine, taken, ROWS[rank], world),
+            lambda at: torch.cat(
+                [one.split(rows)[at] for one, rows in zip(every, ROWS, strict=True)]
+            ),
+        ),
+    ]
+    gradients = []
+    for among_ranks, alone in ways:
+        mine = every[rank].detach().requires_grad_()
+        loss = (rank + 1) * among_ranks(mine).square().sum()
+        loss.backward()
+        losses = [(at + 1) * alone(at).square().sum() for at in range(SIZE)]
+        torch.testing.assert_close(mine.grad, torch.autograd.grad(sum(losses), every[rank])[0])
+        gradients.append(mine.grad)
+    return gradients
 
 
 # ---- data-parallel training ----
