@@ -147,8 +147,6 @@ def test_ssh_starts_a_rank_on_each_host_and_returns_report_and_code_of_rank_0() 
 @pytest.mark.parametrize(
     ("argv", "environ", "fact"),
     [
-        (["--timeout", "0"], {}, "--timeout 0"),
-        (["--hosts", "a,,b"], {}, "a name is empty"),
         (["--hosts", "a,b"], {"SHOAL_KEY": "k" * 32}, "SHOAL_KEY_FILE"),
         (["--hosts", "a,b", "--ssh", "sh -c 'exit 255'"], {}, "(status 255)"),
     ],

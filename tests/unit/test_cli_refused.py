@@ -38,6 +38,12 @@ REFUSED = {
         --timeout 0 | must be above 0
         --json /nowhere/run.json | cannot write /nowhere/run.json
     """,
+    "check": """
+        | no launcher found: RANK
+        | or let --hosts host0,host1 start a rank on each host
+        --hosts a,,b | --hosts a,,b: a name is empty
+        --timeout 0 | --timeout 0 is not a positive number
+    """,
     "draw": """
         ring --ranks 0 | --ranks 0
         ring --ranks 129 | a drawing shows at most 128 ranks, not 129

@@ -32,7 +32,7 @@ def check(timeout_s: float) -> Findings | None:
     Waits `timeout_s` for ranks that have not started. Raises UsageError for a wrong variable,
     interface or key; TimedOut if rank 0 does not answer.
     """
-    place = find_place()
+    place = find_place(otherwise="; or let --hosts host0,host1 start a rank on each host over ssh")
     with _store(place, timeout_s) as store:
         answerer = Answerer(place.master_addr, os.environ)
         try:

@@ -53,8 +53,10 @@ _LAUNCHERS: Final = (
 )
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> LaunchInfo:
+def find_place(environ: Mapping[str, str] = os.environ, *, otherwise: str = "") -> LaunchInfo:
     """Return this process's place, from the first launcher whose rank variable is set.
+
+    `otherwise` is another way to start, for messages.
 
     Raises UsageError if there is no such launcher, or for a missing or wrong variable: names it,
     its value and the expected values.
@@ -64,7 +66,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> LaunchInfo:
         raise UsageError(
             "no launcher found: RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are all "
             "unset. Start with torchrun, mpirun or srun, or set RANK, WORLD_SIZE, MASTER_ADDR "
-            "and MASTER_PORT"
+            f"and MASTER_PORT{otherwise}"
         )
     size_name = next((name for name in launcher.size if environ.get(name)), launcher.size[-1])
     size = _number(environ, size_name, 1, None, f"the number of ranks, as {launcher.name} sets it")
