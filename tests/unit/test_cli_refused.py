@@ -138,6 +138,9 @@ REFUSED = {
     "status": """
         127.0.0.1 | SHOAL_KEY_FILE is not set
     """,
+    "top": """
+        --once 10.0.0.2:7 | set SHOAL_KEY_FILE
+    """,
     "trace": """
         ring --ranks 0 | --ranks 0: there must be at least one rank
         rign | did you mean ring?
