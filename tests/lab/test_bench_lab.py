@@ -9,10 +9,7 @@ import pytest
 from lab.labs import needs_root
 
 from bench.scoreboard.case import Case
-from bench.scoreboard.mpi import openmpi_command
 from bench.scoreboard.pools import BenchOptions, WorkerPools
-from shoal.bench.job import JobSpec
-from shoal.lab import Lab
 
 pytestmark = needs_root
 PROJECT = Path(__file__).parents[2]
@@ -51,29 +48,3 @@ def test_open_mpi_sends_over_the_nics_of_a_lab() -> None:
         assert pools.sample("openmpi", case).time_s > 0  # the first call checks a result
         answers = pools.ask("openmpi", case, "measure", n_bytes=SIZE, n_calls=2, n_samples=1)
     assert all(answer["sent"] > SIZE for answer in answers)  # by both ranks of its host
-
-
-def test_the_launcher_of_open_mpi_enters_hosts_by_a_script_that_replaces_ssh(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "env"
-    (folder / "bin").mkdir(parents=True)
-    for name in ("mpirun", "python"):
-        (folder / "bin" / name).touch()
-    with Lab(2, rate_mbit=None) as lab:
-        openmpi_command(JobSpec("openmpi", 2, 2), folder, lab, tmp_path)
-        for host in lab.hosts:
-            # As launchers call ssh: options, the host, and a command in one word or in several.
-            words = ["-x", "-q", host.address, "A=1;", "hostname; ip -o addr show eth0"]
-            argv = lab.command(0, ["unshare", "--uts", str(tmp_path / "agent"), *words])
-            done = subprocess.run(argv, capture_output=True, text=True, check=True)
-            assert done.stdout.startswith(f"lab{host.index}\n")
-            assert f"{host.address}/24" in done.stdout
-        unknown = subprocess.run(
-            [str(tmp_path / "agent"), "10.9.9.9", "true"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert unknown.returncode == 1
-    assert "no host 10.9.9.9 in this cluster" in unknown.stderr
