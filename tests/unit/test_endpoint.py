@@ -17,7 +17,7 @@ import pytest
 from process.by_hand import HEAD, first_message, prove
 
 from shoal.engine import HANDSHAKE_VERSION, Endpoint, Hello, Peer, Progress
-from shoal.rendezvous.listener import listen_tcp, listen_unix, wait_for
+from shoal.rendezvous.listener import listen_tcp
 
 KEY = b"k" * 32
 HELLO = Hello(7, 3, 0, 5)
@@ -63,9 +63,6 @@ class Owner:
         peer.expect(WORD, 100)
         self.peers.append(peer)
         self.seen.append((what, number))
-
-    def not_reached(self, dial: int, error: int, progress: Progress, was_connected: bool) -> None:
-        self.seen.append(("not reached", dial, error, progress, was_connected))
 
     def key_differs(self, hello: Hello) -> None:
         self.seen.append(("key differs", hello.rank))
@@ -162,15 +159,6 @@ def test_frames_on_the_wire_are_as_documented(owner: Owner) -> None:
         assert sock.recv(len(expected), socket.MSG_WAITALL) == expected
 
 
-def test_a_peer_is_one_object_while_it_is_referenced(owner: Owner) -> None:
-    with called_by_hand(owner) as (sock, _):
-        sock.close()
-        owner.run_until(lambda: len(owner.seen) == 2)
-        assert owner.seen[1][:2] == ("lost", 0)
-        assert not owner.peers[0].is_open
-        assert not owner.peers[0].send(WORD)
-
-
 def test_an_error_of_admit_is_raised_by_step_and_the_caller_is_refused(owner: Owner) -> None:
     owner.verdict = LookupError("no such rank")
     with socket.create_connection(owner.listen()) as sock:
@@ -192,40 +180,10 @@ def test_an_error_of_a_callback_is_raised_by_step_and_the_rest_goes_on(owner: Ow
         assert owner.seen[1] == ("received", 0, WORD, b"x", -1)
 
 
-def test_a_dial_goes_on_until_it_is_hung_up(owner: Owner) -> None:
-    other = Owner()
-    with contextlib.closing(other.endpoint):
-        other.verdict = Progress.STALE
-        dial = owner.endpoint.connect(*other.listen(), HELLO, KEY)
-        owner.run_until(lambda: len(owner.seen) > 1, other)
-        assert owner.seen[0] == ("not reached", dial, 0, Progress.STALE, True)
-        owner.endpoint.hang_up(dial)
-        del owner.seen[:]
-        other.verdict = KEY
-        listener, name = listen_unix()
-        other.endpoint.listen(listener.detach())
-        again = owner.endpoint.connect_local(name, HELLO, KEY)
-        owner.run_until(lambda: owner.peers and other.peers, other)
-        assert owner.seen == [("reached", again)]
-        assert owner.peers[0].is_local
-
-
 @pytest.mark.parametrize("address", ["localhost", "", "1.2.3"])
 def test_only_numeric_addresses_can_be_dialled(owner: Owner, address: str) -> None:
     with pytest.raises(ValueError, match="address"):
         owner.endpoint.connect(address, 1, HELLO, KEY)
-
-
-def test_a_wait_ends_when_there_is_work_and_at_the_deadline(owner: Owner) -> None:
-    with socket.create_connection(owner.listen()):
-        wait_for(owner.endpoint, float("inf"))
-        owner.endpoint.step(time.monotonic())
-        assert owner.endpoint.n_pending == 1
-        assert time.monotonic() < owner.endpoint.deadline <= time.monotonic() + 2
-    until = time.monotonic() + 0.001
-    owner.run_until(lambda: not owner.endpoint.n_pending)
-    wait_for(owner.endpoint, until)
-    assert time.monotonic() >= until
 
 
 def test_a_waiting_daemon_thread_does_not_abort_an_exiting_process() -> None:
