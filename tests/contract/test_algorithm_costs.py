@@ -169,19 +169,6 @@ def test_a_tree_sends_half_of_the_data_twice_up_and_twice_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "outward"),
-    [("broadcast", True), ("reduce", False), ("gather", False), ("scatter", True)],
-)
-def test_direct_sends_each_block_once_between_the_root_and_each_other_rank(
-    collective: str, outward: bool
-) -> None:
-    for size in SMALL:
-        sent = prove(collective, "direct", size, root=size - 1).n_sent
-        others = range(size - 1)
-        assert sent == {(size - 1, r) if outward else (r, size - 1): 1 for r in others}
-
-
-@pytest.mark.parametrize(
     ("collective", "name", "size", "holders", "order"),
     [
         ("all_reduce", "doubling", 6, range(6), (((0, 1), (2, 3)), (4, 5))),

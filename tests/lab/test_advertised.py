@@ -72,16 +72,6 @@ def test_a_default_route_through_docker0_is_ignored_where_the_master_is_known() 
     assert_advertised(lines, f"10.77.0.1 (eth0), {why}", f"10.77.0.2 (eth0), {why}")
 
 
-def test_the_address_in_the_masters_network_is_chosen_among_several() -> None:
-    with Lab(2, None) as cluster:
-        for host in cluster.hosts:
-            add = ("addr", "add", f"10.99.0.{host.index + 1}/24", "dev", "eth0")
-            ip("-n", host.namespace, *add)
-        lines = lines_of_ranks(cluster, "10.99.0.1")
-    why = "by the route to 10.99.0.1"
-    assert_advertised(lines, f"10.99.0.1 (eth0), {why}", f"10.99.0.2 (eth0), {why}")
-
-
 @pytest.mark.parametrize(
     ("own", "is_docker_default", "why"),
     [

@@ -83,25 +83,6 @@ def test_different_or_missing_facts_are_named_with_the_host_and_the_remedy(
     assert all(fact in problem for fact in facts)
 
 
-def test_a_path_with_smaller_packets_than_both_interfaces_allow_is_named() -> None:
-    found = findings_of(facts_of(0), facts_of(1))
-    found.probes[0, 1] = [Probe("", 1e-4, LINE, 0.0, 1400)]
-    found.probes[1, 0] = [Probe("", 1e-4, LINE, 0.0, 1500)]
-    [problem] = found.problems()
-    assert problem.startswith("host0 to host1: packets have at most 1400 bytes")
-
-
-def test_an_unreachable_host_is_named_with_its_other_interfaces() -> None:
-    more = ["eth1 (10.78.0.2)", "docker0 (172.17.0.1)"]
-    found = findings_of(facts_of(0, unused=more), facts_of(1, unused=more), facts_of(2))
-    for to in (1, 2):
-        for prober in {0, 1, 2} - {to}:
-            found.probes[prober, to] = [Probe("nothing answers")]
-    [problem] = [one for one in found.problems() if "no host reaches it" in one]
-    assert problem.startswith("host1: no host reaches it at eth0; it also has eth1 (10.78.0.2), ")
-    assert "SHOAL_SOCKET_IFNAME" in problem
-
-
 def test_the_remedy_for_a_host_at_loopback_is_to_name_an_interface() -> None:
     alone = Path("127.0.1.1", 7000, "lo", "the route to host0", 1500)
     [problem] = findings_of(facts_of(0), facts_of(1, paths=[alone])).problems()

@@ -28,12 +28,6 @@ def entry(rank: int, n_paths: int = 2) -> Entry:
     return Entry("a host", f"node-{rank}", b"settings digest %d" % rank, paths)
 
 
-def test_entries_are_read_as_they_were_written_in_any_order() -> None:
-    entries = {rank: entry(rank, rank % 4) for rank in (3, 1, 2)}
-    body = b"".join(entries[rank].encode(rank) for rank in entries)
-    assert decode(body, frozenset({1, 2, 3})) == entries
-
-
 def test_the_longest_entry_is_within_the_bound() -> None:
     longest = Endpoint("f" * 300, 65535, "i" * 300)
     made = Entry("h" * 300, "l" * 300, bytes(255), 9 * (longest,))

@@ -31,13 +31,6 @@ def test_a_running_server_is_healthy_and_a_draining_one_is_not_ready() -> None:
     assert ask("/")[0] == 404
 
 
-def test_an_incomplete_request_is_awaited_and_an_endless_one_is_not() -> None:
-    assert answer(b"GET /healthz HTTP/1.1\r\n", state) is None
-    endless = answer(b"GET /" + bytes(4096), state)
-    assert endless is not None
-    assert endless.startswith(b"HTTP/1.1 400 ")
-
-
 @pytest.mark.parametrize(
     "request_line", [b"GET", b"HEAD / x y", b"GET \xff\x00 HTTP", b"", b"GET  "]
 )

@@ -143,17 +143,6 @@ def test_a_view_whose_workers_gave_it_up_while_it_waited_starts_no_process(
     assert all(job.peer.sent[-1] == Reserved("", server._identity, b"an entry") for job in jobs)
 
 
-def test_a_view_of_a_job_without_a_reservation_is_refused_at_once(
-    server: Any,
-) -> None:
-    job = new_job(server)
-    job.name = None
-    for _ in range(99):
-        (answer,) = answers_to(server, job, MEET)
-        assert answer.refused == "nothing was reserved"
-    assert job.pace.next_at == 0.0
-
-
 def test_a_job_is_served_while_its_next_view_waits_for_a_place(
     server: Any,
 ) -> None:
@@ -172,14 +161,6 @@ def test_a_job_is_served_while_its_next_view_waits_for_a_place(
     assert isinstance(status, Status)
     assert len(answers_to(server, job, Ask())) == 1
     assert not lacks
-
-
-def test_a_job_that_sends_garbage_or_is_lost_is_dropped(server: Any) -> None:
-    jobs = [new_job(server) for _ in range(2)]
-    server.received(jobs[0].peer, encode(MEET)[0], b"x", -1)
-    server.lost(jobs[1].peer, 0, "it closed the connection")
-    assert not server._jobs
-    assert not any(job.peer.is_open for job in jobs)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
