@@ -69,6 +69,18 @@ def test_each_screen_counts_from_the_previous_one(
     ]
 
 
+def test_a_process_in_two_worlds_counts_as_one_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worlds = [(77, "world"), (77, "with servers"), (78, "world")]
+    found = [json.loads(document(0, pid=pid, world=world)) for pid, world in worlds]
+    monkeypatch.setattr("shoal.state.monitor.read_all", lambda: found)
+    assert main(["top", "--once"]) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.endswith(": 2 ranks here")
+    assert sum(line.startswith("rank 0, process 77: ") for line in lines) == 2
+
+
 def test_links_that_a_thread_holds_are_not_waited_for() -> None:
     patience: list[float] = []
     tally = Tally()

@@ -49,7 +49,9 @@ def _run(args: argparse.Namespace) -> int:
     while True:
         worlds = read()
         shown = f"of the job at {args.address}" if args.address else "here"
-        lines = [f"shoal top, {time.strftime('%H:%M:%S')}: {counted(len(worlds), 'rank')} {shown}"]
+        # A worker with servers is in another world with them, but it is one rank.
+        n_ranks = len(worlds if args.address else {world.get("pid") for world in worlds})
+        lines = [f"shoal top, {time.strftime('%H:%M:%S')}: {counted(n_ranks, 'rank')} {shown}"]
         if not worlds:
             lines.append("start a job on this host, as this user, with SHOAL_MONITOR=1")
         for world in worlds:
