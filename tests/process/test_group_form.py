@@ -42,6 +42,7 @@ WRONG = {
     "SHOAL_PORT_RANGE=1-": "UsageError: SHOAL_PORT_RANGE='1-'",
     "SHOAL_PATHS=9": "UsageError: SHOAL_PATHS='9' is not a number from 1 to 8",
     "SHOAL_ISA=sse": "UsageError: SHOAL_ISA='sse' cannot run here",
+    "SHOAL_DUMP=/nowhere/%r": "UsageError: SHOAL_DUMP='/nowhere/%r' cannot be used on",
     "SHOAL_DUMP_SIGNAL=KILL": "is not one of USR1, USR2",
 }
 

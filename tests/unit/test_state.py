@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import re
 import signal
+import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from shoal.cli import main
 from shoal.state import AtDeadline, document, watch
 from shoal.state.culprit import verdict
 from shoal.state.document import WORDS, waits_of
-from shoal.state.files import pattern_of_job, stem_of, write
+from shoal.state.files import check_folder, pattern_of_job, stem_of, write
 from shoal.state.late import late_in
 from shoal.state.text import text_of
 
@@ -176,6 +178,45 @@ def test_the_setting_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting, pattern in (("", "/tmp/"), ("/x/%r", "/x/%r"), ("off", None)):
         monkeypatch.setenv("SHOAL_DUMP", setting)
         assert pattern_of_job() == pattern
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("{}/gone/%r", "the folder {}/gone does not exist: create it, or end the name with /,"),
+        ("{}/gone/dumps", "the folder {}/gone does not exist"),
+        ("{}/file/below/", "{}/file is not a folder"),
+        ("{}/file/%h/%r", "{}/file is not a folder"),
+    ],
+)
+def test_a_place_without_a_folder_for_files_is_refused(
+    setting: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SHOAL_DUMP", setting.format(tmp_path))
+    with pytest.raises(UsageError, match=re.escape(why.format(tmp_path))) as raised:
+        check_folder()
+    assert f"on {socket.gethostname()}" in str(raised.value)
+    assert "SHOAL_DUMP=off" in str(raised.value)
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)  # root may write anywhere
+    monkeypatch.setenv("SHOAL_DUMP", f"{tmp_path}/new/")
+    with pytest.raises(UsageError, match=f"this user may not write to {tmp_path}: name another"):
+        check_folder()
+
+
+def test_places_in_folders_that_exist_or_will_be_created_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for setting in ("", "off", ".", "new/", "name", "{}", "{}/new/er/", "{}/name", "{}/%h/%r"):
+        monkeypatch.setenv("SHOAL_DUMP", setting.format(tmp_path))
+        check_folder()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:

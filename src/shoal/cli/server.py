@@ -40,6 +40,7 @@ def _run(args: argparse.Namespace) -> int:
     from shoal.server.registrar import start_registrar
     from shoal.server.server import Server
     from shoal.settings import warn_of_unknown
+    from shoal.state.files import check_folder
 
     if not 1 <= args.port <= 65535:
         raise UsageError(f"--port must be from 1 to 65535, got {args.port}")
@@ -61,6 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     os.environ.setdefault("SHOAL_DEBUG", "INFO")  # the log is its output
     warn_of_unknown(os.environ)
     Settings.read()
+    check_folder()
     addresses = [listener.getsockname()[:2] for listener in listeners]
     if endpoint is not None:
         start_registrar(endpoint, keys, addresses)

@@ -20,7 +20,7 @@ from shoal.plan.quantities import bytes_from
 from shoal.plan.text import show_bytes
 from shoal.rendezvous import HostMemory, Membership, Store, join, reporting_failure
 from shoal.settings import monitored
-from shoal.state import SOURCES, heed_signal
+from shoal.state import SOURCES, heed_settings
 
 if TYPE_CHECKING:
     from shoal.group.calls import Calls
@@ -240,7 +240,7 @@ def meet(
     """
     with reporting_failure(store, rank, size):
         tuning = _Tuning.read()
-        heed_signal()
+        heed_settings()
     arenas: list[engine.Arena] = []
 
     # NOT two arenas at a time: both may have the same memory.
@@ -276,7 +276,7 @@ def connect(membership: Membership, n_channels: int, dead_s: float) -> Context:
     A peer counts as lost if it is silent for `dead_s`, equal on all ranks, or if its lost
     connections are not back by then. ShoalError if no memory or descriptor is left.
     """
-    heed_signal()
+    heed_settings()
     with _as_shoal_error(membership.rank):
         arena = engine.Arena.create(1)
         return _context_of(membership, arena, n_channels, _Tuning.read(), dead_s)

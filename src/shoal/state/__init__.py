@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The modules that describe, write and watch are imported where they are used: most jobs never need
 # them, and every rank would pay for them while the group forms.
 
-__all__ = ["SOURCES", "AtDeadline", "Dump", "dump", "heed_signal"]
+__all__ = ["SOURCES", "AtDeadline", "Dump", "dump", "heed_settings"]
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -75,8 +75,15 @@ def _dump(why: str, pattern: str | None, taken: Mapping[Any, dict[str, Any]] | N
     return Dump(state, text, () if pattern is None else write(state, text, pattern))
 
 
-def heed_signal() -> None:
-    """Make the signal in `SHOAL_DUMP_SIGNAL` write the state; UsageError for an unusable signal."""
+def heed_settings() -> None:
+    """Make the signal in `SHOAL_DUMP_SIGNAL` write the state.
+
+    UsageError for an unusable signal, or if no file can be written at `SHOAL_DUMP`.
+    """
+    if os.environ.get("SHOAL_DUMP"):
+        from shoal.state.files import check_folder
+
+        check_folder()
     if name := os.environ.get("SHOAL_DUMP_SIGNAL"):
         from shoal.state.watch import call_at, signal_of
 

@@ -7,12 +7,13 @@ import json
 import logging
 import os
 import re
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from shoal import threads
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, UsageError
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -27,6 +28,31 @@ def pattern_of_job() -> str | None:
     """Return the path pattern for files at a deadline or signal; None: write no files."""
     wanted = os.environ.get("SHOAL_DUMP", "")
     return None if wanted == "off" else wanted or tempfile.gettempdir() + os.sep
+
+
+def check_folder() -> None:
+    """Raise UsageError if this process can write no files where `SHOAL_DUMP` names a place.
+
+    Creates nothing: most jobs write no files.
+    """
+    wanted, host = os.environ.get("SHOAL_DUMP", ""), socket.gethostname()
+    if wanted in ("", "off"):
+        return
+    folder = Path(os.path.dirname(stem_of(wanted, None, host, os.getpid())))
+    is_created = wanted.endswith(os.sep) or "%" in os.path.dirname(wanted)
+    existing = next(one for one in (folder, *folder.parents) if os.path.exists(one))
+    if existing != folder and not is_created:
+        why = f"the folder {folder} does not exist: create it, or end the name with {os.sep}"
+    elif not existing.is_dir():
+        why = f"{existing} is not a folder: name another place"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        why = f"this user may not write to {existing}: name another place"
+    else:
+        return
+    raise UsageError(
+        f"SHOAL_DUMP={wanted!r} cannot be used on {host}: {why}, or set SHOAL_DUMP=off to write "
+        "no files"
+    )
 
 
 def stem_of(pattern: str, rank: int | None, host: str, pid: int) -> str:
