@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from process.shared_ranks import SharedRanks
 
 
+os.environ["SHOAL_DUMP"] = "off"  # many tests wait for a deadline, in ranks and in this process
 gc.disable()  # until the tests are collected, which saves each worker 1.4 s
 
 

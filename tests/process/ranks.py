@@ -219,7 +219,6 @@ def _environments(size: int) -> list[dict[str, str]]:
         "LOCAL_WORLD_SIZE": str(size),
         "OMP_NUM_THREADS": "1",
         "SHOAL_BACKSTOP_MS": str(_BACKSTOP_MS),
-        "SHOAL_DUMP": "off",  # many tests wait for a deadline
     }
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
