@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -261,72 +263,42 @@ def test_the_shape_is_detected_from_torch_itself() -> None:
 # ---- making groups ----
 
 
-def options_of_torch(**fields: Any) -> SimpleNamespace:
-    given: dict[str, Any] = {
-        "store": dist.HashStore(),
-        "group_rank": 1,
-        "group_size": 2,
-        "timeout": timedelta(seconds=9),
-        "group_id": "3",
-        "global_ranks_in_group": [],
-    }
-    return SimpleNamespace(**{**given, **fields})
+@contextlib.contextmanager
+def default_group(backend: str = "shoal", **options: Any) -> Iterator[Any]:
+    store = dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, **options)
+    try:
+        yield dist.distributed_c10d._get_default_group()
+    finally:
+        dist.destroy_process_group()
 
 
-@pytest.fixture
-def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Return the recorded arguments of shoal.group.form.form."""
-    calls: list[tuple[Any, ...]] = []
-
-    def form(store: Any, rank: int, size: int, **options: Any) -> FakeGroup:
-        calls.append((rank, size, options))
-        store.set("proof", b"1")  # a store as shoal.rendezvous has them
-        assert store.try_get("proof") == b"1"
-        return FakeGroup()
-
-    monkeypatch.setattr("shoal.frontend.torch.form", form)
-    return calls
-
-
-def test_a_default_group_and_one_beside_another_backend_form_at_torchs_store(
-    formed: list[tuple[Any, ...]],
-) -> None:
-    frontend.create_process_group(options_of_torch(global_ranks_in_group=[4, 7]))
-    made: Any = frontend.create_process_group(options_of_torch())
-    assert formed == [(1, 2, {"timeout_s": 9.0, "name": name}) for name in ("3", "world")]
-    assert (made.rank(), made.size(), made.name()) == (1, 2, "shoal")
-    assert type(made) is (ShoalBackend if takes_backends() else ShoalProcessGroup)
+@pytest.mark.parametrize("level", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
+def test_a_new_group_uses_the_links_of_shoals_default_group(level: dist.DebugLevel) -> None:
+    before = dist.get_debug_level()
+    dist.set_debug_level(level)  # with DETAIL torch wraps the group
+    try:
+        with default_group():
+            world, part = (frontend.group_for("", each) for each in (None, dist.new_group([0])))
+            assert part.mesh is world.mesh is not None
+    finally:
+        dist.set_debug_level(before)
+    with default_group("gloo"):
+        beside = frontend.group_for("", dist.new_group([0], backend="shoal"))
+        assert (beside.rank, beside.size) == (0, 1)
 
 
-def test_a_new_group_inside_shoals_default_group_is_a_subgroup(
-    formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    default: Any = frontend.create_process_group(options_of_torch())
-    default.group.subgroup = lambda ranks, name: calls.append((ranks, name)) or FakeGroup()
-    calls: list[Any] = []
-    formed.clear()
-    inside_torch = SimpleNamespace(_get_backend=lambda device: default)
-    wrapped = SimpleNamespace(_get_backend=lambda device: SimpleNamespace(wrapped_pg=default))
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    for world in (default, inside_torch, wrapped):
-        monkeypatch.setattr(dist.distributed_c10d.group.__class__, "WORLD", world)
-        frontend.create_process_group(options_of_torch(global_ranks_in_group=[0, 2]))
-    assert calls == [([0, 2], "3")] * 3
-    assert formed == []
-
-
-def test_options_of_another_backend_are_refused(formed: list[tuple[Any, ...]]) -> None:
-    with pytest.raises(UsageError, match="leave out pg_options"):
-        frontend.create_process_group(options_of_torch(), dist.ProcessGroupGloo._Options())
-    own = frontend.create_process_group(options_of_torch()).options  # type: ignore[attr-defined]
-    frontend.create_process_group(options_of_torch(), own)
-    assert len(formed) == 2
+def test_only_options_of_a_shoal_group_are_accepted() -> None:
+    other: Any = dist.ProcessGroupGloo._Options()
+    with pytest.raises(UsageError, match="leave out pg_options"), default_group(pg_options=other):
+        pass
+    with default_group() as group:
+        dist.new_group([0], pg_options=group._get_backend(torch.device("cpu")).options)
 
 
 def test_a_wrong_setting_for_gpus_is_refused_before_ranks_meet(
-    formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SHOAL_LOCAL_NCCL", "nonsense")
     with pytest.raises(UsageError, match="SHOAL_LOCAL_NCCL='nonsense' is neither yes nor no"):
-        frontend.create_process_group(options_of_torch())
-    assert formed == []
+        dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=2)
