@@ -12,26 +12,28 @@ from process.stage import error_of
 from unit.averages import SHAPES, check, fill
 from unit.in_process import in_ranks
 
-from shoal.average import Averager, NotFinite, lacking
+from shoal.average import Averager, ErrorFeedback, NotFinite, lacking
 from shoal.errors import Closed, TimedOut, UsageError
 
 if TYPE_CHECKING:
     import shoal
 
 
-A, B = ((3,), "float32"), ((2, 2), "float64")
+A, B = ((3,), "float32"), ((2, 2), "float32")
+FED = ErrorFeedback("bf16")
 
 
 @pytest.mark.parametrize(
     ("odd", "what", "values"),
     [
-        ({"arrays": {"a": A, "b": A}}, "'b'", ["float64[2, 2]", "float32[3]"]),
-        ({"arrays": {"a": A}}, "'b'", ["float64[2, 2]", "none"]),
+        ({"arrays": {"a": A, "b": A}}, "'b'", ["float32[2, 2]", "float32[3]"]),
+        ({"arrays": {"a": A}}, "'b'", ["float32[2, 2]", "none"]),
         ({"arrays": {"b": B, "a": A}}, "array 0", ["'a'", "'b'"]),
         ({"find_unused": True}, "find_unused", ["False", "True"]),
         ({"check_same": 3}, "check_same", ["0", "3"]),
         ({"fusion_bytes": 4096}, "fusion_bytes", ["524288", "4096"]),
         ({"wire": "bf16"}, "wire", ["None", "bf16"]),
+        ({"compress": FED}, "compress", ["None", str(FED)]),
     ],
 )
 @in_ranks(3)
@@ -56,6 +58,14 @@ def test_differences_between_averagers_are_named_on_every_rank(
         ({"a": ((3,), "int32")}, {"weighted": True}, "'a' int32.* has no fractions to be weighted"),
         ({"a": 7}, {}, "'a' is 7; pass a shape and a dtype"),
         ({"a": A}, {"wire": "bf8"}, "bf8"),
+        ({"a": A}, {"compress": "bf17"}, "unknown wire 'bf17'"),
+        ({"a": A}, {"compress": 8}, "compress=8 is not a way to compress"),
+        ({"a": A}, {"compress": "bf16", "wire": "bf16"}, "either wire='bf16' or compress='bf16'"),
+        *(
+            ({"a": A, "b": ((4,), dtype)}, {"compress": way}, f"'b' {dtype}.*would be sent in full")
+            for dtype in ("float64", "float16", "bfloat16", "complex64")
+            for way in ("bf16", FED)
+        ),
         *(
             ({"a": A}, {"check_same": every}, "check_same must be a whole number of steps, or 0")
             for every in (-1, 1.5, "2")

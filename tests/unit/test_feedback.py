@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -261,42 +261,6 @@ def test_data_of_a_failed_step_is_not_fed_back_when_it_is_repeated(group: shoal.
         check(again, model, given)
 
 
-# Refusals.
-
-REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
-    "two ways": ({"compress": "bf16", "wire": "bf16"}, "either wire='bf16' or compress='bf16'"),
-    "no codec": ({"compress": "bf17"}, "unknown wire 'bf17'"),
-    "no scheme": ({"compress": 8}, "compress=8 is not a way to compress"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-@in_ranks(1)
-def test_options_that_cannot_compress_are_refused(group: shoal.Group, case: str) -> None:
-    options, what = REFUSED[case]
-    with pytest.raises(UsageError, match=re.escape(what)):
-        feeding(group, **options)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "complex64"])
-@pytest.mark.parametrize("compress", ["bf16", ErrorFeedback("bf16")])
-@in_ranks(1)
-def test_arrays_that_no_codec_encodes_are_refused_by_name(
-    group: shoal.Group, dtype: str, compress: Any
-) -> None:
-    with pytest.raises(UsageError, match=f"'odd' {dtype}.*would be sent in full"):
-        Averager(group, {"a": ((4,), "float32"), "odd": ((4,), dtype)}, compress=compress)
-
-
 def test_feedback_of_a_codec_that_does_not_round_is_refused() -> None:
     with pytest.raises(UsageError, match="no error to feed back"):
         ErrorFeedback("identity")
-
-
-@in_ranks(2)
-def test_ranks_that_compress_differently_are_named(group: shoal.Group) -> None:
-    ways = [ErrorFeedback("bf16"), "bf16"]
-    with pytest.raises(UsageError, match="compress is not the same on all ranks") as caught:
-        feeding(group, compress=ways[group.rank])
-    for rank, way in enumerate(ways):
-        assert f"{way} on rank {rank}" in str(caught.value)
