@@ -15,7 +15,7 @@ from shoal.plan.choose import choose
 from shoal.plan.defaults import wire_of
 from shoal.plan.settings import Settings, forced_from
 from shoal.plan.tuning import Tuning
-from shoal.schedule import find
+from shoal.schedule import ALGORITHMS, find
 from shoal.shapes import Shape, describe
 
 SLOW = wire_of(100)
@@ -60,6 +60,16 @@ def test_the_planner_takes_an_algorithm_that_encodes_once(collective: str, clust
         assert find(collective, choice.name).encodes_once, choice
 
 
+def test_algorithms_that_encode_once_are_sharded_between_hosts() -> None:
+    # contract/test_weighted.py proves that sharded reduction sends each contribution once.
+    once = {
+        (c, name) for c in ALGORITHMS for name, one in ALGORITHMS[c].items() if one.encodes_once
+    }
+    assert once == {
+        *(("all_reduce", "sharded"), ("all_reduce", "fairring"), ("reduce_scatter", "direct")),
+    }
+
+
 def test_the_time_of_a_nic_halves_and_the_reason_names_the_wire() -> None:
     wide = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded")
     narrow = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded", codec=BF16)
@@ -77,7 +87,10 @@ def test_the_time_of_a_nic_halves_and_the_reason_names_the_wire() -> None:
 
 
 def test_a_forced_algorithm_is_used_unless_it_would_round_repeatedly() -> None:
-    for text in ("ring", "all_reduce:tree", "sharded/ring", "direct"):
+    for text in (
+        *("ring", "all_reduce:tree", "direct", "doubling", "halving", "ring_2d"),
+        *("sharded/ring", "sharded/tree", "sharded/direct", "sharded/doubling", "sharded/halving"),
+    ):
         planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": text}), title="group 'g'")
         assert planner.choose("all_reduce", 1024).why == "set by SHOAL_ALGO"
         with pytest.raises(UsageError, match="every hop"):
