@@ -27,17 +27,39 @@ def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "name"),
+    ("master", "settings", "address"),
     [
-        ("eth1", "eth1"),
-        ("eth", "eth1"),
-        ("=eth10", "eth10"),
-        ("docker,eth", "docker0"),
-        ("lo", "lo"),
+        # Interfaces are named as for NCCL.
+        *(
+            ("head", f"SHOAL_SOCKET_IFNAME={wanted}", address)
+            for wanted, address in (
+                *(("eth1", "10.1.0.5"), ("eth", "10.1.0.5"), ("=eth10", "10.10.0.5")),
+                *(("docker,eth", "172.17.0.1"), ("lo", "127.0.0.1")),
+                # An exclusion selects the first external interface that is up.
+                *(("^docker", "10.1.0.5"), ("^=eth1", "10.10.0.5")),
+            )
+        ),
+        # shoal's variable precedes Gloo's, and Gloo's precedes NCCL's.
+        ("head", "NCCL_SOCKET_IFNAME=lo", "127.0.0.1"),
+        ("head", "NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=docker0", "172.17.0.1"),
+        ("head", "GLOO_SOCKET_IFNAME=docker0 SHOAL_SOCKET_IFNAME=eth10", "10.10.0.5"),
+        # A list for other libraries may name interfaces of other hosts.
+        ("head", "GLOO_SOCKET_IFNAME=wlan,docker", "172.17.0.1"),
+        ("head", "NCCL_SOCKET_IFNAME=wlan,docker", "172.17.0.1"),
+        # The address has the master's family, and is never link-local.
+        ("fd00::1", "SHOAL_SOCKET_IFNAME=eth1", "fd00::5"),
+        # Without a variable the route to the master decides.
+        *(("head", "", "10.10.0.5"), ("127.0.0.1", "", "127.0.0.1")),
+        *(("localhost", "", "127.0.0.1"), ("::1", "", "::1")),
+        ("me", "", "10.1.0.5"),  # /etc/hosts maps this name to 127.0.1.1, useless for other hosts
+        (None, "", "10.1.0.5"),
     ],
 )
-def test_interfaces_are_named_as_for_nccl(wanted: str, name: str) -> None:
-    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": wanted}).interface == name
+def test_settings_or_the_route_choose_the_address(
+    master: str | None, settings: str, address: str
+) -> None:
+    environ = dict(setting.split("=", 1) for setting in settings.split())
+    assert choose_address(master, environ).address == address
 
 
 def test_paths_take_turns_over_the_named_interfaces() -> None:
@@ -48,20 +70,6 @@ def test_paths_take_turns_over_the_named_interfaces() -> None:
     assert names(3, "eth10,docker0") == ["eth10", "docker0", "eth10"]
     assert names(2, "eth10") == ["eth10", "eth10"]
     assert [one.address for one in choose_addresses(2, "head", {})] == 2 * ["10.10.0.5"]
-
-
-def test_an_exclusion_selects_the_first_external_interface_that_is_up() -> None:
-    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "^docker"}).interface == "eth1"
-    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "^=eth1"}).interface == "eth10"
-
-
-def test_shoals_variable_precedes_gloos_and_gloos_precedes_nccls() -> None:
-    environ = {"NCCL_SOCKET_IFNAME": "lo"}
-    assert choose_address("head", environ).interface == "lo"
-    environ |= {"GLOO_SOCKET_IFNAME": "docker0"}
-    assert choose_address("head", environ).interface == "docker0"
-    environ |= {"SHOAL_SOCKET_IFNAME": "eth10"}
-    assert choose_address("head", environ).interface == "eth10"
 
 
 @pytest.mark.parametrize(
@@ -88,31 +96,6 @@ def test_unusable_interfaces_are_refused_by_name_with_a_list_of_usable_ones(
     assert text.startswith(f"{setting}: no network interface")
     assert f"{why}; this host has lo" in text
     assert "eth1 (10.1.0.5, fe80::1, fd00::5)" in text
-
-
-@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_a_list_for_other_libraries_may_name_interfaces_of_other_hosts(name: str) -> None:
-    assert choose_address("head", {name: "wlan,docker"}).interface == "docker0"
-
-
-def test_the_address_has_the_masters_family_and_is_never_link_local() -> None:
-    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "eth1"}).address == "10.1.0.5"
-    assert choose_address("fd00::1", {"SHOAL_SOCKET_IFNAME": "eth1"}).address == "fd00::5"
-
-
-@pytest.mark.parametrize(
-    ("master", "address"),
-    [
-        ("head", "10.10.0.5"),
-        ("127.0.0.1", "127.0.0.1"),
-        ("localhost", "127.0.0.1"),
-        ("::1", "::1"),
-        ("me", "10.1.0.5"),  # /etc/hosts maps this name to 127.0.1.1, useless for other hosts
-        (None, "10.1.0.5"),
-    ],
-)
-def test_without_a_variable_the_route_to_the_master_decides(master: str, address: str) -> None:
-    assert choose_address(master, {}).address == address
 
 
 def test_without_master_and_route_no_address_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
