@@ -14,13 +14,13 @@ import pytest
 from bench.scoreboard import served_measures
 from bench.scoreboard.benchmark import Benchmark, Result, Section, run_section
 from bench.scoreboard.case import Case
-from bench.scoreboard.choices import choice_lines, choice_verdicts
+from bench.scoreboard.choices import choice_verdicts
 from bench.scoreboard.goals import AtLeast, Below, Faster, Near, Within
-from bench.scoreboard.grid import grid_lines, is_close
+from bench.scoreboard.grid import is_close
 from bench.scoreboard.measures import added_by_cut, latencies
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from bench.scoreboard.served_faults import pauses
-from bench.scoreboard.served_measures import incast_line, optimum, served_calls, served_time
+from bench.scoreboard.served_measures import optimum, served_calls, served_time
 from bench.scoreboard.training_measures import Trained, hidden_part
 from shoal.bench.job import Failure
 
@@ -85,29 +85,22 @@ def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -
 
 
 @pytest.mark.parametrize(
-    ("goal", "medians", "text"),
+    ("goal", "met", "missed"),
     [
-        (Faster("we", "they", 4), {"we": 2.0, "they": 8.0}, "they/we 4.00 >= 4 met"),
-        (Faster("we", "they", 4), {"we": 1.0, "they": 3.999}, "they/we 4.00 >= 4 MISSED"),
-        (Faster("we", "they", 1.3), {"we": 2.0}, "they/we ? >= 1.3 not measured"),
-        (Within("we", "floor", 1.5), {"we": 3.0, "floor": 2.0}, "we/floor 1.50 <= 1.5 met"),
-        (Within("we", "floor", 1.5), {"we": 3.2, "floor": 2.0}, "we/floor 1.60 <= 1.5 MISSED"),
-        (Near("we", "plan", 1.25), {"we": 1.0, "plan": 1.25}, "we/plan 0.80 from 0.80 to 1.25 met"),
-        (
-            Near("we", "plan", 1.25),
-            {"we": 2.3, "plan": 3.0},
-            "we/plan 0.77 from 0.80 to 1.25 MISSED",
-        ),
-        (Below("we", 20.0), {"we": 20.0}, "we 20 s <= 20 s met"),
-        (Below("we", 20.0), {"we": 21.0}, "we 21 s <= 20 s MISSED"),
-        (AtLeast("we", 0.9), {"we": 0.9}, "we 0.9 s >= 0.9 s met"),
-        (AtLeast("we", 0.9), {"we": 0.85}, "we 0.85 s >= 0.9 s MISSED"),
+        (Faster("we", "they", 4), {"we": 2.0, "they": 8.0}, {"we": 1.0, "they": 3.999}),
+        (Within("we", "they", 1.5), {"we": 3.0, "they": 2.0}, {"we": 3.2, "they": 2.0}),
+        (Near("we", "they", 1.25), {"we": 1.0, "they": 1.25}, {"we": 2.3, "they": 3.0}),
+        (Below("we", 20.0), {"we": 20.0}, {"we": 21.0}),
+        (AtLeast("we", 0.9), {"we": 0.9}, {"we": 0.85}),
     ],
 )
 def test_a_goal_is_met_missed_or_not_measured(
-    goal: Faster | Within | Near | Below | AtLeast, medians: dict[str, float], text: str
+    goal: Faster | Within | Near | Below | AtLeast,
+    met: dict[str, float],
+    missed: dict[str, float],
 ) -> None:
-    assert str(goal.judge(medians, "{:g} s".format)) == text
+    for medians, end in ((met, "met"), (missed, "MISSED"), ({}, "not measured")):
+        assert str(goal.judge(medians, "{:g} s".format)).endswith(f" {end}")
 
 
 def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Result:
@@ -121,9 +114,6 @@ def test_a_ratio_is_the_median_over_rounds_and_uncertain_where_they_disagree() -
     # The machine was ten times slower in the second round; medians of times would give 11 to 10.
     row = row_of("broadcast", HERE, [20.0, 110.0, 11.0], [10.0, 100.0, 1.0])
     assert row.ratios("gloo", "shoal") == [2.0, 1.1, 11.0]
-    assert grid_lines([row])[1].endswith("x2.00")
-    failed = Result(HERE, {"gloo": [1.0], "shoal": []}, {"shoal": "it died"})
-    assert grid_lines([failed])[1].split() == ["all_reduce", "1", "KiB", "-"]
     for ratios, is_uncertain in (
         *(([4.0, 4.0], False), ([0.5, 0.5], False)),
         *(([0.5, 2.0, 0.9], True), ([0.5, 2.0, 1.1], True)),
@@ -136,12 +126,8 @@ def test_a_choice_is_compared_with_the_best_other_algorithm() -> None:
         Result(HERE, {"planner": [2.0, 2.0], "ring": [1.0, 1.0], "tree": [1.9, 1.9]}, note="ring"),
         Result(LAB, {"planner": [2.0, 2.0], "ring": [2.0, 2.0], "tree": [1.0, 1.0]}, note="ring"),
     ]
-    _, cells, worst = choice_lines(rows)
-    assert cells.split()[3:] == ["ring", "x1.05", "WRONG", "ring", "x2.00"]
-    assert worst.endswith("all_reduce 1 KiB 4 hosts: ring takes 2.00 times as long as tree")
-    assert [str(verdict) for verdict in choice_verdicts(rows)] == [
-        "within 10 % of the best at 50.0% of 2 points >= 90% MISSED"
-    ]
+    (verdict,) = choice_verdicts(rows)
+    assert "at 50.0% of 2 points" in str(verdict)
 
 
 def test_a_latency_is_of_each_calls_slowest_rank_and_a_cut_adds_to_the_median() -> None:
@@ -207,11 +193,6 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_optimum_solves_the_linear_program(case: Case, seconds_of_the_tensor: float) -> None:
     at_a_stream = 25 * MIB / 100e6
     assert optimum(FakePools(), case) == pytest.approx(seconds_of_the_tensor * at_a_stream)
-
-
-def test_one_server_receives_the_tensors_of_all_workers() -> None:
-    case = Case(16, 4 * MIB, n_hosts=16, rate_mbit=200, n_servers=1)
-    assert incast_line(FakePools(), case) == pytest.approx(16 * 4 * MIB / 100e6)
 
 
 def test_calls_of_workers_alone_differ_from_calls_with_servers() -> None:
