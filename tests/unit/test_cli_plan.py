@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-import pytest
+from typing import TYPE_CHECKING
 
 from shoal.cli import main
 from shoal.cli.tune import sizes_between, table
@@ -12,6 +11,9 @@ from shoal.plan import default_cluster
 from shoal.plan.choose import choose
 from shoal.plan.tuning import Tuning
 from shoal.schedule import COLLECTIVES
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def plan(capsys: pytest.CaptureFixture[str], words: str) -> str:
@@ -52,48 +54,36 @@ def test_the_table_of_tune_shows_the_models_distance_from_the_fastest() -> None:
 
 
 def test_plan_prints_a_time_for_each_number_of_servers(capsys: pytest.CaptureFixture[str]) -> None:
-    out = plan(capsys, "--workers 8 --servers 4 --link 1Gb")
+    words = "--workers 8 --servers 4 --link 1Gb"
+    out = plan(capsys, words)
     assert out.startswith("all_reduce of 100 MiB, 8 workers, by servers\n")
     assert [row[0] for row in rows(out)] == ["0", "1", "2", "3", "4"]
     speeds = [float(row[3].rstrip("x")) for row in rows(out)]
-    # 2(n-1)/n of the tensor against 2n(n-1) / (n^2 + kn - 2k) with 4 servers, plus a tenth lost to
-    # competing connections.
     assert speeds[0] == 1
-    assert speeds[4] == pytest.approx((64 + 6 * 4) / 64 / 1.1, rel=0.03)
     assert speeds == sorted(speeds)
     sentence = " ".join(out.split())
     time = " ".join(rows(out)[-1][1:3])
     assert f"100 MiB over 8 workers and 4 servers take {time} where sharded" in sentence
     assert sentence.endswith("bottleneck: the NICs of workers and servers")
-
-
-def test_workers_on_shared_hosts_gain_equally(capsys: pytest.CaptureFixture[str]) -> None:
-    alone, shared = (
-        plan(capsys, f"--workers {n} --servers 8 --link 1Gb {more}")
-        for n, more in ((8, ""), (16, "--workers-per-host 2"))
+    slow, mixed = (
+        float(rows(plan(capsys, f"{words} --server-link {link}"))[-1][3].rstrip("x"))
+        for link in ("500Mb", "2x1Gb,2x500Mb")
     )
-    assert shared.startswith("all_reduce of 100 MiB, 16 workers on 8 hosts, by servers\n")
-    speeds = [[float(row[3].rstrip("x")) for row in rows(out)] for out in (alone, shared)]
-    assert speeds[1] == pytest.approx(speeds[0], rel=0.04)
-    sentence = " ".join(shared.split())
+    assert slow < mixed < speeds[-1]
+    out = plan(capsys, "--workers 8 --servers 2 --size 4KiB")
+    assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
+
+
+def test_workers_on_shared_hosts_are_planned_along_rails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = plan(capsys, "--workers 16 --workers-per-host 2 --servers 8 --link 1Gb")
+    assert out.startswith("all_reduce of 100 MiB, 16 workers on 8 hosts, by servers\n")
+    sentence = " ".join(out.split())
     assert "along each of 2 rails 50 MiB over 8 workers and 8 servers take 872 ms" in sentence
     assert sentence.endswith("3.15 ms more pass inside hosts")
     out = " ".join(plan(capsys, "--workers 8 --workers-per-host 4 --servers 2").split())
     assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
-
-
-def test_the_gain_of_servers_depends_on_their_links_and_the_size_of_calls(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = "--workers 8 --servers 4 --link 1Gb"
-    fast, slow, mixed = (
-        float(rows(plan(capsys, words + more))[-1][3].rstrip("x"))
-        for more in ("", " --server-link 500Mb", " --server-link 2x1Gb,2x500Mb")
-    )
-    assert slow < mixed < fast
-    assert "fewer than 3 workers" in plan(capsys, "--workers 2 --servers 2")
-    out = plan(capsys, "--workers 8 --servers 2 --size 4KiB")
-    assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
 
 
 # `shoal simulate`.
