@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import ClassVar, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 __all__ = [
     "ShoalError",
@@ -72,8 +72,8 @@ class PeerLost(ShoalError):  # noqa: N818 - names the event
         reason: a verb phrase: how the peer was lost, such as "closed the link".
     """
 
-    # The end of the message; front ends whose users shrink no group put their own here.
-    remedy: ClassVar[str] = "shrink the group to go on without it"
+    # The end of the message; an error of a group whose users do not shrink it has another.
+    remedy = "shrink the group to go on without it"
 
     def __init__(
         self, rank: int, host: str = "", address: str = "", doing: str = "", reason: str = "is gone"

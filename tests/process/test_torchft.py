@@ -157,6 +157,7 @@ def lose_a_replica(address: str) -> None:
     pending = group.allreduce([torch.ones(1_000_000)], dist.ReduceOp.SUM)
     with pytest.raises(PeerLost, match=r"rank 2 .*; discard this step, .*forms the next group"):
         pending.wait()
+    assert "; shrink the group" in str(PeerLost(2))  # of other groups of this process
     with pytest.raises(RuntimeError, match="rank 2"):
         pending.get_future().wait()
     configure(group, address, 2, 2)

@@ -11,7 +11,7 @@ from shoal import engine
 from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import make_plan, plan_for
-from shoal.errors import Closed, ShoalError, UsageError
+from shoal.errors import Closed, PeerLost, ShoalError, UsageError
 from shoal.group.buffers import BlockBuffers, BufferView, blocks_of, clash, span_of
 from shoal.group.context import Occurrences, hash_of
 from shoal.group.numbers import Numbers
@@ -72,6 +72,9 @@ _KNOWN: Final = CallOptions.__annotations__.keys()
 
 class Calls:
     """The calls of one rank in one group; `Group` adds the collectives."""
+
+    peer_lost_remedy = PeerLost.remedy
+    """The end of messages of `PeerLost`; front ends whose users do not shrink groups set theirs."""
 
     def __init__(
         self,
@@ -169,7 +172,10 @@ class Calls:
             native = (fault, peer, f"{what}; {note}", doing)
         if fault is engine.Fault.MISMATCH:
             native = (fault, peer, what + self.subjects.describe(what), doing)
-        return engine.error_from(native, self._members, self._context.names)
+        error = engine.error_from(native, self._members, self._context.names)
+        if isinstance(error, PeerLost):
+            error.remedy = self.peer_lost_remedy
+        return error
 
     # Plans.
 

@@ -45,7 +45,7 @@ _FORM_S: Final = 10.0
 _DOOR: Final = "shoal/door"  # the key under which replica 0 writes the meeting's address
 _ENDED: Final = "ProcessGroupShoal was ended by another thread while it formed a group"
 
-PeerLost.remedy = (
+_REMEDY: Final = (
     "discard this step, as should_commit() does; torchft's Manager forms the next group without it"
 )
 
@@ -109,6 +109,8 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         try:
             super().configure(*given, **named)
         except ShoalError as error:
+            if isinstance(error, PeerLost):
+                error.remedy = _REMEDY
             if self._n_ends == n_ends:
                 raise
             raise Closed(_ENDED) from error
@@ -120,7 +122,7 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
         name = f"torchft quorum {self._quorum_id}"  # NOT "world", which reduction servers serve
         timeout_s = self._timeout.total_seconds()
         group = form(store, rank, size, timeout_s=min(timeout_s, _FORM_S), name=name)
-        group.timeout_s = timeout_s
+        group.timeout_s, group.peer_lost_remedy = timeout_s, _REMEDY
         return group
 
     def _create_pg(self, store: TheirStore, rank: int, world_size: int) -> dist.ProcessGroup:
