@@ -166,6 +166,7 @@ def test_a_state_holds_no_keys_and_names_source_lines(monkeypatch: pytest.Monkey
         ("/a/100%%r", "/a/100%r-rank3"),
         ("/a/%%%r", "/a/%3"),
         ("/nowhere/", "/nowhere/shoal-dump-host_1-rank3-77"),
+        ("", "shoal-dump-host_1-rank3-77"),
     ],
 )
 def test_a_pattern_names_a_file_per_rank(pattern: str, stem: str, tmp_path: Path) -> None:

@@ -58,11 +58,12 @@ def check_folder() -> None:
 def stem_of(pattern: str, rank: int | None, host: str, pid: int) -> str:
     """Return the path of one process's files, without the extension.
 
-    In a folder (one that exists, or a name that ends in a slash) the files get a default name.
+    In a folder (one that exists, the empty name, or one that ends in a slash) the files get a
+    default name.
     In any other name %r is the rank, %h the host, %p the process and %% a percent sign. The rank
     is added to a name with neither %r nor %p, since all ranks get the same pattern.
     """
-    if pattern.endswith(os.sep) or os.path.isdir(pattern):
+    if not pattern or pattern.endswith(os.sep) or os.path.isdir(pattern):
         pattern = os.path.join(pattern, _NAME)
     elif pattern.endswith((".json", ".txt")):
         pattern = pattern.rpartition(".")[0]
