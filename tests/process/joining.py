@@ -208,11 +208,13 @@ class Misleading(MemoryStore):
 
     def __init__(self, port: int, rank: int = 0) -> None:
         super().__init__()
-        self._key = f"shoal/0/rank/{rank}"
+        self.real_port = 0
+        self._key = f"/rank/{rank}"
         self._endpoint = Endpoint("127.0.0.1", port, "eth7")
 
     def set(self, key: str, value: bytes) -> None:
-        if key == self._key and record_of(value).endpoint is not None:
+        if key.endswith(self._key) and (own := record_of(value).endpoint) is not None:
+            self.real_port = own.port
             value = rewritten(value, endpoint=self._endpoint)
         super().set(key, value)
 
