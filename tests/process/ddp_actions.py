@@ -121,6 +121,44 @@ def weights_move_along_the_gradient_and_back(run: Run) -> None:
             parameter.copy_(value)
 
 
+def shows_passes(run: Run) -> bool:
+    """True if every backward pass reaches the output's tensors before a parameter."""
+    return {"object", "penalty"}.isdisjoint(run.program.features)
+
+
+@action(PASS, torch=False, static=False)
+def two_backward_passes_follow_one_forward_pass(run: Run) -> None:
+    loss = run.loss()
+    run.backward(loss, retain_graph=True)
+    if shows_passes(run):
+        run.backward(loss)
+
+
+@action(PASS, torch_unless=("static_graph",))
+def a_derivative_is_computed_before_the_backward_pass(run: Run) -> None:
+    loss = run.loss()
+    if "reentrant" not in run.program.features:  # whose nested passes write gradients
+        torch.autograd.grad(loss, run.dense(), retain_graph=True, allow_unused=True)
+    run.backward(loss)
+
+
+@action(PASS)
+def hooks_scale_gradients_before_they_are_averaged(run: Run) -> None:
+    def scale(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(1.0 if run.rank else 0.5)
+
+    run.optimizer.zero_grad()
+    parameters = run.dense()
+    n_early = len(parameters) // 2 if shows_passes(run) else len(parameters)
+    handles = [one.register_post_accumulate_grad_hook(scale) for one in parameters[:n_early]]
+    loss = run.loss()
+    handles += [one.register_post_accumulate_grad_hook(scale) for one in parameters[n_early:]]
+    run.backward(loss)
+    for handle in handles:
+        handle.remove()
+
+
 @action(PASS, static=False)
 def the_model_is_evaluated_and_a_pass_is_averaged(run: Run) -> None:
     with torch.no_grad():

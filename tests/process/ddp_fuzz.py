@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -34,7 +35,7 @@ _LAST: Final = tuple(
     )
 )
 
-_BUCKET_SIZES: Final = (128, 512, 4096, 1 << 20)
+_BUCKET_BYTES: Final = (128, 512, 4096, None)
 
 # Relative and absolute tolerance of sums in another order. Through norms, the different rounding of
 # a narrow gradient reaches wide parameters.
@@ -107,6 +108,10 @@ def draw(seed: int, size: int) -> Program:
     features = (*(name for name in others if source.random() < 0.25), *outputs)
     options = _options(source)
     optimizer = source.choice(sorted(OPTIMIZERS))
+    if "object" in outputs or not options.get("static_graph"):  # refused
+        features = tuple(name for name in features if name != "reentrant")
+    if options.get("find_unused_parameters"):
+        features = tuple(name for name in features if name != "penalty")
     if "sparse" in features:
         options.pop("weighted", None)  # refused
     if "sparse" in features or "widened" in features:  # the others want one dense dtype
@@ -114,7 +119,7 @@ def draw(seed: int, size: int) -> Program:
     elif options.get("gradient_as_bucket_view") and optimizer == "Previous":
         optimizer = "SGD with momentum"
     names = list(_actions(source, options))
-    if optimizer.startswith("Adam"):  # torch itself raises for conjugated gradients
+    if optimizer.startswith(("Adam", "SGD with")):  # torch raises for conjugated gradients
         names = [name for name in names if name != "complex_gradients_are_conjugated"]
     if _COUNTS_BROADCASTS and "convolution" in features:
         names = [name for name in names if name != "the_losses_of_two_forward_passes_are_added"]
@@ -122,8 +127,27 @@ def draw(seed: int, size: int) -> Program:
     return Program(seed, size, features, options, optimizer, actions)
 
 
+def every_pass(size: int, options: dict[str, Any], *features: str) -> Program:
+    """Return a program that makes each kind of pass that these options allow, and then steps."""
+    names = [name for name in _actions_of(options, PASS) if not ACTIONS[name].may_be_refused]
+    steps = [(name, "the_optimizer_steps", "gradients_are_set_to_none") for name in names]
+    actions = tuple((name, at) for at, name in enumerate(itertools.chain(*steps)))
+    return Program(1, size, features, {"bucket_cap_mb": 2.0**-13, **options}, "SGD", actions)
+
+
+def _actions_of(options: dict[str, Any], *kinds: str) -> list[str]:
+    return [
+        name
+        for name, one in ACTIONS.items()
+        if one.kind in kinds
+        and (one.static or not options.get("static_graph"))
+        and (one.views or not options.get("gradient_as_bucket_view"))
+    ]
+
+
 def _options(source: random.Random) -> dict[str, Any]:
-    options: dict[str, Any] = {"bucket_cap_mb": source.choice(_BUCKET_SIZES) / (1 << 20)}
+    n_bytes = source.choice(_BUCKET_BYTES)
+    options: dict[str, Any] = {"bucket_cap_mb": n_bytes and n_bytes / (1 << 20)}
     unused, static = {"find_unused_parameters": True}, {"static_graph": True}
     options |= source.choice([{}, {}, unused, unused, static])
     views, own = {"gradient_as_bucket_view": True}, {"gradient_as_bucket_view": False}
@@ -133,17 +157,11 @@ def _options(source: random.Random) -> dict[str, Any]:
 
 def _actions(source: random.Random, options: dict[str, Any]) -> Iterator[str]:
     """Draw steps: actions before a pass, the pass, actions before the step, and the step."""
-    refuses = source.random() < 0.2
+    refuses = source.random() < 0.3
 
     def of_kinds(*kinds: str) -> list[str]:
-        return [
-            name
-            for name, one in ACTIONS.items()
-            if one.kind in kinds
-            and (refuses or not one.may_be_refused)
-            and (one.static or not options.get("static_graph"))
-            and (one.views or not options.get("gradient_as_bucket_view"))
-        ]
+        names = _actions_of(options, *kinds)
+        return [name for name in names if refuses or not ACTIONS[name].may_be_refused]
 
     passes, between = of_kinds(PASS), of_kinds(BETWEEN, GRADIENT)
     for step in range(source.randint(2, 4)):
@@ -217,7 +235,7 @@ class Run:
         if self.program.options.get("weighted") and module is not self.net and is_averaged:
             module.weigh(self.weight)
         output = module(data, self._order() if order is None else order)
-        return loss_of(output, in_place="view" in self.program.features)
+        return loss_of(output, in_place="view" in self.program.features) + self.net.penalty()
 
     def _order(self) -> list[int]:
         """Return the layers to call; they differ by rank where some may be unused."""
@@ -231,8 +249,8 @@ class Run:
             return order if set(order) - {1} else [0, *order]
         return order + order[:1] if self.source.random() < 0.3 else order
 
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
+        loss.backward(retain_graph=retain_graph)
         if self.is_oracle:
             self.wrapped.average()
         self.is_averaged = True

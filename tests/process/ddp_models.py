@@ -28,6 +28,8 @@ FEATURES: Final = {
     "widened": "a bfloat16 parameter has float32 gradients",
     "largest": "a float16 gradient is near the largest float16",
     "checkpoint": "every second layer is computed again in the backward pass",
+    "reentrant": "the second layer is used twice more, and computed again in nested passes",
+    "penalty": "the loss has a term of parameters, whose gradients come before the output's",
     "view": "the model returns a view, and the loss works on it in place",
     "object": "the model returns an object of a class of the program's",
     "dict": "the model returns tensors in a dict and a list",
@@ -58,6 +60,9 @@ class Net(nn.Module):
             self.norm = nn.BatchNorm2d(2, **float64)
         if "sparse" in self.features:
             self.words = nn.Embedding(16, WIDTH, sparse=True, **float64)
+        self.only = nn.ParameterList()
+        if "penalty" in self.features:
+            self.only.append(torch.zeros(64, **float64))
         self.beside = nn.ParameterList(self._beside())
         self.late = nn.ParameterList()  # for parameters registered after wrapping
         generator = torch.Generator().manual_seed(source.randrange(1 << 30))
@@ -96,8 +101,14 @@ class Net(nn.Module):
             else:
                 data = layer(data)
             data = torch.tanh(data)
+        for _ in range(2 if "reentrant" in self.features else 0):
+            data = checkpoint(self.layers[1], data, use_reentrant=True)
         # Its value is zero: numbers near the largest float16 in a sine would be noise.
         return self._output(data, total - total.detach())
+
+    def penalty(self) -> torch.Tensor:
+        """Return a term of the loss that no forward pass computes."""
+        return sum((parameter**2).mean() for parameter in self.only)  # type: ignore[return-value]
 
     def _total_beside(self, data: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float64)

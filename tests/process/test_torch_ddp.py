@@ -1,155 +1,20 @@
-"""shoal's DistributedDataParallel trains like one process on the inputs of all ranks.
+"""shoal's DistributedDataParallel: its gradients, options, state and reports.
 
-All values are chosen so that float64 holds every sum exactly: no bit may differ.
+test_torch_ddp_fuzz.py compares training with that of one process on the inputs of all ranks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import OneOf, assert_same_bits, inputs, mine, whole, wrap
+from process.ddp_training import OneOf, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-N_STEPS = 4
-
-
-class Net(nn.Module):
-    """Two layers, a third that is used on request, and a bias that two layers share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 10, dtype=torch.float64)
-        self.second = nn.Linear(10, 10, dtype=torch.float64)
-        self.third = nn.Linear(10, 3, dtype=torch.float64)
-        self.spare = nn.Linear(10, 3, dtype=torch.float64)
-        self.second.bias = self.first.bias
-        for seed, parameter in enumerate(self.parameters()):
-            parameter.data = whole(tuple(parameter.shape), seed)
-
-    def forward(
-        self, data: torch.Tensor, spare: bool = True, reentrant: bool = False
-    ) -> torch.Tensor:
-        hidden = torch.relu(self.first(data))
-        if reentrant:
-            hidden = checkpoint(self.second, hidden, use_reentrant=True)
-            hidden = checkpoint(self.second, hidden, use_reentrant=True)
-        else:
-            hidden = self.second(hidden)
-        return self.third(hidden) + (self.spare(hidden) if spare else 0)
-
-
-def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output * target).sum() / len(target)
-
-
-Step = Callable[[nn.Module, int, Callable[[torch.Tensor], torch.Tensor]], None]
-
-
-def trained(net: nn.Module, step: Step, part: Any, set_to_none: bool = True) -> list[Any]:
-    """Return the gradients of every step, and the final parameters."""
-    seen: list[Any] = []
-    optimizer = torch.optim.SGD(net.parameters(), lr=2.0**-6, momentum=0.5)
-    for number in range(N_STEPS):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        step(net, number, part)
-        gradients = [parameter.grad for parameter in net.parameters()]
-        seen.append([g if g is None else g.clone() for g in gradients])
-        optimizer.step()
-        with torch.no_grad():
-            torch._foreach_round_(list(net.parameters()))  # integers again: sums stay exact
-    seen.append([parameter.detach().clone() for parameter in net.parameters()])
-    return seen
-
-
-def everything(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-# ---- equality with one process ----
-
-
-def plainly(net: nn.Module, number: int, part: Any) -> None:
-    data, target = inputs(number)
-    loss_of(net(part(data)), part(target)).backward()
-
-
-def accumulating(net: nn.Module, number: int, part: Any) -> None:
-    for micro in range(3):
-        quiet = net.no_sync() if micro < 2 and hasattr(net, "no_sync") else contextlib.nullcontext()
-        with quiet:
-            plainly(net, 10 * number + micro, part)
-
-
-def twice_over_one_forward(net: nn.Module, number: int, part: Any) -> None:
-    data, target = inputs(number)
-    output = net(part(data))
-    loss_of(output, part(target)).backward(retain_graph=True)
-    loss_of(output, part(target).flip(1)).backward()
-
-
-def without_spare(net: nn.Module, number: int, part: Any) -> None:
-    data, target = inputs(number)
-    loss_of(net(part(data), spare=number == 1), part(target)).backward()
-
-
-def never_spare(net: nn.Module, number: int, part: Any) -> None:
-    data, target = inputs(number)
-    loss_of(net(part(data), spare=False), part(target)).backward()
-
-
-def checkpointed(net: nn.Module, number: int, part: Any) -> None:
-    data, target = inputs(number)
-    loss_of(net(part(data), spare=False, reentrant=True), part(target)).backward()
-
-
-STEPS: list[tuple[str, Step, dict[str, Any], bool]] = [
-    ("plainly", plainly, {}, True),
-    ("into gradients that stay", plainly, {}, False),
-    ("in one buffer", plainly, {"bucket_cap_mb": None}, True),
-    ("accumulating", accumulating, {}, True),
-    ("accumulating in place", accumulating, {}, False),
-    ("several backward passes", twice_over_one_forward, {}, True),
-    ("several, some unused", twice_over_one_forward, {"find_unused_parameters": True}, True),
-    ("unused now and then", without_spare, {"find_unused_parameters": True}, True),
-    ("unused, gradients stay", without_spare, {"find_unused_parameters": True}, False),
-    ("accumulating, unused", accumulating, {"find_unused_parameters": True}, True),
-    ("static", plainly, {"static_graph": True}, True),
-    ("static, one unused", never_spare, {"static_graph": True}, True),
-    ("static, checkpointed twice", checkpointed, {"static_graph": True}, True),
-]
-
-
-def train_in_every_way(is_alone: bool) -> None:
-    """Train with a wrapper over all ranks or over each rank alone, and without a wrapper."""
-    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    group = alone[dist.get_rank()] if is_alone else dist.group.WORLD
-    for name, step, options, set_to_none in STEPS:
-        net = Net()
-        expected = trained(copy.deepcopy(net), step, mine if is_alone else everything, set_to_none)
-        found = trained(wrap(net, process_group=group, **options), step, mine, set_to_none)
-        try:
-            assert_same_bits(found, expected)
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
-
-
-def test_training_has_the_bits_of_one_process_with_all_inputs() -> None:
-    with SharedRanks(4) as four:
-        four.run(train_in_every_way, False)
-
-
-def test_a_rank_alone_trains_as_without_the_wrapper(ranks: SharedRanks) -> None:
-    ranks.run(train_in_every_way, True)
-
 
 # ---- kinds of parameters ----
 

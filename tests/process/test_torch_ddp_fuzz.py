@@ -20,11 +20,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ddp_actions import ACTIONS
-from process.ddp_fuzz import Finding, Program, draw, find, judged
+from process.ddp_fuzz import Finding, Program, draw, every_pass, find, judged
 from process.shared_ranks import SharedRanks
 
 # Numbers of ranks and seeds, in parts that several workers of pytest run in parallel.
-QUICK = [(2, range(35)), (4, range(10))]
+QUICK = [(1, range(0)), (2, range(1051, 1086)), (4, range(1086, 1096))]
+# Options, and features of the models.
+EVERY_WAY = [
+    ({}, ()),
+    ({}, ("penalty",)),
+    ({"gradient_as_bucket_view": True}, ()),
+    ({"find_unused_parameters": True}, ()),
+    ({"static_graph": True}, ()),
+    ({"static_graph": True}, ("reentrant",)),
+    ({"weighted": True, "bucket_cap_mb": None}, ()),
+]
 SOAK_S = 1800  # for each placing of the ranks
 
 
@@ -60,8 +70,10 @@ def test_the_suite_uses_every_action() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("size", "seeds"), QUICK, ids=str)
-def test_random_programs_end_as_with_torchs_or_in_an_error(size: int, seeds: range) -> None:
+def test_programs_end_as_with_torchs_or_in_an_error(size: int, seeds: range) -> None:
+    """Make passes of every kind in every way, and run random programs."""
     with SharedRanks(size) as ranks:
+        check((every_pass(size, options, *features) for options, features in EVERY_WAY), ranks)
         check((draw(seed, size) for seed in seeds), ranks)
 
 

@@ -3,7 +3,8 @@
 Meshes, DTensor, gradients through functional collectives, FSDP2, tensor parallelism, checkpoints,
 sharded optimizers, uneven inputs, hooks.
 Every `case_` runs on each of four ranks and returns plain numbers and tensors: once with a default
-group of shoal, once with one of Gloo.
+group of shoal, once with one of Gloo. Cases of torch's DistributedDataParallel run a third time,
+with shoal's in its place.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ def case_hooks() -> Any:
     module.register_comm_hook(world, default_hooks.allreduce_hook)
     results = train(module)
 
-    module = nn.parallel.DistributedDataParallel(net())  # one bucket: see test_torch_training.py
+    module = nn.parallel.DistributedDataParallel(net())  # one bucket: more hang over Gloo
     torch.manual_seed(3)
     power = powerSGD_hook.PowerSGDState(world, matrix_approximation_rank=2, start_powerSGD_iter=2)
     module.register_comm_hook(power, powerSGD_hook.powerSGD_hook)
@@ -444,10 +445,16 @@ def case_sharded_tensors_are_gathered_and_sharded_anew() -> Any:
 # ---- running them ----
 
 
-def in_rank(case: str) -> Any:
+def in_rank(case: str, with_ours: bool = False) -> Any:
     warnings.simplefilter("ignore")  # torch's own, about its own
     leave_at_once()
-    return globals()[case]()
+    with pytest.MonkeyPatch.context() as patch:
+        if with_ours:
+            import shoal.torch
+
+            ours = shoal.torch.DistributedDataParallel
+            patch.setattr(nn.parallel, "DistributedDataParallel", ours)
+        return globals()[case]()
 
 
 @pytest.fixture(scope="module")
@@ -460,12 +467,14 @@ def four_ranks() -> Iterator[SharedRanks]:
 def test_layers_give_the_same_results_over_shoal_and_gloo(
     four_ranks: SharedRanks, case: Case
 ) -> None:
-    results = [four_ranks.run(in_rank, case.__name__, backend=one) for one in ("shoal", "gloo")]
+    expected = four_ranks.run(in_rank, case.__name__, backend="gloo")
     tolerance = 1e-3 if "16_bits" in case.__name__ else 1e-5
-    for ours, theirs in zip(*results, strict=True):
-        assert len(ours) == len(theirs)
-        for one, other in zip(ours, theirs, strict=True):
-            if isinstance(one, torch.Tensor):
-                torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
-            else:
-                assert one == other
+    for with_ours in (False, True) if "ddp" in case.__code__.co_names else (False,):
+        found = four_ranks.run(in_rank, case.__name__, with_ours, backend="shoal")
+        for ours, theirs in zip(found, expected, strict=True):
+            assert len(ours) == len(theirs)
+            for one, other in zip(ours, theirs, strict=True):
+                if isinstance(one, torch.Tensor):
+                    torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
+                else:
+                    assert one == other
