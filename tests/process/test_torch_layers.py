@@ -158,8 +158,8 @@ def case_gradients_through_functional_collectives() -> Any:
     every = [given(8, 6, seed=seed).requires_grad_() for seed in range(SIZE)]
     ways = [
         (
-            lambda mine: functional.all_gather_tensor_autograd(mine, 1, world),
-            lambda _at: torch.cat(every, 1),
+            lambda mine: functional.all_gather_tensor_autograd(mine, 0, world),
+            lambda _at: torch.cat(every),
         ),
         (
             lambda mine: functional.reduce_scatter_tensor_autograd(mine, "sum", 0, world),
