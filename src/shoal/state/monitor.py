@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal import threads
 from shoal.errors import ShoalError, UsageError
-from shoal.state.remote import PATIENCE_S, VERSION, Answering
+from shoal.state.remote import MOST_ASKED, PATIENCE_S, VERSION, Answering
 from shoal.state.stats import stats_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-_MOST_ASKED: Final = 64  # processes at a time: each takes a thread
 _PAUSE_S: Final = 1.0  # after accept failed, such as for lack of a descriptor
 
 
@@ -172,7 +171,7 @@ def read_all() -> list[dict[str, Any]]:
     of killed processes. UsageError: other users can enter the folder of the sockets.
     """
     documents: list[dict[str, Any]] = []
-    readers = threads.Threads("shoal top", _MOST_ASKED)
+    readers = threads.Threads("shoal top", MOST_ASKED)
     for folder in filter(Path.is_dir, _folders()):
         _check(folder)
         for path in folder.glob("[!.]*.sock"):

@@ -7,28 +7,21 @@ values of "0", "1" and so on are the parts. docs/top.md describes it.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import errno
+import functools
 import json
-import math
-import resource
-import select
 import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from shoal.engine import Endpoint, Progress
-from shoal.errors import ShoalError
-from shoal.rendezvous.interface import resolve
-from shoal.rendezvous.key import HOW_TO_SET_KEY
-from shoal.rendezvous.listener import is_out_of_descriptors
-from shoal.rendezvous.packing import number
+from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.record import MAX_SIZE
 from shoal.rendezvous.store import MAX_VALUE_BYTES
+from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import Serving
-from shoal.rendezvous.store.wire import GET, N_WAIT, STORE_HELLO, VALUE, store_key
+from shoal.rendezvous.store.wire import VALUE
+from shoal.threads import Threads
 
 if TYPE_CHECKING:
     from shoal.engine import Hello, Peer
@@ -40,10 +33,7 @@ PATIENCE_S: Final = 2.0  # for the other end, on both ends
 _ANSWER_S: Final = 5.0  # for all parts of a document together
 MOST_BYTES: Final = 4 << 20  # of a document: the links of ten thousand ranks
 _MOST_READERS: Final = 64  # of a rank at a time
-_N_DIALS: Final = 64  # at a time: an endpoint has no more
-_MOST_ENDPOINTS: Final = 64  # each takes two descriptors, and one for each rank that it asks
-_OTHER_FILES: Final = 64  # descriptors of the reader besides
-_N_AT_ONCE: Final = 16  # requests in flight: their replies, 64 KiB at most, fit into a socket
+MOST_ASKED: Final = 64  # ranks at a time: each takes a thread and five descriptors
 _READER_S: Final = 10.0  # until a rank drops a reader, which asks for one document
 _N_PARTS: Final = "n_parts"
 
@@ -53,10 +43,6 @@ _MOST_NUMBER: Final = 2.0**64  # Prometheus refuses a page with a number beyond 
 
 DAMAGED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """The exceptions from showing a document with missing fields or fields of wrong types."""
-
-
-_ENDED: Final = "it has ended, or its connection broke"
-_CANNOT_BE_READ: Final = "its numbers cannot be read"
 
 
 class Place(NamedTuple):
@@ -147,187 +133,56 @@ def ask(places: Iterable[Place], job_key: bytes) -> list[dict[str, Any]]:
     """Return the document of each place; for a place that fails, a document with `error`.
 
     Numbers are finite. Fields besides `world`, `rank` and `monitors` may be missing or of any type.
-    Asks as many places at a time as this process may open files, and 4096 at most. Each such batch
-    takes two seconds if a place in it does not answer, and five if one answers slowly.
+    Takes two seconds for each 64 places that do not answer, and five for 64 that answer slowly.
     """
-    waiting, documents = collections.deque(places), list[dict[str, Any]]()
-    n_free = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
-    n_endpoints = min(-(-len(waiting) // _N_DIALS), n_free // (_N_DIALS + 2), _MOST_ENDPOINTS)
-    with contextlib.ExitStack() as opened:
-        askings, ready = [], select.poll()
-        for _ in range(max(1, n_endpoints)):
-            asking = _Asking(job_key, waiting, documents)
-            opened.callback(asking.endpoint.close)
-            ready.register(asking.endpoint, select.POLLIN)
-            askings.append(asking)
-        while (until := min([asking.ask_more() for asking in askings])) < math.inf:
-            ready.poll(1000 * max(0.0, until - time.monotonic()))
-            for asking in askings:
-                asking.step()
+    documents: list[dict[str, Any]] = []
+    threads = Threads("shoal top", MOST_ASKED)
+    for place in places:
+        threads.submit(functools.partial(_ask, place, job_key, documents))
+    threads.finish()
     return sorted(documents, key=lambda one: one["rank"])
 
 
-class _Question:
-    """A place that is being asked; `error` describes it if it has not answered at `until`."""
-
-    def __init__(self, place: Place, now: float) -> None:
-        self.place = place
-        self.error = "it does not answer"
-        self.dials: set[int] = set()  # one for each address of its name
-        self.peer: Peer | None = None
-        self.n_parts = -1  # of the answer; not known yet
-        self.parts: list[bytes] = []
-        self._last = now + _ANSWER_S
-        self.wait(now)
-
-    def wait(self, now: float) -> None:
-        """Wait for the next reply from now on."""
-        self.until = min(now + PATIENCE_S, self._last)
-
-
-class _Asking:
-    """Asks places over its endpoint, one part of them if several share both lists.
-
-    Args:
-        waiting: the places that nobody has asked yet.
-        documents: gets one for each place.
-    """
-
-    def __init__(
-        self,
-        job_key: bytes,
-        waiting: collections.deque[Place],
-        documents: list[dict[str, Any]],
-    ) -> None:
-        self._key = store_key(job_key)
-        self._waiting, self._documents = waiting, documents
-        self._open: set[_Question] = set()
-        self._by_dial: dict[int, _Question] = {}
-        self._by_peer: dict[Peer, _Question] = {}
-        self._expire_at = math.inf
+def _ask(place: Place, job_key: bytes, documents: list[dict[str, Any]]) -> None:
+    why = "it was started without SHOAL_MONITOR=1, or without a job key"
+    begun_s = time.monotonic()
+    if place.port:
         try:
-            self.endpoint = Endpoint(self, dial_s=PATIENCE_S)
-        except OSError as error:
-            raise ShoalError(f"cannot ask any rank: {error.strerror}") from error
-
-    def ask_more(self) -> float:
-        """Ask as many places as it can; return when `step` is due, or infinity at the end."""
-        while self._waiting and len(self._open) < _N_DIALS:
-            self._begin(self._waiting.popleft(), time.monotonic())
-        return min(self._expire_at, self.endpoint.deadline) if self._open else math.inf
-
-    def step(self) -> None:
-        """Do what is due, and give up the places that have not answered in time."""
-        self.endpoint.step(time.monotonic())
-        now = time.monotonic()
-        if now >= self._expire_at:
-            for question in [one for one in self._open if now >= one.until]:
-                self._end(question, question.error)
-            self._expire_at = min((one.until for one in self._open), default=math.inf)
-
-    def _begin(self, place: Place, now: float) -> None:
-        question = _Question(place, now)
-        if not place.port:
-            self._end(question, "it was started without SHOAL_MONITOR=1, or without a job key")
+            documents.append(_document_at(place, job_key))
             return
+        except TimedOut:
+            why = "it does not answer"
+        except PeerLost:
+            is_slow = time.monotonic() - begun_s >= PATIENCE_S
+            why = "it does not answer" if is_slow else "it has ended, or its connection broke"
+        except (ShoalError, OSError) as error:
+            why = str(error)
+    documents.append({"world": place.world, "rank": place.rank, "host": place.host, "error": why})
+
+
+def _document_at(place: Place, job_key: bytes) -> dict[str, Any]:
+    client = TcpStoreClient(
+        place.address,
+        place.port,
+        timeout_s=PATIENCE_S,
+        total_s=_ANSWER_S,
+        key=job_key,
+        is_served=True,
+    )
+    with contextlib.closing(client):
         try:
-            addresses = resolve(place.address)
-        except (OSError, UnicodeError) as error:
-            self._end(question, str(error))
-            return
-        self._open.add(question)
-        self._expire_at = min(self._expire_at, question.until)
-        for address in addresses:
-            dial = self.endpoint.connect(address, place.port, STORE_HELLO, self._key)
-            question.dials.add(dial)
-            self._by_dial[dial] = question
-
-    def _end(self, question: _Question, error: str) -> None:
-        place = question.place
-        document = {"world": place.world, "rank": place.rank, "host": place.host, "error": error}
-        self._end_with(question, document)
-
-    def _end_with(self, question: _Question, document: dict[str, Any]) -> None:
-        self._documents.append(document)
-        self._open.discard(question)
-        self._hang_up(question, *question.dials)
-        if question.peer is not None:
-            self._by_peer.pop(question.peer, None)
-            question.peer.close()
-
-    def _hang_up(self, question: _Question, *dials: int) -> None:
-        for dial in dials:
-            self.endpoint.hang_up(dial)
-            self._by_dial.pop(dial)
-            question.dials.discard(dial)
-
-    # The endpoint's callbacks.
-
-    def reached(self, peer: Peer, dial: int) -> None:
-        """Ask the place, and end its other dials."""
-        question = self._by_dial[dial]
-        self._hang_up(question, *question.dials)
-        question.peer, self._by_peer[peer] = peer, question
-        question.wait(time.monotonic())
-        peer.expect(VALUE, MAX_VALUE_BYTES)
-        _request(peer, _N_PARTS)
-
-    def not_reached(self, dial: int, error: int, progress: Progress, _was_connected: bool) -> None:
-        """End the question if no further attempt can succeed."""
-        question = self._by_dial[dial]
-        if progress is Progress.KEY_DIFFERS:
-            at = f"{question.place.address} port {question.place.port}"
-            self._end(question, f"the process at {at} holds another key. {HOW_TO_SET_KEY}")
-        elif error == errno.ECONNREFUSED:
-            self._hang_up(question, dial)
-            if not question.dials:
-                self._end(question, _ENDED)
-        elif is_out_of_descriptors(OSError(error, "")):
-            question.error = "this process has no file descriptor left for it: raise `ulimit -n`"
-
-    def received(self, peer: Peer, _kind: int, body: bytes, _fd: int) -> None:
-        """Keep a reply, and request the next parts of the document."""
-        question = self._by_peer[peer]
-        question.wait(time.monotonic())
-        try:
-            if question.n_parts < 0:
-                question.n_parts = min(max(0, int(body)), MOST_BYTES // MAX_VALUE_BYTES)
-            else:
-                question.parts.append(body)
-            n_parts = len(question.parts)
-            if n_parts == question.n_parts:
-                self._end_with(question, _document_in(b"".join(question.parts), question.place))
-            elif n_parts % _N_AT_ONCE == 0:
-                last = min(n_parts + _N_AT_ONCE, question.n_parts)
-                _request(peer, *map(str, range(n_parts, last)))
-        except ShoalError as error:
-            self._end(question, str(error))
-        except ValueError:
-            self._end(question, _CANNOT_BE_READ)
-
-    def lost(self, peer: Peer, _error: int, _why: str) -> None:
-        """End the question of this peer."""
-        self._end(self._by_peer[peer], _ENDED)
-
-
-def _request(peer: Peer, *keys: str) -> None:
-    for key in keys:
-        peer.send(GET, number(0, N_WAIT) + key.encode())
-
-
-def _document_in(text: bytes, place: Place) -> dict[str, Any]:
-    """Return the document in an answer; ShoalError if it is not valid, or not of this place."""
-    try:
-        found = dict(json.loads(text))
-        if found["shoal_monitor"] != VERSION:
-            raise ShoalError("it runs another version of shoal")
-        found.pop("error", None)  # only the reader sets it
-        if type(found["world"]) is not str or type(found["rank"]) is not int:
-            raise ValueError("the world or the rank has a wrong type")
-        _check_bounds(found)
-        places_of(found)
-    except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:
-        raise ShoalError(_CANNOT_BE_READ) from error
+            n_parts = min(int(client.try_get(_N_PARTS) or 0), MOST_BYTES // MAX_VALUE_BYTES)
+            parts = client.try_get_all([str(part) for part in range(n_parts)])
+            found = dict(json.loads(b"".join(parts or ())))
+            if found["shoal_monitor"] != VERSION:
+                raise ShoalError("it runs another version of shoal")
+            found.pop("error", None)  # only the reader sets it
+            if type(found["world"]) is not str or type(found["rank"]) is not int:
+                raise ValueError("the world or the rank has a wrong type")
+            _check_bounds(found)
+            places_of(found)
+        except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+            raise ShoalError("its numbers cannot be read") from error
     if found["world"] == place.world and found["rank"] != place.rank:
         raise ShoalError(f"rank {found['rank']} answers in its place")
     return found
