@@ -166,25 +166,16 @@ def test_a_second_signal_kills_at_once() -> None:
 
 
 def test_ranks_of_a_killed_lab_die_and_the_next_lab_removes_the_rest() -> None:
-    with running("--hosts", "2", "--", "sh", "-c", "echo $$; exec sleep 1000") as process:
-        pids = [int(line_of(process).split("|")[1]) for _ in range(2)]
-        assert left_by(process.pid)
-        process.kill()
-        assert all(await_end(pid) for pid in pids)
-        process.wait()
-        assert lab("run", "--hosts", "1", "--", "true").returncode == 0
-        assert left_by(process.pid) == []
-
-
-def test_the_leftovers_of_a_killed_lab_are_removed_with_their_processes() -> None:
-    stray = "setsid sleep 1000 & echo $!; wait"
+    stray = "setsid sleep 1000 & echo $$ $!; exec sleep 1000"
     with running("--hosts", "1", "--name", "gone", "--", "sh", "-c", stray) as process:
-        pid = int(line_of(process).split("|")[1])
+        rank, child = map(int, line_of(process).split("|")[1].split())
+        assert left_by(process.pid)
         process.kill()
         # Dead, but not yet reaped: /proc still has it.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert "gone" in remove_stale()
-        assert await_end(pid)
+        assert await_end(rank)
+        assert lab("run", "--hosts", "1", "--", "true").returncode == 0
+        assert await_end(child)
         assert left_by(process.pid) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -46,6 +47,38 @@ def check_staged(case: str) -> int:
 def test_a_check_of_the_front_end_passes(case: Case, three_ranks: SharedRanks) -> None:
     copies = three_ranks.run(check_staged, case.__name__)
     assert min(copies) > 0 or case in WITHOUT_COPIES
+
+
+def copy_only_what_is_read_or_written() -> None:
+    """Make calls of two pieces, and an all-gather of four, beside ranks with other forms of it."""
+    rank, own, whole = dist.get_rank(), torch.full((200,), 1.0 + dist.get_rank()), torch.empty(600)
+    peer, calls = 2 - rank, dist.send if rank == 0 else dist.recv
+    expected: list[tuple[Callable[[], object], int]] = [
+        (lambda: dist.broadcast(own.clone(), 1), 2),
+        (lambda: dist.reduce(own.clone(), 1), 4 if rank == 1 else 2),
+        (lambda: dist.all_reduce(own.clone()), 4),
+        (lambda: calls(own.clone(), peer) if rank != 1 else None, 1 if rank != 1 else 0),
+        (
+            lambda: (
+                dist.all_gather(list(whole.split(200)), own)
+                if rank == 1
+                else dist.all_gather_into_tensor(whole, own)
+            ),
+            4 * (1 + SIZE),
+        ),
+    ]
+    with staging(piece_bytes=512) as device:
+        for call, n_copies in expected:
+            before = device.n_copies
+            call()
+            assert device.n_copies - before == n_copies
+    assert whole.tolist() == [1.0] * 200 + [2.0] * 200 + [3.0] * 200
+
+
+def test_only_read_memory_is_copied_out_and_only_written_memory_back(
+    three_ranks: SharedRanks,
+) -> None:
+    three_ranks.run(copy_only_what_is_read_or_written)
 
 
 def trained(group: dist.ProcessGroup, hook: Any = None) -> list[Gradients]:

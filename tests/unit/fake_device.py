@@ -361,14 +361,6 @@ class FakeWire:
     def all_reduce(self, data: BufferView, op: object, **how: Any) -> Any:
         return self._post("all_reduce", [data], [data], lambda: _sum(data, data), how)
 
-    def broadcast(self, data: BufferView, root: int, **how: Any) -> Any:
-        reads, writes = ([data], []) if root == self.rank else ([], [data])
-        return self._post("broadcast", reads, writes, lambda: None, how)
-
-    def reduce(self, data: BufferView, root: int, op: object, **how: Any) -> Any:
-        writes = [data] if root == self.rank else []
-        return self._post("reduce", [data], writes, lambda: None, how)
-
     def all_gather(self, outputs: Any, data: BufferView, **how: Any) -> Any:
         blocks = _blocks(outputs)
 

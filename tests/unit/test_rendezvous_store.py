@@ -131,15 +131,6 @@ def test_another_key_is_refused_by_name(ours: bytes | None, theirs: bytes | None
         TcpStoreClient("127.0.0.1", server.port, timeout_s=30, key=ours)
 
 
-def test_a_stranger_is_closed_and_the_store_stays_usable() -> None:
-    with served() as server, client(server) as good:
-        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(100) == b""
-        good.set("still", b"there")
-
-
 @pytest.mark.parametrize(
     "requests",
     [
