@@ -155,25 +155,13 @@ def case_a_backward_pass_through_both_wrappers_is_refused_with_a_parameter() -> 
         boxed(randoms(0))
 
 
-def case_a_no_sync_pass_without_output_tensors_is_awaited_by_the_other_wrapper() -> None:
-    whole, one, other = two_heads()
-    a, b = wrap_ours(Boxed(one)), wrap_ours(other)
-    for _ in range(2):
-        with a.no_sync():
-            first = a(randoms(0))
-        with b.no_sync():
-            b(randoms(2)).pow(2).sum().backward()
-        with pytest.raises(shoal.UsageError, match="output of one of the two passes has no tensor"):
-            b(randoms(1))
-        whole.zero_grad()
-        first().pow(2).sum().backward()
-        wanted = torch.autograd.grad(one(randoms(0)).pow(2).sum(), list(one.parameters()))
-        assert all(map(torch.equal, [parameter.grad for parameter in one.parameters()], wanted))
-        whole.zero_grad()
-        wanted = averaged(whole[::2], other(randoms(1)).pow(2).sum())
-        b(randoms(1)).pow(2).sum().backward()
-        found = [parameter.grad for parameter in other.parameters()]
-        assert all(map(torch.allclose, found, wanted))
+def case_a_no_sync_pass_without_output_tensors_is_refused_beside_another_wrapper() -> None:
+    _, one, other = two_heads()
+    a, _other = wrap_ours(Boxed(one)), wrap_ours(other)
+    with a.no_sync(), pytest.raises(shoal.UsageError, match=r"0\.weight.* no_sync\(\) has no tensor"):
+        a(randoms(0))
+    with a.no_sync(), torch.no_grad():
+        a(randoms(0))
 
 
 def case_a_pass_of_one_wrapper_inside_the_others_step_is_refused() -> None:

@@ -83,8 +83,6 @@ class GradientKeeper:
         self._stopped: list[Averaging] = []  # stopped keepers, for the backward pass under way
         self._is_over = False  # another keeper has taken over
         self._shows_pass = True  # an output of the last forward pass has a hook
-        self._is_local = False  # the backward pass of a forward pass in no_sync() is under way
-        self._awaits_local = False  # no hook will show such a pass, and no gradient of it has come
 
     # Methods that torch's wrapper calls.
 
@@ -115,11 +113,9 @@ class GradientKeeper:
         Raises RuntimeError with the names if gradients of the last pass are missing.
         """
         hooked = _differentiable(outputs)
-        if not hooked:
-            self._begin_at_first_gradient()
-        for other, name in self._sharing.items():
-            if other._awaits_local:
-                self._refuse_turn(name)
+        if not hooked and not self._is_unseen:
+            self._is_unseen = True
+            self._attach()
         self._check_turn(shows_pass=bool(hooked))
         self._check_finished()
         self._hooks.come_last()
@@ -132,10 +128,14 @@ class GradientKeeper:
         if self._sharing:
             hooked = _differentiable(outputs)
             self._check_turn(shows_pass=bool(hooked))
-            self._hook_outputs(hooked, self._begin_local_pass)
             if not hooked:
-                self._begin_at_first_gradient()
-                self._awaits_local = True
+                self.refuse(
+                    f"parameter {next(iter(self._sharing.values()))} belongs to another wrapper "
+                    "too, and the output of this forward pass in no_sync() has no tensors, so its "
+                    "backward pass could count as the other's: return tensors from the model, or "
+                    "run the forward pass in no_grad()"
+                )
+            self._hook_outputs(hooked, self._begin_local_pass)
         if self.averaging.weight is not None:
             self.averaging.weight = None
             self.refuse(
@@ -144,12 +144,6 @@ class GradientKeeper:
             )
         if not self._pass.is_under_way and len(self._missing()) == len(self.names):
             self.averaging.stop()
-
-    def _begin_at_first_gradient(self) -> None:
-        """Note gradients from now on: no output shows that a backward pass begins."""
-        if not self._is_unseen:
-            self._is_unseen = True
-            self._attach()
 
     def _hook_outputs(
         self, outputs: Sequence[torch.Tensor], hook: Callable[[torch.Tensor], None]
@@ -293,28 +287,19 @@ class GradientKeeper:
     def _check_turn(self, *, shows_pass: bool) -> None:
         """Refuse a forward pass after which gradients could belong to either wrapper's pass."""
         self._shows_pass = shows_pass
-        self._is_local = False  # a local pass that raised
         self._resume_others()
         for other, name in self._sharing.items():
             if other.averaging.is_armed and not (shows_pass and other._shows_pass):
-                self._refuse_turn(name)
-
-    def _refuse_turn(self, name: str) -> NoReturn:
-        self.refuse(
-            f"parameter {name} belongs to another wrapper too, which has run a forward "
-            "pass without its backward pass; the output of one of the two passes has no "
-            "tensors: run the backward pass first, or the forward pass in no_grad()"
-        )
+                self.refuse(
+                    f"parameter {name} belongs to another wrapper too, which has run a forward "
+                    "pass without its backward pass; the output of one of the two passes has no "
+                    "tensors: run the backward pass first, or the forward pass in no_grad()"
+                )
 
     def _begin_local_pass(self, _gradient: torch.Tensor) -> None:
         """Begin the backward pass of a forward pass in no_sync(), which is not averaged."""
         self._stop_others(may_join=True)
-        self._is_local = True
-        Variable._execution_engine.queue_callback(self._end_local_pass)
-
-    def _end_local_pass(self) -> None:
-        self._is_local = False
-        self._resume_others()
+        Variable._execution_engine.queue_callback(self._resume_others)
 
     def _stop_others(self, *, may_join: bool = False) -> None:
         """Have the other wrappers count nothing until `_resume_others`.
@@ -372,8 +357,6 @@ class GradientKeeper:
 
     def _note(self, index: int) -> None:
         self._came.add(index)
-        if not any(other._pass.is_under_way or other._is_local for other in self._sharing):
-            self._awaits_local = False
         if not self._is_armed() or self._pass.is_under_way:
             return
         if is_nested():
