@@ -137,29 +137,34 @@ class _AllHaveHeardError(Exception):
     """Ends the joins of all ranks."""
 
 
-class _Ear(logging.Logger):
-    """Keeps one rank's first warning with these words."""
+class Ear(logging.Logger):
+    """Keeps one rank's warnings, and the first with these words once it has logged `least`."""
 
-    def __init__(self, ears: list[_Ear], words: str) -> None:
+    def __init__(self, ears: list[Ear], words: str, least: int) -> None:
         super().__init__("of a test")
-        self._ears, self._words = ears, words
-        self.text = ""
+        self._ears, self._words, self._least = ears, words, least
+        self.texts: list[str] = []
+        self.text = ""  # the first with the words
         ears.append(self)
 
     def warning(self, msg: object, *args: object, **_: object) -> None:
-        text = str(msg) % args
-        if self._words in text:
-            self.text = self.text or text
+        self.texts.append(str(msg) % args)
+        if self._words in self.texts[-1] and len(self.texts) >= self._least:
+            self.text = self.text or self.texts[-1]
         if all(ear.text for ear in self._ears):
             raise _AllHaveHeardError
 
 
-def warnings_of(
-    store: Store, environs: Sequence[Mapping[str, str]], words: Mapping[int, str], **how: object
-) -> list[str]:
-    """Join until each rank has warned with its words; return those warnings."""
-    ears: list[_Ear] = []
-    logs = {rank: _Ear(ears, words[rank]) for rank in words}
+def ears_of(
+    store: Store,
+    environs: Sequence[Mapping[str, str]],
+    words: Mapping[int, str],
+    least: int = 1,
+    **how: object,
+) -> list[Ear]:
+    """Join until each of these ranks has warned with its words."""
+    ears: list[Ear] = []
+    logs = {rank: Ear(ears, words[rank], least) for rank in words}
 
     def one(rank: int) -> None:
         chosen = options(environs[rank], warn_s=0.01, log=logs[rank], **how)
@@ -169,7 +174,14 @@ def warnings_of(
 
     with ThreadPoolExecutor(len(words)) as pool:
         list(pool.map(one, words))
-    return [ear.text for ear in ears]
+    return ears
+
+
+def warnings_of(
+    store: Store, environs: Sequence[Mapping[str, str]], words: Mapping[int, str], **how: object
+) -> list[str]:
+    """Join until each of these ranks has warned with its words; return those warnings."""
+    return [ear.text for ear in ears_of(store, environs, words, **how)]  # type: ignore[arg-type]
 
 
 def open_descriptors() -> set[tuple[int, str]]:

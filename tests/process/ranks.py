@@ -128,12 +128,7 @@ class Ranks:
 
     def values(self, deadline_s: float = 60.0) -> list[Any]:
         """Return every rank's result; AssertionError if a rank raised, died or hung."""
-        outcomes = self.wait(deadline_s)
-        failed = [outcome for outcome in outcomes if outcome.error or outcome.died]
-        if failed:
-            report = "\n".join(map(str, failed))
-            raise AssertionError(f"{len(failed)} of {len(outcomes)} ranks failed:\n{report}")
-        return [outcome.value for outcome in outcomes]
+        return _values(self.wait(deadline_s))
 
 
 def run_ranks(

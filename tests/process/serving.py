@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import random
@@ -182,18 +181,6 @@ class Talker:
 
     def lost(self, _peer: Peer, _error: int, _why: str) -> None:
         self.n_lost += 1
-
-
-class Lines(logging.Handler):
-    """The lines that this process logs from now on."""
-
-    def __init__(self, level: int = logging.INFO) -> None:
-        super().__init__(level)
-        self.texts: list[str] = []
-        logging.getLogger("shoal").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
 
 
 def link_env() -> dict[str, str]:

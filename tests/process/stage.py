@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -81,6 +82,20 @@ class Stage:
 def pretend_hosts(ranks_per_host: int) -> None:
     """On a rank, before it joins: make each `n` consecutive ranks count as one host."""
     os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+
+
+class Lines(logging.Handler):
+    """The lines with these words that this process logs from now on."""
+
+    def __init__(self, level: int = logging.INFO, words: str = "") -> None:
+        super().__init__(level)
+        self.texts: list[str] = []
+        self._words = words
+        logging.getLogger("shoal").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._words in record.getMessage():
+            self.texts.append(record.getMessage())
 
 
 def stop(pid: int) -> None:

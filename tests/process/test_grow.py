@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from process.ranks import FileRanks, free_port, run_ranks, start_ranks
 from process.serving import await_that
-from process.stage import Stage, descriptors, error_of, pretend_hosts
+from process.stage import Lines, Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, ShoalError, UsageError
@@ -103,15 +101,6 @@ def test_an_interrupted_member_goes_on_with_the_others(moment: str, forked: File
         assert n_errors == [0, 1, 0, 0]
 
 
-@contextlib.contextmanager
-def texts_of_warnings() -> Iterator[list[str]]:
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("shoal").addHandler(handler)
-    yield texts
-
-
 def texts_of_newcomers() -> Any:
     """Return two doors, the newcomers' errors there and their warnings, which come early."""
     entering.SILENT_S, entering._WARN_S = 0.1, 0.3
@@ -119,11 +108,11 @@ def texts_of_newcomers() -> Any:
         shoal.init() as group,
         hold_port() as held,
         ThreadPoolExecutor(2) as both,
-        texts_of_warnings() as texts,
     ):
+        lines = Lines(logging.WARNING)
         doors = f"127.0.0.1:{held.getsockname()[1]}", group.address
         found = both.map(lambda door: error_of(shoal.init, join=door, timeout_s=2.0), doors)
-        return *doors, *map(str, found), texts
+        return *doors, *map(str, found), lines.texts
 
 
 def test_a_newcomer_that_is_never_admitted_names_the_address_and_the_cause() -> None:
@@ -142,11 +131,12 @@ def test_a_newcomer_that_is_never_admitted_names_the_address_and_the_cause() -> 
 
 def warnings_of_grow() -> list[str]:
     pretend_hosts(1)
-    with texts_of_warnings() as texts, shoal.init() as group:
+    lines = Lines(logging.WARNING, "cannot listen for newcomers")
+    with shoal.init() as group:
         for _ in range(3):
             assert group.grow() is group
         group.barrier()
-    return [text for text in texts if "cannot listen for newcomers" in text]
+    return lines.texts
 
 
 def test_a_rank_that_cannot_listen_logs_why_once() -> None:

@@ -24,7 +24,7 @@ from process.joining import (
 )
 from process.ranks import run_ranks, start_ranks
 from process.records import record_of
-from process.stage import descriptors
+from process.stage import Lines, descriptors
 
 from shoal.rendezvous import MemoryStore, join
 from shoal.rendezvous.listener import listen_unix
@@ -72,10 +72,7 @@ def test_strangers_are_closed_and_the_join_goes_on() -> None:
 def join_without_descriptors() -> tuple[bool, bool, list[int]]:
     """Callers take every descriptor while rank 0 waits; after they leave, rank 1 joins."""
     store = Noticing()
-    texts: list[str] = []
-    listener = logging.Handler()
-    listener.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("shoal").addHandler(listener)
+    texts = Lines(logging.NOTSET).texts
     with waiting_rank_0(store) as (result, address):
         limit = len(descriptors()) + 100
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

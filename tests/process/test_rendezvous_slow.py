@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from process.joining import LONG_S, Misleading, hosts, warnings_of
+from process.joining import LONG_S, ONE_HOST, Misleading, ears_of, hosts, warnings_of
 from process.stage import stop
 
 import shoal
@@ -30,69 +30,22 @@ from shoal.rendezvous.store.client import TcpStoreClient
 HOSTS = hosts("a", "b")
 
 
-class _WarnedError(Exception):
-    """Ends a join once it has warned as the test expects."""
-
-
-class Log(logging.Logger):
-    """Ends the join at a warning with these words, once `n_warnings` were logged."""
-
-    def __init__(self, words: str = "", n_warnings: int = 1) -> None:
-        super().__init__("of a test")
-        self.texts: list[str] = []
-        self._words = words
-        self._n_warnings = n_warnings
-
-    def warning(self, msg: object, *args: object, **_: Any) -> None:
-        self.texts.append(str(msg) % args)
-        if self._words in self.texts[-1] and len(self.texts) >= self._n_warnings:
-            raise _WarnedError(self.texts[-1])
-
-
-class Together(Log):
-    """Ends the joins of several ranks together, once each has warned."""
-
-    def __init__(self, others: threading.Barrier, words: str, n_warnings: int) -> None:
-        super().__init__(words, n_warnings)
-        self._others = others
-
-    def warning(self, msg: object, *args: object, **how: Any) -> None:
-        try:
-            super().warning(msg, *args, **how)
-        except _WarnedError:
-            self._others.wait(LONG_S)
-            raise
-
-
-def warning_of(
-    log: Log, store: Store, rank: int, size: int, environ: Mapping[str, str], **how: Any
-) -> str:
-    """Return the warning that ends a join."""
-    chosen = JoinOptions(environ=environ, warn_s=0.01, log=log, **how)
-    with pytest.raises(_WarnedError) as warned:
-        join(store, rank, size, timeout_s=LONG_S, options=chosen)
-    return str(warned.value)
-
-
 def test_every_rank_warns_of_a_never_started_one_at_doubling_intervals() -> None:
-    store, both = MemoryStore(), threading.Barrier(2)
     # Early warnings may name only the store, which was too slow to answer.
     words = "rank 2 never published a record (not started, dead,"
-    logs = [Together(both, words, 4), Together(both, words, 4)]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda rank: warning_of(logs[rank], store, rank, 3, {}), range(2)))
-    for rank, log in enumerate(logs):
-        assert len(log.texts) >= 4
-        for n_doubled, text in enumerate(log.texts):
+    ears = ears_of(MemoryStore(), 3 * [ONE_HOST], {0: words, 1: words}, least=4)
+    for rank, ear in enumerate(ears):
+        for n_doubled, text in enumerate(ear.texts):
             assert f"rank {rank} of 3 on " in text
             assert f"has not joined after {0.01 * 2**n_doubled:g} s: " in text
 
 
 @pytest.mark.parametrize("host", ["127.0.1.1", "10.0.0.1"])
 def test_a_rank_that_misses_others_warns_of_a_store_at_a_loopback_address(host: str) -> None:
-    store, log = MemoryStore(), Log("rank 1 never published a record")
+    store = MemoryStore()
     store.host = host
-    warned = warning_of(log, store, 0, 2, {"MASTER_ADDR": "localhost"})
+    words = {0: "rank 1 never published a record"}
+    [warned] = warnings_of(store, 2 * [{"MASTER_ADDR": "localhost"}], words)
     text = "a store at the loopback address 127.0.1.1 can be reached from its own host only"
     assert (text in warned) == (host == "127.0.1.1")
 
@@ -248,17 +201,17 @@ def test_a_dropped_error_releases_its_store() -> None:
         gc.enable()
 
 
-class GoOn(Log):
-    """Continues a stopped process at the warning, and does not end the join."""
+class GoOn(logging.Logger):
+    """Continues a stopped process at the second warning, if that has these words."""
 
-    def __init__(self, pid: int, words: str, n_warnings: int) -> None:
-        super().__init__(words, n_warnings)
-        self._pid = pid
+    def __init__(self, pid: int, words: str) -> None:
+        super().__init__("of a test")
+        self.texts: list[str] = []
+        self._pid, self._words = pid, words
 
-    def warning(self, msg: object, *args: object, **how: Any) -> None:
-        try:
-            super().warning(msg, *args, **how)
-        except _WarnedError:
+    def warning(self, msg: object, *args: object, **_: object) -> None:
+        self.texts.append(str(msg) % args)
+        if len(self.texts) > 1 and self._words in self.texts[-1]:
             os.kill(self._pid, signal.SIGCONT)
 
 
@@ -266,7 +219,7 @@ def test_a_join_warns_of_a_stopped_torch_store_and_succeeds_when_it_continues() 
     with torch_server() as (server, connect), ThreadPoolExecutor(2) as pool:
         stores = [TorchStore(connect()) for _ in range(2)]
         stop(server.pid)
-        log = GoOn(server.pid, "the store at 127.0.0.1 has not answered for", n_warnings=2)
+        log = GoOn(server.pid, "the store at 127.0.0.1 has not answered for")
         chosen = JoinOptions(warn_s=0.01, log=log)
         first = pool.submit(join, stores[0], 0, 2, timeout_s=LONG_S, options=chosen)
         second = pool.submit(join, stores[1], 1, 2, timeout_s=LONG_S)

@@ -6,7 +6,6 @@ from typing import Any
 from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
-    Lines,
     ServerProcess,
     await_that,
     job_env,
@@ -15,6 +14,7 @@ from process.serving import (
     status_of,
     sums,
 )
+from process.stage import Lines
 
 from shoal.group.pool import view as pool_view
 from shoal.shapes import Shape

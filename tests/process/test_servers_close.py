@@ -14,7 +14,6 @@ import pytest
 from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
-    Lines,
     await_that,
     is_right,
     job_env,
@@ -24,7 +23,7 @@ from process.serving import (
     served_group,
     wait_for_all,
 )
-from process.stage import Stage, pretend_hosts
+from process.stage import Lines, Stage, pretend_hosts
 
 import shoal
 from shoal.group.pool import mend, view_mesh

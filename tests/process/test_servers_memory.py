@@ -8,7 +8,6 @@ from typing import Any
 from process.ranks import start_ranks
 from process.serving import (
     N_WORKERS,
-    Lines,
     ServerProcess,
     are_right,
     await_that,
@@ -20,7 +19,7 @@ from process.serving import (
     status_of,
     sums,
 )
-from process.stage import Stage
+from process.stage import Lines, Stage
 
 MEMORY = 64 << 20  # the least that --memory takes
 N_AHEAD = 8  # calls of 15 MiB per worker: two workers send 5 times the memory

@@ -13,14 +13,13 @@ from typing import Any
 from process.ranks import free_port, run_ranks, start_ranks
 from process.serving import (
     N_WORKERS,
-    Lines,
     ServerProcess,
     await_servers,
     job_env,
     new_key,
     sums,
 )
-from process.stage import Stage, pretend_hosts
+from process.stage import Lines, Stage, pretend_hosts
 
 import shoal
 

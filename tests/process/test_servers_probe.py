@@ -8,7 +8,6 @@ import pytest
 from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
-    Lines,
     ServerProcess,
     is_right,
     job_env,
@@ -16,6 +15,7 @@ from process.serving import (
     noise,
     served_group,
 )
+from process.stage import Lines
 
 from shoal.group.pool import forming, probe
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from process.arrays import Array, check, contribution
 from process.ranks import FileRanks, on_ranks
-from process.stage import pretend_hosts
+from process.stage import Lines, pretend_hosts
 from wires import ERRORS, NARROW, block_of, bound_of_sum, rounded
 
 import shoal
@@ -261,14 +261,7 @@ def test_a_groups_wire_applies_to_large_sums_and_other_calls_stay_wide(how: str)
 
 def warned(wire: str) -> list[str]:
     pretend_hosts(1)
-    texts: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno >= logging.WARNING and "for gradients" in record.getMessage():
-                texts.append(record.getMessage())
-
-    logging.getLogger("shoal").addHandler(Listener())
+    texts = Lines(logging.WARNING, "for gradients").texts
     with shoal.init(wire=wire) as group:
         group.all_reduce(np.ones(20_000, np.float32), subject=1 << 24)
         group.all_reduce(np.ones(20_001, np.float32), wire="identity")
