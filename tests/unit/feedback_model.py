@@ -1,4 +1,4 @@
-"""A NumPy model of error feedback, for all ranks at once."""
+"""A NumPy model of error feedback, for all ranks at once, and averagers compared with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import ml_dtypes
 import mx
 import numpy as np
 
+from shoal.average import Averager, ErrorFeedback
+
 if TYPE_CHECKING:
-    from shoal.average import Averager
+    import shoal
 
 Arrays = dict[str, Any]
 
@@ -95,3 +97,74 @@ class FeedbackModel:
         if all(np.isfinite(average).all() for average in averages.values()):
             self.residuals = after
         return averages
+
+
+# Averagers in step with the model.
+
+SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
+    "embedding": ((300, 11), "float32"),
+    "step": ((7,), "int32"),
+    "weight": ((57, 3, 2), "float32"),
+    "nothing": ((0, 4), "float32"),
+    "bias": ((1000,), "float32"),
+    "last": ((), "float32"),
+}
+FLOATS = [name for name, (_, dtype) in SHAPES.items() if dtype == "float32"]
+
+
+def gradient(name: str, rank: int, step: int) -> Any:
+    """Return multiples of 1/8 that bfloat16 cannot hold; sums over steps and ranks are exact."""
+    shape, dtype = SHAPES[name]
+    source = np.random.default_rng([sum(map(ord, name)), rank, step])
+    drawn = source.integers(-4096, 4096, shape)
+    return np.asarray(drawn * 2 if dtype == "int32" else drawn / 8).astype(dtype)
+
+
+def new_model(size: int) -> FeedbackModel:
+    return FeedbackModel(size, {name: SHAPES[name][0] for name in FLOATS})
+
+
+def gradients(size: int, step: int) -> list[Arrays]:
+    return [{name: gradient(name, rank, step) for name in SHAPES} for rank in range(size)]
+
+
+def send(averager: Averager, given: Arrays, **begin: Any) -> Arrays:
+    """Begin a step and make its arrays ready, in this rank's order."""
+    arrays = averager.begin(**begin)
+    names = [name for name in given if name in arrays]
+    np.random.default_rng(averager.group.rank).shuffle(names)
+    for name in names:
+        arrays[name][...] = given[name]
+        averager.ready(name)
+    return arrays
+
+
+def average(averager: Averager, given: Arrays, **begin: Any) -> Arrays:
+    """Make one step, in this rank's order."""
+    arrays = send(averager, given, **begin)
+    averager.wait()
+    return arrays
+
+
+def check(averager: Averager, model: FeedbackModel, given: list[Arrays], **begin: Any) -> None:
+    """Take one step here and in the model, and compare averages and residuals to the bit."""
+    factors = begin.pop("factors", None)
+    arrays = average(averager, given[averager.group.rank], **begin)
+    for name, wanted in model.step(given, factors).items():
+        np.testing.assert_array_equal(arrays[name], wanted, err_msg=name)
+    check_residuals(averager, model)
+
+
+def check_residuals(averager: Averager, model: FeedbackModel) -> None:
+    held = averager.state_dict()["residuals"]
+    assert list(held) == FLOATS
+    for name, residual in model.residuals[averager.group.rank].items():
+        np.testing.assert_array_equal(held[name], residual, err_msg=name)
+
+
+def feeding(group: shoal.Group, **options: Any) -> Averager:
+    """Arrays span buffers, and buffers hold several arrays."""
+    options = {"compress": ErrorFeedback("bf16"), "fusion_bytes": 2048, **options}
+    weighted = options.get("weighted")
+    shapes = {name: SHAPES[name] for name in (FLOATS if weighted else SHAPES)}
+    return Averager(group, shapes, **options)

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from unit.averages import SHAPES, check, fill, shuffled, values
-from unit.feedback_model import FeedbackModel
+from unit.feedback_model import (
+    average,
+    check_residuals,
+    feeding,
+    gradients,
+    new_model,
+    send,
+)
+from unit.feedback_model import check as check_step
 from unit.in_process import in_ranks
 
-from shoal.average import Averager, ChunkTopK, ErrorFeedback
+from shoal.average import Averager, ChunkTopK
 from shoal.errors import PeerLost, UsageError
 
 if TYPE_CHECKING:
@@ -123,65 +131,20 @@ def test_a_step_is_not_abandoned_while_its_group_lives(group: shoal.Group) -> No
 
 # Residuals.
 
-FLOATS = {"first": (9, 5), "second": (333,), "third": (2, 3, 4)}
-
-
-def gradient(rank: int, step: int) -> dict[str, Any]:
-    """Return multiples of 1/8 that bfloat16 cannot hold, whose sums are exact."""
-    return {
-        name: (np.random.default_rng([step, rank, at]).integers(-4096, 4096, shape) / 8).astype(
-            np.float32
-        )
-        for at, (name, shape) in enumerate(FLOATS.items())
-    }
-
-
-def send(averager: Averager, step: int) -> None:
-    arrays = averager.begin()
-    for name, value in gradient(averager.group.rank, step).items():
-        arrays[name][...] = value
-        averager.ready(name)
-    averager.send_rest()
-
-
-def check_step(averager: Averager, model: FeedbackModel, step: int) -> None:
-    """Take one step here and in the model, and compare averages and residuals to the bit."""
-    send(averager, step)
-    averager.wait()
-    wanted = model.step([gradient(rank, step) for rank in range(averager.group.size)])
-    for name, average in wanted.items():
-        np.testing.assert_array_equal(averager.arrays[name], average, name)
-    check_residuals(averager, model)
-
-
-def check_residuals(averager: Averager, model: FeedbackModel) -> None:
-    held = averager.state_dict()["residuals"]
-    for name, residual in model.residuals[averager.group.rank].items():
-        np.testing.assert_array_equal(held[name], residual, name)
-
-
-def feeding(group: shoal.Group, fusion_bytes: int | None = None) -> Averager:
-    specs = {name: (shape, "float32") for name, shape in FLOATS.items()}
-    return Averager(group, specs, compress=ErrorFeedback("bf16"), fusion_bytes=fusion_bytes)
-
 
 @in_ranks(3)
 def test_residuals_are_kept_and_a_new_rank_begins_without_any(group: shoal.Group) -> None:
-    pair, model = pair_of(group), FeedbackModel(3, FLOATS)
-    before = FeedbackModel(2, FLOATS)
+    pair, model, before = pair_of(group), new_model(3), new_model(2)
     for step in range(3):
-        before.step([gradient(rank, step) for rank in range(2)])
+        before.step(gradients(2, step))
     model.residuals[:2] = before.residuals
-    if pair is None:
-        averager = feeding(group, 256)
-    else:
-        averager = feeding(pair, 256)
+    averager = feeding(group if pair is None else pair)
+    if pair is not None:
         for step in range(3):
-            send(averager, step)
-            averager.wait()
+            average(averager, gradients(2, step)[group.rank])
         averager.regroup(group)
     for step in range(3, 6):
-        check_step(averager, model, step)
+        check_step(averager, model, gradients(3, step))
 
 
 @pytest.mark.parametrize("ends_on", [(), (0,), (1,), (0, 1)])
@@ -189,10 +152,11 @@ def test_residuals_are_kept_and_a_new_rank_begins_without_any(group: shoal.Group
 def test_the_last_step_of_rank_0_decides_whether_residuals_change(
     group: shoal.Group, ends_on: tuple[int, ...]
 ) -> None:
-    averager, model = feeding(group), FeedbackModel(3, FLOATS)
+    averager, model = feeding(group), new_model(3)
     for step in range(2):
-        check_step(averager, model, step)
-    send(averager, 2)
+        check_step(averager, model, gradients(3, step))
+    send(averager, gradients(3, 2)[group.rank])
+    averager.send_rest()
     if group.rank in (2, *ends_on):
         averager.wait()
     group.barrier()
@@ -200,10 +164,10 @@ def test_the_last_step_of_rank_0_decides_whether_residuals_change(
         return
     averager.regroup(group.shrink([2]))
     if 0 in ends_on:
-        model.step([gradient(rank, 2) for rank in range(3)])
+        model.step(gradients(3, 2))
     check_residuals(averager, model)
     model.residuals.pop()
-    check_step(averager, model, 3)
+    check_step(averager, model, gradients(2, 3))
 
 
 @in_ranks(2)
