@@ -1,6 +1,8 @@
-"""Evaluation of a link probe: a server's rate as part of a worker's, and late servers."""
+"""Rates of servers: announced, or measured as part of a worker's; and late servers."""
 
 import contextlib
+import itertools
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,10 @@ from shoal.errors import ShoalError
 from shoal.group.pool import probe
 from shoal.group.pool.notices import late_server
 from shoal.group.pool.probe import UNKNOWN, measure, part_of, step_of
+from shoal.group.pool.view import nics_of
+from shoal.group.pool.view_mesh import card_of
+from shoal.plan import default_cluster
+from shoal.plan.served import choose_with_servers
 
 
 @pytest.mark.parametrize(
@@ -92,3 +98,28 @@ def test_a_server_with_a_far_longer_queue_than_others_for_its_share_is_late() ->
     assert late_server([20_000.0, 100.0, 0.0], [1, 1, 1])[0] is None
     assert late_server([1e9, 0.0], [1, 0])[0] is None
     assert late_server([1e9], [1])[0] is None
+
+
+# Announced rates.
+
+N_WORKERS = 4
+SAID = [5e-324, 1.0, 1e9, 1e308]
+
+
+def encoded(rate: float) -> bytes:
+    return struct.pack("<4sd3H16x", b"pool", rate, 0, 1, 2)
+
+
+@pytest.mark.parametrize("rates", list(itertools.combinations_with_replacement(SAID, 3)))
+def test_calls_are_shared_by_any_announced_rates(rates: tuple[float, ...]) -> None:
+    cluster = default_cluster(range(N_WORKERS))
+    known = [card_of(encoded(rate)).rate for rate in (*[50.0] * N_WORKERS, *rates)]
+    pool = nics_of(known, N_WORKERS, cluster)
+    served = choose_with_servers(8 << 20, cluster, pool)
+    assert 0 < served.cost_us <= served.alone_us
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+def test_an_invalid_rate_is_refused(rate: float) -> None:
+    with pytest.raises(ShoalError, match="sent no server-pool record"):
+        card_of(encoded(rate))

@@ -16,6 +16,7 @@ from unit.fakes import FakeGroup
 from shoal.dtypes import DType
 from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.sparse import all_reduce_sparse
 from shoal.frontend.torch.work import InBackground, PendingWork
 from shoal.group.buffers import span_of
 
@@ -290,3 +291,36 @@ def test_calls_on_another_thread_form_one_work() -> None:
     assert not failing.is_success()
     with pytest.raises(RuntimeError, match="UsageError: not these"):
         failing.get_future().wait()
+
+
+# ---- sparse tensors ----
+
+
+class GroupWithADamagedRank:
+    """A group of one rank whose indices arrive as 9."""
+
+    size = 1
+
+    def all_gather(self, outputs: Any, own: torch.Tensor, *, name: str, timeout_s: float) -> None:
+        [output] = outputs if isinstance(outputs, list) else [outputs[0]]
+        output.copy_(own)
+        if name.endswith("indices"):
+            output.fill_(9)
+
+
+class Tensors:
+    """Buffers that are the tensors themselves."""
+
+    def written(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    read = written
+
+
+def test_indices_beyond_the_shape_are_an_error_and_the_tensor_is_unchanged() -> None:
+    tensor = torch.sparse_coo_tensor([[1]], [2.0], (3,), check_invariants=True)
+    group: Any = GroupWithADamagedRank()
+    buffers: Any = Tensors()
+    with pytest.raises(UsageError, match=r"damaged indices.*index 9"):
+        all_reduce_sparse(group, tensor, buffers, name="sum", timeout_s=1)
+    assert tensor.to_dense().tolist() == [0, 2, 0]
