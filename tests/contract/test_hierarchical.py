@@ -11,7 +11,6 @@ from fractions import Fraction
 import pytest
 
 from shoal.analysis.prove.prover import Proof, prove
-from shoal.errors import UsageError
 from shoal.schedule import find
 
 PAIRS = [
@@ -115,16 +114,3 @@ def test_ranks_of_a_small_host_have_several_rails() -> None:
     between = {ends: n for ends, n in sent.items() if hosts[ends[0]] != hosts[ends[1]]}
     pairs = [(0, 4), (1, 5), (2, 4), (3, 5)]
     assert between == {ends: 2 for a, b in pairs for ends in ((a, b), (b, a))}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"{local}/ring" for local in ("direct", "doubling", "ring_2d", "rings", "")),
-        *(f"ring/{across}" for across in ("fairring", "rings", "", "ring/ring")),
-    ],
-)
-def test_unsuitable_algorithms_of_a_level_are_refused_with_suitable_ones(name: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        find("all_reduce", name)
-    assert "sharded, ring, " in str(refused.value)

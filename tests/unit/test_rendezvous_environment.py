@@ -38,19 +38,15 @@ SLURM = {
         (SLURM, LaunchInfo(5, 8, "node03", 29500)),
         (SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7"}, LaunchInfo(5, 8, "head", 7)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, LaunchInfo(5, 8, "127.0.0.1", 29500)),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "6"}, LaunchInfo(5, 6, "node03", 29500)),
+        (SLURM | {"WORLD_SIZE": "8"}, LaunchInfo(5, 8, "node03", 29500)),
+        # One launcher starts another: torchrun, then Open MPI, then Slurm counts.
+        (SLURM | OPEN_MPI | TORCHRUN, LaunchInfo(3, 4, "10.0.0.1", 29501)),
+        (SLURM | OPEN_MPI, LaunchInfo(1, 2, "127.0.0.1", 29500)),
     ],
 )
 def test_each_launcher_is_understood(environ: dict[str, str], want: LaunchInfo) -> None:
     assert find_place(environ) == want
-
-
-def test_torchrun_precedes_the_launcher_that_started_it() -> None:
-    assert find_place(SLURM | OPEN_MPI | TORCHRUN).rank == 3
-    assert find_place(SLURM | OPEN_MPI).rank == 1
-
-
-def test_a_world_size_without_a_rank_defers_to_the_launcher() -> None:
-    assert find_place(SLURM | {"WORLD_SIZE": "8"}).rank == 5
 
 
 def test_jobs_and_steps_of_slurm_on_one_host_get_different_ports() -> None:
@@ -64,10 +60,6 @@ def test_jobs_and_steps_of_slurm_on_one_host_get_different_ports() -> None:
     assert all(1024 < port < 32768 for port in ports)  # free for listeners, by Linux's default
     assert find_place(SLURM | {"SLURM_JOB_ID": "7"}).master_port == port(7, 0)
     assert find_place(SLURM | {"SLURM_JOB_ID": "7", "MASTER_PORT": "9"}).master_port == 9
-
-
-def test_the_size_of_a_step_is_its_number_of_tasks() -> None:
-    assert find_place(SLURM | {"SLURM_STEP_NUM_TASKS": "6"}).size == 6
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,9 @@ def test_hierarchical_algorithms_are_found_by_two_names() -> None:
             assert list(named) == list(find("all_reduce", pair).steps(rank, 5, 0, hosts))
 
 
+UNSUITABLE = ["direct", "doubling", "ring_2d", "fairring", "ring/ring", "rings", ""]
+
+
 @pytest.mark.parametrize(
     ("collective", "names", "why"),
     [
@@ -89,6 +92,9 @@ def test_hierarchical_algorithms_are_found_by_two_names() -> None:
             ["", "rings", "sharded(2)", "ring(2)"],
             r"for all_reduce: there are .*tree.*, sharded\[8\*1.*local/across",
         ),
+        # Unsuitable for a level, inside a host or between hosts.
+        ("all_reduce", [f"{local}/ring" for local in UNSUITABLE], "sharded, ring, "),
+        ("all_reduce", [f"ring/{across}" for across in UNSUITABLE[2:]], "sharded, ring, "),
         # Only all-reduce takes compound names.
         *(("broadcast", ["ring/ring", "sharded[2*1|]"], "for broadcast: .* scatter_gather$"),),
         ("gossip", [""], "no collective 'gossip': there are all_reduce, broadcast"),
