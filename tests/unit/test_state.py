@@ -30,7 +30,7 @@ CALL = """{
     "scratch": "none", "scratch_bytes": 0, "n_steps": 7, "n_steps_left_out": 0
 }"""
 PEER = """{
-    "state": "alive", "link": "tcp", "heard_s": 0.2, "said_s": 0.1, "n_queued": 2,
+    "state": "alive", "link": "tcp", "since_received_s": 0.2, "since_sent_s": 0.1, "n_queued": 2,
     "queued_bytes": 2048, "n_frames_out": 3, "n_frames_in": 4, "n_bytes_out": 1048576,
     "n_bytes_in": 0, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0,
     "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},

@@ -128,8 +128,8 @@ def _step(step: dict[str, Any]) -> str:
 
 def _peer(peer: dict[str, Any]) -> str:
     parts = [peer["state"] if peer["link"] == "none" else f"{peer['link']}, {peer['state']}"]
-    if peer["heard_s"] is not None:
-        parts.append(f"last frame {peer['heard_s']:.1f} s ago")
+    if peer["since_received_s"] is not None:
+        parts.append(f"last frame {peer['since_received_s']:.1f} s ago")
     parts += [
         f"{way} {show_bytes(peer[f'n_bytes_{way}'])} and {peer[f'n_frames_{way}']} frames "
         f"(now {show_bytes(round(peer[f'bytes_{way}_per_s']))}/s)"
