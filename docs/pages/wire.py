@@ -16,9 +16,9 @@ _LINKS: Final = ("ring", "TCP", "socket")
 def table() -> str:
     """Return the frames in the order of their types."""
     rows = ["| type | frame | over | meaning | sent by | leads to |", "|---|---|---|---|---|---|"]
-    for number, name, over, _, when, says, follows in frame_rules():
+    for number, name, over, _, when, meaning, follows in frame_rules():
         links = ", ".join(link for bit, link in enumerate(_LINKS) if over >> bit & 1)
-        rows.append(f"| {number} | {name} | {links} | {says} | {when} | {follows} |")
+        rows.append(f"| {number} | {name} | {links} | {meaning} | {when} | {follows} |")
     return "\n".join(rows) + "\n"
 
 

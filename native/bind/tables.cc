@@ -97,7 +97,7 @@ void bind_tables(nb::module_& m) {
         rows;
     for (const FrameRule& rule : frame_rules())
       rows.emplace_back(static_cast<int>(rule.type), rule.name, rule.over, rule.flags, rule.when,
-                        rule.says, rule.follows);
+                        rule.meaning, rule.follows);
     return rows;
   });
   m.attr("N_CODECS") = kCodecs;

@@ -88,7 +88,7 @@ struct Duel {
     made.header.count = count;
     return made;
   }
-  void say(Frame made, const Bytes& payload = {}) {
+  void send(Frame made, const Bytes& payload = {}) {
     if (!payload.empty()) {
       made.payload = payload.data();
       made.header.length = static_cast<uint32_t>(payload.size());

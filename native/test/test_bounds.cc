@@ -106,7 +106,7 @@ TEST("closed groups are remembered for a limited time") {
   Frame notice = duel.frame(FrameType::kPost);
   notice.header.group = 100'099;
   const size_t before = duel.engine.n_groups();
-  duel.say(notice);
+  duel.send(notice);
   CHECK_EQ(duel.engine.n_groups(), before);
 }
 

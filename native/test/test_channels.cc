@@ -185,13 +185,13 @@ TEST("a lane's deadline is its call's deadline, and both channels report it") {
 }
 
 // The same with a second channel that accepts bytes and delivers none.
-class HalfDeaf {
+class HalfDead {
  public:
-  HalfDeaf() {
+  HalfDead() {
     sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
-    const sock_fprog deaf = {1, &nothing};
+    const sock_fprog drop_all = {1, &nothing};
     for (const int end : pair_.second)
-      CHECK_EQ(setsockopt(end, SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
+      CHECK_EQ(setsockopt(end, SOL_SOCKET, SO_ATTACH_FILTER, &drop_all, sizeof(drop_all)), 0);
   }
   // Makes a call that is cut, with one lane that cannot end.
   void post(int64_t timeout_of_0 = kPatience) {
@@ -238,14 +238,14 @@ class HalfDeaf {
 };
 
 TEST("a deadline on one channel after the other is done ends the call and the group") {
-  HalfDeaf pair;
+  HalfDead pair;
   pair.post(kSecond);
   pair.check_ended(Fault::kTimedOut);
 }
 
 TEST("a peer that dies when only one lane is done ends the call and the group") {
   for (const bool all_at_once : {false, true}) {
-    HalfDeaf pair;
+    HalfDead pair;
     pair.post();
     if (all_at_once) pair.cut_first();
     pair.cut_second();

@@ -150,14 +150,14 @@ TEST("a worker waits for workers that miss results, and names them at its deadli
   PoolJob job{2, 1};
   job.n_elems = 100;
   pool.serve(job);
-  pool.world.deafen(1, 2);
+  pool.world.stop_reading(1, 2);
   TestCall& first = pool.post(0, job, pool.world.now + kSecond);
   TestCall& second = pool.post(1, job);
   CHECK(pool.world.run([&] { return first.finished; }, 3000));
   CHECK(first.error.fault == Fault::kTimedOut);
   CHECK(has(first.error.text, World::name(2) + " (in the same call, perhaps waiting for another"));
   CHECK(is_full(job, landed_of(*first.handle)));
-  pool.world.undeafen(1, 2);
+  pool.world.read_again(1, 2);
   CHECK(pool.world.run_all());
   CHECK(!second.ok());
 }
@@ -169,12 +169,12 @@ TEST("a server that leaves before all workers have committed ends the calls that
   PoolJob job{2, 1};
   job.n_elems = 100;
   pool.serve(job);
-  pool.world.deafen(1, 2);
+  pool.world.stop_reading(1, 2);
   pool.post_all(job);
   pool.world.run_steps(50);
   CHECK_EQ(pool.world.n_unfinished(), 2u);
   pool.world.leave(2);
-  pool.world.undeafen(1, 2);
+  pool.world.read_again(1, 2);
   CHECK(pool.world.run_all());
   check_landed(pool, "left");
 }

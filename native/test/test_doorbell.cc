@@ -33,8 +33,8 @@ constexpr socklen_t kNameLength = offsetof(sockaddr_un, sun_path) + sizeof(Doorb
 struct Stranger {
   Stranger() : fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
   ~Stranger() { close(fd); }
-  void say(const DoorbellAddress& to, const void* bytes, size_t n_bytes,
-           const std::vector<int>& riders = {}) const {
+  void send(const DoorbellAddress& to, const void* bytes, size_t n_bytes,
+            const std::vector<int>& riders = {}) const {
     const sockaddr_un at = name_of(to);
     iovec vector{const_cast<void*>(bytes), n_bytes};
     alignas(cmsghdr) char room[CMSG_SPACE(2 * sizeof(int))] = {};
@@ -111,8 +111,8 @@ TEST("a stranger's messages and descriptors never arrive, however many it sends"
   FakeRandom random(1);
   for (const size_t n_bytes : {0, 1, 15, 16, 17, 64, 95, 96, 97, 5000}) {
     const Bytes junk = random_bytes(random, n_bytes);
-    stranger.say(there, junk.data(), junk.size());
-    stranger.say(there, junk.data(), junk.size(), {0});
+    stranger.send(there, junk.data(), junk.size());
+    stranger.send(there, junk.data(), junk.size(), {0});
   }
   // All but the cookie is right, and all but one bit of that.
   Region shared;
@@ -124,8 +124,8 @@ TEST("a stranger's messages and descriptors never arrive, however many it sends"
   for (size_t bit = 0; bit < 8 * forged.cookie.size(); ++bit) {
     forged.cookie = there.cookie;
     forged.cookie[bit / 8] ^= std::byte{1} << bit % 8;
-    stranger.say(there, &forged, sizeof(forged), {shared.region.fd});
-    stranger.say(there, forged.cookie.data(), forged.cookie.size());
+    stranger.send(there, &forged, sizeof(forged), {shared.region.fd});
+    stranger.send(there, forged.cookie.data(), forged.cookie.size());
   }
   CHECK(!is_rung(own.doorbell_socket().fd()));
   own.take_notes(true);
@@ -175,8 +175,8 @@ TEST("an unexpected second descriptor in a note is closed") {
   const Stranger mate;
   const int free[] = {dup(0), dup(0)};  // the next free descriptors
   for (const int fd : free) close(fd);
-  mate.say(own.header().doorbell_address, &note, sizeof(note),
-           {shared.region.fd, shared.region.fd});
+  mate.send(own.header().doorbell_address, &note, sizeof(note),
+            {shared.region.fd, shared.region.fd});
   own.take_notes(true);
   CHECK(own.region(1, shared.region.id) != nullptr);
   for (const int fd : free) CHECK_EQ(fcntl(fd, F_GETFD), -1);

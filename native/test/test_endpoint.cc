@@ -190,7 +190,9 @@ struct Raw {
     close(fds[1]);
     return all;
   }
-  void say(Bytes data) { CHECK_EQ(send(far, data.data(), data.size(), MSG_NOSIGNAL), data.size()); }
+  void send(Bytes data) {
+    CHECK_EQ(::send(far, data.data(), data.size(), MSG_NOSIGNAL), data.size());
+  }
   std::optional<Frame> step() { return peer->step(now_ns(), false); }
 
   int epoll = -1, far = -1;
@@ -278,7 +280,7 @@ TEST("changing any bit of a frame ends the connection") {
     Raw raw;
     auto frame = raw.written(true, kWord, "a word");
     frame[bit / 8] ^= std::byte(1u << bit % 8);
-    raw.say(frame);
+    raw.send(frame);
     shutdown(raw.far, SHUT_WR);  // a changed length waits for bytes that never arrive
     CHECK(!raw.step());
     CHECK(raw.peer->is_lost());
@@ -289,7 +291,7 @@ TEST("a frame is delivered whole however it is cut, and no part of it before its
   Raw raw;
   const auto frame = raw.written(true, kWord, "a word");
   for (size_t at = 0; at < frame.size(); ++at) {
-    raw.say(Bytes(frame).subspan(at, 1));
+    raw.send(Bytes(frame).subspan(at, 1));
     const auto found = raw.step();
     CHECK_EQ(found.has_value(), at + 1 == frame.size());
   }
@@ -300,10 +302,10 @@ TEST("a frame that is repeated, left out, reflected or from another connection e
   const auto refused = [](const std::vector<std::byte>& first, const std::vector<std::byte>& second,
                           size_t n_good) {
     Raw raw;
-    raw.say(first);
+    raw.send(first);
     CHECK_EQ(raw.step().has_value(), n_good == 1);
     if (!second.empty()) {
-      raw.say(second);
+      raw.send(second);
       CHECK(!raw.step());
     }
     CHECK_EQ(raw.peer->why(), "its message was damaged in transit");
@@ -326,11 +328,11 @@ TEST("a frame that is repeated, left out, reflected or from another connection e
 
 TEST("a length above its kind's limit ends the connection before any payload is read") {
   Raw raw;
-  raw.say(Bytes(raw.written(true, kWord, std::string(kMostWord + 1, 'x'))).first(16));
+  raw.send(Bytes(raw.written(true, kWord, std::string(kMostWord + 1, 'x'))).first(16));
   CHECK(!raw.step());
   CHECK_EQ(raw.peer->why(), "it announced a message of 65 bytes");
   Raw unknown;
-  unknown.say(unknown.written(true, kLong, "x"));
+  unknown.send(unknown.written(true, kLong, "x"));
   CHECK(!unknown.step());
   CHECK_EQ(unknown.peer->why(), "it spoke out of turn");
 }
@@ -339,7 +341,7 @@ TEST("a connection that ends at any byte of a frame is lost, and so is the frame
   const auto whole = Raw().written(true, kWord, "a word");
   for (size_t n = 0; n < whole.size(); ++n) {
     Raw raw;
-    raw.say(Bytes(whole).first(n));
+    raw.send(Bytes(whole).first(n));
     shutdown(raw.far, SHUT_WR);
     CHECK(!raw.step());
     CHECK_EQ(raw.peer->why(), "it closed the connection");
@@ -384,7 +386,7 @@ TEST("a message that stalls half way ends the connection, and one that makes pro
   int64_t now = now_ns();
   CHECK_EQ(raw.peer->deadline(), INT64_MAX);  // between messages it may be silent
   for (const std::byte& one : Bytes(whole).first(whole.size() - 1)) {
-    raw.say(Bytes(&one, 1));
+    raw.send(Bytes(&one, 1));
     CHECK(!raw.peer->step(now, false));
     CHECK_EQ(raw.peer->deadline(), now + kSecond);
     now += kSecond - 1;
@@ -393,29 +395,29 @@ TEST("a message that stalls half way ends the connection, and one that makes pro
   raw.peer->step(now + kSecond, false);
   raw.peer->pause(false);
   CHECK(!raw.peer->is_lost());
-  raw.say(Bytes(whole).last(1));
+  raw.send(Bytes(whole).last(1));
   CHECK(raw.peer->step(now, false).has_value());
   raw.peer->step(now, false);
   CHECK_EQ(raw.peer->deadline(), INT64_MAX);
-  raw.say(Bytes(whole).first(1));
+  raw.send(Bytes(whole).first(1));
   raw.peer->step(now, false);
   raw.peer->step(now + kSecond - 1, false);
   CHECK(!raw.peer->is_lost());
   raw.peer->step(now + kSecond, false);
   CHECK_EQ(raw.peer->why(), "stopped in the middle of a message");
 
-  Raw deaf(16 << 20, kSecond);
-  CHECK(deaf.peer->send(kLong, drawn(kMostLong)));
-  now = deaf.peer->deadline();
+  Raw unread(16 << 20, kSecond);
+  CHECK(unread.peer->send(kLong, drawn(kMostLong)));
+  now = unread.peer->deadline();
   CHECK(now < now_ns() + 2 * kSecond);
-  deaf.peer->step(now - 1, false);
-  CHECK(!deaf.peer->is_lost());
+  unread.peer->step(now - 1, false);
+  CHECK(!unread.peer->is_lost());
   std::vector<std::byte> room(1 << 20);
-  CHECK(recv(deaf.far, room.data(), room.size(), 0) > 0);
-  deaf.peer->step(now, false);
-  CHECK_EQ(deaf.peer->deadline(), now + kSecond);
-  deaf.peer->step(now + kSecond, false);
-  CHECK_EQ(deaf.peer->why(), "stopped in the middle of a message");
+  CHECK(recv(unread.far, room.data(), room.size(), 0) > 0);
+  unread.peer->step(now, false);
+  CHECK_EQ(unread.peer->deadline(), now + kSecond);
+  unread.peer->step(now + kSecond, false);
+  CHECK_EQ(unread.peer->why(), "stopped in the middle of a message");
 }
 
 TEST("a paused peer is read again when resumed, and its end is noticed meanwhile") {
@@ -770,7 +772,7 @@ TEST("whatever a network does to the bytes, the received ones are a prefix of th
     size_t n_frames = 0;
     for (size_t from = 0; from < stream.size() && !raw.peer->is_lost();) {
       const size_t n = std::min(stream.size() - from, size_t{1 + draw() % 100});
-      raw.say(Bytes(stream).subspan(from, n));
+      raw.send(Bytes(stream).subspan(from, n));
       from += n;
       while (raw.step()) ++n_frames;
     }

@@ -59,7 +59,7 @@ class Life {
     uint64_t n = 0;
     while (n < n_most && (is_linked(0) || is_linked(1))) {
       const int from = is_linked(0) && (random_.chance(0.5) || !is_linked(1)) ? 0 : 1;
-      say(from);
+      send_from(from);
       ++n;
       if (random_.chance(0.3)) turn();
     }
@@ -144,7 +144,7 @@ class Life {
       if (random_.chance(0.8)) ends_[liar]->pump(sinks_[liar]);
   }
 
-  void say(int from) {
+  void send_from(int from) {
     Frame frame;
     Bytes payload;
     make_plausible(from, frame, payload);

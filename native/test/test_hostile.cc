@@ -15,7 +15,7 @@ TEST("an unknown flow or segment of a call ends the link") {
       Duel duel(type != FrameType::kData);
       const bool has_place = type == FrameType::kGrant || type == FrameType::kOffer;
       const size_t n_bytes = type == FrameType::kData ? 64 : has_place ? sizeof(Place) : 0;
-      duel.say(duel.frame(type, flow, segment, 1), Bytes(n_bytes));
+      duel.send(duel.frame(type, flow, segment, 1), Bytes(n_bytes));
       duel.check_ended("named flow " + std::to_string(flow) + ", segment " +
                        std::to_string(segment));
     }
@@ -25,14 +25,14 @@ TEST("an unknown flow or segment of a call ends the link") {
 TEST("data that is repeated, not asked for or of the wrong length ends the link") {
   {
     Duel duel;
-    duel.say(duel.frame(FrameType::kData, 1, 1), Bytes(64));  // of a flow that was granted at once
+    duel.send(duel.frame(FrameType::kData, 1, 1), Bytes(64));  // of a flow that was granted at once
     CHECK(!duel.call->finished);
-    duel.say(duel.frame(FrameType::kData, 1, 1), Bytes(64));
+    duel.send(duel.frame(FrameType::kData, 1, 1), Bytes(64));
     duel.check_ended("sent segment 1 of all_reduce by sharded");
   }
   for (const auto& [segment, n_bytes] : {std::pair{19u, 64u}, {20u, 64u}, {0u, 63u}, {0u, 65u}}) {
     Duel duel;
-    duel.say(duel.frame(FrameType::kData, 0, segment), Bytes(n_bytes));
+    duel.send(duel.frame(FrameType::kData, 0, segment), Bytes(n_bytes));
     duel.check_ended("sent segment " + std::to_string(segment));
   }
 }
@@ -46,7 +46,7 @@ TEST("eager data has a limit, whether the call is posted or not") {
     for (int n = 0; n < 5000 && duel.engine.link(1) != nullptr; ++n) {
       eager.header.segment = first_key == 5 ? static_cast<uint32_t>(n) : 0;
       if (first_key != 5) eager.header.key++;
-      duel.say(eager, Bytes(first_key == 5 ? 64 : 1000));
+      duel.send(eager, Bytes(first_key == 5 ? 64 : 1000));
     }
     duel.check_ended(first_key == 5 ? "segment 20" : "more than its allowance");
     CHECK(duel.engine.staging().peak() < (2u << 20));
@@ -58,7 +58,7 @@ TEST("a call that is not posted accepts only announcements and eager data") {
     Duel duel;
     Frame data = duel.frame(FrameType::kData);
     data.header.key = 100;
-    duel.say(data, Bytes(64));
+    duel.send(data, Bytes(64));
     duel.check_ended("sent 64 B for a call that this rank has not posted");
   }
   {
@@ -79,20 +79,20 @@ TEST("a call that is not posted accepts only announcements and eager data") {
 TEST("offers past the end or repeated end the link, and offers of unknown memory end the group") {
   for (const auto& [segment, count] : {std::pair{0u, 0u}, {0u, 21u}, {20u, 1u}, {19u, ~0u}}) {
     Duel duel(true);
-    duel.say(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
+    duel.send(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
     duel.check_ended("offered segments that all_reduce");
   }
   for (const auto& [segment, count] : {std::pair{2u, 3u}, {4u, 1u}, {0u, 20u}, {1u, 2u}}) {
     Duel duel(true);
-    duel.say(with_place(duel.frame(FrameType::kOffer, 0, 2, 3), {}));
+    duel.send(with_place(duel.frame(FrameType::kOffer, 0, 2, 3), {}));
     CHECK(!duel.call->finished);
-    duel.say(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
+    duel.send(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
     duel.check_ended("twice");
   }
   // The second flow is stored as soon as our own chunk is sent: nothing else delays it.
   Duel duel(true);
-  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
-  duel.say(with_place(duel.frame(FrameType::kOffer, 1, 0, 1), {12345, 0, 0}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+  duel.send(with_place(duel.frame(FrameType::kOffer, 1, 0, 1), {12345, 0, 0}));
   // It looks like a mapping that the kernel refused: the group ends, not the link.
   CHECK(duel.call->error.fault == Fault::kResource);
   CHECK(has(duel.call->error.text, "could not map shared memory of " + World::name(1)));
@@ -102,24 +102,24 @@ TEST("a segment that arrives in a frame during its get from a slot ends the link
   Duel duel(true);
   duel.net.options.moves_late = 1;
   duel.net.options.longest_delay = uint64_t{1} << 40;
-  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
   Frame offer = with_place(duel.frame(FrameType::kOffer, 1, 0, 1), {});
   offer.header.flags = kInSlot;
-  duel.say(offer);
+  duel.send(offer);
   CHECK(!duel.call->finished);
   Frame data = duel.frame(FrameType::kData, 1, 0);
   data.header.flags = kEager;
-  duel.say(data, Bytes(64));
+  duel.send(data, Bytes(64));
   duel.check_ended("sent segment 0 of all_reduce by sharded");
 }
 
 TEST("an offer in an unknown slot, or of several segments in one slot, ends the link") {
   for (const auto& [slot, count] : {std::pair{4u, 1u}, {~0u, 1u}, {0u, 2u}}) {
     Duel duel(true);
-    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+    duel.send(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
     Frame offer = with_place(duel.frame(FrameType::kOffer, 1, 0, count), {slot, 0, 0});
     offer.header.flags = kInSlot;
-    duel.say(offer);
+    duel.send(offer);
     duel.check_ended("in a slot that it does not have");
   }
 }
@@ -130,9 +130,9 @@ TEST("a slot without memory ends the group with a reason") {
   duel.engine.set_slots(Slots(duel.slots.get(), duel.stamps.data(), 4, 2, 3, [&](uint32_t) {
     return ++n_asked == 2 ? Error{Fault::kResource, -1, "no memory"} : Error{};
   }));
-  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 0, 1), {}));
   CHECK(!duel.call->finished);
-  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 2), {}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 0, 2), {}));
   CHECK(duel.call->error.fault == Fault::kResource);
   CHECK(has(duel.call->error.text, World::name(0) + " could not send: no memory"));
 }
@@ -142,29 +142,29 @@ TEST("giving back slots that are not held ends the link") {
     Duel duel(true);
     Frame consumed = duel.frame(FrameType::kConsumed, 0, 0, slot);
     consumed.header.flags = kInSlot;
-    duel.say(consumed);
+    duel.send(consumed);
     duel.check_ended("gave back a slot it does not hold");
   }
   Duel duel(true);
-  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 0, 1), {}));
   CHECK(duel.sink.n_slots > 0);  // now rank 1 holds slot 0, once
   Frame consumed = duel.frame(FrameType::kConsumed, 0, 0, 0);
   consumed.header.flags = kInSlot;
-  duel.say(consumed);
+  duel.send(consumed);
   CHECK(!duel.call->finished);
-  for (int n = 0; n < 30; ++n) duel.say(consumed);
+  for (int n = 0; n < 30; ++n) duel.send(consumed);
   duel.check_ended("gave back a slot it does not hold");
 }
 
 TEST("a grant with an impossible implicit clear to send, or of unknown memory, does no harm") {
   {
     Duel duel;
-    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {0, 2, 0}));
+    duel.send(with_place(duel.frame(FrameType::kGrant, 0, 1), {0, 2, 0}));
     duel.check_ended("waits for a flow of all_reduce");
   }
   for (const uint64_t offset : {uint64_t{0}, ~uint64_t{63}, ~uint64_t{0}}) {
     Duel duel(true);
-    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {99, Place::kNoFlow, offset}));
+    duel.send(with_place(duel.frame(FrameType::kGrant, 0, 20), {99, Place::kNoFlow, offset}));
     CHECK(!duel.call->finished);
     CHECK(duel.sink.n_slots > 0);  // it went another way
   }
@@ -173,7 +173,7 @@ TEST("a grant with an impossible implicit clear to send, or of unknown memory, d
 TEST("a claim to have put data without a grant ends the link") {
   for (const auto& [segment, count] : {std::pair{20u, 20u}, {8u, 9u}, {0u, 0u}, {1u, ~0u}}) {
     Duel duel(true);
-    duel.say(duel.frame(FrameType::kPutComplete, 0, segment, count));
+    duel.send(duel.frame(FrameType::kPutComplete, 0, segment, count));
     duel.check_ended("that were not granted");
   }
 }
@@ -181,14 +181,14 @@ TEST("a claim to have put data without a grant ends the link") {
 TEST("frames of unknown types or of groups without the sender end the link") {
   for (const int type : {0, 21, 77, 255}) {
     Duel duel;
-    duel.say(duel.frame(static_cast<FrameType>(type)));
+    duel.send(duel.frame(static_cast<FrameType>(type)));
     duel.check_ended("sent a frame of unknown type " + std::to_string(type));
   }
   for (const FrameType type : {FrameType::kPost, FrameType::kAbort}) {
     Duel duel;
     Frame frame = duel.frame(type);
     frame.header.group = 8;
-    duel.say(frame);
+    duel.send(frame);
     duel.check_ended("group it is not in");
   }
 }
@@ -199,7 +199,7 @@ TEST("a frame with flags, payload or a link that its rule forbids ends the link"
     Duel duel(shares_memory);
     Frame frame = duel.frame(rule.type);
     frame.header.flags = flags;
-    duel.say(frame, Bytes(n_bytes));
+    duel.send(frame, Bytes(n_bytes));
     duel.check_ended(std::string("sent a frame `") + rule.name + "` " + why);
   };
   for (const bool shares_memory : {false, true}) {
@@ -220,7 +220,7 @@ TEST("control frames above their limits are refused before their payload is stor
   for (const FrameType type : {FrameType::kDisagree, FrameType::kAbort, FrameType::kLost,
                                FrameType::kPost, FrameType::kHeartbeat, FrameType::kGoodbye}) {
     Duel duel;
-    duel.say(duel.frame(type), Bytes(4097));
+    duel.send(duel.frame(type), Bytes(4097));
     duel.check_ended("sent a frame of 4097 B that was not expected");
   }
 }
@@ -244,8 +244,8 @@ TEST("shared-memory frames end another kind of link, and memory in flight is not
     duel.reads = false;  // the link keeps borrowing its payloads
     duel.net.options.copied = 0;
     duel.net.options.reads_late = 1;
-    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
-    duel.say(duel.frame(type, 0, 20, 1));
+    duel.send(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+    duel.send(duel.frame(type, 0, 20, 1));
     CHECK_EQ(duel.call->error.text,
              "broke the protocol: it sent a frame `" + name + "` of shared memory over a network");
     duel.reads = true;
@@ -265,7 +265,7 @@ TEST("a peer that falsely confirms data in a full ring does not end the call") {
     second.key = 7;
     return second;
   }());
-  duel.say(duel.frame(FrameType::kConsumed, 0, 4));
+  duel.send(duel.frame(FrameType::kConsumed, 0, 4));
   CHECK(!duel.call->finished);
   duel.reads = true;
   duel.settle();
@@ -279,7 +279,7 @@ TEST("a caller that writes to memory being sent gets the blame, and its peer doe
   duel.net.options.reads_late = 1;
   duel.reads = false;
   duel.post(duel.engine.add_group(9, {0, 1}), whole_to_rank_1(20 * 16));
-  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
   for (uint64_t token = 1; token < 100; ++token) duel.engine.spoiled(1, token);
   CHECK(duel.call->error.fault == Fault::kMismatch);
   CHECK_EQ(duel.call->error.peer, 0);
@@ -298,11 +298,11 @@ TEST("a peer that sends results too early does not end the call") {
   job.key = 6;
   duel.post(duel.engine.add_group(9, {0, 1}), job);
   // Rank 0's share is on its way to rank 1, which acts as if it had all of it.
-  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 10), {}));
-  duel.say(with_place(duel.frame(FrameType::kGrant, 1, 10), {}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 0, 10), {}));
+  duel.send(with_place(duel.frame(FrameType::kGrant, 1, 10), {}));
   for (uint32_t segment = 0; segment < 10; ++segment)
     for (uint32_t flow = 0; flow < 2; ++flow)
-      duel.say(duel.frame(FrameType::kData, flow, segment), Bytes(64));
+      duel.send(duel.frame(FrameType::kData, flow, segment), Bytes(64));
   CHECK_EQ(duel.call->error.text, "");
   CHECK(!duel.call->finished);
   duel.reads = true;
@@ -315,7 +315,7 @@ TEST("early frames of a rank outside the group end its link, not the process") {
   Frame notice = duel.frame(FrameType::kPost);
   notice.header.group = 50;
   notice.header.key = 1;
-  duel.say(notice);
+  duel.send(notice);
   Group& group = duel.engine.add_group(50, {0, 2});
   Job job;
   job.key = 1;
@@ -337,7 +337,7 @@ TEST("an early frame of a rank outside the group begins no served call") {
   notice.header.group = 50;
   notice.header.key = 1;
   notice.header.descriptor = plan->descriptor_hash;
-  duel.say(notice);
+  duel.send(notice);
   Group& group = duel.engine.add_group(50, {2, 0});
   duel.engine.serve(group, plan, 0);
   CHECK_EQ(group.served.n_in_flight, 0u);
@@ -435,7 +435,7 @@ TEST("a rank that invents frames cannot crash anyone") {
       Bytes payload(frame.header.type == FrameType::kData ? 64 : 0);
       if (random.chance(0.03)) mutate(random, frame.header, payload);
       payload.resize(std::min(payload.size(), duel.net.options.max_inline));
-      duel.say(frame, payload);
+      duel.send(frame, payload);
       if (random.chance(0.02)) duel.engine.tick(static_cast<int64_t>(n) * kMillisecond);
     }
     CHECK(duel.engine.state_of(2) == Engine::PeerState::kAlive ||

@@ -410,8 +410,8 @@ TEST("over TCP an end that answers no probe of its full window is silent") {
   SocketPipe pipe(fds[0]);
   fill(pipe);
   sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};  // from now on its kernel receives nothing
-  const sock_fprog deaf = {1, &nothing};
-  CHECK_EQ(setsockopt(fds[1], SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
+  const sock_fprog drop_all = {1, &nothing};
+  CHECK_EQ(setsockopt(fds[1], SOL_SOCKET, SO_ATTACH_FILTER, &drop_all, sizeof(drop_all)), 0);
   // The kernel probes after 200 ms or so, and again after twice that.
   int64_t owed_ns = 0;
   for (int n = 0; n < 30'000 && owed_ns < 300'000'000; ++n) {

@@ -304,31 +304,31 @@ TEST("of two ranks cut from each other the higher is out, and all ranks give the
 }
 
 TEST("a rank that only one other cannot reach is not taken for dead") {
-  for (const auto& [deaf, dumb] : {std::pair{1, 3}, {3, 1}}) {
+  for (const auto& [one, other] : {std::pair{1, 3}, {3, 1}}) {
     World world(4, quiet());
     world.run_steps(500);
-    world.deafen(deaf, dumb);
+    world.stop_reading(one, other);
     world.run_steps(6000);
     const auto calls = post_all(world, all_but(4, {}));
     CHECK(world.run_all(100));
     check_same_text(calls, {});
     CHECK_EQ(calls[0]->error.peer, 3);
     CHECK(has(calls[0]->error.text, "is cut; both live"));
-    CHECK(world.engine(deaf).state_of(dumb) == PeerState::kLost);
-    CHECK(world.engine(dumb).state_of(deaf) == PeerState::kLost);
+    CHECK(world.engine(one).state_of(other) == PeerState::kLost);
+    CHECK(world.engine(other).state_of(one) == PeerState::kLost);
   }
 }
 
 TEST("a rank that sends again before the third has answered counts as alive") {
   World world(3, quiet());
   world.run_steps(500);
-  world.deafen(0, 1);
+  world.stop_reading(0, 1);
   world.run_steps(2000);
-  world.deafen(2, 1);  // so that rank 2, which rank 0 asks, gets no answer from rank 1
+  world.stop_reading(2, 1);  // so that rank 2, which rank 0 asks, gets no answer from rank 1
   CHECK(world.run([&] { return world.engine(0).state_of(1) == PeerState::kSilent; }, 7000));
-  world.undeafen(0, 1);
+  world.read_again(0, 1);
   CHECK(world.run([&] { return world.engine(0).state_of(1) == PeerState::kAlive; }, 100));
-  world.undeafen(2, 1);
+  world.read_again(2, 1);
   const auto calls = post_all(world, all_but(3, {}));
   CHECK(world.run_all(500));
   for (const TestCall* call : calls) CHECK(call->ok());

@@ -26,7 +26,7 @@ struct Unlinked {
     link.resume_by(asked);
   }
   ~Unlinked() { link.close(); }
-  void say(FrameType type) {
+  void send(FrameType type) {
     Frame frame;
     frame.header.type = type;
     link.send(frame);
@@ -50,7 +50,7 @@ struct Unlinked {
 
 TEST("an unused link requests no path, sends no heartbeat, and waits for ever") {
   Unlinked one;
-  one.say(FrameType::kHeartbeat);
+  one.send(FrameType::kHeartbeat);
   one.look(kSecond, 3600 * kSecond);
   CHECK(one.link.is_unlinked());
   CHECK(!one.link.is_suspended());
@@ -62,7 +62,7 @@ TEST("an unused link requests no path, sends no heartbeat, and waits for ever") 
 
 TEST("the first frame requests all paths and leaves by the first that arrives") {
   Unlinked one;
-  one.say(FrameType::kGrant);
+  one.send(FrameType::kGrant);
   CHECK_EQ(one.asked.paths.size(), 2u);
   CHECK(one.link.is_suspended());
   CHECK(one.link.has_queued());
@@ -94,7 +94,7 @@ TEST("a link begun by the peer is up, and requests the missing paths") {
 TEST("a peer first used long after the start is listened to from then on") {
   Unlinked one;
   one.look(kSecond, 60 * kSecond);
-  one.say(FrameType::kGrant);
+  one.send(FrameType::kGrant);
   const auto fds = unix_sockets();
   CHECK(one.link.add_path(0, std::make_unique<SocketPipe>(fds[0]), {}));  // before any other look
   CHECK(one.link.listens_since() >= 59 * kSecond);
@@ -103,7 +103,7 @@ TEST("a peer first used long after the start is listened to from then on") {
 
 TEST("a goodbye makes no connection, delays no end, and is sent if the peer connects") {
   Unlinked one;
-  one.say(FrameType::kGoodbye);
+  one.send(FrameType::kGoodbye);
   CHECK(one.asked.paths.empty());
   CHECK(!one.link.has_queued());
   const auto fds = unix_sockets();
@@ -121,7 +121,7 @@ TEST("a peer that never answers is lost after the time to resume, or after 10 s 
     Unlinked one;
     one.asked.how_long_ns = resume_ns;
     const int64_t most = resume_ns > 0 ? resume_ns : 10 * kSecond;
-    one.say(FrameType::kGrant);
+    one.send(FrameType::kGrant);
     one.look(kSecond, kSecond + most);
     CHECK(!one.sink.is_over);
     one.look(kSecond + most, 2 * kSecond + most);
@@ -136,7 +136,7 @@ TEST("a peer that never answers is lost after the time to resume, or after 10 s 
 
 TEST("a peer that is gone before any connection is lost at once, with its own error") {
   Unlinked one;
-  one.say(FrameType::kGrant);
+  one.send(FrameType::kGrant);
   one.link.give_up("no process listens at 10.0.0.3:4711 any more");
   one.link.pump(one.sink);
   CHECK(one.sink.is_over);
@@ -154,7 +154,7 @@ TEST("a waiter for a path is asked for it, and the path is dialled") {
 
 TEST("only unacknowledged data is owed, even over another path") {
   Unlinked one;
-  one.say(FrameType::kGrant);
+  one.send(FrameType::kGrant);
   CHECK(!one.link.owes_data());
   const Bytes payload(10, std::byte{1});
   one.link.send(data_frame(payload, 1));
@@ -167,7 +167,7 @@ TEST("only unacknowledged data is owed, even over another path") {
   one.link.pump(one.sink);
   CHECK(one.link.is_suspended() && one.link.owes_data());
   CHECK(one.link.add_path(0, std::make_unique<SocketPipe>(fds[0]), {}));
-  one.say(FrameType::kGoodbye);  // requests the path: nothing else would, for a copied payload
+  one.send(FrameType::kGoodbye);  // requests the path: nothing else would, for a copied payload
   const auto peer = link_over(0, {fds[1]}, keys_of(1, 0));
   Recorder peers_sink;
   peer->pump(peers_sink);

@@ -121,7 +121,7 @@ class World {
       Engine& one = engine(rank);
       for (const int peer : shuffled(size_)) {
         if (peer == rank || one.link(peer) == nullptr || random_.chance(options_.idles)) continue;
-        if (deaf_.count({rank, peer}) != 0) continue;
+        if (unread_.count({rank, peer}) != 0) continue;
         one.link(peer)->pump(one);
       }
       // A driver sleeps once its engine reports that nothing moved.
@@ -172,8 +172,8 @@ class World {
   // Stopped, as by SIGSTOP: no rank is notified.
   void stop(int rank) { stopped_[index(rank)] = true; }
   // From now on, or no longer, `rank` does not read frames of `peer`.
-  void deafen(int rank, int peer) { deaf_.insert({rank, peer}); }
-  void undeafen(int rank, int peer) { deaf_.erase({rank, peer}); }
+  void stop_reading(int rank, int peer) { unread_.insert({rank, peer}); }
+  void read_again(int rank, int peer) { unread_.erase({rank, peer}); }
   void go_on(int rank) { stopped_[index(rank)] = false; }
   bool runs(int rank) const { return engines[index(rank)] != nullptr && !stopped_[index(rank)]; }
   // An orderly end, as Mesh::close() does it.
@@ -311,7 +311,7 @@ class World {
   FakeRandom random_;
   int64_t next_tick_ = 0;
   std::vector<bool> stopped_;
-  std::set<std::pair<int, int>> deaf_;
+  std::set<std::pair<int, int>> unread_;
   std::vector<std::unique_ptr<std::byte[]>> arenas_;
   std::deque<std::vector<std::atomic<uint64_t>>> stamps_;
   std::vector<std::unique_ptr<Kept>> calls_;

@@ -30,7 +30,7 @@ struct FrameRule {
   uint16_t flags;  // those that it may bear
   Carries carries;
   const char* when;     // who sends it, when
-  const char* says;     // its meaning
+  const char* meaning;  // what it states
   const char* follows;  // what the sender may expect
 };
 

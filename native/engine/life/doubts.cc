@@ -34,15 +34,15 @@ void Doubts::forget(int peer) {
 void Doubts::on_ask(int asker, int about) {
   switch (peers_[about]) {
     case PeerState::kSelf:
-      return voice_.answer(asker, about, Answer::kAlive);
+      return callbacks_.answer(asker, about, Answer::kAlive);
     case PeerState::kLeft:
-      return voice_.answer(asker, about, Answer::kHasLeft);
+      return callbacks_.answer(asker, about, Answer::kHasLeft);
     case PeerState::kGone:
     case PeerState::kLost:
-      return voice_.answer(asker, about, Answer::kUnreachable);
+      return callbacks_.answer(asker, about, Answer::kUnreachable);
     case PeerState::kSilent:
     case PeerState::kCut:
-      voice_.answer(asker, about, Answer::kUnreachable);
+      callbacks_.answer(asker, about, Answer::kUnreachable);
       return condemn(about);
     case PeerState::kAlive:
       break;
@@ -52,8 +52,8 @@ void Doubts::on_ask(int asker, int about) {
     if (one.about == about && one.asker == asker) return;
     is_asked |= one.about == about;
   }
-  questions_.push_back({asker, about, voice_.first_answer_by(about).value_or(INT64_MAX)});
-  if (!is_asked) voice_.ask(about, about);
+  questions_.push_back({asker, about, callbacks_.first_answer_by(about).value_or(INT64_MAX)});
+  if (!is_asked) callbacks_.ask(about, about);
 }
 
 void Doubts::on_answer(int from, int about, Answer what) {
@@ -64,17 +64,18 @@ void Doubts::on_answer(int from, int about, Answer what) {
   if (doubt == doubts_.end()) return;  // answered by others meanwhile
   if (what == Answer::kUnreachable) return condemn(about);
   if (what == Answer::kHasLeft)
-    return voice_.conclude({Verdict::kEvicted, about, rank_, doubt->why});
+    return callbacks_.conclude({Verdict::kEvicted, about, rank_, doubt->why});
   const auto [low, high] = std::minmax(rank_, about);
-  voice_.conclude({Verdict::kCut, high, low,
-                   "is out: the network between " + voice_.who(low) + " and " + voice_.who(high) +
-                       " is cut; both live, and " + voice_.who(from) +
-                       " reaches both (or one of the two has no file descriptor left)"});
+  callbacks_.conclude({Verdict::kCut, high, low,
+                       "is out: the network between " + callbacks_.who(low) + " and " +
+                           callbacks_.who(high) + " is cut; both live, and " +
+                           callbacks_.who(from) +
+                           " reaches both (or one of the two has no file descriptor left)"});
 }
 
 void Doubts::answer_all(int about, Answer what) {
   std::erase_if(questions_, [&](const Question& one) {
-    if (one.about == about) voice_.answer(one.asker, about, what);
+    if (one.about == about) callbacks_.answer(one.asker, about, what);
     return one.about == about;
   });
 }
@@ -84,7 +85,7 @@ void Doubts::condemn(int peer) {
   answer_all(peer, Answer::kUnreachable);
   const auto doubt = std::find_if(doubts_.begin(), doubts_.end(),
                                   [&](const Doubt& one) { return one.peer == peer; });
-  if (doubt != doubts_.end()) voice_.conclude({Verdict::kDead, peer, rank_, doubt->why});
+  if (doubt != doubts_.end()) callbacks_.conclude({Verdict::kDead, peer, rank_, doubt->why});
 }
 
 // The rank to ask about a peer, or -1. Two ranks that have lost each other ask the same third rank;
@@ -96,7 +97,7 @@ int Doubts::third(int peer) const {
   for (int step = 0; step < size; ++step) {
     const int one = static_cast<int>((int64_t{rank_} + peer + step) % size);
     if (!peers_.lives(one)) continue;
-    if (voice_.is_far(one) == voice_.is_far(peer)) return one;
+    if (callbacks_.is_far(one) == callbacks_.is_far(peer)) return one;
     if (found < 0) found = one;
   }
   return found;
@@ -116,7 +117,7 @@ void Doubts::settle(int64_t now) {
     }
     doubt.asked = now < doubt.until ? third(peer) : -1;
     if (doubt.asked >= 0) {
-      voice_.ask(doubt.asked, peer);
+      callbacks_.ask(doubt.asked, peer);
       ++at;
     } else {
       condemn(peer);  // and forgotten

@@ -23,7 +23,7 @@ inline constexpr uint32_t kLastAnswer = 2;
 // Threads: under the channel's lock.
 class Doubts {
  public:
-  class Voice {
+  class Callbacks {
    public:
     virtual void ask(int peer, int about) = 0;
     virtual void answer(int peer, int about, Answer what) = 0;
@@ -35,10 +35,11 @@ class Doubts {
     virtual std::string who(int peer) const = 0;
 
    protected:
-    ~Voice() = default;
+    ~Callbacks() = default;
   };
 
-  Doubts(int rank, const Peers& peers, Voice& voice) : rank_(rank), peers_(peers), voice_(voice) {}
+  Doubts(int rank, const Peers& peers, Callbacks& callbacks)
+      : rank_(rank), peers_(peers), callbacks_(callbacks) {}
 
   // Start to ask about `peer`, whose state is kSilent or kCut. A third rank that has not answered
   // at `until` counts as having no answer.
@@ -72,7 +73,7 @@ class Doubts {
 
   const int rank_;
   const Peers& peers_;
-  Voice& voice_;
+  Callbacks& callbacks_;
   std::vector<Doubt> doubts_;        // of this rank; at most one for each peer
   std::vector<Question> questions_;  // to this rank; at most one for each pair
 };

@@ -26,7 +26,7 @@ void News::pass(Item& item) {
   const auto peer_at = [&](int at) { return all ? at : item.members[static_cast<size_t>(at)]; };
   const auto passes = [&](int at) {
     const int peer = peer_at(at);
-    return peers_.lives(peer) && !item.deaf[static_cast<size_t>(peer)];
+    return peers_.lives(peer) && !item.not_passing[static_cast<size_t>(peer)];
   };
   const auto own = std::find(item.members.begin(), item.members.end(), rank_);
   if (!all && own == item.members.end()) return;  // only members forward it
@@ -48,7 +48,7 @@ void News::pass_again() {
 void News::will_not_pass(int peer, uint64_t group) {
   for (Item& item : items_) {
     if (item.members.empty() || item.header.group != group) continue;
-    item.deaf[static_cast<size_t>(peer)] = true;
+    item.not_passing[static_cast<size_t>(peer)] = true;
     pass(item);
   }
 }

@@ -52,7 +52,7 @@ class News {
     Header header;
     std::string text;
     std::vector<int> members;
-    std::vector<bool> sent_to, deaf;  // by mesh rank
+    std::vector<bool> sent_to, not_passing;  // by mesh rank
     int64_t since_ns;
   };
   void pass(Item& item);

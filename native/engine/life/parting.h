@@ -28,7 +28,7 @@ namespace shoal {
 //
 // Owns the notes, this rank's doubts, the losses known to it, and the time of each peer's last
 // frame. Threads: under the channel's lock. `now`: the time of the last tick.
-class Parting final : private Doubts::Voice {
+class Parting final : private Doubts::Callbacks {
  public:
   struct Options {
     int64_t heartbeat_ns = 500'000'000;
@@ -104,7 +104,7 @@ class Parting final : private Doubts::Voice {
   void end_silence(int peer);
   void excuse_silence();
 
-  // Doubts::Voice
+  // Doubts::Callbacks
   void ask(int peer, int about) override;
   void answer(int peer, int about, Answer what) override;
   void conclude(Loss loss) override;

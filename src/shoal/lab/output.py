@@ -36,7 +36,7 @@ class Output:
         """Add a line, given without its end."""
         self._pending += f"{label} | ".encode() + line + b"\n"
 
-    def say(self, text: str) -> None:
+    def add_own(self, text: str) -> None:
         """Add a line from the lab itself."""
         self._pending += f"shoal lab: {text}\n".encode()
 

@@ -218,12 +218,12 @@ class _Run:
         n_left = sum(not other.task.is_server for other in self._running)
         if each.task.is_server:
             if not self._asked:
-                self._err.say(f"{each.fate()}; the job goes on")
+                self._err.add_own(f"{each.fate()}; the job goes on")
             return
         self._status = self._status or status
         if status and not self._asked:
             then = "; the others go on" if self._is_patient else f"; ending the other {n_left}"
-            self._err.say(f"{each.fate()}{then if n_left else ''}")
+            self._err.add_own(f"{each.fate()}{then if n_left else ''}")
         if self._asked:
             return
         if n_left == 0:
@@ -243,12 +243,12 @@ class _Run:
         if not self._is_killing:
             self._kill(self._asked)
         else:
-            self._err.say(f"{self._names()} did not die within {_DEATH_S:g} s of SIGKILL")
+            self._err.add_own(f"{self._names()} did not die within {_DEATH_S:g} s of SIGKILL")
             self._running = []
 
     def _kill(self, when: str) -> None:
         if self._running:
-            self._err.say(f"{when}: killing {self._names()}")
+            self._err.add_own(f"{when}: killing {self._names()}")
         for each in self._running:
             each.send(signal.SIGKILL)
         self._is_killing = True

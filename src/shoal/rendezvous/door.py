@@ -53,13 +53,13 @@ class _Visitor(NamedTuple):
 
     Args:
         attempt, rank, host_label: by its record; 0, -1 and "" before it has published one.
-        heard_at: the time of its last request.
+        asked_at: the time of its last request.
     """
 
     attempt: int
     rank: int
     host_label: str
-    heard_at: float
+    asked_at: float
 
 
 class Door(StoreServer):
@@ -175,7 +175,7 @@ class _Doorman(Serving):
         visitors = self._meetings.get(meeting)
         if visitors is not None:
             before = visitors.get(peer, _Visitor(0, -1, "", 0.0))
-            visitors[peer] = before._replace(heard_at=now)
+            visitors[peer] = before._replace(asked_at=now)
             self._silent_at = min(self._silent_at, now + self._silent_s[meeting])
 
     # Newcomers.
@@ -234,8 +234,8 @@ class _Doorman(Serving):
             del visitors[peer]
         elif found is not None and record is not None:
             attempt, rank = found
-            heard_at = visitors[peer].heard_at
-            visitors[peer] = _Visitor(attempt, rank, record.host_label, heard_at)
+            asked_at = visitors[peer].asked_at
+            visitors[peer] = _Visitor(attempt, rank, record.host_label, asked_at)
             if meeting in self._ended:
                 self._end_attempt(meeting, attempt, self._ended[meeting])
         super()._set(peer, key, value)
@@ -260,8 +260,8 @@ class _Doorman(Serving):
         for meeting, visitors in self._meetings.items():
             silent_s = self._silent_s[meeting]
             for peer, visitor in list(visitors.items()):
-                if now < visitor.heard_at + silent_s:
-                    until = min(until, visitor.heard_at + silent_s)
+                if now < visitor.asked_at + silent_s:
+                    until = min(until, visitor.asked_at + silent_s)
                 else:
                     self._lose(meeting, peer, f"sent no request for {silent_s:g} s")
         return until

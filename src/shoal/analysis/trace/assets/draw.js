@@ -293,5 +293,5 @@ function draw() {
   screen_.globalAlpha = 1;
   screen_.drawImage(kept, 0, 0, size.width, size.height);
   if (flying) drawMessages(current, ease(flown));
-  tell(current);
+  showWords(current);
 }

@@ -22,12 +22,12 @@ for (const round of trace.rounds) {
 held.forEach((places) => places.fill(null));
 
 // What has changed since it was drawn and told: "rank place".
-const undrawn = new Set(), untold = new Set();
+const undrawn = new Set(), staleCells = new Set();
 
 function hold(rank, place, value) {
   held[rank][place] = value;
   undrawn.add(`${rank} ${place}`);
-  untold.add(`${rank} ${place}`);
+  staleCells.add(`${rank} ${place}`);
 }
 
 function goToRound(target) {

@@ -1,18 +1,18 @@
 // Everything on the page that is said in words.
 
-let toldRound = null, toldState = null;
+let shownCaption = null, shownCellsOf = null;
 
-function tell(current) {
+function showWords(current) {
   $("scrub").value = position;
   $("scrub").style.setProperty("--done", `${lastRound ? position / lastRound * 100 : 100}%`);
-  if (toldState !== shownRound) tellState();
-  if (toldRound === current && document.body.dataset.round === `${shownRound}`) return;
-  toldRound = current;
+  if (shownCellsOf !== shownRound) showCells();
+  if (shownCaption === current && document.body.dataset.round === `${shownRound}`) return;
+  shownCaption = current;
   document.body.dataset.round = shownRound;
   const ended = shownRound === lastRound;
   document.body.dataset.end = ended ? (allKept() ? "proved" : "wrong") : "";
   $("round").textContent = current ? `round ${current} of ${lastRound}` : "start";
-  $("caption").textContent = ended ? ending() : telling(current);
+  $("caption").textContent = ended ? ending() : captionOf(current);
   const messages = [...trace.rounds[current].messages].sort((a, b) => a[0] - b[0] || a[2] - b[2]);
   const shown = messages.slice(0, 300), rest = messages.length - shown.length;
   const lines = shown.map(([sender, , receiver, target, folds, value]) =>
@@ -33,7 +33,7 @@ function ending() {
     : `Wrong: not every rank ends with what ${collective} must leave.`;
 }
 
-function telling(current) {
+function captionOf(current) {
   if (!current) return "What every rank starts with.";
   const { messages } = trace.rounds[current], folds = new Set(messages.map((one) => one[4]));
   const what = folds.size > 1 ? "folded into what is held or stored"
@@ -45,9 +45,9 @@ const cells = new Map();
 
 let fresh = [];
 
-function tellState() {
+function showCells() {
   fresh.forEach((cell) => cell.classList.remove("fresh"));
-  for (const key of untold) {
+  for (const key of staleCells) {
     const [rank, place] = key.split(" ").map(Number), cell = cells.get(key);
     cell.textContent = textOf(held[rank][place]);
     cell.classList.toggle("kept", isKept(rank, place));
@@ -55,8 +55,8 @@ function tellState() {
   const { writes } = trace.rounds[shownRound];
   fresh = shownRound ? writes.map(([rank, place]) => cells.get(`${rank} ${place}`)) : [];
   fresh.forEach((cell) => cell.classList.add("fresh"));
-  untold.clear();
-  toldState = shownRound;
+  staleCells.clear();
+  shownCellsOf = shownRound;
 }
 
 function buildWords() {
