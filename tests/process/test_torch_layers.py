@@ -275,14 +275,17 @@ def case_embeddings_with_sparse_gradients() -> Any:
 
 
 def case_uneven_inputs() -> Any:
-    module = ddp()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    with Join([module]):
-        for step in range(2 + dist.get_rank()):
-            optimizer.zero_grad()
-            module(own(5, 8) + step).square().mean().backward()
-            optimizer.step()
-    return [whole(parameter) for parameter in module.parameters()]
+    results = []
+    for divides in (True, False):
+        module = ddp()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        with Join([module], divide_by_initial_world_size=divides):
+            for step in range(2 + dist.get_rank()):
+                optimizer.zero_grad()
+                module(own(5, 8) + step).square().mean().backward()
+                optimizer.step()
+        results += [whole(parameter) for parameter in module.parameters()]
+    return results
 
 
 def case_zero_redundancy_optimizer() -> Any:

@@ -21,7 +21,7 @@ from shoal.frontend.torch.process_group import (
     notice_hooks,
     takes_backends,
 )
-from shoal.frontend.torch.work_holders import patch_work_holders
+from shoal.frontend.torch.work_holders import patch_reducers, patch_work_holders
 from shoal.group.form import form
 from shoal.rendezvous import TorchStore
 from shoal.settings import local_nccl
@@ -77,6 +77,7 @@ def torch_group(
     Args:
         devices: the devices that it serves; None: other backends of torch's group serve some.
     """
+    patch_reducers()
     if not takes_backends():
         return ShoalProcessGroup(group, store, timeout)
     patch_work_holders()

@@ -1,15 +1,19 @@
-"""The holders that torch 2.14 and later return in place of a Work written in Python.
+"""What torch's C++ makes of a Work written in Python, and the methods replaced for that reason.
 
-torch's C++ puts such a Work into a PyWorkHolder, which forwards only `wait` and `get_future`. Its
-other methods return defaults: never complete, always successful, and without the source that `recv`
-reads. In Python it is a plain `torch.distributed.Work`, from which no class can be derived. So this
-module replaces the methods of that class: they call the Work inside if shoal made it, and torch's
-own method otherwise.
+Since torch 2.14 it puts such a Work into a PyWorkHolder, which forwards only `wait` and
+`get_future`. Its other methods return defaults: never complete, always successful, and without the
+source that `recv` reads. In Python it is a plain `torch.distributed.Work`, from which no class can
+be derived. So this module replaces the methods of that class: they call the Work inside if shoal
+made it, and torch's own method otherwise.
+
+A Reducer keeps only the C++ half of the Work that it is given, whose `wait` never returns once the
+Python half is gone.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,3 +63,18 @@ def patch_work_holders() -> None:
     for name in _NOT_FORWARDED:
         if hasattr(work, name):  # torch 2.13 has no _get_sequence_number
             setattr(work, name, _forwarding(name, getattr(work, name)))
+
+
+@functools.cache
+def patch_reducers() -> None:
+    """Let each Reducer in this process keep the Work of `DistributedDataParallel.join` alive."""
+    reducer: Any = dist.Reducer
+    own = reducer._set_forward_pass_work_handle
+    kept: weakref.WeakKeyDictionary[Any, dist.Work] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(own)
+    def keep(self: Any, work: dist.Work, *args: Any) -> None:
+        own(self, work, *args)
+        kept[self] = work  # the previous one ends: the Reducer has dropped it too
+
+    reducer._set_forward_pass_work_handle = keep
