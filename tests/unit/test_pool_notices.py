@@ -23,19 +23,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_a_blamed_server_is_excluded_for_longer_each_time() -> None:
-    left_out, now, pauses = LeftOut(), 100.0, []
-    for _ in range(8):
-        left_out.blame(ONE, READY[ONE], "is cut off", now)
-        assert left_out.may_serve(READY, now) == [OTHER]
-        begun = now
-        while ONE not in left_out.may_serve(READY, now):
-            now += 0.5
-        pauses.append(now - begun)
-    assert pauses == [1, 2, 4, 8, 16, 32, 32, 32]
-    assert left_out.why() == {ONE: "is cut off"}
-
-
 def test_the_exclusion_is_reset_only_after_a_server_has_served_for_a_while() -> None:
     left_out = LeftOut()
     for at in (0.0, 1.0):
@@ -49,12 +36,6 @@ def test_the_exclusion_is_reset_only_after_a_server_has_served_for_a_while() -> 
     left_out.blame(ONE, READY[ONE], "is cut off", 8.0 + 4 * 4)  # 1 s
     assert left_out.may_serve(READY, 24.9) == [OTHER]
     assert left_out.may_serve(READY, 25.0) == [ONE, OTHER]
-
-
-def test_a_restarted_server_is_used_at_once() -> None:
-    left_out = LeftOut()
-    left_out.blame(ONE, READY[ONE], "died", 0.0)
-    assert left_out.may_serve({**READY, ONE: b"process 3"}, 0.0) == [ONE, OTHER]
 
 
 def test_an_absent_server_is_named_once_for_any_number_of_tries(
