@@ -29,6 +29,7 @@ QUICK = [(1, range(0)), (2, range(1051, 1086)), (4, range(1086, 1096))]
 EVERY_WAY = [
     ({}, ()),
     ({}, ("penalty",)),
+    ({"bucket_cap_mb": None}, ("view",)),
     ({"gradient_as_bucket_view": True}, ()),
     ({"find_unused_parameters": True}, ()),
     ({"static_graph": True}, ()),
