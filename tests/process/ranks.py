@@ -298,27 +298,46 @@ class FileRanks:
         assert not failed, "\n".join(map(str, failed))
 
 
-def on_ranks(size: int | None = None) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def on_ranks(
+    size: int | None = None, **how: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a test of a function that every rank of `forked` runs, and that checks its results.
 
     Args:
         size: of the group; by default the test's parameter of this name.
+        how: arguments of `FileRanks.run`.
     """
 
     def make_test(function: Callable[..., Any]) -> Callable[..., None]:
-        own = inspect.signature(function)
+        def run(forked: FileRanks, given: dict[str, Any]) -> None:
+            forked.run(function, size or given["size"], *given.values(), **how)
 
-        def test(forked: FileRanks, **given: Any) -> None:
-            forked.run(function, size or given["size"], *(given[name] for name in own.parameters))
-
-        fixture = inspect.signature(test).parameters["forked"]
-        test.__signature__ = own.replace(parameters=[fixture, *own.parameters.values()])
-        test.__name__, test.__module__ = function.__name__, function.__module__
-        function.__qualname__ += ".on_rank"  # where a rank finds it
-        test.on_rank = function
-        return test
+        return as_test(function, "forked", run)
 
     return make_test
+
+
+def as_test(
+    function: Callable[..., Any], fixture: str, run: Callable[[Any, dict[str, Any]], None]
+) -> Callable[..., None]:
+    """Return a test that runs a function on ranks, with the function's own parameters.
+
+    Args:
+        fixture: the name of the fixture of the ranks.
+        run: called with the fixture and the arguments, in the function's order.
+    """
+    own = inspect.signature(function).parameters
+
+    def test(**given: Any) -> None:
+        run(given[fixture], {name: given[name] for name in own})
+
+    parameters = [inspect.Parameter(fixture, inspect.Parameter.KEYWORD_ONLY)]
+    parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.values()]
+    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    test.__name__, test.__module__ = function.__name__, function.__module__
+    function.__qualname__ += ".on_rank"  # where a rank finds it
+    test.on_rank = function  # type: ignore[attr-defined]
+    return test
 
 
 def serve_calls(address: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch  # noqa: F401 - ranks are forked where it is imported
 import torch.distributed as dist
-from process.ranks import FileRanks, load
+from process.ranks import FileRanks, as_test, load
 from process.stage import pretend_hosts
 
 Case = Callable[..., Any]
@@ -41,6 +41,18 @@ def gloo_group(**how: Any) -> Iterator[dist.ProcessGroup]:
     dist.barrier()
     yield group
     dist.barrier()
+
+
+def in_torch(fixture: str) -> Callable[[Case], Callable[..., None]]:
+    """Make a test of a function that every rank of a fixture runs in a new default group."""
+
+    def make_test(function: Case) -> Callable[..., None]:
+        def run(ranks: SharedRanks, given: dict[str, Any]) -> None:
+            ranks.run(function, *given.values())
+
+        return as_test(function, fixture, run)
+
+    return make_test
 
 
 def cases_in(names: Mapping[str, Any]) -> list[Any]:

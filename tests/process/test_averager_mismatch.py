@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks
+from process.ranks import on_ranks, run_ranks
 from process.serving import ServerProcess, job_env, new_key, served_group
 from process.stage import error_of, pretend_hosts
 
@@ -120,24 +120,16 @@ def check_named(outcome: Outcome, facts: list[str]) -> None:
     assert took_s < SOON_S
 
 
-def disagree(ranks_per_host: int) -> dict[str, Outcome]:
-    """Make each case's calls in a new group."""
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+@on_ranks(3)
+def test_steps_in_a_different_order_are_named_on_every_rank(ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
-    found = {}
     with shoal.init() as world:
-        for name, (call, _) in CASES.items():
+        for name, (call, facts) in CASES.items():
             group = world.subgroup(range(world.size), name)
             world.barrier()
-            found[name] = timed(call, group)
+            check_named(timed(call, group), facts)
             world.barrier()
-    return found
-
-
-@pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_steps_in_a_different_order_are_named_on_every_rank(ranks_per_host: int) -> None:
-    for found in run_ranks(disagree, 3, ranks_per_host):
-        for name, (_, facts) in CASES.items():
-            check_named(found[name], facts)
 
 
 def disagree_beside_a_server(others: str, odd: str, ranks_per_host: int) -> Outcome:

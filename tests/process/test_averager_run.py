@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.examples import run_example
-from process.ranks import run_ranks
+from process.ranks import on_ranks, run_ranks
 from process.serving import (
     N_ELEMS,
     N_WORKERS,
@@ -34,7 +34,9 @@ def train(averager: Averager, step: int) -> None:
     check(averager, step)
 
 
-def average_between(n_per_host: int) -> None:
+@pytest.mark.parametrize("n_per_host", [3, 1])
+@on_ranks(3)
+def test_ranks_average_in_different_orders(n_per_host: int) -> None:
     pretend_hosts(n_per_host)
     with shoal.init() as group:
         averager = Averager(group, SHAPES, fusion_bytes=2000)
@@ -65,11 +67,6 @@ def test_an_average_inside_a_host_copies_no_byte_for_host_mates() -> None:
     for averaged, private in run_ranks(copied_by_averages_and_a_private_sum, 3):
         assert averaged == 0
         assert private > 500_000
-
-
-@pytest.mark.parametrize("n_per_host", [3, 1])
-def test_ranks_average_in_different_orders(n_per_host: int) -> None:
-    run_ranks(average_between, 3, n_per_host)
 
 
 def run_page(source: str) -> float:

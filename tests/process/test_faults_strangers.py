@@ -6,8 +6,9 @@ import socket
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from process.joining import is_closed
-from process.ranks import free_port, run_ranks, start_ranks
+from process.ranks import free_port, on_ranks, start_ranks
 from process.stage import Stage, descriptors, pretend_hosts
 
 import shoal
@@ -79,15 +80,11 @@ def test_ranks_meet_while_strangers_fill_the_rendezvous_port() -> None:
     assert found == [2.0, 2.0]
 
 
-def look_for_listeners(ranks_per_host: int) -> list[str]:
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+@on_ranks(3)
+def test_ranks_listen_only_across_hosts_and_until_the_group_closes(ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
-        found = listening()
+        assert len(listening()) == (ranks_per_host == 1)
         group.barrier()
-    return found + listening()
-
-
-def test_ranks_listen_only_across_hosts_and_until_the_group_closes() -> None:
-    assert run_ranks(look_for_listeners, 3, 3) == [[], [], []]
-    for found in run_ranks(look_for_listeners, 3, 1):
-        assert len(found) == 1
+    assert listening() == []

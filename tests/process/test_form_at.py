@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from process.ranks import run_ranks, start_ranks
+from process.ranks import on_ranks, run_ranks, start_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
@@ -108,7 +108,8 @@ def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again() -> N
             assert took_s < 10
 
 
-def refuse() -> list[str]:
+@on_ranks(1)
+def test_wrong_addresses_and_an_unopened_meeting_are_errors() -> None:
     from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
 
@@ -126,11 +127,7 @@ def refuse() -> list[str]:
     error = error_of(form_at, door, [other.address, door.address], "one", timeout_s=0.2)
     assert isinstance(error, TimedOut)
     texts.append(str(error))
-    return [text.replace(door.address, "OWN").replace(other.address, "OTHER") for text in texts]
-
-
-def test_wrong_addresses_and_an_unopened_meeting_are_errors() -> None:
-    [texts] = run_ranks(refuse, 1)
+    texts = [text.replace(door.address, "OWN").replace(other.address, "OTHER") for text in texts]
     assert texts[0] == "the addresses OTHER repeat one, or leave out this process's own, OWN"
     assert texts[1] == "the addresses OWN, OWN repeat one, or leave out this process's own, OWN"
     assert "'nowhere' is not an address" in texts[2]

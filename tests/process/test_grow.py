@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import FileRanks, free_port, run_ranks, start_ranks
+from process.ranks import FileRanks, free_port, on_ranks, run_ranks, start_ranks
 from process.serving import await_that
 from process.stage import Lines, Stage, descriptors, error_of, pretend_hosts
 
@@ -129,20 +129,16 @@ def test_a_newcomer_that_is_never_admitted_names_the_address_and_the_cause() -> 
         assert all("to be let into the group 'world': " in text for text in warnings)
 
 
-def warnings_of_grow() -> list[str]:
+@on_ranks(2)
+def test_a_rank_that_cannot_listen_logs_why_once() -> None:
     pretend_hosts(1)
     lines = Lines(logging.WARNING, "cannot listen for newcomers")
     with shoal.init() as group:
         for _ in range(3):
             assert group.grow() is group
         group.barrier()
-    return lines.texts
-
-
-def test_a_rank_that_cannot_listen_logs_why_once() -> None:
-    for texts in run_ranks(warnings_of_grow, 2):
-        (text,) = texts
-        assert "SHOAL_KEY_FILE" in text
+    (text,) = lines.texts
+    assert "SHOAL_KEY_FILE" in text
 
 
 N_PORTS = 8
@@ -537,7 +533,8 @@ def test_growing_fifty_times_leaks_no_descriptor_thread_or_value() -> None:
         newcomers.values()
 
 
-def ask_wrongly() -> None:
+@on_ranks(2)
+def test_wrong_uses_are_errors_that_name_the_remedy() -> None:
     pretend_hosts(1)
     with shoal.init() as group:
         error = error_of(lambda: group.address)
@@ -554,7 +551,3 @@ def ask_wrongly() -> None:
     assert "MASTER_ADDR" in str(error_of(shoal.init, join="1"))
     assert isinstance(error_of(group.grow), Closed)
     assert isinstance(error_of(group.reform), Closed)
-
-
-def test_wrong_uses_are_errors_that_name_the_remedy() -> None:
-    run_ranks(ask_wrongly, 2)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.examples import equal_digits
-from process.ranks import run_ranks, start_ranks
+from process.ranks import on_ranks, run_ranks, start_ranks
 
 from shoal.average import ErrorFeedback
 
@@ -37,7 +37,8 @@ def refusal(call: Any, *given: Any) -> str:
 # ---- values ----
 
 
-def sums() -> None:
+@on_ranks(2, env=CPU)
+def test_sums_of_every_type_and_shape_are_right_with_and_without_jit() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -56,11 +57,8 @@ def sums() -> None:
         assert shoal.jax.all_reduce(np.ones(2), group).dtype == "float32"  # as JAX does
 
 
-def test_sums_of_every_type_and_shape_are_right_with_and_without_jit() -> None:
-    run_ranks(sums, 2, env=CPU)
-
-
-def sums_beside_torch() -> None:
+@on_ranks(2, env=CPU)
+def test_jax_and_torch_in_one_process_use_separate_groups() -> None:
     import jax
     import jax.numpy as jnp
     import torch
@@ -78,10 +76,6 @@ def sums_beside_torch() -> None:
             pending.wait()
             assert tensor.tolist() == [3.0] * 1000
         dist.destroy_process_group()
-
-
-def test_jax_and_torch_in_one_process_use_separate_groups() -> None:
-    run_ranks(sums_beside_torch, 2, env=CPU)
 
 
 def trees() -> tuple[int, int]:
@@ -115,7 +109,8 @@ def test_each_tree_is_averaged_in_fusion_buffers_by_one_averager() -> None:
     assert run_ranks(trees, 2, env=CPU) == [(2, 2)] * 2
 
 
-def control_flow() -> None:
+@on_ranks(2, env=CPU)
+def test_loops_branches_and_donated_buffers_are_right() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -141,10 +136,6 @@ def control_flow() -> None:
             assert jax.eval_shape(lambda: both(own)).shape == (3,)
         constant = jax.jit(lambda x: both(own) * x)
         assert constant(2.0).tolist() == constant(2.0).tolist() == [2.0, 6.0, 10.0]
-
-
-def test_loops_branches_and_donated_buffers_are_right() -> None:
-    run_ranks(control_flow, 2, env=CPU)
 
 
 def crossed() -> None:
@@ -342,7 +333,8 @@ def test_the_example_equals_one_rank_with_all_samples() -> None:
     assert equal_digits("jax_train.py") > 5
 
 
-def eager_after_jit() -> None:
+@on_ranks(2, env=CPU)
+def test_a_call_outside_jit_follows_the_calls_of_unfinished_functions() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -365,7 +357,3 @@ def eager_after_jit() -> None:
             raw = np.full(4, 10, np.float32)
             group.all_reduce(raw)
             assert (float(inner[0]), float(raw[0])) == (2.0, 20.0), step
-
-
-def test_a_call_outside_jit_follows_the_calls_of_unfinished_functions() -> None:
-    run_ranks(eager_after_jit, 2, env=CPU)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.local_steps import Case, check, expected, first_values, local_step, weight_of
-from process.ranks import run_ranks, run_survivors
+from process.ranks import on_ranks, run_ranks, run_survivors
 from process.stage import Stage
 from unit.in_process import in_ranks, run_well
 
@@ -62,7 +62,8 @@ def test_parameters_of_bfloat16_are_averaged(group: shoal.Group) -> None:
     assert np.asarray(weights["w"], np.float32).tolist() == [1 - 3.25 * 0.375] * 5
 
 
-def refuse_options() -> None:
+@on_ranks(2)
+def test_unknown_options_and_weighted_float16_are_refused() -> None:
     from ml_dtypes import bfloat16
 
     whole, half, brain = (np.ones(5, kind) for kind in (np.float32, np.float16, bfloat16))
@@ -86,10 +87,6 @@ def refuse_options() -> None:
         DiLoCo(group, {"w": brain}, every=1, weighted=True)  # no codec rounds it
         for compress in ("bf16", "identity", ErrorFeedback("mxfp8")):
             DiLoCo(group, {"w": whole}, every=1, weighted=True, compress=compress)
-
-
-def test_unknown_options_and_weighted_float16_are_refused() -> None:
-    run_ranks(refuse_options, 2)
 
 
 def digest(arrays: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.examples import equal_digits
-from process.ranks import run_ranks, start_ranks
+from process.ranks import on_ranks, run_ranks, start_ranks
 
 import shoal
 
@@ -38,7 +38,8 @@ def refusal(call: Any, *given: Any) -> str:
 # ---- values ----
 
 
-def sums() -> None:
+@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+def test_sums_of_every_type_and_shape_are_right_with_and_without_functions() -> None:
     import tensorflow as tf
 
     import shoal.tensorflow
@@ -57,11 +58,8 @@ def sums() -> None:
         assert both(turned, op="avg").numpy().tolist() == [[0, 2], [1, 3]]
 
 
-def test_sums_of_every_type_and_shape_are_right_with_and_without_functions() -> None:
-    run_ranks(sums, 2, env=CPU, deadline_s=DEADLINE_S)
-
-
-def traced_without_warnings() -> None:
+@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+def test_tracing_a_function_prints_no_warning_of_autograph() -> None:
     import tensorflow as tf
 
     import shoal.tensorflow
@@ -86,11 +84,8 @@ def traced_without_warnings() -> None:
     assert warnings == []
 
 
-def test_tracing_a_function_prints_no_warning_of_autograph() -> None:
-    run_ranks(traced_without_warnings, 2, env=CPU, deadline_s=DEADLINE_S)
-
-
-def ordered() -> None:
+@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+def test_independent_calls_of_one_function_keep_their_order_in_loops() -> None:
     import tensorflow as tf
 
     import shoal.tensorflow
@@ -116,11 +111,8 @@ def ordered() -> None:
         assert (float(one), float(ten)) == (2.0, 20.0)
 
 
-def test_independent_calls_of_one_function_keep_their_order_in_loops() -> None:
-    run_ranks(ordered, 2, env=CPU, deadline_s=DEADLINE_S)
-
-
-def sums_beside_torch() -> None:
+@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+def test_tensorflow_and_torch_in_one_process_use_separate_groups() -> None:
     import tensorflow as tf
     import torch
     import torch.distributed as dist
@@ -137,10 +129,6 @@ def sums_beside_torch() -> None:
             pending.wait()
             assert tensor.tolist() == [3.0] * 1000
         dist.destroy_process_group()
-
-
-def test_tensorflow_and_torch_in_one_process_use_separate_groups() -> None:
-    run_ranks(sums_beside_torch, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
 def tapes() -> int:
@@ -192,7 +180,8 @@ def train(optimizer: Any, rank: int, size: int, *, eagerly: bool) -> Any:
     return model
 
 
-def optimizers() -> None:
+@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+def test_a_distributed_optimizer_trains_as_one_rank_with_the_full_batch() -> None:
     import keras
 
     import shoal.tensorflow
@@ -229,11 +218,8 @@ def optimizers() -> None:
         assert (float(one.numpy()), float(other.numpy())) == (0.0, 1.0)
 
 
-def test_a_distributed_optimizer_trains_as_one_rank_with_the_full_batch() -> None:
-    run_ranks(optimizers, 2, env=CPU, deadline_s=DEADLINE_S)
-
-
-def broadcasts() -> None:
+@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+def test_variables_of_tensorflow_and_keras_are_broadcast() -> None:
     import keras
     import tensorflow as tf
 
@@ -246,10 +232,6 @@ def broadcasts() -> None:
         shoal.tensorflow.broadcast_variables([numbers, flag, half], group, root_rank=1)
         assert (numbers.numpy().tolist(), bool(flag.numpy())) == ([2.0, 2.0], True)
         assert (half.numpy() == 1).all()
-
-
-def test_variables_of_tensorflow_and_keras_are_broadcast() -> None:
-    run_ranks(broadcasts, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
 # ---- refusals and failures ----

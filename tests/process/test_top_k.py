@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.arrays import Array
-from process.ranks import run_ranks
+from process.ranks import on_ranks, run_ranks
 from process.serving import await_servers, new_key, run_and_kill_the_server, run_with_a_server
 from process.stage import Stage, bytes_out, bytes_since, pretend_hosts
 
@@ -136,14 +136,11 @@ def test_the_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:
         assert sent > wide * alike / 170
 
 
-def refuse_shared_hosts() -> None:
+@on_ranks(3)
+def test_top_k_is_refused_on_hosts_with_several_ranks() -> None:
     pretend_hosts(2)
     with shoal.init() as group, pytest.raises(Unsupported, match="ranks 0, 1 share a host"):
         Averager(group, {"a": ((99,), "float32")}, compress=ChunkTopK())
-
-
-def test_top_k_is_refused_on_hosts_with_several_ranks() -> None:
-    run_ranks(refuse_shared_hosts, 3)
 
 
 # ---- cases of two ranks, each in a group of its own ----
@@ -215,14 +212,11 @@ def case_no_value_of_steps_after_a_loaded_state_arrives_later(group: shoal.Group
         assert not average(averager, 0).any()
 
 
-def run_cases() -> None:
+@on_ranks(2)
+def test_each_case_of_two_ranks_passes() -> None:
     pretend_hosts(1)
     with shoal.init() as world:
         for name, case in globals().items():
             if name.startswith("case_"):
                 world.barrier()
                 case(world.subgroup(range(world.size), name))
-
-
-def test_each_case_of_two_ranks_passes() -> None:
-    run_ranks(run_cases, 2)

@@ -6,10 +6,11 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from process.ranks import run_ranks
+from process.shared_ranks import in_torch
 
 if shutil.which("g++") is None:
     pytest.skip("torch.compile needs g++", allow_module_level=True)
@@ -18,9 +19,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
-
-if TYPE_CHECKING:
-    from process.shared_ranks import SharedRanks
 
 # Inductor's C++ compiler takes half a minute of CPU; the collectives in the graph are the same.
 # A few small kernels do not repay precompiled headers or a trial per instruction set.
@@ -75,7 +73,8 @@ def train(wrapped: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in wrapped.parameters()]
 
 
-def compile_wrappers() -> None:
+@in_torch("ranks")
+def test_a_compiled_wrapper_compiles_its_model_as_torchs_does() -> None:
     import shoal.torch
 
     torchs, ours = nn.parallel.DistributedDataParallel, shoal.torch.DistributedDataParallel
@@ -95,7 +94,3 @@ def compile_wrappers() -> None:
         torch.testing.assert_close(gradients, train(wrapper(Layer())))
     assert graphs[torchs]  # the model
     assert graphs[ours] == graphs[torchs]
-
-
-def test_a_compiled_wrapper_compiles_its_model_as_torchs_does(ranks: SharedRanks) -> None:
-    ranks.run(compile_wrappers)

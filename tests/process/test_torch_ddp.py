@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ddp_training import OneOf, whole, wrap
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
 from torch import nn
 
 # ---- kinds of parameters ----
@@ -103,7 +103,8 @@ def case_ranks_count_by_weight_and_a_non_finite_value_is_named_with_its_rank() -
 # ---- wrapping ----
 
 
-def wrap_models_that_cannot_be() -> None:
+@in_torch("three_ranks")
+def test_models_that_differ_are_refused_with_the_difference_and_the_ranks() -> None:
     import shoal
 
     rank = dist.get_rank()
@@ -145,12 +146,6 @@ def wrap_models_that_cannot_be() -> None:
             wrap(net, **options)
     with gloo_group() as gloo, pytest.raises(shoal.UsageError, match="does not use shoal"):
         wrap(linear, process_group=gloo)
-
-
-def test_models_that_differ_are_refused_with_the_difference_and_the_ranks(
-    three_ranks: SharedRanks,
-) -> None:
-    three_ranks.run(wrap_models_that_cannot_be)
 
 
 def case_state_is_rank_0s_and_its_dict_is_torchs() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ddp_training import Two, assert_averaged, inputs, mine, wrap
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from process.stage import error_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
@@ -225,7 +225,9 @@ def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_r
 # ---- a step that fails, and a job that goes on ----
 
 
-def skip_a_step_that_is_not_finite(as_views: bool) -> None:
+@pytest.mark.parametrize("as_views", [False, True])
+@in_torch("ranks")
+def test_no_value_of_a_non_finite_step_is_in_the_next(as_views: bool) -> None:
     from shoal.average import NotFinite
 
     net = Two()
@@ -242,11 +244,6 @@ def skip_a_step_that_is_not_finite(as_views: bool) -> None:
         for unused in net.second.parameters():
             assert (unused.grad is None) == drops
             assert drops or not unused.grad.any()
-
-
-@pytest.mark.parametrize("as_views", [False, True])
-def test_no_value_of_a_non_finite_step_is_in_the_next(as_views: bool, ranks: SharedRanks) -> None:
-    ranks.run(skip_a_step_that_is_not_finite, as_views)
 
 
 # ---- values that differ between ranks, and must not ----

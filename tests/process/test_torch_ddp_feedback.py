@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ddp_training import wrap
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from unit.feedback_model import Arrays, FeedbackModel
@@ -90,11 +90,8 @@ EVERY_WAY = [
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)
-def test_steps_equal_the_model(options: dict[str, bool], ranks: SharedRanks) -> None:
-    ranks.run(steps_equal_the_model, options)
-
-
-def steps_equal_the_model(options: dict[str, bool]) -> None:
+@in_torch("ranks")
+def test_steps_equal_the_model(options: dict[str, bool]) -> None:
     wrapped, model = feeding(**options), FeedbackModel(SIZE, SHAPES)
     for step in range(4):
         check(wrapped, model, gradients(step))

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ddp_training import assert_averaged, inputs, mine, whole, wrap
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.checkpoint import checkpoint
@@ -194,13 +194,8 @@ def case_a_model_converted_to_another_dtype_is_refused() -> None:
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
-def test_two_parameters_that_share_a_gradient_are_named_on_every_rank(
-    n_ranks: int, ranks: SharedRanks
-) -> None:
-    ranks.run(share_a_gradient, n_ranks)
-
-
-def share_a_gradient(n_ranks: int) -> None:
+@in_torch("ranks")
+def test_two_parameters_that_share_a_gradient_are_named_on_every_rank(n_ranks: int) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     wrapped = wrap(model)
     if dist.get_rank() < n_ranks:

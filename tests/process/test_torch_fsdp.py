@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
 from process.stage import bytes_out, bytes_since
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -510,14 +510,9 @@ def test_nothing_is_rounded_inside_a_host(three_in_a_host: SharedRanks) -> None:
     assert digests == [digests[0], digests[0], digests[2], digests[2]]
 
 
-def of_unlike_replicas() -> None:
+@in_torch("three_in_a_host")
+def test_replicas_are_refused_if_only_some_would_round() -> None:
     why = r"replica on ranks \[0, 1\] of one host and another on ranks \[2, 3\] of several"
     refused(why, sharded(mesh=halves()), "mxfp8", "mxfp8")
     shoal.torch.fsdp.compress(module := sharded(mesh=halves()), "mxfp8", "identity")
     loss_of(module(batch(dist.get_rank(), 0))).backward()
-
-
-def test_replicas_are_refused_if_only_some_would_round(
-    three_in_a_host: SharedRanks,
-) -> None:
-    three_in_a_host.run(of_unlike_replicas)

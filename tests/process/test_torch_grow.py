@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import run_ranks, run_survivors
+from process.ranks import on_ranks, run_ranks, run_survivors
 from process.stage import Stage, error_of
 from torch import nn
 
@@ -153,16 +153,13 @@ def test_a_newcomer_trains_on_with_the_others_even_in_place_of_a_dead_rank(
             np.testing.assert_allclose(ours, wanted, rtol=1e-9, atol=1e-12)
 
 
-def join_nowhere() -> None:
+@on_ranks(1)
+def test_a_newcomer_that_is_never_admitted_raises() -> None:
     with pytest.raises(UsageError, match="give the address of a living rank, or set SHOAL_JOIN"):
         shoal.torch.join_group()
     with pytest.raises(TimeoutError, match=r"let this process in within 1 s, at 127\.0\.0\.1:1"):
         shoal.torch.join_group("127.0.0.1:1", timeout=timedelta(seconds=1))
     assert not dist.is_initialized()
-
-
-def test_a_newcomer_that_is_never_admitted_raises() -> None:
-    run_ranks(join_nowhere, 1)
 
 
 def interrupt_once() -> float:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from process.ddp_training import Two as WithoutBuffer
 from process.ddp_training import inputs, mine, randoms, whole, wrap
 from process.ranks import start_ranks
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from process.stage import Stage, error_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -84,13 +84,8 @@ EVERY_WAY: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)
-def test_a_step_that_lost_a_rank_is_repeated_in_the_next_group(
-    options: dict[str, Any], three_ranks: SharedRanks
-) -> None:
-    three_ranks.run(go_on_after_a_loss, options)
-
-
-def go_on_after_a_loss(options: dict[str, Any]) -> None:
+@in_torch("three_ranks")
+def test_a_step_that_lost_a_rank_is_repeated_in_the_next_group(options: dict[str, Any]) -> None:
     cues = [f"rank {rank} has a gradient, {sorted(options)}" for rank in range(2)]
     net, alone = Two(), Two()
     wrapped = wrap(net, **options)
@@ -172,13 +167,8 @@ def meet(stage: Stage, victim: int, _gradient: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)
-def test_a_rank_that_wraps_its_model_joins_ranks_that_regroup(
-    options: dict[str, Any], three_ranks: SharedRanks
-) -> None:
-    three_ranks.run(meet_a_new_rank, options)
-
-
-def meet_a_new_rank(options: dict[str, Any]) -> None:
+@in_torch("three_ranks")
+def test_a_rank_that_wraps_its_model_joins_ranks_that_regroup(options: dict[str, Any]) -> None:
     pair = dist.new_group([0, 1])
     alone, rank = Two(), dist.get_rank()
     net = Two(7 if rank == 2 else 0)
@@ -198,13 +188,8 @@ def meet_a_new_rank(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
-def test_a_layer_that_no_rank_uses_stays_unused_with_a_new_rank(
-    options: dict[str, Any], three_ranks: SharedRanks
-) -> None:
-    three_ranks.run(leave_a_layer_out, options)
-
-
-def leave_a_layer_out(options: dict[str, Any]) -> None:
+@in_torch("three_ranks")
+def test_a_layer_that_no_rank_uses_stays_unused_with_a_new_rank(options: dict[str, Any]) -> None:
     pair = dist.new_group([0, 1])
     net, alone = Two(), Two()
     if dist.get_rank() < 2:

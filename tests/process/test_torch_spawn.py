@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.examples import run_script
-from process.ranks import run_ranks, start_process
+from process.ranks import on_ranks, start_process
 
 import shoal
 from shoal.errors import UsageError
@@ -43,7 +43,9 @@ def test_a_failed_rank_ends_the_others_and_the_parent_gets_an_error(action: str)
     assert any(reason in printed for reason in reasons), printed
 
 
-def sum_in_both(torch_first: bool) -> None:
+@pytest.mark.parametrize("torch_first", [False, True])
+@on_ranks(2)
+def test_a_numpy_group_formed_first_works_beside_a_torch_group(torch_first: bool) -> None:
     """Use a shoal group for NumPy beside torch's Gloo group."""
     if torch_first:
         dist.init_process_group("gloo")
@@ -62,8 +64,3 @@ def sum_in_both(torch_first: bool) -> None:
             assert array.tolist() == [1 + 2 * step] * 1000
             assert tensor.tolist() == [2.0 + 2 * step] * 1000
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("torch_first", [False, True])
-def test_a_numpy_group_formed_first_works_beside_a_torch_group(torch_first: bool) -> None:
-    run_ranks(sum_in_both, 2, torch_first)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from contract import test_frontend_torch
 from process.ddp_training import Gradients, gradients, randoms
 from process.ranks import run_survivors
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from process.stage import Stage, error_of
 from process.staged import staging
 from torch import nn
@@ -97,16 +97,13 @@ def trained(group: dist.ProcessGroup, hook: Any = None) -> list[Gradients]:
     return found
 
 
-def train_staged() -> None:
+@in_torch("three_ranks")
+def test_ddp_trains_as_over_gloo() -> None:
     expected = trained(dist.new_group(backend="gloo"))
     with staging(piece_bytes=256) as device:
         torch.testing.assert_close(trained(dist.group.WORLD), expected)
         torch.testing.assert_close(trained(dist.group.WORLD, allreduce_hook), expected)
     assert device.n_copies > 100
-
-
-def test_ddp_trains_as_over_gloo(three_ranks: SharedRanks) -> None:
-    three_ranks.run(train_staged)
 
 
 def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from process.stage import error_of
 from torch._C import _distributed_c10d as c10d
 
@@ -69,16 +69,13 @@ def case_monitored_barriers_without_a_timeout_pass_when_all_ranks_call() -> None
     dist.group.WORLD.monitored_barrier()
 
 
-def estimate() -> None:
-    with pytest.raises(NotImplementedError, match="estimator is not supported"):
-        dist._time_estimator().__enter__()
-
-
 @pytest.mark.skipif(
     not hasattr(c10d.Backend, "_supports_time_estimate"), reason="this torch estimates no times"
 )
-def test_a_time_estimate_is_refused(three_ranks: SharedRanks) -> None:
-    three_ranks.run(estimate)
+@in_torch("three_ranks")
+def test_a_time_estimate_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="estimator is not supported"):
+        dist._time_estimator().__enter__()
 
 
 def case_is_completed_is_true_only_after_completion() -> None:
