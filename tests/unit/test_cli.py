@@ -14,6 +14,7 @@ from shoal.errors import UsageError
 from shoal.lab.cluster import Lab
 from shoal.lab.job import Job, private_key, server_command, tasks_of
 from shoal.lab.names import check_powers
+from shoal.lab.output import Lines, Output
 from shoal.rendezvous import job_key
 
 
@@ -114,3 +115,43 @@ def test_a_generated_key_is_valid_and_removed_with_the_lab() -> None:
         job_key({"SHOAL_KEY_FILE": path})
     with private_key("the key that was given") as path:
         assert job_key({"SHOAL_KEY_FILE": path}) == b"the key that was given"
+
+
+def test_a_line_without_end_is_passed_on_in_pieces() -> None:
+    (source, sink), (reader, writer) = os.pipe(), os.pipe()
+    os.set_blocking(reader, False)
+    output = Output(writer)
+    lines = Lines(os.fdopen(source, "rb"), output, "h")
+    for _ in range(2):
+        os.write(sink, b"x" * 60_000)
+        lines.read()
+    lines.end()
+    output.write()
+    assert os.read(reader, 1 << 20).startswith(b"h | xxx")
+    while output.is_pending:
+        output.write()
+        os.read(reader, 1 << 20)
+    for end in (sink, reader, writer):
+        os.close(end)
+
+
+def test_draining_a_pipe_ends_though_a_child_still_writes() -> None:
+    source, sink = os.pipe()
+
+    class Echo(Output):
+        """Writes another line for each received one, as a child that outlives its parent."""
+
+        n_lines = 0
+
+        def add(self, label: str, line: bytes) -> None:
+            self.n_lines += 1
+            assert self.n_lines < 100, "this would never end"
+            os.write(sink, b"y\n")
+
+    echo = Echo(1)
+    lines = Lines(os.fdopen(source, "rb"), echo, "h")
+    os.write(sink, b"y\n" * 10)
+    lines.read_rest()
+    assert echo.n_lines == 10
+    lines.end()
+    os.close(sink)

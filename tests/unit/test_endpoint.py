@@ -180,12 +180,6 @@ def test_an_error_of_a_callback_is_raised_by_step_and_the_rest_goes_on(owner: Ow
         assert owner.seen[1] == ("received", 0, WORD, b"x", -1)
 
 
-@pytest.mark.parametrize("address", ["localhost", "", "1.2.3"])
-def test_only_numeric_addresses_can_be_dialled(owner: Owner, address: str) -> None:
-    with pytest.raises(ValueError, match="address"):
-        owner.endpoint.connect(address, 1, HELLO, KEY)
-
-
 def test_a_waiting_daemon_thread_does_not_abort_an_exiting_process() -> None:
     script = """
 import threading, time

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.scoreboard import served_measures
 from bench.scoreboard.benchmark import Benchmark, Result, Section, run_section
 from bench.scoreboard.case import Case
 from bench.scoreboard.choices import choice_verdicts
@@ -20,7 +19,7 @@ from bench.scoreboard.grid import is_close
 from bench.scoreboard.measures import added_by_cut, latencies
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from bench.scoreboard.served_faults import pauses
-from bench.scoreboard.served_measures import optimum, served_calls, served_time
+from bench.scoreboard.served_measures import served_calls, served_time
 from bench.scoreboard.training_measures import Trained, hidden_part
 from shoal.bench.job import Failure
 
@@ -151,16 +150,14 @@ CASE = Case(8, 25 * MIB, n_hosts=8, rate_mbit=400, n_servers=4)
 
 
 class FakePools:
-    """Streams of 100 MB/s per NIC; calls with some bytes through servers; ranks that answer a
-    command with `answers`. Keeps the commands."""
+    """Calls with some bytes through servers; ranks that answer a command with `answers`. Keeps the
+    commands."""
 
     def __init__(self, *answers: Mapping[str, Any], taken: int = 0) -> None:
         self.taken, self.received = taken, 0
         self.settings = SimpleNamespace(n_rounds=1)
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self._answers = answers
-
-    def cluster(self, _case: Case) -> None: ...
 
     def servers(self, _case: Case) -> Any:
         return SimpleNamespace(all_received_bytes=lambda: self.received)
@@ -172,27 +169,6 @@ class FakePools:
     def ask(self, library: str, _case: Case, task: str, **what: Any) -> Any:
         self.asked.append((library, task, what))
         return self._answers
-
-
-@pytest.fixture(autouse=True)
-def streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        served_measures, "measure_streams", lambda _cluster, flows, _n: [100e6] * len(flows)
-    )
-
-
-@pytest.mark.parametrize(
-    ("case", "seconds_of_the_tensor"),
-    [
-        (CASE, 2 * 8 * 7 / (64 + 4 * 8 - 2 * 4)),  # Jiang et al., OSDI 2020
-        # Half of the servers have half the rate: worth 3 servers.
-        (replace(CASE, server_mbit=(400, 200)), 2 * 8 * 7 / (64 + 3 * 8 - 2 * 3)),
-        (replace(CASE, n_servers=8, more_mbit=(400 / 3,)), 0.5),  # the fake's NICs are equal
-    ],
-)
-def test_the_optimum_solves_the_linear_program(case: Case, seconds_of_the_tensor: float) -> None:
-    at_a_stream = 25 * MIB / 100e6
-    assert optimum(FakePools(), case) == pytest.approx(seconds_of_the_tensor * at_a_stream)
 
 
 def test_calls_of_workers_alone_differ_from_calls_with_servers() -> None:
