@@ -226,75 +226,30 @@ def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it(
 
 # ---- values that should be the same on all ranks ----
 
-ODD = 1
 
-
-def held() -> dict[str, Any]:
-    return {
-        "w": np.arange(12, dtype=np.float32).reshape(3, 4),
-        "none": np.empty((0, 3)),
-        "momentum": torch.ones(5, dtype=torch.bfloat16),
-        "rate": 0.25,
-        "betas": (0.9, 0.99),
-    }
-
-
-def spoilt(name: str) -> dict[str, Any]:
-    values = held()
-    if name == "a name more":
-        values[name] = 1
-    elif name == "another order":
-        values = dict(reversed(values.items()))
-    elif name == "rate":
-        values[name] = 0.5
-    else:
-        values[name].reshape(-1)[-1] += 1
-    return values
-
-
-def step(averager: Averager) -> None:
-    averager.begin()
-    averager.ready("w")
-    averager.wait()
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("w", "w is not the same on all ranks: float32[12] of hash "),
-        ("momentum", "momentum is not the same on all ranks: bfloat16[5] of hash "),
-        ("rate", "rate is not the same on all ranks: 0.25 on ranks 0, 2, 0.5 on rank 1"),
-        ("a name more", "none on ranks 0, 2, 1 on rank 1"),
-        ("another order", "the order of these names is not the same"),
-    ],
-)
 @in_ranks(3)
-def test_differing_values_are_named_on_every_rank_in_every_nth_step(
-    group: shoal.Group, name: str, words: str
-) -> None:
-    averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=2)
-    for number in range(1, 5):
-        step(averager)
-        values = spoilt(name) if group.rank == ODD and number > 1 else held()
-        error = error_of(averager.check_same, values)
-        assert (error is None) == bool(number % 2)
-        if error is not None:
-            assert isinstance(error, UsageError)
-            assert words in str(error)
-            assert f": in step {number} " in str(error)
-            assert name == "another order" or " on ranks 0, 2, " in str(error)
-
-
-@pytest.mark.parametrize("every", [0, 1, 2])
-@in_ranks(3)
-def test_equal_values_pass_and_without_a_number_no_value_is_compared(
-    group: shoal.Group, every: int
-) -> None:
-    averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=every)
-    for number in range(3):
-        step(averager)
-        unlike = {"own": group.rank} if not every else {}
-        averager.check_same(held() | {"rate": 0.5**number} | unlike)
+def test_values_names_and_orders_that_differ_are_named_on_every_rank(group: shoal.Group) -> None:
+    averager = Averager(group, {"w": A}, check_same=1)
+    same = {"w": np.arange(12).reshape(3, 4), "momentum": torch.ones(5, dtype=torch.bfloat16)}
+    same |= {"none": np.empty((0, 3)), "rate": 0.25, "betas": (0.9, 0.99)}
+    for number, (odd, words) in enumerate(
+        (
+            (same, ""),
+            (same | {"w": np.ones((3, 4), int)}, "w is not the same on all ranks: int64[12] of h"),
+            (same | {"momentum": torch.zeros(5, dtype=torch.bfloat16)}, "momentum is not the same"),
+            (same | {"rate": 0.5}, "rate is not the same on all ranks: 0.25 on ranks 0, 2, 0.5 on"),
+            (same | {"more": 1}, "none on ranks 0, 2, 1 on rank 1"),
+            (dict(reversed(same.items())), "the order of these names is not the same"),
+        ),
+        1,
+    ):
+        averager.begin()
+        averager.ready("w")
+        averager.wait()
+        error = error_of(averager.check_same, odd if group.rank == 1 else same)
+        assert isinstance(error, UsageError) == bool(words)
+        assert not words or (words in str(error) and f": in step {number} " in str(error))
+    Averager(group, {"w": A}).check_same({"own": group.rank})  # without a number none is compared
 
 
 @in_ranks(2)
