@@ -8,15 +8,15 @@ a call is in flight.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from process.staged import ThreadDevice
 from unit.fakes import FakeWork
 
 from shoal.dtypes import DType
@@ -100,7 +100,9 @@ class _Block(bytearray):
     """Host memory that shows if it is still referenced."""
 
 
-class FakeDevice:
+class FakeDevice(ThreadDevice):
+    """A device whose streams the test steps, without the threads of its base."""
+
     def __init__(self, index: int = 0) -> None:
         self.place = torch.device("cuda", index)
         self.lock = threading.RLock()
@@ -113,20 +115,14 @@ class FakeDevice:
         self.used: set[tuple[int, str]] = set()  # storages of the device, with their streams
         self.kept: set[tuple[int, str]] = set()
         self.futures_of: list[list[Any]] = []
-        self.on_thread = threading.local()
+        self._on_thread = threading.local()
 
     # ---- methods that staging calls ----
-
-    def check(self, doing: str) -> None:
-        pass
 
     def host_memory(self, n_bytes: int) -> torch.Tensor:
         block = _Block(b"\xee" * max(n_bytes, 1))
         self.blocks.append(weakref.ref(block))
         return torch.frombuffer(block, dtype=torch.uint8)[:n_bytes]
-
-    def side_pair(self) -> tuple[FakeStream, FakeStream]:
-        return self.side_stream(), self.side_stream()
 
     def side_stream(self) -> FakeStream:
         stream = FakeStream(f"side {len(self.streams)}")
@@ -136,15 +132,7 @@ class FakeDevice:
         return stream
 
     def _current(self) -> FakeStream:
-        return getattr(self.on_thread, "stream", self.current)
-
-    @contextlib.contextmanager
-    def on(self, stream: FakeStream) -> Iterator[None]:
-        before, self.on_thread.stream = self._current(), stream
-        try:
-            yield
-        finally:
-            self.on_thread.stream = before
+        return getattr(self._on_thread, "stream", self.current)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         stream = self._current()
