@@ -28,12 +28,12 @@ LONG_S = 60.0
 class Owner:
     """Keeps the endpoint's reports, in order."""
 
-    def __init__(self, **limits: float) -> None:
+    def __init__(self) -> None:
         self.verdict: bytes | Progress | Exception = KEY
         self.seen: list[tuple[object, ...]] = []
         self.peers: list[Peer] = []
         self.raises: Exception | None = None
-        self.endpoint = Endpoint(self, **limits)  # type: ignore[arg-type]
+        self.endpoint = Endpoint(self)
 
     def listen(self) -> tuple[str, int]:
         listener = listen_tcp("127.0.0.1", (0,))
@@ -41,12 +41,11 @@ class Owner:
         self.endpoint.listen(listener.detach())
         return place
 
-    def run_until(self, is_so: Callable[[], object], *others: "Owner") -> None:
+    def run_until(self, is_so: Callable[[], object]) -> None:
         until = time.monotonic() + LONG_S
         while not is_so():
             assert time.monotonic() < until
-            for owner in (self, *others):
-                owner.endpoint.step(time.monotonic())
+            self.endpoint.step(time.monotonic())
 
     def admit(self, hello: Hello) -> bytes | Progress:
         if isinstance(self.verdict, Exception):
@@ -54,15 +53,13 @@ class Owner:
         return self.verdict if hello == HELLO else Progress.REFUSED
 
     def welcome(self, peer: Peer, hello: Hello) -> None:
-        self._add("welcome", peer, hello.rank)
-
-    def reached(self, peer: Peer, dial: int) -> None:
-        self._add("reached", peer, dial)
-
-    def _add(self, what: str, peer: Peer, number: int) -> None:
         peer.expect(WORD, 100)
         self.peers.append(peer)
-        self.seen.append((what, number))
+        self.seen.append(("welcome", hello.rank))
+
+    def reached(self, peer: Peer, dial: int) -> None:
+        self.peers.append(peer)
+        self.seen.append(("reached", dial))
 
     def key_differs(self, hello: Hello) -> None:
         self.seen.append(("key differs", hello.rank))
