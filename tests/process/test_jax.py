@@ -78,7 +78,8 @@ def test_jax_and_torch_in_one_process_use_separate_groups() -> None:
         dist.destroy_process_group()
 
 
-def trees() -> tuple[int, int]:
+@on_ranks(2, env=CPU)
+def test_each_tree_is_averaged_in_fusion_buffers_by_one_averager() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -101,12 +102,9 @@ def trees() -> tuple[int, int]:
         assert float(first["scale"]) == 2.0
         assert float(first["layers"]["7"][0, 0]) == 8.0
         averagers = [averager for averager, _ in group.kept.values()]
-        return len(averagers), len(averagers[0].layout.buffers)
-
-
-def test_each_tree_is_averaged_in_fusion_buffers_by_one_averager() -> None:
-    # Under jit and outside the tree has one averager; compress needs another. One buffer a type.
-    assert run_ranks(trees, 2, env=CPU) == [(2, 2)] * 2
+        # Under jit and outside the tree has one averager; compress needs another.
+        assert len(averagers) == 2
+        assert len(averagers[0].layout.buffers) == 2  # one for each type
 
 
 @on_ranks(2, env=CPU)
@@ -168,7 +166,8 @@ def test_independent_calls_of_one_function_keep_their_order_on_one_core() -> Non
     run_ranks(crossed, 2, env=CPU)
 
 
-def from_threads() -> list[float]:
+@on_ranks(2, env=CPU)
+def test_threads_may_make_named_calls() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -188,11 +187,7 @@ def from_threads() -> list[float]:
             thread.start()
         for thread in threads:
             thread.join()
-    return found
-
-
-def test_threads_may_make_named_calls() -> None:
-    assert run_ranks(from_threads, 2, env=CPU) == [[0.0, 2.0, 4.0]] * 2
+    assert found == [0.0, 2.0, 4.0]
 
 
 # ---- refusals and failures ----
@@ -260,7 +255,8 @@ def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
             assert re.match(wanted, found[name], re.DOTALL), (name, found[name])
 
 
-def differing() -> list[str]:
+@on_ranks(2, env=CPU)
+def test_errors_of_the_group_reach_a_program_from_compiled_functions() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -268,7 +264,7 @@ def differing() -> list[str]:
 
     group = shoal.init(timeout_s=30.0)
     total = jax.jit(lambda x: shoal.jax.all_reduce(x, group))
-    found = [refusal(total, jnp.ones(3 + group.rank))]
+    differ = refusal(total, jnp.ones(3 + group.rank))
     group = group.shrink()  # the same ranks; compiled functions call the old group or the new one
     old, total = total, jax.jit(lambda x, group=group: shoal.jax.all_reduce(x, group))
     assert total(jnp.ones(2)).tolist() == [2.0, 2.0]
@@ -278,24 +274,18 @@ def differing() -> list[str]:
     lowered = dropped.lower(jnp.ones(2)).compile()
     del part, dropped
     gc.collect()
-    found.append(refusal(lowered, jnp.ones(2)))
+    lost = refusal(lowered, jnp.ones(2))
     group.close()
-    found.append(refusal(total, jnp.ones(2)))
-    found.append(refusal(shoal.jax.average, [jnp.ones(2)], group))
-    return [*found, refusal(old, jnp.ones(2))]
-
-
-def test_errors_of_the_group_reach_a_program_from_compiled_functions() -> None:
-    for differ, dropped, closed, outside, _ in run_ranks(differing, 2, env=CPU):
-        for text in (differ, dropped, closed):
-            assert text.startswith("JaxRuntimeError: ")
-        assert "rank 0" in differ
-        assert "called all_reduce float32[3] sum" in differ
-        assert "but rank 1" in differ
-        assert "Closed: " in dropped
-        assert "the program dropped this group" in dropped
-        assert "it was closed" in closed
-        assert outside.startswith("Closed: ")
+    closed = refusal(total, jnp.ones(2))
+    for text in (differ, lost, closed, refusal(old, jnp.ones(2))):
+        assert text.startswith("JaxRuntimeError: ")
+    assert "rank 0" in differ
+    assert "called all_reduce float32[3] sum" in differ
+    assert "but rank 1" in differ
+    assert "Closed: " in lost
+    assert "the program dropped this group" in lost
+    assert "it was closed" in closed
+    assert refusal(shoal.jax.average, [jnp.ones(2)], group).startswith("Closed: ")
 
 
 def lose_a_rank() -> str:

@@ -23,7 +23,12 @@ from shoal.errors import UsageError
 # ---- a missing gradient ----
 
 
-def skip_a_layer_on_rank_1(options: dict[str, Any]) -> str:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"static_graph": True}, {"hook": allreduce_hook, "wire": "identity"}],
+)
+@in_torch("three_ranks")
+def test_a_gradient_missing_on_one_rank_is_named_on_every_rank(options: dict[str, Any]) -> None:
     wrapped = wrap(Two(), **options)
     data, _ = inputs(0)
     wrapped(mine(data), True).sum().backward()
@@ -31,25 +36,18 @@ def skip_a_layer_on_rank_1(options: dict[str, Any]) -> str:
         wrapped(mine(data), False).sum().backward()
     with pytest.raises(RuntimeError) as raised:
         wrapped(mine(data), True).sum().backward()
-    return str(raised.value)
+    text = str(raised.value)
+    if dist.get_rank() == 1:
+        assert "did not receive grad for rank 1: second.weight, second.bias" in text
+    else:
+        assert "no gradient of parameter second.weight, second.bias arrived on rank 1" in text
+        assert "find_unused_parameters=True; the group has ended" in text
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"static_graph": True}, {"hook": allreduce_hook, "wire": "identity"}],
-)
-def test_a_gradient_missing_on_one_rank_is_named_on_every_rank(
-    options: dict[str, Any], three_ranks: SharedRanks
-) -> None:
-    messages = three_ranks.run(skip_a_layer_on_rank_1, options)
-    assert "did not receive grad for rank 1: second.weight, second.bias" in messages.pop(1)
-    for message in messages:
-        assert "no gradient of parameter second.weight, second.bias arrived on rank 1" in message
-        assert "find_unused_parameters=True; the group has ended" in message
-
-
-def freeze_on_rank_1_and_go_on(thaws: bool) -> str:
-    """Return the error, after going on as it advises; `thaws` trains a frozen parameter."""
+@pytest.mark.parametrize("thaws", [False, True])
+@in_torch("ranks")
+def test_ranks_go_on_as_an_error_about_a_frozen_parameter_advises(thaws: bool) -> None:
+    """`thaws` trains a frozen parameter."""
     import shoal.torch
 
     net = Two()
@@ -68,18 +66,11 @@ def freeze_on_rank_1_and_go_on(thaws: bool) -> str:
     net.zero_grad()
     again(mine(data), True).sum().backward()
     assert_averaged(net, data)
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("thaws", [False, True])
-def test_ranks_go_on_as_an_error_about_a_frozen_parameter_advises(
-    thaws: bool, ranks: SharedRanks
-) -> None:
-    for message in ranks.run(freeze_on_rank_1_and_go_on, thaws):
-        assert ("requires a gradient now on rank 1, but did not" in message) == thaws
-        assert "wrap `model.module` again, on every rank" in message
-        assert "the group has ended: call shrink() of it on every rank" in message
-        assert "shoal.torch.shrink_group()" in message
+    message = str(raised.value)
+    assert ("requires a gradient now on rank 1, but did not" in message) == thaws
+    assert "wrap `model.module` again, on every rank" in message
+    assert "the group has ended: call shrink() of it on every rank" in message
+    assert "shoal.torch.shrink_group()" in message
 
 
 def case_a_gradient_missing_on_all_ranks_does_not_end_the_group() -> None:
@@ -199,8 +190,12 @@ def test_a_pass_that_raised_on_one_rank_is_an_error_on_all(
 # ---- calls that differ ----
 
 
-def train_two_models(hook: Any) -> Exception | None:
-    """Train two models of one size, whose backward passes have a different order on one rank."""
+@pytest.mark.parametrize("hook", [None, bf16_compress_hook])
+@in_torch("ranks")
+def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_rank(
+    hook: Any,
+) -> None:
+    """Train two models of one size."""
     wrapped = {name: wrap(nn.Linear(40, 30), hook=hook) for name in "GD"}
     order = "DG" if dist.get_rank() == ODD else "GD"
 
@@ -209,17 +204,10 @@ def train_two_models(hook: Any) -> Exception | None:
             wrapped[name](torch.ones(4, 40)).sum().backward()
 
     left = error_of(dist.barrier)  # others may be past it, in mismatched calls
-    return left or error_of(train) or error_of(dist.barrier)
-
-
-@pytest.mark.parametrize("hook", [None, bf16_compress_hook])
-def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_rank(
-    hook: Any, ranks: SharedRanks
-) -> None:
-    for error in ranks.run(train_two_models, hook):
-        for averager in (2, 4) if hook else (1, 2):
-            assert f"for averager {averager}, step 1, buffer 0" in str(error)
-            assert f"averager {averager} averages 'weight' to 'bias', and is in" in str(error)
+    text = str(left or error_of(train) or error_of(dist.barrier))
+    for averager in (2, 4) if hook else (1, 2):
+        assert f"for averager {averager}, step 1, buffer 0" in text
+        assert f"averager {averager} averages 'weight' to 'bias', and is in" in text
 
 
 # ---- a step that fails, and a job that goes on ----
@@ -270,9 +258,10 @@ def add_to(tensor: torch.Tensor) -> None:
 
 
 Spoil = Callable[[Net, torch.optim.Adam], object]
+FIRST = "in step 4 parameter 'last.weight'"
 # By the name in the error: the change that one rank makes.
 FAULTS: dict[str, Spoil] = {
-    "in step 4 parameter 'last.weight'": lambda net, _adam: add_to(net.last.weight),
+    FIRST: lambda net, _adam: add_to(net.last.weight),
     "in step 4 buffer 'mask'": lambda net, _adam: add_to(net.mask),
     "'exp_avg_sq' of optimizer 0, parameter group 0, parameter 'first.bias'": lambda net, adam: (
         add_to(adam.state[net.first.bias]["exp_avg_sq"])
@@ -283,8 +272,13 @@ FAULTS: dict[str, Spoil] = {
 }
 
 
-def train(spoilt: str, hook: Any) -> list[str]:
-    """Train six steps; one rank changes a value after the third."""
+@pytest.mark.parametrize(
+    ("spoilt", "hook"),
+    [*((fault, None) for fault in ("", *FAULTS)), ("", allreduce_hook), (FIRST, allreduce_hook)],
+)
+@in_torch("three_ranks")
+def test_a_value_changed_on_one_rank_is_named_on_every_rank(spoilt: str, hook: Any) -> None:
+    """Train six steps; one rank may change a value after the third."""
     torch.manual_seed(0)
     net = Net()
     wrapped = wrap(net, check_same=2, broadcast_buffers=False, hook=hook)
@@ -298,29 +292,15 @@ def train(spoilt: str, hook: Any) -> list[str]:
         adam.step()
         if number == 3 and spoilt and dist.get_rank() == ODD:
             FAULTS[spoilt](net, adam)
-    return errors
+    *equal, fourth, _, _ = errors
+    assert equal == ["None"] * 3
+    assert spoilt or errors == ["None"] * 6
+    for words in (f"{spoilt} is not the same on all ranks", " on ranks 0, 2, ", " on rank 1;"):
+        assert words in fourth or not spoilt
 
 
 def source(number: int) -> torch.Generator:
     return torch.Generator().manual_seed(10 * number + dist.get_rank())
-
-
-@pytest.mark.parametrize(
-    ("spoilt", "hook"), [*((fault, None) for fault in FAULTS), (next(iter(FAULTS)), allreduce_hook)]
-)
-def test_a_value_changed_on_one_rank_is_named_on_every_rank(
-    spoilt: str, hook: Any, three_ranks: SharedRanks
-) -> None:
-    for first, second, third, fourth, *_ in three_ranks.run(train, spoilt, hook):
-        assert first == second == third == "None"
-        assert f"{spoilt} is not the same on all ranks" in fourth
-        assert " on ranks 0, 2, " in fourth
-        assert " on rank 1;" in fourth
-
-
-@pytest.mark.parametrize("hook", [None, allreduce_hook])
-def test_equal_ranks_train_on(hook: Any, three_ranks: SharedRanks) -> None:
-    assert three_ranks.run(train, "", hook) == [["None"] * 6] * 3
 
 
 def case_ranks_that_compare_in_different_steps_are_refused_when_they_wrap() -> None:

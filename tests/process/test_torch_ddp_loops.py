@@ -195,22 +195,17 @@ def case_torchs_bf16_hook_runs_without_a_gpu() -> None:
     assert torch.equal(net.parts[0].grad, torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("case", cases_in(globals()))
-def test_beside_torchs_wrapper(case: Case, ranks: SharedRanks) -> None:
-    ranks.run(run_case, case)
-
-
-def order_of_a_static_graph() -> list[int]:
+def case_gradients_of_a_static_graph_are_laid_out_in_the_order_of_the_backward_pass() -> None:
     import shoal.torch
 
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     wrapped = shoal.torch.DistributedDataParallel(net, static_graph=True)
     for _ in range(2):
         wrapped(torch.ones(1, 4)).sum().backward()
-    return [index // 2 for index in wrapped.reducer.averaging.averager.layout.order]
+    order = wrapped.reducer.averaging.averager.layout.order
+    assert [index // 2 for index in order] == [2, 2, 1, 1, 0, 0]
 
 
-def test_gradients_of_a_static_graph_are_laid_out_in_the_order_of_the_backward_pass(
-    ranks: SharedRanks,
-) -> None:
-    assert ranks.run(order_of_a_static_graph) == [[2, 2, 1, 1, 0, 0]] * 2
+@pytest.mark.parametrize("case", cases_in(globals()))
+def test_beside_torchs_wrapper(case: Case, ranks: SharedRanks) -> None:
+    ranks.run(run_case, case)

@@ -14,11 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ranks import run_survivors
-from process.shared_ranks import SharedRanks
+from process.shared_ranks import SharedRanks, in_torch
 from process.stage import Stage, error_of
 from process.staged import ThreadDevice, staging
 
 import shoal.torch
+from shoal.errors import Closed, PeerLost
 
 SIZE = 4
 
@@ -52,8 +53,9 @@ def total(n: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack([given(n, rank, torch.float64) for rank in range(SIZE)]).sum(0).to(dtype)
 
 
-def reduce_much(hosts: str) -> tuple[bool, int, str]:
-    """Return the number of sums among devices, if results are right, and leftover threads."""
+@pytest.mark.parametrize(("hosts", "is_local"), [("abab", True), ("aaaa", True), ("aaab", False)])
+@in_torch("four_ranks")
+def test_sums_are_right_for_any_placement_of_ranks(hosts: str, is_local: bool) -> None:
     with placed(hosts, timeout_s=60) as device:
         rank = dist.get_rank()
         for n, dtype in [(8192, torch.float32), (8191, torch.float64), (40_003, torch.int64)]:
@@ -76,23 +78,14 @@ def reduce_much(hosts: str) -> tuple[bool, int, str]:
         for n, tensor in zip(lengths, tensors, strict=True):
             assert torch.equal(tensor, total(n, torch.float32))
         assert all(future.done() for future in futures)
-        local = local_calls()
+        assert (local_calls() is not None) == is_local
         before = device.n_bytes
         dist.all_reduce(torch.ones(8192))
-        if local is not None:  # to the wire and back: only this rank's half, or zero
+        if is_local:  # to the wire and back: only this rank's half, or zero
             assert device.n_bytes - before == (2 * 4096 * 4 if "b" in hosts else 0)
-    return local is not None, device.n_sums, left_running()
-
-
-@pytest.mark.parametrize(("hosts", "is_local"), [("abab", True), ("aaaa", True), ("aaab", False)])
-def test_sums_are_right_for_any_placement_of_ranks(
-    hosts: str, is_local: bool, four_ranks: SharedRanks
-) -> None:
     # 6 single calls, and the 13 of 19 that are long enough.
-    expected = is_local, 6 + 13 if is_local else 0
-    for was_local, n_sums, left in four_ranks.run(reduce_much, hosts):
-        assert (was_local, n_sums) == expected
-        assert left == ""
+    assert device.n_sums == (6 + 13 if is_local else 0)
+    assert left_running() == ""
 
 
 def local_calls() -> Any:
@@ -133,8 +126,9 @@ def test_a_rank_that_dies_in_mid_call_is_named_on_all_hosts() -> None:
     assert found == [("PeerLost", True, "")] * 3
 
 
-def fail_on_a_device() -> tuple[str, str]:
-    """Return the error of a call whose reduce-scatter fails on rank 2, and leftover threads."""
+@in_torch("four_ranks")
+def test_a_device_that_fails_ends_the_group_on_every_rank() -> None:
+    """Let a reduce-scatter fail on rank 2."""
 
     def fail(*_given: Any) -> None:
         raise RuntimeError("NCCL has failed")
@@ -147,28 +141,18 @@ def fail_on_a_device() -> tuple[str, str]:
             local_calls()._collectives.reduce_scatter = fail
         errors = [error_of(reduce_and_wait, tensor) for _ in range(2)]
     assert all(errors)
-    return str(errors[0]), left_running()
+    assert "NCCL has failed" in str(errors[0])
+    assert left_running() == ""
 
 
-def test_a_device_that_fails_ends_the_group_on_every_rank(four_ranks: SharedRanks) -> None:
-    for error, left in four_ranks.run(fail_on_a_device):
-        assert "NCCL has failed" in error
-        assert left == ""
-
-
-def close_in_mid_call() -> tuple[str, str]:
-    """Return the error of a call that rank 3 has not made when the group closes, and leftovers."""
+@in_torch("four_ranks")
+def test_closing_fails_a_call_in_flight_and_ends_its_thread() -> None:
+    """Rank 3 has not made the call when the group closes."""
     with placed("aabb"):
         tensor = torch.ones(1 << 18)
         dist.all_reduce(tensor)
         work: Any = dist.all_reduce(tensor, async_op=True) if dist.get_rank() != 3 else None
         Stage.from_environment().meet(dist.get_rank(), SIZE, "called")
-    error = error_of(work.wait) if work is not None else None
-    return type(error).__name__, left_running()
-
-
-def test_closing_fails_a_call_in_flight_and_ends_its_thread(four_ranks: SharedRanks) -> None:
-    outcomes = four_ranks.run(close_in_mid_call)
-    assert outcomes[3] == ("NoneType", "")
-    for kind, left in outcomes[:3]:
-        assert (kind in ("Closed", "PeerLost"), left) == (True, ""), kind
+    if work is not None:
+        assert isinstance(error_of(work.wait), (Closed, PeerLost))
+    assert left_running() == ""

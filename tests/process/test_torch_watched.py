@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ranks import start_ranks
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
 from process.stage import error_of
 from torch import nn
 
+from shoal.errors import TimedOut
 from shoal.frontend.torch import monitored_barrier
 
 N_GROUPS = 64
@@ -37,7 +38,14 @@ def receive_after_all_but(absent: int) -> Callable[..., Any]:
     return patient
 
 
-def meet_without_one(absent: int) -> list[Any]:
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [(2, "these ranks had not arrived: 2"), (0, "received nothing from rank 0 for 0.3 s")],
+)
+@in_torch("three_ranks")
+def test_a_monitored_barrier_names_a_missing_rank_and_keeps_its_deadline(
+    absent: int, words: str
+) -> None:
     """Rank `absent` calls only after the others have given up.
 
     Rank 0 checks for late ranks once the others have called, and they leave that to it.
@@ -60,20 +68,9 @@ def meet_without_one(absent: int) -> list[Any]:
     store.set(f"rank {rank} gave rank {absent} up", "")
     dist.barrier()  # the group is still usable
     group.monitored_barrier(timedelta(seconds=20))
-    return [type(error).__name__, str(error), took_s]
-
-
-@pytest.mark.parametrize(
-    ("absent", "words"),
-    [(2, "these ranks had not arrived: 2"), (0, "received nothing from rank 0 for 0.3 s")],
-)
-def test_a_monitored_barrier_names_a_missing_rank_and_keeps_its_deadline(
-    absent: int, words: str, three_ranks: SharedRanks
-) -> None:
-    for rank, (kind, message, took_s) in enumerate(three_ranks.run(meet_without_one, absent)):
-        assert kind == "TimedOut", message
-        assert took_s < 20, "that of the group, or of the barriers that all pass"
-        assert words in message or rank == absent
+    assert isinstance(error, TimedOut), error
+    assert took_s < 20, "that of the group, or of the barriers that all pass"
+    assert words in str(error) or rank == absent
 
 
 def lose_one_before_the_barrier() -> list[str]:
