@@ -299,18 +299,27 @@ class FileRanks:
 
 
 def on_ranks(
-    size: int | None = None, **how: Any
+    size: int | None = None, *, has_stage: bool = False, **how: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a test of a function that every rank of `forked` runs, and that checks its results.
 
     Args:
         size: of the group; by default the test's parameter of this name.
+        has_stage: the ranks share a `Stage`.
         how: arguments of `FileRanks.run`.
     """
 
     def make_test(function: Callable[..., Any]) -> Callable[..., None]:
         def run(forked: FileRanks, given: dict[str, Any]) -> None:
-            forked.run(function, size or given["size"], *given.values(), **how)
+            n_ranks = size or given["size"]
+            if not has_stage:
+                forked.run(function, n_ranks, *given.values(), **how)
+                return
+            from process.stage import Stage  # NOT above: a rank's process begins without shoal
+
+            with Stage() as stage:
+                staged = {**how, "env": {**stage.env, **how.get("env", {})}}
+                forked.run(function, n_ranks, *given.values(), **staged)
 
         return as_test(function, "forked", run)
 

@@ -6,7 +6,7 @@ Native tests of first use, unlinked peers and path makers cover peers that die o
 import os
 
 import numpy as np
-from process.ranks import FileRanks, on_ranks
+from process.ranks import on_ranks
 from process.stage import Stage, connections, pretend_hosts
 
 import shoal
@@ -21,34 +21,24 @@ def paths_by_state(group: shoal.Group) -> dict[str, list[int]]:
     return found
 
 
-def reduce_along_a_ring() -> tuple[int, list[dict[str, list[int]]]]:
+@on_ranks(4, has_stage=True)
+def test_a_ring_of_four_hosts_connects_each_rank_to_its_two_neighbours_only() -> None:
     pretend_hosts(1)
     os.environ["SHOAL_ALGO"] = "ring"
     stage = Stage.from_environment()
     before = len(connections())
     with shoal.init() as group:
-        found = [paths_by_state(group)]
-        stage.meet(group.rank, 4, "looked")  # before any other calls, and connects to it
-        data = np.full(100_000, group.rank, np.float32)
+        rank = group.rank
+        beside, across = sorted([(rank - 1) % 4, (rank + 1) % 4]), (rank + 2) % 4
+        assert paths_by_state(group) == {"unmade": [other for other in range(4) if other != rank]}
+        stage.meet(rank, 4, "looked")  # before any other calls, and connects to it
+        data = np.full(100_000, rank, np.float32)
         group.all_reduce(data)
         assert (data == 6).all()
-        stage.meet(group.rank, 4, "done")
-        found.append(paths_by_state(group))
-        held = len(connections()) - before
-        stage.meet(group.rank, 4, "counted")
-    return held, found
-
-
-def test_a_ring_of_four_hosts_connects_each_rank_to_its_two_neighbours_only(
-    forked: FileRanks,
-) -> None:
-    with Stage() as stage:
-        results = forked.run(reduce_along_a_ring, 4, env=dict(stage.env))
-    for rank, (held, (at_first, afterwards)) in enumerate(results):
-        beside, across = sorted([(rank - 1) % 4, (rank + 1) % 4]), (rank + 2) % 4
-        assert at_first == {"unmade": [other for other in range(4) if other != rank]}
-        assert afterwards == {"open": beside, "unmade": [across]}
-        assert held == 2
+        stage.meet(rank, 4, "done")
+        assert paths_by_state(group) == {"open": beside, "unmade": [across]}
+        assert len(connections()) - before == 2
+        stage.meet(rank, 4, "counted")
 
 
 @on_ranks(2)

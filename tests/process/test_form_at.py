@@ -8,15 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from process.ranks import on_ranks, run_ranks, start_ranks
+import pytest
+from process.ranks import on_ranks, start_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 
 if TYPE_CHECKING:
     import shoal
-
-KEY = {"SHOAL_KEY": "k" * 32}
 
 
 def exchange(stage: Stage, rank: int, size: int, address: str) -> list[str]:
@@ -32,39 +31,34 @@ def total(group: shoal.Group) -> float:
     return float(data[0])
 
 
-def form_without_a_group(ranks_per_host: int) -> list[Any]:
+@pytest.mark.parametrize("ranks_per_host", [4, 2])
+@on_ranks(4, has_stage=True, env={"SHOAL_KEY": "k" * 32})
+def test_a_group_forms_at_a_door_alone_and_beside_another_and_after_an_abort(
+    ranks_per_host: int,
+) -> None:
     from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
 
     stage = Stage.from_environment()
+    if ranks_per_host == 4:
+        del os.environ["SHOAL_KEY"]  # a door inside a host needs none
     pretend_hosts(ranks_per_host)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     door = Door()
     addresses = exchange(stage, rank, size, door.address)[::-1]
-    found: list[Any] = []
     for turn in range(3):
         with form_at(door, addresses, f"turn {turn}", timeout_s=30) as group:
-            found += [group.rank, total(group)]
+            assert (group.rank, total(group)) == (3 - rank, 10.0)
             part = addresses[:2]  # beside the live group
             if door.address in part:
                 with form_at(door, part, f"part {turn}", timeout_s=30) as pair:
-                    found.append(total(pair))
+                    assert total(pair) == 3.0
             group.barrier()
             stage.meet(rank, size, f"the end of turn {turn}")
             if turn == 1:
                 group.abort("the test ends it")
                 assert isinstance(error_of(group.barrier), Closed)
     door.close()
-    return found
-
-
-def test_a_group_forms_at_a_door_alone_and_beside_another_and_after_an_abort() -> None:
-    for ranks_per_host, env in ((4, {}), (2, KEY)):
-        with Stage() as stage:
-            found = run_ranks(form_without_a_group, 4, ranks_per_host, env={**stage.env, **env})
-        for rank, values in enumerate(found):
-            pair = [3.0] if rank >= 2 else []  # the addresses are reversed
-            assert values == 3 * [3 - rank, 10.0, *pair]
 
 
 def die_while_forming(victim: int) -> tuple[str, float] | None:
@@ -134,7 +128,8 @@ def test_wrong_addresses_and_an_unopened_meeting_are_errors() -> None:
     assert texts[3].endswith("OTHER did not begin the meeting 'one' within 0.2 s")
 
 
-def form_often() -> None:
+@on_ranks(2, has_stage=True)
+def test_repeated_forming_leaks_no_descriptors_and_no_values_of_a_door() -> None:
     from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
 
@@ -152,8 +147,3 @@ def form_often() -> None:
         assert len(descriptors()) <= open_before
         n_values = len(door._doorman._values)
         assert n_values < 60 if rank == 0 else n_values == 0
-
-
-def test_repeated_forming_leaks_no_descriptors_and_no_values_of_a_door() -> None:
-    with Stage() as stage:
-        run_ranks(form_often, 2, env=stage.env)

@@ -413,10 +413,12 @@ def test_a_newcomer_late_for_a_meeting_does_not_affect_the_others() -> None:
     assert found == [(2, 3), (1, 3), (2, 3)]
 
 
-def interrupted_alone_or_newcomer() -> tuple[int, int]:
+@on_ranks(2, has_stage=True)
+def test_a_group_of_one_goes_on_after_an_interrupt() -> None:
     """Interrupt the only member while it grows; it grows later."""
     if os.environ["RANK"] == "1":
-        return take_part(1, 2, -1, "")
+        assert take_part(1, 2, -1, "") == (1, 2)
+        return
     stage = Stage.from_environment()
     os.environ["WORLD_SIZE"] = "1"
     first = shoal.init(timeout_s=LONG_S)
@@ -428,13 +430,7 @@ def interrupted_alone_or_newcomer() -> tuple[int, int]:
         first.grow()
     group = first.reform()
     check_sum(group)
-    return live(group, stage, 2)
-
-
-def test_a_group_of_one_goes_on_after_an_interrupt(forked: FileRanks) -> None:
-    with Stage() as stage:
-        found = forked.run(interrupted_alone_or_newcomer, 2, env=stage.env)
-    assert found == [(0, 2), (1, 2)]
+    assert live(group, stage, 2) == (0, 2)
 
 
 # ---- refusals ----

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from process.joining import LONG_S, hosts, shut
-from process.ranks import on_ranks, run_ranks, start_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.ranks import on_ranks, start_ranks
+from process.stage import Stage, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, ShoalError, UsageError
@@ -180,17 +180,6 @@ def test_an_interrupted_rank_is_named_on_the_others_with_a_short_traceback() -> 
         assert "has left the meeting: KeyboardInterrupt" in text
 
 
-def init_where_one_is_wrong(culprit: int, name: str, value: str, n_hosts: int) -> Exception | None:
-    """The culprit joins last, so that all others are present to be notified."""
-    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
-    pretend_hosts(3 // n_hosts)
-    if rank == culprit:
-        os.environ[name] = value
-        for other in {0, 1, 2} - {culprit}:
-            stage.store.get(f"shoal/0/rank/{other}", LONG_S)
-    return error_of(lambda: shoal.init(stage.store, rank, 3, timeout_s=LONG_S).close())
-
-
 @pytest.mark.parametrize(
     ("culprit", "name", "value", "n_hosts"),
     [
@@ -202,15 +191,20 @@ def init_where_one_is_wrong(culprit: int, name: str, value: str, n_hosts: int) -
         (0, "SHOAL_SPIN_US", "-1", 3),
     ],
 )
+@on_ranks(3, has_stage=True)
 def test_a_wrong_variable_on_one_rank_is_named_on_all(
     culprit: int, name: str, value: str, n_hosts: int
 ) -> None:
-    with Stage() as stage:
-        errors = run_ranks(init_where_one_is_wrong, 3, culprit, name, value, n_hosts, env=stage.env)
-    for rank, error in enumerate(errors):
-        assert isinstance(error, UsageError), (rank, error)
-        assert name in str(error)
-        assert rank == culprit or f"rank {culprit} on " in str(error)
+    """The culprit joins last, so that all others are present to be notified."""
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    pretend_hosts(3 // n_hosts)
+    if rank == culprit:
+        os.environ[name] = value
+        for other in {0, 1, 2} - {culprit}:
+            stage.store.get(f"shoal/0/rank/{other}", LONG_S)
+    with pytest.raises(UsageError, match=name) as raised:
+        shoal.init(stage.store, rank, 3, timeout_s=LONG_S)
+    assert rank == culprit or f"rank {culprit} on " in str(raised.value)
 
 
 EVERY_ONE = ",".join(name for _, name in socket.if_nameindex())
@@ -233,18 +227,12 @@ def test_an_interface_that_no_host_has_does_not_end_a_job_in_one_host(
     shoal.init(timeout_s=LONG_S).close()
 
 
-def init_where_rank_0_has_no_interface() -> Exception | None:
+@on_ranks(3, has_stage=True)
+def test_a_rank_0_that_fails_serves_the_others_until_they_know_why() -> None:
     pretend_hosts(1)
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     if rank == 0:
         os.environ["SHOAL_SOCKET_IFNAME"] = "nosuch0"
     stage.meet(rank, 3, "about to join")  # rank 0 serves for a second, for ranks that join at once
-    return error_of(lambda: shoal.init(timeout_s=LONG_S).close())
-
-
-def test_a_rank_0_that_fails_serves_the_others_until_they_know_why() -> None:
-    with Stage() as stage:
-        errors = run_ranks(init_where_rank_0_has_no_interface, 3, env=stage.env)
-    for error in errors:
-        assert isinstance(error, UsageError), error
-        assert "nosuch0" in str(error)
+    with pytest.raises(UsageError, match="nosuch0"):
+        shoal.init(timeout_s=LONG_S)

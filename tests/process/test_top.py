@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks, start_ranks
+from process.ranks import on_ranks, start_ranks
 from process.stage import Stage, pretend_hosts, stop
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -36,7 +36,8 @@ def until(find: Callable[[], Any]) -> Any:
     return found
 
 
-def count_a_call_that_waits() -> None:
+@on_ranks(2, has_stage=True)
+def test_stats_lists_calls_in_flight_and_counts_finished_calls() -> None:
     stage = Stage.from_environment()
     pretend_hosts(1)
     with shoal.init() as group:
@@ -77,11 +78,6 @@ def count_a_call_that_waits() -> None:
         assert 50_000 <= link.bytes_in < 200_000
         stage.meet(group.rank, 2, "has counted")
     assert not group.stats().is_readable
-
-
-def test_stats_lists_calls_in_flight_and_counts_finished_calls() -> None:
-    with Stage() as stage:
-        run_ranks(count_a_call_that_waits, 2, env=stage.env)
 
 
 def wait_for_the_others() -> None:
