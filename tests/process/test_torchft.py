@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, Ranks, run_ranks, run_survivors, start_ranks
+from process.ranks import Outcome, Ranks, on_ranks, run_ranks, run_survivors, start_ranks
 from process.stage import Stage
 
 pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has it")
@@ -65,7 +65,8 @@ def total(group: Any, rank: int, n: int = 1000) -> float:
 # ---- calls ----
 
 
-def every_call(address: str) -> None:
+@on_ranks(3)
+def test_every_call_of_torchft_gives_the_result_of_numpy(address: str) -> None:
     rank, size = rank_of(), 3
     group = group_of()
     configure(group, address, 1, size)
@@ -115,16 +116,10 @@ def every_call(address: str) -> None:
     group.shutdown()
 
 
-def test_every_call_of_torchft_gives_the_result_of_numpy(address: str) -> None:
-    run_ranks(every_call, 3, address)
-
-
 # ---- groups that end ----
 
 
-def reconfigure_often(address: str) -> tuple[int, int]:
-    """Return the descriptors and threads that 50 more groups leave open."""
-
+def reconfigure_often(address: str) -> None:
     def n_open() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
@@ -136,12 +131,11 @@ def reconfigure_often(address: str) -> tuple[int, int]:
         pending.wait()
         if quorum == 9:
             before = n_open()
-    after = n_open()
-    return after[0] - before[0], after[1] - before[1]
+    assert n_open() == before
 
 
 def test_fifty_more_groups_leave_no_descriptor_and_no_thread(address: str) -> None:
-    assert run_ranks(reconfigure_often, 2, address) == [(0, 0)] * 2
+    run_ranks(reconfigure_often, 2, address)
 
 
 def die() -> None:
@@ -168,7 +162,9 @@ def test_survivors_of_a_killed_replica_form_the_next_group(address: str) -> None
     run_survivors(lose_a_replica, 3, 2, address)
 
 
-def end_while_pending(address: str, how: str) -> None:
+@pytest.mark.parametrize("how", ["abort", "shutdown"])
+@on_ranks(2, has_stage=True)
+def test_another_thread_ends_a_group_whose_call_is_pending(address: str, how: str) -> None:
     """Rank 0's other thread ends the group while rank 0 waits for a call of rank 1."""
     stage, rank, group = Stage.from_environment(), rank_of(), group_of()
     configure(group, address, 1, 2)
@@ -187,12 +183,6 @@ def end_while_pending(address: str, how: str) -> None:
             group.allreduce([torch.ones(1_000_000)], dist.ReduceOp.SUM).wait()
     configure(group, address, 2, 2)
     assert total(group, rank) == 3
-
-
-@pytest.mark.parametrize("how", ["abort", "shutdown"])
-def test_another_thread_ends_a_group_whose_call_is_pending(address: str, how: str) -> None:
-    with Stage() as stage:
-        run_ranks(end_while_pending, 2, address, how, env=stage.env)
 
 
 def end_while_forming(address: str, how: str) -> None:
@@ -226,7 +216,11 @@ def test_another_thread_ends_a_forming_on_all_replicas_at_once(address: str, how
         assert time.monotonic() - began < TIMEOUT.total_seconds() / 2
 
 
-def end_while_the_door_opens(address: str, moment: str) -> None:
+@pytest.mark.parametrize("moment", ["urandom", "open"])
+@on_ranks(2)
+def test_a_group_ended_by_another_thread_while_its_door_opens_can_form_again(
+    address: str, moment: str
+) -> None:
     """Another thread shuts down rank 0's group while the group uses its door."""
     from shoal.rendezvous.door import Door
 
@@ -251,14 +245,8 @@ def end_while_the_door_opens(address: str, moment: str) -> None:
     assert total(group, rank) == 3
 
 
-@pytest.mark.parametrize("moment", ["urandom", "open"])
-def test_a_group_ended_by_another_thread_while_its_door_opens_can_form_again(
-    address: str, moment: str
-) -> None:
-    run_ranks(end_while_the_door_opens, 2, address, moment)
-
-
-def configure_during_an_abort(address: str) -> None:
+@on_ranks(1)
+def test_an_abort_of_the_last_group_does_not_end_the_next_one(address: str) -> None:
     group, begins, may_end = group_of(), threading.Event(), threading.Event()
     configure(group, address, 1, 1)
 
@@ -276,10 +264,6 @@ def configure_during_an_abort(address: str) -> None:
     may_end.set()
     aborts.join()
     assert total(group, 0) == 1
-
-
-def test_an_abort_of_the_last_group_does_not_end_the_next_one(address: str) -> None:
-    run_ranks(configure_during_an_abort, 1, address)
 
 
 def lose_a_replica_before_it_joins(address: str) -> None:
@@ -364,8 +348,9 @@ def lighthouse() -> Iterator[str]:
     server.shutdown()
 
 
-def heal(lighthouse: str) -> list[float]:
-    """Return the weights after a step, before which replica 1 gets the weights of replica 0."""
+@on_ranks(2)
+def test_a_replica_is_healed_through_the_group_itself(lighthouse: str) -> None:
+    """Make a step, before which one replica gets the weights of the other."""
     from torchft.checkpointing.pg_transport import PGTransport
 
     rank, group = rank_of(), group_of()
@@ -377,18 +362,20 @@ def heal(lighthouse: str) -> list[float]:
     gradient = torch.full((1, 300), 2.0)
     manager.allreduce(gradient).wait()
     assert manager.should_commit()
+    weights = torch.empty(2, 300)
+    group.allgather([list(weights.split(1))], [net.weight.data], c10d.AllgatherOptions()).wait()
     manager.shutdown()
-    return [net.weight.min().item(), net.weight.max().item(), gradient.max().item()]
-
-
-def test_a_replica_is_healed_through_the_group_itself(lighthouse: str) -> None:
+    assert weights.min() == weights.max() in (5, 6)
     # At the first step torchft averages one replica's gradient with zeros of the healed one.
-    outcomes = run_ranks(heal, 2, lighthouse)
-    assert outcomes in ([[5, 5, 1]] * 2, [[6, 6, 1]] * 2)
+    assert gradient.max() == 1
 
 
-def train_locally(lighthouse: str, kind: str) -> list[float]:
-    """Return the weight after each of three rounds of two local steps."""
+@pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo"])
+@on_ranks(2)
+def test_local_steps_of_torchft_meet_in_the_mean_of_the_replicas(
+    lighthouse: str, kind: str
+) -> None:
+    """Make three rounds of two local steps."""
     from torchft.local_sgd import DiLoCo, LocalSGD
 
     rank, net = rank_of(), torch.nn.Linear(1, 1, bias=False)
@@ -408,16 +395,8 @@ def train_locally(lighthouse: str, kind: str) -> list[float]:
             if step % 2:
                 found.append(net.weight.item())
     manager.shutdown()
-    return found
-
-
-@pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo"])
-def test_local_steps_of_torchft_meet_in_the_mean_of_the_replicas(
-    lighthouse: str, kind: str
-) -> None:
-    weights = run_ranks(train_locally, 2, lighthouse, kind)
     # Two steps of 0.5 times the mean of the gradients 1 and 2, in each round.
-    assert weights == [[-1.5, -3.0, -4.5]] * 2
+    assert found == [-1.5, -3.0, -4.5]
 
 
 # ---- chaos ----
