@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from shoal.check.facts import Facts, Path, decode
+from shoal.check.facts import Facts, Path
 from shoal.check.probe import Probe
 from shoal.check.report import Findings
 
@@ -39,10 +39,6 @@ def findings_of(*ranks: Facts) -> Findings:
     hosts = [host.rank for host in Findings(list(ranks), [], {}).hosts]
     probes = {way: [Probe("", 1e-4, LINE, 0.0)] for way in itertools.permutations(hosts, 2)}
     return Findings(list(ranks), [], probes)
-
-
-def test_facts_survive_the_store() -> None:
-    assert decode(facts_of(3).encode()) == facts_of(3)
 
 
 def test_ranks_that_agree_have_no_problems() -> None:

@@ -9,7 +9,7 @@ import shoal
 from shoal.codec import codec_of, top_k
 from shoal.dtypes import DType, Op
 from shoal.engine import Hello
-from shoal.group.pool import announce, control
+from shoal.group.pool import announce
 from shoal.group.pool.announce import N_BYTES, pack, unpack
 from shoal.group.pool.protocol import (
     FROM_SERVERS,
@@ -185,9 +185,3 @@ def test_random_announcements_give_a_shape_or_a_value_error() -> None:
     assert n_refused > 0
     with pytest.raises(ValueError, match="bytes follow the message"):
         unpack(pack(SHAPE)[:-1] + b"x", 3, 4)
-
-
-@pytest.mark.parametrize("what", control.What)
-def test_a_command_is_read_as_it_was_written(what: control.What) -> None:
-    command = control.Command(what, 3)
-    assert control.decode(control.encode(command)) == command

@@ -57,13 +57,6 @@ def look(*meetings: Meeting) -> None:
         meeting.look(0.0)
 
 
-@pytest.mark.parametrize("endpoint", [None, ENDPOINT, Endpoint("fd00::2", 1, "ib0")])
-def test_a_record_survives_the_store(endpoint: Endpoint | None) -> None:
-    made = record(0, endpoint=endpoint)
-    assert decode(made.encode()) == made
-    assert len(made.encode()) < 4096
-
-
 def test_malformed_records_parse_to_none() -> None:
     whole = record(0, endpoint=ENDPOINT).encode()
     body = whole[10:-4]

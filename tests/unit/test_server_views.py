@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from shoal.rendezvous.listener import run_ready
 from shoal.server.views import SILENT_S, Views
 
 
@@ -24,38 +23,11 @@ class Child:
         os.close(out)
         os.set_blocking(self.pipe, False)
 
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
     def forget(self) -> None:
         """End it, and act as if the process was waited for elsewhere."""
-        self.end()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         self.process.returncode = 0
-
-
-def test_the_last_report_of_a_child_is_kept_until_it_ends() -> None:
-    with selectors.DefaultSelector() as selector:
-        views, one, other = (
-            Views(selector),
-            Child('{"view": 1}', '{"view": 2}', "half a"),
-            Child("no"),
-        )
-        views.add(one.process.pid, one.pipe, 7, "job")
-        views.add(other.process.pid, other.pipe, 8, "other job")
-        while views.reports_of(7)[0].get("view") != 2:
-            run_ready(selector, 10.0)
-        assert views.reports_of(7) == [{"view": 2, "job": "job", "pid": one.process.pid}]
-        assert len(views.reports_of(None)) == views.n == 2
-        assert views.keys() == {7, 8}
-        one.end()
-        while views.n == 2:
-            run_ready(selector, 10.0)
-        assert views.keys() == {8}
-        views.kill_all()
-        assert views.n == 0
-        one.forget()
-        other.forget()
 
 
 def test_the_oldest_view_of_the_same_job_makes_room() -> None:
