@@ -130,16 +130,6 @@ def case_overloads_without_options(group: Group) -> None:
     check_equal(block, torch.full((3,), float(size)))
 
 
-def case_a_group_can_be_destroyed_and_another_made(_world: Group) -> None:
-    some = dist.new_group()
-    barrier(some)
-    dist.destroy_process_group(some)
-    again = dist.new_group()
-    tensor = torch.ones(2)
-    dist.all_reduce(tensor, group=again)
-    assert tensor.tolist() == [float(dist.get_world_size())] * 2
-
-
 # ---- refusals ----
 
 

@@ -17,17 +17,6 @@ from shoal.errors import UsageError
 from shoal.group.buffers import blocks_of, clash, span_of
 
 
-@pytest.mark.parametrize(
-    "name",
-    [dtype.name.lower() for dtype in DType if dtype is not DType.BFLOAT16],
-)
-def test_a_numpy_array_of_every_type_is_used_in_place(name: str) -> None:
-    data = np.zeros(3, dtype=name)
-    span = span_of(data)
-    assert (span.address, span.n_elems, str(span.dtype)) == (data.ctypes.data, 3, name)
-    assert span.n_bytes == data.nbytes
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
 def test_a_torch_tensor_is_used_in_place(dtype: torch.dtype) -> None:
     data = torch.zeros(2, 3, dtype=dtype)

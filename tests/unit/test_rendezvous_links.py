@@ -152,16 +152,6 @@ def test_a_repeated_message_ends_the_link(kind: int) -> None:
         assert hit.losses == [(1 if kind == REPORT else 0, TURN)]
 
 
-def test_an_awaited_rank_is_named_until_its_report_arrives() -> None:
-    with closing(Host(2, 1)) as made:
-        link = made.leader.links
-        made.ranks[1].peers[0].send(WAITING, number(0, 4))
-        made.run_until(lambda: link.kept_waiting_by == 0)
-        made.ranks[1].links.send_report(Entry("id", "node", b""))
-        made.run_until(lambda: link.is_ready)
-        assert link.kept_waiting_by is None
-
-
 def test_a_rank_that_reconnects_has_lost_its_first_link() -> None:
     with closing(Host(3, 1)) as made:
         first = made.leader.peers.pop(1)

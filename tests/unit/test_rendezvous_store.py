@@ -77,16 +77,6 @@ def test_many_values_are_read_at_once_or_none_of_them(connect: Callable[[], Stor
     assert store.try_get_all([]) == []
 
 
-def test_a_get_waits_for_the_set(connect: Callable[[], Store]) -> None:
-    one, other = connect(), connect()
-    found: list[bytes] = []
-    waiting = threading.Thread(target=lambda: found.append(other.get("late", 30)))
-    waiting.start()
-    one.set("late", b"here")
-    waiting.join()
-    assert found == [b"here"]
-
-
 class Hasty:
     """A store whose waits are slightly too short, like torch's, which count whole milliseconds."""
 
