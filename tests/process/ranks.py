@@ -49,7 +49,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -311,19 +311,46 @@ def on_ranks(
 
     def make_test(function: Callable[..., Any]) -> Callable[..., None]:
         def run(forked: FileRanks, given: dict[str, Any]) -> None:
-            n_ranks = size or given["size"]
-            if not has_stage:
-                forked.run(function, n_ranks, *given.values(), **how)
-                return
-            from process.stage import Stage  # NOT above: a rank's process begins without shoal
-
-            with Stage() as stage:
-                staged = {**how, "env": {**stage.env, **how.get("env", {})}}
-                forked.run(function, n_ranks, *given.values(), **staged)
+            with _arguments(how, has_stage=has_stage) as arguments:
+                forked.run(function, size or given["size"], *given.values(), **arguments)
 
         return as_test(function, "forked", run)
 
     return make_test
+
+
+def on_survivors(
+    size: int, victim: int | None = None, *, has_stage: bool = False, **how: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a function in which one rank kills itself and the others check their results.
+
+    Args:
+        victim: by default the test's parameter of this name.
+        has_stage: the ranks share a `Stage`.
+        how: arguments of `run_survivors`.
+    """
+
+    def make_test(function: Callable[..., Any]) -> Callable[..., None]:
+        def run(_none: None, given: dict[str, Any]) -> None:
+            one = given["victim"] if victim is None else victim
+            with _arguments(how, has_stage=has_stage) as arguments:
+                run_survivors(function, size, one, *given.values(), **arguments)
+
+        return as_test(function, "", run)
+
+    return make_test
+
+
+@contextlib.contextmanager
+def _arguments(how: dict[str, Any], *, has_stage: bool) -> Iterator[dict[str, Any]]:
+    """Yield these arguments of a run, in whose environment there may be a stage."""
+    if not has_stage:
+        yield how
+        return
+    from process.stage import Stage  # NOT above: a rank's process begins without shoal
+
+    with Stage() as stage:
+        yield {**how, "env": {**stage.env, **how.get("env", {})}}
 
 
 def as_test(
@@ -332,16 +359,16 @@ def as_test(
     """Return a test that runs a function on ranks, with the function's own parameters.
 
     Args:
-        fixture: the name of the fixture of the ranks.
+        fixture: the name of the fixture of the ranks, or "".
         run: called with the fixture and the arguments, in the function's order.
     """
     own = inspect.signature(function).parameters
 
     def test(**given: Any) -> None:
-        run(given[fixture], {name: given[name] for name in own})
+        run(given.get(fixture), {name: given[name] for name in own})
 
-    parameters = [inspect.Parameter(fixture, inspect.Parameter.KEYWORD_ONLY)]
-    parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.values()]
+    names = [fixture, *own] if fixture else [*own]
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     test.__name__, test.__module__ = function.__name__, function.__module__
     function.__qualname__ += ".on_rank"  # where a rank finds it

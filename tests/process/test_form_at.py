@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from process.ranks import on_ranks, start_ranks
+from process.ranks import on_ranks, on_survivors
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
@@ -61,7 +61,9 @@ def test_a_group_forms_at_a_door_alone_and_beside_another_and_after_an_abort(
     door.close()
 
 
-def die_while_forming(victim: int) -> tuple[str, float] | None:
+@pytest.mark.parametrize("victim", [0, 2])
+@on_survivors(3, has_stage=True)
+def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again(victim: int) -> None:
     from shoal.group.form import form_at
     from shoal.rendezvous.door import Door
     from shoal.rendezvous.meeting import Meeting
@@ -81,25 +83,11 @@ def die_while_forming(victim: int) -> tuple[str, float] | None:
     started = time.monotonic()
     error = error_of(form_at, door, addresses, "one", timeout_s=50)
     assert isinstance(error, PeerLost), error
-    took_s = time.monotonic() - started
+    assert f"rank {victim}" in str(error) or "serves no store" in str(error)
+    assert time.monotonic() - started < 10
     rest = [one for number, one in enumerate(addresses) if number != victim]
     with form_at(door, rest, "two", timeout_s=30) as group:
         assert total(group) == 3.0
-    return str(error), took_s
-
-
-def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again() -> None:
-    for victim in (0, 2):
-        with Stage() as stage, start_ranks(die_while_forming, 3, victim, env=stage.env) as ranks:
-            outcomes = ranks.wait(60)
-        for rank, outcome in enumerate(outcomes):
-            if rank == victim:
-                assert outcome.died == "was killed by SIGKILL"
-                continue
-            assert outcome.value is not None, "\n".join(map(str, outcomes))
-            text, took_s = outcome.value
-            assert f"rank {victim}" in text or "serves no store" in text
-            assert took_s < 10
 
 
 @on_ranks(1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.local_steps import Case, first_values, local_step
-from process.ranks import run_survivors
+from process.ranks import on_survivors
 from process.stage import Stage
 from unit.in_process import in_ranks
 from wires import rounded
@@ -44,7 +44,9 @@ def lost(given: dict[str, Any]) -> dict[str, Any]:
     return {name: (one - rounded("bf16", one)).tobytes() for name, one in given.items()}
 
 
-def lose_rank_2(when: str) -> bool:
+@pytest.mark.parametrize("when", ["rank 0 has finished the round", "the average is saved"])
+@on_survivors(3, 2, has_stage=True)
+def test_a_residual_counts_once_when_a_rank_is_lost(when: str) -> None:
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
@@ -62,13 +64,7 @@ def lose_rank_2(when: str) -> bool:
         if diloco.rounds == 0:
             train(diloco, weights, rank, 1)
         assert diloco.rounds == 1
-        return residuals(diloco) == lost(given)
-
-
-@pytest.mark.parametrize("when", ["rank 0 has finished the round", "the average is saved"])
-def test_a_residual_counts_once_when_a_rank_is_lost(when: str) -> None:
-    with Stage() as stage:
-        assert run_survivors(lose_rank_2, 3, 2, when, env=stage.env) == [True, True]
+        assert residuals(diloco) == lost(given)
 
 
 @in_ranks(2)

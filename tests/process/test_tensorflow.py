@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.examples import equal_digits
-from process.ranks import on_ranks, run_ranks, start_ranks
+from process.ranks import on_ranks, on_survivors, run_ranks
 
 import shoal
 
@@ -339,7 +339,9 @@ def test_errors_of_the_group_reach_a_program_from_functions() -> None:
     assert "but rank 1" in differ
 
 
-def lose_a_rank() -> str:
+# The deadline is less than that of the calls.
+@on_survivors(3, 1, env=CPU, deadline_s=70.0)
+def test_a_lost_rank_fails_a_function_and_the_survivors_go_on() -> None:
     import tensorflow as tf
 
     import shoal.tensorflow
@@ -357,16 +359,7 @@ def lose_a_rank() -> str:
     group = group.shrink()
     assert float(shoal.tensorflow.all_reduce(tf.ones(()), group)) == 2.0
     group.close()
-    return error
-
-
-def test_a_lost_rank_fails_a_function_and_the_survivors_go_on() -> None:
-    with start_ranks(lose_a_rank, 3, env=CPU) as ranks:
-        outcomes = ranks.wait(70.0)  # less than the calls' deadline
-    assert "SIGKILL" in outcomes[1].died
-    for outcome in (outcomes[0], outcomes[2]):
-        assert outcome.error is None, outcome
-        assert re.match(r"UnknownError: .*PeerLost: rank 1 ", outcome.value, re.DOTALL)
+    assert re.match(r"UnknownError: .*PeerLost: rank 1 ", error, re.DOTALL)
 
 
 # ---- the example ----

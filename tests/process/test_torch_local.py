@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import run_survivors
+from process.ranks import on_survivors
 from process.shared_ranks import SharedRanks, in_torch
 from process.stage import Stage, error_of
 from process.staged import ThreadDevice, staging
@@ -104,7 +104,8 @@ def left_running() -> str:
     return ",".join(name for name in names if name.startswith(("shoal-local", "shoal-staging")))
 
 
-def reduce_until_a_rank_dies() -> tuple[str, bool, str]:
+@on_survivors(SIZE, 3, has_stage=True)
+def test_a_rank_that_dies_in_mid_call_is_named_on_all_hosts() -> None:
     dist.init_process_group("shoal")
     with placed("aabb"):
         tensor = torch.ones(1 << 18)
@@ -116,14 +117,10 @@ def reduce_until_a_rank_dies() -> tuple[str, bool, str]:
         errors = [error_of(reduce_and_wait, tensor) for _ in range(3)]
         lost = shoal.torch.peer_lost()
     assert errors[-1] is not None
-    kinds = {type(error).__name__ for error in errors if error is not None}
-    return ",".join(sorted(kinds)), lost is not None and lost.rank == 3, left_running()
-
-
-def test_a_rank_that_dies_in_mid_call_is_named_on_all_hosts() -> None:
-    with Stage() as stage:
-        found = run_survivors(reduce_until_a_rank_dies, SIZE, 3, env=stage.env)
-    assert found == [("PeerLost", True, "")] * 3
+    assert {type(error) for error in errors if error is not None} == {PeerLost}
+    assert lost is not None
+    assert lost.rank == 3
+    assert left_running() == ""
 
 
 @in_torch("four_ranks")

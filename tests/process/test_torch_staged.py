@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from contract import test_frontend_torch
 from process.ddp_training import Gradients, gradients, randoms
-from process.ranks import run_survivors
+from process.ranks import on_survivors
 from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from process.stage import Stage, error_of
 from process.staged import staging
@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import shoal.torch
+from shoal.errors import PeerLost
 
 SIZE = 3
 # Checks of a call that waits at once: here its Work waits.
@@ -106,8 +107,8 @@ def test_ddp_trains_as_over_gloo() -> None:
     assert device.n_copies > 100
 
 
-def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:
-    """Return the error, True if no work was left to post, and the error that torch sees."""
+@on_survivors(SIZE, 1, has_stage=True)
+def test_a_rank_that_dies_in_mid_call_leaves_no_work_running_on_the_others() -> None:
     dist.init_process_group("shoal", timeout=timedelta(seconds=30))
     with staging():
         tensor = torch.ones(1 << 18)
@@ -122,11 +123,7 @@ def reduce_until_a_rank_dies() -> tuple[str, bool, list[str]]:
         assert all(errors[first:]), "a call went well after one that did not"
         lost = shoal.torch.peer_lost()
         dist.destroy_process_group()
-    left = [thread.name for thread in threading.enumerate() if "staging" in thread.name]
-    return type(errors[-1]).__name__, lost is not None and lost.rank == 1, left
-
-
-def test_a_rank_that_dies_in_mid_call_leaves_no_work_running_on_the_others() -> None:
-    with Stage() as stage:
-        found = run_survivors(reduce_until_a_rank_dies, SIZE, 1, env=stage.env)
-    assert found == [("PeerLost", True, [])] * 2
+    assert isinstance(errors[-1], PeerLost)
+    assert lost is not None
+    assert lost.rank == 1
+    assert not [thread for thread in threading.enumerate() if "staging" in thread.name]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.examples import run_example
-from process.ranks import run_survivors
+from process.ranks import on_survivors
 from process.stage import Stage
 
 import shoal.torch
@@ -28,7 +28,8 @@ def test_training_goes_on_to_the_same_weights_everywhere_after_rank_0_is_killed(
     assert ends[0][1] == ends[1][1]
 
 
-def lose_rank_0() -> tuple[Any, ...]:
+@on_survivors(3, 0, has_stage=True)
+def test_the_default_group_and_new_groups_hold_exactly_the_survivors() -> None:
     """Make everything again that a program may hold when a rank dies, and use it."""
     with pytest.raises(UsageError, match="init_process_group first"):
         shoal.torch.shrink_group()
@@ -63,12 +64,7 @@ def lose_rank_0() -> tuple[Any, ...]:
     assert dist.get_process_group_ranks(again) == [0, 1]
     dist.barrier()
     dist.destroy_process_group()
-    return tuple(gathered)
-
-
-def test_the_default_group_and_new_groups_hold_exactly_the_survivors() -> None:
-    with Stage() as stage:
-        assert run_survivors(lose_rank_0, 3, 0, env=stage.env) == [(1, 2), (1, 2)]
+    assert gathered == [1, 2]
 
 
 def test_a_default_group_of_another_backend_is_refused() -> None:
