@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 import torch.distributed as dist
 
 from shoal.frontend.torch.work import this_thread
@@ -68,7 +69,8 @@ def patch_work_holders() -> None:
 @functools.cache
 def patch_reducers() -> None:
     """Let each Reducer in this process keep the Work of `DistributedDataParallel.join` alive."""
-    reducer: Any = dist.Reducer
+    c10d: Any = torch._C._distributed_c10d
+    reducer = c10d.Reducer
     own = reducer._set_forward_pass_work_handle
     kept: weakref.WeakKeyDictionary[Any, dist.Work] = weakref.WeakKeyDictionary()
 
