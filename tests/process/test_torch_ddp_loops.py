@@ -195,6 +195,38 @@ def case_torchs_bf16_hook_runs_without_a_gpu() -> None:
     assert torch.equal(net.parts[0].grad, torch.full((3,), 2.0))
 
 
+def case_delayed_gradients_are_averages_when_the_backward_pass_returns() -> None:
+    """Rank 1 joins the all-reduce of 8 MB when rank 0's backward pass has nothing else to do.
+
+    Only the bias of the last layer is averaged in fusion buffers.
+    """
+    net = nn.Sequential(nn.Linear(2, 1000, bias=False), nn.Linear(1000, 2000))
+    for parameter in net.parameters():
+        nn.init.ones_(parameter)
+
+    def meet(_: torch.Tensor) -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1), 1)
+        else:
+            dist.recv(torch.empty(1), 0)
+
+    if dist.get_rank() == 1:
+        net[0].weight.register_hook(meet)
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        net, ["0.weight"]
+    )
+    wrapped = wrap_ours(
+        net,
+        delay_all_reduce_named_params=[("1.weight", net[1].weight)],
+        param_to_hook_all_reduce=net[0].weight,
+    )
+    given = torch.ones(1, 2, requires_grad=True) * 1.0
+    if dist.get_rank() == 0:
+        given.register_hook(meet)  # runs after the hook of the weight, which starts the all-reduce
+    (wrapped(given).sum() * 2 * dist.get_rank()).backward()
+    assert torch.equal(net[1].weight.grad, torch.full((2000, 1000), 2.0))
+
+
 def case_gradients_of_a_static_graph_are_laid_out_in_the_order_of_the_backward_pass() -> None:
     import shoal.torch
 

@@ -246,6 +246,17 @@ def case_sparse_gradients_are_refused_where_they_cannot_be_weighed_or_checked() 
     wrap(net)(torch.tensor([0])).sum().backward()
 
 
+def case_delayed_gradients_are_refused_where_they_cannot_be_weighed_or_checked() -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    delayed = {
+        "delay_all_reduce_named_params": [("1.weight", net[1].weight)],
+        "param_to_hook_all_reduce": net[0].weight,
+    }
+    for option in ("weighted", "check_finite"):
+        with pytest.raises(Unsupported, match=f"{option} cannot be used with delay_all_reduce_na"):
+            wrap(net, **{option: True}, **delayed)
+
+
 def case_a_weight_of_a_pass_in_no_sync_is_refused() -> None:
     net = nn.Linear(1, 1, bias=False)
     wrapped = wrap(net, weighted=True)

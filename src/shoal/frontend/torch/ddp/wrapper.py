@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
 from torch.distributed import utils as torch_utils
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import distributed as torch_ddp
@@ -89,6 +90,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             "weighted": weighted,
             "check_finite": check_finite,
         }
+        if given.get("delay_all_reduce_named_params") is not None:
+            self._refuse_options("delay_all_reduce_named_params", "leave one of them out")
         self._check_every = checked_interval(check_same)
         self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
         self._same: SameCheck | None = None
@@ -231,13 +234,11 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         pairs = list(zip(parameters, are_sparse, strict=True))
         dense = [parameter for parameter, is_sparse in pairs if not is_sparse]
         sparse = [parameter for parameter, is_sparse in pairs if is_sparse]
-        for option in ("weighted", "check_finite") if sparse else ():
-            if self._options[option]:
-                raise Unsupported(
-                    f"DistributedDataParallel: {option} cannot be used with sparse gradients, "
-                    f"which parameter {names[id(sparse[0])]} has: leave it out, or create that "
-                    "Embedding with sparse=False"
-                )
+        if sparse:
+            self._refuse_options(
+                f"sparse gradients, which parameter {names[id(sparse[0])]} has",
+                "leave it out, or create that Embedding with sparse=False",
+            )
         self.logger = WrapperLog(self, parameters, not_held(self._measured))
         self._allows_unused = self.find_unused_parameters or static_graph
         self.reducer = GradientKeeper(
@@ -263,6 +264,14 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             other.reducer.share(set(map(id, parameters)), self.reducer)
         _wrappers.add(self)
         self._passing_sync_batchnorm_handle(self.module)
+
+    def _refuse_options(self, beside: str, remedy: str) -> None:
+        """Refuse the options that only apply to gradients in fusion buffers."""
+        for option in ("weighted", "check_finite"):
+            if self._options[option]:
+                raise Unsupported(
+                    f"DistributedDataParallel: {option} cannot be used with {beside}: {remedy}"
+                )
 
     def _averaging(self, gradients: Gradients) -> Averaging:
         """Return the averaging of dense gradients without a communication hook."""
@@ -385,6 +394,15 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _check_comm_hook(self, hook: Any) -> None:
         if getattr(hook, "__name__", "") not in _BF16_HOOKS:
             super()._check_comm_hook(hook)
+
+    # Parameters of `delay_all_reduce_named_params`, which torch's class averages in one buffer.
+
+    def _delayed_all_reduce_hook(self, grad: torch.Tensor) -> torch.Tensor:
+        # NOT torch's own, which drops the Work: `backward` would return before the averages.
+        self._delay_grad_buffer.div_(dist.get_world_size(self.process_group))
+        work = dist.all_reduce(self._delay_grad_buffer, group=self.process_group, async_op=True)
+        Variable._execution_engine.queue_callback(work.wait)
+        return grad
 
     # Optimizers that step in the backward pass.
 
