@@ -103,8 +103,8 @@ class _Block(bytearray):
 class FakeDevice(ThreadDevice):
     """A device whose streams the test steps, without the threads of its base."""
 
-    def __init__(self, index: int = 0) -> None:
-        self.place = torch.device("cuda", index)
+    def __init__(self) -> None:
+        self.place = torch.device("cuda", 0)
         self.lock = threading.RLock()
         self.current = FakeStream("current")
         self.streams = [self.current]
