@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from process.ranks import run_ranks
+from process.ranks import on_ranks
 from process.stage import error_of, leave_at_once
+
+from shoal.errors import UsageError
 
 
 def ones(*lengths: int) -> list[torch.Tensor]:
@@ -118,32 +120,25 @@ def train_with_ddp(group: Any) -> None:
     assert torch.equal(layer.weight.grad, torch.full((3, 4), group.size() + 1.0))
 
 
-def make_mistakes() -> dict[str, Any]:
-    """Return the error of the call for each mistake; the group goes on."""
+@on_ranks(3)
+def test_a_mismatch_raises_at_the_call_without_a_wait() -> None:
+    """Make each mistake; the group goes on."""
     leave_at_once()
     dist.set_debug_level(dist.DebugLevel.DETAIL)  # as torch does at its start, from the variable
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))
-    seen: dict[str, Any] = {}
-    for name, (one, others, _) in (SEEN_BY_TORCH | SEEN_BY_SHOAL).items():
+    for name, (one, others, words) in (SEEN_BY_TORCH | SEEN_BY_SHOAL).items():
         group = dist.new_group(timeout=timedelta(seconds=20))
         error = error_of(one if group.rank() == 1 else others, group)
-        seen[name] = (type(error).__name__, isinstance(error, RuntimeError), str(error))
+        text = f"{name}: {type(error).__name__}: {error}"
+        assert isinstance(error, RuntimeError), text
+        if name in SEEN_BY_SHOAL:
+            assert isinstance(error, UsageError), text
+            assert "no data was moved" in text
+        for each in words:
+            assert re.search(each, str(error), re.IGNORECASE), f"{each!r} not in {text!r}"
         for total in (torch.ones(1), sparse()):
             dist.all_reduce(total, group=group)
             assert total.sum().item() == group.size()
     train_with_ddp(dist.new_group())
     assert all_calls(dist.new_group()) == 3 * 3 * 3 * 3 * 2 + 3
     dist.destroy_process_group()
-    return seen
-
-
-def test_a_mismatch_raises_at_the_call_without_a_wait() -> None:
-    for seen in run_ranks(make_mistakes, 3):
-        for name, (kind, is_runtime_error, text) in seen.items():
-            words = (SEEN_BY_TORCH | SEEN_BY_SHOAL)[name][2]
-            if name in SEEN_BY_SHOAL:
-                assert kind == "UsageError", f"{name}: {text}"
-                words = [*words, "no data was moved"]
-            assert is_runtime_error, f"{name}: {kind}: {text}"
-            for each in words:
-                assert re.search(each, text, re.IGNORECASE), f"{each!r} not in {text!r}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, Ranks, on_ranks, run_ranks, run_survivors, start_ranks
+from process.ranks import Outcome, Ranks, on_ranks, on_survivors, run_ranks, start_ranks
 from process.stage import Stage
 
 pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has it")
@@ -142,7 +142,8 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose_a_replica(address: str) -> None:
+@on_survivors(3, 2)
+def test_survivors_of_a_killed_replica_form_the_next_group(address: str) -> None:
     rank, group = rank_of(), group_of()
     configure(group, address, 1, 3)
     assert total(group, rank) == 6
@@ -156,10 +157,6 @@ def lose_a_replica(address: str) -> None:
         pending.get_future().wait()
     configure(group, address, 2, 2)
     assert total(group, rank) == 3
-
-
-def test_survivors_of_a_killed_replica_form_the_next_group(address: str) -> None:
-    run_survivors(lose_a_replica, 3, 2, address)
 
 
 @pytest.mark.parametrize("how", ["abort", "shutdown"])
@@ -266,7 +263,8 @@ def test_an_abort_of_the_last_group_does_not_end_the_next_one(address: str) -> N
     assert total(group, 0) == 1
 
 
-def lose_a_replica_before_it_joins(address: str) -> None:
+@on_survivors(3, 2)
+def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(address: str) -> None:
     rank, group = rank_of(), group_of(timedelta(seconds=2))
     if rank == 2:
         die()
@@ -278,12 +276,11 @@ def lose_a_replica_before_it_joins(address: str) -> None:
     assert total(group, rank) == 3
 
 
-def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(address: str) -> None:
-    run_survivors(lose_a_replica_before_it_joins, 3, 2, address)
-
-
-def lose_a_replica_that_forms(address: str, victim: int, moment: str) -> float:
-    """Return the seconds for which this replica formed a group that a victim left half-way."""
+@pytest.mark.parametrize(("victim", "moment"), [(0, "/rank/0"), (2, "/rank/2"), (0, "/roll/0")])
+@on_survivors(3)
+def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
+    address: str, victim: int, moment: str
+) -> None:
     from shoal.rendezvous.store.client import TcpStoreClient
 
     rank, group = rank_of(), group_of()
@@ -299,19 +296,10 @@ def lose_a_replica_that_forms(address: str, victim: int, moment: str) -> float:
     began = time.monotonic()
     with pytest.raises(PeerLost):
         configure(group, address, 1, 3)
-    took_s = time.monotonic() - began
+    assert time.monotonic() - began < 4  # of 20 s
     left = [each for each in range(3) if each != victim]
     configure(group, address, 2, 2, left.index(rank))
     assert total(group, left.index(rank)) == 3
-    return took_s
-
-
-@pytest.mark.parametrize(("victim", "moment"), [(0, "/rank/0"), (2, "/rank/2"), (0, "/roll/0")])
-def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
-    address: str, victim: int, moment: str
-) -> None:
-    took_s = run_survivors(lose_a_replica_that_forms, 3, victim, address, victim, moment)
-    assert max(took_s) < 4  # of 20 s
 
 
 # ---- the Manager ----
