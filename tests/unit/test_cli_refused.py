@@ -73,7 +73,7 @@ REFUSED = {
         --hosts 2 --link fast | cannot read the rate 'fast'
         --hosts 2 --cores 0 | --cores must be at least 1, got 0
         --hosts 1000 --ranks-per-host 1000 | at most 65536 ranks, not 1000000
-        --hosts 999999 --ranks-per-host 1000 | more than 1000000
+        --hosts 999999 --ranks-per-host 1000 | at most 1000000
         --hosts 2 --wire fp4 | unknown wire 'fp4'; give one of identity, bf16
         --hosts 2 --tuning /nowhere | cannot read the tuning file /nowhere
         --hosts 2 --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
@@ -128,7 +128,9 @@ REFUSED = {
         ring --collective broadcats --hosts 4 | no collective 'broadcats'
         --all --hosts 4 --collective send_recv | no collective 'send_recv' to compare
         --all --hosts 2 --collective brodcast | did you mean broadcast?
-        ring --hosts 0 | cannot read the hosts '0x1'
+        ring --hosts 0 | --hosts 0, --ranks-per-host 1: both must be at least 1
+        ring --hosts 2 --ranks-per-host 0 | --hosts 2, --ranks-per-host 0: both
+        ring --hosts 1000001 | --hosts 1000001x1: at most 1000000 ranks
         ring --hosts 4,4,2 --ranks-per-host 4 | drop --ranks-per-host
         ring --hosts 100000 | at most
         ring --hosts 4 --link 25Gb,20 | cannot read the time
@@ -146,7 +148,7 @@ REFUSED = {
         rign | did you mean ring?
         rung | no algorithm 'rung' for all_reduce: there are
         ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks is 9
-        ring --hosts 999999x999999 | more than 1000000 ranks
+        ring --hosts 999999x999999 | at most 1000000 ranks
         ring --root 4 | --root 4 must be a rank: 0 to 3
         ring --root 1 | --root 1: ring all_reduce has no root
         ring --width 10 | --width 10: at least 40

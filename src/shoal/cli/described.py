@@ -37,7 +37,10 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         )
     text = args.hosts
     if text.isdecimal():
-        text += f"x{1 if args.ranks_per_host is None else args.ranks_per_host}"
+        each = 1 if args.ranks_per_host is None else args.ranks_per_host
+        if int(text) < 1 or each < 1:
+            raise UsageError(f"--hosts {text}, --ranks-per-host {each}: both must be at least 1")
+        text += f"x{each}"
     elif args.ranks_per_host is not None:
         raise UsageError(f"--hosts {text} already gives the ranks; drop --ranks-per-host")
     hosts = hosts_of(text)

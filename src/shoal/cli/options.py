@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}{near}; see {self.prog} --help")
 
 
-_COUNT: Final = r"[1-9]\d{0,5}"
+_COUNT: Final = r"[1-9]\d{0,17}"
 _HOSTS_TIMES_RANKS: Final = re.compile(f"({_COUNT})x({_COUNT})")
 _RANKS_OF_EACH: Final = re.compile(f"{_COUNT}(,{_COUNT})+")
 _MOST_RANKS: Final = 1_000_000
@@ -46,7 +46,7 @@ _MOST_RANKS: Final = 1_000_000
 def hosts_of(text: str) -> tuple[int, ...]:
     """Return each rank's host from "2x4" or "4,4,2" (ranks of each); UsageError for others."""
     if match := _HOSTS_TIMES_RANKS.fullmatch(text):
-        ranks_per_host = [int(match[2])] * int(match[1])
+        ranks_per_host = [int(match[2])] * min(int(match[1]), _MOST_RANKS + 1)
     elif _RANKS_OF_EACH.fullmatch(text):
         ranks_per_host = [int(n_ranks) for n_ranks in text.split(",")]
     else:
@@ -55,7 +55,7 @@ def hosts_of(text: str) -> tuple[int, ...]:
             "or 4,4,2 for the ranks of each host"
         )
     if sum(ranks_per_host) > _MOST_RANKS:
-        raise UsageError(f"the hosts {text!r} have more than {_MOST_RANKS} ranks")
+        raise UsageError(f"--hosts {text}: at most {_MOST_RANKS} ranks in all")
     return tuple(host for host, n_ranks in enumerate(ranks_per_host) for _ in range(n_ranks))
 
 
