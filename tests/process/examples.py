@@ -1,4 +1,4 @@
-"""The programs in examples/, whose processes are forks of one that has imported torch.
+"""Programs of examples/ and docs/; those of examples/ are forks of a process with torch imported.
 
 `run_example` runs the program itself in the test's process, and `Script` what it starts.
 """
@@ -123,6 +123,15 @@ def run_ranks_of(name: str, size: int, *options: str) -> list[str]:
             rank.kill()
     assert codes == [0] * size, "\n".join(str(rank.outcome) for rank in ranks)
     return [rank.outcome.output for rank in ranks]
+
+
+def names_of_page(name: str, number: int = 0) -> dict[str, Any]:
+    """On a rank: run a block of Python of a page of docs/, and return its variables."""
+    page = (EXAMPLES.parent / "docs" / name).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(blocks[number], names)
+    return names
 
 
 def equal_digits(name: str) -> float:

@@ -3,12 +3,11 @@
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from process.examples import run_example
-from process.ranks import on_ranks, run_ranks
+from process.examples import names_of_page, run_example
+from process.ranks import on_ranks
 from process.serving import (
     N_ELEMS,
     N_WORKERS,
@@ -64,17 +63,11 @@ def test_an_average_inside_a_host_copies_no_byte_for_host_mates() -> None:
         assert bytes_in_slots() > 500_000
 
 
-def run_page(source: str) -> float:
-    names: dict[str, Any] = {}
-    exec(source, names)
-    return float(names["weights"]["out"][0, 0])
-
-
+@on_ranks(2)
 def test_the_page_about_averaging_runs_unchanged() -> None:
-    page = (PROJECT / "docs" / "averaging.md").read_text()
-    [source] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     # The mean over two ranks of rank + step, summed over three steps, is 0.5 + 1.5 + 2.5.
-    assert run_ranks(run_page, 2, source) == [pytest.approx(1 - 0.45)] * 2
+    names = names_of_page("averaging.md")
+    assert names["weights"]["out"][0, 0] == pytest.approx(1 - 0.45)
 
 
 def test_the_example_learns_and_ends_with_the_same_bits_on_all_workers() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from process.examples import names_of_page
 from process.local_steps import Case, check, expected, first_values, local_step, weight_of
 from process.ranks import on_ranks, run_ranks, run_survivors
 from process.stage import Stage
@@ -117,21 +117,16 @@ def test_ranks_train_as_in_the_papers_with_the_same_global_bits_in_every_run() -
         assert len({shared for shared, _ in by_rank}) == 1
 
 
-def run_page(source: str) -> list[float]:
-    names: dict[str, Any] = {}
-    exec(source, names)
-    return [float(value.flat[0]) for value in names["weights"].values()]
-
-
+@on_ranks(2)
 def test_the_page_about_local_steps_runs_unchanged() -> None:
-    source = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)[1]
     shared, momentum = 1.0, 0.0
     for n_steps in (20, 20, 10):
         ends = [rank + (shared - rank) * 0.9**n_steps for rank in (0, 1)]
         gradient = shared - sum(ends) / 2
         momentum = 0.9 * momentum + gradient
         shared -= 0.7 * (gradient + 0.9 * momentum)
-    assert run_ranks(run_page, 2, source) == [[pytest.approx(shared, rel=1e-5)] * 2] * 2
+    weights = names_of_page("local_steps.md", 1)["weights"].values()
+    assert [value.flat[0] for value in weights] == [pytest.approx(shared, rel=1e-5)] * 2
 
 
 # ---- saved and loaded ----

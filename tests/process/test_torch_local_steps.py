@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import os
-import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from process.examples import names_of_page
 from process.local_steps import RATE, Case, check, expected, first_values, target, weight_of
 from process.ranks import run_ranks, run_survivors
 from process.shared_ranks import SharedRanks, cases_in
@@ -258,16 +257,13 @@ def test_local_steps(case: Callable[[], None], ranks: SharedRanks) -> None:
     ranks.run(case)
 
 
-def run_page(source: str) -> bytes:
-    names: dict[str, Any] = {}
-    exec(source, names)
-    return b"".join(one.detach().numpy().tobytes() for one in names["model"].parameters())
+def weights_of_the_page() -> bytes:
+    parameters = names_of_page("local_steps.md")["model"].parameters()
+    return b"".join(one.detach().numpy().tobytes() for one in parameters)
 
 
 def test_the_page_about_local_steps_runs_unchanged() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "local_steps.md").read_text()
-    source = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
-    first, second = run_ranks(run_page, 2, source)
+    first, second = run_ranks(weights_of_the_page, 2)
     assert first == second
 
 
