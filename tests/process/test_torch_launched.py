@@ -6,18 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from process.ranks import free_port
+from process.shared_ranks import in_torch
 
 import shoal.torch
 from shoal.errors import UsageError
-
-if TYPE_CHECKING:
-    from process.shared_ranks import SharedRanks
 
 TORCHS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
 NAMES = {  # variables of the rank, of the size, and of all ranks being on this host
@@ -30,26 +27,23 @@ NAMES = {  # variables of the rank, of the size, and of all ranks being on this 
 }
 
 
-def start_as(launcher: str, port: int) -> list[Any]:
+@pytest.mark.parametrize("launcher", NAMES)
+@in_torch("ranks")
+def test_ranks_meet_under_each_launcher(launcher: str) -> None:
     rank_name, size_name, more = NAMES[launcher]
-    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    rank, size, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     dist.destroy_process_group()
     with pytest.MonkeyPatch.context() as patch:
         for name in TORCHS:
             patch.delenv(name)
-        env = {rank_name: rank, size_name: size, "MASTER_PORT": str(port), **more}
+        env = {rank_name: rank, size_name: size, "MASTER_PORT": port, **more}
         for name, value in env.items():
             patch.setenv(name, value)
         shoal.torch.init_process_group()
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
-    return [dist.get_backend(), dist.get_rank(), dist.get_world_size(), tensor.item()]
-
-
-@pytest.mark.parametrize("launcher", NAMES)
-def test_ranks_meet_under_each_launcher(launcher: str, ranks: SharedRanks) -> None:
-    found = ranks.run(start_as, launcher, free_port())
-    assert found == [["shoal", 0, 2, 2.0], ["shoal", 1, 2, 2.0]]
+    assert (dist.get_backend(), dist.get_rank(), dist.get_world_size()) == ("shoal", int(rank), 2)
+    assert tensor.item() == 2.0
 
 
 def test_without_a_launcher_an_error_names_the_variables(

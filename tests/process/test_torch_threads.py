@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import run_ranks
+from process.ranks import on_ranks, run_ranks
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch._C._distributed_c10d import AllgatherOptions
@@ -82,7 +82,8 @@ def call_on(threads: ThreadPoolExecutor, call: Call, groups: list[Any]) -> list[
     return list(threads.map(call, groups, range(len(groups))))
 
 
-def lose_one_and_form_again() -> None:
+@on_ranks(1)
+def test_ranks_go_on_in_a_new_group_after_one_dropped_the_old() -> None:
     gc.disable()  # so that garbage stays uncollected
     for call in (all_reduce, all_gather, after_a_barrier, with_a_future):
         with ThreadPoolExecutor(SIZE) as threads:
@@ -96,11 +97,8 @@ def lose_one_and_form_again() -> None:
             assert call_on(threads, call, form_on(threads, SIZE - 1)) == [3.0] * 2
 
 
-def test_ranks_go_on_in_a_new_group_after_one_dropped_the_old() -> None:
-    run_ranks(lose_one_and_form_again, 1)
-
-
-def abort_and_form_again() -> None:
+@on_ranks(1)
+def test_ranks_go_on_in_a_new_group_after_one_aborted_the_old() -> None:
     with ThreadPoolExecutor(SIZE) as threads:
         groups = form_on(threads, SIZE)
         call_on(threads, all_reduce, groups)
@@ -115,10 +113,6 @@ def abort_and_form_again() -> None:
         groups.clear()
         del works, futures, backend
         assert call_on(threads, all_reduce, form_on(threads, SIZE)) == [6.0] * 3
-
-
-def test_ranks_go_on_in_a_new_group_after_one_aborted_the_old() -> None:
-    run_ranks(abort_and_form_again, 1)
 
 
 N_FUTURES = 3_000
