@@ -181,12 +181,13 @@ def test_the_caller_closes_what_it_took_from_the_join() -> None:
                 os.close(fd)
 
 
-def test_a_store_with_records_of_an_earlier_group_serves_the_next() -> None:
+def test_a_store_with_records_of_an_earlier_larger_or_smaller_group_serves_the_next() -> None:
     store = MemoryStore()
     epochs = set()
     for environs in (3 * [ONE_HOST], hosts("a", "b", "c"), 4 * [ONE_HOST], 3 * [ONE_HOST]):
         with joined(store, environs) as members:
             epochs.add(members[0].epoch)
+            assert {member.size for member in members} == {len(environs)}
     assert len(epochs) == 4
 
 
@@ -294,14 +295,6 @@ def test_ranks_that_disagree_about_the_size_all_fail(sizes: tuple[int, ...]) -> 
         assert isinstance(error, UsageError)
         assert "WORLD_SIZE differs: rank 0 on" in str(error)
         assert f"group of {sizes[0]}, rank {len(sizes) - 1} in one of {sizes[-1]}" in str(error)
-
-
-def test_a_record_left_by_an_earlier_larger_group_is_ignored() -> None:
-    store = MemoryStore()
-    with joined(store, 3 * [ONE_HOST]):
-        pass
-    with joined(store, 2 * [ONE_HOST]) as members:
-        assert [member.size for member in members] == [2, 2]
 
 
 @pytest.mark.parametrize(
