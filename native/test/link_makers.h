@@ -72,10 +72,8 @@ inline const Maker kMakers[] = {
      1u << 20},
     {"tcp", [] { return std::unique_ptr<Pair>(new TcpPair({tcp_sockets()})); }, 1u << 20},
     {"tcp over two paths",
-     [] {
-       return std::unique_ptr<Pair>(new TcpPair({unix_sockets(), tcp_sockets()}));
-     },
-     1u << 20, false},
+     [] { return std::unique_ptr<Pair>(new TcpPair({unix_sockets(), tcp_sockets()})); }, 1u << 20,
+     false},
     {"fake paths that break",
      [] {
        FakeNet::Options options = fake_options();

@@ -184,8 +184,7 @@ TEST("a request beyond all memory is refused with its size in the error") {
 }
 
 TEST("memory is reserved even while signals arrive") {
-  struct sigaction action {
-  }, before{};
+  struct sigaction action{}, before{};
   action.sa_handler = [](int) {};
   sigaction(SIGALRM, &action, &before);
   const itimerval often = {{0, 500}, {0, 500}};

@@ -432,7 +432,7 @@ uint64_t notes_in(int fd) {
 }
 
 TEST("a signal leaves a note, and the previous handler still runs") {
-  struct sigaction before {};
+  struct sigaction before{};
   before.sa_handler = [](int) { n_handled_before++; };
   CHECK_EQ(sigaction(SIGUSR2, &before, nullptr), 0);
   Error error;
