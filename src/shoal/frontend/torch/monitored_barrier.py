@@ -65,7 +65,8 @@ def _release_all(group: Group, doing: str, timeout_s: float) -> None:
         for departure in [_receive(group, rank, timeout_s) for rank in arrivals]:
             departure.wait(_GRACE_S)
     except Closed as error:
-        raise TimedOut(f"{doing}: another rank gave up: {error}") from error
+        why = f"{doing}: another rank gave up, and only the barrier's group ended"
+        raise TimedOut(f"{why}: {error}") from error
     except TimedOut as error:
         late = ", ".join(str(rank) for rank, work in arrivals.items() if not work.done())
         why = f"{doing}: within {timeout_s:g} s these ranks had not arrived: {late or 'none'}"
@@ -80,7 +81,7 @@ def _report(group: Group, doing: str, timeout_s: float) -> None:
         _receive(group, 0, timeout_s).wait(timeout_s + _MARGIN_S)
         group.send(bytearray(1), 0, timeout_s=timeout_s + _GRACE_S)
     except Closed as error:  # with rank 0's list of the missing
-        raise TimedOut(f"{doing} failed: {error}") from error
+        raise TimedOut(f"{doing} failed, and only the barrier's group ended: {error}") from error
     except TimedOut as error:
         why = f"{doing}: received nothing from rank 0 for {timeout_s:g} s"
         group.abort(why)
