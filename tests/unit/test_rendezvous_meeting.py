@@ -223,6 +223,20 @@ def test_rank_0_reads_all_records_by_one_request_and_others_read_only_the_roll()
     assert {each.roll for each in guests} == {first.roll}
 
 
+def test_a_record_of_a_group_of_another_size_is_named_until_its_rank_publishes() -> None:
+    store = MemoryStore()
+    first = host(store)
+    publish(store, 1, record(1, size=4))
+    publish(store, 2)
+    look(first)
+    assert first.roll is None
+    assert "group of 4" in first.oddities[1]
+    publish(store, 1)
+    look(first)
+    assert first.roll is not None
+    assert first.oddities == {}
+
+
 def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
     store = MemoryStore()
     publish(store, 0)

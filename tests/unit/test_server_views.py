@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from shoal.rendezvous.listener import run_ready
 from shoal.server.views import SILENT_S, Views
 
 
@@ -28,6 +29,17 @@ class Child:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.returncode = 0
+
+
+def test_the_last_valid_report_of_a_child_is_kept() -> None:
+    with selectors.DefaultSelector() as selector:
+        views, one = Views(selector), Child('{"view": 1}', "half a", "7", '{"view": 2}')
+        views.add(one.process.pid, one.pipe, 7, "job")
+        while views.reports_of(7)[0].get("view") != 2:
+            run_ready(selector, 10.0)
+        assert views.reports_of(8) == []
+        views.kill_all()
+        one.forget()
 
 
 def test_the_oldest_view_of_the_same_job_makes_room() -> None:

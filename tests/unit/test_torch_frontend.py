@@ -278,14 +278,19 @@ def test_a_new_group_uses_the_links_of_shoals_default_group(level: dist.DebugLev
     before = dist.get_debug_level()
     dist.set_debug_level(level)  # with DETAIL torch wraps the group
     try:
-        with default_group():
-            world, part = (frontend.group_for("", each) for each in (None, dist.new_group([0])))
+        with default_group(timeout=timedelta(seconds=9)):
+            made = dist.new_group([0])
+            world, part = (frontend.group_for("", each) for each in (None, made))
             assert part.mesh is world.mesh is not None
+            assert (world.name, part.name) == ("world", f"world/{made.group_name}")
+            assert world.timeout_s == 9
     finally:
         dist.set_debug_level(before)
     with default_group("gloo"):
-        beside = frontend.group_for("", dist.new_group([0], backend="shoal"))
-        assert (beside.rank, beside.size) == (0, 1)
+        made = dist.new_group([0], backend="shoal", timeout=timedelta(seconds=7))
+        beside = frontend.group_for("", made)
+        assert (beside.name, beside.rank, beside.size) == (made.group_name, 0, 1)
+        assert beside.timeout_s == 7
 
 
 def test_only_options_of_a_shoal_group_are_accepted() -> None:
