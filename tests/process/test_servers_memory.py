@@ -24,7 +24,6 @@ from process.stage import Lines, Stage
 MEMORY = 64 << 20  # the least that --memory takes
 N_AHEAD = 8  # calls of 15 MiB per worker: two workers send 5 times the memory
 MORE = ["--memory", "64M"]
-SEGMENT = 256 << 10
 SPARE = 4 << 20
 
 
@@ -133,8 +132,8 @@ def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) ->
             stage.cue("the memory was looked at")
             found = ranks.values()
     assert found == [[True] * (1 + N_AHEAD)] * N_WORKERS
-    # Windows take a quarter, and each call may have one segment more.
-    assert MEMORY // 8 < held <= MEMORY // 4 + N_AHEAD * SEGMENT
+    # Half of it is staging: half of that for windows, the rest for segments that arrive early.
+    assert MEMORY // 8 < held <= MEMORY // 2
     assert peak <= MEMORY
 
 

@@ -296,6 +296,19 @@ def case_a_sum_of_passes_has_the_weight_of_the_pass_that_averages_it() -> None:
         assert net.weight.grad.item() == pytest.approx(8.0)
 
 
+def case_a_rank_without_further_inputs_has_weight_zero() -> None:
+    rank = dist.get_rank()
+    for divides in (True, False):
+        net = nn.Linear(1, 1, bias=False)
+        wrapped = wrap(net, weighted=True)
+        with wrapped.join(divide_by_initial_world_size=divides):
+            for number in range(1 + rank):
+                net.zero_grad()
+                wrapped.weigh(1 + rank)
+                wrapped(torch.full((1, 1), 6.0 * (1 + rank))).sum().backward()
+                assert net.weight.grad.item() == (10.0 if number == 0 else 12.0)
+
+
 def case_gradients_from_the_bare_model_count_on_the_rank_that_has_them() -> None:
     rank, given = dist.get_rank(), mine(inputs(0)[0])
     net = nn.ModuleDict({"used": nn.Linear(6, 3), "idle": nn.Linear(6, 3)}).double()

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shoal.bench.collectives import Call, CallSpec
+from shoal.bench.collectives import COLLECTIVES, Call, CallSpec
 from shoal.bench.elements import ELEMENTS, OPERATIONS, ElementType
 from shoal.bench.libraries import LibraryRank
 from shoal.bench.values import Contribution, FilledBuffer, KnownValues, Values
@@ -52,6 +52,39 @@ def test_a_small_value_of_a_block_may_be_off_by_a_part_of_the_largest() -> None:
     assert count_wrong(total, Contribution([0]), blocks) == 0
     total[smallest] += 0.002 * most
     assert count_wrong(total, Contribution([0]), blocks) == 1
+
+
+def by_numpy(collective: str, rank: int, tensors: list[Values]) -> list[Values]:
+    """Return the blocks of a rank's result, from the definition of the collective; [] for none."""
+    size = len(tensors)
+    cut = [np.split(tensor, size) for tensor in tensors]
+    results: dict[str, list[Values]] = {
+        "all_reduce": [np.sum(tensors, axis=0)],
+        "broadcast": [tensors[0]],
+        "reduce": [np.sum(tensors, axis=0)] if rank == 0 else [],
+        "all_gather": [blocks[peer] for peer, blocks in enumerate(cut)],
+        "reduce_scatter": [np.sum([blocks[rank] for blocks in cut], axis=0)],
+        "gather": [blocks[peer] for peer, blocks in enumerate(cut)] if rank == 0 else [],
+        "scatter": [cut[0][rank]],
+        "all_to_all": [blocks[rank] for blocks in cut],
+        "send_recv": [tensors[rank + 1 if rank % 2 == 0 else rank - 1]],
+        "barrier": [],
+    }
+    return results[collective]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("n_elems", [8, 300_000])
+def test_the_expected_result_of_a_rank_is_numpys(collective: str, n_elems: int) -> None:
+    tensors = [filled(rank, n_elems) for rank in range(4)]
+    untouched = np.zeros(n_elems, np.float32)
+    n_block = n_elems // 4 if COLLECTIVES[collective].cut else n_elems
+    for rank in range(4):
+        blocks = by_numpy(collective, rank, tensors)
+        sources = COLLECTIVES[collective].want(rank, range(4), n_block, 0).values()
+        for block, source in zip(blocks, sources, strict=True):
+            assert count_wrong(block, source) == 0
+            assert count_wrong(untouched[: len(block)], source) == len(block)
 
 
 def stored(element: ElementType, values: Values) -> Values:

@@ -17,7 +17,7 @@ from unit.fakes import FakeGroup
 
 import shoal.frontend.torch as frontend
 from shoal.dtypes import DType, Op
-from shoal.errors import Unsupported, UsageError
+from shoal.errors import TimedOut, Unsupported, UsageError
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import (
     ShoalBackend,
@@ -291,6 +291,12 @@ def test_a_new_group_uses_the_links_of_shoals_default_group(level: dist.DebugLev
         beside = frontend.group_for("", made)
         assert (beside.name, beside.rank, beside.size) == (made.group_name, 0, 1)
         assert beside.timeout_s == 7
+
+
+def test_ranks_meet_within_the_timeout_that_torch_was_given() -> None:
+    options: Any = {"store": dist.HashStore(), "rank": 0, "world_size": 2}
+    with pytest.raises(TimedOut, match=r"could not join within 0\.05 s"):
+        dist.init_process_group("shoal", timeout=timedelta(milliseconds=50), **options)
 
 
 def test_only_options_of_a_shoal_group_are_accepted() -> None:
