@@ -1,6 +1,6 @@
-"""What torch's C++ makes of a Work written in Python, and the methods replaced for that reason.
+"""Replaced methods of torch, whose C++ handles a Work written in Python incompletely.
 
-Since torch 2.14 it puts such a Work into a PyWorkHolder, which forwards only `wait` and
+Since torch 2.14 the C++ puts such a Work into a PyWorkHolder, which forwards only `wait` and
 `get_future`. Its other methods return defaults: never complete, always successful, and without the
 source that `recv` reads. In Python it is a plain `torch.distributed.Work`, from which no class can
 be derived. So this module replaces the methods of that class: they call the Work inside if shoal

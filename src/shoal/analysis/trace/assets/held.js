@@ -21,7 +21,7 @@ for (const round of trace.rounds) {
 }
 held.forEach((places) => places.fill(null));
 
-// What has changed since it was drawn and told: "rank place".
+// The places that changed since they were drawn, and since their cells showed it: "rank place".
 const undrawn = new Set(), staleCells = new Set();
 
 function hold(rank, place, value) {

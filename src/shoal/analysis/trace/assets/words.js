@@ -1,4 +1,4 @@
-// Everything on the page that is said in words.
+// The texts of the page.
 
 let shownCaption = null, shownCellsOf = null;
 
