@@ -56,11 +56,14 @@ def receive_when_given_up() -> tuple[Exception | None, float, Exception | None]:
         if group.rank == VICTIM:
             work = group.recv(data, 0, async_op=True)
             assert work is not None
-            stage.cue("waiting")
+            group.send(np.ones(1), 0)
             stage.await_cue("reused")
             lost = error_of(work.wait)
             assert lost is not None, f"{data} came from nobody"
             return lost, 0.0, error_of(group.barrier)
+        if group.rank == 0:
+            group.recv(np.empty(1), VICTIM)  # follows the grant of the victim's receive
+            stage.cue("waiting")
         stage.await_cue("stopped")
         if group.rank == 0:
             group.send(np.full(SLOT_ELEMS, 7, np.float32), VICTIM)
