@@ -1,7 +1,5 @@
 """The order of folds in sharded reduction, written without shoal (docs/bits.md)."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Every algorithm takes the rounds and sends the bytes of its paper."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
@@ -96,9 +94,7 @@ def test_every_rank_sends_the_bytes_of_the_algorithms_paper(collective: str, nam
     ("collective", "name"),
     [k for k in SENT_BY_EACH if k[1] in ("direct", "sharded", "pairwise", "ring")],
 )
-def test_all_links_carry_equal_bytes_and_a_ring_sends_only_to_the_right(
-    collective: str, name: str
-) -> None:
+def test_all_links_carry_equal_bytes_and_rings_send_only_right(collective: str, name: str) -> None:
     for size in SMALL[1:]:
         sent = shares_sent(collective, name, size)
         links = {(a, b) for a in range(size) for b in range(size) if a != b}

@@ -2,8 +2,6 @@
 all sizes to 64 and more above. The native tests run the same schedules on real numbers.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 
@@ -11,16 +9,7 @@ import pytest
 
 from shoal.analysis.prove.prover import prove, prove_steps
 from shoal.errors import UsageError
-from shoal.schedule import (
-    ALGORITHMS,
-    MESSAGE,
-    Buffer,
-    Contract,
-    Finish,
-    Place,
-    Value,
-    find,
-)
+from shoal.schedule import ALGORITHMS, MESSAGE, Buffer, Contract, Finish, Place, Value, find
 
 WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 # Without hosts, algorithms that use hosts equal others of this list; they have separate tests.
@@ -40,9 +29,7 @@ every_flat_algorithm = pytest.mark.parametrize(("collective", "name"), FLAT)
 @pytest.mark.parametrize(
     "sizes", BATCHES, ids=lambda sizes: "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
 )
-def test_the_contract_holds_without_staging_memory(
-    collective: str, name: str, sizes: Sequence[int]
-) -> None:
+def test_the_contract_holds_unstaged(collective: str, name: str, sizes: Sequence[int]) -> None:
     for size in sizes:
         prove(collective, name, size, n_segments=2 if size <= 16 else 1, window=0)
 

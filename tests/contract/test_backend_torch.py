@@ -4,8 +4,6 @@ The contract follows torch's own tests of backends, which its wheel does not con
 `test_frontend_torch_gloo.py` compares the collectives.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -33,9 +31,6 @@ def backend_ranks(request: pytest.FixtureRequest) -> Iterator[SharedRanks]:
 
 def group_of() -> Any:
     return dist.distributed_c10d._get_default_group()
-
-
-# ---- groups and works ----
 
 
 def case_sequence_numbers_count_the_calls_of_each_group() -> None:
@@ -113,9 +108,6 @@ def case_the_backend_object_is_accessible() -> None:
         assert tensor.item() == SIZE
 
 
-# ---- messages ----
-
-
 def case_batches_of_messages_work_in_either_order() -> None:
     peer = 1 - dist.get_rank()
     for receives_first in (False, True):
@@ -129,9 +121,6 @@ def case_batches_of_messages_work_in_either_order() -> None:
             for work in dist.batch_isend_irecv(batch):
                 work.wait()
             assert [each.item() for each in taken] == [peer + 100 * i for i in range(count)]
-
-
-# ---- hooks ----
 
 
 def with_nan() -> torch.Tensor:
@@ -172,9 +161,6 @@ def case_hooks_of_the_user_see_each_call() -> None:
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_backend(case: Case, backend_ranks: SharedRanks) -> None:
     backend_ranks.run(case)
-
-
-# ---- groups that are formed again ----
 
 
 class Member:

@@ -3,8 +3,6 @@
 `fold_orders.folded` states the contract in NumPy.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from pathlib import Path
@@ -57,9 +55,6 @@ def test_stripes_begin_as_the_contract_defines() -> None:
                 want = stripes(n_elems, item, size)
                 found = [(b // item, (b + n) // item) for b, n in zip(begins, n_bytes, strict=True)]
                 assert found == [(cut.start, cut.stop) for cut, _ in want]
-
-
-# By proof, on symbols: for every group size.
 
 
 @pytest.mark.parametrize("size", [*SIZES, 16, 33])

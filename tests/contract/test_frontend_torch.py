@@ -1,9 +1,6 @@
 """The contract of torch.distributed over real processes: works, folds, moves and errors."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -24,12 +21,8 @@ from contract.torch_checks import (
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 
-if TYPE_CHECKING:
-    Tensor = torch.Tensor
-    Group = dist.ProcessGroup
-
-
-# ---- works and futures ----
+Tensor = torch.Tensor
+Group = dist.ProcessGroup
 
 
 def case_async_works(group: Group) -> None:
@@ -99,9 +92,6 @@ def case_async_calls_of_every_kind(group: Group) -> None:
     check_equal(block, torch.full((3,), float(size)))
 
 
-# ---- torch's own layers ----
-
-
 def case_torchs_queries_about_a_group(_world: Group) -> None:
     group = dist.new_group(group_desc="a group for checks")
     assert dist.get_backend(group) == "shoal"
@@ -130,9 +120,6 @@ def case_overloads_without_options(group: Group) -> None:
     check_equal(block, torch.full((3,), float(size)))
 
 
-# ---- refusals ----
-
-
 def case_meaningless_folds_are_refused(group: Group) -> None:
     for dtype, fold in ((torch.float32, "BAND"), (torch.complex64, "MAX"), (torch.bool, "AVG")):
         error = error_of(
@@ -151,9 +138,6 @@ def case_an_aborted_group_is_closed(group: Group) -> None:
         error = error_of(lambda: dist.all_reduce(torch.ones(1), group=doomed))
         assert type(error).__name__ == "Closed", repr(error)
     barrier(group)
-
-
-# ---- folds ----
 
 
 def case_all_reduce_folds_every_dtype(group: Group) -> None:
@@ -242,9 +226,6 @@ def case_coalesced_reduce_scatter(group: Group) -> None:
     group.reduce_scatter_tensor_coalesced(outputs, inputs).wait()
     for one, output in zip(inputs, outputs, strict=True):
         check_equal(output, (one * size).view(size, -1)[group.rank()])
-
-
-# ---- moves ----
 
 
 def case_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
@@ -427,9 +408,6 @@ def case_blocking_send_and_recv(group: Group) -> None:
         strided = torch.zeros(10, dtype=torch.int64)[::2]
         assert dist.recv(strided, group_src=0, group=group) == 0
         check_equal(strided, torch.arange(5))
-
-
-# ---- tensors of all kinds ----
 
 
 def case_non_contiguous_tensors(group: Group) -> None:

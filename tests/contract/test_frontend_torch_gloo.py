@@ -4,13 +4,11 @@ Each case runs on each of three ranks, once in a shoal group and once in a Gloo 
 the same inputs; the results of both must be equal.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +18,8 @@ from contract import torch_checks as checks
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from process.stage import error_of
 
-if TYPE_CHECKING:
-    Tensor = torch.Tensor
-    Group = dist.ProcessGroup
+Tensor = torch.Tensor
+Group = dist.ProcessGroup
 
 SIZE = 3
 
@@ -49,9 +46,6 @@ def check_equal(got: Any, expected: Any) -> None:
             check_equal(one, other)
     else:
         assert got == expected
-
-
-# ---- folds and moves ----
 
 
 def case_all_reduce_of_sparse_tensors(group: Group) -> Any:
@@ -108,9 +102,6 @@ def case_all_to_all_of_uneven_parts(group: Group) -> Any:
     return [*results, even]
 
 
-# ---- objects ----
-
-
 def case_objects(group: Group) -> Any:
     rank = group.rank()
     mine = {"rank": rank, "pad": "x" * (50 * rank), "tensor": [1.5] * rank}
@@ -131,9 +122,6 @@ def case_objects(group: Group) -> Any:
     return [everyone, at_root, dealt, broadcast, passed]
 
 
-# ---- barriers ----
-
-
 def case_barriers(group: Group) -> Any:
     dist.barrier(group=group)
     dist.barrier(group=group, device_ids=[0])
@@ -147,9 +135,6 @@ def case_barriers(group: Group) -> Any:
     if not ours(group):  # tests/process/test_torch_versions.py checks if torch allows shoal's
         dist.monitored_barrier(group, timedelta(seconds=20), wait_all_ranks=True)
     return []
-
-
-# ---- functional collectives ----
 
 
 def case_functional_collectives(group: Group) -> Any:
@@ -173,9 +158,6 @@ def case_functional_collectives(group: Group) -> Any:
         *functional.reduce_scatter_tensor_coalesced([long, 2 * long], "sum", [0, 0], group),
     ]
     return [functional.wait_tensor(result).clone() for result in results]
-
-
-# ---- lists ----
 
 
 def whole_numbers(group: Group, n: int, seed: int = 1) -> Tensor:
@@ -257,9 +239,6 @@ def case_empty_lists(group: Group) -> Any:
         f"{number}: {isinstance(error, RuntimeError)}, {isinstance(error, NotImplementedError)}"
         for number, error in enumerate(errors)
     ]
-
-
-# ---- groups ----
 
 
 def case_groups(group: Group) -> Any:

@@ -1,7 +1,5 @@
 """Hierarchical all-reduces keep the contract of an all-reduce for any placement of ranks."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

@@ -35,9 +35,7 @@ def can_run(algorithm: Algorithm, size: int) -> bool:
 
 
 @pytest.mark.parametrize(("collective", "name"), NAMES)
-def test_a_step_waits_for_the_steps_that_an_independent_reading_derives(
-    collective: str, name: str
-) -> None:
+def test_a_step_waits_for_the_steps_of_an_independent_reading(collective: str, name: str) -> None:
     algorithm = find(collective, name)
     for hosts in [range(WEIGHTED[name])] if name in WEIGHTED else HOSTS:
         size = len(hosts)

@@ -4,8 +4,6 @@ The order of folds comes from `fold_orders`, which does not use shoal. `SHOAL_SO
 full grid of sizes, as `make test-soak` does; other runs prove a fixed part of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -4,19 +4,16 @@ The expected values come from torch's own arithmetic on one rank, which knows th
 other rank.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    Tensor = torch.Tensor
-    Group = dist.ProcessGroup
+Tensor = torch.Tensor
+Group = dist.ProcessGroup
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
@@ -36,12 +33,7 @@ FOLDS = (
 )
 
 # The rounding of a fold over four ranks in any order: a few units in the last place.
-TOLERANCE = {
-    torch.float16: 4e-3,
-    torch.bfloat16: 4e-2,
-    torch.float32: 1e-6,
-    torch.complex64: 1e-6,
-}
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 4e-2, torch.float32: 1e-6, torch.complex64: 1e-6}
 
 
 def given(dtype: torch.dtype, rank: int, n: int, seed: int = 0) -> Tensor:

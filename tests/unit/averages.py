@@ -1,14 +1,11 @@
 """Test data of averages: arrays of many shapes and types, ranks' values, and NumPy's averages."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from shoal.average import Averager
+from shoal.average import Averager
 
 SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
     "embedding": ((300, 11), "float32"),

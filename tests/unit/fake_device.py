@@ -6,25 +6,21 @@ wire checks its memory: the data must have been copied there, and nothing may to
 a call is in flight.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from process.staged import ThreadDevice
 from unit.fakes import FakeWork
 
 from shoal.dtypes import DType
+from shoal.errors import ShoalError
+from shoal.group.buffers import BufferView
 from shoal.group.calls import Calls
-
-if TYPE_CHECKING:
-    from shoal.errors import ShoalError
-    from shoal.group.buffers import BufferView
 
 Range = tuple[int, int]
 
@@ -117,8 +113,6 @@ class FakeDevice(ThreadDevice):
         self.futures_of: list[list[Any]] = []
         self._on_thread = threading.local()
 
-    # ---- methods that staging calls ----
-
     def host_memory(self, n_bytes: int) -> torch.Tensor:
         block = _Block(b"\xee" * max(n_bytes, 1))
         self.blocks.append(weakref.ref(block))
@@ -175,8 +169,6 @@ class FakeDevice(ThreadDevice):
     def future(self, devices: Sequence[Any]) -> torch.futures.Future[Any]:
         self.futures_of.append(list(devices))
         return torch.futures.Future()
-
-    # ---- methods for the test ----
 
     def give(
         self,
@@ -343,8 +335,6 @@ class FakeWire:
             return call if how.get("work") else None
         self.calls.append(call)
         return call
-
-    # ---- the collectives, as one rank sees them ----
 
     def all_reduce(self, data: BufferView, op: object, **how: Any) -> Any:
         return self._post("all_reduce", [data], [data], lambda: _sum(data, data), how)

@@ -1,17 +1,13 @@
 """A group that only records calls, which the test ends by hand."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
+
+from shoal.errors import ShoalError
 from shoal.group.calls import Calls
-
-if TYPE_CHECKING:
-    import pytest
-
-    from shoal.errors import ShoalError
 
 
 def refuse_threads(patch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,14 @@
 """A NumPy model of error feedback, for all ranks at once, and averagers compared with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import mx
 import numpy as np
 
+from shoal import Group
 from shoal.average import Averager, ErrorFeedback
-
-if TYPE_CHECKING:
-    import shoal
 
 Arrays = dict[str, Any]
 
@@ -99,8 +95,6 @@ class FeedbackModel:
         return averages
 
 
-# Averagers in step with the model.
-
 SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
     "embedding": ((300, 11), "float32"),
     "step": ((7,), "int32"),
@@ -162,7 +156,7 @@ def check_residuals(averager: Averager, model: FeedbackModel) -> None:
         np.testing.assert_array_equal(held[name], residual, err_msg=name)
 
 
-def feeding(group: shoal.Group, **options: Any) -> Averager:
+def feeding(group: Group, **options: Any) -> Averager:
     """Arrays span buffers, and buffers hold several arrays."""
     options = {"compress": ErrorFeedback("bf16"), "fusion_bytes": 2048, **options}
     weighted = options.get("weighted")

@@ -4,8 +4,6 @@ They use shared memory, links and the engine like processes do. They also share 
 process: the environment, descriptors, and the interpreter's lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -45,8 +45,7 @@ def partial_state(kind: DistributedType, chosen: str | None) -> type:
 
 
 @pytest.mark.parametrize(
-    ("kind", "chosen"),
-    [(DistributedType.MULTI_CPU, "gloo"), (DistributedType.MULTI_GPU, "nccl")],
+    ("kind", "chosen"), [(DistributedType.MULTI_CPU, "gloo"), (DistributedType.MULTI_GPU, "nccl")]
 )
 def test_shoal_replaces_the_automatic_choice_and_named_backends_stay(
     kind: DistributedType, chosen: str, monkeypatch: pytest.MonkeyPatch
@@ -93,9 +92,7 @@ class OtherArguments:
 
 
 @pytest.mark.parametrize("state", [Renamed, OtherArguments])
-def test_an_unknown_accelerate_is_refused_with_the_remedy(
-    state: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_accelerate_gets_a_remedy(state: type, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = dict(vars(state))
 
     with pytest.raises(Unsupported, match="init_process_group"):

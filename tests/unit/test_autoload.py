@@ -118,9 +118,6 @@ def test_the_entry_points_of_the_package_are_register(group: str) -> None:
     assert {each.load() for each in installed} == {_autoload.register}
 
 
-# ---- torch without autoloaded backends ----
-
-
 def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
     heavy = "{'torch', 'numpy', 'jax', 'tensorflow', 'shoal._native', 'shoal.frontend'}"
     assert run_python(f"import shoal; print(sorted({heavy} & set(sys.modules)))") == "[]"
@@ -196,17 +193,13 @@ for code in {list(CODES.values())}:
     return dict(zip(CODES, map(literal_eval, lines), strict=True))
 
 
-def test_importing_shoal_before_torch_registers_with_shoals_torch(
-    printed: dict[str, Any],
-) -> None:
+def test_importing_shoal_before_torch_registers_with_shoals_torch(printed: dict[str, Any]) -> None:
     early, backends = printed["import"]
     assert "shoal" not in early
     assert "shoal" in backends
 
 
-def test_torch_finds_the_name_without_an_import_of_shoal_where_it_can(
-    printed: dict[str, Any],
-) -> None:
+def test_torch_finds_the_name_without_importing_shoal_where_it_can(printed: dict[str, Any]) -> None:
     looks_it_up = hasattr(dist.Backend, "_ensure_backend_registered")  # torch >= 2.14
     assert printed["look up"] is looks_it_up
 
@@ -234,9 +227,7 @@ NOT_FOR_FORMING = (
 )
 
 
-def test_registering_loads_nothing_and_forming_only_needed_modules_without_gc(
-    printed: dict[str, Any],
-) -> None:
+def test_registering_loads_none_and_forming_few_modules_without_gc(printed: dict[str, Any]) -> None:
     backend, early, loaded, collecting, is_enabled = printed["form"]
     assert (backend, early) == ((1, ["cpu"]), [])
     assert len(collecting) > 5

@@ -1,27 +1,23 @@
 """A report of averaging: the parts of a step, the slowest rank, and its output forms."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from unit.averages import SHAPES, fill
 from unit.in_process import in_ranks, run_well
 
+from shoal import Group
 from shoal.average import ArraySpec, Averager, AveragingReport, Layout, StepTimes
 from shoal.average.report.breakdown import StepBreakdown, break_down, compare
 from shoal.average.report.report import gather
 from shoal.average.step_times import StepLog
 from shoal.dtypes import DType
-
-if TYPE_CHECKING:
-    import shoal
 
 
 def take_steps(averager: Averager, n_steps: int) -> None:
@@ -32,7 +28,7 @@ def take_steps(averager: Averager, n_steps: int) -> None:
         averager.wait()
 
 
-def take_and_report(group: shoal.Group, n_steps: int, alone: bool) -> AveragingReport:
+def take_and_report(group: Group, n_steps: int, alone: bool) -> AveragingReport:
     averager = Averager(group, SHAPES, fusion_bytes=2048)
     take_steps(averager, n_steps)
     return averager.report(alone=alone)
@@ -65,7 +61,7 @@ def test_every_rank_reports_the_same_summary_and_its_own_steps() -> None:
 
 
 @in_ranks(2)
-def test_an_early_report_is_marked_empty_and_names_missing_arrays(group: shoal.Group) -> None:
+def test_an_early_report_is_marked_empty_and_names_missing_arrays(group: Group) -> None:
     averager = Averager(group, {"a": ((8,), "float32"), "b": ((8,), "float32")}, fusion_bytes=64)
     report = averager.report()
     assert "no step has ended yet" in str(report)
@@ -107,7 +103,7 @@ def test_a_trace_has_all_buffers_and_rows_do_not_overlap(tmp_path: Path) -> None
 
 
 def test_a_trace_uses_the_clock_of_torchs_profiler(tmp_path: Path) -> None:
-    def step_in_profile(group: shoal.Group) -> None:
+    def step_in_profile(group: Group) -> None:
         averager = Averager(group, SHAPES, fusion_bytes=2048)
         cpu = torch.profiler.ProfilerActivity.CPU
         whole = torch.profiler.record_function("the whole step")
@@ -128,8 +124,6 @@ def test_a_trace_uses_the_clock_of_torchs_profiler(tmp_path: Path) -> None:
         assert whole["ts"] - 5e3 < event["ts"]
         assert event["ts"] + event["dur"] < whole["ts"] + whole["dur"] + 5e3
 
-
-# ---- the parts of a step, from times given by hand ----
 
 TWO = Layout.of([ArraySpec(name, (16,), DType.FLOAT32) for name in "ab"], [1, 0], 64)
 US = 1000  # nanoseconds
@@ -225,7 +219,7 @@ def test_a_single_rank_and_ranks_without_a_common_step_are_not_compared() -> Non
 
 
 @in_ranks(3)
-def test_ranks_exchange_their_last_steps(group: shoal.Group) -> None:
+def test_ranks_exchange_their_last_steps(group: Group) -> None:
     mine = [brief(n, 10.5 * group.rank, n) for n in range(100 if group.rank else 3)]
     by_rank = gather(group, "steps", mine)
     assert by_rank[0] == [brief(n, 0, n) for n in range(3)]

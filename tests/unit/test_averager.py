@@ -1,23 +1,17 @@
 """`Averager` over real groups, whose ranks are threads: expected values are NumPy's."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from unit.averages import SHAPES, check, fill, shuffled, values
 from unit.in_process import in_ranks, run_well
 
+from shoal import Group
 from shoal.average import Averager
 from shoal.errors import UsageError
 from shoal.group.numbers import MOST_APART
 
-if TYPE_CHECKING:
-    import shoal
 
-
-def average_in_any_order(group: shoal.Group, fusion_bytes: int) -> tuple[int, ...]:
+def average_in_any_order(group: Group, fusion_bytes: int) -> tuple[int, ...]:
     averager = Averager(group, SHAPES, fusion_bytes=fusion_bytes)
     for step in range(5):
         averager.begin()
@@ -29,17 +23,13 @@ def average_in_any_order(group: shoal.Group, fusion_bytes: int) -> tuple[int, ..
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("fusion_bytes", [64, 1000, 4096, 1 << 20])
-def test_averages_equal_numpys_for_a_different_order_on_each_rank(
-    size: int, fusion_bytes: int
-) -> None:
+def test_averages_equal_numpys_for_another_order_on_each_rank(size: int, fusion_bytes: int) -> None:
     orders = run_well(average_in_any_order, size, fusion_bytes)
     assert orders.count(orders[0]) == size
 
 
 @in_ranks(3)
-def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(
-    group: shoal.Group,
-) -> None:
+def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     names = list(SHAPES)
     seen = [averager.layout.order]
@@ -53,7 +43,7 @@ def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(
 
 
 @in_ranks(2)
-def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: shoal.Group) -> None:
+def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: Group) -> None:
     averager = Averager(group, SHAPES)
     old = averager.begin()["weight"]
     fill(averager, 0, list(SHAPES))
@@ -63,13 +53,8 @@ def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: shoal.Gro
         old[...] = 1
 
 
-# Unused arrays.
-
-
 @in_ranks(3)
-def test_unused_arrays_are_untouched_or_count_as_zero_if_another_rank_used_them(
-    group: shoal.Group,
-) -> None:
+def test_unused_arrays_are_untouched_or_zero_if_another_rank_used_them(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
     names = list(SHAPES)
     unused = []
@@ -94,7 +79,7 @@ def test_unused_arrays_are_untouched_or_count_as_zero_if_another_rank_used_them(
 
 
 @in_ranks(2)
-def test_buffers_of_unused_arrays_are_not_sent(group: shoal.Group) -> None:
+def test_buffers_of_unused_arrays_are_not_sent(group: Group) -> None:
     eight = {f"{i}": ((256,), "float32") for i in range(8)}
     averager = Averager(group, eight, fusion_bytes=1024, find_unused=True)
     for used in [("1", "2", "6"), ("0",), (), tuple(eight)]:
@@ -107,11 +92,8 @@ def test_buffers_of_unused_arrays_are_not_sent(group: shoal.Group) -> None:
             assert (averager.times[-1].posted[number] > 0) == holds_some
 
 
-# Numbers.
-
-
 @in_ranks(2)
-def test_a_new_layout_may_have_a_different_number_of_buffers(group: shoal.Group) -> None:
+def test_a_new_layout_may_have_a_different_number_of_buffers(group: Group) -> None:
     # The last type has 64 bytes more, which are all that float64 sends.
     averager = Averager(group, {"a": ((256,), "float32"), "b": ((0,), "float64")}, fusion_bytes=512)
     counts = []
@@ -127,7 +109,7 @@ def test_a_new_layout_may_have_a_different_number_of_buffers(group: shoal.Group)
 
 
 @in_ranks(3)
-def test_calls_by_order_between_calls_of_a_step_match_each_other(group: shoal.Group) -> None:
+def test_calls_by_order_between_calls_of_a_step_match_each_other(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     for step in range(3):
         averager.begin()
@@ -143,7 +125,7 @@ def test_calls_by_order_between_calls_of_a_step_match_each_other(group: shoal.Gr
 
 
 @in_ranks(1)
-def test_a_cancelled_dropped_or_unsent_step_delays_no_later_call(group: shoal.Group) -> None:
+def test_a_cancelled_dropped_or_unsent_step_delays_no_later_call(group: Group) -> None:
     one = np.ones(1)
     averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
     averager.begin()
@@ -159,7 +141,7 @@ def test_a_cancelled_dropped_or_unsent_step_delays_no_later_call(group: shoal.Gr
 
 
 @in_ranks(2)
-def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(group: shoal.Group) -> None:
+def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(group: Group) -> None:
     averager = Averager(group, {"one": ((3,), "float32")})
     averager.begin()
     hook = averager.hook("one")
@@ -172,7 +154,7 @@ def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(group: shoal.Gro
 
 
 @in_ranks(2)
-def test_the_number_of_buffers_is_limited_by_reservable_numbers(group: shoal.Group) -> None:
+def test_the_number_of_buffers_is_limited_by_reservable_numbers(group: Group) -> None:
     averager = Averager(group, {"a": ((1 << 18,), "float32")}, fusion_bytes=64)
     averager.begin()["a"][...] = group.rank
     averager.ready("a")
@@ -181,11 +163,8 @@ def test_the_number_of_buffers_is_limited_by_reservable_numbers(group: shoal.Gro
     assert 900 < len(averager.layout.buffers) <= 1024
 
 
-# Weights.
-
-
 @in_ranks(3)
-def test_weights_give_the_average_of_all_samples_and_0_excludes_a_rank(group: shoal.Group) -> None:
+def test_weights_give_the_average_of_all_samples_and_0_excludes_a_rank(group: Group) -> None:
     weights = [[1, 1, 1], [32, 32, 7], [0, 5, 3], [0.25, 0, 0]]
     averager = Averager(group, SHAPES, fusion_bytes=512, weighted=True)
     for step, row in enumerate(weights):
@@ -206,7 +185,7 @@ def test_weights_give_the_average_of_all_samples_and_0_excludes_a_rank(group: sh
 
 
 @in_ranks(3)
-def test_equal_weights_give_the_bits_of_unweighted_averages(group: shoal.Group) -> None:
+def test_equal_weights_give_the_bits_of_unweighted_averages(group: Group) -> None:
     averagers = [Averager(group, SHAPES, weighted=weighted) for weighted in (False, True)]
     found = []
     for averager, weight in zip(averagers, (None, 37.0), strict=True):
@@ -222,9 +201,7 @@ def test_equal_weights_give_the_bits_of_unweighted_averages(group: shoal.Group) 
 
 
 @in_ranks(2)
-def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_succeeds(
-    group: shoal.Group,
-) -> None:
+def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_succeeds(group: Group) -> None:
     averager = Averager(group, {"a": ((3,), "float32")}, weighted=True)
     averager.begin(0.0)
     averager.ready("a")
@@ -237,11 +214,8 @@ def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_succeeds(
     assert (averager.arrays["a"] == 3).all()
 
 
-# Waiting for one array.
-
-
 @in_ranks(3)
-def test_one_array_can_be_awaited_before_the_others(group: shoal.Group) -> None:
+def test_one_array_can_be_awaited_before_the_others(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     for step in range(3):
         averager.begin()

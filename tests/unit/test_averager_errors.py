@@ -1,9 +1,7 @@
 """Errors of `Averager`: the ranks that raise, the facts named, and the state afterwards."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +10,9 @@ from process.stage import error_of
 from unit.averages import SHAPES, check, fill
 from unit.in_process import in_ranks
 
+from shoal import Group
 from shoal.average import Averager, ErrorFeedback, NotFinite, lacking
 from shoal.errors import Closed, TimedOut, UsageError
-
-if TYPE_CHECKING:
-    import shoal
-
 
 A, B = ((3,), "float32"), ((2, 2), "float32")
 FED = ErrorFeedback("bf16")
@@ -38,7 +33,7 @@ FED = ErrorFeedback("bf16")
 )
 @in_ranks(3)
 def test_differences_between_averagers_are_named_on_every_rank(
-    group: shoal.Group, odd: dict[str, Any], what: str, values: list[str]
+    group: Group, odd: dict[str, Any], what: str, values: list[str]
 ) -> None:
     options = {"arrays": {"a": A, "b": B}} | (odd if group.rank == 1 else {})
     words = f"{what} is not the same on all ranks: {values[0]} on ranks 0, 2, {values[1]} on rank 1"
@@ -74,14 +69,14 @@ def test_differences_between_averagers_are_named_on_every_rank(
 )
 @in_ranks(1)
 def test_meaningless_arrays_and_options_are_refused(
-    group: shoal.Group, arrays: Any, options: dict[str, Any], words: str
+    group: Group, arrays: Any, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         Averager(group, arrays, **options)
 
 
 @in_ranks(2)
-def test_an_ended_group_is_not_reported_as_missing_arrays(group: shoal.Group) -> None:
+def test_an_ended_group_is_not_reported_as_missing_arrays(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     averager.ready("bias")
@@ -93,9 +88,7 @@ def test_an_ended_group_is_not_reported_as_missing_arrays(group: shoal.Group) ->
 
 
 @in_ranks(2)
-def test_a_rank_that_has_no_averager_yet_learns_of_missing_arrays_elsewhere(
-    group: shoal.Group,
-) -> None:
+def test_a_rank_without_an_averager_yet_learns_of_missing_arrays_elsewhere(group: Group) -> None:
     if group.rank == 1:  # while rank 0 creates its averager
         lacking.end_group(group, "'bias' never became ready on rank 1")
         return
@@ -104,7 +97,7 @@ def test_a_rank_that_has_no_averager_yet_learns_of_missing_arrays_elsewhere(
 
 
 @in_ranks(3)
-def test_missing_arrays_are_named_with_their_rank_on_every_rank(group: shoal.Group) -> None:
+def test_missing_arrays_are_named_with_their_rank_on_every_rank(group: Group) -> None:
     left_out = ("weight", "bias") if group.rank == 2 else ()
     words = "'weight', 'bias' never became ready on rank 2.*find_unused=True"
 
@@ -119,7 +112,7 @@ def test_missing_arrays_are_named_with_their_rank_on_every_rank(group: shoal.Gro
 
 
 @in_ranks(2)
-def test_a_deadline_names_the_missing_buffer_and_its_arrays(group: shoal.Group) -> None:
+def test_a_deadline_names_the_missing_buffer_and_its_arrays(group: Group) -> None:
     averager = Averager(group, {"a": ((100,), "float32"), "b": ((100,), "float32")})
     averager.begin()
     averager.ready("b")
@@ -134,9 +127,7 @@ def test_a_deadline_names_the_missing_buffer_and_its_arrays(group: shoal.Group) 
 
 
 @in_ranks(2)
-def test_an_array_that_is_ready_twice_is_named_and_the_next_step_succeeds(
-    group: shoal.Group,
-) -> None:
+def test_an_array_that_is_ready_twice_is_named_and_the_next_step_succeeds(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
     fill(averager, 0, list(SHAPES))
@@ -159,9 +150,7 @@ def test_an_array_that_is_ready_twice_is_named_and_the_next_step_succeeds(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
 @in_ranks(3)
-def test_a_non_finite_value_is_reported_with_its_source_on_every_rank(
-    group: shoal.Group, dtype: str
-) -> None:
+def test_a_non_finite_value_is_reported_with_source_on_every_rank(group: Group, dtype: str) -> None:
     shapes = {"a": ((40,), dtype), "b": ((5, 200), dtype), "c": ((3,), "int32")}
     averager = Averager(group, shapes, fusion_bytes=512, check_finite=True)
     for step in range(3):
@@ -179,7 +168,7 @@ def test_a_non_finite_value_is_reported_with_its_source_on_every_rank(
 
 
 @in_ranks(1)
-def test_misuse_is_refused(group: shoal.Group) -> None:
+def test_misuse_is_refused(group: Group) -> None:
     averager = Averager(group, SHAPES)
     with pytest.raises(UsageError, match="outside a step"):
         averager.ready("bias")
@@ -203,9 +192,7 @@ def test_misuse_is_refused(group: shoal.Group) -> None:
 
 
 @in_ranks(3)
-def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it(
-    group: shoal.Group,
-) -> None:
+def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it(group: Group) -> None:
     def average() -> None:  # any call may raise: a rank may be far behind
         averager = Averager(group, SHAPES, fusion_bytes=512)
         averager.begin()
@@ -224,13 +211,8 @@ def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it(
         average()
 
 
-# ---- values that should be the same on all ranks ----
-
-
 @in_ranks(3)
-def test_values_names_and_orders_that_differ_are_named_on_every_rank_in_every_nth_step(
-    group: shoal.Group,
-) -> None:
+def test_differing_values_names_and_orders_are_named_everywhere_in_nth_steps(group: Group) -> None:
     averager = Averager(group, {"w": A}, check_same=2)
     same = {"w": np.arange(12).reshape(3, 4), "momentum": torch.ones(5, dtype=torch.bfloat16)}
     same |= {"none": np.empty((0, 3)), "rate": 0.25, "betas": (0.9, 0.99)}
@@ -256,7 +238,7 @@ def test_values_names_and_orders_that_differ_are_named_on_every_rank_in_every_nt
 
 
 @in_ranks(2)
-def test_waiting_for_an_array_whose_buffer_may_not_have_left_is_refused(group: shoal.Group) -> None:
+def test_waiting_for_an_array_whose_buffer_may_not_have_left_is_refused(group: Group) -> None:
     averager = Averager(group, {"a": A, "b": A})
     for _ in range(2):
         averager.begin()["a"][...] = averager.arrays["b"][...] = group.rank

@@ -148,9 +148,7 @@ def test_calls_are_spread_over_rounds_and_the_first_round_warms_up() -> None:
     assert [task for task, _ in pool.asked].count("check") == 1
 
 
-def test_a_peer_is_compared_round_by_round(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_peers_are_compared_by_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.json"
     pools = {"shoal": FixedPool([[1e-3] * 5] * 2), "gloo": FixedPool([[2.5e-3] * 5] * 2)}
     sweep = Sweep(TWO, sizes=SizeRange(64, 64), peers=("gloo",), n_calls=5, n_rounds=5)
@@ -160,9 +158,7 @@ def test_a_peer_is_compared_round_by_round(
     assert capsys.readouterr().out.count("2.50") == 1
 
 
-def test_a_wrong_result_is_counted_and_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_results_are_only_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.json"
     pools = {"shoal": FixedPool([[1e-3]] * 2, n_wrong=3), "gloo": FixedPool([[2e-3]] * 2)}
     sweep = Sweep(TWO, sizes=SizeRange(64, 64), peers=("gloo",), n_calls=1, n_rounds=1, n_checks=2)

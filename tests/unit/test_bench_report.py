@@ -116,9 +116,7 @@ def test_files_with_one_name_show_their_folders(file: Callable[..., Path], tmp_p
 
 
 def test_without_matplotlib_the_error_names_the_extra(
-    file: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert main(["report", str(file())]) == 2
@@ -162,9 +160,7 @@ def test_no_ratio_is_shown_for_wrong_results_or_fewer_than_five_calls(
 
 
 @needs_matplotlib
-def test_files_share_pictures_and_keep_their_names(
-    file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_files_share_pictures_and_keep_names(file: Callable[..., Path], tmp_path: Path) -> None:
     files = [str(file(name=f"{name}.json")) for name in ("before", "a$ft$er")]
     pages = []
     for _ in range(2):

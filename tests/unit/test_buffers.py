@@ -135,9 +135,6 @@ def test_memory_from_empty_is_freed_with_its_last_view() -> None:
     assert n_mappings() == before
 
 
-# Blocks of all ranks.
-
-
 @pytest.mark.parametrize(
     ("written", "read", "found"),
     [

@@ -116,9 +116,7 @@ def page(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str) -> str:
     return text
 
 
-def test_a_plan_has_bars_by_algorithm_for_each_size(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_has_bars_for_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan --hosts 8 --ranks-per-host 4 --collective all_reduce --collective barrier"
     text = page(tmp_path, capsys, words)
     assert re.findall("<h2>(.*?)</h2>", text) == ["all_reduce", "barrier"]

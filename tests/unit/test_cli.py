@@ -65,9 +65,6 @@ def test_an_interrupt_ends_a_command_in_one_line(
     assert capsys.readouterr().err == "shoal: interrupted\n"
 
 
-# `shoal lab`.
-
-
 def test_without_root_the_lab_names_sudo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

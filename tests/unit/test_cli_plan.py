@@ -1,7 +1,5 @@
 """`shoal plan`, also of servers and trainings, `shoal simulate`, and the table of `shoal tune`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -75,9 +73,7 @@ def test_plan_prints_a_time_for_each_number_of_servers(capsys: pytest.CaptureFix
     assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
 
 
-def test_workers_on_shared_hosts_are_planned_along_rails(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_workers_sharing_hosts_are_planned_along_rails(capsys: pytest.CaptureFixture[str]) -> None:
     out = plan(capsys, "--workers 16 --workers-per-host 2 --servers 8 --link 1Gb")
     assert out.startswith("all_reduce of 100 MiB, 16 workers on 8 hosts, by servers\n")
     sentence = " ".join(out.split())
@@ -86,8 +82,6 @@ def test_workers_on_shared_hosts_are_planned_along_rails(
     out = " ".join(plan(capsys, "--workers 8 --workers-per-host 4 --servers 2").split())
     assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
 
-
-# `shoal simulate`.
 
 CLUSTER = ["--hosts", "8", "--ranks-per-host", "4", "--link", "25Gb"]
 
@@ -201,9 +195,7 @@ def test_a_table_has_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> N
     assert "do not compress" in out
 
 
-def test_a_size_is_printed_as_given_and_in_the_unit_of_the_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_size_is_printed_as_given_and_in_binary_units(capsys: pytest.CaptureFixture[str]) -> None:
     for given, printed in (
         ("477MiB", "477 MiB"),
         ("1GB", "1GB (954 MiB)"),

@@ -5,7 +5,7 @@ import pytest
 from shoal.cli import main
 
 SET_BY_LAUNCHERS_AND_JOBS = [
-    *("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "SHOAL_KEY", "SHOAL_KEY_FILE"),
+    *("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "SHOAL_KEY", "SHOAL_KEY_FILE")
 ]
 # For each command: its arguments, and a part of the error.
 REFUSED = {

@@ -66,7 +66,7 @@ def test_algorithms_that_encode_once_are_sharded_between_hosts() -> None:
         (c, name) for c in ALGORITHMS for name, one in ALGORITHMS[c].items() if one.encodes_once
     }
     assert once == {
-        *(("all_reduce", "sharded"), ("all_reduce", "fairring"), ("reduce_scatter", "direct")),
+        *(("all_reduce", "sharded"), ("all_reduce", "fairring"), ("reduce_scatter", "direct"))
     }
 
 

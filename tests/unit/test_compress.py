@@ -1,7 +1,5 @@
 """Values of `compress=`, and the codec of each step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -23,9 +21,7 @@ from shoal.errors import Unsupported, UsageError
         (ChunkTopK(1.0, warm_up=7), [1.0] * 9),
     ],
 )
-def test_warm_up_falls_to_the_share_in_powers_of_a_quarter(
-    scheme: ChunkTopK, shares: list[float]
-) -> None:
+def test_warm_up_falls_by_quarters_to_the_share(scheme: ChunkTopK, shares: list[float]) -> None:
     assert [scheme.codec(step) for step in range(9)] == [top_k(share, 8) for share in shares]
 
 

@@ -1,7 +1,5 @@
 """A peer's random bytes cause an error that names it, or are ignored."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

@@ -19,7 +19,7 @@ def test_numbers_of_dtypes_equal_those_of_the_wire_and_of_the_native_core() -> N
         *("uint8", "bool", "complex64", "complex128", "uint16", "uint32", "uint64"),
     ]
     assert [str(op) for op in sorted(Op)][:8] == [
-        *("sum", "avg", "product", "min", "max", "band", "bor", "bxor"),
+        *("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
     ]
     assert [(str(dtype), item_size(dtype)) for dtype in DType] == native.dtypes()
     assert [str(op) for op in Op] == native.fold_ops()

@@ -16,9 +16,7 @@ from shoal.errors import PeerLost, TimedOut
         *(("ProofError", []), ("InternalError", [])),
     ],
 )
-def test_an_error_is_also_a_builtin_error_and_a_runtime_error(
-    name: str, bases: list[type[Exception]]
-) -> None:
+def test_errors_are_builtin_and_runtime_errors(name: str, bases: list[type[Exception]]) -> None:
     found = getattr(errors, name)
     assert all(issubclass(found, one) for one in (errors.ShoalError, RuntimeError, *bases))
 

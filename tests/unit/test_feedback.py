@@ -1,11 +1,9 @@
 """Error feedback of an `Averager`, compared with a NumPy model of the scheme."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +22,9 @@ from unit.feedback_model import (
 )
 from unit.in_process import in_ranks
 
+from shoal import Group
 from shoal.average import Averager, ErrorFeedback, NotFinite
 from shoal.errors import ShoalError, UsageError
-
-if TYPE_CHECKING:
-    import shoal
 
 LAYOUTS = [(codec, 2048) for codec in ("bf16", "fp16", "mxfp8", "mxint8", "mxfp4")]
 LAYOUTS += itertools.product(["bf16", "mxfp4"], [64, 1 << 20])
@@ -37,7 +33,7 @@ LAYOUTS += itertools.product(["bf16", "mxfp4"], [64, 1 << 20])
 @pytest.mark.parametrize(("codec", "fusion_bytes"), LAYOUTS)
 @in_ranks(2)
 def test_averages_and_residuals_equal_the_model_in_any_layout(
-    group: shoal.Group, codec: str, fusion_bytes: int
+    group: Group, codec: str, fusion_bytes: int
 ) -> None:
     averager = feeding(group, fusion_bytes=fusion_bytes, compress=ErrorFeedback(codec))
     model = new_model(2)
@@ -55,7 +51,7 @@ def test_averages_and_residuals_equal_the_model_in_any_layout(
 
 
 @in_ranks(2)
-def test_an_array_that_no_rank_used_keeps_its_residual(group: shoal.Group) -> None:
+def test_an_array_that_no_rank_used_keeps_its_residual(group: Group) -> None:
     averager, model = feeding(group, find_unused=True), new_model(2)
     for step, left_out in enumerate([{}, {0: ["bias"], 1: ["bias", "weight"]}, {0: FLOATS}, {}]):
         given = gradients(2, step)
@@ -66,18 +62,15 @@ def test_an_array_that_no_rank_used_keeps_its_residual(group: shoal.Group) -> No
 
 
 @in_ranks(2)
-def test_weights_are_applied_before_the_residual(group: shoal.Group) -> None:
+def test_weights_are_applied_before_the_residual(group: Group) -> None:
     averager, model = feeding(group, weighted=True), new_model(2)
     for step, weights in enumerate([(3, 1), (0, 2), (1, 1)]):
         factors = [weight * 2 / sum(weights) for weight in weights]
         check(averager, model, gradients(2, step), weight=weights[group.rank], factors=factors)
 
 
-# Non-finite values.
-
-
 @in_ranks(2)
-def test_non_finite_steps_count_towards_the_next_comparison(group: shoal.Group) -> None:
+def test_non_finite_steps_count_towards_the_next_comparison(group: Group) -> None:
     fed = ErrorFeedback("bf16")
     averager = Averager(group, {"w": ((4,), "float32")}, compress=fed, check_same=2)
     average(averager, {"w": np.full(4, np.nan, np.float32)})
@@ -92,7 +85,7 @@ def test_non_finite_steps_count_towards_the_next_comparison(group: shoal.Group) 
 @pytest.mark.parametrize("codec", ["bf16", "mxfp4"])
 @in_ranks(2)
 def test_a_step_that_is_non_finite_on_one_rank_does_not_change_residuals(
-    group: shoal.Group, codec: str, value: float, check_finite: bool
+    group: Group, codec: str, value: float, check_finite: bool
 ) -> None:
     averager = feeding(group, check_finite=check_finite, compress=ErrorFeedback(codec))
     model = new_model(2)
@@ -109,11 +102,8 @@ def test_a_step_that_is_non_finite_on_one_rank_does_not_change_residuals(
     check(averager, model, gradients(2, 2))
 
 
-# Saved and loaded.
-
-
 @in_ranks(2)
-def test_a_loaded_state_continues_bitwise(group: shoal.Group) -> None:
+def test_a_loaded_state_continues_bitwise(group: Group) -> None:
     first, model = feeding(group), new_model(2)
     for step in range(3):
         check(first, model, gradients(2, step))
@@ -136,7 +126,7 @@ OTHERS: dict[str, tuple[Callable[[Arrays], Any], str]] = {
 @pytest.mark.parametrize("case", OTHERS)
 @in_ranks(1)
 def test_residuals_of_other_arrays_are_refused_by_name_or_dropped_with_one_line(
-    group: shoal.Group, case: str, caplog: pytest.LogCaptureFixture
+    group: Group, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     change, what = OTHERS[case]
     averager = feeding(group)
@@ -155,7 +145,7 @@ def test_residuals_of_other_arrays_are_refused_by_name_or_dropped_with_one_line(
 
 
 @in_ranks(2)
-def test_reducers_drop_residuals_when_a_state_is_loaded_in_a_step(group: shoal.Group) -> None:
+def test_reducers_drop_residuals_when_a_state_is_loaded_in_a_step(group: Group) -> None:
     averager = feeding(group)
     for _ in range(2):
         average(averager, gradients(2, 0)[group.rank])
@@ -169,7 +159,7 @@ def test_reducers_drop_residuals_when_a_state_is_loaded_in_a_step(group: shoal.G
 
 
 @in_ranks(1)
-def test_a_state_is_refused_if_invalid_in_mid_step_and_without_feedback(group: shoal.Group) -> None:
+def test_a_state_is_refused_if_invalid_in_mid_step_and_without_feedback(group: Group) -> None:
     averager = feeding(group)
     for state in (None, 3):
         with pytest.raises(UsageError, match="takes a result of state_dict"):
@@ -187,11 +177,8 @@ def test_a_state_is_refused_if_invalid_in_mid_step_and_without_feedback(group: s
             plain.load_state_dict(averager.state_dict())
 
 
-# A failed step that is repeated.
-
-
 @in_ranks(2)
-def test_data_of_a_failed_step_is_not_fed_back_when_it_is_repeated(group: shoal.Group) -> None:
+def test_data_of_a_failed_step_is_not_fed_back_when_it_is_repeated(group: Group) -> None:
     averager, model = feeding(group), new_model(2)
     check(averager, model, gradients(2, 0))
     given = gradients(2, 1)

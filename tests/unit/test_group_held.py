@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from unit.in_process import in_ranks
 
-import shoal
+from shoal import Group
 
 N_GROUPS = 30
 
@@ -19,7 +19,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-def n_native(group: shoal.Group) -> int:
+def n_native(group: Group) -> int:
     """Return the number of groups that the links of this group know."""
     assert group.mesh is not None
     state = group.mesh.state(10.0)
@@ -29,7 +29,7 @@ def n_native(group: shoal.Group) -> int:
 
 @pytest.mark.parametrize("how", ["at once", "in the background", "closed"])
 @in_ranks(2)
-def test_unreferenced_subgroups_are_freed(world: shoal.Group, how: str) -> None:
+def test_unreferenced_subgroups_are_freed(world: Group, how: str) -> None:
     assert n_native(world) == 1
     world.barrier()  # none of them was used before
     for number in range(N_GROUPS):
@@ -45,7 +45,7 @@ def test_unreferenced_subgroups_are_freed(world: shoal.Group, how: str) -> None:
 
 
 @in_ranks(2)
-def test_a_subgroup_dropped_with_a_call_in_flight_ends_after_it(world: shoal.Group) -> None:
+def test_a_subgroup_dropped_with_a_call_in_flight_ends_after_it(world: Group) -> None:
     sub, data = world.subgroup(range(2), "sub"), np.full(100_000, 1 + world.rank, np.float32)
     if world.rank == 0:
         sub.all_reduce(data, async_op=True)

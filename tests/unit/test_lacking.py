@@ -1,7 +1,5 @@
 """`StepWatch`: how long other ranks may wait for a rank whose step is stuck."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The project's pages: every link leads to a file and a heading, and docs/wire.md is current."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
