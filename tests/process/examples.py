@@ -43,7 +43,7 @@ class Script:
         return -1 if outcome.died else int(outcome.error is not None)
 
     def kill(self) -> None:
-        self._ranks.__exit__()
+        self._ranks.end()
 
     @property
     def outcome(self) -> Outcome:

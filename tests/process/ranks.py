@@ -89,7 +89,11 @@ class Outcome:
 
 
 class Ranks:
-    """Running ranks. Leaving the context kills the ranks that still run."""
+    """Running ranks. Leaving the context kills the ranks that still run.
+
+    After an error of the test itself, such as a cue that did not come, leaving prints how each
+    rank ended, or the stack of a rank that still ran.
+    """
 
     def __init__(self, processes: list[_Process]) -> None:
         self._processes = processes
@@ -97,7 +101,13 @@ class Ranks:
     def __enter__(self) -> Ranks:
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _class: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and not isinstance(error, AssertionError):
+            sys.stderr.writelines(f"{outcome}\n" for outcome in self.wait(0.0))
+        self.end()
+
+    def end(self) -> None:
+        """Kill the ranks that still run."""
         for process in self._processes:
             process.end()
 
