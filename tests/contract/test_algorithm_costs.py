@@ -144,9 +144,8 @@ def test_doubling_and_halving_send_the_bytes_of_their_papers() -> None:
         for rank in range(size):
             is_extra, has_extra = (rank < 2 * pairs and rank % 2 == odd for odd in (1, 0))
             assert doubling[rank] == (1 if is_extra else ceil_log2(corners) + has_extra)
-            assert halving[rank] == (
-                1 if is_extra else Fraction(2 * (corners - 1), corners) + has_extra
-            )
+            whole = Fraction(2 * (corners - 1), corners)
+            assert halving[rank] == (1 if is_extra else whole + has_extra)
 
 
 def test_most_bytes_of_halving_stay_between_neighbours() -> None:

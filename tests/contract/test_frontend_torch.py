@@ -5,19 +5,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from contract.torch_checks import (
-    DTYPES,
-    FOLDS,
-    all_given,
-    barrier,
-    check_close,
-    check_equal,
-    folded,
-    given,
-    op_of,
-    reduced,
-    unequal,
-)
+from contract import torch_checks as checks
+from contract.torch_checks import all_given, check_close, check_equal, folded, given, op_of
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 
@@ -102,7 +91,7 @@ def case_torchs_queries_about_a_group(_world: Group) -> None:
     assert group.group_desc == "a group for checks"
     assert not group._get_backend(torch.device("cpu")).supports_tensor_alloc("cpu")
     before = group._get_sequence_number_for_group()
-    barrier(group)
+    checks.barrier(group)
     assert group._get_sequence_number_for_group() == before + 1
 
 
@@ -122,28 +111,26 @@ def case_overloads_without_options(group: Group) -> None:
 
 def case_meaningless_folds_are_refused(group: Group) -> None:
     for dtype, fold in ((torch.float32, "BAND"), (torch.complex64, "MAX"), (torch.bool, "AVG")):
-        error = error_of(
-            lambda dtype=dtype, fold=fold: reduced(group, torch.ones(2, dtype=dtype), fold)
-        )
+        error = error_of(checks.reduced, group, torch.ones(2, dtype=dtype), fold)
         assert type(error).__name__ == "UsageError", repr(error)
-    barrier(group)
+    checks.barrier(group)
 
 
 def case_an_aborted_group_is_closed(group: Group) -> None:
     doomed = dist.new_group(timeout=timedelta(seconds=30))
-    barrier(group)
+    checks.barrier(group)
     if group.rank() == 0:
         dist.distributed_c10d._abort_process_group(doomed)
     else:
         error = error_of(lambda: dist.all_reduce(torch.ones(1), group=doomed))
         assert type(error).__name__ == "Closed", repr(error)
-    barrier(group)
+    checks.barrier(group)
 
 
 def case_all_reduce_folds_every_dtype(group: Group) -> None:
-    for seed, (dtype, fold) in enumerate(FOLDS):
+    for seed, (dtype, fold) in enumerate(checks.FOLDS):
         tensors = all_given(dtype, group, 37, seed)
-        actual = reduced(group, tensors[group.rank()].clone(), fold)
+        actual = checks.reduced(group, tensors[group.rank()].clone(), fold)
         check_close(actual, folded(fold, tensors))
 
 
@@ -194,7 +181,7 @@ def case_coalesced_all_reduce(group: Group) -> None:
 
 def case_reduce_scatter(group: Group) -> None:
     rank, size = group.rank(), group.size()
-    for seed, (dtype, fold) in enumerate(FOLDS):
+    for seed, (dtype, fold) in enumerate(checks.FOLDS):
         n = 13
         wholes = all_given(dtype, group, n * size, seed)
         expected = folded(fold, wholes)[rank * n : (rank + 1) * n]
@@ -230,7 +217,7 @@ def case_coalesced_reduce_scatter(group: Group) -> None:
 
 def case_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
     for root in range(group.size()):
-        for dtype in DTYPES:
+        for dtype in checks.DTYPES:
             tensor = given(dtype, group.rank(), 9, root)
             opts = dist.BroadcastOptions()
             opts.rootRank, opts.asyncOp = root, root % 2 == 1
@@ -243,7 +230,7 @@ def case_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
 
 def case_all_gather(group: Group) -> None:
     rank, size = group.rank(), group.size()
-    for dtype in DTYPES:
+    for dtype in checks.DTYPES:
         expected = all_given(dtype, group, 6)
         opts = dist.AllgatherOptions() if hasattr(dist, "AllgatherOptions") else None
         lists = [torch.empty(6, dtype=dtype) for _ in range(size)]
@@ -257,7 +244,7 @@ def case_all_gather(group: Group) -> None:
 
 
 def case_all_gather_of_unequal_lists(group: Group) -> None:
-    for lengths in unequal(group):
+    for lengths in checks.unequal(group):
         expected = [given(torch.float32, other, n) for other, n in enumerate(lengths)]
         lists = [torch.zeros(n) for n in lengths]
         dist.all_gather(lists, expected[group.rank()], group=group)
@@ -303,7 +290,7 @@ def case_coalesced_all_gathers(group: Group) -> None:
 
 def case_reduce(group: Group) -> None:
     rank, size = group.rank(), group.size()
-    for seed, (dtype, fold) in enumerate(FOLDS):
+    for seed, (dtype, fold) in enumerate(checks.FOLDS):
         tensors = all_given(dtype, group, 11, seed)
         actual = tensors[rank].clone()
         opts = dist.ReduceOptions()
@@ -317,7 +304,7 @@ def case_reduce(group: Group) -> None:
 
 def case_gather_scatter_and_all_to_all_of_every_dtype(group: Group) -> None:
     rank, size = group.rank(), group.size()
-    for number, dtype in enumerate([*DTYPES, torch.float8_e4m3fn]):
+    for number, dtype in enumerate([*checks.DTYPES, torch.float8_e4m3fn]):
         root, known = number % size, torch.uint8 if dtype is torch.float8_e4m3fn else dtype
         tables = [given(known, other, 3 * size, number).view(dtype) for other in range(size)]
         mine = list(tables[rank].clone().split(3))
@@ -436,10 +423,10 @@ def case_lazily_conjugated_and_negated_tensors(group: Group) -> None:
         return  # torch's own group resolves them before us, and drops the result
     size = group.size()
     value = torch.tensor([1 + 2j, 3 - 1j])
-    check_equal(reduced(group, value.clone().conj()).resolve_conj(), value.conj() * size)
+    check_equal(checks.reduced(group, value.clone().conj()).resolve_conj(), value.conj() * size)
     negated = torch.imag(value.clone().conj())
     assert negated.is_neg()
-    check_equal(reduced(group, negated).resolve_neg(), -value.imag * size)
+    check_equal(checks.reduced(group, negated).resolve_neg(), -value.imag * size)
 
 
 def case_leaves_that_require_grad(group: Group) -> None:

@@ -66,15 +66,9 @@ def folded(fold: str, tensors: list[Tensor]) -> Tensor:
         total = functools.reduce(operator.add, parts)
         exact = total.is_floating_point() or total.is_complex()
         return total / len(parts) if exact else total.div(len(parts), rounding_mode="trunc")
-    steps: dict[str, Callable[..., Tensor]] = {
-        "SUM": operator.add,
-        "PRODUCT": operator.mul,
-        "MIN": torch.minimum,
-        "MAX": torch.maximum,
-        "BAND": operator.and_,
-        "BOR": operator.or_,
-        "BXOR": operator.xor,
-    }
+    steps: dict[str, Callable[..., Tensor]] = {"SUM": operator.add, "PRODUCT": operator.mul}
+    steps |= {"MIN": torch.minimum, "MAX": torch.maximum}
+    steps |= {"BAND": operator.and_, "BOR": operator.or_, "BXOR": operator.xor}
     return functools.reduce(steps[fold], parts)
 
 
@@ -89,10 +83,8 @@ def unequal(group: Group) -> list[list[int]]:
 
 
 def check_close(actual: Tensor, expected: Tensor) -> None:
-    tolerance = TOLERANCE.get(actual.dtype, 1e-14)
-    torch.testing.assert_close(
-        wide(actual), expected, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
+    most = TOLERANCE.get(actual.dtype, 1e-14)
+    torch.testing.assert_close(wide(actual), expected, rtol=most, atol=most, equal_nan=True)
 
 
 def check_equal(actual: Tensor, expected: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Test data of averages: arrays of many shapes and types, ranks' values, and NumPy's averages."""
 
 import random
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
 def values(name: str, rank: int, step: int) -> Any:
     """Return a rank's values: multiples of 1/8, whose sums over a few ranks are exact."""
     shape, dtype = SHAPES[name]
-    seed = sum(map(ord, name)) * 1000 + rank * 100 + step
-    source = np.random.default_rng(seed)
+    source = np.random.default_rng(sum(map(ord, name)) * 1000 + rank * 100 + step)
     drawn = source.integers(-64, 64, shape) / 8
     if dtype == "complex64":
         drawn = drawn + 1j * source.integers(-64, 64, shape) / 8
@@ -36,10 +36,27 @@ def average(name: str, size: int, step: int) -> Any:
     return np.asarray(total / size).astype(SHAPES[name][1])
 
 
-def fill(averager: Averager, step: int, names: list[str]) -> None:
-    for name in names:
-        averager.arrays[name][...] = values(name, averager.group.rank, step)
+def put(averager: Averager, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        averager.arrays[name][...] = value
         averager.ready(name)
+
+
+def fill(averager: Averager, step: int, names: Iterable[str] = SHAPES) -> None:
+    put(averager, {name: values(name, averager.group.rank, step) for name in names})
+
+
+def average_filled(averager: Averager, step: int, names: Iterable[str] = SHAPES) -> None:
+    averager.begin()
+    fill(averager, step, names)
+    averager.wait()
+
+
+def averaged(averager: Averager, given: Mapping[str, Any], *weight: float | None) -> Any:
+    averager.begin(*weight)
+    put(averager, given)
+    averager.wait()
+    return averager.arrays
 
 
 def shuffled(rank: int, step: int) -> list[str]:

@@ -11,6 +11,7 @@ from shoal import Group
 from shoal.average import Averager, ErrorFeedback
 
 Arrays = dict[str, Any]
+Rounding = Callable[[Arrays], Arrays]
 
 
 def to_bf16(arrays: Arrays) -> Arrays:
@@ -27,12 +28,8 @@ def round_flat(codec: str, values: Any) -> Any:
         return values.astype(kind).astype(np.float32)
 
 
-def in_buffers(averager: Averager, flat: Callable[[Any], Any]) -> Callable[[Arrays], Arrays]:
-    """Return a function that rounds arrays at their places in fusion buffers, zeros between.
-
-    Args:
-        flat: rounds the elements of a complete buffer.
-    """
+def in_buffers(averager: Averager, codec: str) -> Callable[[Arrays], Arrays]:
+    """Return a function that rounds arrays at their places in fusion buffers, zeros between."""
 
     def rounding(arrays: Arrays) -> Arrays:
         layout = averager.layout
@@ -45,7 +42,7 @@ def in_buffers(averager: Averager, flat: Callable[[Any], Any]) -> Callable[[Arra
             whole[places[name]] = one.ravel()
         for _, extent, _ in layout.buffers:
             part = slice(extent.offset // 4, extent.end // 4)
-            whole[part] = flat(whole[part])
+            whole[part] = round_flat(codec, whole[part])
         return {name: whole[places[name]].reshape(one.shape) for name, one in arrays.items()}
 
     return rounding
@@ -54,31 +51,18 @@ def in_buffers(averager: Averager, flat: Callable[[Any], Any]) -> Callable[[Arra
 class FeedbackModel:
     """A model of the residuals of all ranks, and of the averages of each step.
 
-    Args:
-        shapes: of all arrays of float32, by name.
-        rounding: rounds what one rank sends by the codec; arrays by name.
+    `shapes` are of arrays of float32; `rounding` rounds what one rank sends by the codec.
     """
 
     def __init__(
-        self,
-        size: int,
-        shapes: Mapping[str, tuple[int, ...]],
-        rounding: Callable[[Arrays], Arrays] = to_bf16,
+        self, size: int, shapes: Mapping[str, tuple[int, ...]], rounding: Rounding = to_bf16
     ) -> None:
-        self.shapes = shapes
-        self.rounding = rounding
-        self.residuals = [
-            {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-            for _ in range(size)
-        ]
+        self.shapes, self.rounding = shapes, rounding
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        self.residuals = [dict(zeros) for _ in range(size)]
 
     def step(self, given: list[Arrays], factors: list[float] | None = None) -> Arrays:
-        """Return the averages of arrays that some rank gives.
-
-        Args:
-            given: by rank; a missing array counts as zero.
-            factors: multiply the values of each rank.
-        """
+        """Return the averages of arrays that some rank gives, each multiplied by its factor."""
         names = [name for name in self.shapes if any(name in arrays for arrays in given)]
         sent, after = [], []
         for rank, arrays in enumerate(given):
@@ -114,8 +98,8 @@ def gradient(name: str, rank: int, step: int) -> Any:
     return np.asarray(drawn * 2 if dtype == "int32" else drawn / 8).astype(dtype)
 
 
-def new_model(size: int) -> FeedbackModel:
-    return FeedbackModel(size, {name: SHAPES[name][0] for name in FLOATS})
+def new_model(size: int, rounding: Rounding = to_bf16) -> FeedbackModel:
+    return FeedbackModel(size, {name: SHAPES[name][0] for name in FLOATS}, rounding)
 
 
 def gradients(size: int, step: int) -> list[Arrays]:

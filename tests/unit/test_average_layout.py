@@ -70,14 +70,11 @@ def test_long_buffers_share_no_page(types: list[DType]) -> None:
         entries = [ArraySpec(str(dtype), (1_000_003,), dtype) for dtype in types]
         entries.append(ArraySpec("short", (3,), DType.COMPLEX64))
         layout = Layout.of(entries, range(len(entries)), length)
-        long = [buffer for buffer in layout.buffers if buffer.dtype in types]
+        long = sorted(buffer.extent for buffer in layout.buffers if buffer.dtype in types)
         assert len(long) > 2
-        ends = [-1, *(buffer.extent.end for buffer in sorted(long, key=lambda one: one.extent))]
-        pages = [
-            buffer.extent.offset // 4096
-            for buffer in sorted(layout.buffers, key=lambda one: one.extent)
-        ]
-        assert all(buffer.extent.offset % 4096 == 0 for buffer in long)
+        ends = [-1, *(extent.end for extent in long)]
+        pages = [extent.offset // 4096 for extent in sorted(one.extent for one in layout.buffers)]
+        assert all(extent.offset % 4096 == 0 for extent in long)
         assert all((end - 1) // 4096 < page for end, page in zip(ends, pages, strict=True))
         longest = max(buffer.extent.n_bytes for buffer in layout.buffers)
         assert longest <= max(length * 17 / 16, length + 4096)

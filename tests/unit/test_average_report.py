@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from unit.averages import SHAPES, fill
+from unit.averages import SHAPES, average_filled
 from unit.in_process import in_ranks, run_well
 
 from shoal import Group
@@ -21,11 +21,8 @@ from shoal.dtypes import DType
 
 
 def take_steps(averager: Averager, n_steps: int) -> None:
-    names = list(SHAPES)
     for step in range(n_steps):
-        averager.begin()
-        fill(averager, step, names if averager.group.rank == 0 else names[::-1])
-        averager.wait()
+        average_filled(averager, step, list(SHAPES)[:: -1 if averager.group.rank else 1])
 
 
 def take_and_report(group: Group, n_steps: int, alone: bool) -> AveragingReport:
@@ -134,8 +131,7 @@ def step(number: int, **times: Any) -> StepTimes:
     plain: dict[str, Any] = dict.fromkeys(("forward", "begin", "backward", "first"), 0)
     plain |= dict.fromkeys(("full", "posted", "done"), (0, 0))
     plain |= {"waits": ((0, 0), (0, 0)), "sent": 0, "wait": 0, "end": 0}
-    plain |= times
-    in_ns = {name: in_nanoseconds(value) for name, value in plain.items()}
+    in_ns = {name: in_nanoseconds(value) for name, value in (plain | times).items()}
     return StepTimes(number=number, layout=TWO, to_unix=0, **in_ns)
 
 
@@ -145,20 +141,11 @@ def in_nanoseconds(value: Any) -> Any:
 
 def waited_for(number: int, at: int) -> StepTimes:
     """Return a step of 10 us before, 100 of forward, 5 of loss, 200 of backward, 50 of waiting."""
-    return step(
-        number,
-        forward=at,
-        begin=at + 100,
-        backward=at + 105,
-        first=at + 150,
-        full=(at + 200, at + 305),
-        posted=(at + 200, at + 305),
-        done=(at + 280, at + 350),
-        waits=((at + 305, at + 306), (at + 306, at + 354)),
-        sent=at + 305,
-        wait=at + 305,
-        end=at + 355,
-    )
+    passes = {"forward": at, "begin": at + 100, "backward": at + 105, "first": at + 150}
+    sent, done = (at + 200, at + 305), (at + 280, at + 350)
+    waits = ((at + 305, at + 306), (at + 306, at + 354))
+    ends = {"sent": at + 305, "wait": at + 305, "end": at + 355}
+    return step(number, full=sent, posted=sent, done=done, waits=waits, **passes, **ends)
 
 
 def test_a_step_is_forward_backward_exposed_communication_and_the_rest() -> None:
@@ -175,17 +162,8 @@ def test_a_step_is_forward_backward_exposed_communication_and_the_rest() -> None
 
 
 def test_without_recorded_passes_the_first_ready_array_divides_a_step() -> None:
-    times = step(
-        0,
-        begin=10,
-        first=40,
-        posted=(50, 60),
-        done=(55, 75),
-        waits=((60, 60), (60, 75)),
-        sent=60,
-        wait=60,
-        end=76,
-    )
+    buffers = {"posted": (50, 60), "done": (55, 75), "waits": ((60, 60), (60, 75))}
+    times = step(0, begin=10, first=40, **buffers, sent=60, wait=60, end=76)
     found, *_ = break_down([times, step(1, begin=100)])
     assert found[1:6] == (90, 30, 20, 16, 24)
     assert found.hidden == 5

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from unit.averages import SHAPES, check, fill, shuffled, values
+from unit.averages import SHAPES, average_filled, averaged, check, fill, put, shuffled, values
 from unit.in_process import in_ranks, run_well
 
 from shoal import Group
@@ -14,9 +14,7 @@ from shoal.group.numbers import MOST_APART
 def average_in_any_order(group: Group, fusion_bytes: int) -> tuple[int, ...]:
     averager = Averager(group, SHAPES, fusion_bytes=fusion_bytes)
     for step in range(5):
-        averager.begin()
-        fill(averager, step, shuffled(group.rank, step))
-        averager.wait()
+        average_filled(averager, step, shuffled(group.rank, step))
         check(averager, step)
     return averager.layout.order
 
@@ -34,9 +32,7 @@ def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(gro
     names = list(SHAPES)
     seen = [averager.layout.order]
     for step in range(3):
-        averager.begin()
-        fill(averager, step, names if group.rank == 0 else names[::-1])
-        averager.wait()
+        average_filled(averager, step, names if group.rank == 0 else names[::-1])
         seen.append(averager.layout.order)
     upward = tuple(range(len(SHAPES)))
     assert seen == [upward[::-1], upward[::-1], upward, upward]
@@ -46,7 +42,7 @@ def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(gro
 def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: Group) -> None:
     averager = Averager(group, SHAPES)
     old = averager.begin()["weight"]
-    fill(averager, 0, list(SHAPES))
+    fill(averager, 0)
     averager.wait()
     averager.begin()
     with pytest.raises(ValueError, match="read-only"):
@@ -98,13 +94,11 @@ def test_a_new_layout_may_have_a_different_number_of_buffers(group: Group) -> No
     averager = Averager(group, {"a": ((256,), "float32"), "b": ((0,), "float64")}, fusion_bytes=512)
     counts = []
     for step in range(3):
-        arrays = averager.begin()
+        averager.begin()
         counts.append(len(averager.layout.buffers))
-        for name in ("a", "b"):
-            arrays[name][...] = group.rank + step
-            averager.ready(name)
+        put(averager, dict.fromkeys("ab", group.rank + step))
         averager.wait()
-        assert all((array == 0.5 + step).all() for array in arrays.values())
+        assert all((array == 0.5 + step).all() for array in averager.arrays.values())
     assert counts == [2, 3, 3]
 
 
@@ -146,9 +140,9 @@ def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(group: Group) ->
     averager.begin()
     hook = averager.hook("one")
     averager = Averager(group, {"other": ((3,), "float32")})
-    averager.begin()["other"][...] = group.rank
+    averager.begin()
     hook()
-    averager.ready("other")
+    put(averager, {"other": group.rank})
     averager.wait()
     assert (averager.arrays["other"] == 0.5).all()
 
@@ -156,10 +150,7 @@ def test_a_hook_of_an_averager_dropped_in_mid_step_does_nothing(group: Group) ->
 @in_ranks(2)
 def test_the_number_of_buffers_is_limited_by_reservable_numbers(group: Group) -> None:
     averager = Averager(group, {"a": ((1 << 18,), "float32")}, fusion_bytes=64)
-    averager.begin()["a"][...] = group.rank
-    averager.ready("a")
-    averager.wait()
-    assert (averager.arrays["a"] == 0.5).all()
+    assert (averaged(averager, {"a": group.rank})["a"] == 0.5).all()
     assert 900 < len(averager.layout.buffers) <= 1024
 
 
@@ -168,20 +159,15 @@ def test_weights_give_the_average_of_all_samples_and_0_excludes_a_rank(group: Gr
     weights = [[1, 1, 1], [32, 32, 7], [0, 5, 3], [0.25, 0, 0]]
     averager = Averager(group, SHAPES, fusion_bytes=512, weighted=True)
     for step, row in enumerate(weights):
-        averager.begin(row[group.rank])
-        for name in shuffled(group.rank, step):
-            given = values(name, group.rank, step)
-            averager.arrays[name][...] = given if row[group.rank] else np.nan
-            averager.ready(name)
-        averager.wait()
+        weight, names = row[group.rank], shuffled(group.rank, step)
+        given = {n: values(n, group.rank, step) if weight else np.nan for n in names}
+        averaged(averager, given, weight)
         for name in SHAPES:
             wide = np.complex128 if name == "phase" else np.float64
             terms = [w * values(name, rank, step).astype(wide) for rank, w in enumerate(row)]
             want = sum(terms) / sum(row)
-            tolerance = 2e-3 if name == "half" else 1e-6
-            np.testing.assert_allclose(
-                averager.arrays[name], want, rtol=tolerance, atol=10 * tolerance
-            )
+            most = 2e-3 if name == "half" else 1e-6
+            np.testing.assert_allclose(averager.arrays[name], want, rtol=most, atol=10 * most)
 
 
 @in_ranks(3)
@@ -189,13 +175,11 @@ def test_equal_weights_give_the_bits_of_unweighted_averages(group: Group) -> Non
     averagers = [Averager(group, SHAPES, weighted=weighted) for weighted in (False, True)]
     found = []
     for averager, weight in zip(averagers, (None, 37.0), strict=True):
-        averager.begin(weight)
-        for name, (shape, dtype) in SHAPES.items():
-            drawn = np.random.default_rng(group.rank).standard_normal(shape)
-            averager.arrays[name][...] = np.asarray(drawn).astype(dtype)
-            averager.ready(name)
-        averager.wait()
-        found.append({name: array.copy() for name, array in averager.arrays.items()})
+        given = {
+            name: np.asarray(np.random.default_rng(group.rank).standard_normal(shape)).astype(dtype)
+            for name, (shape, dtype) in SHAPES.items()
+        }
+        found.append({n: one.copy() for n, one in averaged(averager, given, weight).items()})
     for name in SHAPES:
         np.testing.assert_array_equal(found[0][name], found[1][name])
 
@@ -207,11 +191,7 @@ def test_weights_of_0_on_all_ranks_are_an_error_and_the_next_step_succeeds(group
     averager.ready("a")
     with pytest.raises(UsageError, match="weights of all ranks are 0"):
         averager.wait()
-    averager.begin(1.0)
-    averager.arrays["a"][...] = 3
-    averager.ready("a")
-    averager.wait()
-    assert (averager.arrays["a"] == 3).all()
+    assert (averaged(averager, {"a": 3}, 1.0)["a"] == 3).all()
 
 
 @in_ranks(3)
@@ -219,7 +199,7 @@ def test_one_array_can_be_awaited_before_the_others(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     for step in range(3):
         averager.begin()
-        fill(averager, step, list(SHAPES))
+        fill(averager, step)
         averager.send_rest()
         for name in list(SHAPES)[::-1]:
             averager.wait_for(name)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from process.stage import error_of
-from unit.averages import SHAPES, check, fill
+from unit.averages import SHAPES, average_filled, averaged, check, fill
 from unit.in_process import in_ranks
 
 from shoal import Group
@@ -40,10 +40,7 @@ def test_differences_between_averagers_are_named_on_every_rank(
     with pytest.raises(UsageError, match=re.escape(words)):
         Averager(group, options.pop("arrays"), **options)
     averager = Averager(group, {"good": A})  # the group goes on
-    averager.begin()["good"][...] = group.rank
-    averager.ready("good")
-    averager.wait()
-    assert averager.arrays["good"][0] == 1
+    assert averaged(averager, {"good": group.rank})["good"][0] == 1
 
 
 @pytest.mark.parametrize(
@@ -103,9 +100,7 @@ def test_missing_arrays_are_named_with_their_rank_on_every_rank(group: Group) ->
 
     def average() -> None:  # any call may raise: rank 2 may be far ahead
         averager = Averager(group, SHAPES, fusion_bytes=512)
-        averager.begin()
-        fill(averager, 0, [name for name in SHAPES if name not in left_out])
-        averager.wait()
+        average_filled(averager, 0, [name for name in SHAPES if name not in left_out])
 
     with pytest.raises(UsageError, match=words):
         average()
@@ -130,7 +125,7 @@ def test_a_deadline_names_the_missing_buffer_and_its_arrays(group: Group) -> Non
 def test_an_array_that_is_ready_twice_is_named_and_the_next_step_succeeds(group: Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     averager.begin()
-    fill(averager, 0, list(SHAPES))
+    fill(averager, 0)
     with pytest.raises(UsageError, match="'bias' float64\\[1000\\] was already ready in this step"):
         averager.ready("bias")
     averager.wait()
@@ -142,9 +137,7 @@ def test_an_array_that_is_ready_twice_is_named_and_the_next_step_succeeds(group:
         assert averager.hook(name)(object(), 1) is None
     twice = "'bias' float64[1000] was ready twice in one step" if group.rank else "None"
     assert twice in str(error_of(averager.wait))
-    averager.begin()
-    fill(averager, 2, list(SHAPES))
-    averager.wait()
+    average_filled(averager, 2)
     check(averager, 2)
 
 
@@ -228,9 +221,7 @@ def test_differing_values_names_and_orders_are_named_everywhere_in_nth_steps(gro
         1,
     ):
         for step in (2 * number - 1, 2 * number):
-            averager.begin()
-            averager.ready("w")
-            averager.wait()
+            averaged(averager, {"w": 0})
             error = error_of(averager.check_same, odd if group.rank == 1 else same)
             assert isinstance(error, UsageError) == bool(words and step % 2 == 0)
             assert error is None or (words in str(error) and f": in step {step} " in str(error))

@@ -24,10 +24,8 @@ ALL_REDUCE = CallName("all_reduce", "float", "sum", -1, True)
 def point(name: str, p50_us: float, size: int, **more: Any) -> dict[str, Any]:
     times = {"n_calls": 6, "p50_us": p50_us, "p95_us": 2 * p50_us, "p99_us": 3 * p50_us}
     numbers = {"bus_bytes_per_s": 1.5e6 * size / p50_us, "cpu_us": 7.0, "least_us": size / 40}
-    others = {"ratio": None, "n_wrong": 0, "sent_bytes": 1.6 * size}
-    return {"library": name, **ALL_REDUCE._asdict(), "size": size, **times, **numbers, **others} | (
-        more
-    )
+    others = {"ratio": None, "n_wrong": 0, "sent_bytes": 1.6 * size, **more}
+    return {"library": name, **ALL_REDUCE._asdict(), "size": size, **times, **numbers, **others}
 
 
 def record() -> dict[str, Any]:
@@ -80,10 +78,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (broken(lambda run: run["points"][0].update(p50_us=None)), "is damaged"),
         (broken(lambda run: run["points"][0].update(root=[3])), "is damaged: unhashable"),
         (broken(lambda run: run["points"][1].update(p99_us=1e400)), "is damaged: p99_us is inf"),
-        (
-            broken(lambda run: [point.update(size=0) for point in run["points"]]),
-            "has nothing to draw",
-        ),
+        (broken(lambda run: [one.update(size=0) for one in run["points"]]), "has nothing to draw"),
     ],
 )
 def test_a_file_that_is_no_run_is_refused_in_one_plain_line(
@@ -107,10 +102,8 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
 def test_files_with_one_name_show_their_folders(file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     both = [file(name="old/run.json"), file(name="run.json")]
-    assert [one.name for one in read_records(both)] == [
-        str(tmp_path / "old" / "run"),
-        str(tmp_path / "run"),
-    ]
+    names = [one.name for one in read_records(both)]
+    assert names == [str(tmp_path / "old" / "run"), str(tmp_path / "run")]
     with pytest.raises(UsageError, match="named twice"):
         read_records([both[0], both[0]])
 

@@ -1,6 +1,7 @@
 """Timelines of NICs, computed by hand, and the pages of `shoal plan` and `shoal simulate`."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +10,7 @@ import pytest
 from shoal.analysis.charts import timelines
 from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.simulate.simulator import simulate
-from shoal.analysis.simulate.timeline import (
-    BUSY,
-    CORES,
-    DATA,
-    GRANT,
-    OVER,
-    Recorder,
-    Span,
-    Timeline,
-)
+from shoal.analysis.simulate.timeline import BUSY, CORES, DATA, GRANT, OVER, Recorder, Timeline
 from shoal.cli import main
 from shoal.plan.cluster import Cluster, LinkCost
 from shoal.schedule import Recv, Send, Step
@@ -40,7 +32,7 @@ def recorded(steps: list[list[Step]], n_bytes: int, where: Cluster) -> Timeline:
     return recorder.timeline()
 
 
-def busy_us(spans: list[Span]) -> float:
+def busy_us(spans: Iterable[tuple[float, float, str]]) -> float:
     return sum(end_us - begin_us for begin_us, end_us, what in spans if what == BUSY)
 
 

@@ -15,23 +15,10 @@ LOOPBACK = Path("127.0.1.1", 7000, "lo", "the route to host0", 1500)
 def facts_of(rank: int, host: str = "", **differing: object) -> Facts:
     name = host or f"host{rank}"
     path = Path(f"10.0.0.{rank + 1}", 7000, "eth0", "SHOAL_SOCKET_IFNAME=eth0", 1500)
-    facts = Facts(
-        rank=rank,
-        host=name,
-        host_id=f"id of {name}",
-        paths=[path],
-        token="00",
-        shoal="1.0",
-        python="3.12.1",
-        torch="2.13.0",
-        key="0123456789abcdef",
-        n_files=65536,
-        locked_bytes=-1,
-        free_bytes=8 << 30,
-        settings={},
-        unused=[],
-    )
-    return facts._replace(**differing)  # type: ignore[arg-type]
+    facts = {"host_id": f"id of {name}", "paths": [path], "token": "00", "key": "0123456789abcdef"}
+    facts |= {"shoal": "1.0", "python": "3.12.1", "torch": "2.13.0", "settings": {}, "unused": []}
+    facts |= {"n_files": 65536, "locked_bytes": -1, "free_bytes": 8 << 30, **differing}
+    return Facts(rank, name, **facts)
 
 
 def findings_of(*ranks: Facts) -> Findings:
@@ -49,13 +36,15 @@ def test_ranks_that_agree_have_no_problems() -> None:
 
 
 OF_RANK_3 = [way for way in itertools.permutations(range(4), 2) if 3 in way]
+TENTH = Probe("", 1e-4, LINE / 10, 0.0)
 
 
 @pytest.mark.parametrize(
     ("n_hosts", "probes", "problem"),
     [
         (
-            *(4, dict.fromkeys(OF_RANK_3, Probe("", 1e-4, LINE / 10, 0.0))),
+            4,
+            dict.fromkeys(OF_RANK_3, TENTH),
             "host3: 100 Mbit/s at most, but others reach 1 Gbit/s",
         ),
         (3, {(0, 2): Probe("", 1e-4, LINE / 4, 0.0)}, "host0 to host2: 250 Mbit/s"),

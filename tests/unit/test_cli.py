@@ -35,10 +35,8 @@ def test_a_command_does_not_import_the_others() -> None:
 def test_hosts_are_read_or_refused() -> None:
     for text, hosts in (("2x3", (0, 0, 0, 1, 1, 1)), ("2,1", (0, 0, 1)), ("1x1", (0,))):
         assert hosts_of(text) == hosts
-    for text in (
-        "",
-        *("3", "two", "2x", "0x4", "2x0", "-2x4", "2x2x2", "4,0", "4,,4", "4,", "04x2", "٣x٤"),
-    ):
+    grids = ["", "3", "two", "2x", "0x4", "2x0", "-2x4", "2x2x2", "04x2", "٣x٤"]
+    for text in (*grids, "4,0", "4,,4", "4,"):
         with pytest.raises(UsageError, match="2 hosts of 4 ranks"):
             hosts_of(text)
 

@@ -4,9 +4,7 @@ import pytest
 
 from shoal.cli import main
 
-SET_BY_LAUNCHERS_AND_JOBS = [
-    *("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "SHOAL_KEY", "SHOAL_KEY_FILE")
-]
+SET_BY_LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 # For each command: its arguments, and a part of the error.
 REFUSED = {
     "": """
@@ -173,7 +171,7 @@ CASES = [
 def test_wrong_arguments_are_refused_in_one_line(
     argv: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in SET_BY_LAUNCHERS_AND_JOBS:
+    for name in (*SET_BY_LAUNCHERS, "SHOAL_KEY", "SHOAL_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     assert main(argv.split()) == 2
     captured = capsys.readouterr()

@@ -104,9 +104,7 @@ def assert_exact(collective: str, name: str, hosts: tuple[int, ...], n_bytes: in
     ]
     assert set(counts.ranks) == set(works)
     assert set(counts.hosts) == set(totals)
-    assert counts.n_scratch == max(
-        len(algorithm.scratch(rank, size, hosts)) for rank in range(size)
-    )
+    assert counts.n_scratch == max(len(algorithm.scratch(r, size, hosts)) for r in range(size))
     assert counts.n_peers == n_peers(algorithm, hosts)
 
 

@@ -143,11 +143,8 @@ def test_frames_on_the_wire_are_as_documented(owner: Owner) -> None:
         sock.sendall(frame(session, b"frames of the caller", 0, WORD, b"one"))
         sock.sendall(frame(session, b"frames of the caller", 1, WORD, b""))
         owner.run_until(lambda: len(owner.seen) == 3)
-        assert owner.seen == [
-            ("welcome", 3),
-            ("received", 0, WORD, b"one", -1),
-            ("received", 0, WORD, b"", -1),
-        ]
+        received = [("received", 0, WORD, body, -1) for body in (b"one", b"")]
+        assert owner.seen == [("welcome", 3), *received]
         (peer,) = owner.peers
         assert peer.send(WORD, b"a reply")
         assert peer.send(WORD + 1)

@@ -25,9 +25,8 @@ def blocks(n_blocks: int, seed: int) -> mx.Floats:
 @pytest.mark.parametrize("name", FLOATS)
 def test_the_value_of_each_code_equals_that_of_ml_dtypes(name: str) -> None:
     codes = np.arange(1 << mx.FORMATS[name].bits, dtype=np.uint8)
-    np.testing.assert_array_equal(
-        mx.element_values(name), codes.view(FLOATS[name]).astype(np.float64)
-    )
+    wanted = codes.view(FLOATS[name]).astype(np.float64)
+    np.testing.assert_array_equal(mx.element_values(name), wanted)
 
 
 @pytest.mark.parametrize("name", FLOATS)

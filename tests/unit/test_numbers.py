@@ -56,9 +56,8 @@ def test_a_number_that_is_not_reserved_is_refused(number: int, why: str) -> None
 def test_reservations_at_once_and_unused_ones_are_bounded() -> None:
     numbers = Numbers("here")
     for count in (-1, MOST_APART + 1, 1 << 40):
-        with pytest.raises(
-            UsageError, match=rf"reserve\({count}\): from 0 to {MOST_APART} numbers"
-        ):
+        why = rf"reserve\({count}\): from 0 to {MOST_APART} numbers"
+        with pytest.raises(UsageError, match=why):
             numbers.reserve(count)
     with pytest.raises(UsageError, match="give a whole number"):
         numbers.reserve(2.5)  # type: ignore[arg-type]
