@@ -179,9 +179,7 @@ def test_ranks_of_a_killed_lab_die_and_the_next_lab_removes_the_rest() -> None:
         assert left_by(process.pid) == []
 
 
-def test_a_stalled_reader_stalls_the_ranks_but_the_lab_can_end(
-    tmp_path: Path,
-) -> None:
+def test_a_stalled_reader_stalls_the_ranks_but_the_lab_can_end(tmp_path: Path) -> None:
     # Store the number of bytes written before none was read for half a second.
     write = "import os, select, signal, sys\nos.set_blocking(1, False)\nn = 0\n"
     write += "while n < 64 << 20 and select.select([], [1], [], 0.5)[1]:\n"
@@ -223,9 +221,7 @@ sys.exit(run_tasks(Lab(3), tasks, grace_s=5))
 """
 
 
-def test_a_job_outlives_an_ended_server_and_ends_the_others(
-    tmp_path: Path,
-) -> None:
+def test_a_job_outlives_an_ended_server_and_ends_the_others(tmp_path: Path) -> None:
     work, stay = str(tmp_path / "work"), str(tmp_path / "stay")
     os.mkfifo(work)
     os.mkfifo(stay)

@@ -73,9 +73,7 @@ def serving(cluster: Lab, key: Path, addresses: list[str]) -> Iterator[None]:
             server.communicate()
 
 
-def test_a_server_that_a_worker_cannot_reach_is_soon_excluded_and_returns(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_a_worker_cannot_reach_is_soon_excluded_and_returns(tmp_path: Path) -> None:
     key = new_key(tmp_path)
     with Lab(N_WORKERS + len(SERVERS), rate_mbit=None) as cluster, Stage() as stage:
         addresses = [cluster.hosts[host].address for host in SERVERS]

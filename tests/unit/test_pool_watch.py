@@ -16,16 +16,7 @@ from process.serving import Talker
 from shoal.engine import Peer
 from shoal.group.pool import watch
 from shoal.group.pool.addresses import Address
-from shoal.group.pool.protocol import (
-    Ask,
-    Leaving,
-    Meet,
-    Reserve,
-    Reserved,
-    Status,
-    encode,
-    send,
-)
+from shoal.group.pool.protocol import Ask, Leaving, Meet, Reserve, Reserved, Status, encode, send
 from shoal.group.pool.watch import Watch
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roster import Entry

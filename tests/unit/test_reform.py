@@ -66,9 +66,7 @@ def test_shrink_excludes_a_rank_from_a_view_that_followed(group: shoal.Group) ->
 
 
 @in_ranks(2)
-def test_a_view_interrupted_as_it_begins_keeps_the_links_and_the_door(
-    group: shoal.Group,
-) -> None:
+def test_a_view_interrupted_as_it_begins_keeps_the_links_and_the_door(group: shoal.Group) -> None:
     address, enter = group.address, group._enter
 
     def interrupted(*args: Any) -> None:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from unit.averages import SHAPES, check, fill, shuffled, values
-from unit.feedback_model import (
-    average,
-    check_residuals,
-    feeding,
-    gradients,
-    new_model,
-    send,
-)
+from unit.feedback_model import average, check_residuals, feeding, gradients, new_model, send
 from unit.feedback_model import check as check_step
 from unit.in_process import in_ranks
 
@@ -44,9 +37,7 @@ def pair_of(group: shoal.Group) -> Any:
 
 
 @in_ranks(3)
-def test_survivors_abandon_and_repeat_a_step_that_lost_a_rank(
-    group: shoal.Group,
-) -> None:
+def test_survivors_abandon_and_repeat_a_step_that_lost_a_rank(group: shoal.Group) -> None:
     averager = Averager(group, SHAPES, fusion_bytes=512)
     hook = averager.hook("weight")
     take_steps(averager, 0, 1)
@@ -171,9 +162,7 @@ def test_the_last_step_of_rank_0_decides_whether_residuals_change(
 
 
 @in_ranks(2)
-def test_a_new_rank_sends_the_current_share_of_the_others(
-    group: shoal.Group,
-) -> None:
+def test_a_new_rank_sends_the_current_share_of_the_others(group: shoal.Group) -> None:
     scheme = ChunkTopK(1 / 64, warm_up=4)
     specs = {"x": ((8192,), "float32")}
 

@@ -136,9 +136,7 @@ def test_ranks_that_do_not_answer_are_shown_beside_those_that_do(
             assert errors_of(*places) == [*(["it does not answer"] * n_silent), None]
 
 
-def test_a_slow_rank_has_five_seconds_for_its_full_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slow_rank_has_five_seconds_for_its_full_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Answering):
         def _get(self, peer: Any, key: str, wait_ms: int) -> None:
             ended.wait(0.05)  # a short time for each of a thousand parts

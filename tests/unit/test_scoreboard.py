@@ -94,9 +94,7 @@ def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -
     ],
 )
 def test_a_goal_is_met_missed_or_not_measured(
-    goal: Faster | Within | Near | Below | AtLeast,
-    met: dict[str, float],
-    missed: dict[str, float],
+    goal: Faster | Within | Near | Below | AtLeast, met: dict[str, float], missed: dict[str, float]
 ) -> None:
     for medians, end in ((met, "met"), (missed, "MISSED"), ({}, "not measured")):
         assert str(goal.judge(medians, "{:g} s".format)).endswith(f" {end}")

@@ -152,9 +152,7 @@ def test_a_view_of_a_job_without_a_reservation_is_refused_at_once(server: Any) -
     assert job.pace.next_at == 0.0
 
 
-def test_a_job_is_served_while_its_next_view_waits_for_a_place(
-    server: Any,
-) -> None:
+def test_a_job_is_served_while_its_next_view_waits_for_a_place(server: Any) -> None:
     lacks = ["", "no port is free", "no port is free", ""]  # the last two at pings
 
     def open_place() -> str:

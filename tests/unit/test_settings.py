@@ -72,10 +72,7 @@ def ceiling_of(group: shoal.Group) -> int:
     [("", STAGING_BYTES), ("8388608", 8 << 20), ("24MiB", 24 << 20), ("10 MB", 10_000_000)],
 )
 def test_staging_is_written_like_other_sizes(
-    text: str,
-    n_bytes: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    text: str, n_bytes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SHOAL_STAGING_BYTES", text)
     monkeypatch.setenv("SHOAL_SPIN_US_", "1")
@@ -97,10 +94,7 @@ def test_a_failed_join_names_a_misspelt_setting(
 
 @pytest.mark.parametrize(
     ("read", "name", "default"),
-    [
-        (settings.monitored, "SHOAL_MONITOR", False),
-        (settings.local_nccl, "SHOAL_LOCAL_NCCL", True),
-    ],
+    [(settings.monitored, "SHOAL_MONITOR", False), (settings.local_nccl, "SHOAL_LOCAL_NCCL", True)],
 )
 def test_a_switch_is_set_by_the_usual_words(
     read: Callable[[dict[str, str]], bool], name: str, default: bool

@@ -363,10 +363,7 @@ LATER = {**state(0), "taken_at_s": 99.0}
             ],
         ),
         (
-            [
-                state(0, call(step(1, "data"))),
-                state(1, call(step(0, "data"), what=BROADCAST)),
-            ],
+            [state(0, call(step(1, "data"))), state(1, call(step(0, "data"), what=BROADCAST))],
             [["different calls", "'world'", f"rank 0 called {WHAT}", f"rank 1 called {BROADCAST}"]],
         ),
         (

@@ -19,11 +19,7 @@ import shoal.frontend.torch as frontend
 from shoal.dtypes import DType, Op
 from shoal.errors import TimedOut, Unsupported, UsageError
 from shoal.frontend.torch.operations import Operations
-from shoal.frontend.torch.process_group import (
-    ShoalBackend,
-    ShoalProcessGroup,
-    takes_backends,
-)
+from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.work import FinishedWork
 
 

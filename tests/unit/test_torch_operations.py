@@ -69,7 +69,7 @@ WRONG: dict[str, list[Callable[[Any], Any]]] = {
     "inputs\\[0\\] has 2 elements of torch.float64 but must have 2 elements of torch.float32": [
         lambda to: to.scatter(
             [ONE], [[each.double() for each in THREE]], rooted(dist.ScatterOptions, RANK)
-        ),
+        )
     ],
     "outputs\\[1\\] has 3 elements of torch.float32 but must have 2": [
         lambda to: to.allgather([ones(2, 3, 3)], [ONE])

@@ -211,12 +211,7 @@ def test_survivors_of_any_deaths_end_up_in_one_view_of_exactly_them(
 
 @pytest.mark.parametrize(
     ("size", "parted", "out"),
-    [
-        (3, {(0, 1)}, {1}),
-        (3, {(1, 2)}, {2}),
-        (4, {(0, 3)}, {3}),
-        (5, {(0, 1), (2, 3)}, {1, 3}),
-    ],
+    [(3, {(0, 1)}, {1}), (3, {(1, 2)}, {2}), (4, {(0, 3)}, {3}), (5, {(0, 1), (2, 3)}, {1, 3})],
 )
 def test_of_two_ranks_that_lost_each_other_the_higher_is_out(
     size: int, parted: set[tuple[int, int]], out: set[int]
