@@ -6,8 +6,6 @@ Then run the tests of the front ends that need a framework, which the suite skip
 shoal in the environment of the Python that runs this. It prints the rows of docs/frameworks.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from lab.labs import env_of, needs_root
@@ -80,9 +81,7 @@ def test_a_default_route_through_docker0_is_ignored_where_the_master_is_known() 
         (("127.0.1.1",), None, "the only interface"),
     ],
 )
-def test_a_rank_0_whose_name_is_loopback_advertises_a_reachable_address(
-    own: tuple[str, ...], is_docker_default: bool | None, why: str
-) -> None:
+def test_a_rank_0_named_loopback_is_reachable(own: Any, is_docker_default: Any, why: str) -> None:
     with Lab(2, None) as cluster:
         name_hosts(cluster, 0, *own)
         if is_docker_default is not None:

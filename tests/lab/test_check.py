@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from lab.labs import enter, env_of, needs_root
@@ -20,9 +21,7 @@ pytestmark = needs_root
 N_HOSTS = 3
 
 
-def check_in(
-    namespaces: list[str], special: dict[int, dict[str, str]], timeout_s: float
-) -> Findings | str | None:
+def check_in(namespaces: list[str], special: Any, timeout_s: float) -> Findings | str | None:
     """Return this rank's findings or its error; `special` has variables of single ranks."""
     rank = int(os.environ["RANK"])
     enter(namespaces[rank])
@@ -34,17 +33,14 @@ def check_in(
 
 
 def findings_in(
-    cluster: Lab,
-    special: dict[int, dict[str, str]] | None = None,
-    timeout_s: float = 30.0,
-    **environ: str,
-) -> list[Findings | str | None]:
-    namespaces = [host.namespace for host in cluster.hosts]
-    env = env_of(cluster) | environ
-    return run_ranks(check_in, N_HOSTS, namespaces, special or {}, timeout_s, env=env)
+    cluster: Lab, special: Any = None, timeout_s: float = 30.0, **env: str
+) -> list[Any]:
+    hosts = [host.namespace for host in cluster.hosts]
+    env = env_of(cluster) | env
+    return run_ranks(check_in, len(hosts), hosts, special or {}, timeout_s, env=env)
 
 
-def of_rank_0(outcomes: list[Findings | str | None]) -> Findings:
+def of_rank_0(outcomes: list[Any]) -> Findings:
     assert isinstance(outcomes[0], Findings), outcomes
     return outcomes[0]
 
@@ -115,9 +111,7 @@ def test_a_router_with_a_smaller_mtu_is_found_between_hosts_with_equal_mtus() ->
 def test_an_unreachable_host_is_named_with_its_other_address() -> None:
     with Lab(2, None, [None]) as cluster:
         cluster.cut(0, 1)
-        env = env_of(cluster) | {"MASTER_ADDR": cluster.hosts[0].addresses[1]}
-        namespaces = [host.namespace for host in cluster.hosts]
-        found = of_rank_0(run_ranks(check_in, 2, namespaces, {}, 30.0, env=env))
+        found = of_rank_0(findings_in(cluster, MASTER_ADDR=cluster.hosts[0].addresses[1]))
     problem = problem_with(found, "(rank 1): no host reaches it at eth0")
     assert f"eth1 ({cluster.hosts[1].addresses[1]}" in problem
 

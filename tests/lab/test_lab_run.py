@@ -248,9 +248,7 @@ def test_servers_listen_on_separate_hosts_and_end_with_the_job() -> None:
     assert run.stderr.startswith("server1 | ")
 
 
-def test_a_running_lab_is_found_by_its_name_and_its_links_cut_and_healed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_links_of_a_lab_found_by_name_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
     name = f"test{os.getpid()}"
     connect = "import socket, sys\n"
     connect += "socket.create_connection((sys.argv[1], 9), timeout=float(sys.argv[2]))"

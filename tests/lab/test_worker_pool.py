@@ -86,9 +86,7 @@ def test_every_collective_is_right_and_is_timed(pool: WorkerPool) -> None:
                 assert min(answer["times_s"]) > 0
 
 
-def test_every_type_and_operation_of_nccl_tests_is_right_in_place_and_out_of_place(
-    pool_of: Callable[[str], WorkerPool],
-) -> None:
+def test_all_types_and_operations_work_in_place_too(pool_of: Callable[[str], WorkerPool]) -> None:
     for dtype in ("bfloat16", "float16", "float64", "int8", "uint8", "int64"):
         for op in OPERATIONS:
             for in_place in (False, True):

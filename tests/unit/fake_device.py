@@ -88,8 +88,8 @@ class Waiting:
 class Work:
     """A kernel or a copy in a stream's queue."""
 
-    def __init__(self, go: Callable[[], object], reads: list[Range], writes: list[Range]) -> None:
-        self.go, self.reads, self.writes = go, reads, writes
+    def __init__(self, go: Callable[[], object], touched: list[Range]) -> None:
+        self.go, self.touched = go, touched
 
 
 class _Block(bytearray):
@@ -145,7 +145,7 @@ class FakeDevice(ThreadDevice):
             with torch.inference_mode(mode):  # the mode of the submitting thread
                 there.copy_(here)
 
-        self.give(stream, go, [extent(source)], [extent(to)])
+        stream.queue.append(Work(go, [extent(source), extent(to)]))
 
     def record(self, stream: FakeStream | None = None) -> FakeEvent:
         event = FakeEvent()
@@ -170,18 +170,9 @@ class FakeDevice(ThreadDevice):
         self.futures_of.append(list(devices))
         return torch.futures.Future()
 
-    def give(
-        self,
-        stream: FakeStream,
-        go: Callable[[], object],
-        reads: Sequence[Range] = (),
-        writes: Sequence[Range] = (),
-    ) -> None:
-        stream.queue.append(Work(go, list(reads), list(writes)))
-
     def kernel(self, go: Callable[[], object]) -> None:
         """Put a kernel on the current stream."""
-        self.give(self.current, go)
+        self.current.queue.append(Work(go, []))
 
     def settle(self) -> None:
         """Let events pass that are first in their queues."""
@@ -211,7 +202,7 @@ class FakeDevice(ThreadDevice):
             work = stream.queue.popleft()
             assert isinstance(work, Work)
             if self.wire is not None:
-                self.wire.check_untouched([*work.reads, *work.writes])
+                self.wire.check_untouched(work.touched)
             work.go()
             self.settle()
 
@@ -313,12 +304,7 @@ class FakeWire:
             call.finish(error)
 
     def _post(
-        self,
-        name: str,
-        reads: list[BufferView],
-        writes: list[BufferView],
-        effect: Callable[[], None],
-        how: dict[str, Any],
+        self, name: str, reads: list[BufferView], writes: list[BufferView], effect: Any, how: Any
     ) -> WireCall | None:
         if self.lost is not None:
             raise self.lost
@@ -326,8 +312,7 @@ class FakeWire:
             begin, end = extent(view.owner)  # type: ignore[arg-type]
             assert begin <= view.address <= view.address + view.n_bytes <= end, "not kept alive"
             for work in self.device.pending() if self.device else []:
-                touched = [*work.reads, *work.writes]
-                assert not any(overlap(view.extent, other) for other in touched), "not copied yet"
+                assert not any(overlap(view.extent, one) for one in work.touched), "not copied yet"
         call = WireCall(name, reads, writes)
         call.effect = effect
         if not how.get("async_op"):

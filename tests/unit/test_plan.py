@@ -151,9 +151,7 @@ def test_a_choice_takes_few_function_calls(size: int, at_first: int, again: int)
         assert 100 < n_calls < most
 
 
-def test_choices_are_made_and_logged_once_for_sizes_up_to_a_power_of_two(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_choices_are_made_and_logged_once_per_doubling(caplog: pytest.LogCaptureFixture) -> None:
     assert [size_class(n) for n in (0, 1, 2, 3, 1024, 1025)] == [0, 1, 2, 4, 1024, 2048]
     planner = Planner(ONE_HOST, title="group 'world'", level=logging.INFO)
     with caplog.at_level(logging.INFO, "shoal"):

@@ -26,11 +26,7 @@ TUNING = Tuning((0, 1), 2, {}, path="/t.json", digest=7)
 
 
 def agreed(
-    hosts: Sequence[str],
-    settings: Settings | None = None,
-    mbit: Sequence[int | None] = (),
-    cores: Sequence[Sequence[int]] = (),
-    rank: int = 0,
+    hosts: Sequence[str], settings: Any = None, mbit: Any = (), cores: Any = (), rank: int = 0
 ) -> Planner:
     """Return a rank's planner, by digests with these rates and cores; by default two cores."""
     own = settings or Settings()

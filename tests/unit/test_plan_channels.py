@@ -77,9 +77,7 @@ def digests(*settings: Settings, mbit: int = 100_000, n_cores: int = 16) -> list
         (Settings(channels=3), "aa", 1),
     ],
 )
-def test_the_planner_has_the_number_that_settings_and_hosts_ask_for(
-    settings: Settings, hosts: str, n: int
-) -> None:
+def test_the_planner_has_the_number_asked_for(settings: Settings, hosts: str, n: int) -> None:
     published = digests(settings, settings)
     assert agreed_planner(0, settings, hosts, published, "").n_channels == n
 

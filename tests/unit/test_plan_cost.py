@@ -25,9 +25,7 @@ def nothing_costs(hosts: tuple[int, ...]) -> Cluster:
 @pytest.mark.parametrize(
     ("collective", "name"), [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 )
-def test_scratch_that_is_always_new_has_a_cost(
-    collective: str, name: str, hosts: tuple[int, ...]
-) -> None:
+def test_always_new_scratch_has_a_cost(collective: str, name: str, hosts: tuple[int, ...]) -> None:
     cluster, algorithm = nothing_costs(hosts), ALGORITHMS[collective][name]
     size = len(hosts)
     n_chunks = algorithm.n_chunks(size, hosts) if COLLECTIVES[collective].in_place else 1

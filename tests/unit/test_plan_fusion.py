@@ -1,20 +1,14 @@
 """The length of fusion buffers by model and cluster, and its override."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from unit.in_process import run_in_threads, run_well
 
 from shoal.average import Averager
 from shoal.errors import UsageError
+from shoal.group.group import Group
 from shoal.plan import Planner, default_cluster
 from shoal.plan.defaults import wire_of
 from shoal.plan.fusion import LEAST_FUSION_BYTES, MOST_FUSION_BYTES, choose_fusion
-
-if TYPE_CHECKING:
-    from shoal.group.group import Group
 
 MIB = 1 << 20
 CLUSTERS = {

@@ -32,9 +32,7 @@ def test_quantities_are_read(read: Callable[[str], float], values: dict[str, flo
         (microseconds, "time", ["", "20", "-20us", "20 years"]),
     ],
 )
-def test_text_that_is_no_quantity_is_refused(
-    read: Callable[[str], float], what: str, texts: list[str]
-) -> None:
+def test_other_text_is_refused(read: Callable[[str], float], what: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(UsageError, match=f"cannot read the {what}"):
             read(text)

@@ -50,9 +50,7 @@ class Worker:
         self.pool._views.append(view)
 
 
-def test_a_pool_ends_during_calls_and_completes_those_that_are_complete_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pool_ends_during_calls_and_completes_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [SimpleNamespace(number=n, is_whole=False, is_mended=False) for n in (1, 2)]
     view = View(calls)
 
@@ -109,9 +107,7 @@ def test_no_thread_waits_for_one_that_ended_with_the_workers_group() -> None:
     assert worker.ended == ["world", "control"]
 
 
-def test_a_worker_that_leaves_while_a_view_begins_does_not_wait_and_leaks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_leaves_as_a_view_begins_without_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, view = Worker(View()), View()
     forming = worker.pool._forming
     monkeypatch.setattr(forming, "_form", lambda _number: view)

@@ -76,9 +76,7 @@ def test_rank_0_reports_no_lost_servers_when_it_leaves(leader: Any) -> None:
     assert leaving.decide([view], stages, 1) is None
 
 
-def test_a_server_without_a_place_in_the_next_view_delays_the_others_only_briefly(
-    leader: Any, now: list[float]
-) -> None:
+def test_a_server_without_a_place_delays_others_only_briefly(leader: Any, now: list[float]) -> None:
     other, stages, view = Address("other", 7077), Stages[Any](), view_of(SERVER)
     made = leader(SERVER, other)
     made._watch.meet = list
@@ -107,9 +105,7 @@ def test_a_server_lost_just_before_its_invitation_is_not_awaited(leader: Any) ->
     assert made.has_lost_invited
 
 
-def test_a_server_that_leaves_at_each_invitation_is_invited_at_growing_intervals(
-    leader: Any, now: list[float]
-) -> None:
+def test_a_server_that_always_leaves_is_invited_ever_later(leader: Any, now: list[float]) -> None:
     made, stages = leader(SERVER), Stages[Any]()
     made._watch.meet = list
     pauses: list[float] = []

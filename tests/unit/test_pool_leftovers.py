@@ -1,13 +1,12 @@
 """Calls that cannot be made with servers, jobs with one key, and kinds of calls in rotation."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,14 +22,10 @@ from shoal.group.pool.rail_call import RailCall
 from shoal.group.pool.rails import Kind, Posting, RailPart, Stage, rail_of
 from shoal.group.pool.served_group import ServedGroup
 from shoal.group.pool.view import Parts, View
+from shoal.group.work import Work
 from shoal.plan import default_cluster
 from shoal.plan.cluster import Nic, Nics
 from shoal.shapes import Shape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from shoal.group.work import Work
 
 KIND = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
 RAIL: Any = rail_of(range(3), 0)
@@ -59,9 +54,7 @@ def view_of(group: Any) -> View:
 
 
 @pytest.mark.parametrize("n_kinds", [200, 512])
-def test_kinds_of_calls_in_rotation_are_announced_to_servers_once(
-    n_kinds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rotating_kinds_are_announced_once(n_kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     view, announced = view_of(SimpleNamespace(size=4, rank=0)), []
     plan: Any = object()
     monkeypatch.setattr(view, "_made", lambda kind: Parts(plan, None, kind))
@@ -166,9 +159,7 @@ class ToldLock:
         self._lock.release()
 
 
-def test_calls_made_while_another_looks_for_servers_are_made_like_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_while_another_looks_for_servers_are_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, made = ToldLock(), list[str]()
     monkeypatch.setattr(served_group, "_FIRST_USE", lock)
     group: Any = object.__new__(ServedGroup)

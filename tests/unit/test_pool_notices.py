@@ -38,9 +38,7 @@ def test_the_exclusion_is_reset_only_after_a_server_has_served_for_a_while() -> 
     assert left_out.may_serve(READY, 25.0) == [ONE, OTHER]
 
 
-def test_an_absent_server_is_named_once_for_any_number_of_tries(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_absent_server_is_named_once_for_many_tries(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "shoal")
     notices = Notices(0.0)
     notices.update([], {ONE: "has not answered yet"}, 0.9)
@@ -74,9 +72,7 @@ def test_a_server_of_unknown_rate_counts_as_its_measured_part_of_a_worker() -> N
     assert [nic.out for nic in (*nics.workers, *nics.servers)] == [125.0, 125.0, 125.0, 62.5, 60.0]
 
 
-def test_the_assumed_rate_of_a_server_is_logged_once_and_when_it_changes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_servers_assumed_rate_is_logged_at_each_change(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "shoal")
     notices = Notices(0.0)
     for step, rate in ((0, 125.0), (0, 125.0), (2, 62.5), (UNKNOWN, 125.0)):

@@ -33,9 +33,7 @@ from shoal.plan.served import choose_with_servers
         (1e-300, 1e300, 0.5**127),
     ],
 )
-def test_a_server_counts_as_a_part_of_a_worker_in_steps_of_a_root_of_2(
-    rate: float, reference: float, part: float
-) -> None:
+def test_servers_count_as_parts_of_a_worker(rate: float, reference: float, part: float) -> None:
     step = step_of(rate, reference)
     assert 0 <= step <= UNKNOWN
     assert part_of(step) == pytest.approx(part)

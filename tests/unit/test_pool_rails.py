@@ -48,9 +48,7 @@ def test_hosts_with_different_numbers_of_workers_have_no_rails(hosts: tuple[int,
 @pytest.mark.parametrize("n_elems", [1 << 18, 262_145, 1_000_003, 4_000_003, 9_999_999])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.FLOAT64])
 @pytest.mark.parametrize("n_local", [2, 3, 8])
-def test_every_element_of_a_call_is_on_one_rail_and_no_rail_is_idle(
-    n_elems: int, dtype: DType, n_local: int
-) -> None:
+def test_each_element_is_on_one_rail_none_is_idle(n_elems: int, dtype: DType, n_local: int) -> None:
     hosts = tuple(itertools.chain.from_iterable([host] * n_local for host in range(3)))
     item = {DType.FLOAT32: 4, DType.INT8: 1, DType.FLOAT64: 8}[dtype]
     at = 0

@@ -68,9 +68,7 @@ def bitmap(bits: int, n_segments: int) -> bytes:
 
 @pytest.mark.parametrize("n_segments", [1, 2, 3])
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 4])
-def test_every_worker_gets_every_result_after_a_server_dies_at_any_point(
-    n_workers: int, n_segments: int
-) -> None:
+def test_workers_get_all_results_whenever_a_server_dies(n_workers: int, n_segments: int) -> None:
     for landed in itertools.product(range(1 << n_segments), repeat=n_workers):
         memory = [
             [RESULT if bits >> segment & 1 else INPUT for segment in range(n_segments)]

@@ -79,9 +79,7 @@ def every_end(orders: tuple[Order, ...], n_switches: int) -> int:
 
 
 @pytest.mark.parametrize(("n_workers", "n_switches"), [(1, 3), (2, 2), (3, 1)])
-def test_workers_agree_on_the_view_of_each_call_in_every_order_of_events(
-    n_workers: int, n_switches: int
-) -> None:
+def test_workers_agree_on_each_calls_view_in_every_order(n_workers: int, n_switches: int) -> None:
     assert every_end(((1, 2, 3),) * n_workers, n_switches) > 1
 
 

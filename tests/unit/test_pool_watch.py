@@ -67,6 +67,9 @@ class Changes:
             self._n.get(timeout=LONG_S)
 
 
+Seen = tuple[Watch, Changes, Address]
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
@@ -80,7 +83,7 @@ def watched(*addresses: Address) -> tuple[Watch, Changes]:
 
 
 @pytest.fixture
-def seen(server: Server) -> Iterator[tuple[Watch, Changes, Address]]:
+def seen(server: Server) -> Iterator[Seen]:
     where = Address("127.0.0.1", server.port)
     made, changes = watched(where)
     changes.await_that(lambda: where in made.ready())
@@ -114,9 +117,7 @@ def test_a_slow_name_lookup_delays_no_other_server_and_known_addresses_are_kept(
         seen.close()
 
 
-def test_a_server_not_reached_at_its_known_address_is_looked_up_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_address_is_looked_up_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = itertools.chain(["127.0.0.2"], itertools.repeat("127.0.0.1"))  # the first has no server
     monkeypatch.setattr(watch, "_LOOKUP_S", 0.0)
     monkeypatch.setattr(watch, "resolve", lambda _host: [next(hosts)])
@@ -129,7 +130,7 @@ def test_a_server_not_reached_at_its_known_address_is_looked_up_again(
 
 
 def test_a_roster_longer_than_a_sockets_buffer_arrives_completely_without_a_ping(
-    server: Server, seen: tuple[Watch, Changes, Address], monkeypatch: pytest.MonkeyPatch
+    server: Server, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "_PING_S", 1e6)
     made, changes, where = seen
@@ -146,15 +147,13 @@ def test_a_roster_longer_than_a_sockets_buffer_arrives_completely_without_a_ping
     assert server.messages == [Reserve("0", "a job", 3), *meets]
 
 
-def test_a_server_is_not_lost_when_its_worker_leaves(seen: tuple[Watch, Changes, Address]) -> None:
+def test_a_server_is_not_lost_when_its_worker_leaves(seen: Seen) -> None:
     made, _, where = seen
     made.close()
     assert (set(made.ready()), made.trouble(), made.gone()) == ({where}, {}, {where})
 
 
-def test_a_late_thread_reads_waiting_messages_before_it_gives_a_server_up(
-    server: Server, seen: tuple[Watch, Changes, Address]
-) -> None:
+def test_a_late_thread_reads_messages_before_giving_a_server_up(server: Server, seen: Seen) -> None:
     made, _, where = seen
     with made._lock:  # the watch's thread waits
         one, now = made._servers[0], time.monotonic()
@@ -169,7 +168,7 @@ def test_a_late_thread_reads_waiting_messages_before_it_gives_a_server_up(
         assert made.trouble() == {where: "does not answer"}
 
 
-def test_a_dialled_server_is_awaited_at_once(seen: tuple[Watch, Changes, Address]) -> None:
+def test_a_dialled_server_is_awaited_at_once(seen: Seen) -> None:
     made, *_ = seen
     with made._lock:
         made._servers[0].fail("was lost", 0.0)
@@ -177,9 +176,7 @@ def test_a_dialled_server_is_awaited_at_once(seen: tuple[Watch, Changes, Address
         assert made._step(now) <= now
 
 
-def test_messages_after_a_refusal_are_ignored(
-    server: Server, seen: tuple[Watch, Changes, Address]
-) -> None:
+def test_messages_after_a_refusal_are_ignored(server: Server, seen: Seen) -> None:
     made, changes, where = seen
     server.refusal = "no"
     with made._lock:
@@ -201,7 +198,7 @@ def test_messages_after_a_refusal_are_ignored(
     ],
 )
 def test_a_server_that_sends_garbage_is_lost_and_dialled_again(
-    message: tuple[int, bytes], why: str, server: Server, seen: tuple[Watch, Changes, Address]
+    message: tuple[int, bytes], why: str, server: Server, seen: Seen
 ) -> None:
     made, changes, where = seen
     reasons: list[str] = []

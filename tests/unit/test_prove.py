@@ -1,7 +1,5 @@
 """The prover refuses wrong schedules, and names the rank and its wrong step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -30,13 +28,11 @@ def one_per_rank(size: int) -> int:
     return size
 
 
-def prove_changed(
-    collective: str, name: str, size: int, rank: int, left_out: slice, to: list[Step]
-) -> None:
-    """Prove an algorithm in which `rank` makes other steps in place of removed ones."""
+def prove_with(collective: str, name: str, size: int, rank: int, at: slice, to: list[Step]) -> None:
+    """Prove an algorithm in which `rank` makes other steps in place of those at `at`."""
     algorithm = ALGORITHMS[collective][name]
     schedule = [list(algorithm.steps(r, size)) for r in range(size)]
-    schedule[rank][left_out] = to
+    schedule[rank][at] = to
     contracts = [contract_of(collective, r, size, algorithm.n_chunks(size)) for r in range(size)]
     scratch = [algorithm.scratch(r, size) for r in range(size)]
     prove_steps(schedule, contracts, scratch=scratch, window=0)
@@ -48,8 +44,8 @@ def test_every_step_of_an_algorithm_is_needed(collective: str, name: str, size: 
     for rank in range(size):
         for at, step in enumerate(ALGORITHMS[collective][name].steps(rank, size)):
             with pytest.raises(ProofError):
-                prove_changed(collective, name, size, rank, slice(at, at + 1), [])
-            prove_changed(collective, name, size, rank, slice(at, at + 1), [step])
+                prove_with(collective, name, size, rank, slice(at, at + 1), [])
+            prove_with(collective, name, size, rank, slice(at, at + 1), [step])
 
 
 FINISHED_FIRST = [Finish(0), Recv(1, 0, fold=True)]
@@ -100,7 +96,7 @@ def test_a_wrong_step_is_refused(
 ) -> None:
     collective, name, size = algorithm.split()
     with pytest.raises(ProofError) as caught:
-        prove_changed(collective, name, int(size), 0, slice(begin, end), to)
+        prove_with(collective, name, int(size), 0, slice(begin, end), to)
     assert str(caught.value).startswith(f"rank 0 {where}")
     assert why in str(caught.value)
 
@@ -112,13 +108,13 @@ def test_another_order_of_folds_on_one_rank_is_refused() -> None:
         Copy(0, 0, fold=True),
     ]
     with pytest.raises(ProofError, match=r"^rank 1 DATA\[0\]: folded in another order than on r"):
-        prove_changed("all_reduce", "direct", 3, 0, slice(2, 5), other)
+        prove_with("all_reduce", "direct", 3, 0, slice(2, 5), other)
 
 
 def test_a_reduce_that_leaves_a_partial_sum_behind_is_refused() -> None:
     in_place: list[Step] = [Recv(2, 0, fold=True), Send(0, 0)]
     with pytest.raises(ProofError, match=r"^rank 1 DATA\[0\]: holds chunk 0 of rank 1, 2, not"):
-        prove_changed("reduce", "chain", 3, 1, slice(3), in_place)
+        prove_with("reduce", "chain", 3, 1, slice(3), in_place)
 
 
 def test_a_scratch_chunk_of_another_length_is_refused() -> None:

@@ -1,22 +1,18 @@
 """`shrink` and `reform` after Ctrl-C, with ranks as threads of this process."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from unit.in_process import in_ranks
 
+import shoal
 from shoal.errors import UsageError
 from shoal.group import growing
 from shoal.group.group import Group
 from shoal.rendezvous.door import Newcomer
-
-if TYPE_CHECKING:
-    import shoal
 
 
 def check_sum(group: shoal.Group) -> None:
@@ -100,9 +96,7 @@ def test_a_move_interrupted_as_it_begins_keeps_the_door() -> None:
 
 
 @in_ranks(1)
-def test_a_with_statement_closes_the_last_of_very_many_successive_groups(
-    group: shoal.Group,
-) -> None:
+def test_a_with_statement_closes_the_last_of_very_many_groups(group: shoal.Group) -> None:
     view = group
     with group:
         for _ in range(sys.getrecursionlimit()):

@@ -1,9 +1,7 @@
 """`Averager.regroup` over real groups, whose ranks are threads: expected values are NumPy's."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +10,9 @@ from unit.feedback_model import average, check_residuals, feeding, gradients, ne
 from unit.feedback_model import check as check_step
 from unit.in_process import in_ranks
 
+import shoal
 from shoal.average import Averager, ChunkTopK
 from shoal.errors import PeerLost, UsageError
-
-if TYPE_CHECKING:
-    import shoal
 
 NAMES = list(SHAPES)
 UPWARD = tuple(range(len(NAMES)))
@@ -85,9 +81,7 @@ def test_a_new_rank_averages_with_ranks_that_go_on(group: shoal.Group, n_steps: 
 
 
 @in_ranks(3)
-def test_ranks_with_different_arrays_are_refused_by_name_and_the_group_goes_on(
-    group: shoal.Group,
-) -> None:
+def test_different_arrays_are_refused_by_name_and_the_group_goes_on(group: shoal.Group) -> None:
     pair = pair_of(group)
     if pair is None:
         other = {**SHAPES, "bias": ((999,), "float64")}
@@ -140,9 +134,7 @@ def test_residuals_are_kept_and_a_new_rank_begins_without_any(group: shoal.Group
 
 @pytest.mark.parametrize("ends_on", [(), (0,), (1,), (0, 1)])
 @in_ranks(3)
-def test_the_last_step_of_rank_0_decides_whether_residuals_change(
-    group: shoal.Group, ends_on: tuple[int, ...]
-) -> None:
+def test_rank_0s_last_step_decides_if_residuals_change(group: shoal.Group, ends_on: Any) -> None:
     averager, model = feeding(group), new_model(3)
     for step in range(2):
         check_step(averager, model, gradients(3, step))

@@ -89,9 +89,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("key")
-def test_a_rank_names_all_ranks_of_its_world_and_each_answers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_rank_names_all_of_its_world_and_each_answers(capsys: pytest.CaptureFixture[str]) -> None:
     monitors: list[list[Any]] = []
     with (
         answering(lambda: document(0, *monitors)) as first,
@@ -113,9 +111,7 @@ def test_a_long_document_is_sent_in_parts() -> None:
     assert found["name"] == more
 
 
-def test_a_reader_with_another_key_gets_no_answer_and_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_another_key_gets_no_answer_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with answering(lambda: document(0)) as port:
         for _ in range(2):
             [error] = errors_of(at(port), key=OTHER_KEY)
@@ -124,9 +120,7 @@ def test_a_reader_with_another_key_gets_no_answer_and_is_logged_once(
     assert caplog.text.count("`shoal top` with another job key asked for numbers") == 1
 
 
-def test_ranks_that_do_not_answer_are_shown_beside_those_that_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_that_do_not_answer_are_shown_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PATIENCE_S", 0.5)
     n_silent = remote.MOST_ASKED + 6
     with contextlib.closing(listen_tcp("127.0.0.1", (0,))) as silent:
@@ -172,9 +166,7 @@ def test_top_switches_worlds_only_if_no_rank_of_the_shown_one_answers() -> None:
 
 
 @pytest.mark.usefixtures("key")
-def test_an_ended_rank_is_shown_and_an_address_without_a_port_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_ended_rank_and_a_missing_port_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with hold_port() as held:  # no listener
         gone = held.getsockname()[1]
         assert errors_of(at(gone)) == ["it has ended, or its connection broke"]
@@ -243,9 +235,7 @@ def test_a_rank_with_invalid_numbers_is_shown_as_such_and_has_no_metrics(
 
 @pytest.mark.usefixtures("key")
 @pytest.mark.parametrize("how", ["--once", "--prometheus", "--json"])
-def test_an_answer_cannot_control_the_terminal(
-    how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_cannot_control_the_terminal(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     bad = "\x1b[2J\r\x9b"
     call = CALL | {"what": bad, "group": bad}
     monitors = [[0, bad, "127.0.0.1", 1]]
@@ -298,9 +288,7 @@ def test_the_settings_digest_carries_the_address_for_readers(place: tuple[str, i
 
 
 @pytest.mark.usefixtures("key")
-def test_a_rank_listens_at_the_last_free_port_and_not_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_listens_at_the_last_port_until_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_MONITOR", "1")
     monkeypatch.setattr(forming, "choose_addresses", lambda *_args: [advertised])
     advertised = Advertised("127.0.0.2", "lo", "a test")

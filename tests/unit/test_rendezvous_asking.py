@@ -69,9 +69,7 @@ def test_the_answer_to_an_interrupted_call_does_not_answer_the_next() -> None:
         assert asked.try_get("a") == b"1"
 
 
-def test_a_store_that_answers_just_after_the_deadline_is_not_blamed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_answer_just_after_the_deadline_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SUSPICIOUS_S", LONG_S)  # its thread may be slow to start
     store = Stopped()
 

@@ -1,5 +1,7 @@
 """The attempt that a rank joins, and the ranks that the end of one affects."""
 
+from typing import Any
+
 import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
@@ -38,9 +40,7 @@ def arrive(store: MemoryStore, rank: int, left: int = -1) -> MemberMeeting:
     return meeting
 
 
-def fail(
-    store: MemoryStore, error: BaseException = WRONG_KEY, attempt: int | None = None, rank: int = 1
-) -> None:
+def fail(store: MemoryStore, error: Any = WRONG_KEY, attempt: Any = None, rank: int = 1) -> None:
     report_failure(direct(store), rank, f"node-{rank}", error, attempt)
 
 

@@ -55,9 +55,7 @@ def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, "", "10.1.0.5"),
     ],
 )
-def test_settings_or_the_route_choose_the_address(
-    master: str | None, settings: str, address: str
-) -> None:
+def test_settings_or_routes_set_addresses(master: str | None, settings: str, address: str) -> None:
     environ = dict(setting.split("=", 1) for setting in settings.split())
     assert choose_address(master, environ).address == address
 
@@ -86,9 +84,7 @@ def test_paths_take_turns_over_the_named_interfaces() -> None:
         ("SHOAL_SOCKET_IFNAME==wlan0,ib0", "matches wlan0 or ib0"),
     ],
 )
-def test_unusable_interfaces_are_refused_by_name_with_a_list_of_usable_ones(
-    setting: str, why: str
-) -> None:
+def test_unusable_interfaces_are_refused_with_a_list_of_usable_ones(setting: str, why: str) -> None:
     name, _, wanted = setting.partition("=")
     with pytest.raises(UsageError) as caught:
         choose_address("head", {name: wanted})
@@ -104,9 +100,7 @@ def test_without_master_and_route_no_address_is_guessed(monkeypatch: pytest.Monk
         choose_address(None, {})
 
 
-def test_without_a_default_route_the_only_external_interface_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_route_the_only_interface_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     lo, eth1, *_, old0 = HOST
     monkeypatch.setattr(interface, "_source_towards", lambda _: "127.0.1.1")
     monkeypatch.setattr(interface, "list_interfaces", lambda: [lo, eth1, old0])

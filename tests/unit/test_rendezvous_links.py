@@ -122,9 +122,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_an_unexpected_or_malformed_message_ends_the_link(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_message_ends_the_link(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     to, kind, body, words = WRONG[what]
     monkeypatch.setattr(TreeLinks, "_introduce", lambda _: None)
     before = n_open()

@@ -12,9 +12,7 @@ SHAPES = [[0], [0, 0, 0], [0, 1], [0, 0, 1, 2, 1], [0, 1, 2, 0, 1, 2, 3], list(r
 
 
 @pytest.mark.parametrize("hosts", SHAPES)
-def test_only_the_lowest_rank_of_a_host_is_linked_to_others_and_to_at_most_three(
-    hosts: list[int],
-) -> None:
+def test_only_a_hosts_lowest_rank_is_linked_to_others_and_at_most_three(hosts: list[int]) -> None:
     for rank, host in enumerate(hosts):
         tree = Tree(hosts, rank)
         linked = {*tree.below, *([] if tree.parent is None else [tree.parent])}

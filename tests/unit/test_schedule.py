@@ -1,7 +1,5 @@
 """Steps, contracts and the table of algorithms."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest
@@ -100,9 +98,7 @@ UNSUITABLE = ["direct", "doubling", "ring_2d", "fairring", "ring/ring", "rings",
         ("gossip", [""], "no collective 'gossip': there are all_reduce, broadcast"),
     ],
 )
-def test_an_error_about_a_wrong_name_lists_the_valid_names(
-    collective: str, names: list[str], why: str
-) -> None:
+def test_errors_about_names_list_valid_ones(collective: str, names: list[str], why: str) -> None:
     for name in names:
         with pytest.raises(UsageError, match=why):
             find(collective, name)

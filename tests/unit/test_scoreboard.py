@@ -1,13 +1,11 @@
 """The arithmetic of the project's tables, without measuring or training anything."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,15 +14,13 @@ from bench.scoreboard.case import Case
 from bench.scoreboard.choices import choice_verdicts
 from bench.scoreboard.goals import AtLeast, Below, Faster, Near, Within
 from bench.scoreboard.grid import is_close
+from bench.scoreboard.lab_servers import LabServers
 from bench.scoreboard.measures import added_by_cut, latencies
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from bench.scoreboard.served_faults import pauses
 from bench.scoreboard.served_measures import served_calls, served_time
 from bench.scoreboard.training_measures import Trained, hidden_part
 from shoal.bench.job import Failure
-
-if TYPE_CHECKING:
-    from bench.scoreboard.lab_servers import LabServers
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """The use of servers in an all-reduce: the weights, and the sentence with the reason."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,14 +10,12 @@ from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan import Nic, Nics, default_cluster
 from shoal.plan.choose import choose
+from shoal.plan.cluster import Cluster
 from shoal.plan.cost import cost_of
 from shoal.plan.defaults import wire_of
 from shoal.plan.served import Served, choose_with_servers, cost_with_servers
 from shoal.plan.shares import best_shares
 from shoal.schedule.weights import Weights
-
-if TYPE_CHECKING:
-    from shoal.plan.cluster import Cluster
 
 MIB = 1 << 20
 
@@ -123,9 +118,7 @@ def test_small_calls_are_left_to_the_workers() -> None:
         (default_cluster((0, 0, 1, 1)), 4, "these 4 are on 2"),
     ],
 )
-def test_the_sentence_names_why_servers_cannot_serve(
-    cluster: Cluster, n_servers: int, why: str
-) -> None:
+def test_it_is_named_why_servers_cannot_serve(cluster: Cluster, n_servers: int, why: str) -> None:
     found = choose_with_servers(100 * MIB, cluster, pool(n_servers))
     assert found.weights is None
     assert found.why.startswith("not by servers, since ")

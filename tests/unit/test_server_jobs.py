@@ -103,9 +103,7 @@ def answers_to(server: Any, job: Any, message: Message) -> list[Message]:
     return list(job.peer.sent[n:])
 
 
-def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_order_of_arrival(
-    server: Any, now: list[float]
-) -> None:
+def test_views_above_their_keys_rate_wait_and_begin_in_order(server: Any, now: list[float]) -> None:
     began: list[Any] = []
     server._serve = lambda job, meet: (began.append((job, meet.view)), "")[1]
     one, other, gone = (new_job(server) for _ in range(3))
@@ -124,9 +122,7 @@ def test_views_beyond_the_rate_of_their_key_wait_and_begin_in_order_of_arrival(
     assert not server._waiting
 
 
-def test_a_view_whose_workers_gave_it_up_while_it_waited_starts_no_process(
-    server: Any, now: list[float]
-) -> None:
+def test_a_view_given_up_while_it_waited_starts_no_process(server: Any, now: list[float]) -> None:
     began: list[Any] = []
     server._serve = lambda job, _meet: (began.append(job), "")[1]
     jobs = [new_job(server) for _ in range(20)]
@@ -171,9 +167,7 @@ def test_a_job_is_served_while_its_next_view_waits_for_a_place(server: Any) -> N
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_job_that_reads_no_answers_is_dropped_and_one_that_reads_late_is_not(
-    is_late: bool,
-) -> None:
+def test_a_job_that_reads_no_answers_is_dropped_and_one_that_is_late_is_not(is_late: bool) -> None:
     (listener,) = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server: Any = Server([listener], [KEY])
@@ -237,9 +231,7 @@ def test_a_child_is_forked_with_signals_blocked(monkeypatch: pytest.MonkeyPatch)
         ("192.168.0.1", [("10.0.0.2", 7)], ("10.0.0.2", 7)),  # the store is on another network
     ],
 )
-def test_a_server_registers_the_address_at_which_the_store_reaches_it(
-    local: str, listening: list[tuple[str, int]], address: tuple[str, int]
-) -> None:
+def test_a_server_registers_at_one_in_reach(local: str, listening: list[Any], address: Any) -> None:
     client: Any = SimpleNamespace(local_host=local)
     assert address_for(client, listening) == address
 
@@ -255,9 +247,7 @@ def test_a_key_reserves_only_groups_with_room_for_two_views_each(server: Any) ->
 
 
 @pytest.mark.parametrize(("bound", "most"), [(-1, 576 << 20), (1 << 40, 576 << 20), (99, 99)])
-def test_a_view_has_its_memory_limit_within_the_limit_of_the_servers_parent(
-    bound: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_has_a_memory_limit(bound: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {child.resource.RLIMIT_DATA: (bound, bound)}
     monkeypatch.setattr(child.resource, "getrlimit", limits.__getitem__)
     monkeypatch.setattr(child.resource, "setrlimit", limits.__setitem__)

@@ -96,9 +96,7 @@ def test_a_failed_join_names_a_misspelt_setting(
     ("read", "name", "default"),
     [(settings.monitored, "SHOAL_MONITOR", False), (settings.local_nccl, "SHOAL_LOCAL_NCCL", True)],
 )
-def test_a_switch_is_set_by_the_usual_words(
-    read: Callable[[dict[str, str]], bool], name: str, default: bool
-) -> None:
+def test_switches_take_the_usual_words(read: Callable[..., bool], name: str, default: bool) -> None:
     assert read({}) == read({name: ""}) == default
     assert all(read({name: word}) for word in ("1", "Yes", "TRUE", "on", "y", "t"))
     assert not any(read({name: word}) for word in ("0", "no", "False", "off"))

@@ -1,7 +1,5 @@
 """Shares that keep NICs busy: the formula for equal links, and no better shares exist."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

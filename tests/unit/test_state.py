@@ -67,9 +67,7 @@ def step(peer: int, awaits: str, since_s: float = 1.0, kind: str = "recv") -> di
     return step | ({"started": 0} if kind == "send" else {"arrived": 0, "offered": 0})
 
 
-def call(
-    *steps: dict[str, Any], absent: tuple[int, ...] = (), key: int = 5, what: str = WHAT
-) -> dict[str, Any]:
+def call(*steps: Any, absent: tuple[int, ...] = (), key: int = 5, what: str = WHAT) -> Any:
     made = json.loads(CALL) | {"key": f"{key:016x}", "what": what, "agreement": f"hash of {what}"}
     peers = sorted({one["peer"] for one in steps})
     made["peers"] = [{"rank": rank, "in_call": rank not in absent} for rank in peers]
@@ -107,9 +105,7 @@ WAITING = call(step(1, "data", 12.0), absent=(1,))
         *((call(step(1, word)), []) for word in ("turn", "scratch", "nothing")),
     ],
 )
-def test_a_call_names_the_ranks_that_it_waits_for(
-    waiting: dict[str, Any], waits: list[tuple[int, bool, float]]
-) -> None:
+def test_a_call_names_the_ranks_it_waits_for(waiting: dict[str, Any], waits: list[Any]) -> None:
     assert [(w["rank"], w["is_blamed"], w["since_s"]) for w in waiting["waits"]] == waits
 
 
@@ -201,18 +197,14 @@ def test_a_place_without_a_folder_for_files_is_refused(
     assert "SHOAL_DUMP=off" in str(raised.value)
 
 
-def test_a_folder_that_may_not_be_written_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)  # root may write anywhere
     monkeypatch.setenv("SHOAL_DUMP", f"{tmp_path}/new/")
     with pytest.raises(UsageError, match=f"this user may not write to {tmp_path}: name another"):
         check_folder()
 
 
-def test_places_in_folders_that_exist_or_will_be_created_are_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_may_exist_or_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for setting in ("", "off", ".", "new/", "name", "{}", "{}/new/er/", "{}/name", "{}/%h/%r"):
         monkeypatch.setenv("SHOAL_DUMP", setting.format(tmp_path))
@@ -242,9 +234,7 @@ def test_a_symlink_is_not_followed_and_only_the_owner_may_read_files(tmp_path: P
 
 
 @pytest.mark.parametrize("pattern", ["{}/file/below", "/proc/nowhere/%r", "/a\0b"])
-def test_a_failed_write_is_a_warning(
-    pattern: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_writes_warn(pattern: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     assert write(state(0), "one", pattern.format(tmp_path)) == ()
     assert "cannot be written to" in caplog.text
@@ -297,9 +287,7 @@ def test_a_deadline_is_dumped_once_for_all_groups_that_it_ends(fresh: Path) -> N
     assert notes[7] == "no state is written after 8 deadlines"
 
 
-def test_a_state_that_cannot_be_written_is_noted(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_state_is_noted(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.state.text.text_of", lambda _state: 1 / 0)
     note = AtDeadline().note(CONTEXT, native(7))
     assert note.startswith("the state of this rank could not be written: ZeroDivisionError")
@@ -380,9 +368,7 @@ LATER = {**state(0), "taken_at_s": 99.0}
         ([state(0, size=1)], [["1 of 1 ranks reported"], ["no rank that reported had a call"]]),
     ],
 )
-def test_ranks_that_hold_up_a_job_are_named(
-    states: list[dict[str, Any]], lines: list[list[str]]
-) -> None:
+def test_ranks_that_hold_up_a_job_are_named(states: list[Any], lines: list[list[str]]) -> None:
     lines_of_verdict = verdict(states).splitlines()
     for facts in lines:
         assert any(all(fact in line for fact in facts) for line in lines_of_verdict), facts

@@ -1,7 +1,5 @@
 """Threads of shoal's Python: their only starter, thread limits, and jobs on several threads."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Long gradients of every kind of tensor are copied past the caches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/torch.md lists the status of exactly the functions of torch.distributed."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings

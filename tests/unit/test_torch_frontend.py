@@ -1,7 +1,5 @@
 """The torch front end with a group that only records calls: no processes, no native code."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import sys
@@ -59,18 +57,14 @@ def test_a_dense_tensor_is_passed_without_a_copy(group: FakeGroup, operations: O
     assert span.owner is tensor
 
 
-def test_all_calls_of_a_batch_start_before_any_wait(
-    group: FakeGroup, operations: Operations
-) -> None:
+def test_calls_of_a_batch_start_before_any_wait(group: FakeGroup, operations: Operations) -> None:
     tensors = [torch.ones(2), torch.ones(3)]
     operations.allreduce_coalesced(tensors, at_once(dist.AllreduceCoalescedOptions))
     assert [options["work"] for _, _, options in group.calls] == [True, True]
     assert [work.waits for work in group.works] == [[None], [None]]
 
 
-def test_the_timeout_of_a_call_overrides_the_groups(
-    group: FakeGroup, operations: Operations
-) -> None:
+def test_a_calls_timeout_overrides_the_groups(group: FakeGroup, operations: Operations) -> None:
     operations.barrier(timeout=timedelta(seconds=2.5))
     operations.barrier()
     operations.set_timeout(timedelta(seconds=7))
@@ -116,9 +110,7 @@ MISSING = ("merge_remote_group", "mergeRemoteGroup", "merge", "shrink", "new_win
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_missing_operation_is_refused_with_the_rank_and_a_remedy(
-    name: str, operations: Operations
-) -> None:
+def test_a_missing_operation_is_refused_with_a_remedy(name: str, operations: Operations) -> None:
     with pytest.raises(Unsupported, match=r"in group 'fake' \(rank 1 of 2\) is not supported; .+"):
         getattr(operations, name)([torch.ones(1)], None, anything=1)
 
@@ -196,9 +188,7 @@ CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
     [(ShoalBackend, *called) for called in (CALLED_BY_CPP | CALLED_AFTER).items()]
     + [(ShoalProcessGroup, *called) for called in (CALLED_BY_CPP | CALLED_BEFORE).items()],
 )
-def test_methods_that_cpp_calls_are_defined_by_shoal(
-    kind: type, name: str, arguments: tuple[Any, ...]
-) -> None:
+def test_methods_that_cpp_calls_are_defined_by_shoal(kind: type, name: str, arguments: Any) -> None:
     method = inspect.getattr_static(kind, name)
     assert inspect.isfunction(method), "written in Python, so that C++ finds an override"
     inspect.signature(method).bind(None, *arguments)
@@ -303,9 +293,7 @@ def test_only_options_of_a_shoal_group_are_accepted() -> None:
         dist.new_group([0], pg_options=group._get_backend(torch.device("cpu")).options)
 
 
-def test_a_wrong_setting_for_gpus_is_refused_before_ranks_meet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wrong_gpu_setting_is_refused_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_LOCAL_NCCL", "nonsense")
     with pytest.raises(UsageError, match="SHOAL_LOCAL_NCCL='nonsense' is neither yes nor no"):
         dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=2)

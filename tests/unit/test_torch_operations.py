@@ -1,7 +1,5 @@
 """Refusals of the torch front end, and the calls that it passes to a recording group."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -229,9 +227,7 @@ def lengths(spans: Any) -> list[int]:
     return [span.n_elems for span in spans]
 
 
-def test_a_reduce_writes_a_strided_tensor_only_at_the_root(
-    operations: Operations, group: FakeGroup
-) -> None:
+def test_only_a_root_writes_a_strided_tensor(operations: Operations, group: FakeGroup) -> None:
     for root, expected in ((0, 0.0), (RANK, 3.0)):
         matrix = torch.zeros(2, 3)
         work = operations.reduce([matrix.t()], root)
@@ -240,9 +236,7 @@ def test_a_reduce_writes_a_strided_tensor_only_at_the_root(
         assert matrix.sum().item() == expected
 
 
-def test_any_waiting_thread_writes_a_strided_tensor_of_inference_mode(
-    operations: Operations, group: FakeGroup
-) -> None:
+def test_any_thread_writes_an_inference_tensor(operations: Operations, group: FakeGroup) -> None:
     with torch.inference_mode():
         matrix = torch.zeros(2, 3)
         work = operations.reduce([matrix.t()], RANK)

@@ -3,14 +3,12 @@
 A fake cannot show more; process/test_torch_staged.py makes every call over real ranks.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +21,9 @@ from shoal.frontend.torch.gpu import device as devices
 from shoal.frontend.torch.gpu import pieces
 from shoal.frontend.torch.gpu.calls import DeviceCalls
 from shoal.frontend.torch.gpu.device import Device, device_at
+from shoal.frontend.torch.gpu.staging import StagedCall
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalProcessGroup, takes_backends
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shoal.frontend.torch.gpu.staging import StagedCall
 
 LOST = PeerLost(0, "spruce", doing="recv 8 B")
 LINE = 32  # elements of a piece: 128 bytes of float32
@@ -132,7 +126,7 @@ class Choices:
         self.widths.append(n)
         return self.taken[-1]
 
-    def next(self) -> Choices | None:
+    def next(self) -> Any:
         """Return the next order; None after the last."""
         taken = self.taken
         while taken and taken[-1] == self.widths[len(taken) - 1] - 1:
@@ -186,9 +180,7 @@ def check_nothing_is_left(table: Table) -> None:
 
 
 @pytest.mark.parametrize("n_elems", [3, 2 * LINE, LINE + 5])
-def test_an_all_reduce_is_right_in_every_order(
-    n_elems: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_all_reduce_is_right_in_any_order(n_elems: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def game(choose: Callable[[int], int]) -> None:
         table = Table(monkeypatch)
         call = Reduced(table, n_elems, 5.0)
@@ -201,9 +193,7 @@ def test_an_all_reduce_is_right_in_every_order(
     assert n_orders == 1 if n_elems == 3 else n_orders > 10
 
 
-def test_two_calls_are_posted_in_order_even_if_the_second_is_copied_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_are_posted_in_order_however_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     reached: set[str] = set()
 
     def game(choose: Callable[[int], int]) -> None:
@@ -266,9 +256,7 @@ def test_waiting_does_not_wait_for_the_copies_back(monkeypatch: pytest.MonkeyPat
     assert call.seen == [call.expected()]
 
 
-def test_a_copy_back_does_not_overtake_kernels_that_still_read_the_tensor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_copy_back_waits_for_kernels_reading_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(monkeypatch)
     output, given = on_device(torch.full((2 * LINE,), 7.0)), on_device(torch.ones(LINE))
     seen: list[float] = []
@@ -408,9 +396,7 @@ def test_a_work_of_coalesced_calls_has_the_devices_of_all_calls(rank: Rank) -> N
 
 
 @pytest.mark.parametrize("make", [_one, _columns])
-def test_any_thread_may_write_tensors_of_inference_mode(
-    make: Callable[[], torch.Tensor], rank: Rank
-) -> None:
+def test_any_thread_writes_tensors_of_inference_mode(make: Callable[[], Any], rank: Rank) -> None:
     with torch.inference_mode():
         tensor = on_device(make().clone(memory_format=torch.preserve_format))
         work: Any = rank.operations.allreduce([tensor])

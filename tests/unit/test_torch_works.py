@@ -1,7 +1,5 @@
 """torch's Works and their futures over calls that the test ends: no native code."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -236,9 +234,7 @@ def test_a_callback_without_a_thread_may_wait_for_older_and_newer_futures() -> N
     assert all("could not start the thread shoal-futures" in each for each in failed)
 
 
-def test_a_call_that_ends_with_the_program_completes_its_future(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_ending_with_the_program_ends_its_future(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = Threads("shoal-futures")
     monkeypatch.setattr(module, "_threads_of", lambda _process_id: threads)
     started = FakeWork()

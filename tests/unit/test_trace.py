@@ -153,9 +153,7 @@ def test_every_message_is_drawn(collective: str, name: str, size: int) -> None:
         assert shown == sent
 
 
-def test_a_drawing_goes_to_the_output_or_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drawings_go_to_output_or_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["draw", "tree", "--ranks", "8"]) == 0
     printed = capsys.readouterr().out
     assert ET.fromstring(printed).tag == f"{SVG}svg"

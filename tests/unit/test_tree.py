@@ -1,7 +1,5 @@
 """The double binary tree has the shape of NCCL 2.4."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal.schedule.tree import Branch, binary_tree, double_binary_tree, tree_owner

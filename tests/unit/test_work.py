@@ -1,7 +1,5 @@
 """Callbacks of calls, with calls that the test ends by hand: no native code, no clock."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -131,9 +129,7 @@ def test_the_end_of_the_program_waits_for_callbacks(mesh: Mesh) -> None:
     assert notified.works == [work]
 
 
-def test_without_a_thread_only_already_ended_calls_call_back(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_threads_ended_calls_call_back(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPLETIONS", type(COMPLETIONS)())
     refuse_threads(monkeypatch)
     notified = Notified()
