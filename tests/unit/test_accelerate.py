@@ -20,7 +20,7 @@ class DistributedType(str, enum.Enum):
     MULTI_NPU = "MULTI_NPU"
 
 
-def load(monkeypatch: pytest.MonkeyPatch, state: type) -> None:
+def load(monkeypatch: pytest.MonkeyPatch, state: type) -> Any:
     """Import shoal.accelerate beside a fake Accelerate with this PartialState."""
     package, module = ModuleType("accelerate"), ModuleType("accelerate.state")
     package.DistributedType = DistributedType  # type: ignore[attr-defined]
@@ -30,6 +30,7 @@ def load(monkeypatch: pytest.MonkeyPatch, state: type) -> None:
     monkeypatch.delitem(sys.modules, "shoal.accelerate", raising=False)
     importlib.import_module("shoal.accelerate")
     monkeypatch.delitem(sys.modules, "shoal.accelerate")
+    return state()._prepare_backend
 
 
 def partial_state(kind: DistributedType, chosen: str | None) -> type:
@@ -50,12 +51,9 @@ def partial_state(kind: DistributedType, chosen: str | None) -> type:
 def test_shoal_replaces_the_automatic_choice_and_named_backends_stay(
     kind: DistributedType, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = partial_state(kind, chosen)
-    load(monkeypatch, state)
-
-    assert state()._prepare_backend(True, False, "shoal") == ("shoal", kind)
-    assert state()._prepare_backend(True, False, None) == (chosen, kind)
-    assert state()._prepare_backend(True, False, "mpi") == ("mpi", kind)
+    prepare = load(monkeypatch, partial_state(kind, chosen))
+    for named, used in (("shoal", "shoal"), (None, chosen), ("mpi", "mpi")):
+        assert prepare(True, False, named) == (used, kind)
 
 
 @pytest.mark.parametrize(
@@ -65,20 +63,17 @@ def test_shoal_replaces_the_automatic_choice_and_named_backends_stay(
 def test_an_unsupported_choice_is_refused(
     kind: DistributedType, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = partial_state(kind, None)
-    load(monkeypatch, state)
-
+    prepare = load(monkeypatch, partial_state(kind, None))
     with pytest.raises(UsageError, match=words):
-        state()._prepare_backend(False, False, "shoal")
+        prepare(False, False, "shoal")
 
 
 def test_a_default_group_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = partial_state(DistributedType.MULTI_CPU, "gloo")
-    load(monkeypatch, state)
+    prepare = load(monkeypatch, partial_state(DistributedType.MULTI_CPU, "gloo"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(UsageError, match="default process group uses gloo"):
-            state()._prepare_backend(True, False, "shoal")
+            prepare(True, False, "shoal")
     finally:
         dist.destroy_process_group()
 
@@ -94,8 +89,6 @@ class OtherArguments:
 @pytest.mark.parametrize("state", [Renamed, OtherArguments])
 def test_an_unknown_accelerate_gets_a_remedy(state: type, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = dict(vars(state))
-
     with pytest.raises(Unsupported, match="init_process_group"):
         load(monkeypatch, state)
-
     assert dict(vars(state)) == methods

@@ -18,18 +18,6 @@ from shoal import _autoload
 REPOSITORY = Path(__file__).parents[2]
 
 
-class FakeBackend:
-    """Records the registrations that torch.distributed.Backend would get."""
-
-    def __init__(self) -> None:
-        self.backend_list = ["gloo"]
-        self.calls: list[tuple[str, dict[str, object]]] = []
-
-    def register_backend(self, name: str, _creator: object, **options: object) -> None:
-        self.backend_list.append(name)
-        self.calls.append((name, options))
-
-
 @pytest.fixture
 def distributed(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """Install an empty torch.distributed for the test to fill."""
@@ -78,11 +66,17 @@ def test_register_registers_once_and_serves_cuda_where_there_is_a_gpu(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(os.path, "exists", lambda path: path == file)
     sys.modules["torch"].version = types.SimpleNamespace(cuda=cuda)  # type: ignore[attr-defined]
-    backend = FakeBackend()
+    known, calls = ["gloo"], []
+
+    def register_backend(name: str, _creator: object, **options: object) -> None:
+        known.append(name)
+        calls.append((name, options))
+
+    backend = types.SimpleNamespace(backend_list=known, register_backend=register_backend)
     vars(distributed).update(is_available=lambda: True, Backend=backend)
     _autoload.register()
     _autoload.register()
-    assert backend.calls == [("shoal", {"extended_api": True, "devices": devices})]
+    assert calls == [("shoal", {"extended_api": True, "devices": devices})]
 
 
 def test_register_never_raises_for_any_missing_part_of_torch(
@@ -93,13 +87,8 @@ def test_register_never_raises_for_any_missing_part_of_torch(
 
     backends = types.SimpleNamespace(backend_list=[])
     refusing = types.SimpleNamespace(backend_list=[], register_backend=refuse)
-    for there in (
-        {},
-        {"is_available": lambda: False},
-        {"is_available": lambda: True},
-        {"Backend": backends},
-        {"Backend": refusing},
-    ):
+    available = ({"is_available": lambda: False}, {"is_available": lambda: True})
+    for there in ({}, *available, {"Backend": backends}, {"Backend": refusing}):
         vars(distributed).update(there)
         _autoload.register()
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -1,6 +1,5 @@
 """The places of arrays in fusion buffers: properties of any arrays, orders and lengths."""
 
-import functools
 import itertools
 import random
 
@@ -11,26 +10,18 @@ from shoal.average.layout import ALIGN_BYTES
 from shoal.dtypes import DType
 from shoal.errors import UsageError
 
-SEEDS = range(60)
+SIZES = [0, 1, 15, 16, 17, 997, 4096, 10_007]
 TYPES = [DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT32, DType.COMPLEX128]
 
 
-@functools.cache
-def made(seed: int) -> Layout:
-    chance = random.Random(seed)
+@pytest.fixture(params=range(60), scope="module")
+def layout(request: pytest.FixtureRequest) -> Layout:
+    chance = random.Random(request.param)
     types = chance.sample(TYPES, chance.randrange(1, 4))
-    sizes = [0, 1, 15, 16, 17, 997, 4096, 10_007]
-    entries = [
-        ArraySpec(f"array {i}", (chance.choice(sizes),), chance.choice(types))
-        for i in range(chance.randrange(1, 30))
-    ]
+    names = [f"array {number}" for number in range(chance.randrange(1, 30))]
+    entries = [ArraySpec(n, (chance.choice(SIZES),), chance.choice(types)) for n in names]
     order = chance.sample(range(len(entries)), len(entries))
     return Layout.of(entries, order, chance.choice([64, 1000, 4096, 1 << 14, 1 << 20, 1 << 30]))
-
-
-@pytest.fixture(params=SEEDS)
-def layout(request: pytest.FixtureRequest) -> Layout:
-    return made(request.param)
 
 
 def test_buffers_cover_the_memory_once(layout: Layout) -> None:
@@ -93,22 +84,17 @@ def test_places_are_aligned_and_disjoint_and_within_their_type(layout: Layout) -
         assert place.offset % ALIGN_BYTES == 0
         assert place.n_bytes == layout.entries[index].n_bytes
     for buffer in layout.buffers:
-        inside = {
-            index
-            for index, place in enumerate(layout.places)
-            if max(place.offset, buffer.extent.offset) < min(place.end, buffer.extent.end)
-        }
+        begin, end = buffer.extent.offset, buffer.extent.end
+        within = (max(place.offset, begin) < min(place.end, end) for place in layout.places)
+        inside = {index for index, is_within in enumerate(within) if is_within}
         assert set(buffer.entries) == inside
         assert {layout.entries[index].dtype for index in inside} <= {buffer.dtype}
 
 
 def test_arrays_lie_in_the_given_order(layout: Layout) -> None:
     for dtype in {entry.dtype for entry in layout.entries}:
-        offsets = [
-            layout.places[index].offset
-            for index in layout.order
-            if layout.entries[index].dtype is dtype and layout.entries[index].n_bytes
-        ]
+        ours = (i for i in layout.order if layout.entries[i].dtype is dtype)
+        offsets = [layout.places[i].offset for i in ours if layout.entries[i].n_bytes]
         assert offsets == sorted(offsets)
 
 

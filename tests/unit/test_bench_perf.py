@@ -37,13 +37,10 @@ class FixedPool:
         return [{"times_s": list(self._times_s[rank][:n]), **rest} for rank in ranks]
 
 
-def run_fixed(
-    sweep: Sweep, pools: Mapping[str, FixedPool], out: Path | None = None, argv: Sequence[str] = ()
-) -> int:
-    def ask(library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        return pools[library].ask(task, **arguments)
-
-    return run_sweep(sweep, argv, out, ask)
+def run_fixed(sweep: Sweep, out: Path | None = None, argv: Any = (), **pools: FixedPool) -> int:
+    return run_sweep(
+        sweep, argv, out, lambda library, *what, **how: pools[library].ask(*what, **how)
+    )
 
 
 TWO = BenchPlace(2, is_joined=True)
@@ -82,13 +79,8 @@ def test_blocks_are_multiples_of_elements_and_smaller_sizes_are_left_out() -> No
 
 
 def test_types_operations_and_roots_vary_in_nccl_tests_order() -> None:
-    sweep = Sweep(
-        BenchPlace(2),
-        ("reduce", "broadcast"),
-        elements=elements_of("half,float"),
-        operations=operations_of("prod,max"),
-        roots=(ALL_RANKS,),
-    )
+    vary = {"elements": elements_of("half,float"), "operations": operations_of("prod,max")}
+    sweep = Sweep(BenchPlace(2), ("reduce", "broadcast"), roots=(ALL_RANKS,), **vary)
     kinds = [(k.collective, k.element.nccl, k.redop, k.root) for k in sweep.kinds()]
     assert kinds[:4] == [("reduce", "half", op, r) for op in ("prod", "max") for r in (0, 1)]
     assert kinds[8:] == [("broadcast", t, "none", r) for t in ("half", "float") for r in (0, 1)]
@@ -120,7 +112,7 @@ def test_a_row_has_the_format_of_nccl_tests(capsys: pytest.CaptureFixture[str]) 
     # 8 MB in 1 ms (slowest ranks: 0.5 and 1.5) are 8 GB/s; two ranks: bus bandwidth is the same.
     sweep = Sweep(TWO, sizes=SizeRange(8_000_000, 8_000_000), n_calls=2, n_rounds=1)
     pool = FixedPool([[0.5e-3, 1e-3], [0.1e-3, 1.5e-3]])
-    assert run_fixed(sweep, {"shoal": pool}) == 0
+    assert run_fixed(sweep, shoal=pool) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = (line for line in lines if not line.startswith("#"))
     assert row == (
@@ -128,10 +120,8 @@ def test_a_row_has_the_format_of_nccl_tests(capsys: pytest.CaptureFixture[str]) 
         "      N/A     N/A     N/A     N/A  1000.00    8.00    8.00       0"
     )
     heading = next(line for line in lines if "algbw" in line)
-    assert heading.split()[1:] == [
-        *("size", "count", "type", "redop", "root"),
-        *("time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong"),
-    ]
+    twice = ["time", "algbw", "busbw", "#wrong"] * 2
+    assert heading.split()[1:] == ["size", "count", "type", "redop", "root", *twice]
     assert "# Avg bus bandwidth    : 8 " in lines
     assert "# Out of bounds values : 0 OK" in lines
     (beside,) = (line for line in lines if "in place    shoal" in line)
@@ -141,7 +131,7 @@ def test_a_row_has_the_format_of_nccl_tests(capsys: pytest.CaptureFixture[str]) 
 def test_calls_are_spread_over_rounds_and_the_first_round_warms_up() -> None:
     pool = FixedPool([[1e-3] * 9] * 2)
     sweep = Sweep(TWO, sizes=SizeRange(64, 64), n_calls=8, n_rounds=3, n_warmup=4, is_apart=True)
-    run_fixed(sweep, {"shoal": pool})
+    run_fixed(sweep, shoal=pool)
     turns = [asked for task, asked in pool.asked if task == "measure"]
     assert [(turn["n_samples"], turn["n_warmup"]) for turn in turns] == [(3, 4), (3, 1), (2, 1)]
     assert all(turn["is_apart"] and turn["n_calls"] == 1 for turn in turns)
@@ -152,7 +142,7 @@ def test_peers_are_compared_by_round(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "run.json"
     pools = {"shoal": FixedPool([[1e-3] * 5] * 2), "gloo": FixedPool([[2.5e-3] * 5] * 2)}
     sweep = Sweep(TWO, sizes=SizeRange(64, 64), peers=("gloo",), n_calls=5, n_rounds=5)
-    assert run_fixed(sweep, pools, out) == 0
+    assert run_fixed(sweep, out, **pools) == 0
     points = json.loads(out.read_text())["points"]
     assert [(one["library"], one["ratio"]) for one in points] == [("shoal", None), ("gloo", 2.5)]
     assert capsys.readouterr().out.count("2.50") == 1
@@ -162,12 +152,12 @@ def test_wrong_results_are_only_counted(tmp_path: Path, capsys: pytest.CaptureFi
     out = tmp_path / "run.json"
     pools = {"shoal": FixedPool([[1e-3]] * 2, n_wrong=3), "gloo": FixedPool([[2e-3]] * 2)}
     sweep = Sweep(TWO, sizes=SizeRange(64, 64), peers=("gloo",), n_calls=1, n_rounds=1, n_checks=2)
-    assert run_fixed(sweep, pools, out) == 1
+    assert run_fixed(sweep, out, **pools) == 1
     ours, theirs = json.loads(out.read_text())["points"]
     assert ours["n_wrong"] == 6  # of two calls
     assert ours["ratio"] is theirs["ratio"] is None
     assert "# Out of bounds values : 1 FAILED" in capsys.readouterr().out
-    assert run_fixed(replace(sweep, n_checks=0), pools) == 0
+    assert run_fixed(replace(sweep, n_checks=0), **pools) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     assert [row.endswith("N/A") for row in rows] == [True]
 
@@ -175,13 +165,12 @@ def test_wrong_results_are_only_counted(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_file_has_each_placement_with_the_slowest_rank_of_every_call(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     sweep = Sweep(TWO, ("all_gather",), SizeRange(64, 256, factor=4), n_calls=2, n_rounds=1)
-    run_fixed(sweep, {"shoal": FixedPool([[1e-3, 1e-3], [1e-3, 3e-3]])}, out, ["all_gather"])
+    run_fixed(sweep, out, ["all_gather"], shoal=FixedPool([[1e-3, 1e-3], [1e-3, 3e-3]]))
     document = json.loads(out.read_text())
     assert document["run"]["command"] == "shoal bench all_gather"
     assert document["run"]["ranks"] == "2 ranks"
-    assert [(one["size"], one["in_place"]) for one in document["points"]] == [
-        *((64, False), (64, True), (256, False), (256, True))
-    ]
+    measured = [(one["size"], one["in_place"]) for one in document["points"]]
+    assert measured == [(64, False), (64, True), (256, False), (256, True)]
     first = document["points"][0]
     assert (first["count"], first["type"], first["root"], first["n_calls"]) == (8, "float", -1, 2)
     assert first["times_us"] == [1000.0, 3000.0]
@@ -189,7 +178,7 @@ def test_the_file_has_each_placement_with_the_slowest_rank_of_every_call(tmp_pat
     # Bytes over NICs are per rank, and only where there are several hosts.
     sweep = Sweep(BenchPlace(4, is_joined=True), sizes=SizeRange(64, 64), n_calls=1, n_rounds=1)
     for hosts, sent in (("aabb", 400.0), ("aaaa", None)):
-        run_fixed(sweep, {"shoal": FixedPool([[1e-3]] * 4, hosts=hosts)}, out)
+        run_fixed(sweep, out, shoal=FixedPool([[1e-3]] * 4, hosts=hosts))
         (point,) = json.loads(out.read_text())["points"]
         assert point["sent_bytes"] == sent
 
@@ -205,7 +194,7 @@ def test_a_launched_rank_starts_no_other_ranks(
 def test_calls_that_do_not_fit_are_left_out_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     place, sizes = BenchPlace(3, is_joined=True), SizeRange(8, 8)
     sweep = Sweep(place, ("send_recv", "all_gather", "reduce"), sizes, n_calls=1, n_rounds=1)
-    assert run_fixed(sweep, {"shoal": FixedPool([[1e-3]] * 3, hosts="aaa")}) == 0
+    assert run_fixed(sweep, shoal=FixedPool([[1e-3]] * 3, hosts="aaa")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "# send_recv: not measured, 3 ranks cannot be paired" in lines
     assert "# all_gather: an element of each rank takes 12 B" in lines

@@ -147,8 +147,7 @@ class AloneRank:
 
     def rank(self) -> Rank:
         def allocate(n_elems: int, dtype: str) -> FilledBuffer:
-            array = np.empty(n_elems, dtype)
-            return FilledBuffer(array, array)
+            return FilledBuffer(*[np.empty(n_elems, dtype)] * 2)
 
         return Rank(LibraryRank(0, allocate, self._barrier, self._bind, lambda: None, (0,)))
 

@@ -84,10 +84,8 @@ def test_the_last_hosts_are_servers_known_to_workers(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     lab = Lab(4, apart={3: [100]})
     tasks = tasks_of(Job(["train"], 2, 1, "/key"), lab)
-    assert [(task.label, task.host) for task in tasks] == [
-        *(("server2", 2), ("server3", 3)),
-        *(("host0", 0), ("host1", 1)),
-    ]
+    labels = {"server2": 2, "server3": 3, "host0": 0, "host1": 1}
+    assert [(task.label, task.host) for task in tasks] == list(labels.items())
     servers, workers = tasks[:2], tasks[2:]
     for task in servers:
         assert task.argv == server_command("/key")
