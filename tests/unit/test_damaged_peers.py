@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -33,25 +34,19 @@ def random_bytes(rng: random.Random) -> bytes:
     return bytes(fill)
 
 
+@dataclass
 class Gathering:
     """A group whose other ranks send random bytes."""
 
+    rng: random.Random
     size, rank = SIZE, 0
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-
     def all_gather(self, out: Any, own: bytearray, timeout_s: float) -> None:
-        parts = out if isinstance(out, list) else None
-        n = len(out) // SIZE if parts is None else 0
+        whole, n = memoryview(b"" if isinstance(out, list) else out), len(out) // SIZE
         for rank in range(SIZE):
-            wanted = n if parts is None else len(parts[rank])
+            part = out[rank] if isinstance(out, list) else whole[n * rank : n * (rank + 1)]
             data = bytes(own) if rank == 0 else random_bytes(self.rng)
-            data = data[:wanted].ljust(wanted, b"\0")
-            if parts is None:
-                out[n * rank : n * (rank + 1)] = data
-            else:
-                parts[rank][:] = data
+            part[:] = data[: len(part)].ljust(len(part), b"\0")
 
 
 def agree(rng: random.Random) -> None:

@@ -60,11 +60,8 @@ def test_errors_name_the_call_and_a_lost_peers_rank_in_the_group_and_host() -> N
     assert (error.rank, error.host, error.address) == (0, "blue", "10.0.0.2:1")
     assert "was silent for 5.0 s (all_reduce (call 3))" in str(error)
     assert error_from((Fault.NONE, -1, "", ""), [0, 1], RANKS) is None
-    for fault, kind, text in (
-        (Fault.TIMED_OUT, TimedOut, "timed out: barrier (call 9): it broke"),
-        (Fault.MISMATCH, UsageError, "barrier (call 9): it broke"),
-        (Fault.CLOSED, Closed, "barrier (call 9): it broke"),
-        (Fault.INTERNAL, InternalError, "barrier (call 9): it broke"),
-    ):
+    kinds = {Fault.TIMED_OUT: TimedOut, Fault.MISMATCH: UsageError, Fault.CLOSED: Closed}
+    for fault, kind in (kinds | {Fault.INTERNAL: InternalError}).items():
         error = error_from((fault, -1, "it broke", "barrier (call 9)"), [0, 1], RANKS)
+        text = ("timed out: " if kind is TimedOut else "") + "barrier (call 9): it broke"
         assert (type(error), str(error)) == (kind, text)
