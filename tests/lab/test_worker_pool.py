@@ -60,9 +60,6 @@ def test_many_ranks_are_forks_of_one_process(monkeypatch: pytest.MonkeyPatch) ->
             assert answer["n_fds"] > 3
 
 
-# Collectives of torch.distributed.
-
-
 @pytest.fixture(scope="module")
 def pool_of() -> Iterator[Callable[[str], WorkerPool]]:
     """Start, once, two ranks of a library as forks of a process that has imported torch."""

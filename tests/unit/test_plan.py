@@ -203,9 +203,6 @@ def test_ranks_that_cut_a_buffer_differently_choose_the_same(hosts: tuple[int, .
             assert whole.name == choose(collective, 0, cluster, uneven=True).name, n_bytes
 
 
-# SHOAL_ALGO.
-
-
 def test_a_forced_algorithm_wins_where_the_collective_has_it() -> None:
     planner = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": "ring"}))
     assert planner.choose("all_reduce", 4).name == "ring"

@@ -89,9 +89,6 @@ def test_differing_or_too_many_channels_are_refused() -> None:
             agreed_planner(0, own, ["a", "b"], digests(own, other), "")
 
 
-# With servers.
-
-
 def of_pool(mbit: int, asked: int = 0, cores: tuple[int, int] = (64, 64), n_paths: int = 1) -> int:
     """Return the channels of three workers and two servers; `cores`: of the least of each."""
     worker = PoolCard(1250.0, asked, n_paths, cores[0])

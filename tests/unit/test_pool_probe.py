@@ -98,8 +98,6 @@ def test_a_server_with_a_far_longer_queue_than_others_for_its_share_is_late() ->
     assert late_server([1e9], [1])[0] is None
 
 
-# Announced rates.
-
 N_WORKERS = 4
 SAID = [5e-324, 1.0, 1e9, 1e308]
 

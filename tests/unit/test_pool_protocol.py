@@ -150,9 +150,6 @@ def test_a_keys_name_does_not_reveal_it_and_differs_from_its_proof() -> None:
     assert not is_for_server(older)
 
 
-# Announcements.
-
-
 def test_an_announced_call_is_equal_on_the_server_except_for_the_rank() -> None:
     for n_lanes, codec in ((1, SHAPE.codec), (3, SHAPE.codec), (1, top_k(0.01, 8))):
         shape = SHAPE._replace(n_lanes=n_lanes, codec=codec)

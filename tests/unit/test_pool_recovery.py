@@ -42,8 +42,6 @@ def test_every_open_call_is_settled_and_counts_as_complete_only_if_it_is(n_worke
         assert (1 in left) == (OPEN in standings and WHOLE not in standings)
 
 
-# Repairs.
-
 INPUT, RESULT = "input", "result"
 
 

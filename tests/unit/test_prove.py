@@ -144,9 +144,6 @@ def test_only_an_idempotent_fold_may_take_a_contribution_twice() -> None:
         prove_steps(rounds, strict, scratch=[(0,)] * 3, window=0)
 
 
-# Waits between ranks.
-
-
 def through_scratch(first_source: int) -> Algorithm:
     """An all-gather that sends and receives one block at a time.
 

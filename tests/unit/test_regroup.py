@@ -114,9 +114,6 @@ def test_a_step_is_not_abandoned_while_its_group_lives(group: shoal.Group) -> No
         take_steps(again, turn)
 
 
-# Residuals.
-
-
 @in_ranks(3)
 def test_residuals_are_kept_and_a_new_rank_begins_without_any(group: shoal.Group) -> None:
     pair, model, before = pair_of(group), new_model(3), new_model(2)

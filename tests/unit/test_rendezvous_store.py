@@ -313,9 +313,6 @@ def test_a_client_without_a_descriptor_fails_at_once_and_does_not_blame_rank_0()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# A door, whose meetings have a store.
-
-
 def test_a_visitor_that_asks_after_anothers_loss_does_not_wait() -> None:
     with Door({}) as door, contextlib.ExitStack() as visits:
 

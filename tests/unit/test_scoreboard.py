@@ -137,8 +137,6 @@ def test_a_latency_is_of_each_calls_slowest_rank_and_a_cut_adds_to_the_median() 
     assert added_by_cut("shoal")(pools, case) == 3.0
 
 
-# Tables of servers.
-
 MIB = 1 << 20
 CASE = Case(8, 25 * MIB, n_hosts=8, rate_mbit=400, n_servers=4)
 
@@ -191,8 +189,6 @@ def test_a_pause_is_the_slowest_steps_time_beyond_the_median() -> None:
     with pytest.raises(Failure, match="to servers failed: OSError: no such process"):
         pauses(fail, 0.0, FakePools(one), CASE)
 
-
-# Trainings.
 
 TRAINING = Case(4, 0, n_samples=3, n_hosts=4, rate_mbit=400, model="bert")
 

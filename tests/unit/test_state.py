@@ -318,8 +318,6 @@ def test_a_refused_signal_is_a_warning(
     assert "SIGUSR2 will not make this process write its state: no descriptor" in caplog.text
 
 
-# Joint reports.
-
 BROADCAST = "broadcast float32[8] from rank 0 by tree"
 NAMED = call(step(1, "data"), absent=(1,), key=(1 << 62) + 9)
 ENDED_NAMED = state(1, last=0)

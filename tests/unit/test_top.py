@@ -18,20 +18,9 @@ from shoal.state.tally import Tally
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 
-LINK = {
-    "rank": 1,
-    "host": "b",
-    "address": "10.0.0.2",
-    "kind": "tcp",
-    "state": "alive",
-    "n_paths_lost": 1,
-    "rtt_us": 1500.0,
-    "n_retransmits": 3,
-    "bytes_out": 2048,
-    "bytes_in": 4096,
-    "bytes_out_per_s": 1024.0,
-    "bytes_in_per_s": 0.0,
-}
+LINK = {"rank": 1, "host": "b", "address": "10.0.0.2", "kind": "tcp", "state": "alive"}
+LINK |= {"n_paths_lost": 1, "rtt_us": 1500.0, "n_retransmits": 3}
+LINK |= {"bytes_out": 2048, "bytes_in": 4096, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0}
 WHY = "no data has arrived from it"
 WAIT = {"rank": 1, "host": "b", "why": WHY, "since_s": 2.0, "in_call": False}
 CALL = {"group": "world", "what": "barrier", "n_bytes": 1, "age_s": 2.5, "waits": [WAIT]}
@@ -84,15 +73,9 @@ def test_a_process_in_two_worlds_counts_as_one_rank(
 def test_links_that_a_thread_holds_are_not_waited_for() -> None:
     patience: list[float] = []
     tally = Tally()
-    source = SimpleNamespace(
-        mesh=SimpleNamespace(state=patience.append),  # returns None
-        names=[SimpleNamespace(host="a", host_id="1")] * 2,
-        epoch=255,
-        rank=1,
-        groups=(),
-        count=lambda: tally,
-    )
-    stats = stats_of(source)
+    mesh = SimpleNamespace(state=patience.append)  # returns None
+    what = {"mesh": mesh, "names": [SimpleNamespace(host="a", host_id="1")] * 2}
+    stats = stats_of(SimpleNamespace(**what, epoch=255, rank=1, groups=(), count=lambda: tally))
     assert patience == [0.25]
     assert (stats.world, stats.rank, stats.size, stats.n_hosts) == ("00000000000000ff", 1, 2, 1)
     assert (stats.is_readable, stats.in_flight, stats.links, stats.stalls) == (False, (), (), {})

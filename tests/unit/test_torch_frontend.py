@@ -44,9 +44,6 @@ def test_without_a_default_group_the_error_names_the_function_that_makes_one() -
         frontend.group_for("sync_state", None)
 
 
-# ---- calls that reach the group ----
-
-
 def test_a_dense_tensor_is_passed_without_a_copy(group: FakeGroup, operations: Operations) -> None:
     tensor = torch.ones(3, 4)
     work = operations.allreduce([tensor], at_once(dist.AllreduceOptions))
@@ -92,9 +89,6 @@ def test_a_small_all_reduce_calls_few_functions(operations: Operations) -> None:
     assert len(entered) == 12, entered  # each takes 0.05 us of about 6
 
 
-# ---- works ----
-
-
 def test_polling_writes_the_result_too(group: FakeGroup, operations: Operations) -> None:
     column = torch.zeros(3, 4)[:, 1]
     work = operations.recv([column], 0, 9)
@@ -115,78 +109,55 @@ def test_a_missing_operation_is_refused_with_a_remedy(name: str, operations: Ope
         getattr(operations, name)([torch.ones(1)], None, anything=1)
 
 
-# ---- the two shapes ----
-
 TENSORS, LISTS = [torch.ones(1)], [[torch.ones(1)]]
 # As C++ calls them (PyBackend in torch 2.14 and 2.15): everything by position.
-CALLED_BY_CPP: dict[str, tuple[Any, ...]] = {
-    "broadcast": (TENSORS, None),
-    "allreduce": (TENSORS, None),
-    "allreduce_sparse": (TENSORS, None),
-    "allreduce_coalesced": (TENSORS, None),
-    "reduce": (TENSORS, None),
-    "allgather": (LISTS, TENSORS, None),
-    "all_gather_single": (TENSORS[0], TENSORS[0], None),
-    "allgather_coalesced": (LISTS, TENSORS, None),
-    "all_gather_single_coalesced": (TENSORS, TENSORS, None),
-    "gather": (LISTS, TENSORS, None),
-    "scatter": (TENSORS, LISTS, None),
-    "reduce_scatter": (TENSORS, LISTS, None),
-    "reduce_scatter_single": (TENSORS[0], TENSORS[0], None),
-    "reduce_scatter_single_coalesced": (TENSORS, TENSORS, None),
-    "all_to_all_single": (TENSORS[0], TENSORS[0], [], [], None),
-    "alltoall": (TENSORS, TENSORS, None),
-    "send": (TENSORS, 0, 0),
-    "recv": (TENSORS, 0, 0),
-    "recv_anysource": (TENSORS, 0),
-    "barrier": (None,),
-    "monitored_barrier": (None, False),
-    "start_coalescing": (),
-    "end_coalescing": (),
-    "new_window": (None,),
-    "shrink": ([], 0, None),
-    "merge": (None, None, 0, 1),
-    "abort": (),
-    "shutdown": (),
-    "set_timeout": (timedelta(1),),
-    "supports_tensor_alloc": (0,),
-    "getBackendName": (),
-    "_set_sequence_number_for_group": (),
-    "_get_sequence_number_for_group": (),
-}
-CALLED_AFTER: dict[str, tuple[Any, ...]] = {
-    "split": (None, [], None),
-    "eager_connect_single_device": (None,),  # the next two where a GPU is bound
-    "perform_nocolor_split": (None,),
-    "reconfigure": (None,),
-    "get_reconfigure_handle": (),
-    "get_error": (),
-}
+CALLED_BY_CPP: list[tuple[str, tuple[Any, ...]]] = [
+    ("broadcast allreduce allreduce_sparse allreduce_coalesced reduce", (TENSORS, None)),
+    ("allgather allgather_coalesced gather", (LISTS, TENSORS, None)),
+    ("scatter reduce_scatter", (TENSORS, LISTS, None)),
+    ("all_gather_single reduce_scatter_single", (TENSORS[0], TENSORS[0], None)),
+    ("all_gather_single_coalesced reduce_scatter_single_coalesced", (TENSORS, TENSORS, None)),
+    ("alltoall", (TENSORS, TENSORS, None)),
+    ("all_to_all_single", (TENSORS[0], TENSORS[0], [], [], None)),
+    ("send recv", (TENSORS, 0, 0)),
+    ("recv_anysource", (TENSORS, 0)),
+    ("barrier new_window", (None,)),
+    ("monitored_barrier", (None, False)),
+    ("shrink", ([], 0, None)),
+    ("merge", (None, None, 0, 1)),
+    ("set_timeout", (timedelta(1),)),
+    ("supports_tensor_alloc", (0,)),
+    ("start_coalescing end_coalescing abort shutdown getBackendName", ()),
+    ("_set_sequence_number_for_group _get_sequence_number_for_group", ()),
+]
+CALLED_AFTER: list[tuple[str, tuple[Any, ...]]] = [
+    ("split", (None, [], None)),
+    # The first two where a GPU is bound.
+    ("eager_connect_single_device perform_nocolor_split reconfigure", (None,)),
+    ("get_reconfigure_handle get_error", ()),
+]
 # Further names of torch 2.11 and 2.13.
-CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
-    "_allgather_base": (TENSORS[0], TENSORS[0], None),
-    "_reduce_scatter_base": (TENSORS[0], TENSORS[0], None),
-    "alltoall_base": (TENSORS[0], TENSORS[0], [], [], None),
-    "_start_coalescing": (torch.device("cpu"),),
-    "_end_coalescing": (torch.device("cpu"),),
-    "split_group": ([0], timedelta(1), None, "name", "description", None),
-    "splitGroup": ([0], timedelta(1), None, "name", "description", None),
-    "merge_remote_group": (None, 1),
-    "gather_single": (TENSORS[0], TENSORS[0], None),
-    "allgather_into_tensor_coalesced": (TENSORS, TENSORS, None),
-    "reduce_scatter_tensor_coalesced": (TENSORS, TENSORS, None),
-    "getGroupName": (),
-    "getGroupDesc": (),
-    "setGroupName": ("name",),
-    "setGroupDesc": ("description",),
-    "get_group_store": (),
-}
+CALLED_BEFORE: list[tuple[str, tuple[Any, ...]]] = [
+    ("_allgather_base _reduce_scatter_base gather_single", (TENSORS[0], TENSORS[0], None)),
+    ("alltoall_base", (TENSORS[0], TENSORS[0], [], [], None)),
+    ("_start_coalescing _end_coalescing", (torch.device("cpu"),)),
+    ("split_group splitGroup", ([0], timedelta(1), None, "name", "description", None)),
+    ("merge_remote_group", (None, 1)),
+    ("allgather_into_tensor_coalesced reduce_scatter_tensor_coalesced", (TENSORS, TENSORS, None)),
+    ("getGroupName getGroupDesc get_group_store", ()),
+    ("setGroupName setGroupDesc", ("a text",)),
+]
+CALLED_OF = ((ShoalBackend, CALLED_AFTER), (ShoalProcessGroup, CALLED_BEFORE))
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "arguments"),
-    [(ShoalBackend, *called) for called in (CALLED_BY_CPP | CALLED_AFTER).items()]
-    + [(ShoalProcessGroup, *called) for called in (CALLED_BY_CPP | CALLED_BEFORE).items()],
+    [
+        (kind, name, arguments)
+        for kind, further in CALLED_OF
+        for names, arguments in CALLED_BY_CPP + further
+        for name in names.split()
+    ],
 )
 def test_methods_that_cpp_calls_are_defined_by_shoal(kind: type, name: str, arguments: Any) -> None:
     method = inspect.getattr_static(kind, name)
@@ -195,13 +166,8 @@ def test_methods_that_cpp_calls_are_defined_by_shoal(kind: type, name: str, argu
 
 
 ABILITIES = (
-    "supports_splitting",
-    "supports_coalescing",
-    "supports_time_estimate",
-    "_supports_time_estimate",
-    "supports_shrinking",
-    "supports_reconfigure",
-    "supports_window",
+    *("supports_splitting", "supports_coalescing", "supports_time_estimate"),
+    *("_supports_time_estimate", "supports_shrinking", "supports_reconfigure", "supports_window"),
 )
 
 
@@ -244,9 +210,6 @@ def test_options_are_those_of_torch(operations: Operations) -> None:
 def test_the_shape_is_detected_from_torch_itself() -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     assert takes_backends() == (version >= (2, 14))
-
-
-# ---- making groups ----
 
 
 @contextlib.contextmanager

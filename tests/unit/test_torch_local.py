@@ -136,8 +136,6 @@ def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.M
     backend.abort.assert_called_once()
 
 
-# The common order in which ranks of a host begin turns.
-
 SIZE, N_CALLS = 3, 12
 
 

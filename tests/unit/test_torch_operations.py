@@ -41,8 +41,6 @@ def rooted(kind: Any, root: int) -> Any:
     return options
 
 
-# ---- refused before data moves ----
-
 ONE, THREE = torch.ones(2), ones(2, 2, 2)
 WHOLE, LONG = torch.ones(6), torch.ones(12)
 FIRST, SECOND = LONG[:6], LONG[6:]
@@ -220,9 +218,6 @@ def test_wrong_calls_are_refused_before_data_moves(
     assert group.calls == []
 
 
-# ---- passed to the group ----
-
-
 def lengths(spans: Any) -> list[int]:
     return [span.n_elems for span in spans]
 
@@ -285,9 +280,6 @@ def test_calls_on_another_thread_form_one_work() -> None:
     assert not failing.is_success()
     with pytest.raises(RuntimeError, match="UsageError: not these"):
         failing.get_future().wait()
-
-
-# ---- sparse tensors ----
 
 
 class GroupWithADamagedRank:

@@ -350,9 +350,6 @@ def test_every_collective_that_torch_has_is_served_on_cuda_tensors() -> None:
     assert [name for name in names if id(getattr(ShoalProcessGroup, name)) not in served] == []
 
 
-# ---- copies and order ----
-
-
 @pytest.mark.parametrize(
     ("n_elems", "lengths"), [(515, [512, 512, 512, 512, 12]), (140, [384, 176])]
 )
@@ -402,9 +399,6 @@ def test_any_thread_writes_tensors_of_inference_mode(make: Callable[[], Any], ra
         work: Any = rank.operations.allreduce([tensor])
     finish(rank, work)
     assert plain(tensor).tolist() == (make() * 2 + 3).tolist()
-
-
-# ---- refusals and failures ----
 
 
 def test_tensors_of_several_devices_in_one_call_are_refused(rank: Rank) -> None:
@@ -472,9 +466,6 @@ def test_closing_fails_unposted_calls_and_ends_the_thread(rank: Rank) -> None:
     with pytest.raises(Closed, match="the group was closed or aborted"):
         rank.operations.allreduce([on_device(_one())])
     assert rank.wire.closed
-
-
-# ---- devices reported to torch ----
 
 
 @pytest.mark.parametrize(

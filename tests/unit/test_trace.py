@@ -121,8 +121,6 @@ def test_data_of_a_page_is_escaped(tmp_path: Path) -> None:
     assert "default-src 'none'" in page
 
 
-# `shoal draw`: links and weights, read back from the SVG.
-
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -27,19 +27,18 @@ def test_weights_have_one_name_that_parses_to_them(weights: Weights, part: str, 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("sharded[8*1]", "write sharded[8*1|4*3]"),
-        ("sharded[8*1|4*3].both", "write sharded[8*1|4*3]"),
-        ("sharded[8*1|4*3]/ring", "write sharded[8*1|4*3]"),
-        ("sharded[8*-1|]", "write sharded[8*1|4*3]"),
-        ("sharded[8*1.5|]", "write sharded[8*1|4*3]"),
-        ("sharded[|4*3]", "write sharded[8*1|4*3]"),
-        ("sharded[\u0663*1|]", "write sharded[8*1|4*3]"),
-        ("sharded[8*1|4*3]\n", "write sharded[8*1|4*3]"),
-        ("sharded[8*1,|]", "cannot read the weights"),
-        ("sharded[1|2**3]", "cannot read the weights"),
-        ("sharded[0*1|1]", "cannot read the weights"),
-        ("sharded[1|12345678]", "cannot read the weights"),
-        ("sharded[12345*1|]", "cannot read the weights"),
+        *(
+            (name, "write sharded[8*1|4*3]")
+            for name in (
+                *("sharded[8*1]", "sharded[8*1|4*3].both", "sharded[8*1|4*3]/ring"),
+                *("sharded[8*-1|]", "sharded[8*1.5|]", "sharded[|4*3]", "sharded[\u0663*1|]"),
+                "sharded[8*1|4*3]\n",
+            )
+        ),
+        *(
+            (f"sharded[{weights}]", "cannot read the weights")
+            for weights in ("8*1,|", "1|2**3", "0*1|1", "1|12345678", "12345*1|")
+        ),
         ("sharded[4097*1|]", "4097 workers; the limit is 4096"),
         ("sharded[1|4000*1,97*1]", "4097 servers; the limit is 4096"),
         ("sharded[1048577|]", "a weight of 1048577 among the workers"),
