@@ -98,15 +98,9 @@ class Environment:
         command = [*example.launch, str(program), "--backend", backend, *options]
         with_torchrun = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environ = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PATH": with_torchrun}
-        done = subprocess.run(
-            [str(self.python), *command],
-            env={**os.environ, **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        argv, env = [str(self.python), *command], {**os.environ, **environ}
+        to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(argv, env=env, **to, text=True, timeout=TIMEOUT_S, check=False)
         found = set(re.findall(rf"{backend}: loss (\S+) after (\S+) s", done.stdout))
         if done.returncode != 0 or len(found) != 1:
             sys.exit(f"{done.stdout}\n{example.title} over {backend}: status {done.returncode}")

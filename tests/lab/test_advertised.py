@@ -27,14 +27,10 @@ def lines_of_ranks(cluster: Lab, master: str) -> list[list[str]]:
     env = {**os.environ, **env_of(cluster), "MASTER_ADDR": master, "MASTER_PORT": "29500"}
     del env["SHOAL_SOCKET_IFNAME"]
     env |= {"WORLD_SIZE": str(len(cluster.hosts)), "SHOAL_DEBUG": "DEBUG"}
+    argv = [sys.executable, "-c", PROGRAM]
+    to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     ranks = [
-        cluster.popen(
-            host.index,
-            [sys.executable, "-c", PROGRAM],
-            env={**env, "RANK": str(host.index)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        cluster.popen(host.index, argv, env={**env, "RANK": str(host.index)}, **to)
         for host in cluster.hosts
     ]
     return [rank.communicate(timeout=60)[0].splitlines() for rank in ranks]

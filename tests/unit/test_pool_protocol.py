@@ -92,26 +92,24 @@ def test_an_overlong_text_is_cut_between_characters(text: str) -> None:
     assert decode(*encode(wanted)) == Reserve(text[: 255 // 2], text[: 255 // 2], 1)
 
 
-@pytest.mark.parametrize(
-    ("of", "body"),
-    [
-        (Ask, b"x"),
-        (Reserve, b""),
-        (Reserve, b"\1a\1b"),
-        (Reserve, b"\1a\1b" + number(0, 2)),
-        (Reserve, b"\1a\1\n" + number(1, 2)),
-        (Reserve, b"\1a\1b" + number(1, 2) + b"x"),
-        (Reserved, b"\0\4abcd"),
-        (Reserved, b"\1\xff" + bytes(16)),
-        (Status, b"\xff"),
-        (Meet, number(1, 8) + number(0, 2) + number(0, 2) + number(4, 2)),
-        (Meet, number(1, 8) + number(3, 2) + number(2, 2) + number(4, 2)),
-        (Meet, number(1, 8) + number(3, 2) + number(3, 2) + number(3, 2)),
-        (Meet, number(1, 8) + number(3, 2) + number(3, 2) + number(MOST_RANKS + 1, 2)),
-        (Reserve, b"\1a\1\x1b" + number(1, 2)),
-        (Meet, number(2**63 + 1, 8) + number(3, 2) + number(3, 2) + number(4, 2)),
+def meet(view: int, *numbers: int) -> bytes:
+    return number(view, 8) + b"".join(number(one, 2) for one in numbers)
+
+
+MALFORMED: dict[type[Message], list[bytes]] = {
+    Ask: [b"x"],
+    Reserve: [
+        *(b"", b"\1a\1b", b"\1a\1b" + number(0, 2), b"\1a\1b" + number(1, 2) + b"x"),
+        *(b"\1a\1\n" + number(1, 2), b"\1a\1\x1b" + number(1, 2)),
     ],
-)
+    Reserved: [b"\0\4abcd", b"\1\xff" + bytes(16)],
+    Status: [b"\xff"],
+    Meet: [meet(1, 0, 0, 4), meet(1, 3, 2, 4), meet(1, 3, 3, 3), meet(1, 3, 3, MOST_RANKS + 1)],
+}
+MALFORMED[Meet].append(meet(2**63 + 1, 3, 3, 4))
+
+
+@pytest.mark.parametrize(("of", "body"), [(of, each) for of in MALFORMED for each in MALFORMED[of]])
 def test_malformed_messages_are_refused(of: type[Message], body: bytes) -> None:
     (kind,) = Bounds(of).most
     with pytest.raises(ValueError, match=r".*"):

@@ -30,14 +30,10 @@ def rail_between(hosts: tuple[int, ...], rank: int = 0) -> Rail:
 
 def test_workers_with_one_local_rank_on_each_host_form_a_rail_in_any_placement() -> None:
     rails = [rail_between((0, 1, 1, 0, 2, 2), rank) for rank in range(6)]
-    assert [(rail.members, rail.place, rail.host) for rail in rails] == [
-        ((0, 1, 4), 0, 0),
-        ((0, 1, 4), 0, 1),
-        ((3, 2, 5), 1, 1),
-        ((3, 2, 5), 1, 0),
-        ((0, 1, 4), 0, 2),
-        ((3, 2, 5), 1, 2),
-    ]
+    assert [rail.members for rail in rails[:3]] == [(0, 1, 4), (0, 1, 4), (3, 2, 5)]
+    assert [rail.members for rail in rails[3:]] == [(3, 2, 5), (0, 1, 4), (3, 2, 5)]
+    places = [(0, 0), (0, 1), (1, 1), (1, 0), (0, 2), (1, 2)]
+    assert [(rail.place, rail.host) for rail in rails] == places
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1, 1, 2, 2), (0, 0, 0, 1)])
@@ -130,11 +126,6 @@ def test_no_call_in_a_view_has_the_key_of_a_servers_first_message() -> None:
 
 def test_ranks_in_different_stages_get_an_error() -> None:
     shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.AVG, 100_000, 0, 2, hosts=(0, 0))
-    texts = {
-        plan_among(shape, (0, 1), 6, what, is_second).descriptor
-        for what, is_second in (("folded", False), ("told", True))
-    }
-    assert texts == {
-        "all_reduce float32[100000] avg by sharded, folded",
-        "all_reduce float32[100000] avg by sharded, told",
-    }
+    for what, is_second in (("folded", False), ("told", True)):
+        text = plan_among(shape, (0, 1), 6, what, is_second).descriptor
+        assert text == f"all_reduce float32[100000] avg by sharded, {what}"

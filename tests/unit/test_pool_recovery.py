@@ -79,12 +79,8 @@ def test_workers_get_all_results_whenever_a_server_dies(n_workers: int, n_segmen
 
 def test_the_lowest_holder_sends_and_runs_are_as_long_as_possible() -> None:
     landed = [[bytes([0b0011_0000, 0b01])], [bytes([0b0011_1100, 0b01])]]
-    assert replan(landed, [10]) == [
-        Repair(0, 0, 2, NOBODY),
-        Repair(0, 2, 4, 1),
-        Repair(0, 6, 8, NOBODY),
-        Repair(0, 9, 10, NOBODY),
-    ]
+    runs = [(0, 2, NOBODY), (2, 4, 1), (6, 8, NOBODY), (9, 10, NOBODY)]
+    assert replan(landed, [10]) == [Repair(0, *run) for run in runs]
     # Bits beyond the end of a chunk are ignored, and empty chunks are skipped.
     assert replan([[b"\xff"], [b"\xfe"]], [3]) == [Repair(0, 0, 1, 0)]
     assert replan([[b"\0", b"", b"\1"]] * 2, [2, 0, 1]) == [Repair(0, 0, 2, NOBODY)]

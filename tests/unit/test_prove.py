@@ -102,11 +102,8 @@ def test_a_wrong_step_is_refused(
 
 
 def test_another_order_of_folds_on_one_rank_is_refused() -> None:
-    other: list[Step] = [
-        Recv(2, 0, buffer=SCRATCH),
-        Recv(1, 0, fold=True, buffer=SCRATCH),
-        Copy(0, 0, fold=True),
-    ]
+    other: list[Step] = [Recv(2, 0, buffer=SCRATCH), Recv(1, 0, fold=True, buffer=SCRATCH)]
+    other.append(Copy(0, 0, fold=True))
     with pytest.raises(ProofError, match=r"^rank 1 DATA\[0\]: folded in another order than on r"):
         prove_with("all_reduce", "direct", 3, 0, slice(2, 5), other)
 
@@ -187,15 +184,10 @@ def test_a_store_waits_for_the_posted_send_of_the_same_chunk() -> None:
     prove("all_gather", SWAP, 2, window=1)
     with pytest.raises(ProofError) as caught:
         prove("all_gather", SWAP, 2, window=0)
-    assert str(caught.value) == "deadlock: " + " waits for ".join(
-        [
-            "rank 0 step 2 (send SCRATCH[0] to 1)",
-            "rank 1 step 3 (store SCRATCH[0] from 0)",
-            "rank 1 step 2 (send SCRATCH[0] to 0)",
-            "rank 0 step 3 (store SCRATCH[0] from 1)",
-            "rank 0 step 2 (send SCRATCH[0] to 1)",
-        ]
-    )
+    sends = [f"rank {rank} step 2 (send SCRATCH[0] to {1 - rank})" for rank in (0, 1)]
+    stores = [f"rank {rank} step 3 (store SCRATCH[0] from {1 - rank})" for rank in (0, 1)]
+    cycle = " waits for ".join([sends[0], stores[1], sends[1], stores[0], sends[0]])
+    assert str(caught.value) == f"deadlock: {cycle}"
 
 
 @pytest.mark.parametrize("window", [0, 1, 8])

@@ -27,17 +27,14 @@ class Rank:
         self.entered: list[tuple[bool, int, int]] = []
         self.losses: list[tuple[int, str]] = []
         self.peers: dict[int, Peer] = {}
-        memory_fd = 0
-        self.links = TreeLinks(
-            Tree(size * (0,), rank),
-            rank,
-            memory_fd,
-            lambda other, error: self.losses.append((other, error.strerror or "")),
-            self._enter,
-        )
+        tree, memory_fd = Tree(size * (0,), rank), 0
+        self.links = TreeLinks(tree, rank, memory_fd, self._lose, self._enter)
         self.endpoint = Endpoint(self)
         listener, self.name = listen_unix()
         self.endpoint.listen(listener.detach())
+
+    def _lose(self, other: int, error: OSError) -> None:
+        self.losses.append((other, error.strerror or ""))
 
     def _enter(self, fd: int, n_local: int, local: int) -> None:
         self.entered.append((os.path.sameopenfile(fd, 0), n_local, local))

@@ -61,19 +61,12 @@ def test_malformed_records_parse_to_none() -> None:
     body = whole[10:-4]
     wrong = [b"", b"\xff", b"null", whole[:-1], whole + b"\0"]
     wrong += [seal(b"shoal/rc", HANDSHAKE_VERSION, body[:n_bytes]) for n_bytes in range(len(body))]
-    wrong += [
-        seal(b"shoal/rc", HANDSHAKE_VERSION, body + b"\0"),
-        seal(b"shoal/ro", HANDSHAKE_VERSION, body),
-    ]
-    changes = (
-        {"endpoint": Endpoint("some.name", 1, "")},
-        {"endpoint": Endpoint("10.0.0.1", 0, "")},
-        {"size": 0},
-        {"size": 2**31},
-        {"nonce": b"short"},
-        {"host_label": "two\nlines"},
-    )
-    wrong += [record(0)._replace(**change).encode() for change in changes]  # type: ignore[arg-type]
+    wrong.append(seal(b"shoal/rc", HANDSHAKE_VERSION, body + b"\0"))
+    wrong.append(seal(b"shoal/ro", HANDSHAKE_VERSION, body))
+    ends = (Endpoint("some.name", 1, ""), Endpoint("10.0.0.1", 0, ""))
+    changes: list[dict[str, Any]] = [{"endpoint": end} for end in ends]
+    changes += [{"size": 0}, {"size": 2**31}, {"nonce": b"short"}, {"host_label": "two\nlines"}]
+    wrong += [record(0)._replace(**change).encode() for change in changes]
     for value in wrong:
         assert decode(value) is None, value
 
@@ -101,10 +94,8 @@ def test_a_roll_survives_the_store_in_short_parts(n_ranks: int, n_hosts: int, n_
 
 def test_a_roll_of_another_group_is_ignored() -> None:
     roll = roll_of(300, 3)
-    values, other = (
-        roll.encode(),
-        roll._replace(key=None, hosts=300 * (0,), leader_names=("a",), labels=("b",)).encode(),
-    )
+    values, hosts = roll.encode(), 300 * (0,)
+    other = roll._replace(key=None, hosts=hosts, leader_names=("a",), labels=("b",)).encode()
     assert len(values) == 2
     assert parts_of(values[:1], 300) is None
     assert parts_of(values[::-1], 300) is None
@@ -159,8 +150,7 @@ def test_a_rank_with_a_damaged_roll_asks_the_store_at_growing_intervals() -> Non
         look(second)
         waits.append(second.look_at - before)
     floors = [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
-    for wait_s, least_s in zip(waits, floors, strict=True):
-        assert wait_s >= least_s
+    assert all(wait_s >= least_s for wait_s, least_s in zip(waits, floors, strict=True))
 
 
 class _Torch:
@@ -174,18 +164,13 @@ class _Torch:
 
 
 def test_torchs_store_is_polled_without_waits() -> None:
-    for rank in range(2):
-        store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
-        own = record(rank)
-        meeting = (
-            MemberMeeting(store, Attempt(), rank, own, None)
-            if rank
-            else RootMeeting(store, Attempt(), own, None)
-        )
+    store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
+    first = RootMeeting(store, Attempt(), record(0), None)
+    for meeting in (first, MemberMeeting(store, Attempt(), 1, record(1), None)):
         meeting.look(time.monotonic() + 60)
         assert meeting.roll is None
         assert meeting.look_at < float("inf")
-        store.close()
+    store.close()
 
 
 class Counting(MemoryStore):
@@ -247,9 +232,8 @@ def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
 def test_a_different_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, seal(b"shoal/rc", 1, b"whatever"))
-    with pytest.raises(
-        UsageError, match=f"rank 0 speaks version 1.* rank 1 version {HANDSHAKE_VERSION}"
-    ):
+    words = f"rank 0 speaks version 1.*rank 1 version {HANDSHAKE_VERSION}"
+    with pytest.raises(UsageError, match=words):
         guest(store, 1).look_around()
     publish(store, 1, seal(b"shoal/rc", 1, b"whatever"))
     with pytest.raises(UsageError, match="rank 1 speaks version 1"):  # though rank 2 is missing

@@ -176,9 +176,8 @@ def test_too_large_a_value_or_key_is_refused_before_it_is_sent() -> None:
 
 
 def test_an_address_of_another_host_is_named() -> None:
-    with pytest.raises(
-        UsageError, match=r"MASTER_ADDR=198\.51\.100\.1, port 0: .*host that rank 0 runs"
-    ):
+    words = r"MASTER_ADDR=198\.51\.100\.1, port 0: .*host that rank 0 runs"
+    with pytest.raises(UsageError, match=words):
         TcpStoreServer("198.51.100.1", 0)
 
 
@@ -208,10 +207,9 @@ def test_a_server_that_closes_is_a_lost_peer_and_stays_lost() -> None:
     with served() as server, client(server) as store:
         server.close()
         server.close()
+        words = r"rank 0 at 127\.0\.0\.1:.* no longer serves the store"
         for _ in range(2):
-            with pytest.raises(
-                PeerLost, match=r"rank 0 at 127\.0\.0\.1:.* no longer serves the store"
-            ):
+            with pytest.raises(PeerLost, match=words):
                 store.try_get("a")
 
 

@@ -40,14 +40,11 @@ BOTH_AT_ONCE: list[list[Step]] = [[Send(1, 0), Recv(1, 1)], [Send(0, 0), Recv(0,
 TWO_PAIRS: list[list[Step]] = [[Send(2, 0)], [Send(3, 0)], [Recv(0, 0)], [Recv(1, 0)]]
 TWO_INTO_ONE: list[list[Step]] = [[Recv(1, 0), Recv(2, 1)], [Send(0, 0)], [Send(0, 0)]]
 ALL_TO_ALL: list[list[Step]] = [
-    [
-        *(Send((rank + k) % 4, chunk=0) for k in (1, 2, 3)),
-        *(Recv((rank - k) % 4, chunk=k) for k in (1, 2, 3)),
-    ]
+    [Send((rank + k) % 4, 0) for k in (1, 2, 3)] + [Recv((rank - k) % 4, k) for k in (1, 2, 3)]
     for rank in range(4)
 ]
 INTO_SCRATCH: list[list[Step]] = [
-    [*(Copy(0, 0, into_buffer=Buffer.SCRATCH, fold=fold) for fold in (False, True))],
+    [Copy(0, 0, into_buffer=Buffer.SCRATCH, fold=fold) for fold in (False, True)],
     [],
 ]
 
@@ -159,9 +156,8 @@ def test_a_ring_keeps_every_nic_busy(n_bytes: int) -> None:
     if n_bytes >= 64 * KIB:  # each chunk is rounded by less than a cache line
         assert played.time_us == pytest.approx(least, rel=0.15)
         assert {link.n_bytes for link in played.links} == {2 * (n - 1) * n_bytes // n}
-        assert {(link.source, link.peer) for link in played.links} == {
-            (rank, (rank + 1) % n) for rank in range(n)
-        }
+        ring = {(rank, (rank + 1) % n) for rank in range(n)}
+        assert {(link.source, link.peer) for link in played.links} == ring
 
 
 def test_concurrent_calls_share_the_nics() -> None:
@@ -189,13 +185,8 @@ EVERY = [(collective, name) for collective, algorithms in ALGORITHMS.items() for
 def test_representative_ranks_yield_the_same_time(
     monkeypatch: pytest.MonkeyPatch, collective: str, name: str, n_hosts: int, ranks_per_host: int
 ) -> None:
-    where = cluster(
-        n_hosts,
-        ranks_per_host,
-        local=LinkCost(2, 0, 1),
-        wire=replace(WIRE, message_us=5),
-        memory_us_per_byte=0.0001,
-    )
+    links = {"local": LinkCost(2, 0, 1), "wire": replace(WIRE, message_us=5)}
+    where = cluster(n_hosts, ranks_per_host, **links, memory_us_per_byte=0.0001)
     n_bytes = where.size * 8 * KIB
     whole = simulate(collective, name, where, n_bytes)
     assert whole.n_simulated == where.size
@@ -204,9 +195,8 @@ def test_representative_ranks_yield_the_same_time(
     assert folded.time_us == pytest.approx(whole.time_us, rel=1e-6)
     assert folded.rounds == whole.rounds
     assert folded.busy_us == pytest.approx(whole.busy_us)
-    assert sum(link.n_bytes * link.n_alike for link in folded.links) == sum(
-        link.n_bytes for link in whole.links
-    )
+    n_sent = sum(link.n_bytes for link in whole.links)
+    assert sum(link.n_bytes * link.n_alike for link in folded.links) == n_sent
 
 
 def test_symmetric_algorithms_need_one_host_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,9 +247,7 @@ def test_few_workers_and_servers_represent_all(name: str, monkeypatch: pytest.Mo
     whole = simulate("all_reduce", name, cluster(size), 48 * MIB)
     monkeypatch.setattr(module, "_FEW_STEPS", 0)
     few = simulate("all_reduce", name, cluster(size), 48 * MIB)
-    assert (whole.n_simulated, few.n_simulated) == (
-        size,
-        size // math.gcd(*map(len, parse(name)[0])),
-    )
+    n_alike = math.gcd(*map(len, parse(name)[0]))
+    assert (whole.n_simulated, few.n_simulated) == (size, size // n_alike)
     assert few.time_us == pytest.approx(whole.time_us, rel=0.02)
     assert few.n_bytes == pytest.approx(whole.n_bytes, rel=0.001)

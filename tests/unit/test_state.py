@@ -87,21 +87,17 @@ def state(rank: int, *calls: dict[str, Any], last: int = 5, size: int = 3) -> di
 
 
 WAITING = call(step(1, "data", 12.0), absent=(1,))
+ONE_OWES = call(step(1, "grant", kind="send"), step(2, "data", 3.0), step(2, "data", 9.0))
+TWO_OWE = call(step(1, "data", 9.0), step(2, "data", 3.0), absent=(2,))
 
 
 @pytest.mark.parametrize(
     ("waiting", "waits"),
     [
         # A rank that owes data is blamed before one that receives none, by the oldest wait.
-        (
-            call(step(1, "grant", kind="send"), step(2, "data", 3.0), step(2, "data", 9.0)),
-            [(2, True, 9.0), (1, False, 1.0)],
-        ),
+        (ONE_OWES, [(2, True, 9.0), (1, False, 1.0)]),
         # Of two ranks that owe data, the one that has not made the call is blamed.
-        (
-            call(step(1, "data", 9.0), step(2, "data", 3.0), absent=(2,)),
-            [(2, True, 3.0), (1, False, 9.0)],
-        ),
+        (TWO_OWE, [(2, True, 3.0), (1, False, 9.0)]),
         *((call(step(1, word)), []) for word in ("turn", "scratch", "nothing")),
     ],
 )

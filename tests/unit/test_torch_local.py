@@ -121,7 +121,6 @@ def test_a_hanging_nccl_is_abandoned_at_the_deadline_and_aborted_when_it_returns
     attempt = local_gpus._attempt(lambda: gpu.collectives(None, 0, 1, 60.0), 0.01)  # type: ignore[arg-type, return-value]
     assert attempt == (None, "no answer in 0.01 s")
     thread = next(each for each in threading.enumerate() if each.name == "shoal-local-connect")
-    assert gpu.hangs is not None
     gpu.hangs.set()
     thread.join()
     assert [made.aborted for made in gpu.made] == [1]
@@ -159,10 +158,8 @@ class Said:
 
 def follow(group: Any, seed: int, errors: Said) -> list[Turn]:
     """Run one rank, which becomes ready for turns and makes calls in a random order."""
-    order, choose = (
-        LocalOrder(group.subgroup(range(SIZE), "host")),
-        random.Random(seed + group.rank),
-    )
+    order = LocalOrder(group.subgroup(range(SIZE), "host"))
+    choose = random.Random(seed + group.rank)
     coming, begun = [Turn(call, 0) for call in range(N_CALLS)], list[Turn]()
     n_made = 0
     while len(begun) < 2 * N_CALLS:
@@ -235,8 +232,6 @@ def one_brings_another_turn(group: Any) -> str:
 def test_ranks_with_different_turns_get_an_error_and_begin_none() -> None:
     # NCCL would not detect it.
     errors = run_in_threads(one_brings_another_turn, SIZE)
-    assert (
-        "this rank has called float32[8], but another rank of this host made a different"
-        in errors[0]
-    )
+    words = "this rank has called float32[8], but another rank of this host made a different"
+    assert words in errors[0]
     assert "this rank has called float32[9]" in errors[2]

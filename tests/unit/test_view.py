@@ -29,23 +29,14 @@ class Rank(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The state of all ranks at one time.
+    """The state of all ranks at one time."""
 
-    Args:
-        ranks: None for a dead rank.
-        wires: the messages in flight, by sender and receiver.
-        parted: pairs of living ranks whose link is gone, the lower rank first.
-        to_part: pairs whose link will go.
-        stopped: ranks that the others give up when their links go, and that continue later.
-        n_to_die: the number of ranks that may still die.
-    """
-
-    ranks: tuple[Rank | None, ...]
-    wires: tuple[tuple[tuple[int, int], tuple[Report, ...]], ...]
-    parted: frozenset[tuple[int, int]]
-    to_part: frozenset[tuple[int, int]]
-    stopped: frozenset[int]
-    n_to_die: int
+    ranks: tuple[Rank | None, ...]  # None for a dead rank
+    wires: tuple[tuple[tuple[int, int], tuple[Report, ...]], ...]  # by sender and receiver
+    parted: frozenset[tuple[int, int]]  # whose link is gone, the lower rank first
+    to_part: frozenset[tuple[int, int]]  # whose link will go
+    stopped: frozenset[int]  # the others give them up when their links go; they continue later
+    n_to_die: int  # how many may still die
 
 
 class Part(NamedTuple):
