@@ -57,10 +57,15 @@ class Stage:
         """Wait for this cue, and return the time it was given."""
         return float(self.store.get(f"cue/{name}", timeout_s))
 
-    def meet(self, rank: int, size: int, where: str) -> None:
-        """Wait until all ranks are here, so that their earlier actions have ended everywhere."""
+    def meet(self, rank: int, size: int, where: str, victim: int = -1) -> None:
+        """Wait until all ranks are here, so that their earlier actions have ended everywhere.
+
+        The victim then dies.
+        """
         self.cue(f"rank {rank}: {where}")
         self.await_all(size, where)
+        if rank == victim:
+            die()
 
     def await_all(self, size: int, where: str) -> None:
         """Wait, from a process that is no rank, until all ranks are at `meet`."""
@@ -96,6 +101,11 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self._words in record.getMessage():
             self.texts.append(record.getMessage())
+
+
+def die() -> None:
+    """End this process as the out-of-memory killer does."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop(pid: int) -> None:
