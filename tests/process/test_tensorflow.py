@@ -3,9 +3,7 @@
 import functools
 import gc
 import logging
-import os
 import re
-import signal
 import time
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 from process.examples import equal_digits
 from process.ranks import on_ranks, on_survivors, run_ranks
+from process.stage import die, error_of
 
 import shoal
 
@@ -20,32 +19,28 @@ pytest.importorskip(
     "tensorflow", reason="needs TensorFlow: `make test-frameworks` has an environment with it"
 )
 
+import keras
+import tensorflow as tf
+
+import shoal.tensorflow as st
+
 CPU = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "bool", "complex64")
 SHAPES = ((), (0,), (3,), (2, 0, 2), (2, 3))
 DEADLINE_S = 100.0
+on_two_ranks = on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
 
 
 def refusal(call: Any, *given: Any) -> str:
     """Return class and text of the error that a call raises."""
-    try:
-        call(*given)
-    except Exception as error:  # noqa: BLE001 - the test checks it
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    error = error_of(call, *given)
+    return f"{type(error).__name__}: {error}"
 
 
-# ---- values ----
-
-
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_sums_of_every_type_and_shape_are_right_with_and_without_functions() -> None:
-    import tensorflow as tf
-
-    import shoal.tensorflow
-
     with shoal.init() as group:
-        both = functools.partial(shoal.tensorflow.all_reduce, group=group)
+        both = functools.partial(st.all_reduce, group=group)
         traced = tf.function(both, reduce_retracing=True)
         for dtype in DTYPES:
             for shape in SHAPES:
@@ -58,12 +53,8 @@ def test_sums_of_every_type_and_shape_are_right_with_and_without_functions() -> 
         assert both(turned, op="avg").numpy().tolist() == [[0, 2], [1, 3]]
 
 
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_tracing_a_function_prints_no_warning_of_autograph() -> None:
-    import tensorflow as tf
-
-    import shoal.tensorflow
-
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
@@ -76,34 +67,30 @@ def test_tracing_a_function_prints_no_warning_of_autograph() -> None:
         def step() -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(variable * variable)
-            tape = shoal.tensorflow.DistributedGradientTape(tape, group)
-            return tape.gradient(loss, variable), shoal.tensorflow.all_reduce(loss, group)
+            tape = st.DistributedGradientTape(tape, group)
+            return tape.gradient(loss, variable), st.all_reduce(loss, group)
 
         gradient, total = step()
         assert (gradient.numpy().tolist(), float(total)) == ([2.0, 4.0], 10.0)
     assert warnings == []
 
 
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_independent_calls_of_one_function_keep_their_order_in_loops() -> None:
-    import tensorflow as tf
-
-    import shoal.tensorflow
-
     def late(value: Any) -> Any:
         time.sleep(0.002 * ((group.rank + int(value)) % 3))
         return value
 
     def body(at: Any, found: Any) -> Any:
         value = tf.ensure_shape(tf.numpy_function(late, [at], tf.int32), ())
-        return at + 1, found.write(at, shoal.tensorflow.all_reduce(value, group))
+        return at + 1, found.write(at, st.all_reduce(value, group))
 
     @tf.function
     def many() -> Any:
         first = tf.TensorArray(tf.int32, 50)
         _, found = tf.while_loop(lambda at, _: at < 50, body, (0, first), parallel_iterations=10)
-        one = shoal.tensorflow.all_reduce(tf.ones(()), group)
-        return found.stack(), one, shoal.tensorflow.all_reduce(10 * tf.ones(()), group)
+        one = st.all_reduce(tf.ones(()), group)
+        return found.stack(), one, st.all_reduce(10 * tf.ones(()), group)
 
     with shoal.init() as group:
         found, one, ten = many()
@@ -111,17 +98,14 @@ def test_independent_calls_of_one_function_keep_their_order_in_loops() -> None:
         assert (float(one), float(ten)) == (2.0, 20.0)
 
 
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_tensorflow_and_torch_in_one_process_use_separate_groups() -> None:
-    import tensorflow as tf
     import torch
     import torch.distributed as dist
 
-    import shoal.tensorflow
-
     with shoal.init() as group:
         dist.init_process_group("shoal")
-        both = tf.function(functools.partial(shoal.tensorflow.all_reduce, group=group))
+        both = tf.function(functools.partial(st.all_reduce, group=group))
         for step in range(5):
             tensor = torch.full((1000,), group.rank + 1.0)
             pending = dist.all_reduce(tensor, async_op=True)
@@ -131,12 +115,8 @@ def test_tensorflow_and_torch_in_one_process_use_separate_groups() -> None:
         dist.destroy_process_group()
 
 
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_a_tape_averages_gradients_dense_and_sparse_with_one_averager() -> None:
-    import tensorflow as tf
-
-    import shoal.tensorflow
-
     with shoal.init() as group:
         weight = tf.Variable([[1.0, 2.0], [3.0, 4.0]], name="weight")
         table = tf.Variable(tf.ones((4, 2)), name="table")
@@ -148,7 +128,7 @@ def test_a_tape_averages_gradients_dense_and_sparse_with_one_averager() -> None:
             with tf.GradientTape() as tape:
                 picked = tf.gather(table, [group.rank, 3])
                 loss = tf.reduce_sum(points @ weight) + tf.reduce_sum(picked)
-            tape = shoal.tensorflow.DistributedGradientTape(tape, group, sparse_as_dense=True)
+            tape = st.DistributedGradientTape(tape, group, sparse_as_dense=True)
             return tape.gradient(loss, sources)
 
         traced = tf.function(gradients)
@@ -163,8 +143,6 @@ def test_a_tape_averages_gradients_dense_and_sparse_with_one_averager() -> None:
 
 def train(optimizer: Any, rank: int, size: int, *, eagerly: bool) -> Any:
     """Train a model with one rank's part of every batch."""
-    import keras
-
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     dense = keras.layers.Dense
@@ -177,12 +155,8 @@ def train(optimizer: Any, rank: int, size: int, *, eagerly: bool) -> Any:
     return model
 
 
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_a_distributed_optimizer_trains_as_one_rank_with_the_full_batch() -> None:
-    import keras
-
-    import shoal.tensorflow
-
     kinds = keras.optimizers
     rates = kinds.schedules.ExponentialDecay(0.01, 10, 0.9)
     makers: list[tuple[Any, bool]] = [
@@ -194,12 +168,12 @@ def test_a_distributed_optimizer_trains_as_one_rank_with_the_full_batch() -> Non
     with shoal.init() as group:
         for make, eagerly in makers:
             alone = train(make(), 0, 1, eagerly=eagerly)
-            optimizer = shoal.tensorflow.DistributedOptimizer(make(), group)
+            optimizer = st.DistributedOptimizer(make(), group)
             ours = train(optimizer, group.rank, group.size, eagerly=eagerly)
             for one, other in zip(alone.variables, ours.variables, strict=True):
                 assert np.allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-6)
         # The object and a copy of its class and settings average; saved models do not need shoal.
-        optimizer = shoal.tensorflow.DistributedOptimizer(kinds.SGD(1.0), group)
+        optimizer = st.DistributedOptimizer(kinds.SGD(1.0), group)
         for each in (optimizer, type(optimizer).from_config(optimizer.get_config())):
             value = keras.Variable([1.0, 1.0])
             each.apply_gradients([(keras.ops.array([2.0, 4.0]) * group.rank, value)])
@@ -209,37 +183,24 @@ def test_a_distributed_optimizer_trains_as_one_rank_with_the_full_batch() -> Non
         assert type(again) is kinds.SGD
         # A variable without a gradient is skipped, as in Keras.
         one, other = keras.Variable(1.0), keras.Variable(1.0)
-        fresh = shoal.tensorflow.DistributedOptimizer(kinds.SGD(1.0), group)
+        fresh = st.DistributedOptimizer(kinds.SGD(1.0), group)
         with pytest.warns(UserWarning, match="Gradients do not exist"):
             fresh.apply_gradients([(keras.ops.array(1.0), one), (None, other)])
         assert (float(one.numpy()), float(other.numpy())) == (0.0, 1.0)
 
 
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_variables_of_tensorflow_and_keras_are_broadcast() -> None:
-    import keras
-    import tensorflow as tf
-
-    import shoal.tensorflow
-
     with shoal.init() as group:
         numbers = tf.Variable([1.0 + group.rank, 2.0])
         flag = tf.Variable(group.rank == 1)
         half = keras.Variable(np.full((2, 2), group.rank), dtype="bfloat16", name="half")
-        shoal.tensorflow.broadcast_variables([numbers, flag, half], group, root_rank=1)
+        st.broadcast_variables([numbers, flag, half], group, root_rank=1)
         assert (numbers.numpy().tolist(), bool(flag.numpy())) == ([2.0, 2.0], True)
         assert (half.numpy() == 1).all()
 
 
-# ---- refusals and failures ----
-
-
-def refused() -> dict[str, str]:
-    import keras
-    import tensorflow as tf
-
-    import shoal.tensorflow as st
-
+def refused() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     with shoal.init() as group:
@@ -269,72 +230,53 @@ def refused() -> dict[str, str]:
                 keras.mixed_precision.set_dtype_policy("float32")
 
         other = tf.Variable(tf.ones(2 + group.rank), name="other")
-        calls = {
-            "gradient": second,
-            "gradient of a function": tf.function(second),
-            "sparse": lambda: gradient(table),
-            "no gradient": lambda: gradient(other),
-            "words": lambda: both(tf.constant("a")),
-            "operation": lambda: both(ones, op="mean"),
-            "xla": lambda: tf.function(both, jit_compile=True)(ones),
-            "replicas": lambda: mirrored.run(both, (ones,)),
-            "broadcast": tf.function(lambda: st.broadcast_variables([table], group)),
-            "variables": lambda: st.broadcast_variables([table, other], group),
-            "used": lambda: st.DistributedOptimizer(used, group),
-            "no optimizer": lambda: st.DistributedOptimizer(3, group),
-            "mixed": of_mixed,
-        }
-        found = {name: refusal(call) for name, call in calls.items()}
+        no_gradients = "Unsupported: shoal.s calls have no gradients"
+        rows = r"Unsupported: the gradient of '0 table:0' is sparse \(IndexedSlices\); pass sparse_"
+        at_once = ".*UsageError: broadcast_variables runs outside tf.function"
+        named = r"UsageError: .*'1 other:0' is not the same on all ranks: float32\[2\] on rank 0"
+        no_keras = "UsageError: .* takes an optimizer of Keras 3, not 3"
+        for call, wanted in (
+            (second, no_gradients),
+            (tf.function(second), f".*{no_gradients}"),
+            (lambda: gradient(table), rows),
+            (lambda: gradient(other), "UsageError: there is nothing to average"),
+            (lambda: both(tf.constant("a")), "UsageError: unknown dtype"),
+            (lambda: both(ones, op="mean"), "UsageError: unknown operation 'mean'"),
+            (lambda: tf.function(both, jit_compile=True)(ones), "InvalidArgumentError: "),
+            (lambda: mirrored.run(both, (ones,)), "Unsupported: .* do not use tf.distribute"),
+            (tf.function(lambda: st.broadcast_variables([table], group)), at_once),
+            (lambda: st.broadcast_variables([table, other], group), named),
+            (lambda: st.DistributedOptimizer(used, group), "UsageError: .* before its first step"),
+            (lambda: st.DistributedOptimizer(3, group), no_keras),
+            (of_mixed, "Unsupported: under mixed_float16 .*LossScaleOptimizer"),
+        ):
+            found = refusal(call)
+            assert re.match(wanted, found, re.DOTALL), (wanted, found)
         assert both(ones).numpy().tolist() == [2.0] * 3  # the group is usable
-        return found
-
-
-REFUSALS = {
-    "gradient": "Unsupported: shoal.s calls have no gradients",
-    "gradient of a function": ".*Unsupported: shoal.s calls have no gradients",
-    "sparse": r"Unsupported: the gradient of '0 table:0' is sparse \(IndexedSlices\); pass sparse_",
-    "no gradient": "UsageError: there is nothing to average",
-    "words": "UsageError: unknown dtype",
-    "operation": "UsageError: unknown operation 'mean'",
-    "xla": "InvalidArgumentError: ",
-    "replicas": "Unsupported: .* do not use tf.distribute",
-    "broadcast": ".*UsageError: broadcast_variables runs outside tf.function",
-    "variables": r"UsageError: .*'1 other:0' is not the same on all ranks: float32\[2\] on rank 0",
-    "used": "UsageError: .* before its first step",
-    "no optimizer": "UsageError: .* takes an optimizer of Keras 3, not 3",
-    "mixed": "Unsupported: under mixed_float16 .*LossScaleOptimizer",
-}
 
 
 def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
-    for found in run_ranks(refused, 2, env=CPU, deadline_s=DEADLINE_S):
-        assert found.keys() == REFUSALS.keys()
-        for name, wanted in REFUSALS.items():
-            assert re.match(wanted, found[name], re.DOTALL), (name, found[name])
+    run_ranks(refused, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
-@on_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+@on_two_ranks
 def test_errors_of_the_group_reach_a_program_from_functions() -> None:
-    import tensorflow as tf
-
-    import shoal.tensorflow
-
     group = shoal.init(timeout_s=30.0)
-    total = tf.function(lambda x: shoal.tensorflow.all_reduce(x, group), reduce_retracing=True)
+    total = tf.function(lambda x: st.all_reduce(x, group), reduce_retracing=True)
     differ = refusal(total, tf.ones(3 + group.rank))
     group = group.shrink()
     part = group.subgroup([0, 1], "part")
-    dropped = tf.function(functools.partial(shoal.tensorflow.all_reduce, group=part))
+    dropped = tf.function(functools.partial(st.all_reduce, group=part))
     concrete = dropped.get_concrete_function(tf.TensorSpec((2,)))
     assert concrete(tf.ones(2)).numpy().tolist() == [2.0, 2.0]
     del part, dropped
     gc.collect()
     assert "the program dropped this group" in refusal(concrete, tf.ones(2))
-    later = tf.function(lambda x: shoal.tensorflow.all_reduce(x, group))
+    later = tf.function(lambda x: st.all_reduce(x, group))
     assert later(tf.ones(2)).numpy().tolist() == [2.0, 2.0]
     group.close()
     assert "it was closed" in refusal(later, tf.ones(2))
-    assert refusal(shoal.tensorflow.all_reduce, tf.ones(2), group).startswith("Closed: ")
+    assert refusal(st.all_reduce, tf.ones(2), group).startswith("Closed: ")
     assert "called all_reduce float32[3] sum" in differ
     assert "but rank 1" in differ
 
@@ -342,27 +284,20 @@ def test_errors_of_the_group_reach_a_program_from_functions() -> None:
 # The deadline is less than that of the calls.
 @on_survivors(3, 1, env=CPU, deadline_s=70.0)
 def test_a_lost_rank_fails_a_function_and_the_survivors_go_on() -> None:
-    import tensorflow as tf
-
-    import shoal.tensorflow
-
     group = shoal.init(timeout_s=90.0)
 
     @tf.function
     def total(x: Any) -> Any:
-        return shoal.tensorflow.all_reduce(x, group)
+        return st.all_reduce(x, group)
 
     total(tf.ones(300_000))
     if group.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     error = refusal(total, tf.ones(300_000))
     group = group.shrink()
-    assert float(shoal.tensorflow.all_reduce(tf.ones(()), group)) == 2.0
+    assert float(st.all_reduce(tf.ones(()), group)) == 2.0
     group.close()
     assert re.match(r"UnknownError: .*PeerLost: rank 1 ", error, re.DOTALL)
-
-
-# ---- the example ----
 
 
 def test_the_example_equals_one_rank_with_all_samples() -> None:
