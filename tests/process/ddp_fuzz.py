@@ -16,15 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 from process.ddp_actions import ACTIONS, BETWEEN, GRADIENT, PASS, ZERO
-from process.ddp_models import (
-    FEATURES,
-    N_ROWS,
-    OPTIMIZERS,
-    WIDTH,
-    MeanOfGradients,
-    Net,
-    loss_of,
-)
+from process.ddp_models import FEATURES, N_ROWS, OPTIMIZERS, WIDTH, MeanOfGradients, Net, loss_of
 from torch import nn
 
 # Each program ends with these actions: an error may arise one pass after its cause.

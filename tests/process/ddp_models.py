@@ -3,8 +3,6 @@
 A model is composed of features, which can be left out to shrink a failing program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 `run_example` runs the program itself in the test's process, and `Script` what it starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """DiLoCo in one process and float64, as the papers define it: the expected results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -43,6 +43,18 @@ def gloo_group(**how: Any) -> Iterator[dist.ProcessGroup]:
     dist.barrier()
 
 
+def shared_ranks(size: int, **how: Any) -> Any:
+    """Make a fixture of ranks that the tests of a file share; `how`: see SharedRanks."""
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def ranks() -> Iterator[SharedRanks]:
+        with SharedRanks(size, **how) as some:
+            yield some
+
+    return ranks
+
+
 def in_torch(fixture: str) -> Callable[[Case], Callable[..., None]]:
     """Make a test of a function that every rank of a fixture runs in a new default group."""
 

@@ -5,8 +5,6 @@ unit/test_torch_staging.py tries the orders. The calling thread is the current s
 ordered after copies waits for them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

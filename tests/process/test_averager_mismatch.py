@@ -93,10 +93,7 @@ FIRST_STEPS = ["averager 1, step 1, buffer", "averager 2, step 1, buffer", *BOTH
 AHEAD = ["averager 2, step 1, buffer", "averager 1, step 2, buffer", *BOTH]
 
 # By name: the steps of most ranks, the steps of the odd rank, and the text of the error.
-ORDERS = {
-    "another order": ("GD", "DG", FIRST_STEPS),
-    "a step ahead": ("GDGD", "GGD", AHEAD),
-}
+ORDERS = {"another order": ("GD", "DG", FIRST_STEPS), "a step ahead": ("GDGD", "GGD", AHEAD)}
 CASES: dict[str, tuple[Call, list[str]]] = {
     "another order": (partial(average_in, "GD", "DG", 1000), FIRST_STEPS),
     "a step ahead": (partial(average_in, "GDGD", "GGD", 1 << 20), AHEAD),

@@ -8,21 +8,12 @@ import numpy as np
 import pytest
 from process.examples import names_of_page, run_example
 from process.ranks import on_ranks
-from process.serving import (
-    N_ELEMS,
-    N_WORKERS,
-    await_servers,
-    job_with_a_server,
-    noise,
-    status_of,
-)
+from process.serving import N_ELEMS, N_WORKERS, await_servers, job_with_a_server, noise, status_of
 from process.stage import Stage, pretend_hosts
 from unit.averages import SHAPES, check, fill, shuffled
 
 import shoal
 from shoal.average import Averager
-
-PROJECT = Path(__file__).parents[2]
 
 
 def train(averager: Averager, step: int) -> None:

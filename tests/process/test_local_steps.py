@@ -1,13 +1,8 @@
 """`shoal.average.DiLoCo` over real processes, compared with the algorithm in one process."""
 
-from __future__ import annotations
-
 import hashlib
-import os
 import pickle
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +10,12 @@ import pytest
 from process.examples import names_of_page
 from process.local_steps import Case, check, expected, first_values, local_step, weight_of
 from process.ranks import on_ranks, run_ranks, run_survivors
-from process.stage import Stage
+from process.stage import Stage, die
 from unit.in_process import in_ranks, run_well
 
 import shoal
 from shoal.average import DiLoCo, ErrorFeedback, OuterSGD
 from shoal.errors import PeerLost, UsageError
-
-PAGE = Path(__file__).parents[2] / "docs" / "local_steps.md"
 
 CASES = [
     Case(every=4),
@@ -68,21 +61,19 @@ def test_unknown_options_and_weighted_float16_are_refused() -> None:
 
     whole, half, brain = (np.ones(5, kind) for kind in (np.float32, np.float16, bfloat16))
     with shoal.init(wire="fp16") as group:
+        narrow = ErrorFeedback("fp16")
         for weight, compress in (
             (whole, None),
             (whole, "fp16"),
-            (whole, ErrorFeedback("fp16")),
+            (whole, narrow),
             (half, "identity"),
         ):
-            options: Any = {"every": 1, "compress": compress}
             with pytest.raises(UsageError, match="weighted=True cannot be used with float16"):
-                DiLoCo(group, {"w": weight}, weighted=True, **options)
-        misspelt: Any = {"every": 1, "quorm": 2}
+                DiLoCo(group, {"w": weight}, every=1, compress=compress, weighted=True)
         with pytest.raises(TypeError, match="no option 'quorm' of local steps: pass one of every"):
-            DiLoCo(group, {"w": whole}, **misspelt)
-        without_every: Any = {}
+            DiLoCo(group, {"w": whole}, every=1, quorm=2)
         with pytest.raises(UsageError, match="every must be a whole number of steps"):
-            DiLoCo(group, {"w": whole}, **without_every)
+            DiLoCo(group, {"w": whole})
         DiLoCo(group, {"w": half}, every=1)
         DiLoCo(group, {"w": brain}, every=1, weighted=True)  # no codec rounds it
         for compress in ("bf16", "identity", ErrorFeedback("mxfp8")):
@@ -129,9 +120,6 @@ def test_the_page_about_local_steps_runs_unchanged() -> None:
     assert [value.flat[0] for value in weights] == [pytest.approx(shared, rel=1e-5)] * 2
 
 
-# ---- saved and loaded ----
-
-
 @in_ranks(2)
 def test_a_run_from_a_saved_state_has_the_bits_of_an_uninterrupted_one(group: shoal.Group) -> None:
     for case in CASES:
@@ -157,9 +145,6 @@ def test_a_run_from_a_saved_state_has_the_bits_of_an_uninterrupted_one(group: sh
         late.load_state_dict((late if group.rank else ahead).state_dict())
 
 
-# ---- a rank is lost ----
-
-
 def survivors_of(task: Callable[..., Any], lost: int, *args: Any) -> list[Any]:
     """Return the results of the surviving ranks after this one of three kills itself."""
     with Stage() as stage:
@@ -174,9 +159,7 @@ def lose_rank_1(case: Case, dies_in: int) -> str:
         n_lost = 0
         for number in range(1, N_STEPS + 1):
             if number == dies_in:
-                stage.meet(rank, 3, "all have the rounds before")
-                if rank == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                stage.meet(rank, 3, "all have the rounds before", victim=1)
             local_step(weights, rank)
             try:
                 diloco.step(weight_of(rank, number) if case.weighted else None)
@@ -217,9 +200,7 @@ def finish_on_one_rank_alone() -> str:
         if rank == 0:
             steps(diloco, weights, rank, range(3, 4), STREAM)
             assert diloco.rounds == 1
-        stage.meet(rank, 3, "rank 0 has finished a round")
-        if rank == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+        stage.meet(rank, 3, "rank 0 has finished a round", victim=2)
         assert diloco.rounds == (rank == 0)
         diloco.regroup(group.shrink())
         assert diloco.rounds == 1
@@ -233,9 +214,6 @@ def finish_on_one_rank_alone() -> str:
 def test_a_round_finished_on_one_rank_counts_on_all_survivors() -> None:
     first, second = survivors_of(finish_on_one_rank_alone, 2)
     assert first == second
-
-
-# ---- quorum ----
 
 
 class Tally(OuterSGD):
@@ -349,7 +327,7 @@ def lose_one_of_a_quorum() -> tuple[Any, int]:
         tally, n_lost = Tally(group), 0
         while not (n_lost and tally.diloco.rounds >= N_ROUNDS):
             if group.rank == 1 and tally.diloco.rounds >= 2:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             try:
                 tally.train()
             except PeerLost:
@@ -373,9 +351,7 @@ def open_a_round_with_a_rank_that_dies() -> tuple[Any, int]:
         tally = Tally(group)
         while group.rank > 0 and tally.diloco._n_sent == 0:
             tally.train()
-        stage.meet(group.rank, 3, "a round is open")
-        if group.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        stage.meet(group.rank, 3, "a round is open", victim=1)
         tally.diloco.regroup(group.shrink())
         while tally.diloco.rounds == 0:
             tally.train()
@@ -400,7 +376,7 @@ def interrupt_sync() -> str:
         def interrupted(own: shoal.Group) -> Any:
             found = counts(own)
             if group.rank == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             own.barrier(name="the survivors alone")
             return found
 

@@ -1,7 +1,5 @@
 """Compiled programs make the same collectives. `SHOAL_SOAK=1` compiles to machine code too."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import warnings

@@ -3,8 +3,6 @@
 test_torch_ddp_fuzz.py compares training with that of one process on the inputs of all ranks.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any
@@ -15,8 +13,7 @@ import torch.distributed as dist
 from process.ddp_training import OneOf, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
 from torch import nn
-
-# ---- kinds of parameters ----
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 
 def case_parameters_of_any_type_and_stride_are_averaged() -> None:
@@ -43,9 +40,6 @@ def case_parameters_of_any_type_and_stride_are_averaged() -> None:
             assert storage.nbytes() == part.grad.numel() * part.grad.element_size()
 
 
-# ---- unused parameters ----
-
-
 class Tables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +48,7 @@ class Tables(nn.Module):
         self.last = nn.Linear(2, 2)
 
     def forward(self, rows: torch.Tensor, idle: bool) -> torch.Tensor:
-        found: torch.Tensor = self.last(self.used(rows) + (self.idle(rows) if idle else 0))
-        return found
+        return self.last(self.used(rows) + (self.idle(rows) if idle else 0))
 
 
 def case_sparse_gradients_are_averaged_and_an_unused_table_has_none() -> None:
@@ -98,9 +91,6 @@ def case_ranks_count_by_weight_and_a_non_finite_value_is_named_with_its_rank() -
         wrapped(float("inf") if rank else 1.0).backward()
     with pytest.raises(shoal.UsageError, match="weighted=True"):
         wrap(OneOf(torch.ones(3))).weigh(1)
-
-
-# ---- wrapping ----
 
 
 @in_torch("three_ranks")
@@ -165,9 +155,6 @@ def case_state_is_rank_0s_and_its_dict_is_torchs() -> None:
     assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
 
 
-# ---- reports of time ----
-
-
 def case_a_report_covers_forward_and_backward_passes_and_all_ranks() -> None:
     layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
     net = wrap(layers)
@@ -193,25 +180,21 @@ def case_a_report_covers_forward_and_backward_passes_and_all_ranks() -> None:
 
 
 def case_a_report_of_a_communication_hook_is_refused() -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     import shoal
 
     net = wrap(nn.Linear(16, 8))
-    net.register_comm_hook(None, default_hooks.allreduce_hook)
+    net.register_comm_hook(None, allreduce_hook)
     net(torch.ones(4, 16)).sum().backward()
     with pytest.raises(shoal.Unsupported, match=r"communication hooks.*torch\.profiler"):
         net.report()
 
 
 def case_a_communication_hook_stays_when_the_graph_becomes_static() -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     buckets: list[int] = []
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
         buckets.append(bucket.index())
-        return default_hooks.allreduce_hook(state, bucket)
+        return allreduce_hook(state, bucket)
 
     net = wrap(nn.Linear(16, 8))
     net.register_comm_hook(None, hook)

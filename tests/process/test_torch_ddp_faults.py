@@ -1,7 +1,5 @@
 """Errors of a step of shoal's DistributedDataParallel, on every rank."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -9,23 +7,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import Two, assert_averaged, inputs, mine, wrap
+from process.ddp_training import Two, assert_averaged, fail, inputs, mine, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from process.stage import error_of
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    bf16_compress_hook,
-)
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from shoal.errors import UsageError
 
-# ---- a missing gradient ----
-
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"static_graph": True}, {"hook": allreduce_hook, "wire": "identity"}],
+    "options", [{}, {"static_graph": True}, {"hook": allreduce_hook, "wire": "identity"}]
 )
 @in_torch("three_ranks")
 def test_a_gradient_missing_on_one_rank_is_named_on_every_rank(options: dict[str, Any]) -> None:
@@ -101,10 +94,6 @@ def test_a_gradient_computed_twice_is_named_with_advice(hook: Any) -> None:
             loss.sum().backward()
 
 
-def fail(_: torch.Tensor) -> None:
-    raise ValueError("not this time")
-
-
 def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> str:
     """Return the error after a pass that raised on some ranks; empty if training goes on."""
     net = Two()
@@ -178,15 +167,11 @@ def test_a_pass_that_raised_on_one_rank_is_an_error_on_all(
         assert "shoal.torch.shrink_group()" in text
 
 
-# ---- calls that differ ----
-
-
-@pytest.mark.parametrize("hook", [None, bf16_compress_hook])
+@pytest.mark.parametrize("hook", [None, default_hooks.bf16_compress_hook])
 @in_torch("ranks")
 def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_rank(
     hook: Any,
 ) -> None:
-    """Train two models of one size."""
     wrapped = {name: wrap(nn.Linear(40, 30), hook=hook) for name in "GD"}
     order = "DG" if dist.get_rank() == ODD else "GD"
 
@@ -199,9 +184,6 @@ def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_r
     for averager in (2, 4) if hook else (1, 2):
         assert f"for averager {averager}, step 1, buffer 0" in text
         assert f"averager {averager} averages 'weight' to 'bias', and is in" in text
-
-
-# ---- a step that fails, and a job that goes on ----
 
 
 @pytest.mark.parametrize("as_views", [False, True])
@@ -225,8 +207,6 @@ def test_no_value_of_a_non_finite_step_is_in_the_next(as_views: bool) -> None:
             assert drops or not unused.grad.any()
 
 
-# ---- values that differ between ranks, and must not ----
-
 ODD = 1
 
 
@@ -239,8 +219,7 @@ class Net(nn.Module):
         self.register_buffer("mask", torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.last(self.norm(self.first(x))) * self.mask
-        return result
+        return self.last(self.norm(self.first(x))) * self.mask
 
 
 def add_to(tensor: torch.Tensor) -> None:
@@ -269,7 +248,6 @@ FAULTS: dict[str, Spoil] = {
 )
 @in_torch("three_ranks")
 def test_a_value_changed_on_one_rank_is_named_on_every_rank(spoilt: str, hook: Any) -> None:
-    """Train six steps; one rank may change a value after the third."""
     torch.manual_seed(0)
     net = Net()
     wrapped = wrap(net, check_same=2, broadcast_buffers=False, hook=hook)

@@ -8,8 +8,6 @@ waits for its deadline.
 `SHOAL_SOAK=1` runs new programs for an hour, also with every rank on a separate host.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

@@ -1,7 +1,5 @@
 """Training loops with a wrapped model: gradients equal those of torch's wrapper over Gloo."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +12,7 @@ from process.ddp_training import (
     OneOf,
     Two,
     Wrap,
-    assert_same_bits,
+    fail,
     gradients,
     inputs,
     mine,
@@ -24,6 +22,7 @@ from process.ddp_training import (
 from process.ddp_training import wrap as wrap_ours
 from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 N_STEPS = 3
 
@@ -82,10 +81,6 @@ def case_a_forward_pass_without_a_backward_pass_does_not_block_later_calls(
     return seen
 
 
-def _fail(_gradient: torch.Tensor) -> None:
-    raise ValueError("not this time")
-
-
 def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) -> list[Gradients]:
     """A pass of shoal's wrapper raises with gradients in flight; torch's never raises."""
     wrapped, seen = wrap(Two()), []
@@ -93,7 +88,7 @@ def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) 
     for number in range(2 * N_STEPS):
         wrapped.zero_grad()
         if number % 2 and is_ours:
-            failing = wrapped.module.first.weight.register_hook(_fail)
+            failing = wrapped.module.first.weight.register_hook(fail)
             with pytest.raises(ValueError, match="not this time"):
                 wrapped(randoms(50)).pow(2).sum().backward()
             failing.remove()
@@ -107,9 +102,6 @@ def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) 
         wrapped(randoms(number)).pow(2).sum().backward()
         seen.append(gradients(wrapped))
     return seen
-
-
-# ---- the same bits, with hooks and autocast ----
 
 
 def small(seed: int) -> nn.Module:
@@ -139,12 +131,10 @@ def train_beside_gloo(ours: Any, theirs: Any, amp: bool = False) -> None:
             scaler.update()
             seen.append([loss.detach()])
         results.append([*seen, [v.clone() for v in net.state_dict().values()]])
-    assert_same_bits(*results)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def case_losses_and_states_equal_those_of_torchs_wrapper_over_gloo() -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     gloo = dist.new_group(backend="gloo")
     size = {"bucket_cap_mb": 0.001}
 
@@ -167,8 +157,6 @@ def case_losses_and_states_equal_those_of_torchs_wrapper_over_gloo() -> None:
 
 def case_power_sgd_runs_with_several_buckets() -> None:
     """Over Gloo these would hang, because their callbacks make calls in any order."""
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
     net = wrap_ours(small(dist.get_rank()), bucket_cap_mb=0.001)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
@@ -186,8 +174,6 @@ def case_power_sgd_runs_with_several_buckets() -> None:
 
 
 def case_torchs_bf16_hook_runs_without_a_gpu() -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     net = OneOf(torch.ones(3))
     wrapped = wrap_ours(net)
     wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)

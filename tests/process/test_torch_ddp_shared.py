@@ -1,7 +1,5 @@
 """Wrappers that share parameters: each averages the gradients of its own backward passes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Uses of wrappers, models and gradients that work, and those refused by name."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools
@@ -39,9 +37,6 @@ def step(wrapped: nn.Module, net: nn.Module) -> None:
 
 def n_hooks(net: nn.Module) -> int:
     return sum(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
-
-
-# ---- wrappers that are dropped, copied and used again ----
 
 
 def case_a_dropped_wrapper_is_freed_without_the_cycle_collector() -> None:
@@ -84,9 +79,6 @@ def case_scripted_models_are_trained() -> None:
     wrapped = wrap(torch.jit.script(net))  # type: ignore[no-untyped-call]
     for _ in range(2):
         step(wrapped, net)
-
-
-# ---- models that change ----
 
 
 def add_for_none(model: nn.Module) -> str:
@@ -188,9 +180,6 @@ def case_a_model_converted_to_another_dtype_is_refused() -> None:
     wrapped.zero_grad()
     with pytest.raises(UsageError, match=r"is bfloat16.*but was float64.*wrap `model.module`"):
         wrapped(mine(inputs(0)[0]).bfloat16()).sum().backward()
-
-
-# ---- gradients and hooks that cannot be averaged ----
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
@@ -329,10 +318,6 @@ def first_element(_state: object, bucket: dist.GradBucket) -> torch.futures.Futu
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer()[:1])
     return done
-
-
-# As torch requires, which compares the annotation itself.
-first_element.__annotations__ = {"bucket": dist.GradBucket}
 
 
 def averages_nothing(state, bucket):  # torch looks at annotations, if there are any

@@ -4,8 +4,6 @@ Torch checks this over Gloo; shoal checks the rest itself. No rank waits for a W
 here: an error that only the Work raises would stay hidden.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,37 +29,37 @@ def fold_several(tensors: list[torch.Tensor], group: Any) -> None:
     group.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
 
 
+def fold_two(group: Any) -> None:
+    fold(torch.ones(2), group)
+
+
+def broadcast_from(root: int) -> Callable[[Any], Any]:
+    how: Any = {"group_src": root, "async_op": True}
+    return lambda group: dist.broadcast(torch.ones(2), group=group, **how)
+
+
 def sparse() -> torch.Tensor:
     return torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=False)
 
 
 # The call of rank 1, the call of every other rank, and text for both.
 SEEN_BY_TORCH: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], list[str]]] = {
-    "another collective": (
-        lambda group: dist.broadcast(torch.ones(2), group_src=0, group=group, async_op=True),
-        lambda group: fold(torch.ones(2), group),
-        ["broadcast", "all_?reduce"],
-    ),
-    "another length": (
-        lambda group: fold(torch.ones(3), group),
-        lambda group: fold(torch.ones(2), group),
-        ["3", "2"],
-    ),
+    "another collective": (broadcast_from(0), fold_two, ["broadcast", "all_?reduce"]),
+    "another length": (lambda group: fold(torch.ones(3), group), fold_two, ["3", "2"]),
     "another type": (
         lambda group: fold(torch.ones(2, dtype=torch.int64), group),
-        lambda group: fold(torch.ones(2), group),
+        fold_two,
         ["int64|Long", "float"],
     ),
 }
 SEEN_BY_SHOAL = {
     "another fold": (
         lambda group: fold(torch.ones(2), group, dist.ReduceOp.MAX),
-        lambda group: fold(torch.ones(2), group),
+        fold_two,
         ["all_reduce float32.2. max on rank 1", "all_reduce float32.2. sum on ranks 0, 2"],
     ),
     "another root": (
-        lambda group: dist.broadcast(torch.ones(2), group_src=1, group=group, async_op=True),
-        lambda group: dist.broadcast(torch.ones(2), group_src=0, group=group, async_op=True),
+        *(broadcast_from(1), broadcast_from(0)),
         ["broadcast float32.2. root 1 on rank 1", "broadcast float32.2. root 0 on ranks 0, 2"],
     ),
     "fewer tensors": (
@@ -75,8 +73,8 @@ SEEN_BY_SHOAL = {
         ["part 100 of this call", "float32.3. sum on rank 1", "float32.4. sum on ranks 0, 2"],
     ),
     "a sparse tensor": (
-        lambda group: dist.all_reduce(sparse(), group=group, async_op=True),
-        lambda group: fold(torch.ones(2), group),
+        lambda group: fold(sparse(), group),
+        fold_two,
         ["all_reduce of a sparse tensor on rank 1", "all_reduce float32"],
     ),
     "a barrier": (
@@ -113,7 +111,6 @@ def all_calls(group: Any) -> float:
 
 
 def train_with_ddp(group: Any) -> None:
-    """Train with torch's wrapper in this mode."""
     layer = torch.nn.Linear(4, 3, bias=False)
     wrapped = torch.nn.parallel.DistributedDataParallel(layer, process_group=group)
     wrapped(torch.full((2, 4), group.rank() + 1.0)).sum().backward()
@@ -122,7 +119,6 @@ def train_with_ddp(group: Any) -> None:
 
 @on_ranks(3)
 def test_a_mismatch_raises_at_the_call_without_a_wait() -> None:
-    """Make each mistake; the group goes on."""
     leave_at_once()
     dist.set_debug_level(dist.DebugLevel.DETAIL)  # as torch does at its start, from the variable
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))

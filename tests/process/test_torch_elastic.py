@@ -3,8 +3,6 @@
 `SHOAL_SOAK=1` runs it for a minute, as `make test-soak` does.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

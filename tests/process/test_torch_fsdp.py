@@ -1,11 +1,9 @@
 """`shoal.torch.fsdp.compress`, compared bitwise with training that NumPy rounds for all ranks."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import unittest
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch, shared_ranks
 from process.stage import bytes_out, bytes_since
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -42,9 +40,6 @@ def batch(rank: int, step: int) -> torch.Tensor:
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:
     return output.float().square().mean()
-
-
-# ---- expected values ----
 
 
 def packed(tensors: Sequence[torch.Tensor], size: int) -> Floats:
@@ -120,10 +115,8 @@ class Expected:
         for names in GROUPS:
             averages = np.mean([self._summed(found, names, ranks) for ranks in self.replicas], 0)
             like = [self.master[name] for name in names]
-            parts = unpacked(averages, like)
-            self.grads |= {
-                n: one.to(self.reduce).float() for n, one in zip(names, parts, strict=True)
-            }
+            parts = [one.to(self.reduce).float() for one in unpacked(averages, like)]
+            self.grads |= dict(zip(names, parts, strict=True))
         return losses
 
     def _summed(self, found: Any, names: Sequence[str], ranks: Sequence[int]) -> Floats:
@@ -144,9 +137,6 @@ class Expected:
             each.sub_(LR * self.grads[name])
 
 
-# ---- found values ----
-
-
 def sharded(
     gradients: str | None = None, weights: str | None = None, mesh: Any = None, **options: Any
 ) -> nn.Sequential:
@@ -159,8 +149,7 @@ def sharded(
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.full_tensor().detach().clone()
-    return found
+    return tensor.full_tensor().detach().clone()
 
 
 def gathered(module: Any) -> dict[str, torch.Tensor]:
@@ -203,27 +192,18 @@ def train(module: nn.Module, expected: Expected, n_steps: int = 3) -> str:
     return " ".join(digests)
 
 
-# ---- two ranks on two hosts ----
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[SharedRanks]:
-    with SharedRanks(2, RANKS_PER_HOST="1") as two:
-        yield two
+hosts = shared_ranks(2, RANKS_PER_HOST="1")
+four_hosts = shared_ranks(4, RANKS_PER_HOST="1")
+three_in_a_host = shared_ranks(4, RANKS_PER_HOST="3")
 
 
 def case_training_equals_the_one_that_numpy_rounds() -> str:
-    digests = [
-        train(sharded(wire, wire, reshard_after_forward=True), Expected(wire, wire))
-        for wire in NARROW
-    ]
-    digests += [
-        train(
-            sharded("mxint8", "mxint8", reshard_after_forward=False), Expected("mxint8", "mxint8")
-        ),
-        train(sharded(gradients="mxfp4"), Expected(gradients="mxfp4")),
-        train(sharded(weights="fp16"), Expected(weights="fp16")),
-    ]
+    digests = []
+    for wire, reshards in (*((wire, True) for wire in NARROW), ("mxint8", False)):
+        module = sharded(wire, wire, reshard_after_forward=reshards)
+        digests.append(train(module, Expected(wire, wire)))
+    digests.append(train(sharded(gradients="mxfp4"), Expected(gradients="mxfp4")))
+    digests.append(train(sharded(weights="fp16"), Expected(weights="fp16")))
     return " ".join(digests)
 
 
@@ -361,9 +341,6 @@ def case_bytes() -> None:
         assert payload <= n_bytes < 1.05 * payload + 4000, (wire, found)
 
 
-# ---- refusals ----
-
-
 def refused(why: str, module: nn.Module, *args: Any, **how: Any) -> None:
     with pytest.raises(UsageError, match=why):
         shoal.torch.fsdp.compress(module, *args, **how)
@@ -409,9 +386,8 @@ def case_replicated_modules_and_modules_on_several_meshes_are_refused() -> None:
 
     module = nn.Sequential(fully_shard(nn.Linear(8, 8)), nn.Linear(8, 8))
     fully_shard(module[1], shard_placement_fn=place)
-    refused(
-        "module '1' has parameters on 2 meshes .*fully_shard to each of its parts", module, "mxfp8"
-    )
+    why = "module '1' has parameters on 2 meshes .*fully_shard to each of its parts"
+    refused(why, module, "mxfp8")
     first = module[0]._get_fsdp_state()._fsdp_param_groups[0]
     assert type(first._reduce_scatter_comm).__name__ == "DefaultReduceScatter"
 
@@ -449,19 +425,13 @@ def test_fsdp2(case: Case, hosts: SharedRanks) -> None:
     assert len({*map(str, hosts.run(case))}) == 1
 
 
-# ---- four ranks ----
-
-
-@pytest.fixture(scope="module")
-def four_hosts() -> Iterator[SharedRanks]:
-    with SharedRanks(4, RANKS_PER_HOST="1") as four:
-        yield four
+def halves() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
 
 def replicated() -> str:
-    names = "replicate", "shard"
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
-    return train(sharded("mxfp8", "mxfp4", mesh), Expected("mxfp8", "mxfp4", [(0, 1), (2, 3)]))
+    expected = Expected("mxfp8", "mxfp4", [(0, 1), (2, 3)])
+    return train(sharded("mxfp8", "mxfp4", halves()), expected)
 
 
 def test_averages_over_replicas_are_as_in_torch(four_hosts: SharedRanks) -> None:
@@ -487,18 +457,8 @@ def test_groups_with_rounded_weights_do_not_round_them_again(four_hosts: SharedR
     assert len(set(four_hosts.run(resharded))) == 1
 
 
-@pytest.fixture(scope="module")
-def three_in_a_host() -> Iterator[SharedRanks]:
-    with SharedRanks(4, RANKS_PER_HOST="3") as four:
-        yield four
-
-
-def halves() -> DeviceMesh:
-    """Ranks 0 and 1 in one host, ranks 2 and 3 in two."""
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-
-
 def each_half_for_itself() -> str:
+    """Ranks 0 and 1 are in one host, ranks 2 and 3 in two."""
     ranks = (0, 1) if dist.get_rank() < 2 else (2, 3)
     wires = ("identity", "identity") if dist.get_rank() < 2 else ("mxfp4", "mxfp8")
     mesh = halves()["shard"]

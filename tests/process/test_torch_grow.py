@@ -1,9 +1,6 @@
 """torch's default group admits newcomers, and training goes on as in one process."""
 
-from __future__ import annotations
-
 import os
-import signal
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from process.ranks import on_ranks, on_survivors, run_ranks, run_survivors
-from process.stage import Stage, error_of
+from process.stage import Stage, die, error_of
 from torch import nn
 
 import shoal.torch
@@ -117,7 +114,7 @@ def member_or_newcomer(n_old: int, victim: int) -> Any:
         stage.store.set(f"address {rank}", shoal.torch.join_address().encode())
         if rank == victim:
             stage.cue("dies")
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         grow_to(n_left + 1) if victim < 0 else shrink_then_grow(n_left + 1)
     else:
         known = [stage.store.get(f"address {one}", 40).decode() for one in range(n_old)]
@@ -138,9 +135,7 @@ def shrink_then_grow(size: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [-1, 0])
-def test_a_newcomer_trains_on_with_the_others_even_in_place_of_a_dead_rank(
-    victim: int,
-) -> None:
+def test_a_newcomer_trains_on_with_the_others_even_in_place_of_a_dead_rank(victim: int) -> None:
     with Stage() as stage:
         how: Any = {"env": stage.env, "deadline_s": 90}
         if victim < 0:
@@ -167,7 +162,7 @@ def test_grow_group_can_be_called_again_after_an_interrupt() -> None:
     """Rank 2 dies; rank 1 is interrupted just before it makes the next group torch's."""
     dist.init_process_group("shoal", timeout=TIMEOUT)
     if dist.get_rank() == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     store_of = grow._store_of
 
     def interrupted(_group: Any) -> Any:

@@ -1,7 +1,5 @@
 """`shoal.torch.init_process_group` reads rank and size from the variables of mpirun or srun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -46,9 +44,7 @@ def test_ranks_meet_under_each_launcher(launcher: str) -> None:
     assert tensor.item() == 2.0
 
 
-def test_without_a_launcher_an_error_names_the_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_launcher_an_error_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*TORCHS, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="no launcher found"):

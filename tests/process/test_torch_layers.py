@@ -7,12 +7,10 @@ group of shoal, once with one of Gloo. Cases of torch's DistributedDataParallel 
 with shoal's in its place.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from process.shared_ranks import Case, SharedRanks, cases_in
+from process.shared_ranks import Case, SharedRanks, cases_in, shared_ranks
 from process.stage import leave_at_once
 from torch import nn
 from torch.distributed import checkpoint
@@ -41,11 +39,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 SIZE = 4
 
@@ -70,13 +64,21 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
-def train(wrapped: nn.Module, optimizer: Any = None, n_steps: int = 3) -> list[torch.Tensor]:
+def own_rows(step: int) -> torch.Tensor:
+    return own(5, 8) + step
+
+
+def train(
+    wrapped: nn.Module,
+    optimizer: Any = None,
+    n_steps: int = 3,
+    rows: Callable[[int], torch.Tensor] = own_rows,
+) -> list[torch.Tensor]:
     """Return the parameters after a few steps."""
     optimizer = optimizer or torch.optim.SGD(wrapped.parameters(), lr=0.1)
     for step in range(n_steps):
         optimizer.zero_grad()
-        loss = wrapped(own(5, 8) + step).square().mean()
-        loss.backward()
+        wrapped(rows(step)).square().mean().backward()
         optimizer.step()
     return [whole(parameter) for parameter in wrapped.parameters()]
 
@@ -84,9 +86,6 @@ def train(wrapped: nn.Module, optimizer: Any = None, n_steps: int = 3) -> list[t
 def ddp(module: nn.Module | None = None, **options: Any) -> nn.parallel.DistributedDataParallel:
     module = net() if module is None else module
     return nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.0005, **options)
-
-
-# ---- meshes and DTensor ----
 
 
 def case_meshes() -> Any:
@@ -146,8 +145,6 @@ def case_tensor_parallel() -> Any:
     return [output.detach(), *(whole(each.grad) for each in module.parameters())]
 
 
-# ---- functional collectives ----
-
 ROWS = [[0, 1, 3, 4], [2, 2, 2, 2], [5, 0, 1, 2], [1, 4, 0, 3]]  # sent by each rank to each rank
 
 
@@ -181,9 +178,6 @@ def case_gradients_through_functional_collectives() -> Any:
         torch.testing.assert_close(mine.grad, torch.autograd.grad(sum(losses), every[rank])[0])
         gradients.append(mine.grad)
     return gradients
-
-
-# ---- data-parallel training ----
 
 
 def case_fsdp1() -> Any:
@@ -223,13 +217,8 @@ def case_fsdp2_beside_tensor_parallelism() -> Any:
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     module = parallelize_module(net(), mesh["tensor"], plan)
     fully_shard(module, mesh=mesh["data"])
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     data = given(5, 8, seed=mesh["data"].get_local_rank())
-    for _ in range(2):
-        optimizer.zero_grad()
-        module(data).square().mean().backward()
-        optimizer.step()
-    return [whole(parameter) for parameter in module.parameters()]
+    return train(module, n_steps=2, rows=lambda _step: data)
 
 
 class Branches(nn.Module):
@@ -265,25 +254,19 @@ def case_ddp() -> Any:
 def case_embeddings_with_sparse_gradients() -> Any:
     torch.manual_seed(0)
     module = ddp(nn.EmbeddingBag(20, 3, mode="sum", sparse=True))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for step in range(2):
-        optimizer.zero_grad()
-        words = torch.tensor([[dist.get_rank(), 7, 7 + step], [1, 2 * dist.get_rank(), 19]])
-        module(words).square().sum().backward()
-        optimizer.step()
-    return [whole(parameter) for parameter in module.parameters()]
+
+    def words(step: int) -> torch.Tensor:
+        return torch.tensor([[dist.get_rank(), 7, 7 + step], [1, 2 * dist.get_rank(), 19]])
+
+    return train(module, n_steps=2, rows=words)
 
 
 def case_uneven_inputs() -> Any:
     results = []
     for divides in (True, False):
         module = ddp()
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         with Join([module], divide_by_initial_world_size=divides):
-            for step in range(2 + dist.get_rank()):
-                optimizer.zero_grad()
-                module(own(5, 8) + step).square().mean().backward()
-                optimizer.step()
+            train(module, n_steps=2 + dist.get_rank())
         results += [whole(parameter) for parameter in module.parameters()]
     return results
 
@@ -332,9 +315,6 @@ def case_a_hook_in_16_bits() -> Any:
     return train(module)
 
 
-# ---- checkpoints ----
-
-
 def new_folder() -> Path:
     """Return a new folder, the same on every rank."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
@@ -362,12 +342,8 @@ def case_checkpoints() -> Any:
         other, its_optimizer = sharded(1)
         found = dict(zip(("model", "optimizer"), get_state_dict(other, its_optimizer), strict=True))
         checkpoint.load(found, checkpoint_id=place)
-        set_state_dict(
-            other,
-            its_optimizer,
-            model_state_dict=found["model"],
-            optim_state_dict=found["optimizer"],
-        )
+        states = {"model_state_dict": found["model"], "optim_state_dict": found["optimizer"]}
+        set_state_dict(other, its_optimizer, **states)
         results += [whole(parameter) for parameter in other.parameters()]
     for one, other in zip(results, expected * 2, strict=True):
         assert torch.equal(one, other)
@@ -395,9 +371,6 @@ def case_checkpoints_are_loaded_into_other_shards() -> Any:
     assert torch.equal(reloaded(shared_out(specs[-1], table), none.clone()), table)
     assert torch.equal(gathered(reloaded(table, shared_out(specs[-1], none)), table), table)
     return []
-
-
-# ---- sharded tensors ----
 
 
 def sharding_specs() -> list[Any]:
@@ -445,9 +418,6 @@ def case_sharded_tensors_are_gathered_and_sharded_anew() -> Any:
     return []
 
 
-# ---- running them ----
-
-
 def in_rank(case: str, with_ours: bool = False) -> Any:
     warnings.simplefilter("ignore")  # torch's own, about its own
     leave_at_once()
@@ -460,10 +430,7 @@ def in_rank(case: str, with_ours: bool = False) -> Any:
         return globals()[case]()
 
 
-@pytest.fixture(scope="module")
-def four_ranks() -> Iterator[SharedRanks]:
-    with SharedRanks(SIZE) as four:
-        yield four
+four_ranks = shared_ranks(SIZE)
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))
@@ -474,10 +441,4 @@ def test_layers_give_the_same_results_over_shoal_and_gloo(
     tolerance = 1e-3 if "16_bits" in case.__name__ else 1e-5
     for with_ours in (False, True) if "ddp" in case.__code__.co_names else (False,):
         found = four_ranks.run(in_rank, case.__name__, with_ours, backend="shoal")
-        for ours, theirs in zip(found, expected, strict=True):
-            assert len(ours) == len(theirs)
-            for one, other in zip(ours, theirs, strict=True):
-                if isinstance(one, torch.Tensor):
-                    torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
-                else:
-                    assert one == other
+        torch.testing.assert_close(found, expected, rtol=10 * tolerance, atol=tolerance)

@@ -1,10 +1,7 @@
 """All-reduces that first sum among a host's devices, over real ranks: Gloo stands in for NCCL."""
 
-from __future__ import annotations
-
 import contextlib
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +12,7 @@ import torch
 import torch.distributed as dist
 from process.ranks import on_survivors
 from process.shared_ranks import SharedRanks, in_torch
-from process.stage import Stage, error_of
+from process.stage import Stage, die, error_of
 from process.staged import ThreadDevice, staging
 
 import shoal.torch
@@ -89,14 +86,11 @@ def test_sums_are_right_for_any_placement_of_ranks(hosts: str, is_local: bool) -
 
 
 def local_calls() -> Any:
-    backend: Any = dist.group.WORLD
-    backend = backend._get_backend(torch.device("cpu"))
-    return backend._devices._local
+    return dist.group.WORLD._get_backend(torch.device("cpu"))._devices._local
 
 
 def reduce_and_wait(tensor: torch.Tensor) -> None:
-    work: Any = dist.all_reduce(tensor, async_op=True)
-    work.wait()
+    dist.all_reduce(tensor, async_op=True).wait()
 
 
 def left_running() -> str:
@@ -113,20 +107,17 @@ def test_a_rank_that_dies_in_mid_call_is_named_on_all_hosts() -> None:
         Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
         if dist.get_rank() == 3:
             dist.all_reduce(tensor, async_op=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         errors = [error_of(reduce_and_wait, tensor) for _ in range(3)]
         lost = shoal.torch.peer_lost()
     assert errors[-1] is not None
     assert {type(error) for error in errors if error is not None} == {PeerLost}
-    assert lost is not None
     assert lost.rank == 3
     assert left_running() == ""
 
 
 @in_torch("four_ranks")
 def test_a_device_that_fails_ends_the_group_on_every_rank() -> None:
-    """Let a reduce-scatter fail on rank 2."""
-
     def fail(*_given: Any) -> None:
         raise RuntimeError("NCCL has failed")
 

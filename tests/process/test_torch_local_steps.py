@@ -1,11 +1,8 @@
 """`shoal.torch.DiLoCo` and `LocalSGD`, compared with the papers' algorithm, and in use."""
 
-from __future__ import annotations
-
 import copy
+import functools
 import io
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -208,7 +205,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
         ({"compress": "bf17"}, "unknown wire 'bf17'"),
         ({"every": 4 + dist.get_rank()}, "every is not the same on all ranks: 4 on rank 0, 5 on"),
     ):
-        refused(lambda wrong=wrong: start(CASES[0], **wrong), words)  # type: ignore[misc]
+        refused(functools.partial(start, CASES[0], **wrong), words)
     net = Net()
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     less = torch.optim.SGD([net.get_parameter("wide")], lr=0.7)
@@ -217,14 +214,11 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     refused(lambda: shoal.torch.LocalSGD(net, other, every=2), "has no parameter of this model")
     refused(lambda: shoal.torch.DiLoCo(net, inner, torch.optim.SGD, every=2), "a torch optimizer")
     outer = torch.optim.SGD(net.parameters(), lr=0.7 + dist.get_rank())
-    refused(
-        lambda: shoal.torch.DiLoCo(net, inner, outer, every=2), "outer is not the same on all ranks"
-    )
+    words = "outer is not the same on all ranks"
+    refused(lambda: shoal.torch.DiLoCo(net, inner, outer, every=2), words)
     for state in ({}, net.state_dict(), None):
-        refused(
-            lambda state=state: start(CASES[0])[2].load_state_dict(state),  # type: ignore[misc]
-            "pass a result of state_dict of these local steps",
-        )
+        load = functools.partial(start(CASES[0])[2].load_state_dict, state)
+        refused(load, "pass a result of state_dict of these local steps")
     whole = nn.Module()
     whole.register_parameter("n", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
     shoal.torch.LocalSGD(whole, torch.optim.SGD(whole.parameters(), lr=0.1), every=2)
@@ -267,8 +261,6 @@ def test_the_page_about_local_steps_runs_unchanged() -> None:
     assert first == second
 
 
-# ---- a rank is lost ----
-
 LOST = Case(every=4, fragments=2)
 
 
@@ -278,9 +270,7 @@ def lose_rank_0() -> dict[str, Any]:
     net, inner, diloco = start(LOST)
     for number in range(1, 12):
         if number == 5:
-            Stage.from_environment().meet(first_rank, 3, "all have the rounds before")
-            if first_rank == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            Stage.from_environment().meet(first_rank, 3, "all have the rounds before", victim=0)
         inner.zero_grad()
         for name, one in net.named_parameters():
             wanted = torch.as_tensor(target(name, first_rank)) if one.requires_grad else one

@@ -1,11 +1,7 @@
 """A wrapper goes on in another group, and averages as one process with all inputs would."""
 
-from __future__ import annotations
-
 import copy
 import functools
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -116,10 +112,8 @@ def check_interrupted(net: Two, alone: Two, rank: int, size: int, *, is_view: bo
     own.zero_grad()
     own(whole((4 * size, 6), 102)[4 * rank :][:4]).sum().backward()
     for (name, ours), wanted in zip(net.named_parameters(), own.parameters(), strict=True):
-        gradient = ours.grad
-        assert gradient is None or torch.equal(gradient, wanted.grad), name
-    sent = net.second.bias.grad
-    assert (sent is None) == is_view
+        assert ours.grad is None or torch.equal(ours.grad, wanted.grad), name
+    assert (net.second.bias.grad is None) == is_view
 
 
 @pytest.mark.parametrize(
@@ -147,9 +141,7 @@ def lose_ranks(options: dict[str, Any]) -> int:
         with net.second.bias.register_hook(functools.partial(meet, stage, victim)):
             error = error_of(step, wrapped, 2)
         assert isinstance(error, RuntimeError), error
-        lost = shoal.torch.peer_lost()
-        assert lost is not None
-        assert lost.rank == victim
+        assert shoal.torch.peer_lost().rank == victim
         shoal.torch.shrink_group()
         assert dist.get_rank() == rank - (rank > victim)
         wrapped.regroup()
@@ -161,9 +153,7 @@ def lose_ranks(options: dict[str, Any]) -> int:
 def meet(stage: Stage, victim: int, _gradient: torch.Tensor) -> None:
     """Wait until all ranks are in their backward pass; the victim dies."""
     size = dist.get_world_size()
-    stage.meet(dist.get_rank(), size, f"in the backward pass of {size} ranks")
-    if dist.get_rank() == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
+    stage.meet(dist.get_rank(), size, f"in the backward pass of {size} ranks", victim)
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)

@@ -1,7 +1,5 @@
 """Ranks started by torch.multiprocessing, and two frameworks in one process."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

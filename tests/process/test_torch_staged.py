@@ -1,9 +1,5 @@
 """The torch front end works through host memory as on the CPU, over real ranks too."""
 
-from __future__ import annotations
-
-import os
-import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +12,7 @@ from contract import test_frontend_torch
 from process.ddp_training import Gradients, gradients, randoms
 from process.ranks import on_survivors
 from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
-from process.stage import Stage, error_of
+from process.stage import Stage, die, error_of
 from process.staged import staging
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -50,23 +46,24 @@ def test_a_check_of_the_front_end_passes(case: Case, three_ranks: SharedRanks) -
     assert min(copies) > 0 or case in WITHOUT_COPIES
 
 
-def copy_only_what_is_read_or_written() -> None:
+@in_torch("three_ranks")
+def test_only_read_memory_is_copied_out_and_only_written_memory_back() -> None:
     """Make calls of two pieces, and an all-gather of four, beside ranks with other forms of it."""
     rank, own, whole = dist.get_rank(), torch.full((200,), 1.0 + dist.get_rank()), torch.empty(600)
     peer, calls = 2 - rank, dist.send if rank == 0 else dist.recv
+
+    def gather() -> None:
+        if rank == 1:
+            dist.all_gather(list(whole.split(200)), own)
+        else:
+            dist.all_gather_into_tensor(whole, own)
+
     expected: list[tuple[Callable[[], object], int]] = [
         (lambda: dist.broadcast(own.clone(), 1), 2),
         (lambda: dist.reduce(own.clone(), 1), 4 if rank == 1 else 2),
         (lambda: dist.all_reduce(own.clone()), 4),
         (lambda: calls(own.clone(), peer) if rank != 1 else None, 1 if rank != 1 else 0),
-        (
-            lambda: (
-                dist.all_gather(list(whole.split(200)), own)
-                if rank == 1
-                else dist.all_gather_into_tensor(whole, own)
-            ),
-            4 * (1 + SIZE),
-        ),
+        (gather, 4 * (1 + SIZE)),
     ]
     with staging(piece_bytes=512) as device:
         for call, n_copies in expected:
@@ -74,12 +71,6 @@ def copy_only_what_is_read_or_written() -> None:
             call()
             assert device.n_copies - before == n_copies
     assert whole.tolist() == [1.0] * 200 + [2.0] * 200 + [3.0] * 200
-
-
-def test_only_read_memory_is_copied_out_and_only_written_memory_back(
-    three_ranks: SharedRanks,
-) -> None:
-    three_ranks.run(copy_only_what_is_read_or_written)
 
 
 def trained(group: dist.ProcessGroup, hook: Any = None) -> list[Gradients]:
@@ -116,7 +107,7 @@ def test_a_rank_that_dies_in_mid_call_leaves_no_work_running_on_the_others() -> 
         Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
         if dist.get_rank() == 1:
             dist.all_reduce(tensor, async_op=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         works: list[Any] = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
         errors = [error_of(work.wait) for work in works]
         first = next((at for at, error in enumerate(errors) if error), 3)
@@ -124,6 +115,5 @@ def test_a_rank_that_dies_in_mid_call_leaves_no_work_running_on_the_others() -> 
         lost = shoal.torch.peer_lost()
         dist.destroy_process_group()
     assert isinstance(errors[-1], PeerLost)
-    assert lost is not None
     assert lost.rank == 1
     assert not [thread for thread in threading.enumerate() if "staging" in thread.name]

@@ -1,10 +1,7 @@
 """`sync_state` gives a new rank the exact state, and all ranks train on equally."""
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,11 +64,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "lbfgs": lbfgs,
-    "adam": adam_of_two_groups,
-    "sgd": sgd,
-}
+OPTIMIZERS = {"lbfgs": lbfgs, "adam": adam_of_two_groups, "sgd": sgd}
 
 
 def train(net: Net, optimizer: torch.optim.Optimizer, *steps: int) -> None:
@@ -131,13 +124,9 @@ def join_in_training(name: str, chunk_bytes: int) -> int:
     if rank < 2:
         optimizer.load_state_dict(copy.deepcopy(alone_optimizer.state_dict()))
     seen: list[tuple[int, int]] = []
-    usual, module._CHUNK_BYTES = module._CHUNK_BYTES, chunk_bytes
-    try:
-        n_bytes = shoal.torch.sync_state(
-            net, optimizer, progress=lambda done, total: seen.append((done, total))
-        )
-    finally:
-        module._CHUNK_BYTES = usual
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK_BYTES", chunk_bytes)
+        n_bytes = shoal.torch.sync_state(net, optimizer, progress=lambda *step: seen.append(step))
     if n_bytes:
         assert seen[-1] == (n_bytes, n_bytes)
         assert sorted(set(seen)) == seen
@@ -168,35 +157,34 @@ def case_any_rank_of_any_group_may_send_and_the_model_may_be_wrapped() -> None:
     assert net.scalar.item() == 2
 
 
-CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"tied": False}, r"parameter second.weight|second\.weight is not the same .* rank 2"),
-    ({"n_low": 6}, r"low is not the same .*bfloat16\[5\] on ranks 0, 1.*bfloat16\[6\] on rank 2"),
-]
+def refused(words: str, *given: Any, **how: Any) -> None:
+    with pytest.raises(UsageError, match=words):
+        shoal.torch.sync_state(*given, **how)
 
 
 def case_a_different_model_is_refused_by_name_before_data_moves() -> None:
     rank = dist.get_rank()
-    for changes, named in CHANGES:
+    longer = r"low is not the same .*bfloat16\[5\] on ranks 0, 1.*bfloat16\[6\] on rank 2"
+    for changes, named in (
+        ({"tied": False}, r"parameter second.weight|second\.weight is not the same .* rank 2"),
+        ({"n_low": 6}, longer),
+    ):
         net = Net(rank, **(changes if rank == 2 else {}))
         before = copy.deepcopy(net.state_dict())
-        with pytest.raises(UsageError, match=named):
-            shoal.torch.sync_state(net)
+        refused(named, net)
         assert_same(net.state_dict(), before)
 
 
 def case_a_different_optimizer_is_refused_by_name() -> None:
     rank, net = dist.get_rank(), Net()
-    with pytest.raises(UsageError, match=r"optimizer is not the same .*SGD on rank 2"):
-        shoal.torch.sync_state(net, (sgd if rank == 2 else lbfgs)(net.parameters()))
-    with pytest.raises(UsageError, match=r"optimizer is not the same .*NoneType on rank 2"):
-        shoal.torch.sync_state(net, None if rank == 2 else sgd(net.parameters()))
-    parameters = list(net.parameters())
-    with pytest.raises(UsageError, match=r"parameter group 0 is not the same"):
-        shoal.torch.sync_state(net, sgd(parameters[::-1] if rank == 2 else parameters))
-    with pytest.raises(UsageError, match=r"from_rank is not the same"):
-        shoal.torch.sync_state(net, from_rank=rank)
-    with pytest.raises(UsageError, match=r"from_rank must be 0 to 2, got 3"):
-        shoal.torch.sync_state(net, from_rank=3)
+    optimizer = (sgd if rank == 2 else lbfgs)(net.parameters())
+    refused(r"optimizer is not the same .*SGD on rank 2", net, optimizer)
+    optimizer = None if rank == 2 else sgd(net.parameters())
+    refused(r"optimizer is not the same .*NoneType on rank 2", net, optimizer)
+    parameters = list(net.parameters())[:: -1 if rank == 2 else 1]
+    refused("parameter group 0 is not the same", net, sgd(parameters))
+    refused("from_rank is not the same", net, from_rank=rank)
+    refused("from_rank must be 0 to 2, got 3", net, from_rank=3)
     dist.barrier()
 
 
@@ -207,20 +195,16 @@ class Odd:
 def case_a_state_that_cannot_be_sent_is_refused_on_every_rank() -> None:
     rank, net = dist.get_rank(), nn.Linear(2, 2)
     net.register_buffer("rows", torch.eye(2).to_sparse())
-    with pytest.raises(UsageError, match=r"rows is a Tensor float32\[2, 2\], which cannot be sent"):
-        shoal.torch.sync_state(net)
+    refused(r"rows is a Tensor float32\[2, 2\], which cannot be sent", net)
     net.rows = torch.zeros(1, 4).expand(3, 4)  # 3 rows in one place
-    with pytest.raises(UsageError, match=r"rows is a Tensor float32\[3, 4\], which cannot be sent"):
-        shoal.torch.sync_state(net)
+    refused(r"rows is a Tensor float32\[3, 4\], which cannot be sent", net)
     net = nn.Linear(2, 2)
     optimizer = sgd(net.parameters())
     if rank == 0:
         optimizer.param_groups[0]["odd"] = Odd()
-    with pytest.raises(UsageError, match=r"cannot be sent is not the same .*'odd'\] is a Odd on"):
-        shoal.torch.sync_state(net, optimizer)
+    refused(r"cannot be sent is not the same .*'odd'\] is a Odd on", net, optimizer)
     optimizer.param_groups[0]["odd"] = Odd()
-    with pytest.raises(UsageError, match=r"'odd'\] is a Odd, which cannot be sent"):
-        shoal.torch.sync_state(net, optimizer)
+    refused(r"'odd'\] is a Odd, which cannot be sent", net, optimizer)
     optimizer.param_groups[0].update(odd=None, lr=np.float64(0.5) if rank == 0 else 0.25)
     shoal.torch.sync_state(net, optimizer)
     assert optimizer.param_groups[0]["lr"] == 0.5
@@ -229,10 +213,9 @@ def case_a_state_that_cannot_be_sent_is_refused_on_every_rank() -> None:
 def case_a_value_that_changes_in_transit_is_named_on_every_rank() -> None:
     rank = dist.get_rank()
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 1)
     nn.init.constant_(net[1].bias, 1 if rank == 2 else 0)
-    nn.init.constant_(net[0].weight, 1)
-    nn.init.constant_(net[0].bias, 1)
-    nn.init.constant_(net[1].weight, 1)
 
     def change(_done: int, _total: int) -> None:
         if rank == 0:
@@ -241,9 +224,8 @@ def case_a_value_that_changes_in_transit_is_named_on_every_rank() -> None:
     if rank == 1:
         assert shoal.torch.sync_state(net) == 0
     else:
-        with pytest.raises(
-            ShoalError, match=r"the state of rank 2 differs .*different value is 1\.weight"
-        ):
+        named = r"the state of rank 2 differs .*different value is 1\.weight"
+        with pytest.raises(ShoalError, match=named):
             shoal.torch.sync_state(net, progress=change)
     dist.barrier()
     assert (shoal.torch.sync_state(net, from_rank=1) > 0) or rank == 1
@@ -271,8 +253,8 @@ def case_an_error_on_a_receiving_rank_ends_the_transfer_on_all_ranks() -> None:
 
 
 def case_another_backend_is_refused() -> None:
-    with gloo_group() as gloo, pytest.raises(UsageError, match="does not use shoal"):
-        shoal.torch.sync_state(nn.Linear(2, 2), group=gloo)
+    with gloo_group() as gloo:
+        refused("does not use shoal", nn.Linear(2, 2), group=gloo)
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

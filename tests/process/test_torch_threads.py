@@ -1,7 +1,5 @@
 """Ranks that are threads, as in torchft's tests; threads that cannot start; and exit."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable
@@ -47,23 +45,12 @@ def with_a_future(group: Any, rank: int) -> float:
     return float(work.get_future().wait()[0].item())
 
 
-Call = Callable[[Any, int], float]
-
-
 def form(store: dist.Store, rank: int, size: int) -> Any:
     """Form a shoal group outside torch's default group, as torchft does."""
     from shoal.frontend.torch import create_process_group
 
-    made = create_process_group(
-        SimpleNamespace(
-            store=store,
-            group_rank=rank,
-            group_size=size,
-            global_ranks_in_group=[],
-            group_id="threads",
-            timeout=TIMEOUT,
-        )
-    )
+    place = {"store": store, "group_rank": rank, "group_size": size, "global_ranks_in_group": []}
+    made = create_process_group(SimpleNamespace(**place, group_id="threads", timeout=TIMEOUT))
     if isinstance(made, dist.ProcessGroup):
         return made
     group = dist.ProcessGroup(store, rank, size)
@@ -78,7 +65,9 @@ def form_on(threads: ThreadPoolExecutor, size: int) -> list[Any]:
     return list(threads.map(lambda rank: form(store, rank, size), range(size)))
 
 
-def call_on(threads: ThreadPoolExecutor, call: Call, groups: list[Any]) -> list[float]:
+def call_on(
+    threads: ThreadPoolExecutor, call: Callable[..., float], groups: list[Any]
+) -> list[float]:
     return list(threads.map(call, groups, range(len(groups))))
 
 
@@ -113,9 +102,6 @@ def test_ranks_go_on_in_a_new_group_after_one_aborted_the_old() -> None:
         groups.clear()
         del works, futures, backend
         assert call_on(threads, all_reduce, form_on(threads, SIZE)) == [6.0] * 3
-
-
-N_FUTURES = 3_000
 
 
 def reduce_by_a_file(path: Path) -> tuple[float, bytes]:
@@ -169,12 +155,12 @@ def case_threads_that_first_use_devices_at_once_share_an_order() -> None:
 
 
 def case_thousands_of_futures_complete_without_a_wait_for_their_works() -> None:
-    tensors = [torch.ones(1) for _ in range(N_FUTURES)]
+    tensors = [torch.ones(1) for _ in range(3_000)]
     calls = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    futures = [call.get_future() for call in calls if call is not None]
+    futures = [call.get_future() for call in calls]
     del calls
     torch.futures.wait_all(futures)
-    assert torch.cat(tensors).tolist() == [2.0] * N_FUTURES
+    assert torch.cat(tensors).tolist() == [2.0] * 3_000
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

@@ -1,9 +1,6 @@
 """torch's own DDP over shoal: ranks that die, torchrun, and SHOAL_WIRE."""
 
-from __future__ import annotations
-
 import os
-import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +11,7 @@ import torch.distributed as dist
 from process.ranks import on_ranks, on_survivors, run_ranks
 from process.stage import Stage, error_of, pretend_hosts
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 
 @pytest.mark.parametrize("how", ["plain", "hook"])
@@ -22,14 +20,10 @@ def test_ddp_names_a_lost_peer_and_the_process_survives(how: str) -> None:
     dist.init_process_group("shoal", timeout=timedelta(seconds=30))
     wrapped = nn.parallel.DistributedDataParallel(nn.Linear(20, 50), bucket_cap_mb=0.001)
     if how == "hook":
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+        wrapped.register_comm_hook(None, allreduce_hook)
     data = torch.ones(8, 20)
     wrapped(data).sum().backward()
-    Stage.from_environment().meet(dist.get_rank(), 3, "trained")
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    Stage.from_environment().meet(dist.get_rank(), 3, "trained", victim=1)
     begin = time.monotonic()
     error = None
     for _ in range(3):

@@ -1,7 +1,5 @@
 """Behaviour that differs between torch versions, on the installed one."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

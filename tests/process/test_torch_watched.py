@@ -1,7 +1,5 @@
 """Barriers that name missing ranks, profiles, hooks, and costs of groups."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -21,9 +19,6 @@ from shoal.errors import TimedOut
 from shoal.frontend.torch import monitored_barrier
 
 N_GROUPS = 64
-
-
-# ---- monitored_barrier ----
 
 
 def receive_after_all_but(absent: int) -> Callable[..., Any]:
@@ -50,11 +45,8 @@ def test_a_monitored_barrier_names_a_missing_rank_and_keeps_its_deadline(
 
     Rank 0 checks for late ranks once the others have called, and they leave that to it.
     """
-    store, group, rank = (
-        dist.distributed_c10d._get_default_store(),
-        dist.group.WORLD,
-        dist.get_rank(),
-    )
+    store, group = dist.distributed_c10d._get_default_store(), dist.group.WORLD
+    rank = group.rank()
     group.monitored_barrier(timedelta(seconds=20))
     if rank == absent:
         store.wait([f"rank {other} gave rank {absent} up" for other in {0, 1, 2} - {absent}])
@@ -91,9 +83,6 @@ def test_a_monitored_barrier_does_not_wait_for_dead_ranks() -> None:
         assert "rank 1" in message
 
 
-# ---- profiles, subgroups and hooks ----
-
-
 def case_a_profile_shows_the_same_ranges_as_with_gloo() -> None:
     ours = profile("shoal", dist.new_group(backend="shoal"))
     with gloo_group() as gloo:
@@ -120,33 +109,27 @@ def profile(backend: str, group: dist.ProcessGroup) -> set[str]:
             dist.send(torch.ones(2), 1, group=group)
         elif rank == 1:
             dist.recv(torch.ones(2), 0, group=group)
-    prefix = f"{backend}:"
-    return {
-        event.key.removeprefix(prefix)
-        for event in profiler.key_averages()
-        if event.key.startswith(prefix)
-    }
+    found = (event.key.partition(f"{backend}:") for event in profiler.key_averages())
+    return {name for before, prefix, name in found if prefix and not before}
 
 
 def proc(what: str) -> int:
     return len(list(Path(f"/proc/self/{what}").iterdir()))
 
 
-def shared_kib() -> int:
+def costs() -> tuple[int, ...]:
+    """Return this process's threads, descriptors, mapped files and KiB of shared memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssShmem")).split()[1])
-
-
-def mapped_files() -> int:
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return sum("memfd" in line for line in lines)
+    shared_kib = next(line for line in lines if line.startswith("RssShmem")).split()[1]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return proc("task"), proc("fd"), sum("memfd" in line for line in maps), int(shared_kib)
 
 
 def case_subgroups_cost_no_thread_no_descriptor_and_no_shared_memory() -> None:
     dist.barrier()
-    before = proc("task"), proc("fd"), mapped_files(), shared_kib()
+    before = costs()
     groups = [dist.new_group(use_local_synchronization=True) for _ in range(N_GROUPS)]
-    after = proc("task"), proc("fd"), mapped_files(), shared_kib()
+    after = costs()
     total = torch.zeros(1)
     for number, group in enumerate(groups):
         tensor = torch.tensor([float(number)])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import Outcome, Ranks, on_ranks, on_survivors, run_ranks, start_ranks
-from process.stage import Stage
+from process.stage import Stage, die
 
 pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has it")
 
@@ -60,9 +60,6 @@ def total(group: Any, rank: int, n: int = 1000) -> float:
     group.allreduce([tensor], dist.ReduceOp.SUM).wait()
     assert bool((tensor == tensor[0]).all())
     return float(tensor[0])
-
-
-# ---- calls ----
 
 
 @on_ranks(3)
@@ -116,9 +113,6 @@ def test_every_call_of_torchft_gives_the_result_of_numpy(address: str) -> None:
     group.shutdown()
 
 
-# ---- groups that end ----
-
-
 def reconfigure_often(address: str) -> None:
     def n_open() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
@@ -136,10 +130,6 @@ def reconfigure_often(address: str) -> None:
 
 def test_fifty_more_groups_leave_no_descriptor_and_no_thread(address: str) -> None:
     run_ranks(reconfigure_often, 2, address)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @on_survivors(3, 2)
@@ -302,9 +292,6 @@ def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
     assert total(group, left.index(rank)) == 3
 
 
-# ---- the Manager ----
-
-
 def manager_of(rank: int, lighthouse: str, net: torch.nn.Module, **options: Any) -> Any:
     """Return a Manager and the store that it needs."""
     import torchft
@@ -386,8 +373,6 @@ def test_local_steps_of_torchft_meet_in_the_mean_of_the_replicas(
     # Two steps of 0.5 times the mean of the gradients 1 and 2, in each round.
     assert found == [-1.5, -3.0, -4.5]
 
-
-# ---- chaos ----
 
 N_KILLS = 32 if os.environ.get("SHOAL_SOAK") else 3
 N_SAMPLES, N_WEIGHTS = 24, 500
@@ -480,9 +465,6 @@ def test_replicas_killed_at_random_moments_leave_the_others_with_the_right_weigh
             sys.stdout.write("\n".join(map(str, outcomes)))
         assert {outcome.died for outcome in outcomes} == {"was killed by SIGKILL"}
     server.shutdown()
-
-
-# ---- bad input ----
 
 
 def test_bad_input_is_an_error_before_the_manager_could_retry_forever(
