@@ -1,8 +1,5 @@
-"""Sharding by weights, with servers: every size is proved, with the bits of `sharded`.
-
-The order of folds comes from `fold_orders`, which does not use shoal. `SHOAL_SOAK=1` proves the
-full grid of sizes, as `make test-soak` does; other runs prove a fixed part of it.
-"""
+"""Sharding by weights, with servers, keeps the order of `fold_orders`: part of a grid of sizes is
+proved, and all of it with `SHOAL_SOAK=1`, as in `make test-soak`."""
 
 import itertools
 import os

@@ -1,13 +1,8 @@
-"""Shared code of checks of the torch front end: inputs of ranks, and expected results.
-
-The expected values come from torch's own arithmetic on one rank, which knows the inputs of every
-other rank.
-"""
+"""Inputs of ranks for checks of the torch front end, and results by torch's own arithmetic."""
 
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,20 +12,15 @@ Group = dist.ProcessGroup
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
-INTEGERS = [
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-]
+INTEGERS = [getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES = [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
 
 ARITHMETIC = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
 BITWISE = ["BAND", "BOR", "BXOR"]
-FOLDS = (
-    [(dtype, fold) for dtype in FLOATS for fold in ARITHMETIC]
-    + [(dtype, fold) for dtype in COMPLEX for fold in ("SUM", "AVG", "PRODUCT")]
-    + [(dtype, fold) for dtype in INTEGERS for fold in ARITHMETIC + BITWISE]
-    + [(torch.bool, fold) for fold in ("SUM", "PRODUCT", "MIN", "MAX", *BITWISE)]
-)
+FOLDS = [(dtype, fold) for dtype in FLOATS for fold in ARITHMETIC]
+FOLDS += [(dtype, fold) for dtype in COMPLEX for fold in ("SUM", "AVG", "PRODUCT")]
+FOLDS += [(dtype, fold) for dtype in INTEGERS for fold in ARITHMETIC + BITWISE]
+FOLDS += [(torch.bool, fold) for fold in ("SUM", "PRODUCT", "MIN", "MAX", *BITWISE)]
 
 # The rounding of a fold over four ranks in any order: a few units in the last place.
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 4e-2, torch.float32: 1e-6, torch.complex64: 1e-6}
@@ -92,17 +82,9 @@ def check_equal(actual: Tensor, expected: Tensor) -> None:
     assert torch.equal(wide(actual), wide(expected)), f"{actual} is not {expected}"
 
 
-def op_of(fold: str) -> Any:
-    return getattr(dist.ReduceOp, fold)
-
-
 def reduced(group: Group, tensor: Tensor, fold: str = "SUM") -> Tensor:
     """Call the group's all_reduce: torch's function would turn complex tensors into real ones."""
     opts = dist.AllreduceOptions()
-    opts.reduceOp, opts.asyncOp = op_of(fold), False
+    opts.reduceOp, opts.asyncOp = getattr(dist.ReduceOp, fold), False
     group.allreduce([tensor], opts).wait()
     return tensor
-
-
-def barrier(group: Group) -> None:
-    dist.barrier(group=group)

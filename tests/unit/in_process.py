@@ -1,8 +1,5 @@
-"""Run the ranks of one real group as threads of this process, which is quick.
-
-They use shared memory, links and the engine like processes do. They also share the resources of a
-process: the environment, descriptors, and the interpreter's lock.
-"""
+"""Run the ranks of one real group as threads of this process, which is quick. They share its
+environment, descriptors and interpreter lock."""
 
 import contextlib
 import functools
@@ -25,11 +22,9 @@ def run_in_threads(function: Callable[..., Any], size: int, *args: Any) -> list[
 
         def rank(number: int) -> None:
             store = TcpStoreClient("127.0.0.1", server.port, timeout_s=_LONG_S)
+            init = functools.partial(shoal.init, timeout_s=_LONG_S)
             try:
-                with (
-                    contextlib.closing(store),
-                    shoal.init(store, number, size, timeout_s=_LONG_S) as group,
-                ):
+                with contextlib.closing(store), init(store, number, size) as group:
                     results[number] = function(group, *args)
             except BaseException as error:  # noqa: BLE001 - the test checks it; pytest's too
                 results[number] = error

@@ -49,10 +49,6 @@ class Gathering:
             part[:] = data[: len(part)].ljust(len(part), b"\0")
 
 
-def agree(rng: random.Random) -> None:
-    growing.agree(Gathering(rng), 1, "127.0.0.1:4000", (), 1.0)  # type: ignore[arg-type]
-
-
 def read_digests(rng: random.Random) -> None:
     settings = Settings.read({})
     digests = [agreeing.digest_of(settings), random_bytes(rng)]
@@ -77,16 +73,12 @@ def read_attempts(rng: random.Random) -> None:
     assert len(attempt.record_key(found.number, 1)) < 100
 
 
-def read_end(rng: random.Random) -> None:
-    attempt.decode_end(seal(b"shoal/en", HANDSHAKE_VERSION, random_bytes(rng))).error()
-
-
-def read_record(rng: random.Random) -> None:
-    record.decode(seal(b"shoal/rc", HANDSHAKE_VERSION, random_bytes(rng)))
+def sealed(magic: bytes, rng: random.Random) -> bytes:
+    return seal(magic, HANDSHAKE_VERSION, random_bytes(rng))
 
 
 def read_roll(rng: random.Random) -> None:
-    part = roll.decode_part(seal(b"shoal/ro", HANDSHAKE_VERSION, random_bytes(rng)), SIZE)
+    part = roll.decode_part(sealed(b"shoal/ro", rng), SIZE)
     if part is not None:
         roll.decode([part], SIZE)
 
@@ -96,14 +88,9 @@ def read_roster(rng: random.Random) -> None:
         roster.decode(random_bytes(rng), frozenset(range(SIZE)))
 
 
-def read_announcement(rng: random.Random) -> None:
-    value = seal(b"shoal/nw", HANDSHAKE_VERSION, random_bytes(rng))
-    announcing.judge(value, lambda one: growing.refusal_of("world", one.digest, one))
-
-
 def read_answer(rng: random.Random) -> None:
     with contextlib.suppress(ValueError):  # `entering` turns it into a UsageError
-        announcing.decode_answer(seal(b"shoal/an", HANDSHAKE_VERSION, random_bytes(rng)))
+        announcing.decode_answer(sealed(b"shoal/an", rng))
 
 
 def read_size(rng: random.Random) -> None:
@@ -121,13 +108,22 @@ def read_view(rng: random.Random) -> None:
         assert len(agreement.own.encode(SIZE)) == n
 
 
-READERS = [
-    *(agree, read_digests, one_number_wrong, read_attempts, read_end, read_record, read_roll),
-    *(read_roster, read_announcement, read_answer, read_size, read_view),
-]
+def refusal_of(one: announcing.Announcement) -> str:
+    return growing.refusal_of("world", one.digest, one)
 
 
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+READERS: dict[str, Callable[[random.Random], Any]] = {
+    "agree": lambda rng: growing.agree(Gathering(rng), 1, "127.0.0.1:4000", (), 1.0),
+    "end": lambda rng: attempt.decode_end(sealed(b"shoal/en", rng)).error(),
+    "record": lambda rng: record.decode(sealed(b"shoal/rc", rng)),
+    "announcement": lambda rng: announcing.judge(sealed(b"shoal/nw", rng), refusal_of),
+}
+READERS |= {"digests": read_digests, "number": one_number_wrong, "attempts": read_attempts}
+READERS |= {"roll": read_roll, "roster": read_roster, "answer": read_answer}
+READERS |= {"size": read_size, "view": read_view}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_random_bytes_are_read_or_refused(reader: Callable[[random.Random], None]) -> None:
     rng = random.Random(7)
     for _ in range(N_TRIES):
