@@ -4,14 +4,8 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.group.agreeing import agreed_planner, digest_of
-from shoal.plan import Planner, Settings, default_cluster
-from shoal.plan.channels import (
-    PoolCard,
-    channels_from,
-    choose_channels,
-    choose_pool_channels,
-    n_lanes,
-)
+from shoal.plan import Planner, Settings, channels, default_cluster
+from shoal.plan.channels import PoolCard, channels_from, choose_channels, n_lanes
 from shoal.plan.defaults import wire_of
 from shoal.plan.tuning import Tuning
 
@@ -94,7 +88,7 @@ def of_pool(mbit: int, asked: int = 0, cores: tuple[int, int] = (64, 64), n_path
     worker = PoolCard(1250.0, asked, n_paths, cores[0])
     server = PoolCard(mbit / 8, 0, 1, cores[1])
     many = (worker._replace(n_cores=96), server._replace(n_cores=96))
-    return choose_pool_channels([worker, many[0], many[0], many[1], server], 3)
+    return channels.choose_pool_channels([worker, many[0], many[0], many[1], server], 3)
 
 
 def test_servers_have_as_many_channels_as_links_fill_and_the_least_cores_allow() -> None:

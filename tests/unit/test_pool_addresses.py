@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import UsageError
-from shoal.group.pool.addresses import (
-    Address,
-    JobEndpoint,
-    endpoint_from,
-    n_required_from,
-    parse_address,
-    servers_from,
-)
+from shoal.group.pool import addresses
+from shoal.group.pool.addresses import Address, JobEndpoint, endpoint_from, n_required_from
 from shoal.group.pool.served_group import ServedGroup
 from shoal.plan import Settings
 from shoal.server.options import keys_of, listen
@@ -33,24 +27,24 @@ from shoal.server.options import keys_of, listen
     ],
 )
 def test_an_address_may_have_a_port(text: str, address: Address) -> None:
-    assert parse_address(text, "it") == address
-    assert parse_address(str(address), "it") == address
+    assert addresses.parse_address(text, "it") == address
+    assert addresses.parse_address(str(address), "it") == address
 
 
 @pytest.mark.parametrize("text", ["", ":80", "a:b", "a:80:90", "a:99999", "[a", "a]:1", "[]:1"])
 def test_an_invalid_address_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match=r"^SHOAL_SERVERS: "):
-        parse_address(text, "SHOAL_SERVERS")
+        addresses.parse_address(text, "SHOAL_SERVERS")
 
 
 def test_duplicates_are_removed_from_a_list_of_servers() -> None:
-    assert servers_from({}) == ()
+    assert addresses.servers_from({}) == ()
     named = {"SHOAL_SERVERS": "cpu1, cpu2:7000,"}
-    assert servers_from(named) == (Address("cpu1", 7077), Address("cpu2", 7000))
+    assert addresses.servers_from(named) == (Address("cpu1", 7077), Address("cpu2", 7000))
     with pytest.raises(UsageError, match="names cpu1:7077 twice: name each"):
-        servers_from({"SHOAL_SERVERS": "cpu1,cpu2,cpu1:7077"})
+        addresses.servers_from({"SHOAL_SERVERS": "cpu1,cpu2,cpu1:7077"})
     with pytest.raises(UsageError, match="no port from 1"):
-        servers_from({"SHOAL_SERVERS": "cpu1:0"})
+        addresses.servers_from({"SHOAL_SERVERS": "cpu1:0"})
 
 
 @pytest.mark.parametrize("text", ["3", "-1", "x", "1.0"])
@@ -104,7 +98,7 @@ def test_servers_without_a_job_key_are_refused() -> None:
 def test_the_store_of_servers_needs_a_port_and_a_job() -> None:
     named = {"SHOAL_SERVERS": "cpu1, rdzv://host0:29400/job1 ,rdzv"}
     assert endpoint_from(named) == JobEndpoint("host0", 29400, "job1")
-    assert servers_from(named) == (Address("cpu1", 7077), Address("rdzv", 7077))
+    assert addresses.servers_from(named) == (Address("cpu1", 7077), Address("rdzv", 7077))
     assert endpoint_from({"SHOAL_SERVERS": "rdzv://[fd00::1]:1"}) == ("fd00::1", 1, "none")
     assert endpoint_from({"SHOAL_SERVERS": "cpu1"}) is None
     assert n_required_from({"SHOAL_SERVERS": "rdzv://a:1", "SHOAL_SERVERS_REQUIRED": "7"}) == 7

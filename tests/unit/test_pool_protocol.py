@@ -9,34 +9,16 @@ import shoal
 from shoal.codec import codec_of, top_k
 from shoal.dtypes import DType, Op
 from shoal.engine import Hello
-from shoal.group.pool import announce
+from shoal.group.pool import announce, protocol
 from shoal.group.pool.announce import N_BYTES, pack, unpack
-from shoal.group.pool.protocol import (
-    FROM_SERVERS,
-    FROM_WORKERS,
-    MOST_RANKS,
-    VERSION,
-    Ask,
-    Leaving,
-    Meet,
-    Message,
-    Reserve,
-    Reserved,
-    Status,
-    decode,
-    encode,
-    expect,
-    hello_of,
-    is_for_server,
-    key_id,
-    server_key,
-)
+from shoal.group.pool.protocol import Ask, Leaving, Meet, Message, Reserve, Reserved, Status
 from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.packing import number
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roster import Entry
 from shoal.shapes import Shape
 
+decode, encode, MOST_RANKS = protocol.decode, protocol.encode, protocol.MOST_RANKS
 LONG = "x" * 1000
 PATHS = tuple(
     Endpoint(f"fd00:1234:5678:9abc:def0:1234:5678:{at:04x}", 65535, f"enp{at}s0f1np1")
@@ -66,7 +48,7 @@ class Bounds:
 
     def __init__(self, *types: type[Message]) -> None:
         self.most: dict[int, int] = {}
-        expect(self, types)  # type: ignore[arg-type]
+        protocol.expect(self, types)  # type: ignore[arg-type]
 
     def expect(self, kind: int, most_bytes: int) -> None:
         self.most[kind] = most_bytes
@@ -80,7 +62,7 @@ def test_a_message_is_read_as_it_was_written_and_fits_its_bound(message: Message
 
 
 def test_each_end_accepts_the_kinds_of_the_other_and_refuses_its_own() -> None:
-    workers, servers = Bounds(*FROM_WORKERS).most, Bounds(*FROM_SERVERS).most
+    workers, servers = Bounds(*protocol.FROM_WORKERS).most, Bounds(*protocol.FROM_SERVERS).most
     assert workers.keys().isdisjoint(servers)
     assert max(*workers.values(), *servers.values()) < (2 << 20) + 20
     assert max(servers.values()) < 1 << 16
@@ -125,7 +107,7 @@ def test_unknown_kinds_are_refused() -> None:
 
 def test_random_bytes_give_a_message_or_a_value_error() -> None:
     draw = random.Random(7)
-    kinds = [*Bounds(*FROM_WORKERS, *FROM_SERVERS).most]
+    kinds = [*Bounds(*protocol.FROM_WORKERS, *protocol.FROM_SERVERS).most]
     n_refused = 0
     for _ in range(N_TIMES):
         kind, body = draw.choice(kinds), draw.randbytes(draw.randrange(60))
@@ -140,12 +122,12 @@ def test_random_bytes_give_a_message_or_a_value_error() -> None:
 
 def test_a_keys_name_does_not_reveal_it_and_differs_from_its_proof() -> None:
     key, other = b"k" * 32, b"l" * 32
-    assert key_id(key) != key_id(other)
-    assert server_key(key) not in (key, server_key(other))
-    assert is_for_server(hello_of(key))
-    assert hello_of(key).epoch == key_id(key)
-    older = Hello(key_id(key), VERSION - 1, 0, hello_of(key).path)
-    assert not is_for_server(older)
+    assert protocol.key_id(key) != protocol.key_id(other)
+    assert protocol.server_key(key) not in (key, protocol.server_key(other))
+    assert protocol.is_for_server(protocol.hello_of(key))
+    assert protocol.hello_of(key).epoch == protocol.key_id(key)
+    older = Hello(protocol.key_id(key), protocol.VERSION - 1, 0, protocol.hello_of(key).path)
+    assert not protocol.is_for_server(older)
 
 
 def test_an_announced_call_is_equal_on_the_server_except_for_the_rank() -> None:

@@ -6,19 +6,9 @@ import pytest
 
 from shoal.analysis.prove.prover import prove, prove_steps
 from shoal.errors import ProofError, UsageError
-from shoal.schedule import (
-    ALGORITHMS,
-    Algorithm,
-    Buffer,
-    Contract,
-    Copy,
-    Finish,
-    Recv,
-    Send,
-    Step,
-    chains,
-    contract_of,
-)
+from shoal.schedule import ALGORITHMS, Algorithm, chains
+from shoal.schedule.collectives import Contract, contract_of
+from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 
 WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH

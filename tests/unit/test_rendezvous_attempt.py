@@ -5,17 +5,8 @@ from typing import Any
 import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
-from shoal.rendezvous.attempt import (
-    ATTEMPT_KEY,
-    AttemptOverError,
-    decode_end,
-    end_key,
-    find_attempt,
-    find_end,
-    meet_again,
-    record_key,
-    report_failure,
-)
+from shoal.rendezvous import attempt as attempts
+from shoal.rendezvous.attempt import ATTEMPT_KEY, AttemptOverError, decode_end, find_end
 from shoal.rendezvous.meeting import MemberMeeting
 from shoal.rendezvous.record import Record
 from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
@@ -32,7 +23,7 @@ WRONG_KEY = UsageError("rank 1 holds another job key")
 
 def arrive(store: MemoryStore, rank: int, left: int = -1) -> MemberMeeting:
     """Find the attempt and publish, as a process does when it joins or goes on."""
-    attempt = find_attempt(store, rank, f"node-{rank}", left)
+    attempt = attempts.find_attempt(store, rank, f"node-{rank}", left)
     nonce = bytes([attempt.number, rank]) + bytes(14)
     own = Record(3, nonce, "host", f"node-{rank}", "shoal", False)
     meeting = MemberMeeting(direct(store), attempt, rank, own, None)
@@ -41,7 +32,7 @@ def arrive(store: MemoryStore, rank: int, left: int = -1) -> MemberMeeting:
 
 
 def fail(store: MemoryStore, error: Any = WRONG_KEY, attempt: Any = None, rank: int = 1) -> None:
-    report_failure(direct(store), rank, f"node-{rank}", error, attempt)
+    attempts.report_failure(direct(store), rank, f"node-{rank}", error, attempt)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -75,7 +66,7 @@ def test_the_number_of_an_attempt_never_decreases() -> None:
     for _ in range(3):
         arrive(store, 0)
     before = store.get(ATTEMPT_KEY, 0)
-    meet_again(store, 0, 1, "node-1", "was slow")
+    attempts.meet_again(store, 0, 1, "node-1", "was slow")
     assert store.get(ATTEMPT_KEY, 0) == before
 
 
@@ -125,7 +116,7 @@ def test_a_rank_that_fails_before_it_publishes_ends_the_attempt_too(was_there: b
 def test_a_rank_that_fails_when_all_meet_again_ends_the_next_attempt() -> None:
     store = MemoryStore()
     first, _ = arrive(store, 0), arrive(store, 1)
-    meet_again(store, 0, 2, "node-2", "was started again")
+    attempts.meet_again(store, 0, 2, "node-2", "was started again")
     with pytest.raises(AttemptOverError):
         first.look_around()
     fail(store, attempt=0)
@@ -153,7 +144,7 @@ def test_the_first_failure_counts() -> None:
 def test_a_damaged_end_makes_all_meet_again() -> None:
     store = MemoryStore()
     fail(store, UsageError('"' * 10_000), 0)
-    value = store.get(end_key(0), 0)
+    value = store.get(attempts.end_key(0), 0)
     assert len(value) <= MAX_VALUE_BYTES
     assert decode_end(value).is_failure
     for at in range(8 * len(value)):
@@ -161,5 +152,5 @@ def test_a_damaged_end_makes_all_meet_again() -> None:
         flipped[at // 8] ^= 1 << at % 8
         assert not decode_end(bytes(flipped)).is_failure
     arrive(store, 0)
-    for other in (b"", b"1", b"[]", store.get(record_key(1, 0), 0)):
+    for other in (b"", b"1", b"[]", store.get(attempts.record_key(1, 0), 0)):
         assert not decode_end(other).is_failure

@@ -5,18 +5,9 @@ from itertools import islice
 import pytest
 
 from shoal.errors import UsageError
-from shoal.schedule import (
-    ALGORITHMS,
-    Buffer,
-    Copy,
-    Finish,
-    Place,
-    Recv,
-    Send,
-    Value,
-    contract_of,
-    find,
-)
+from shoal.schedule import ALGORITHMS, find
+from shoal.schedule.collectives import Place, Value, contract_of
+from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send
 
 
 def test_steps_have_a_readable_text() -> None:

@@ -12,19 +12,8 @@ import pytest
 from process.serving import Talker
 
 from shoal.engine import Hello
-from shoal.group.pool.protocol import (
-    Ask,
-    Meet,
-    Message,
-    Reserve,
-    Reserved,
-    Status,
-    decode,
-    encode,
-    key_id,
-    send,
-    server_key,
-)
+from shoal.group.pool import protocol
+from shoal.group.pool.protocol import Ask, Meet, Message, Reserve, Reserved, Status
 from shoal.rendezvous.announcing import own_version
 from shoal.server import child
 from shoal.server import server as server_module
@@ -34,7 +23,7 @@ from shoal.server.registrar import address_for
 from shoal.server.server import Server, as_text
 
 SECRET = b"k" * 32
-KEY = JobKey("", key_id(SECRET), server_key(SECRET))
+KEY = JobKey("", protocol.key_id(SECRET), protocol.server_key(SECRET))
 MEET = Meet(1, 3, 3, 4, b"a roster")
 PLACE: Any = SimpleNamespace(
     entry=SimpleNamespace(encode=lambda _: b"an entry"), close=int, take=list
@@ -54,7 +43,7 @@ class Peer:
         pass
 
     def send(self, kind: int, body: bytes) -> bool:
-        self.sent.append(decode(kind, body))
+        self.sent.append(protocol.decode(kind, body))
         return True
 
     def close(self) -> None:
@@ -99,7 +88,7 @@ def new_job(server: Any, open_place: Callable[[], str] = str) -> Any:
 def answers_to(server: Any, job: Any, message: Message) -> list[Message]:
     """Send a message to a server, and return its answers."""
     n = len(job.peer.sent)
-    server.received(job.peer, *encode(message), -1)
+    server.received(job.peer, *protocol.encode(message), -1)
     return list(job.peer.sent[n:])
 
 
@@ -180,7 +169,7 @@ def test_a_job_that_reads_no_answers_is_dropped_and_one_that_is_late_is_not(is_l
         peer.pause(True)
         n_asked = 0
         while server._jobs and not (is_late and seen.n_queued):
-            n_asked += send(peer, Ask()) is None
+            n_asked += protocol.send(peer, Ask()) is None
             job.step_others()
         assert n_asked < 1000  # of 59 KB each, most of them in the kernel
         if is_late:
@@ -203,7 +192,7 @@ def test_an_answer_about_too_many_views_is_cut_to_valid_json() -> None:
     found = json.loads(text)
     assert found["views"] == many[: len(found["views"])]
     assert len(found["views"]) > 80  # each takes 626 to 630 bytes
-    assert encode(Status(text))
+    assert protocol.encode(Status(text))
 
 
 def test_a_child_is_forked_with_signals_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
