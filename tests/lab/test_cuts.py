@@ -5,15 +5,13 @@ the ranks' patience costs only time; after a longer one the silent rank is lost.
 the long cuts, as `make test-soak` does.
 """
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from lab.labs import enter, env_of, needs_root
-from process.ranks import Outcome, Ranks, start_ranks
+from process.ranks import Outcome, start_ranks
 from process.stage import Stage
 
 import shoal
@@ -58,29 +56,23 @@ def reduce_through_a_cut(namespaces: list[str]) -> tuple[int, Exception | None]:
     return n_calls, None
 
 
-@contextlib.contextmanager
-def on_two_hosts(function: Callable[..., object]) -> Iterator[tuple[Lab, Stage, Ranks]]:
-    """Run it on a rank of each host, and yield once both are busy."""
+def run_through(ways: list[tuple[int, int]], cut_s: float) -> list[Outcome]:
+    """Run a rank on each of two hosts, and cut these ways once both are busy."""
     with Lab(2) as cluster, Stage() as stage:
         namespaces = [host.namespace for host in cluster.hosts]
         env = {**env_of(cluster), **stage.env, "SHOAL_RESUME_S": "3"}
-        with start_ranks(function, 2, namespaces, env=env) as ranks:
+        with start_ranks(reduce_through_a_cut, 2, namespaces, env=env) as ranks:
             for rank in range(2):
                 stage.await_cue(f"rank {rank} is busy")
-            yield cluster, stage, ranks
-
-
-def run_through(ways: list[tuple[int, int]], cut_s: float) -> list[Outcome]:
-    with on_two_hosts(reduce_through_a_cut) as (cluster, stage, ranks):
-        for source, to in ways:
-            cluster.cut(source, to)
-        if cut_s == FOR_GOOD:
-            return ranks.wait(60)
-        threading.Event().wait(cut_s)  # a silence needs real time
-        for source, to in ways:
-            cluster.heal(source, to)
-        stage.cue("enough")
-        return ranks.wait(30)
+            for source, to in ways:
+                cluster.cut(source, to)
+            if cut_s == FOR_GOOD:
+                return ranks.wait(60)
+            threading.Event().wait(cut_s)  # a silence needs real time
+            for source, to in ways:
+                cluster.heal(source, to)
+            stage.cue("enough")
+            return ranks.wait(30)
 
 
 @pytest.mark.parametrize(("way", "cut_s", "meaning"), CUTS)

@@ -77,15 +77,9 @@ def test_a_server_that_a_worker_cannot_reach_is_soon_excluded_and_returns(tmp_pa
     key = new_key(tmp_path)
     with Lab(N_WORKERS + len(SERVERS), rate_mbit=None) as cluster, Stage() as stage:
         addresses = [cluster.hosts[host].address for host in SERVERS]
-        env = {
-            **link_env(),
-            "MASTER_ADDR": cluster.hosts[0].address,
-            "SHOAL_SOCKET_IFNAME": INTERFACE,
-            "SHOAL_KEY_FILE": str(key),
-            "SHOAL_SERVERS": ",".join(addresses),
-            "SHOAL_DEBUG": "INFO",
-            **stage.env,
-        }
+        env = {**link_env(), **stage.env, "SHOAL_KEY_FILE": str(key), "SHOAL_DEBUG": "INFO"}
+        env |= {"MASTER_ADDR": cluster.hosts[0].address, "SHOAL_SOCKET_IFNAME": INTERFACE}
+        env["SHOAL_SERVERS"] = ",".join(addresses)
         namespaces = [host.namespace for host in cluster.hosts[:N_WORKERS]]
         worker, server = N_WORKERS - 1, SERVERS[1]
         with (

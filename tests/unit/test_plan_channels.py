@@ -57,8 +57,8 @@ def test_the_number_of_the_environment_is_read_or_refused() -> None:
             channels_from({"SHOAL_CHANNELS": text})
 
 
-def digests(*settings: Settings, mbit: int = 100_000, n_cores: int = 16) -> list[bytes]:
-    return [digest_of(each, mbit, range(n_cores)) for each in settings]
+def digests(*settings: Settings) -> list[bytes]:
+    return [digest_of(each, 100_000, range(16)) for each in settings]
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,6 @@ def run(repairs: list[Repair], memory: list[list[str]]) -> None:
                 worker[segment] = RESULT
 
 
-def bitmap(bits: int, n_segments: int) -> bytes:
-    return bits.to_bytes((n_segments + 7) // 8, "little")
-
-
 @pytest.mark.parametrize("n_segments", [1, 2, 3])
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 4])
 def test_workers_get_all_results_whenever_a_server_dies(n_workers: int, n_segments: int) -> None:
@@ -72,7 +68,7 @@ def test_workers_get_all_results_whenever_a_server_dies(n_workers: int, n_segmen
             [RESULT if bits >> segment & 1 else INPUT for segment in range(n_segments)]
             for bits in landed
         ]
-        repairs = replan([[bitmap(bits, n_segments)] for bits in landed], [n_segments])
+        repairs = replan([[bytes([bits])] for bits in landed], [n_segments])
         run(repairs, memory)
         assert memory == [[RESULT] * n_segments] * n_workers
 

@@ -190,12 +190,8 @@ def test_an_invalid_answer_is_an_error_of_its_rank(answer: bytes, why: str) -> N
     "changed",
     [
         {"n_calls": "4\nshoal_calls_total 5", "in_flight": None},
-        {"counted_s": "1"},
-        {"stalls": []},
-        {"links": {"a": 1}},
-        {"in_flight": [{"what": "barrier"}]},
-        {"in_flight": [CALL | {"waits": [1]}]},
-        {"in_flight": {"a": 1}},
+        *({"counted_s": "1"}, {"stalls": []}, {"links": {"a": 1}}, {"in_flight": {"a": 1}}),
+        *({"in_flight": [call]} for call in ({"what": "barrier"}, CALL | {"waits": [1]})),
     ],
 )
 def test_a_rank_with_invalid_numbers_is_shown_as_such_and_has_no_metrics(

@@ -26,19 +26,16 @@ def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "_source_towards", routes.__getitem__)
 
 
+NAMED = {"eth1": "10.1.0.5", "eth": "10.1.0.5", "=eth10": "10.10.0.5", "docker,eth": "172.17.0.1"}
+# An exclusion selects the first external interface that is up.
+NAMED |= {"lo": "127.0.0.1", "^docker": "10.1.0.5", "^=eth1": "10.10.0.5"}
+
+
 @pytest.mark.parametrize(
     ("master", "settings", "address"),
     [
         # Interfaces are named as for NCCL.
-        *(
-            ("head", f"SHOAL_SOCKET_IFNAME={wanted}", address)
-            for wanted, address in (
-                *(("eth1", "10.1.0.5"), ("eth", "10.1.0.5"), ("=eth10", "10.10.0.5")),
-                *(("docker,eth", "172.17.0.1"), ("lo", "127.0.0.1")),
-                # An exclusion selects the first external interface that is up.
-                *(("^docker", "10.1.0.5"), ("^=eth1", "10.10.0.5")),
-            )
-        ),
+        *(("head", f"SHOAL_SOCKET_IFNAME={wanted}", address) for wanted, address in NAMED.items()),
         # shoal's variable precedes Gloo's, and Gloo's precedes NCCL's.
         ("head", "NCCL_SOCKET_IFNAME=lo", "127.0.0.1"),
         ("head", "NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=docker0", "172.17.0.1"),
@@ -73,10 +70,7 @@ def test_paths_take_turns_over_the_named_interfaces() -> None:
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        *(
-            (f"GLOO_SOCKET_IFNAME={wanted}", "")
-            for wanted in ("wlan0", "=eth", "ib0", "^docker,eth")
-        ),
+        *((f"GLOO_SOCKET_IFNAME={name}", "") for name in ("wlan0", "=eth", "ib0", "^docker,eth")),
         ("SHOAL_SOCKET_IFNAME=eth1,eht10", "matches eht10"),
         ("SHOAL_SOCKET_IFNAME=wlan, docker,", "matches wlan"),
         ("SHOAL_SOCKET_IFNAME==eth1,eth", "matches eth"),

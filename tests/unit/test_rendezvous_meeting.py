@@ -39,8 +39,8 @@ def direct(store: MemoryStore) -> Asking:
     return store  # type: ignore[return-value]
 
 
-def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None) -> RootMeeting:
-    made = RootMeeting(direct(store), Attempt(), own or record(0), key)
+def host(store: MemoryStore, own: Record | None = None) -> RootMeeting:
+    made = RootMeeting(direct(store), Attempt(), own or record(0), None)
     made.publish(made.own)
     return made
 

@@ -21,8 +21,8 @@ def test_only_a_hosts_lowest_rank_is_linked_to_others_and_at_most_three(hosts: l
         assert tree.has_hosts_below == any(other > rank for other in others)
 
 
-def entry(rank: int, n_paths: int = 2) -> Entry:
-    paths = tuple(Endpoint(f"10.0.{path}.1", 4000 + rank, f"eth{path}") for path in range(n_paths))
+def entry(rank: int) -> Entry:
+    paths = tuple(Endpoint(f"10.0.{path}.1", 4000 + rank, f"eth{path}") for path in range(2))
     return Entry("a host", f"node-{rank}", b"settings digest %d" % rank, paths)
 
 

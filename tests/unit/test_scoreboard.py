@@ -28,13 +28,10 @@ def pools() -> WorkerPools:
     return WorkerPools(BenchOptions(n_rounds=3, openmpi=Path("nowhere")))
 
 
-def section_of(*benchmarks: Benchmark, **more: Any) -> Section:
-    cases = (Case(2, 1024), Case(4, 25 * 1024 * 1024))
-    return Section("toy", "a toy", ("made up",), benchmarks, cases, "{:g} s".format, **more)
-
-
 def rows_of(pools: WorkerPools, *benchmarks: Benchmark, **more: Any) -> list[Result]:
-    return run_section(section_of(*benchmarks, **more), pools, lambda _text: None)
+    cases = (Case(2, 1024), Case(4, 25 * 1024 * 1024))
+    toy = Section("toy", "a toy", ("made up",), benchmarks, cases, "{:g} s".format, **more)
+    return run_section(toy, pools, lambda _text: None)
 
 
 def drifting(label: str, values: list[float]) -> Benchmark:
@@ -193,8 +190,8 @@ def test_a_pause_is_the_slowest_steps_time_beyond_the_median() -> None:
 TRAINING = Case(4, 0, n_samples=3, n_hosts=4, rate_mbit=400, model="bert")
 
 
-def rank(*times_s: float, losses: tuple[float, ...] = (), window_s: float = 0.0) -> dict[str, Any]:
-    return {"times_s": times_s, "losses": losses or (1.0,) * len(times_s), "window_s": window_s}
+def rank(*times_s: float) -> dict[str, Any]:
+    return {"times_s": times_s, "losses": (1.0,) * len(times_s), "window_s": 0.0}
 
 
 def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
@@ -211,14 +208,11 @@ def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
 @pytest.mark.parametrize(
     ("exposed_s", "window_s", "n_layers", "part"),
     [
-        (0.0, 2.0, 1 << 40, 1.0),
-        (0.1, 2.0, 1 << 40, 0.9),
-        (1.0, 2.0, 1 << 40, 0.0),
+        *((0.0, 2.0, 1 << 40, 1.0), (0.1, 2.0, 1 << 40, 0.9), (1.0, 2.0, 1 << 40, 0.0)),
         (0.5, 0.5, 1 << 40, 1.0),  # no more than the window can be hidden
         (0.75, 0.5, 1 << 40, 0.5),
         (1.5, 0.5, 1 << 40, 0.0),  # averaging took longer beside computing than alone
-        (1 / 4, 2.0, 4, 1.0),  # only the last layer's share is left
-        (0.4, 2.0, 4, 0.8),
+        *((1 / 4, 2.0, 4, 1.0), (0.4, 2.0, 4, 0.8)),  # only the last layer's share is left
         (0.4, 0.75, 4, 0.8),  # the window is as long as the rest
     ],
 )

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,17 +23,14 @@ def no_warnings_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_warned", set())
 
 
-def read_by_the_source() -> Iterator[str]:
-    """Return names in quotes, in Python and C++: read variables, not those in comments."""
-    quoted = re.compile(r"[\"'](SHOAL_[A-Z0-9_]+)[\"']")
+def test_every_variable_in_the_source_is_in_the_table() -> None:
+    quoted = re.compile(r"[\"'](SHOAL_[A-Z0-9_]+)[\"']")  # not those in comments
+    found = set[str]()
     for folder, ends in (("src", ".py"), ("native", ".cc"), ("native", ".h"), ("tests", ".py")):
         for path in (REPOSITORY / folder).rglob("*" + ends):
             if path.name != "test_settings.py":
-                yield from quoted.findall(path.read_text())
-
-
-def test_every_variable_in_the_source_is_in_the_table() -> None:
-    assert set(read_by_the_source()) == {*SETTINGS, *INTERNAL}
+                found.update(quoted.findall(path.read_text()))
+    assert found == {*SETTINGS, *INTERNAL}
 
 
 def test_the_page_of_settings_lists_exactly_the_settings() -> None:

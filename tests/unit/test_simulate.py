@@ -47,6 +47,10 @@ INTO_SCRATCH: list[list[Step]] = [
     [Copy(0, 0, into_buffer=Buffer.SCRATCH, fold=fold) for fold in (False, True)],
     [],
 ]
+COSTLY_MESSAGES = cluster(2, wire=replace(WIRE, message_us=7), memory_us_per_byte=0.002)
+COSTLY_BYTES = cluster(2, memory_us_per_byte=0.002, network_us_per_byte=0.004)
+TWO_CORES = cluster(1, 4, local=LinkCost(0, 0, message_us=3), n_cores=2)
+COSTLY_SCRATCH = cluster(1, 2, memory_us_per_byte=0.002, fresh_us_per_byte=0.01)
 
 
 @pytest.mark.parametrize(
@@ -57,17 +61,9 @@ INTO_SCRATCH: list[list[Step]] = [
         # A message above the eager limit waits for its receiver's grant.
         (ONE_MESSAGE, 100 * KIB, cluster(2), 50 + 50 + 100 * KIB * 0.01),
         # It occupies a core of each end, and a fold passes over its bytes.
-        (
-            *(ONE_FOLD, 1000),
-            cluster(2, wire=replace(WIRE, message_us=7), memory_us_per_byte=0.002),
-            (7 + 2) + 50 + 10 + (7 + 2),
-        ),
+        (ONE_FOLD, 1000, COSTLY_MESSAGES, (7 + 2) + 50 + 10 + (7 + 2)),
         # Bytes between hosts take a core of each end besides the pass over memory.
-        (
-            *(ONE_MESSAGE, 1000),
-            cluster(2, memory_us_per_byte=0.002, network_us_per_byte=0.004),
-            6 + 50 + 10 + 6,
-        ),
+        (ONE_MESSAGE, 1000, COSTLY_BYTES, 6 + 50 + 10 + 6),
         (ONE_MESSAGE, 1000, cluster(1, 2, network_us_per_byte=0.004), 0),
         # Ranks of a host share its NIC, as do messages into a host; directions are independent.
         (TWO_PAIRS, 1000, cluster(2, 2), 50 + 10 + 10),
@@ -75,25 +71,15 @@ INTO_SCRATCH: list[list[Step]] = [
         (TWO_INTO_ONE, 1000, cluster(3), 50 + 10 + 10),
         (BOTH_AT_ONCE, 1000, cluster(2), 50 + 10),
         # Ranks that outnumber the cores of a host slow each other down.
-        (
-            *([*ONE_MESSAGE, [], []], 1000),
-            cluster(1, 4, local=LinkCost(0, 0, message_us=3), n_cores=2),
-            2 * (3 + 3),
-        ),
+        ([*ONE_MESSAGE, [], []], 1000, TWO_CORES, 2 * (3 + 3)),
         # An idle NIC passes its burst at once.
         (ONE_MESSAGE, 50 * KIB, cluster(2, burst_bytes=20 * KIB), 50 + 30 * KIB * 0.01),
         # Contention slows the second of three messages to and from other hosts.
         (ALL_TO_ALL, 1000, cluster(4), 50 + 3 * 10),
         (ALL_TO_ALL, 1000, cluster(4, contention=0.5), 50 + 10 + 15 + 10),
         # Scratch above 32 MiB, which allocators give back, costs more at its first touch.
-        *(
-            (
-                *(INTO_SCRATCH, mib * MIB),
-                cluster(1, 2, memory_us_per_byte=0.002, fresh_us_per_byte=0.01),
-                mib * MIB * us_per_byte,
-            )
-            for mib, us_per_byte in ((32, 0.004), (33, 0.014))
-        ),
+        (INTO_SCRATCH, 32 * MIB, COSTLY_SCRATCH, 32 * MIB * 0.004),
+        (INTO_SCRATCH, 33 * MIB, COSTLY_SCRATCH, 33 * MIB * 0.014),
         # Each direction of a NIC has its rate.
         (THERE_AND_BACK, 1000, cluster(2), 50 + 10 + 50 + 10),
     ],

@@ -147,22 +147,14 @@ def test_a_state_holds_no_keys_and_names_source_lines(monkeypatch: pytest.Monkey
     assert mine["at"].startswith(f"{__file__}:")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "stem"),
-    [
-        ("/a/b-%r", "/a/b-3"),
-        ("/a/b-%p.json", "/a/b-77"),
-        ("/a/b", "/a/b-rank3"),
-        ("/a/b.txt", "/a/b-rank3"),
-        ("/a/%h/b", "/a/host_1/b-rank3"),
-        ("/a/100%%r", "/a/100%r-rank3"),
-        ("/a/%%%r", "/a/%3"),
-        ("/nowhere/", "/nowhere/shoal-dump-host_1-rank3-77"),
-        ("", "shoal-dump-host_1-rank3-77"),
-    ],
-)
-def test_a_pattern_names_a_file_per_rank(pattern: str, stem: str, tmp_path: Path) -> None:
-    assert stem_of(pattern, 3, "host/1", 77) == stem
+STEMS = {"/a/b-%r": "/a/b-3", "/a/b-%p.json": "/a/b-77", "/a/b": "/a/b-rank3"}
+STEMS |= {"/a/b.txt": "/a/b-rank3", "/a/%h/b": "/a/host_1/b-rank3"}
+STEMS |= {"/a/100%%r": "/a/100%r-rank3", "/a/%%%r": "/a/%3"}
+STEMS |= {"/nowhere/": "/nowhere/shoal-dump-host_1-rank3-77", "": "shoal-dump-host_1-rank3-77"}
+
+
+def test_a_pattern_names_a_file_per_rank(tmp_path: Path) -> None:
+    assert {pattern: stem_of(pattern, 3, "host/1", 77) for pattern in STEMS} == STEMS
     assert stem_of(str(tmp_path), 3, "h", 77) == f"{tmp_path}/shoal-dump-h-rank3-77"
 
 

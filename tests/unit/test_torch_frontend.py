@@ -31,11 +31,9 @@ def operations(group: FakeGroup) -> Operations:
     return Operations(group, timedelta(seconds=60))  # type: ignore[arg-type]
 
 
-def at_once(kind: type, **fields: Any) -> Any:
+def at_once(kind: type) -> Any:
     options = kind()
     options.asyncOp = False
-    for name, value in fields.items():
-        setattr(options, name, value)
     return options
 
 
