@@ -10,10 +10,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from process.ranks import warm_up
-from process.records import record_of, rewritten
 from process.stage import descriptors
 
 from shoal.errors import PeerLost
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 JOIN = importlib.import_module("shoal.rendezvous.join")  # `join` hides it
 LONG_S = 60.0  # for a join that should succeed
-SHORT_S = 0.3  # for a join that cannot succeed, and lasts this long
 ONE_HOST: Mapping[str, str] = {}
 
 
@@ -38,7 +36,7 @@ def hosts(*ids: str, **more: str) -> list[dict[str, str]]:
 
 
 def options(environ: Mapping[str, str], **more: object) -> JoinOptions:
-    return JoinOptions(environ=environ, **more)  # type: ignore[arg-type]
+    return JoinOptions(environ=environ, **more)
 
 
 def die_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,26 +77,29 @@ class Ground:
         self.fd = -1
 
 
+def in_threads(one: Callable[[int], Any], size: int) -> list[Any]:
+    """Call a function with each rank, in a thread per rank; return the results."""
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
 def join_all(
     store: Store,
     environs: Sequence[Mapping[str, str]],
-    timeout_s: float = LONG_S,
     grounds: Sequence[Ground] = (),
+    **more: object,
 ) -> list[Membership | Exception]:
-    """Join with one thread per environment; return each result or error."""
+    """Join with one thread per environment and these options; return each result or error."""
 
     def one(rank: int) -> Membership | Exception:
+        memory = grounds[rank].as_memory() if grounds else HostMemory()
+        how = {"timeout_s": LONG_S, "memory": memory, "options": options(environs[rank], **more)}
         try:
-            chosen = options(environs[rank])
-            memory = grounds[rank].as_memory() if grounds else HostMemory()
-            return join(
-                store, rank, len(environs), timeout_s=timeout_s, memory=memory, options=chosen
-            )
+            return join(store, rank, len(environs), **how)
         except Exception as error:  # noqa: BLE001 - the test checks it
             return error
 
-    with ThreadPoolExecutor(len(environs)) as pool:
-        return list(pool.map(one, range(len(environs))))
+    return in_threads(one, len(environs))
 
 
 @contextlib.contextmanager
@@ -106,15 +107,16 @@ def joined(
     store: Store,
     environs: Sequence[Mapping[str, str]],
     grounds: Sequence[Ground] = (),
+    **more: object,
 ) -> Iterator[list[Membership]]:
     with contextlib.ExitStack() as stack:
         for ground in grounds:
             stack.callback(ground.close)
-        found = join_all(store, environs, grounds=grounds)
+        found = join_all(store, environs, grounds, **more)
         for each in found:
             if isinstance(each, Exception):
                 raise each
-        yield [stack.enter_context(each) for each in found if isinstance(each, Membership)]
+        yield [stack.enter_context(each) for each in found]
 
 
 def check_members(membership: Membership, ground: Ground) -> None:
@@ -126,29 +128,33 @@ def check_members(membership: Membership, ground: Ground) -> None:
         assert ground.ranks() == sorted([*local, membership.rank])
 
 
-def check_that_all_listen(membership: Membership) -> None:
-    """Check that every member listens, before any leaves."""
-    for peer in membership.peers:
-        for place in peer.listens_at:
-            socket.create_connection(place, LONG_S).close()
-
-
 class _AllHaveHeardError(Exception):
     """Ends the joins of all ranks."""
 
 
-class Ear(logging.Logger):
-    """Keeps one rank's warnings, and the first with these words once it has logged `least`."""
+class Log(logging.Logger):
+    """Keeps its warnings, and calls `then` after each."""
 
-    def __init__(self, ears: list[Ear], words: str, least: int) -> None:
+    def __init__(self, then: Callable[[], object]) -> None:
         super().__init__("of a test")
-        self._ears, self._words, self._least = ears, words, least
         self.texts: list[str] = []
-        self.text = ""  # the first with the words
-        ears.append(self)
+        self._then = then
 
     def warning(self, msg: object, *args: object, **_: object) -> None:
         self.texts.append(str(msg) % args)
+        self._then()
+
+
+class Ear(Log):
+    """Keeps one rank's warnings, and the first with these words once it has logged `least`."""
+
+    def __init__(self, ears: list[Ear], words: str, least: int) -> None:
+        super().__init__(self._listen)
+        self._ears, self._words, self._least = ears, words, least
+        self.text = ""  # the first with the words
+        ears.append(self)
+
+    def _listen(self) -> None:
         if self._words in self.texts[-1] and len(self.texts) >= self._least:
             self.text = self.text or self.texts[-1]
         if all(ear.text for ear in self._ears):
@@ -181,21 +187,21 @@ def warnings_of(
     store: Store, environs: Sequence[Mapping[str, str]], words: Mapping[int, str], **how: object
 ) -> list[str]:
     """Join until each of these ranks has warned with its words; return those warnings."""
-    return [ear.text for ear in ears_of(store, environs, words, **how)]  # type: ignore[arg-type]
-
-
-def open_descriptors() -> set[tuple[int, str]]:
-    """Return the open descriptors and their targets."""
-    return set(descriptors().items())
+    return [ear.text for ear in ears_of(store, environs, words, **how)]
 
 
 def no_descriptor_is_left() -> Iterator[None]:
     """A fixture: fail if the test leaves a descriptor open."""
     warm_up()
-    before = open_descriptors()
+    before = descriptors().items()
     yield
     # NOT their number: garbage of an earlier test may be collected meanwhile.
-    assert not open_descriptors() - before
+    assert not descriptors().items() - before
+
+
+def rewritten(value: bytes, **changes: object) -> bytes:
+    """Return a record with some of its fields replaced."""
+    return decode(value)._replace(**changes).encode()
 
 
 class Noticing(MemoryStore):
@@ -209,9 +215,7 @@ class Noticing(MemoryStore):
     def set(self, key: str, value: bytes) -> None:
         super().set(key, value)
         if "/rank/" in key:
-            record = decode(value)
-            assert record is not None
-            self.records[int(key.rpartition("/")[2])] = record
+            self.records[int(key.rpartition("/")[2])] = decode(value)
             self.published.set()
 
 
@@ -225,7 +229,7 @@ class Misleading(MemoryStore):
         self._endpoint = Endpoint("127.0.0.1", port, "eth7")
 
     def set(self, key: str, value: bytes) -> None:
-        if key.endswith(self._key) and (own := record_of(value).endpoint) is not None:
+        if key.endswith(self._key) and (own := decode(value).endpoint) is not None:
             self.real_port = own.port
             value = rewritten(value, endpoint=self._endpoint)
         super().set(key, value)

@@ -19,12 +19,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from process.ranks import Ranks, free_port, run_ranks, start_ranks
+from process.ranks import Ranks, free_port, start_ranks
 from process.stage import Stage, pretend_hosts
 
 import shoal
@@ -102,11 +102,9 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
         self._reader.join()
-        assert self._process.stderr is not None
         self._process.stderr.close()
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
         for line in self._process.stderr:
             self.log.append(line)
             if found := _SERVING.search(line):
@@ -205,9 +203,8 @@ def await_that(is_so: Callable[[], Any], what: str) -> Any:
 
 def n_servers(group: shoal.Group) -> int:
     """Return the number of servers of calls made now."""
-    pool: Any = group.pool  # type: ignore[attr-defined]
-    view = None if pool is None else pool.view
-    return 0 if view is None else len(view.servers)
+    view = group.pool and group.pool.view
+    return len(view.servers) if view else 0
 
 
 def await_servers(group: shoal.Group, n: int) -> None:
@@ -280,9 +277,8 @@ def is_right(data: Array, number: int = 0, n_workers: int = N_WORKERS) -> bool:
     return data.tobytes() == wanted(number, n_workers, data.size).tobytes()
 
 
-def status_of(key: Path, address: str) -> dict[str, Any]:
-    """Return what `shoal status --json` prints."""
-    return dict(json.loads(status_text(key, address, "--json")))
+def status_of(key: Path, address: str) -> Any:
+    return json.loads(status_text(key, address, "--json"))
 
 
 def status_text(key: Path, *arguments: str) -> str:
@@ -293,60 +289,66 @@ def status_text(key: Path, *arguments: str) -> str:
 
 
 @contextlib.contextmanager
+def job_with_servers(
+    key: Path,
+    hosts: Sequence[str],
+    task: Callable[..., Any],
+    n_ranks: int,
+    *given: Any,
+    env: Mapping[str, str] | None = None,
+    **how: Any,
+) -> Iterator[tuple[Stage, list[ServerProcess], Ranks]]:
+    """Start a server on each of these hosts, and the ranks of a job that uses them."""
+    with contextlib.ExitStack() as stack:
+        stage = stack.enter_context(Stage())
+        # NOT ports that the kernel chooses: a connection may get one before a server is back.
+        servers = [
+            stack.enter_context(ServerProcess(key, port=free_port(), host=host, **how))
+            for host in hosts
+        ]
+        whole = job_env(key, *(server.address for server in servers)) | dict(stage.env)
+        ranks = start_ranks(task, n_ranks, *given, env={**whole, **(env or {})})
+        yield stage, servers, stack.enter_context(ranks)
+
+
+@contextlib.contextmanager
 def job_with_a_server(
-    folder: Path, task: Callable[..., Any], *given: Any, n_ranks: int = N_WORKERS
+    folder: Path, task: Callable[..., Any], *given: Any, n_ranks: int = N_WORKERS, **how: Any
 ) -> Iterator[tuple[Stage, ServerProcess, Ranks]]:
-    """Start a server and the ranks of a job that uses it."""
-    with Stage() as stage, ServerProcess(new_key(folder)) as server:
-        env = job_env(server.keys[0], server.address) | dict(stage.env)
-        with start_ranks(task, n_ranks, *given, env=env) as ranks:
-            yield stage, server, ranks
+    job = job_with_servers(new_key(folder), ["server"], task, n_ranks, *given, **how)
+    with job as (stage, (server,), ranks):
+        yield stage, server, ranks
 
 
-def run_with_a_server(
-    folder: Path, task: Callable[..., Any], *given: Any, n_ranks: int = N_WORKERS, **env: str
-) -> list[Any]:
+def run_with_a_server(folder: Path, task: Callable[..., Any], *given: Any, **how: Any) -> list[Any]:
     """Return the results of the ranks of a job that has a server."""
-    with Stage() as stage, ServerProcess(new_key(folder)) as server:
-        all_env = job_env(server.keys[0], server.address, **env) | dict(stage.env)
-        return run_ranks(task, n_ranks, *given, env=all_env)
+    with job_with_a_server(folder, task, *given, **how) as (_stage, _server, ranks):
+        return ranks.values()
 
 
 def run_and_kill_the_server(
     task: Callable[..., Any], n_ranks: int, key: Path, *given: Any, comes_back: bool = False
 ) -> list[Any]:
-    """Kill the ranks' server once rank 0 has called; start another once all go on without it.
-
-    Returns:
-        The results, by rank.
-    """
-    # NOT a port that the kernel chooses: a connection may get it before the server is back.
-    with Stage() as stage, ServerProcess(key, port=free_port()) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(task, n_ranks, *given, env=env) as ranks:
-            stage.await_cue("rank 0: has called")
-            server.send(signal.SIGKILL)
-            server.wait()
-            stage.cue("the server is dead")
-            if not comes_back:
-                return ranks.values()
-            stage.await_all(n_ranks, "goes on without")
-            with ServerProcess(key, port=server.port):
-                return ranks.values()
+    """Kill the ranks' server once rank 0 has called; start another once all go on without it."""
+    job = job_with_servers(key, ["server"], task, n_ranks, *given)
+    with job as (stage, (server,), ranks):
+        stage.await_cue("rank 0: has called")
+        server.send(signal.SIGKILL)
+        server.wait()
+        stage.cue("the server is dead")
+        if not comes_back:
+            return ranks.values()
+        stage.await_all(n_ranks, "goes on without")
+        with ServerProcess(key, port=server.port):
+            return ranks.values()
 
 
 def run_while_servers_die(
     task: Callable[[int], Any], n_ranks: int, n_calls: int, key: Path, *, every: int, seed: int
 ) -> list[Any]:
     """Repeatedly end one of two servers and start it again, as the ranks' calls proceed."""
-    draw = random.Random(seed)
-    with contextlib.ExitStack() as on_exit:
-        stage = on_exit.enter_context(Stage())
-        servers = [
-            on_exit.enter_context(ServerProcess(key, port=free_port(), host=host)) for host in "ab"
-        ]
-        env = job_env(key, *(server.address for server in servers)) | dict(stage.env)
-        ranks = on_exit.enter_context(start_ranks(task, n_ranks, n_calls, env=env))
+    draw, job = random.Random(seed), job_with_servers(key, "ab", task, n_ranks, n_calls)
+    with contextlib.ExitStack() as on_exit, job as (stage, servers, ranks):
         for turn in range(5, n_calls - 5, every):
             stage.await_cue(f"turn {turn}")
             time.sleep(draw.uniform(0.0, 0.1))

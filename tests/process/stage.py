@@ -1,6 +1,6 @@
 """Cues between a test and its ranks, through a store that outlives every rank.
 
-    with Stage() as stage, start_ranks(rank, 3, env=stage.env) as ranks:
+    with on_stage(rank, 3) as (stage, ranks):
         stage.await_cue("rank 1 is about to call")
         os.kill(ranks.pid(1), signal.SIGKILL)
 
@@ -21,9 +21,11 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from process.ranks import Ranks, start_ranks
 
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import TcpStoreServer
@@ -37,8 +39,7 @@ class Stage:
 
     def __init__(self, port: int | None = None) -> None:
         self._server = TcpStoreServer(_ADDRESS, 0) if port is None else None
-        self.port = self._server.port if self._server is not None else port
-        assert self.port is not None
+        self.port = self._server.port if self._server else port
         self.store = TcpStoreClient(_ADDRESS, self.port, timeout_s=_LONG_S)
 
     @classmethod
@@ -82,6 +83,17 @@ class Stage:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def on_stage(
+    function: Callable[..., Any], size: int, *args: Any, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[Stage, Ranks]]:
+    """Start ranks that share a stage with the test."""
+    with Stage() as stage:
+        ranks = start_ranks(function, size, *args, env={**stage.env, **(env or {})})
+        with ranks:
+            yield stage, ranks
 
 
 def pretend_hosts(ranks_per_host: int) -> None:

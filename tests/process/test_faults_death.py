@@ -3,6 +3,7 @@
 `SHOAL_SOAK=1` kills a hundred ranks in each kind of group, as `make test-soak` does.
 """
 
+import gc
 import itertools
 import os
 import random
@@ -11,12 +12,14 @@ import socket
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from process.ranks import Outcome, start_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import Stage, descriptors, error_of, on_stage, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost
@@ -124,12 +127,11 @@ def end_in_call(group: shoal.Group, data: Any, element: int) -> None:
 def test_all_survivors_name_a_killed_rank_soon_and_can_go_on(name: str) -> None:
     case = CASES[name]
     for kill in kills(case):
-        with Stage() as stage:
-            env = {**stage.env, "SHOAL_ALGO": case.algorithm}
-            with start_ranks(reduce_until_killed, case.size, case, kill, env=env) as ranks:
-                ranks.await_end(kill.victim)
-                died_at = time.monotonic()
-                outcomes = ranks.wait(30)
+        env = {"SHOAL_ALGO": case.algorithm}
+        with on_stage(reduce_until_killed, case.size, case, kill, env=env) as (_, ranks):
+            ranks.await_end(kill.victim)
+            died_at = time.monotonic()
+            outcomes = ranks.wait(30)
         check_survivors(outcomes, case, kill, died_at)
 
 
@@ -160,7 +162,7 @@ def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None
     stage = Stage.from_environment()
     with shoal.init() as group:
         group.barrier()
-        stage.cue(f"rank {group.rank} is at rest")
+        stage.cue(f"rank {group.rank}: is at rest")
         if group.rank == 1:
             stage.await_cue("never")
         if group.rank == 0:
@@ -180,12 +182,8 @@ def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None
 def test_a_death_between_calls_fails_the_next_call_at_once(
     ending: signal.Signals, ranks_per_host: int
 ) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(rest_until_a_rank_dies, 3, ranks_per_host, env=stage.env) as ranks,
-    ):
-        for rank in range(3):
-            stage.await_cue(f"rank {rank} is at rest")
+    with on_stage(rest_until_a_rank_dies, 3, ranks_per_host) as (stage, ranks):
+        stage.await_all(3, "is at rest")
         died_at = time.monotonic()
         os.kill(ranks.pid(1), ending)
         first, victim, third = ranks.wait(30)
@@ -226,7 +224,7 @@ def reduce_for_ever(group: shoal.Group) -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_interrupt_ends_a_waiting_rank_cleanly_and_the_others_get_an_error(busy: bool) -> None:
-    with Stage() as stage, start_ranks(wait_for_an_interrupt, 2, busy, env=stage.env) as ranks:
+    with on_stage(wait_for_an_interrupt, 2, busy) as (stage, ranks):
         stage.await_cue("waiting")
         interrupted_at = time.monotonic()
         os.kill(ranks.pid(1), signal.SIGINT)
@@ -299,3 +297,54 @@ def test_a_program_that_ends_without_a_close_succeeds_silently(ending: str) -> N
                 assert outcome.output.count("ZeroDivisionError") == 1, outcome
             else:
                 assert outcome.output == ""
+
+
+# A lost and closed group frees everything without the cycle collector.
+
+
+def held() -> set[str]:
+    """Return the descriptors of this process and its mappings of shared memory."""
+    with open("/proc/self/maps") as maps:
+        found = {line for line in maps if "shoal" in line and "memfd" in line}
+    return found | {f"{fd} {name}" for fd, name in descriptors().items()}
+
+
+def reduce_until_lost(group: shoal.Group, buffers: list[Callable[[], object]]) -> PeerLost:
+    data = np.ones(1 << 20)
+    buffers.append(weakref.ref(data))
+    try:
+        while True:
+            group.all_reduce(data)
+    except PeerLost as error:
+        return error
+
+
+def lose_a_rank(ranks_per_host: int) -> tuple[set[str], bool]:
+    """Return what the process holds while it keeps the error, and if the buffer outlives it."""
+    pretend_hosts(ranks_per_host)
+    stage = Stage.from_environment()
+    gc.collect()
+    gc.disable()
+    before = held()
+    group = shoal.init()
+    group.barrier()
+    stage.cue(f"rank {group.rank}: is there")
+    buffers: list[Callable[[], object]] = []
+    lost = reduce_until_lost(group, buffers)
+    group.close()
+    left = held() - before
+    assert str(lost)
+    del lost
+    return left, buffers[0]() is not None
+
+
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+def test_a_lost_and_closed_group_holds_no_memory_though_its_error_is_kept(
+    ranks_per_host: int,
+) -> None:
+    with on_stage(lose_a_rank, 3, ranks_per_host) as (stage, ranks):
+        stage.await_all(3, "is there")
+        os.kill(ranks.pid(1), signal.SIGKILL)
+        first, _, last = ranks.wait(30)
+    for outcome in (first, last):
+        assert outcome.value == (set(), False), outcome

@@ -45,7 +45,7 @@ class Detour:
                 entry = entry._replace(listens_at=(at_relay,))
             return encode(entry, rank)
 
-        Entry.encode = encode_elsewhere  # type: ignore[method-assign]
+        Entry.encode = encode_elsewhere
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage.store, name)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from process.joining import is_closed
-from process.ranks import free_port, on_ranks, start_ranks
-from process.stage import Stage, descriptors, pretend_hosts
+from process.ranks import free_port, on_ranks
+from process.stage import Stage, descriptors, on_stage, pretend_hosts
 
 import shoal
 from shoal.rendezvous.store.client import TcpStoreClient
@@ -69,9 +69,9 @@ def use_store_among_strangers() -> float:
 
 def test_ranks_meet_while_strangers_fill_the_rendezvous_port() -> None:
     port = free_port()
-    with contextlib.ExitStack() as stack, Stage() as stage:
-        env = {**stage.env, "MASTER_PORT": str(port)}
-        with start_ranks(use_store_among_strangers, 2, env=env) as ranks:
+    with contextlib.ExitStack() as stack:
+        env = {"MASTER_PORT": str(port)}
+        with on_stage(use_store_among_strangers, 2, env=env) as (stage, ranks):
             TcpStoreClient("127.0.0.1", port, timeout_s=LONG_S).close()  # rank 0 listens
             held = [stack.enter_context(sock) for sock in strangers(("127.0.0.1", port))]
             stage.cue("the strangers are in")

@@ -1,27 +1,29 @@
 """Groups form at the door of a member, beside or after other groups of the process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from process.ranks import on_ranks, on_survivors
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
+import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+from shoal.group.form import form_at
+from shoal.rendezvous.door import Door
+from shoal.rendezvous.meeting import Meeting
 
-if TYPE_CHECKING:
-    import shoal
 
-
-def exchange(stage: Stage, rank: int, size: int, address: str) -> list[str]:
-    """Exchange the addresses of all doors over the test's store, without a group."""
-    stage.store.set(f"door/{rank}", address.encode())
-    return [stage.store.get(f"door/{other}", 30.0).decode() for other in range(size)]
+def open_doors() -> tuple[Stage, int, int, Door, list[str]]:
+    """Return the stage, this rank, the size, its door, and the addresses of all doors."""
+    stage, door = Stage.from_environment(), Door()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    stage.store.set(f"door/{rank}", door.address.encode())
+    addresses = [stage.store.get(f"door/{other}", 30.0).decode() for other in range(size)]
+    return stage, rank, size, door, addresses
 
 
 def total(group: shoal.Group) -> float:
@@ -36,16 +38,11 @@ def total(group: shoal.Group) -> float:
 def test_a_group_forms_at_a_door_alone_and_beside_another_and_after_an_abort(
     ranks_per_host: int,
 ) -> None:
-    from shoal.group.form import form_at
-    from shoal.rendezvous.door import Door
-
-    stage = Stage.from_environment()
     if ranks_per_host == 4:
         del os.environ["SHOAL_KEY"]  # a door inside a host needs none
     pretend_hosts(ranks_per_host)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    door = Door()
-    addresses = exchange(stage, rank, size, door.address)[::-1]
+    stage, rank, size, door, addresses = open_doors()
+    addresses.reverse()
     for turn in range(3):
         with form_at(door, addresses, f"turn {turn}", timeout_s=30) as group:
             assert (group.rank, total(group)) == (3 - rank, 10.0)
@@ -64,14 +61,7 @@ def test_a_group_forms_at_a_door_alone_and_beside_another_and_after_an_abort(
 @pytest.mark.parametrize("victim", [0, 2])
 @on_survivors(3, has_stage=True)
 def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again(victim: int) -> None:
-    from shoal.group.form import form_at
-    from shoal.rendezvous.door import Door
-    from shoal.rendezvous.meeting import Meeting
-
-    stage = Stage.from_environment()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    door = Door()
-    addresses = exchange(stage, rank, size, door.address)
+    _, rank, _, door, addresses = open_doors()
     publish = Meeting.publish
 
     def publish_and_die(self: Meeting, own: Any) -> None:
@@ -79,7 +69,7 @@ def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again(victim
         os.kill(os.getpid(), signal.SIGKILL)
 
     if rank == victim:
-        Meeting.publish = publish_and_die  # type: ignore[method-assign]
+        Meeting.publish = publish_and_die
     started = time.monotonic()
     error = error_of(form_at, door, addresses, "one", timeout_s=50)
     assert isinstance(error, PeerLost), error
@@ -92,39 +82,24 @@ def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again(victim
 
 @on_ranks(1)
 def test_wrong_addresses_and_an_unopened_meeting_are_errors() -> None:
-    from shoal.group.form import form_at
-    from shoal.rendezvous.door import Door
-
     door, other = Door(), Door()
-    texts = []
-    for addresses in ([other.address], [door.address, door.address]):
-        error = error_of(form_at, door, addresses, "one", timeout_s=5)
-        assert isinstance(error, UsageError)
-        texts.append(str(error))
-    nobody = ["nowhere", door.address]
-    error = error_of(form_at, door, nobody, "one", timeout_s=5)
-    assert isinstance(error, UsageError)
-    texts.append(str(error))
-    # The other door exists, but its process never opens the meeting.
-    error = error_of(form_at, door, [other.address, door.address], "one", timeout_s=0.2)
-    assert isinstance(error, TimedOut)
-    texts.append(str(error))
-    texts = [text.replace(door.address, "OWN").replace(other.address, "OTHER") for text in texts]
-    assert texts[0] == "the addresses OTHER repeat one, or leave out this process's own, OWN"
-    assert texts[1] == "the addresses OWN, OWN repeat one, or leave out this process's own, OWN"
-    assert "'nowhere' is not an address" in texts[2]
-    assert texts[3].endswith("OTHER did not begin the meeting 'one' within 0.2 s")
+    own, absent = door.address, other.address
+    # In the last case the other door exists, but its process never opens the meeting.
+    cases = [absent], [own, own], ["nowhere", own], [absent, own]
+    errors = [error_of(form_at, door, addresses, "one", timeout_s=0.2) for addresses in cases]
+    assert [type(error) for error in errors] == [UsageError, UsageError, UsageError, TimedOut]
+    first, second, third, last = map(str, errors)
+    repeat = "repeat one, or leave out this process's own"
+    assert first == f"the addresses {absent} {repeat}, {own}"
+    assert second == f"the addresses {own}, {own} {repeat}, {own}"
+    assert "'nowhere' is not an address" in third
+    assert last.endswith(f"{absent} did not begin the meeting 'one' within 0.2 s")
 
 
 @on_ranks(2, has_stage=True)
 def test_repeated_forming_leaks_no_descriptors_and_no_values_of_a_door() -> None:
-    from shoal.group.form import form_at
-    from shoal.rendezvous.door import Door
-
-    stage = Stage.from_environment()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with Door() as door:
-        addresses = exchange(stage, rank, size, door.address)
+    stage, rank, size, door, addresses = open_doors()
+    with door:
         open_before = -1
         for turn in range(20):
             with form_at(door, addresses, f"turn {turn}", timeout_s=30) as group:

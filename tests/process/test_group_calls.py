@@ -1,20 +1,25 @@
-"""Calls on a group: in flight, in subgroups, and at its end.
+"""Calls on a group: in flight, in subgroups, at its end, and between two ranks.
 
-unit/test_work.py covers callbacks, test_state.py deadlines, test_group_ahead.py any order of calls.
+unit/test_work.py covers callbacks, test_state.py deadlines.
 """
 
 import gc
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 from process.ranks import FileRanks, on_ranks
-from process.stage import error_of
+from process.serving import wait_for_all
+from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+from shoal.group.form import form
+from shoal.rendezvous.store import MemoryStore
 
 LONG_S = 60.0
 
@@ -75,7 +80,6 @@ def test_a_long_call_does_not_hold_the_buffers_of_later_calls() -> None:
             data = ones(10)
             forgotten.append(weakref.ref(data))
             work = group.all_reduce(data, async_op=True)
-            assert work is not None
             work.wait()
             del data, work
         gc.collect()
@@ -231,3 +235,181 @@ def test_calls_on_a_closed_group_are_errors() -> None:
         assert isinstance(error_of(call, *given), Closed)
     group.abort("too late")
     part.close()
+
+
+# Ranks may call far ahead of the others.
+
+
+N_CALLS = 14_000  # more than are announced to a rank that has answered no call
+
+
+@on_ranks(2)
+def test_all_receives_may_be_posted_before_the_first_send() -> None:
+    with shoal.init() as group:
+        other = 1 - group.rank
+        got, sent = np.zeros((N_CALLS, 4), np.float32), np.ones((N_CALLS, 4), np.float32)
+        works = [group.recv(each, other, tag=at % 8, async_op=True) for at, each in enumerate(got)]
+        works += [
+            group.send(each, other, tag=at % 8, async_op=True) for at, each in enumerate(sent)
+        ]
+        wait_for_all(works)
+        assert (got == sent).all()
+
+
+@on_ranks(2)
+def test_many_named_calls_may_be_made_in_opposite_orders() -> None:
+    with shoal.init() as group:
+        data = np.repeat(np.arange(N_CALLS, dtype=np.float32)[:, None], 4, axis=1)
+        order = range(N_CALLS) if group.rank == 0 else range(N_CALLS - 1, -1, -1)
+        wait_for_all([group.all_reduce(data[at], name=str(at), async_op=True) for at in order])
+        assert (data == 2 * np.arange(N_CALLS)[:, None]).all()
+
+
+@on_ranks(2)
+def test_calls_of_one_group_do_not_delay_another_group() -> None:
+    with shoal.init() as group, group.subgroup([0, 1], "other") as other:
+        data = np.full((N_CALLS, 4), group.rank, np.float32)
+        if group.rank == 0:
+            works = [group.recv(each, 1, async_op=True) for each in data]
+            other.barrier()
+        else:
+            other.barrier()
+            works = [group.send(each, 0, async_op=True) for each in data]
+        wait_for_all(works)
+        group.barrier()
+        assert (data == 1).all()
+
+
+# The end of a group.
+
+
+@on_ranks(3, has_stage=True)
+def test_a_rank_that_closes_first_still_takes_part_in_unwaited_calls() -> None:
+    stage, group = Stage.from_environment(), shoal.init()
+    data = bytearray(b"order 01" if group.rank == 0 else bytes(8))
+    if group.rank == 0:
+        stage.await_all(2, "closes")
+    work = group.broadcast(data, 0, async_op=True)
+    work.finish_at_close()
+    if group.rank > 0:
+        stage.cue(f"rank {group.rank - 1}: closes")
+    group.close()
+    work.wait()
+    assert data == b"order 01"
+
+
+SIZE = 3
+# Longer than the ranks may run, so no returned error comes from a deadline.
+TIMEOUT_S = 600.0
+
+
+def call_and_wait(group: shoal.Group, how: str) -> None:
+    work = group.all_reduce(ones(3), async_op=how != "wait", work=True)
+    if how != "callback":
+        work.wait()
+        return
+    ended = threading.Event()
+    work.on_done(lambda _: ended.set())
+    assert ended.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("how", ["wait", "wait in the background", "callback"])
+@on_ranks(1, deadline_s=30)
+def test_a_rank_that_drops_its_group_has_left_it(how: str) -> None:
+    gc.disable()  # so that garbage stays uncollected
+    store = MemoryStore()
+    with ThreadPoolExecutor(SIZE) as threads:
+
+        def join(rank: int) -> shoal.Group:
+            return form(store, rank, SIZE, timeout_s=TIMEOUT_S)
+
+        groups = list(threads.map(join, range(SIZE)))
+        list(threads.map(call_and_wait, groups, [how] * SIZE))
+        del groups[-1]
+        for error in threads.map(lambda group: error_of(group.all_reduce, ones(3)), groups):
+            assert isinstance(error, PeerLost)
+            assert error.rank == 2
+
+
+# Point to point: receives match messages by rank and tag, or the first from any rank.
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (3, 1)])
+@on_ranks()
+def test_messages_arrive_by_source_and_tag(size: int, ranks_per_host: int) -> None:
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        pass_round_the_ring(group)
+        receive_by_tag(group)
+        group.barrier()
+
+
+def pass_round_the_ring(group: shoal.Group) -> None:
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for length in (0, 1, 1009, 40_001, 2_000_003):
+        into = ones(length, -1.0)
+        sending = group.send(ones(length, group.rank), right, work=True)
+        group.recv(into, left)
+        sending.wait()
+        assert (into == left).all(), length
+
+
+def receive_by_tag(group: shoal.Group) -> None:
+    """Receive in another order than the messages are sent."""
+    if group.rank == 0:
+        for number, tag in enumerate((5, 7, 5)):
+            group.send(ones(3, number), 1, tag)
+        group.send(b"read-only", 1, 9)
+    if group.rank == 1:
+        for tag, number in ((7, 1), (5, 0), (5, 2)):
+            into = ones(3, -1.0)
+            group.recv(into, 0, tag)
+            assert (into == number).all(), tag
+        text = bytearray(9)
+        group.recv(text, 0, 9)
+        assert text == b"read-only"
+
+
+# The native tests of messages check the order of matching and the ends of receives.
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 1), (4, 2)])
+@on_ranks()
+def test_receives_from_any_source_take_every_message_once(size: int, ranks_per_host: int) -> None:
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        others = range(1, group.size)
+        for length in (0, 1, 1009, 40_001, 1_000_003):
+            if group.rank == 0:
+                into = [ones(length, -1) for _ in (*others, *others)]
+                works = [
+                    group.recv(data, tag=7, async_op=place % 2 == 0, work=True)
+                    for place, data in enumerate(into)
+                ]
+                group.barrier()  # the receives wait meanwhile
+                for work, data in zip(works, into, strict=True):
+                    work.wait()
+                    assert (data == work.source).all(), (length, work.source)
+                assert sorted(work.source for work in works) == sorted([*others, *others])
+            else:
+                group.barrier()
+                for _ in range(2):
+                    group.send(ones(length, group.rank), 0, tag=7)
+            group.barrier()
+
+
+@pytest.mark.parametrize("ranks_per_host", [2, 1])
+@on_ranks(2)
+def test_a_receive_from_any_source_goes_on_in_the_background(ranks_per_host: int) -> None:
+    """Send a large message to a rank that waits in a collective and drives no receive."""
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        data = ones(1_000_000, group.rank)
+        if group.rank == 0:
+            pending = group.recv(data, async_op=True)
+        else:
+            group.send(data, 0)  # returns once it is received
+        group.barrier()
+        if group.rank == 0:
+            pending.wait()
+        assert data[-1] == 1

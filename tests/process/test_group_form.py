@@ -9,8 +9,10 @@ import resource
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
+import pytest
 from process.ranks import on_ranks, run_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
@@ -262,3 +264,82 @@ def test_a_request_for_more_memory_than_exists_is_a_clear_error() -> None:
     arenas = [text for name, text in texts.items() if name.startswith("arena")]
     # The first rank to fail reports it, which may reach the other before that fails itself.
     assert any(text.startswith("ShoalError: rank") for text in arenas), arenas
+
+
+# Memory of calls in flight, and requests for more than a container has.
+
+
+N_CALLS = 60
+N_ELEMS = 1 << 20  # 4 MiB of float32, and as much scratch
+CEILING_MIB = 50  # SHOAL_STAGING_BYTES
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def reduce_many_at_once(ranks_per_host: int) -> float:
+    """Return the growth of the process while all-reduces that need scratch are in flight."""
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        data = [np.full(N_ELEMS, at + group.rank, np.float32) for at in range(N_CALLS)]
+        group.all_reduce(np.zeros(N_ELEMS, np.float32))
+        before = peak_mib()
+        works = [group.all_reduce(each, async_op=True) for each in data]
+        for at, (work, each) in enumerate(zip(works, data, strict=True)):
+            work.wait()
+            assert (each == 2 * at + 1).all()
+        return peak_mib() - before
+
+
+def test_scratch_of_many_calls_stays_under_the_ceiling_of_staging() -> None:
+    for ranks_per_host in (2, 1):
+        grown = run_ranks(
+            reduce_many_at_once, 2, ranks_per_host, env={"SHOAL_ALGO": "all_reduce:direct"}
+        )
+        # Besides the ceiling there are slots, one call's scratch, and memory the allocator keeps:
+        # 48 to 88 MiB in all, where the scratch of all calls alone would be 240.
+        assert max(grown) < 2.5 * CEILING_MIB, grown
+
+
+LIMIT = 256 << 20
+
+
+@contextlib.contextmanager
+def limited_cgroup() -> Iterator[Path]:
+    """Make a cgroup with little memory; skip the test where that is not possible."""
+    mounts = Path("/proc/self/mountinfo").read_text()
+    v1 = re.search(r"^(?:\S+ ){4}(\S+) .* - cgroup \S+ \S*\bmemory\b", mounts, re.MULTILINE)
+    v2 = re.search(r"^(?:\S+ ){4}(\S+) .* - cgroup2 ", mounts, re.MULTILINE)
+    found, limit = (v1, "memory.limit_in_bytes") if v1 else (v2, "memory.max")
+    if found is None:
+        pytest.skip("no cgroup that limits memory is mounted here")
+    cgroup = Path(found[1]) / f"shoal-test-{os.getpid()}"
+    try:
+        cgroup.mkdir()
+        (cgroup / limit).write_text(str(LIMIT))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            cgroup.rmdir()
+        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+    try:
+        yield cgroup
+    finally:
+        cgroup.rmdir()
+
+
+def ask_for_too_much(cgroup: str) -> tuple[Exception | None, float]:
+    (Path(cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+    error = error_of(shoal.empty, 2 * LIMIT, "uint8")
+    enough = shoal.empty(LIMIT // 4, "uint8")
+    enough[:] = 1
+    return error, float(enough[-1])
+
+
+def test_a_request_beyond_a_containers_memory_is_refused_with_the_numbers() -> None:
+    with limited_cgroup() as cgroup:
+        ((error, last),) = run_ranks(ask_for_too_much, 1, str(cgroup))
+        assert type(error) is ShoalError
+        assert f"reservation of {2 * LIMIT} B" in str(error)
+        assert f"the memory limit of {cgroup} (" in str(error)
+        assert last == 1

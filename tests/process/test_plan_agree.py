@@ -38,7 +38,7 @@ def test_shoal_tuning_loads_the_file_that_shoal_tune_writes(
     head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert head == {"shoal_tuning": 1, "hosts": [0, 0, 0], "n_cores": head["n_cores"]}
     assert [(line["collective"], line["n_bytes"]) for line in lines] == [
-        *(("all_reduce", 1024), ("all_reduce", 4096), ("scatter", 1024), ("scatter", 4096)),
+        *(("all_reduce", 1024), ("all_reduce", 4096), ("scatter", 1024), ("scatter", 4096))
     ]
     assert all(us > 0 for line in lines for us in line["us"].values())
     fastest = min(lines[0]["us"], key=lines[0]["us"].__getitem__)

@@ -23,11 +23,11 @@ from process.joining import (
     warnings_of,
 )
 from process.ranks import run_ranks, start_ranks
-from process.records import record_of
 from process.stage import Lines, descriptors
 
 from shoal.rendezvous import MemoryStore, join
 from shoal.rendezvous.listener import listen_unix
+from shoal.rendezvous.record import decode
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
@@ -41,7 +41,7 @@ class Held(Noticing):
 
     def try_get(self, key: str) -> bytes | None:
         value = super().try_get(key)
-        if key == "shoal/0/rank/0" and value and record_of(value).endpoint is not None:
+        if key == "shoal/0/rank/0" and value and decode(value).endpoint is not None:
             assert self.are_in.wait(LONG_S)
         return value
 

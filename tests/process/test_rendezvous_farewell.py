@@ -1,6 +1,6 @@
 """A rank that fails while it joins notifies the others, and can be restarted."""
 
-import logging
+import contextlib
 import os
 import signal
 import socket
@@ -10,15 +10,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from process.joining import LONG_S, hosts, shut
-from process.ranks import on_ranks, start_ranks
-from process.stage import Stage, pretend_hosts
+from process.joining import LONG_S, Log, Misleading, hosts, in_threads, shut
+from process.ranks import on_ranks
+from process.relay import Relay
+from process.stage import Stage, on_stage, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, join
 from shoal.rendezvous.attempt import end_key
 from shoal.rendezvous.links import TreeLink
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 
 
 class Counting(MemoryStore):
@@ -76,8 +79,7 @@ def join_with_one_that_fails(
         except BaseException as raised:  # noqa: BLE001 - the test checks it
             return raised
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, range(size)))
+    return in_threads(one, size)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 3])
@@ -122,28 +124,16 @@ def test_a_rank_whose_report_breaks_its_link_notices_at_once(
             assert broken == [0]
 
 
-class Log(logging.Logger):
-    """Keeps its warnings."""
-
-    def __init__(self) -> None:
-        super().__init__("of a test")
-        self.texts: list[str] = []
-        self.has_warned = threading.Event()
-
-    def warning(self, msg: object, *args: object, **_: object) -> None:
-        self.texts.append(str(msg) % args)
-        self.has_warned.set()
-
-
 def test_a_rank_that_joins_after_a_failure_waits_for_the_successor() -> None:
-    store, log = Counting(), Log()
+    store, has_warned = Counting(), threading.Event()
+    log = Log(has_warned.set)
     found = join_with_one_that_fails(store, hosts("a", "b"), 1, MemoryError("no room"))
     assert [type(each) for each in found] == [PeerLost, MemoryError]
     store.begin_again()
     with ThreadPoolExecutor(1) as pool:
         options = JoinOptions(log=log, warn_s=10 * LONG_S, gone_s=0.0)
         first = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=options)
-        assert log.has_warned.wait(LONG_S)
+        assert has_warned.wait(LONG_S)
         assert store.has_looked_twice.wait(LONG_S)
         with join(store, 1, 2, timeout_s=LONG_S) as second, first.result() as one:
             assert one.epoch == second.epoch
@@ -167,7 +157,7 @@ def init_until_interrupted() -> str:
 
 
 def test_an_interrupted_rank_is_named_on_the_others_with_a_short_traceback() -> None:
-    with Stage() as stage, start_ranks(init_until_interrupted, 3, env=stage.env) as ranks:
+    with on_stage(init_until_interrupted, 3) as (stage, ranks):
         for rank in range(3):
             stage.store.get(f"shoal/0/rank/{rank}", LONG_S)
         os.kill(ranks.pid(2), signal.SIGINT)
@@ -236,3 +226,51 @@ def test_a_rank_0_that_fails_serves_the_others_until_they_know_why() -> None:
     stage.meet(rank, 3, "about to join")  # rank 0 serves for a second, for ranks that join at once
     with pytest.raises(UsageError, match="nosuch0"):
         shoal.init(timeout_s=LONG_S)
+
+
+# One flipped bit in a handshake costs one more attempt.
+
+
+HOSTS = hosts("a", "b")
+
+# Bytes of the complete exchange, by sender.
+FROM_CLIENT = {"hello: epoch": 12, "hello: rank": 20, "hello: nonce": 40, "hello: mac": 50}
+FROM_CLIENT["proof: mac"] = 64 + 20
+FROM_SERVER = {"challenge: nonce": 20, "welcome: kind": 28 + 10, "welcome: mac": 28 + 20}
+FLIPS = [("client", *flip) for flip in FROM_CLIENT.items()]
+FLIPS += [("server", *flip) for flip in FROM_SERVER.items()]
+
+
+def flip(rest: bytes) -> bytes:
+    return bytes([rest[0] ^ 2]) + rest[1:]
+
+
+@pytest.mark.parametrize(("sender", "what", "at"), FLIPS)
+def test_a_bit_flipped_during_authentication_does_not_fail_the_join(
+    sender: str, what: str, at: int
+) -> None:
+    with Relay(lambda: store.real_port, flip, at, sender) as between:
+        store = Misleading(between.port)
+
+        def one(rank: int) -> int:
+            options = JoinOptions(environ=HOSTS[rank])
+            with join(store, rank, 2, timeout_s=LONG_S, options=options) as membership:
+                return membership.epoch
+
+        first, second = in_threads(one, 2)
+        assert first == second
+        assert between.n_connections > 1, f"nobody minded a wrong {what}"
+
+
+@pytest.mark.parametrize(("sender", "what", "at"), FLIPS)
+def test_a_bit_flipped_on_the_way_to_the_store_does_not_fail_the_job(
+    sender: str, what: str, at: int
+) -> None:
+    with (
+        contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server,
+        Relay(lambda: server.port, flip, at, sender) as between,
+        contextlib.closing(TcpStoreClient("127.0.0.1", between.port, timeout_s=LONG_S)) as client,
+    ):
+        client.set("a", b"1")
+        assert client.try_get("a") == b"1"
+        assert between.n_connections > 1, f"nobody minded a wrong {what}"

@@ -13,20 +13,21 @@ from process.joining import (
     Ground,
     Noticing,
     check_members,
-    check_that_all_listen,
     hosts,
+    in_threads,
     join_all,
     joined,
     no_descriptor_is_left,
     options,
+    rewritten,
     warnings_of,
 )
-from process.records import record_of, rewritten
 
 from shoal.errors import Closed, UsageError
 from shoal.rendezvous import Membership, MemoryStore, join
 from shoal.rendezvous.attempt import part_key
 from shoal.rendezvous.listener import listen_unix
+from shoal.rendezvous.record import decode
 from shoal.rendezvous.roll import decode as decode_roll
 from shoal.rendezvous.roll import decode_part
 
@@ -48,7 +49,7 @@ def test_ranks_of_one_host_link_pairwise_without_tcp(size: int) -> None:
             check_members(member, grounds[rank])
             assert member.listener_fds == ()
     for rank in range(size if size > 1 else 0):
-        assert record_of(store.get(f"shoal/0/rank/{rank}", 0)).endpoint is None
+        assert decode(store.get(f"shoal/0/rank/{rank}", 0)).endpoint is None
 
 
 def test_ranks_of_several_hosts_know_the_address_of_every_other_rank() -> None:
@@ -63,7 +64,9 @@ def test_ranks_of_several_hosts_know_the_address_of_every_other_rank() -> None:
             for fd in member.listener_fds:
                 assert not os.get_inheritable(fd)
             check_members(member, grounds[member.rank])
-            check_that_all_listen(member)
+            for peer in member.peers:  # every member listens, before any leaves
+                for place in peer.listens_at:
+                    socket.create_connection(place, LONG_S).close()
 
 
 @pytest.mark.parametrize("n_hosts", [2, 3, 4, 7, 8, 13])
@@ -87,13 +90,9 @@ def test_each_rank_receives_the_cards_and_paths_of_all_ranks() -> None:
         digest, chosen = b"settings digest of rank %d" % rank, options(environs[rank])
         return join(store, rank, 4, timeout_s=LONG_S, digest=digest, options=chosen)
 
-    with ThreadPoolExecutor(4) as pool:
-        members = list(pool.map(one, range(4)))
-    for member in members:
+    for member in in_threads(one, 4):
         with member:
-            assert member.digests == tuple(
-                b"settings digest of rank %d" % rank for rank in range(4)
-            )
+            assert list(member.digests) == [b"settings digest of rank %d" % r for r in range(4)]
             assert len(member.listens_at) == 1 + member.rank
             for peer in member.peers:
                 assert len(peer.listens_at) == (0 if peer.is_local else 1 + peer.rank)
@@ -120,15 +119,8 @@ def test_a_single_rank_uses_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ids", ["aaa", "aab", "abc"])
 def test_ranks_meet_without_reminders(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JOIN, "_FIRST_LOOK_S", 10 * LONG_S)
-    never = [options(environ, warn_s=10 * LONG_S) for environ in hosts(*ids)]
-    store = MemoryStore()
-
-    def one(rank: int) -> Membership:
-        return join(store, rank, 3, timeout_s=LONG_S, options=never[rank])
-
-    with ThreadPoolExecutor(3) as pool:
-        for member in pool.map(one, range(3)):
-            member.close()
+    with joined(MemoryStore(), hosts(*ids), warn_s=10 * LONG_S):
+        pass
 
 
 def test_hosts_may_speak_ipv6() -> None:
@@ -145,8 +137,7 @@ def test_listeners_stay_within_the_port_range() -> None:
             for member in members:
                 for _, port in member.listens_at:
                     assert low < port <= low + 20
-            endpoint = record_of(store.get("shoal/0/rank/0", 0)).endpoint
-            assert endpoint is not None
+            endpoint = decode(store.get("shoal/0/rank/0", 0)).endpoint
             assert low < endpoint.port <= low + 20
 
 
@@ -217,8 +208,7 @@ def test_a_rank_may_close_right_after_joining() -> None:
 
     for _ in range(20):
         store = MemoryStore()
-        with ThreadPoolExecutor(4) as pool:
-            assert len(set(pool.map(one, range(4)))) == 1
+        assert len(set(in_threads(one, 4))) == 1
 
 
 def test_ranks_with_different_keys_both_fail_at_once() -> None:
@@ -234,10 +224,7 @@ def test_a_job_with_its_own_key_puts_none_into_the_store() -> None:
     with joined(store, hosts("a", "b", SHOAL_KEY="a key of some length")) as members:
         assert members[0].job_key == members[1].job_key == b"a key of some length"
     part = decode_part(store.get(part_key(0, 0), 0), 2)
-    assert part is not None
-    roll = decode_roll([part], 2)
-    assert roll is not None
-    assert roll.key is None
+    assert decode_roll([part], 2).key is None
 
 
 @pytest.mark.parametrize(
@@ -286,10 +273,7 @@ def test_two_processes_with_one_rank_are_an_error_on_all_ranks() -> None:
 def test_ranks_that_disagree_about_the_size_all_fail(sizes: tuple[int, ...]) -> None:
     store = MemoryStore()
     with ThreadPoolExecutor() as pool:
-        joining = [
-            pool.submit(join, store, rank, size, timeout_s=LONG_S)
-            for rank, size in enumerate(sizes)
-        ]
+        joining = [pool.submit(join, store, *at, timeout_s=LONG_S) for at in enumerate(sizes)]
         errors = [future.exception() for future in joining]
     for error in errors:
         assert isinstance(error, UsageError)

@@ -12,11 +12,11 @@ from process.joining import (
     JOIN,
     LONG_S,
     ONE_HOST,
-    SHORT_S,
     Ground,
     check_members,
     die_in_silence,
     hosts,
+    in_threads,
     joined,
     no_descriptor_is_left,
     options,
@@ -58,7 +58,7 @@ def join_and_die_once(when: str) -> int:
         die()
 
     if place.rank == 1 and when == "published":
-        store.set = set_last  # type: ignore[method-assign]
+        store.set = set_last
     if place.rank == 1 and when == "entered":
         memory = memory._replace(enter=enter_last)
     if place.rank == 3:
@@ -106,7 +106,7 @@ def test_a_rank_restarted_alone_learns_that_all_must_be_restarted(
     monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late the store answers
     store = MemoryStore()
     with joined(store, [ONE_HOST, ONE_HOST]), pytest.raises(TimedOut) as caught:
-        join(store, 1, 2, timeout_s=SHORT_S)
+        join(store, 1, 2, timeout_s=0.3)
     text = str(caught.value)
     assert "rank 0 never published" in text
     assert "the attempt before this one ended: rank 1 was started again" in text
@@ -122,7 +122,7 @@ def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event
     is_ready = TreeLinks.is_ready
 
     def is_ready_in_its_turn(self: TreeLinks) -> bool:
-        return is_ready.fget(self) and (self.rank != rank or until.is_set())  # type: ignore[misc]
+        return is_ready.fget(self) and (self.rank != rank or until.is_set())
 
     monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_in_its_turn))
 
@@ -137,7 +137,7 @@ def make_rank_0_late(
         if self.rank == 0 and not self.unlinked():
             are_linked.set()
             assert until.wait(LONG_S)
-        return is_ready.fget(self)  # type: ignore[attr-defined,no-any-return]
+        return is_ready.fget(self)
 
     monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_late))
 
@@ -175,8 +175,7 @@ def test_a_rank_that_dies_after_its_report_can_be_restarted(
         assert has_reported.wait(LONG_S)
         return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
 
-    with ThreadPoolExecutor(5) as pool:
-        found = list(pool.map(one, range(5)))
+    found = in_threads(one, 5)
     assert died.is_set()
     assert len({member.epoch for member in found}) == 1
     for member in found:
@@ -214,9 +213,7 @@ def test_a_rank_lost_during_the_final_broadcast_delays_no_other_rank(
         assert isinstance(lost.exception(), PeerLost)
 
 
-def test_a_report_is_void_after_its_sender_loses_a_child(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_report_is_void_after_its_sender_loses_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 dies after rank 1 reported for both; rank 3 reports only then."""
     has_reported, is_known = threading.Event(), threading.Event()
     send_report, end_attempt = TreeLinks.send_report, JOIN._Join._end_attempt

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import logging
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from process.joining import LONG_S, ONE_HOST, Misleading, ears_of, hosts, warnings_of
+from process.joining import LONG_S, ONE_HOST, Log, Misleading, ears_of, hosts, warnings_of
 from process.stage import stop
 
 import shoal
@@ -57,14 +56,12 @@ def dropping() -> Iterator[int]:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
-        for _ in range(3):  # more than its queue holds
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        while select.select([], [filler], [], 0)[1]:  # accepted: repeat until one is not
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
+        fillers: list[socket.socket] = []
+        # More than its queue holds, and until one is not accepted.
+        while len(fillers) < 3 or select.select([], fillers[-1:], [], 0)[1]:
+            fillers.append(stack.enter_context(socket.socket()))
+            fillers[-1].setblocking(False)
+            fillers[-1].connect_ex(listener.getsockname())
         yield listener.getsockname()[1]
 
 
@@ -92,29 +89,22 @@ def test_all_ranks_warn_of_the_two_ranks_that_cannot_connect() -> None:
 
 # Stopped stores.
 
-TORCH_SERVER = """
-import sys, torch.distributed as d
-store = d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
-OUR_SERVER = """
-import sys
-from shoal.rendezvous.store.server import TcpStoreServer
-store = TcpStoreServer("127.0.0.1", 0)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
+SERVERS = {
+    "torch's": """from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)""",
+    "ours": """from shoal.rendezvous.store.server import TcpStoreServer
+store = TcpStoreServer("127.0.0.1", 0)""",
+}
+SERVE = "\nimport sys\nprint(store.port, flush=True)\nsys.stdin.read()"
 Connect = Callable[[], Any]
 
 
 @contextlib.contextmanager
-def served(code: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def served(whose: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run a program that serves a store; yield its process and port."""
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", SERVERS[whose] + SERVE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             yield process, int(process.stdout.readline())
         finally:
             process.kill()
@@ -125,7 +115,7 @@ def torch_server() -> Iterator[tuple[subprocess.Popen[bytes], Connect]]:
     """Serve torch's store in a process; yield it and a client with a long timeout."""
     dist = pytest.importorskip("torch.distributed")
     long = timedelta(seconds=10 * LONG_S)
-    with served(TORCH_SERVER) as (process, port):
+    with served("torch's") as (process, port):
         yield process, lambda: dist.TCPStore("127.0.0.1", port, is_master=False, timeout=long)
 
 
@@ -138,7 +128,7 @@ def test_a_join_ends_at_its_deadline_though_the_store_is_stopped(whose: str) -> 
     """The stuck thread ends once the store continues or our client is closed."""
     with contextlib.ExitStack() as stack:
         if whose == "ours":
-            server, port = stack.enter_context(served(OUR_SERVER))
+            server, port = stack.enter_context(served(whose))
             ours = TcpStoreClient("127.0.0.1", port, timeout_s=10 * LONG_S)
             store: Store = ours
         else:
@@ -165,7 +155,7 @@ def test_init_ends_at_its_deadline_though_torchruns_store_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("torch.distributed")
-    with served(TORCH_SERVER) as (server, port):
+    with served("torch's") as (server, port):
         place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
             monkeypatch.setenv(name, str(value))
@@ -201,25 +191,17 @@ def test_a_dropped_error_releases_its_store() -> None:
         gc.enable()
 
 
-class GoOn(logging.Logger):
-    """Continues a stopped process at the second warning, if that has these words."""
-
-    def __init__(self, pid: int, words: str) -> None:
-        super().__init__("of a test")
-        self.texts: list[str] = []
-        self._pid, self._words = pid, words
-
-    def warning(self, msg: object, *args: object, **_: object) -> None:
-        self.texts.append(str(msg) % args)
-        if len(self.texts) > 1 and self._words in self.texts[-1]:
-            os.kill(self._pid, signal.SIGCONT)
-
-
 def test_a_join_warns_of_a_stopped_torch_store_and_succeeds_when_it_continues() -> None:
     with torch_server() as (server, connect), ThreadPoolExecutor(2) as pool:
         stores = [TorchStore(connect()) for _ in range(2)]
         stop(server.pid)
-        log = GoOn(server.pid, "the store at 127.0.0.1 has not answered for")
+
+        def go_on() -> None:
+            is_named = "the store at 127.0.0.1 has not answered for" in log.texts[-1]
+            if len(log.texts) > 1 and is_named:
+                os.kill(server.pid, signal.SIGCONT)
+
+        log = Log(go_on)
         chosen = JoinOptions(warn_s=0.01, log=log)
         first = pool.submit(join, stores[0], 0, 2, timeout_s=LONG_S, options=chosen)
         second = pool.submit(join, stores[1], 1, 2, timeout_s=LONG_S)

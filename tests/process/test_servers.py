@@ -1,5 +1,6 @@
 """Reduction servers: the bits are the same with and without them, also when some die."""
 
+import itertools
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from process.serving import (
     is_right,
     job_env,
     job_with_a_server,
+    job_with_servers,
     n_servers,
     new_key,
     noise,
@@ -39,8 +41,7 @@ N_CORES = len(os.sched_getaffinity(0))
 
 def n_linked(group: shoal.Group) -> int:
     """Return the number of channels that connect this worker to the server before any call."""
-    pool: Any = group.pool  # type: ignore[attr-defined]
-    state = pool.view.group.mesh.state(10.0)
+    state = group.pool.view.group.mesh.state(10.0)
     peers = [channel["peers"][N_WORKERS] for channel in (state, *state.get("more", []))]
     return sum(path["state"] == "open" for peer in peers for path in peer["paths"])
 
@@ -69,13 +70,12 @@ def share_with_a_server(n_channels: int) -> None:
 def test_sums_with_servers_have_the_bits_that_bits_md_defines(
     tmp_path: Path, channels: str
 ) -> None:
-    key, n_channels = new_key(tmp_path), min(N_CORES, int(channels or 1))
+    task, n_channels = share_with_a_server, min(N_CORES, int(channels or 1))
     # The second server has the least memory a job can have: half of it for 90 MiB of calls.
-    more = ["--memory", "64M"] if channels else []
-    with ServerProcess(key, more=more) as server:
-        env = job_env(key, server.address, SHOAL_CHANNELS=channels)
-        run_ranks(share_with_a_server, N_WORKERS, n_channels, env=env)
-        await_that(lambda: not status_of(key, server.address)["views"], "the view to end")
+    how = {"env": {"SHOAL_CHANNELS": channels}, "more": ["--memory", "64M"] if channels else []}
+    with job_with_a_server(tmp_path, task, n_channels, **how) as (_stage, server, ranks):
+        ranks.values()
+        await_that(lambda: not status_of(*server.keys, server.address)["views"], "the view to end")
         server.send(signal.SIGTERM)
         assert server.wait() == 0
 
@@ -94,15 +94,14 @@ def kill_while_calls_run(n_calls: int) -> list[bool]:
 
 
 def test_servers_that_die_in_turn_at_any_moment_cost_no_call(tmp_path: Path) -> None:
-    key, n_calls = new_key(tmp_path), 6
-    with Stage() as stage, ServerProcess(key, host="a") as one, ServerProcess(key, host="b") as two:
-        env = job_env(key, one.address, two.address, SHOAL_CHANNELS="2") | dict(stage.env)
-        with start_ranks(kill_while_calls_run, N_WORKERS, n_calls, env=env) as ranks:
-            stage.await_cue("turn 1")
-            one.send(signal.SIGKILL)
-            stage.await_cue("turn 3")
-            two.send(signal.SIGKILL)
-            found = ranks.values()
+    n_calls, key, env = 6, new_key(tmp_path), {"SHOAL_CHANNELS": "2"}
+    job = job_with_servers(key, "ab", kill_while_calls_run, N_WORKERS, n_calls, env=env)
+    with job as (stage, (one, two), ranks):
+        stage.await_cue("turn 1")
+        one.send(signal.SIGKILL)
+        stage.await_cue("turn 3")
+        two.send(signal.SIGKILL)
+        found = ranks.values()
     assert found == [[True] * 2 * n_calls] * N_WORKERS
 
 
@@ -159,7 +158,7 @@ def call_while_it_stands_still(comes_back: bool) -> list[Any]:
         group.all_reduce(data)
         took_s = time.monotonic() - begun
         await_servers(group, 1 if comes_back else 0)  # by another of its processes
-        trouble = group.pool.trouble()  # type: ignore[attr-defined]
+        trouble = group.pool.trouble()
         stage.meet(group.rank, N_WORKERS, "has looked")
         return [is_right(data), took_s, trouble]
 
@@ -167,8 +166,8 @@ def call_while_it_stands_still(comes_back: bool) -> list[Any]:
 @pytest.mark.parametrize("is_all", [True, False])
 def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_all: bool) -> None:
     """Stop all its processes, or only the view's process, which is then replaced."""
-    with job_with_a_server(tmp_path, call_while_it_stands_still, not is_all) as job:
-        stage, server, ranks = job
+    job = job_with_a_server(tmp_path, call_while_it_stands_still, not is_all)
+    with job as (stage, server, ranks):
         stage.await_all(N_WORKERS, "has a server")
         (view,) = status_of(server.keys[0], server.address)["views"]
         if is_all:
@@ -189,11 +188,10 @@ def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_a
 def share_a_while() -> bool:
     stage = Stage.from_environment()
     with served_group() as group:
-        data = noise(group.rank)
-        group.all_reduce(data)
-        stage.cue(f"{shoal_key()} rank {group.rank}")
+        right = sums(group)
+        stage.cue(f"{Path(os.environ['SHOAL_KEY_FILE']).name} rank {group.rank}")
         stage.await_cue("all have called")
-    return is_right(data)
+    return right
 
 
 def idle_text(key: Path, address: str) -> str:
@@ -202,23 +200,14 @@ def idle_text(key: Path, address: str) -> str:
     return text if "  0 calls in flight; 0 B held, 0 B to be sent\n" in text else ""
 
 
-def shoal_key() -> str:
-    return Path(os.environ["SHOAL_KEY_FILE"]).name
-
-
 def test_one_server_serves_two_jobs_and_reports_to_each_only_its_own(tmp_path: Path) -> None:
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     with Stage() as stage, ServerProcess(*keys) as server:
-        jobs = [
-            start_ranks(
-                share_a_while, N_WORKERS, env=job_env(key, server.address) | dict(stage.env)
-            )
-            for key in keys
-        ]
+        envs = [job_env(key, server.address) | dict(stage.env) for key in keys]
+        jobs = [start_ranks(share_a_while, N_WORKERS, env=env) for env in envs]
         with jobs[0], jobs[1]:
-            for key in keys:
-                for rank in range(N_WORKERS):
-                    stage.await_cue(f"{key.name} rank {rank}")
+            for key, rank in itertools.product(keys, range(N_WORKERS)):
+                stage.await_cue(f"{key.name} rank {rank}")
             states = [status_of(key, server.address) for key in keys]
             text = await_that(lambda: idle_text(keys[0], server.address), "an idle server")
             stage.cue("all have called")
@@ -230,8 +219,7 @@ def test_one_server_serves_two_jobs_and_reports_to_each_only_its_own(tmp_path: P
     assert "of its link's 29 Mbit/s\n" in text
     assert "waits for" not in text
     pids = [{view["pid"] for view in one["views"]} for one in states]
-    assert pids[0]
-    assert pids[1]
+    assert all(pids)
     assert not pids[0] & pids[1]
 
 
@@ -266,10 +254,8 @@ def shrink_and_go_on() -> bool:
         work = group.all_reduce(data, async_op=True)
         stage.cue(f"rank {group.rank}: has called")
         if group.rank == 0:
-            for rank in range(1, N_WORKERS):
-                stage.await_cue(f"rank {rank}: has called")
+            stage.await_all(N_WORKERS, "has called")
             stage.cue("all others have called")
-        assert work is not None
         assert isinstance(error_of(work.wait), PeerLost)
         with group.shrink() as survivors:
             await_servers(survivors, 1)
@@ -277,11 +263,7 @@ def shrink_and_go_on() -> bool:
 
 
 def test_survivors_of_a_lost_worker_go_on_with_the_server(tmp_path: Path) -> None:
-    with job_with_a_server(tmp_path, shrink_and_go_on, n_ranks=N_WORKERS + 1) as (
-        _stage,
-        _server,
-        ranks,
-    ):
+    with job_with_a_server(tmp_path, shrink_and_go_on, n_ranks=N_WORKERS + 1) as (*_, ranks):
         outcomes = ranks.wait()
     assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS + [None], outcomes
 
@@ -297,18 +279,14 @@ def fork_and_drop() -> list[bool]:
         group.close()
         os._exit(0 if isinstance(error, shoal.Closed) else 1)
     _, status = os.waitpid(child, 0)
-    data = noise(group.rank)
-    group.all_reduce(data)
-    right = [status == 0, is_right(data), n_servers(group) == 1, "pool view" in str(shoal.dump())]
+    right = [status == 0, sums(group), n_servers(group) == 1, "pool view" in str(shoal.dump())]
     stage.meet(group.rank, N_WORKERS, "has called")
     del group
     stage.await_cue("the servers were left")
     return right
 
 
-def test_a_dropped_group_leaves_its_servers_and_a_forked_child_does_not(
-    tmp_path: Path,
-) -> None:
+def test_a_dropped_group_leaves_its_servers_and_a_forked_child_does_not(tmp_path: Path) -> None:
     with job_with_a_server(tmp_path, fork_and_drop) as (stage, server, ranks):
         stage.await_all(N_WORKERS, "has called")
         await_that(lambda: not status_of(server.keys[0], server.address)["views"], "no view")

@@ -1,29 +1,45 @@
-"""Groups of a job's workers use servers too, from their first large call on."""
+"""Groups of a job's workers use servers from their first large call on; they grow, and close."""
 
+import contextlib
+import logging
+import os
 import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from process.ranks import run_ranks
 from process.serving import (
     N_WORKERS,
-    ServerProcess,
     await_servers,
     await_that,
     is_right,
     job_env,
     job_with_a_server,
+    job_with_servers,
     new_key,
     noise,
+    run_and_kill_the_server,
     run_with_a_server,
     served_group,
     status_of,
     sums,
     wait_for_all,
 )
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import Lines, Stage, error_of, pretend_hosts
 
 import shoal
+from shoal.group import growing
+from shoal.group.pool import mend, view_mesh
+from shoal.group.pool import pool as pools
+from shoal.group.pool.protocol import Meet
+from shoal.server.job import Job
+from shoal.server.options import keys_of, listen
+from shoal.server.server import Server
 
 N_ELEMS = 1_000_003
 
@@ -33,28 +49,25 @@ def share_in_groups() -> None:
     with served_group() as world:
         alike = world.subgroup(range(N_WORKERS), "alike")
         turned = world.subgroup(range(N_WORKERS)[::-1], "turned")
-        pools: list[Any] = [group.pool for group in (alike, turned)]  # type: ignore[attr-defined]
-        assert pools == [None, None], "looked for servers before it had a use for them"
+        assert alike.pool is turned.pool is None, "looked for servers before it had a use for them"
         for group in (alike, turned, world):
             for stage in ("first", "with a server"):
                 if stage == "with a server":
                     await_servers(group, 1)
                 assert sums(group, 1, N_ELEMS), (group, stage)
-            pool: Any = group.pool  # type: ignore[attr-defined]
-            assert pool.view.n_shared, group
+            assert group.pool.view.n_shared, group
         if world.rank < 2:
             pair = world.subgroup([0, 1], "pair")
             pair.all_reduce(noise(pair.rank, 2, N_ELEMS))
-            assert pair.pool is None, "two have nothing to gain"  # type: ignore[attr-defined]
+            assert pair.pool is None, "two have nothing to gain"
         alike.close()
         assert sums(turned, 3, N_ELEMS), "after another group was closed"
 
 
 def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with ServerProcess(key) as server:
-        run_ranks(share_in_groups, N_WORKERS, env=job_env(key, server.address))
-        await_that(lambda: not status_of(key, server.address)["views"], "the views to end")
+    with job_with_a_server(tmp_path, share_in_groups) as (_stage, server, ranks):
+        ranks.values()
+        await_that(lambda: not status_of(*server.keys, server.address)["views"], "the views to end")
 
 
 def share_in_groups_of_one_name() -> None:
@@ -84,7 +97,7 @@ def leave_one_after_the_other() -> bool:
         group.all_reduce(noise(group.rank, 1, N_ELEMS))
         await_servers(group, 1)
         data = noise(group.rank, 2, N_ELEMS)
-        work, pool = group.all_reduce(data, async_op=True), group.pool  # type: ignore[attr-defined]
+        work, pool = group.all_reduce(data, async_op=True), group.pool
         wait_for_all([work])
         if group.rank == 1:
             group.close()
@@ -115,9 +128,8 @@ def shrink_without_the_others() -> None:
             assert isinstance(error_of(group.shrink, [N_WORKERS]), shoal.UsageError)
             stage.cue("it was in vain")
         stage.await_cue("it was in vain")
-        data, pool = noise(group.rank, 1, N_ELEMS), group.pool  # type: ignore[attr-defined]
-        group.all_reduce(data)
-        assert is_right(data, 1)
+        pool = group.pool
+        assert sums(group, 1, N_ELEMS)
         assert pool.view.n_shared == 1
         with group.shrink() as rest:
             await_servers(rest, 1)
@@ -127,3 +139,216 @@ def shrink_without_the_others() -> None:
 
 def test_a_group_that_one_rank_fails_to_shrink_keeps_its_servers(tmp_path: Path) -> None:
     run_with_a_server(tmp_path, shrink_without_the_others)
+
+
+# A group with servers admits a newcomer, also while a server dies.
+
+
+def member_or_newcomer(n_servers: int, n_left: int) -> tuple[int, int]:
+    """Grow from three ranks to four while servers may be killed; return True if calls are right."""
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    pretend_hosts(1)
+    if rank == N_WORKERS:
+        address = stage.store.get("address", 60.0).decode()
+        group = shoal.init(join=address, timeout_s=60.0)
+    else:
+        group = grown(stage, n_servers)
+    with group:
+        n_right = 0
+        for number in range(3):  # servers may die or return between them
+            data = noise(group.rank, number)
+            group.all_reduce(data)
+            n_right += is_right(data, number, N_WORKERS + 1)
+            await_servers(group, n_left)
+        return n_right, group.pool.view.n_shared > 0
+
+
+def grown(stage: Stage, n_servers: int) -> shoal.Group:
+    os.environ["WORLD_SIZE"] = str(N_WORKERS)
+    group = shoal.init(timeout_s=60.0)
+    await_servers(group, n_servers)
+    assert sums(group)
+    form_new = growing.form_new
+
+    def form_beside(*args: Any) -> shoal.Group:
+        stage.cue("the group grows")
+        stage.await_cue("go on")
+        return form_new(*args)
+
+    growing.form_new = form_beside
+    stage.store.set("address", group.address.encode())
+    while group.size == N_WORKERS:
+        group = group.grow()
+    return group
+
+
+@pytest.mark.parametrize("n_killed", [0, 1])
+def test_servers_serve_the_grown_group(tmp_path: Path, n_killed: int) -> None:
+    task, hosts = member_or_newcomer, "ab"[: 1 + n_killed]
+    job = job_with_servers(new_key(tmp_path), hosts, task, N_WORKERS + 1, len(hosts), 1)
+    with job as (stage, servers, ranks):
+        stage.await_cue("the group grows")
+        for server in servers[1:]:
+            server.send(signal.SIGKILL)
+            server.wait()
+        stage.cue("go on")
+        found = ranks.values(60.0)
+    assert found == [(3, True)] * (N_WORKERS + 1)
+
+
+# Closing a group with servers is quick, and costs the other workers nothing.
+
+
+AT_ONCE_S = 3.0  # waiting for a view takes 6 s and more, see `group_whose_view_forms`
+
+
+class Absent(Server):
+    """A server that accepts a view and never joins it, or also drops rank 0's connection."""
+
+    stage: Stage
+    is_gone = False
+
+    def _serve(self, job: Job, meet: Meet) -> str:
+        self.kept = job.place.take()  # it still listens, but answers nobody
+        self.stage.cue("a view forms")
+        if self.is_gone:
+            self.stage.await_cue("all take part")
+            self.lost(job.peer)
+        return ""
+
+
+@contextlib.contextmanager
+def absent_server(key: Path, stage: Stage, *, is_gone: bool = False) -> Iterator[str]:
+    """Run an absent server on a thread; yield its address."""
+    server, is_over = Absent(listen("127.0.0.1", 0), keys_of([str(key)])), threading.Event()
+    server.stage, server.is_gone = stage, is_gone
+
+    def serve() -> None:
+        while not is_over.is_set():
+            server._try_turn()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield ":".join(map(str, server.addresses[0]))
+    finally:
+        is_over.set()
+        socket.create_connection(server.addresses[0]).close()  # it wakes and checks
+        thread.join()
+        server._close()
+
+
+def group_whose_view_forms(stage: Stage) -> shoal.Group:
+    """Allow views 30 s to form instead of 3 s, in which a closing group waits up to 6 s."""
+    view_mesh.MEETING_S = 30.0
+    pretend_hosts(1)
+    group = shoal.init(timeout_s=60.0)
+    stage.await_cue("a view forms")
+    await_that(lambda: group.pool._forming._is_under_way, "this worker to meet the others")
+    stage.meet(group.rank, N_WORKERS, "meets")  # NOT sooner: a late worker would find no other
+    return group
+
+
+def leave(how: str) -> float:
+    """Return how long leaving takes while a view forms."""
+    stage = Stage.from_environment()
+    group = group_whose_view_forms(stage)
+    if group.rank != 1:
+        stage.await_cue("one has left")
+    began = time.monotonic()
+    if how == "close":
+        group.close()
+    del group
+    took_s = time.monotonic() - began
+    stage.cue("one has left")
+    return took_s
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_group_closes_at_once_though_its_servers_never_join(tmp_path: Path, how: str) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, absent_server(key, stage) as address:
+        env = job_env(key, address) | dict(stage.env)
+        took_s = run_ranks(leave, N_WORKERS, how, env=env)
+    assert max(took_s) < AT_ONCE_S, took_s
+
+
+def give_a_view_up() -> float:
+    """Return how long this worker waits for a server that rank 0 has lost."""
+    logging.getLogger("shoal").setLevel("INFO")
+    stage, lines = Stage.from_environment(), Lines()
+    with group_whose_view_forms(stage) as group:
+        stage.cue("all take part")
+        began = time.monotonic()
+        if group.rank:  # rank 0 logs that the server is gone
+            await_that(lambda: any("did not form" in line for line in lines.texts), "the end of it")
+        took_s = time.monotonic() - began
+        stage.meet(group.rank, N_WORKERS, "has given it up")
+        return took_s
+
+
+def test_all_workers_give_up_a_view_once_rank_0_loses_a_server_of_it(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, absent_server(key, stage, is_gone=True) as address:
+        env = job_env(key, address) | dict(stage.env)
+        found = run_ranks(give_a_view_up, N_WORKERS, env=env)
+    assert max(found) < AT_ONCE_S, found
+
+
+def leave_while_a_view_ends() -> float:
+    """Rank 1 is held before it takes part in the end; return how long rank 0 takes to leave."""
+    stage, in_thread, finish = Stage.from_environment(), Stage.from_environment(), pools.finish
+    with served_group() as group:
+
+        def finish_late(*how: Any) -> None:
+            if group.rank == 1:
+                in_thread.await_cue("one has left")
+            in_thread.cue(f"rank {group.rank} ends a view")
+            finish(*how)
+
+        pools.finish = finish_late
+        began = 0.0
+        if group.rank == 0:
+            stage.cue("rank 0: has called")
+            stage.await_cue("rank 0 ends a view")
+            began = time.monotonic()
+            group.close()
+            began -= time.monotonic()
+            stage.cue("one has left")
+        stage.await_cue("one has left")
+    return -began
+
+
+def test_a_group_closes_at_once_though_another_worker_is_held_as_a_view_ends(
+    tmp_path: Path,
+) -> None:
+    took_s = run_and_kill_the_server(leave_while_a_view_ends, N_WORKERS, new_key(tmp_path))
+    assert max(took_s) < AT_ONCE_S
+
+
+def leave_when_mended() -> bool:
+    """Rank 1 receives the others' parts late, and waits for a leaving rank meanwhile."""
+    stage = Stage.from_environment()
+    with served_group() as group:
+        data = noise(group.rank)
+        if group.rank == 1:
+            give = mend._give
+
+            def give_late(*how: Any) -> None:
+                with contextlib.suppress(shoal.TimedOut):
+                    stage.await_cue("one has left", 0.5)
+                give(*how)
+
+            mend._give = give_late
+            stage.await_cue("the server is dead")
+        work = group.all_reduce(data, async_op=True)
+        if group.rank == 0:
+            stage.cue("rank 0: has called")
+        wait_for_all([work])
+    stage.cue("one has left")
+    return is_right(data)
+
+
+def test_a_rank_that_leaves_after_a_repaired_call_costs_no_result(tmp_path: Path) -> None:
+    found = run_and_kill_the_server(leave_when_mended, N_WORKERS, new_key(tmp_path))
+    assert found == [True] * N_WORKERS

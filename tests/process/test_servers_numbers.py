@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from process.ranks import free_port, on_ranks, start_ranks
@@ -39,15 +39,13 @@ def turned(numbers: Sequence[int], rank: int) -> list[int]:
 def share_in_any_order() -> list[Any]:
     stage = Stage.from_environment()
     with served_group() as group:
-        rank, pool = group.rank, cast("Any", group).pool
+        rank, pool = group.rank, group.pool
         group.barrier()
         numbers = group.reserve(6)
         group.skip(numbers[3])
         group.barrier()  # plain calls go on
         data = {number: noise(rank, number) for number in numbers}
-        works = {
-            numbers[5]: group.all_reduce(data[numbers[5]], number=numbers[5], async_op=True),
-        }
+        works = {numbers[5]: group.all_reduce(data[numbers[5]], number=numbers[5], async_op=True)}
         first = pool.view
         stage.cue(f"rank {rank}: has used the last")
         await_servers(group, 2)
@@ -67,9 +65,7 @@ def share_in_any_order() -> list[Any]:
         return [all(right), [isinstance(error, UsageError) for error in bad], n_shared]
 
 
-def test_calls_by_number_are_served_in_different_orders_while_views_switch(
-    tmp_path: Path,
-) -> None:
+def test_calls_by_number_are_served_in_different_orders_while_views_switch(tmp_path: Path) -> None:
     key, port = new_key(tmp_path), free_port()
     with Stage() as stage, ServerProcess(key, host="a") as one:
         env = job_env(key, one.address, f"127.0.0.1:{port}") | dict(stage.env)
@@ -84,7 +80,7 @@ def test_calls_by_number_are_served_in_different_orders_while_views_switch(
 
 def lose_a_server_between_numbers() -> list[bool]:
     """The last rank makes its calls once the server is dead, in reverse order."""
-    pools._DEADLINES_S = 1000.0  # type: ignore[misc]  # commands wake the thread, and no timer
+    pools._DEADLINES_S = 1000.0  # commands wake the thread, and no timer
     stage = Stage.from_environment()
     with served_group() as group:
         numbers = group.reserve(5)
@@ -136,7 +132,6 @@ def skip_a_number_that_others_use() -> str:
         else:
             work = group.all_reduce(noise(group.rank), number=number, async_op=True)
             stage.cue(f"rank {group.rank}: has called")
-            assert work is not None
             error = error_of(work.wait)
         stage.await_cue("the server is dead")
         if group.rank == N_WORKERS - 1:
@@ -149,8 +144,7 @@ def test_a_number_that_one_rank_skips_and_others_use_ends_the_group_when_a_serve
 ) -> None:
     with job_with_a_server(tmp_path, skip_a_number_that_others_use) as (stage, server, ranks):
         stage.await_cue("the number is skipped")
-        for rank in range(N_WORKERS - 1):
-            stage.await_cue(f"rank {rank}: has called")
+        stage.await_all(N_WORKERS - 1, "has called")
         server.send(signal.SIGKILL)
         server.wait()
         stage.cue("the server is dead")
@@ -188,7 +182,7 @@ def call_by_name_while_a_server_dies() -> list[Any]:
     """Make named calls in a different order on each rank, and a served call among them."""
     stage = Stage.from_environment()
     with served_group() as group:
-        view = cast("Any", group).pool.view
+        view = group.pool.view
         data = {name: noise(group.rank, at, 1_000_003) for at, name in enumerate(NAMES)}
         served = noise(group.rank, 3, 1_000_003)
         if group.rank == N_WORKERS - 1:
@@ -200,8 +194,7 @@ def call_by_name_while_a_server_dies() -> list[Any]:
         works.append(group.all_reduce(served, async_op=True))
         stage.cue(f"rank {group.rank}: has made its calls")
         if group.rank == 0:
-            for rank in range(1, N_WORKERS - 1):  # later calls find no server
-                stage.await_cue(f"rank {rank}: has made its calls")
+            stage.await_all(N_WORKERS - 1, "has made its calls")  # later calls find no server
             stage.cue("rank 0: has called")
         wait_for_all(works)
         close = [
@@ -212,9 +205,7 @@ def call_by_name_while_a_server_dies() -> list[Any]:
     return [close, is_right(served, 3), group.rank == N_WORKERS - 1 or view.n_shared]
 
 
-def test_calls_by_name_use_no_server_and_survive_its_death(
-    tmp_path: Path,
-) -> None:
+def test_calls_by_name_use_no_server_and_survive_its_death(tmp_path: Path) -> None:
     key = new_key(tmp_path)
     found = run_and_kill_the_server(call_by_name_while_a_server_dies, N_WORKERS, key)
     assert found == [[[True] * 3, True, 1]] * N_WORKERS

@@ -1,27 +1,40 @@
-"""A job goes on through faults that cost it its servers."""
+"""A job goes on through faults of its servers, and a server through those of its jobs."""
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import random
+import resource
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from process.ranks import free_port, run_ranks, start_ranks
 from process.serving import (
     N_WORKERS,
     ServerProcess,
+    are_right,
     await_servers,
+    await_that,
+    is_right,
     job_env,
+    job_with_servers,
     new_key,
+    noise,
+    served_group,
+    status_of,
     sums,
 )
 from process.stage import Lines, Stage, pretend_hosts
 
 import shoal
+from shoal.group.pool import forming, probe
+from shoal.group.pool import view as pool_view
+from shoal.shapes import Shape
 
 
 class Warnings(Lines):
@@ -43,7 +56,6 @@ def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
     stage, right = Stage.from_environment(), list[bool]()
     warnings = Warnings()
     with shoal.init(timeout_s=30.0) as group:
-        pool: Any = group.pool  # type: ignore[attr-defined]
         await_servers(group, 1)
         right.append(sums(group, len(right)))
         stage.meet(group.rank, N_WORKERS, "has one server")
@@ -58,7 +70,7 @@ def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
         right.append(sums(group, len(right)))
         await_servers(group, 2)
         right.append(sums(group, len(right)))
-        assert pool._thread.is_alive()
+        assert group.pool._thread.is_alive()
         stage.meet(group.rank, N_WORKERS, "has looked at its thread")  # which ends when one leaves
     return right, warnings.texts
 
@@ -112,3 +124,220 @@ def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: 
         assert len(first) == 1
         assert why in first[0]
         assert second == []
+
+
+def announce_an_impossible_plan() -> list[Any]:
+    """Rank 0 announces an impossible plan, and then a valid one."""
+    lines, right_pack = Lines(), pool_view.pack
+
+    def pack(shape: Shape) -> bytes:
+        return right_pack(shape._replace(algorithm="no such algorithm"))
+
+    pool_view.pack = pack
+    right = []
+    with served_group() as group:
+        group.barrier()  # the first call ends the view, which every rank must have seen
+        for number in range(2):
+            pool, view = group.pool, group.pool.view
+            right.append(sums(group, number, 1_000_003))
+            if number == 0:
+                pool_view.pack = right_pack
+                await_that(lambda: pool.view not in (None, view), "the next view")  # noqa: B023
+        shared = pool.view.n_shared
+    return [right, shared > 0, lines.texts]
+
+
+def test_a_server_reports_an_impossible_plan_to_the_workers(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path, name) for name in ("one", "two")]
+    with ServerProcess(*keys) as server:
+        found = run_ranks(
+            announce_an_impossible_plan, N_WORKERS, env=job_env(keys[0], server.address)
+        )
+        assert status_of(keys[1], server.address)["n_jobs"] <= 1  # it lives
+        assert any("cannot serve a call that worker 0 announced" in line for line in server.log)
+    for right, is_shared, _ in found:
+        assert right == [True, True]
+        assert is_shared
+    texts = [line for line in found[0][2] if line.startswith("view 1 of the servers has ended: ")]
+    assert len(texts) == 1
+    assert "server 3 cannot serve a call that worker 0 announced: " in texts[0]
+    assert "no such algorithm" in texts[0]
+
+
+# Servers whose hosts report no rate are measured when a view forms, for all workers.
+
+
+def call_with_servers(how: str) -> list[Any]:
+    """Return a call's algorithm with shares, if it is right, and the log lines about rates."""
+    lines, found = Lines(), [2, 0, 0]
+    logging.getLogger("shoal").setLevel("INFO")
+    if how == "half":
+        forming.measure = lambda *_: found
+    if how == "silent":
+        forming.answer = lambda *_: None
+        probe._OF_ONE_S = 0.1
+    with served_group(3) as group:
+        data = noise(group.rank, 0, 1_000_003)
+        work: Any = group.all_reduce(data, async_op=True)
+        work.wait()
+        texts = [line for line in lines.texts if "reports no rate" in line]
+        return [work._call.shape.algorithm, is_right(data, 0), texts]
+
+
+@pytest.mark.parametrize("how", ["real", "half", "silent"])
+def test_servers_of_unknown_rate_are_used_also_when_the_probe_fails(
+    tmp_path: Path, how: str
+) -> None:
+    work, env = (call_with_servers, N_WORKERS, how), {"SHOAL_SERVERS_REQUIRED": "3"}
+    with job_with_servers(new_key(tmp_path), "abc", *work, env=env, link="") as (_, servers, ranks):
+        used, right, logged = zip(*ranks.values(), strict=True)
+    assert right == (True,) * N_WORKERS
+    assert len(set(used)) == 1
+    assert [len(each) for each in logged] == [3, 0, 0]
+    assert servers[0].address in logged[0][0]
+    if how == "half":
+        assert used[0] == "sharded[3*17|43,2*86].servers"
+        assert "0.5 of a worker's rate" in logged[0][0]
+    if how == "silent":
+        assert used[0] == "sharded[3*0|3*1].servers"
+        assert "could not be measured" in logged[0][0]
+
+
+# A server bounds the memory of each job, also when jobs ask for more.
+
+
+MEMORY = 64 << 20  # the least that --memory takes
+N_AHEAD = 8  # calls of 15 MiB per worker: two workers send 5 times the memory
+MORE = ["--memory", "64M"]
+SPARE = 4 << 20
+
+
+def in_proc(pid: int, field: str) -> int:
+    """One figure of a process's memory, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) << 10
+
+
+def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
+    """Return the server's view of this job, once it has reported."""
+
+    def reported() -> list[dict[str, Any]]:
+        views = status_of(key, server.address)["views"]
+        return [view for view in views[-1:] if "staging_bytes" in view]
+
+    return await_that(reported, "a view's report")[0]
+
+
+def held_at_last(key: Path, server: ServerProcess) -> int:
+    """Return the memory a view holds once it has stopped growing."""
+    reports = [{"for_s": -1.0, "staging_bytes": -1}]
+
+    def is_still() -> bool:
+        view = view_of(key, server)
+        if view["for_s"] > reports[-1]["for_s"]:  # it reports twice a second
+            reports.append(view)
+        held = [view["staging_bytes"] for view in reports[-2:]]
+        return held[0] == held[1] > 0
+
+    await_that(is_still, "the server to take no more")
+    return int(reports[-1]["staging_bytes"])
+
+
+def be_modest() -> list[bool]:
+    """Call before and after the other job's greed; return True if the view stays."""
+    stage, right = Stage.from_environment(), []
+    with served_group(timeout_s=60.0) as group:
+        view = group.pool.view
+        for number in range(2):
+            right.append(sums(group, number))
+            if number == 0:
+                stage.cue(f"modest rank {group.rank} has called")
+                stage.await_cue("the greedy have called")
+        right += [group.pool.view is view, view.n_shared == 2]
+    return right
+
+
+def run_into_the_limit() -> list[Any]:
+    """Call while the server is refused memory, then once with its successor."""
+    stage, lines, right = Stage.from_environment(), Lines(), []
+    with served_group(2, timeout_s=60.0) as group:
+        pool, view = group.pool, group.pool.view
+        small = noise(group.rank, 0, 1_000_003)
+        group.all_reduce(small)  # what the server keeps of every current call
+        stage.cue(f"greedy rank {group.rank} has called")
+        stage.await_cue("there is no more memory")
+        data = [noise(group.rank, number) for number in range(4)]
+        works = [group.all_reduce(each, async_op=True) for each in data]
+        right += are_right(works, data)
+        await_that(lambda: pool.view not in (None, view), "the next view")
+        right += [sums(group, 9), pool.view.n_shared == 1]
+        stage.meet(group.rank, N_WORKERS, "is served again")
+        if group.rank == 0:
+            stage.cue("the greedy have called")
+    return [right, lines.texts]
+
+
+def run_ahead() -> list[bool]:
+    """The last rank calls once the other ranks' calls are stuck without it."""
+    stage = Stage.from_environment()
+    with served_group(2, timeout_s=60.0) as group:
+        data = [noise(group.rank, number) for number in range(N_AHEAD)]
+        if group.rank == N_WORKERS - 1:
+            stage.await_cue("the server has what it can hold")
+        works = [group.all_reduce(each, async_op=True) for each in data]
+        stage.cue(f"rank {group.rank}: has called")
+        right = are_right(works, data)
+        stage.meet(group.rank, N_WORKERS, "has its sums")
+        stage.await_cue("the memory was looked at")
+        return [group.pool.view.n_shared == N_AHEAD, *right]
+
+
+def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    # Each of two servers folds half, so its link does not bound how far it reads ahead.
+    job = job_with_servers(key, "ab", run_ahead, N_WORKERS, more=MORE)
+    with job as (stage, (server, _), ranks):
+        stage.await_all(N_WORKERS - 1, "has called")
+        held = held_at_last(key, server)
+        pid = view_of(key, server)["pid"]
+        stage.cue("the server has what it can hold")
+        stage.await_all(N_WORKERS, "has its sums")
+        peak = in_proc(pid, "VmHWM")
+        stage.cue("the memory was looked at")
+        found = ranks.values()
+    assert found == [[True] * (1 + N_AHEAD)] * N_WORKERS
+    # Half of it is staging: half of that for windows, the rest for segments that arrive early.
+    assert MEMORY // 8 < held <= MEMORY // 2
+    assert peak <= MEMORY
+
+
+def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path, name) for name in ("greedy", "modest")]
+    with (
+        Stage() as stage,
+        ServerProcess(*keys, host="a", more=MORE) as server,
+        ServerProcess(keys[0], host="b", more=MORE) as other,
+    ):
+        named = [server.address, other.address], [server.address]
+        envs = [job_env(key, *at) | dict(stage.env) for key, at in zip(keys, named, strict=True)]
+        with (
+            start_ranks(run_into_the_limit, N_WORKERS, env=envs[0]) as greedy,
+            start_ranks(be_modest, N_WORKERS, env=envs[1]) as modest,
+        ):
+            for job, rank in itertools.product(("greedy", "modest"), range(N_WORKERS)):
+                stage.await_cue(f"{job} rank {rank} has called")
+            pid = view_of(keys[0], server)["pid"]
+            limit = in_proc(pid, "VmData") + SPARE
+            _, before = resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
+            stage.cue("there is no more memory")
+            of_greedy, of_modest = greedy.values(), modest.values()
+        log = "".join(server.log)
+    assert MEMORY <= before < 2 << 30  # the limit that the process has set itself
+    assert of_modest == [[True] * 4] * N_WORKERS
+    assert [right for right, _ in of_greedy] == [[True] * 6] * N_WORKERS, of_greedy
+    reports = [line for line in of_greedy[0][1] if "has ended: " in line]
+    assert len(reports) == 1
+    # The number of the view depends on whether both servers arrived in one.
+    assert "of the servers has ended: rank 3 (" in reports[0]
+    assert "ran out of memory" in reports[0]
+    assert log.count("ran out of memory") == 1

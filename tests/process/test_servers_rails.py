@@ -85,8 +85,7 @@ def share_along_rails() -> list[Any]:
         for number, op in enumerate(("sum", "avg", "sum")):
             if number == 1:
                 await_servers(group, 1)
-                pool: Any = group.pool  # type: ignore[attr-defined]
-                view = pool.view
+                view = group.pool.view
             data = noise(group.rank, number, N_ELEMS)
             group.all_reduce(data, op)
             right.append(is_right(group, data, number, op))
@@ -113,7 +112,6 @@ def share_along_rails() -> list[Any]:
 def share_numbers_narrowly() -> None:
     """Make narrow calls by number, in a different order on each rank."""
     with served_group(1, N_LOCAL) as group:
-        pool: Any = group.pool  # type: ignore[attr-defined]
         for op in ("sum", "avg"):
             numbers = group.reserve(3)
             group.skip(numbers[1])
@@ -126,16 +124,14 @@ def share_numbers_narrowly() -> None:
             wait_for_all(works)
             for number in sorted(order):
                 assert is_right(group, data[number], number, op, is_narrow=True)
-        assert pool.view.n_shared == 16
+        assert group.pool.view.n_shared == 16
 
 
 def test_narrow_calls_by_number_are_served_along_rails(tmp_path: Path) -> None:
     run_with_a_server(tmp_path, share_numbers_narrowly, n_ranks=N_RANKS)
 
 
-def test_workers_on_shared_hosts_are_served_along_rails_with_the_same_bits(
-    tmp_path: Path,
-) -> None:
+def test_workers_on_shared_hosts_are_served_along_rails_with_the_same_bits(tmp_path: Path) -> None:
     found = run_and_kill_the_server(share_along_rails, N_RANKS, new_key(tmp_path))
     for right, n_shared in found:
         assert right == [True] * 7, found
@@ -186,9 +182,7 @@ def lose_a_mate() -> str:
             return f"{survivors.size} {n_servers(survivors)} {data[0]:g} {data[-1]:g}"
 
 
-def test_the_others_go_on_without_a_worker_that_dies_on_a_shared_host(
-    tmp_path: Path,
-) -> None:
+def test_the_others_go_on_without_a_worker_that_dies_on_a_shared_host(tmp_path: Path) -> None:
     with job_with_a_server(tmp_path, lose_a_mate, n_ranks=N_RANKS) as (_stage, _server, ranks):
         outcomes = ranks.wait()
     # Two hosts have two workers and one has one: no servers are used.

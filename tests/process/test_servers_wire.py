@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,12 +63,11 @@ def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
             right.append(is_right(data, *call, **how))
 
     with shoal.init(timeout_s=30.0, wire=wire) as group:
-        pool = cast("Any", group).pool
         for number in range(4):
             data, op = noise(group.rank, number, N_ELEMS), ("sum", "avg")[number % 2]
             if number == 1:
                 await_servers(group, 1)
-                view = pool.view
+                view = group.pool.view
             subject = SUBJECT if number % 3 == 0 else 0
             group.all_reduce(data, op, subject=subject)
             compare(data, number, wire, op, subject)
@@ -115,7 +114,7 @@ def reduce_by_any(all_weights: tuple[str, ...]) -> list[bool]:
     pretend_hosts(1)
     right = []
     with shoal.init(timeout_s=30.0) as group:
-        native = cast("Any", group)._native
+        native = group._native
         for key, (weights, wire) in enumerate(itertools.product(all_weights, NARROW), start=1):
             data, subject = noise(group.rank, key, 100_003), SUBJECT * (key % 2)
             shape = call_of(group, weights, wire, data.size)

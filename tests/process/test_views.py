@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import on_ranks, run_ranks, start_ranks
-from process.stage import Stage, error_of, pretend_hosts, stop
+from process.ranks import on_ranks
+from process.stage import Stage, error_of, on_stage, pretend_hosts, stop
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
@@ -78,10 +78,7 @@ CAST = [
 def test_survivors_of_kills_in_mid_call_go_on_in_one_next_view(
     size: int, victims: tuple[int, ...], ranks_per_host: int
 ) -> None:
-    with (
-        Stage() as stage,
-        start_ranks(die_in_a_call, size, victims, ranks_per_host, env=stage.env) as ranks,
-    ):
+    with on_stage(die_in_a_call, size, victims, ranks_per_host) as (stage, ranks):
         for victim in victims:
             stage.await_cue(f"{victim} is busy")
             os.kill(ranks.pid(victim), signal.SIGKILL)
@@ -126,7 +123,7 @@ def arrange_death(moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "agreed":
-        Members._enter = die  # type: ignore[method-assign]
+        Members._enter = die
         return
     n_messages, pair = int(moment), Line._pair
     asked: list[int] = []
@@ -137,12 +134,12 @@ def arrange_death(moment: str) -> None:
             die()
         return pair(line, peer)
 
-    Line._pair = pair_until  # type: ignore[method-assign]
+    Line._pair = pair_until
 
 
 @pytest.mark.parametrize("moment", ["0", "1", "2", "3", "5", "agreed"])
 def test_a_rank_that_dies_while_others_shrink_is_in_no_working_view(moment: str) -> None:
-    with Stage() as stage, start_ranks(die_in_shrink, 4, moment, env=stage.env) as ranks:
+    with on_stage(die_in_shrink, 4, moment) as (_, ranks):
         outcomes = ranks.wait(60)
     assert outcomes[1].died == "was killed by SIGKILL", outcomes[1]
     assert outcomes[0].value is not None, outcomes[0]
@@ -163,14 +160,13 @@ def wake_after_the_others_went_on() -> tuple[Any, ...]:
         errors = [error_of(group.barrier)]
         if rank == ZOMBIE:
             stage.cue("rank 2 has its error")
-            stage.await_cue("0 went on")
-            stage.await_cue("1 went on")
+            stage.await_all(2, "went on")
             # It may read the others' last messages first, and get a view that has ended.
             out = error_of(go_on, group, errors[0])
             errors += [out, error_of(group.barrier)]
             return None, *map(repr, errors), str(out)
         last = go_on(group, errors[0])
-        stage.cue(f"{rank} went on")
+        stage.cue(f"rank {rank}: went on")
         for turn in range(20):
             check_sum(last, turn)
         stage.await_cue("the zombie has ended")
@@ -179,11 +175,10 @@ def wake_after_the_others_went_on() -> tuple[Any, ...]:
 
 
 def test_a_rank_stopped_while_the_others_went_on_is_refused_and_affects_nobody() -> None:
-    with Stage() as stage, start_ranks(wake_after_the_others_went_on, 4, env=stage.env) as ranks:
+    with on_stage(wake_after_the_others_went_on, 4) as (stage, ranks):
         stage.await_cue("rank 2 has its error")
         stop(ranks.pid(ZOMBIE))
-        for rank in (0, 1):
-            stage.await_cue(f"{rank} went on")
+        stage.await_all(2, "went on")
         os.kill(ranks.pid(ZOMBIE), signal.SIGCONT)
         ranks.await_end(ZOMBIE)
         stage.cue("the zombie has ended")
@@ -248,9 +243,8 @@ def shrink_by_hand() -> list[str]:
             assert "for rank 2 (" in str(late)
             assert "to call it too" in str(late)
             check_sum(group.subgroup([0, 1], "meanwhile"), 0)  # the links are unchanged
-            stage.cue(f"{rank} waited")
-        stage.await_cue("0 waited")
-        stage.await_cue("1 waited")
+            stage.cue(f"rank {rank}: waited")
+        stage.await_all(2, "waited")
         check_sum(group, 1)
         copy = group.shrink(timeout_s=40)
         assert (copy.view.number, copy.view.ranks, copy.view.lost) == (2, (0, 1, 2), ())
@@ -281,8 +275,8 @@ def shrink_by_hand() -> list[str]:
 
 
 def test_shrink_waits_for_all_and_copies_an_intact_group_and_leaves_out_given_ranks() -> None:
-    with Stage() as stage:
-        ids = run_ranks(shrink_by_hand, 3, env=stage.env)
+    with on_stage(shrink_by_hand, 3) as (_, ranks):
+        ids = ranks.values()
     assert ids[0] == ids[1] == ids[2]  # process ids do not change with the view
     assert len(set(ids[0])) == 3
     assert all(len(bytes.fromhex(one)) == 16 for one in ids[0])

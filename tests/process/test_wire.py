@@ -218,7 +218,7 @@ def test_a_call_that_cannot_be_narrow_is_refused_before_data_moves() -> None:
         with pytest.raises(shoal.UsageError, match=r"'fp4'.*identity, bf16"):
             group.all_reduce(np.ones(1, np.float32), wire="fp4")
         with pytest.raises(TypeError, match="wire"):
-            group.broadcast(np.ones(1, np.float32), wire="bf16")  # type: ignore[call-arg]
+            group.broadcast(np.ones(1, np.float32), wire="bf16")
         group.plan_by(Planner(group.planner.cluster, Forced("ring", "ring")))
         with pytest.raises(shoal.UsageError, match="every hop"):
             group.all_reduce(np.ones(1, np.float32), wire="bf16")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from process.records import rewritten
+from process.joining import rewritten
 
 from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import UsageError
