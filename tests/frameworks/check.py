@@ -29,19 +29,12 @@ RESTART = (*TORCHRUN, "--max-restarts", "1")
 
 @dataclass(frozen=True)
 class Example:
-    """A program in examples/frameworks, and how to start it.
+    """A program in examples/frameworks, and how to start it."""
 
-    Args:
-        name: the program's name without `with_`.
-        packages: pip's packages for it; the first is the framework, whose version is shown.
-        launch: the arguments of Python before the program.
-        options: the arguments of the program over shoal; Gloo's run for comparison has none.
-    """
-
-    name: str
-    packages: tuple[str, ...]
-    launch: tuple[str, ...] = TORCHRUN
-    options: tuple[str, ...] = ()
+    name: str  # without `with_`
+    packages: tuple[str, ...]  # pip's; the first is the framework, whose version is shown
+    launch: tuple[str, ...] = TORCHRUN  # the arguments of Python before the program
+    options: tuple[str, ...] = ()  # of the program over shoal; Gloo's run has none
 
     @property
     def title(self) -> str:
@@ -146,9 +139,7 @@ def main() -> None:
     """Run the requested examples, or all; exit with 1 if losses differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--environments", type=Path, default=Path(".venv-frameworks"))
-    parser.add_argument(
-        "--pairs", type=int, default=0, help="measure this many pairs of runs instead"
-    )
+    parser.add_argument("--pairs", type=int, default=0, help="measure pairs of runs instead")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no example later")
     parser.add_argument("names", nargs="*", help="examples to run; all if none is given")
     args = parser.parse_args()

@@ -239,9 +239,8 @@ def test_weights_can_be_forced_where_all_ranks_are_workers() -> None:
         assert (choose("all_reduce", 1 << 20, cluster, name).name == name) == can
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "why"),
-    [
+def test_a_wrong_variable_is_named() -> None:
+    for variable, value, why in (
         ("SHOAL_ALGO", "rign", r"'rign' is not an algorithm; known are .* tree, sharded\["),
         ("SHOAL_ALGO", "all_reduce:rign", r"'all_reduce:rign': no algorithm 'rign' for all_reduce"),
         ("SHOAL_ALGO", "all_reduc:ring", r"no collective 'all_reduc': there are all_reduce"),
@@ -251,12 +250,10 @@ def test_weights_can_be_forced_where_all_ranks_are_workers() -> None:
         *(("SHOAL_TUNING_MISMATCH", "maybe", "maybe"), ("SHOAL_WIRE", "fp4", "fp4")),
         *(("SHOAL_PATHS", "0", "from 1 to 8"), ("SHOAL_PATHS", "9", "from 1 to 8")),
         ("SHOAL_TUNING", "/nowhere/at/all", "/nowhere/at/all"),
-    ],
-)
-def test_a_wrong_variable_is_named(variable: str, value: str, why: str) -> None:
-    assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
-    with pytest.raises(UsageError, match=why):
-        Settings.read({variable: value})
+    ):
+        assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
+        with pytest.raises(UsageError, match=why):
+            Settings.read({variable: value})
 
 
 def test_shoal_debug_writes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:

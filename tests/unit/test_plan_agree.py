@@ -103,9 +103,8 @@ def test_a_given_link_precedes_a_file_and_a_file_precedes_the_interface() -> Non
         assert agreed(FOUR, settings, [100_000] * 4).cluster.wire == wire
 
 
-@pytest.mark.parametrize(
-    ("changed", "variable", "value", "other"),
-    [
+def test_differing_settings_name_the_ranks_and_this_ranks_value() -> None:
+    for changed, variable, value, other in (
         ({"link": link_of("1Gb")}, "SHOAL_LINK", "not set", "1Gb,"),
         ({"forced": Forced("ring", "ring")}, "SHOAL_ALGO", "not set", "ring"),
         ({"tuning": TUNING}, "the content of SHOAL_TUNING", "not set", "the content of /t.json"),
@@ -113,19 +112,15 @@ def test_a_given_link_precedes_a_file_and_a_file_precedes_the_interface() -> Non
         ({"servers": "a:1 0"}, "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)", "not set", "a:1"),
         ({"channels": 2}, "SHOAL_CHANNELS", "not set", "2"),
         ({"wire": Codec.BF16}, "(SHOAL_WIRE, or init(wire=))", "identity", "bf16"),
-    ],
-)
-def test_differing_settings_name_the_ranks_and_this_ranks_value(
-    changed: dict[str, Any], variable: str, value: str, other: str
-) -> None:
-    usual, odd = Settings(), Settings(**changed)
-    digests = [digest_of(usual), digest_of(usual), digest_of(odd)]
-    for rank, settings, own in ((0, usual, value), (2, odd, other)):
-        with pytest.raises(UsageError) as caught:
-            agreed_planner(rank, settings, ["a", "b", "c"], digests, "")
-        text = str(caught.value)
-        assert f"{variable} is not the same on all ranks: rank 2 differs from rank 0" in text
-        assert f"(on this rank it is {own}" in text
+    ):
+        usual, odd = Settings(), Settings(**changed)
+        digests = [digest_of(usual), digest_of(usual), digest_of(odd)]
+        for rank, settings, own in ((0, usual, value), (2, odd, other)):
+            with pytest.raises(UsageError) as caught:
+                agreed_planner(rank, settings, ["a", "b", "c"], digests, "")
+            text = str(caught.value)
+            assert f"{variable} is not the same on all ranks: rank 2 differs from rank 0" in text
+            assert f"(on this rank it is {own}" in text
 
 
 def test_rates_are_rounded_coarsely_and_downwards() -> None:

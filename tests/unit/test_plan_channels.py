@@ -61,19 +61,16 @@ def digests(*settings: Settings) -> list[bytes]:
     return [digest_of(each, 100_000, range(16)) for each in settings]
 
 
-@pytest.mark.parametrize(
-    ("settings", "hosts", "n"),
-    [
+def test_the_planner_has_the_number_asked_for() -> None:
+    for settings, hosts, n in (
         *((Settings(), "ab", 4), (Settings(channels=3), "ab", 3), (Settings(n_paths=3), "ab", 2)),
         # An ignored tuning file has no effect.
         (Settings(tuning=Tuning((0, 1, 2), 2, {}, link=wire_of(1_000)), refuse=False), "ab", 4),
         # Inside a host there is one channel, with any environment.
         (Settings(channels=3), "aa", 1),
-    ],
-)
-def test_the_planner_has_the_number_asked_for(settings: Settings, hosts: str, n: int) -> None:
-    published = digests(settings, settings)
-    assert agreed_planner(0, settings, hosts, published, "").n_channels == n
+    ):
+        published = digests(settings, settings)
+        assert agreed_planner(0, settings, hosts, published, "").n_channels == n
 
 
 def test_differing_or_too_many_channels_are_refused() -> None:

@@ -1,7 +1,5 @@
 """Quantities on the command line: bytes, rates and times, and refused ones."""
 
-from collections.abc import Callable
-
 import pytest
 
 from shoal.errors import UsageError
@@ -9,33 +7,27 @@ from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 from shoal.plan.text import show_bytes, show_us
 
 
-@pytest.mark.parametrize(
-    ("read", "values"),
-    [
+def test_quantities_are_read() -> None:
+    for read, values in (
         (bytes_of, {"0": 0, "4": 4, "4B": 4, "100MB": 100_000_000, "100MiB": 104_857_600}),
         (bytes_of, {"0.5 KiB": 512, "2kB": 2000, "1GiB": 1 << 30, "64K": 65536, "1g": 1 << 30}),
         (bytes_per_us, {"8Mb": 1, "25Gb": 3125, "25Gbit/s": 3125, "10Gbps": 1250}),
         (bytes_per_us, {"3GB/s": 3000, "400mbit": 50, "1gbit": 125, "8kbit": 0.001}),
         (microseconds, {"20us": 20, "1.5ms": 1500, "500ns": 0.5, "2s": 2e6}),
-    ],
-)
-def test_quantities_are_read(read: Callable[[str], float], values: dict[str, float]) -> None:
-    assert {text: read(text) for text in values} == pytest.approx(values)
+    ):
+        assert {text: read(text) for text in values} == pytest.approx(values)
 
 
-@pytest.mark.parametrize(
-    ("read", "what", "texts"),
-    [
+def test_other_text_is_refused() -> None:
+    for read, what, texts in (
         (bytes_of, "bytes", ["", "-1", "4b", "4 parsecs", "1e999B", "nanB", "MiB", "4MiBs"]),
         (bytes_of, "bytes", ["9" * 400]),
         (bytes_per_us, "rate", ["", "25", "25G", "0Gb", "-25Gb", "25GHz", "infGb", "25mb", "1gB"]),
         (microseconds, "time", ["", "20", "-20us", "20 years"]),
-    ],
-)
-def test_other_text_is_refused(read: Callable[[str], float], what: str, texts: list[str]) -> None:
-    for text in texts:
-        with pytest.raises(UsageError, match=f"cannot read the {what}"):
-            read(text)
+    ):
+        for text in texts:
+            with pytest.raises(UsageError, match=f"cannot read the {what}"):
+                read(text)
 
 
 def test_quantities_are_shown_with_three_digits_in_the_unit_that_suits() -> None:

@@ -23,9 +23,8 @@ def test_a_tuning_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read.digest > 0
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_fault_is_named_by_file_and_line(tmp_path: Path) -> None:
+    for content, message in (
         ("", "line 1"),
         ("no JSON", "line 1"),
         ("[1, 2]", "line 1"),
@@ -39,17 +38,15 @@ def test_a_tuning_is_read_as_it_was_written(tmp_path: Path) -> None:
         (f"{HEAD}\n" + LINE.replace("4.5", "NaN"), "line 2: nan is not a number of microseconds"),
         (f"{HEAD}\n" + LINE.replace("4.5", '"4"'), "line 2: '4' is not a number of microseconds"),
         (f"{HEAD}\n" + LINE.replace('"ring": 4.5, "direct": 9.25', ""), "line 2: no algorithm was"),
-    ],
-)
-def test_a_fault_is_named_by_file_and_line(content: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "tuned"
-    path.write_text(content)
-    with pytest.raises(UsageError) as caught:
-        read_tuning(path)
-    assert f"{path} is wrong in {message}" in str(caught.value)
-    assert "shoal tune" in str(caught.value)
-    with pytest.raises(UsageError, match="nowhere: No such file"):
-        read_tuning(tmp_path / "nowhere")
+    ):
+        path = tmp_path / "tuned"
+        path.write_text(content)
+        with pytest.raises(UsageError) as caught:
+            read_tuning(path)
+        assert f"{path} is wrong in {message}" in str(caught.value)
+        assert "shoal tune" in str(caught.value)
+        with pytest.raises(UsageError, match="nowhere: No such file"):
+            read_tuning(tmp_path / "nowhere")
 
 
 def test_only_a_near_measured_size_decides() -> None:

@@ -18,9 +18,8 @@ from shoal.plan import default_cluster
 from shoal.plan.served import choose_with_servers
 
 
-@pytest.mark.parametrize(
-    ("rate", "reference", "part"),
-    [
+def test_servers_count_as_parts_of_a_worker() -> None:
+    for rate, reference, part in (
         (100.0, 100.0, 1.0),
         (250.0, 100.0, 1.0),  # the rate is not lower; one worker's link cannot show more
         (76.0, 100.0, 1.0),  # as near as two measurements of one link can be
@@ -31,13 +30,11 @@ from shoal.plan.served import choose_with_servers
         (0.0, 100.0, 1.0),  # it did not answer
         (100.0, 0.0, 1.0),  # the worker did not answer either
         (1e-300, 1e300, 0.5**127),
-    ],
-)
-def test_servers_count_as_parts_of_a_worker(rate: float, reference: float, part: float) -> None:
-    step = step_of(rate, reference)
-    assert 0 <= step <= UNKNOWN
-    assert part_of(step) == pytest.approx(part)
-    assert (step == UNKNOWN) == (not rate or not reference)
+    ):
+        step = step_of(rate, reference)
+        assert 0 <= step <= UNKNOWN
+        assert part_of(step) == pytest.approx(part)
+        assert (step == UNKNOWN) == (not rate or not reference)
 
 
 class Unanswered:

@@ -195,19 +195,14 @@ def test_no_send_stages_more_segments_than_its_window(n_segments: int, window: i
     assert proof.max_staged == min(n_segments, window)
 
 
-@pytest.mark.parametrize(
-    ("collective", "name", "size", "options", "why"),
-    [
+def test_invalid_calls_are_refused() -> None:
+    for collective, name, size, options, why in (
         ("broadcast", "tree", 2, {}, "no algorithm 'tree' for broadcast: there are direct, bin"),
         ("send_recv", "send", 2, {}, "no collective 'send_recv'"),
         ("broadcast", "direct", 0, {}, "cannot prove"),
         ("broadcast", "direct", 2, {"root": 2}, "cannot prove"),
         ("broadcast", "direct", 2, {"n_segments": 0}, "cannot prove"),
         ("broadcast", "direct", 2, {"window": -1}, "cannot prove"),
-    ],
-)
-def test_invalid_calls_are_refused(
-    collective: str, name: str, size: int, options: dict[str, int], why: str
-) -> None:
-    with pytest.raises(UsageError, match=why):
-        prove(collective, name, size, **options)
+    ):
+        with pytest.raises(UsageError, match=why):
+            prove(collective, name, size, **options)

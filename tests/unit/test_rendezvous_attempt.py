@@ -70,22 +70,20 @@ def test_the_number_of_an_attempt_never_decreases() -> None:
     assert store.get(ATTEMPT_KEY, 0) == before
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
+def test_errors_other_than_wrong_calls_are_lost_peers() -> None:
+    for error, reason in (
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (MemoryError("no room"), "MemoryError no room"),
         (PeerLost(2, reason="is gone"), "rank 2 is gone"),
         (TimedOut("two\nlines, \x1b[31m in ü"), r"timed out: two lines, .\[31m in \?"),
-    ],
-)
-def test_errors_other_than_wrong_calls_are_lost_peers(error: BaseException, words: str) -> None:
-    store = MemoryStore()
-    first, _ = arrive(store, 0), arrive(store, 1)
-    fail(store, error, 0)
-    with pytest.raises(PeerLost, match=f"rank 1 on node-1 has left the meeting: {words}") as caught:
-        first.look_around()
-    assert (caught.value.rank, caught.value.host) == (1, "node-1")
+    ):
+        store = MemoryStore()
+        first, _ = arrive(store, 0), arrive(store, 1)
+        fail(store, error, 0)
+        words = f"rank 1 on node-1 has left the meeting: {reason}"
+        with pytest.raises(PeerLost, match=words) as caught:
+            first.look_around()
+        assert (caught.value.rank, caught.value.host) == (1, "node-1")
 
 
 def test_a_later_rank_waits_for_the_failed_one_and_knows_the_reason() -> None:

@@ -14,9 +14,8 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
 SLURM |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[03-04]"}
 
 
-@pytest.mark.parametrize(
-    ("environ", "want"),
-    [
+def test_each_launcher_is_understood() -> None:
+    for environ, want in (
         (TORCHRUN, LaunchInfo(3, 4, "10.0.0.1", 29501)),
         (OPEN_MPI, LaunchInfo(1, 2, "127.0.0.1", 29500)),
         (HYDRA, LaunchInfo(0, 2, "127.0.0.1", 29500)),
@@ -28,10 +27,8 @@ SLURM |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[03-04]"}
         # One launcher starts another: torchrun, then Open MPI, then Slurm counts.
         (SLURM | OPEN_MPI | TORCHRUN, LaunchInfo(3, 4, "10.0.0.1", 29501)),
         (SLURM | OPEN_MPI, LaunchInfo(1, 2, "127.0.0.1", 29500)),
-    ],
-)
-def test_each_launcher_is_understood(environ: dict[str, str], want: LaunchInfo) -> None:
-    assert find_place(environ) == want
+    ):
+        assert find_place(environ) == want
 
 
 def test_jobs_and_steps_of_slurm_on_one_host_get_different_ports() -> None:
@@ -47,9 +44,8 @@ def test_jobs_and_steps_of_slurm_on_one_host_get_different_ports() -> None:
     assert find_place(SLURM | {"SLURM_JOB_ID": "7", "MASTER_PORT": "9"}).master_port == 9
 
 
-@pytest.mark.parametrize(
-    ("environ", "names"),
-    [
+def test_a_wrong_environment_is_refused_by_name() -> None:
+    for environ, names in (
         ({}, ["RANK", "OMPI_COMM_WORLD_RANK", "torchrun"]),
         (TORCHRUN | {"RANK": "x"}, ["RANK='x'", "not an integer", "from 0 to 3"]),
         (TORCHRUN | {"RANK": "1_0"}, ["RANK='1_0'", "not an integer"]),
@@ -62,13 +58,11 @@ def test_jobs_and_steps_of_slurm_on_one_host_get_different_ports() -> None:
         (TORCHRUN | {"MASTER_ADDR": ""}, ["MASTER_ADDR is not set", "127.0.0.1"]),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ["MASTER_ADDR", "Open MPI", "all 2"]),
         (SLURM | {"SLURM_STEP_NODELIST": "odd]["}, ["MASTER_ADDR", "Slurm"]),
-    ],
-)
-def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str], names: list[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        find_place(environ)
-    for name in names:
-        assert name in str(caught.value)
+    ):
+        with pytest.raises(UsageError) as caught:
+            find_place(environ)
+        for name in names:
+            assert name in str(caught.value)
 
 
 def test_the_first_host_of_a_node_list() -> None:

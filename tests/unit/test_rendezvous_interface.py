@@ -31,9 +31,8 @@ NAMED = {"eth1": "10.1.0.5", "eth": "10.1.0.5", "=eth10": "10.10.0.5", "docker,e
 NAMED |= {"lo": "127.0.0.1", "^docker": "10.1.0.5", "^=eth1": "10.10.0.5"}
 
 
-@pytest.mark.parametrize(
-    ("master", "settings", "address"),
-    [
+def test_settings_or_routes_set_addresses() -> None:
+    for master, settings, address in (
         # Interfaces are named as for NCCL.
         *(("head", f"SHOAL_SOCKET_IFNAME={wanted}", address) for wanted, address in NAMED.items()),
         # shoal's variable precedes Gloo's, and Gloo's precedes NCCL's.
@@ -50,11 +49,9 @@ NAMED |= {"lo": "127.0.0.1", "^docker": "10.1.0.5", "^=eth1": "10.10.0.5"}
         *(("localhost", "", "127.0.0.1"), ("::1", "", "::1")),
         ("me", "", "10.1.0.5"),  # /etc/hosts maps this name to 127.0.1.1, useless for other hosts
         (None, "", "10.1.0.5"),
-    ],
-)
-def test_settings_or_routes_set_addresses(master: str | None, settings: str, address: str) -> None:
-    environ = dict(setting.split("=", 1) for setting in settings.split())
-    assert choose_address(master, environ).address == address
+    ):
+        environ = dict(setting.split("=", 1) for setting in settings.split())
+        assert choose_address(master, environ).address == address
 
 
 def test_paths_take_turns_over_the_named_interfaces() -> None:
@@ -67,25 +64,22 @@ def test_paths_take_turns_over_the_named_interfaces() -> None:
     assert [one.address for one in choose_addresses(2, "head", {})] == 2 * ["10.10.0.5"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
+def test_unusable_interfaces_are_refused_with_a_list_of_usable_ones() -> None:
+    for setting, why in (
         *((f"GLOO_SOCKET_IFNAME={name}", "") for name in ("wlan0", "=eth", "ib0", "^docker,eth")),
         ("SHOAL_SOCKET_IFNAME=eth1,eht10", "matches eht10"),
         ("SHOAL_SOCKET_IFNAME=wlan, docker,", "matches wlan"),
         ("SHOAL_SOCKET_IFNAME==eth1,eth", "matches eth"),
         ("SHOAL_SOCKET_IFNAME=eht0,eth1,ib0", "matches eht0 or ib0"),
         ("SHOAL_SOCKET_IFNAME==wlan0,ib0", "matches wlan0 or ib0"),
-    ],
-)
-def test_unusable_interfaces_are_refused_with_a_list_of_usable_ones(setting: str, why: str) -> None:
-    name, _, wanted = setting.partition("=")
-    with pytest.raises(UsageError) as caught:
-        choose_address("head", {name: wanted})
-    text = str(caught.value)
-    assert text.startswith(f"{setting}: no network interface")
-    assert f"{why}; this host has lo" in text
-    assert "eth1 (10.1.0.5, fe80::1, fd00::5)" in text
+    ):
+        name, _, wanted = setting.partition("=")
+        with pytest.raises(UsageError) as caught:
+            choose_address("head", {name: wanted})
+        text = str(caught.value)
+        assert text.startswith(f"{setting}: no network interface")
+        assert f"{why}; this host has lo" in text
+        assert "eth1 (10.1.0.5, fe80::1, fd00::5)" in text
 
 
 def test_without_master_and_route_no_address_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

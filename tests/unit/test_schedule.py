@@ -73,9 +73,8 @@ def test_hierarchical_algorithms_are_found_by_two_names() -> None:
 UNSUITABLE = ["direct", "doubling", "ring_2d", "fairring", "ring/ring", "rings", ""]
 
 
-@pytest.mark.parametrize(
-    ("collective", "names", "why"),
-    [
+def test_errors_about_names_list_valid_ones() -> None:
+    for collective, names, why in (
         (
             "all_reduce",
             ["", "rings", "sharded(2)", "ring(2)"],
@@ -87,12 +86,10 @@ UNSUITABLE = ["direct", "doubling", "ring_2d", "fairring", "ring/ring", "rings",
         # Only all-reduce takes compound names.
         *(("broadcast", ["ring/ring", "sharded[2*1|]"], "for broadcast: .* scatter_gather$"),),
         ("gossip", [""], "no collective 'gossip': there are all_reduce, broadcast"),
-    ],
-)
-def test_errors_about_names_list_valid_ones(collective: str, names: list[str], why: str) -> None:
-    for name in names:
-        with pytest.raises(UsageError, match=why):
-            find(collective, name)
+    ):
+        for name in names:
+            with pytest.raises(UsageError, match=why):
+                find(collective, name)
 
 
 @pytest.mark.parametrize("hosts", [(0, 2, 2), (1, 0, 0), (0, 0, -1), (1, 1, 1)])

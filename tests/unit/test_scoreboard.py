@@ -76,21 +76,16 @@ def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -
     assert rows[0].failures == {"a": "rank 1 died"}
 
 
-@pytest.mark.parametrize(
-    ("goal", "met", "missed"),
-    [
+def test_a_goal_is_met_missed_or_not_measured() -> None:
+    for goal, met, missed in (
         (Faster("we", "they", 4), {"we": 2.0, "they": 8.0}, {"we": 1.0, "they": 3.999}),
         (Within("we", "they", 1.5), {"we": 3.0, "they": 2.0}, {"we": 3.2, "they": 2.0}),
         (Near("we", "they", 1.25), {"we": 1.0, "they": 1.25}, {"we": 2.3, "they": 3.0}),
         (Below("we", 20.0), {"we": 20.0}, {"we": 21.0}),
         (AtLeast("we", 0.9), {"we": 0.9}, {"we": 0.85}),
-    ],
-)
-def test_a_goal_is_met_missed_or_not_measured(
-    goal: Faster | Within | Near | Below | AtLeast, met: dict[str, float], missed: dict[str, float]
-) -> None:
-    for medians, end in ((met, "met"), (missed, "MISSED"), ({}, "not measured")):
-        assert str(goal.judge(medians, "{:g} s".format)).endswith(f" {end}")
+    ):
+        for medians, end in ((met, "met"), (missed, "MISSED"), ({}, "not measured")):
+            assert str(goal.judge(medians, "{:g} s".format)).endswith(f" {end}")
 
 
 def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Result:
@@ -205,20 +200,15 @@ def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
     assert pools.asked[1][0] == "served torch"
 
 
-@pytest.mark.parametrize(
-    ("exposed_s", "window_s", "n_layers", "part"),
-    [
+def test_the_hidden_part_fits_the_window() -> None:
+    for exposed_s, window_s, n_layers, part in (
         *((0.0, 2.0, 1 << 40, 1.0), (0.1, 2.0, 1 << 40, 0.9), (1.0, 2.0, 1 << 40, 0.0)),
         (0.5, 0.5, 1 << 40, 1.0),  # no more than the window can be hidden
         (0.75, 0.5, 1 << 40, 0.5),
         (1.5, 0.5, 1 << 40, 0.0),  # averaging took longer beside computing than alone
         *((1 / 4, 2.0, 4, 1.0), (0.4, 2.0, 4, 0.8)),  # only the last layer's share is left
         (0.4, 0.75, 4, 0.8),  # the window is as long as the rest
-    ],
-)
-def test_the_hidden_part_fits_the_window(
-    exposed_s: float, window_s: float, n_layers: int, part: float
-) -> None:
-    assert hidden_part(1.0, exposed_s, window_s, n_layers) == pytest.approx(part)
-    with pytest.raises(Failure, match="nothing could be hidden"):
-        hidden_part(1.0, exposed_s, 0.0, n_layers)
+    ):
+        assert hidden_part(1.0, exposed_s, window_s, n_layers) == pytest.approx(part)
+        with pytest.raises(Failure, match="nothing could be hidden"):
+            hidden_part(1.0, exposed_s, 0.0, n_layers)

@@ -110,20 +110,17 @@ def test_small_calls_are_left_to_the_workers() -> None:
     assert "wait for latency, which they do not shorten" in found.why
 
 
-@pytest.mark.parametrize(
-    ("cluster", "n_servers", "why"),
-    [
+def test_it_is_named_why_servers_cannot_serve() -> None:
+    for cluster, n_servers, why in (
         (flat(8), 0, "there are no servers"),
         (flat(2), 4, "fewer than 3 workers"),
         (default_cluster((0, 0, 1, 1)), 4, "these 4 are on 2"),
-    ],
-)
-def test_it_is_named_why_servers_cannot_serve(cluster: Cluster, n_servers: int, why: str) -> None:
-    found = choose_with_servers(100 * MIB, cluster, pool(n_servers))
-    assert found.weights is None
-    assert found.why.startswith("not by servers, since ")
-    assert why in found.why
-    assert found.cost_us == choose("all_reduce", 100 * MIB, cluster).cost_us
+    ):
+        found = choose_with_servers(100 * MIB, cluster, pool(n_servers))
+        assert found.weights is None
+        assert found.why.startswith("not by servers, since ")
+        assert why in found.why
+        assert found.cost_us == choose("all_reduce", 100 * MIB, cluster).cost_us
 
 
 def test_the_bottleneck_is_named() -> None:
@@ -133,23 +130,15 @@ def test_the_bottleneck_is_named() -> None:
     assert found.bottleneck == "the NICs of workers"
 
 
-def test_a_narrow_wire_halves_the_time_of_nics() -> None:
-    wide, narrow = (
-        cost_with_servers(Weights((2,) * 8, (7,) * 4), 100 * MIB, flat(8), pool(4), codec)
-        for codec in (Codec.IDENTITY, Codec.BF16)
-    )
-    assert narrow.network == pytest.approx(wide.network / 2)
-
-
-def test_the_bytes_of_nics_are_counted_from_the_steps() -> None:
+def test_the_bytes_of_nics_are_counted_from_the_steps_and_halved_by_a_narrow_wire() -> None:
     weights, n_bytes = Weights((2,) * 8, (7,) * 4), 44 * 64 * 8 * 1000
     cost = cost_with_servers(weights, n_bytes, flat(8), pool(4))
     assert cost.network == pytest.approx(n_bytes * 8 / 1000 * 8 * 7 / 44)
+    narrow = cost_with_servers(weights, n_bytes, flat(8), pool(4), Codec.BF16)
+    assert narrow.network == pytest.approx(cost.network / 2)
     slow = cost_with_servers(weights, n_bytes, flat(8), pool(4, mbit=500))
     assert slow.network == pytest.approx(2 * cost.network)
-
-
-def test_a_worker_alone_costs_nothing_on_the_wire() -> None:
+    # A worker alone sends nothing.
     assert cost_with_servers(Weights((1,)), 100 * MIB, flat(1), pool(0)).network == 0
 
 

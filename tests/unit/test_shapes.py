@@ -1,7 +1,5 @@
 """Kinds of calls: the places of their chunks."""
 
-import pytest
-
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.schedule import Buffer
@@ -49,9 +47,8 @@ def test_a_call_is_described_in_its_users_terms() -> None:
         assert shape.agrees_by_pair == (shape is pairwise)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "mib", "size", "kib", "narrow_kib"),
-    [
+def test_segments_to_all_reducers_in_turn_fit_a_slow_links_queue() -> None:
+    for algorithm, mib, size, kib, narrow_kib in (
         ("sharded", 25, 8, 32, 64),  # 64 in a chunk of 3 MiB
         ("sharded", 100, 8, 32, 64),  # a segment to each of 8 is 256 KiB
         ("sharded", 100, 4, 64, 128),
@@ -59,14 +56,10 @@ def test_a_call_is_described_in_its_users_terms() -> None:
         ("sharded[8*0|8*1]", 100, 16, 32, 64),
         ("sharded", 100, 32, 32, 64),  # no shorter, because of the cost per message
         ("ring", 100, 8, 128, 128),
-    ],
-)
-def test_segments_to_all_reducers_in_turn_fit_a_slow_links_queue(
-    algorithm: str, mib: int, size: int, kib: int, narrow_kib: int
-) -> None:
-    shape = Shape("all_reduce", algorithm, DType.FLOAT32, Op.SUM, mib << 18, 0, size)
-    apart = shape._replace(hosts=tuple(range(size)))
-    assert apart.segment_bytes == kib << 10
-    # On the wire a segment of half the bytes is as long as one of float32.
-    assert apart._replace(codec=Codec.BF16).segment_bytes == narrow_kib << 10
-    assert shape._replace(hosts=(0,) * size).segment_bytes == 128 << 10, "not between hosts"
+    ):
+        shape = Shape("all_reduce", algorithm, DType.FLOAT32, Op.SUM, mib << 18, 0, size)
+        apart = shape._replace(hosts=tuple(range(size)))
+        assert apart.segment_bytes == kib << 10
+        # On the wire a segment of half the bytes is as long as one of float32.
+        assert apart._replace(codec=Codec.BF16).segment_bytes == narrow_kib << 10
+        assert shape._replace(hosts=(0,) * size).segment_bytes == 128 << 10, "not between hosts"

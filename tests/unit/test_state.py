@@ -23,15 +23,10 @@ from shoal.state.late import late_in
 from shoal.state.text import text_of
 
 WHAT = "all_reduce float32[1024] sum by ring"
-
-
-CALL = """{
-    "serial": 5, "n_bytes": 4096, "age_s": 12.3, "left_s": 4.0, "awaits_message": false,
-    "scratch": "none", "scratch_bytes": 0, "n_steps": 7, "n_steps_left_out": 0
-}"""
-PEER = """{
-    "state": "alive", "link": "tcp", "since_received_s": 0.2, "since_sent_s": 0.1, "n_queued": 2,
-    "queued_bytes": 2048, "n_frames_out": 3, "n_frames_in": 4, "n_bytes_out": 1048576,
+CALL = """{"serial": 5, "n_bytes": 4096, "age_s": 12.3, "left_s": 4.0, "awaits_message": false,
+    "scratch": "none", "scratch_bytes": 0, "n_steps": 7, "n_steps_left_out": 0}"""
+PEER = """{"state": "alive", "link": "tcp", "since_received_s": 0.2, "since_sent_s": 0.1,
+    "n_queued": 2, "queued_bytes": 2048, "n_frames_out": 3, "n_frames_in": 4, "n_bytes_out": 1048576,
     "n_bytes_in": 0, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0,
     "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},
     "paths": [
@@ -39,26 +34,16 @@ PEER = """{
         {"state": "lost", "is_lost": true, "lost_s": 2.5, "why_lost": "was cut", "n_reconnects": 3},
         {"state": "unmade", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0},
         {"state": "dialled", "is_lost": false, "lost_s": 0.5, "why_lost": "", "n_reconnects": 0},
-        {"state": "ended", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0}
-    ],
-    "sockets": [{
-        "rtt_us": 1500, "rtt_var_us": 10, "congestion_window": 12, "n_unacked": 3,
-        "n_retransmits": 8, "unsent_bytes": 512
-    }]
-}"""
-GROUP = """{
-    "id": "0000000000000007", "name": "world", "is_made": true, "ended": null,
-    "n_in_flight_left_out": 0, "made_by_others": [], "finished": [{"key": "1", "what": "barrier"}]
-}"""
-WORLD = """{
-    "epoch": "e", "is_closed": false, "is_stuck": false, "scratch_bytes": 0,
-    "staging": {"used_bytes": 9, "reserved_bytes": 9, "peak_bytes": 9, "ceiling_bytes": 4096}
-}"""
-STATE = """{
-    "shoal_dump": 1, "why": "it was asked for", "taken_at": "now", "fold_isa": "avx2",
+        {"state": "ended", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0}],
+    "sockets": [{"rtt_us": 1500, "rtt_var_us": 10, "congestion_window": 12, "n_unacked": 3,
+        "n_retransmits": 8, "unsent_bytes": 512}]}"""
+GROUP = """{"id": "0000000000000007", "name": "world", "is_made": true, "ended": null, "n_in_flight_left_out": 0,
+    "made_by_others": [], "finished": [{"key": "1", "what": "barrier"}]}"""
+WORLD = """{"epoch": "e", "is_closed": false, "is_stuck": false, "scratch_bytes": 0,
+    "staging": {"used_bytes": 9, "reserved_bytes": 9, "peak_bytes": 9, "ceiling_bytes": 4096}}"""
+STATE = """{"shoal_dump": 1, "why": "it was asked for", "taken_at": "now", "fold_isa": "avx2",
     "versions": {"shoal": "1"}, "settings": {"SHOAL_ALGO": "ring"}, "wakeups": {"late": 0},
-    "threads": [{"name": "MainThread", "stack": ["train.py:7 in step"], "at": "train.py:7"}]
-}"""
+    "threads": [{"name": "MainThread", "stack": ["train.py:7 in step"], "at": "train.py:7"}]}"""
 
 
 def step(peer: int, awaits: str, since_s: float = 1.0, kind: str = "recv") -> dict[str, Any]:
@@ -91,18 +76,15 @@ ONE_OWES = call(step(1, "grant", kind="send"), step(2, "data", 3.0), step(2, "da
 TWO_OWE = call(step(1, "data", 9.0), step(2, "data", 3.0), absent=(2,))
 
 
-@pytest.mark.parametrize(
-    ("waiting", "waits"),
-    [
+def test_a_call_names_the_ranks_it_waits_for() -> None:
+    for waiting, waits in (
         # A rank that owes data is blamed before one that receives none, by the oldest wait.
         (ONE_OWES, [(2, True, 9.0), (1, False, 1.0)]),
         # Of two ranks that owe data, the one that has not made the call is blamed.
         (TWO_OWE, [(2, True, 3.0), (1, False, 9.0)]),
         *((call(step(1, word)), []) for word in ("turn", "scratch", "nothing")),
-    ],
-)
-def test_a_call_names_the_ranks_it_waits_for(waiting: dict[str, Any], waits: list[Any]) -> None:
-    assert [(w["rank"], w["is_blamed"], w["since_s"]) for w in waiting["waits"]] == waits
+    ):
+        assert [(w["rank"], w["is_blamed"], w["since_s"]) for w in waiting["waits"]] == waits
 
 
 def test_every_reason_to_wait_of_the_native_core_is_known() -> None:
@@ -313,9 +295,8 @@ ENDED_NAMED["worlds"][0]["groups"][0]["finished"] = [{"key": NAMED["key"], "what
 LATER = {**state(0), "taken_at_s": 99.0}
 
 
-@pytest.mark.parametrize(
-    ("states", "lines"),
-    [
+def test_ranks_that_hold_up_a_job_are_named() -> None:
+    for states, lines in (
         # A rank that has not made a call, with its last call.
         (
             [state(0, WAITING), state(2, WAITING), state(1, last=4)],
@@ -352,12 +333,10 @@ LATER = {**state(0), "taken_at_s": 99.0}
         # Of two states of a rank, the one with calls in flight counts.
         ([LATER, state(0, call(step(1, "data")))], [["rank 0 waits for rank 1"]]),
         ([state(0, size=1)], [["1 of 1 ranks reported"], ["no rank that reported had a call"]]),
-    ],
-)
-def test_ranks_that_hold_up_a_job_are_named(states: list[Any], lines: list[list[str]]) -> None:
-    lines_of_verdict = verdict(states).splitlines()
-    for facts in lines:
-        assert any(all(fact in line for fact in facts) for line in lines_of_verdict), facts
+    ):
+        lines_of_verdict = verdict(states).splitlines()
+        for facts in lines:
+            assert any(all(fact in line for fact in facts) for line in lines_of_verdict), facts
 
 
 @pytest.mark.parametrize(

@@ -19,22 +19,19 @@ from shoal.schedule import ALGORITHMS, Buffer
 
 # The output of Marek Kolodziej's tutorial on all-reduce (2019) for 4 devices: the data, then
 # the state after the first and the last step of reduce-scatter and the last of all-gather.
-TUTORIAL = """
+TUTORIAL = """\
 a0        b0        c0        d0
 a1        b1        c1        d1
 a2        b2        c2        d2
 a3        b3        c3        d3
-
 a0        b0        c0        d0d3
 a1a0      b1        c1        d1
 a2        b2b1      c2        d2
 a3        b3        c3c2      d3
-
 a0        b0b3b2b1  c0c3c2    d0d3
 a1a0      b1        c1c0c3c2  d1d0d3
 a2a1a0    b2b1      c2        d2d1d0d3
 a3a2a1a0  b3b2b1    c3c2      d3
-
 a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
 a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
 a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
@@ -55,9 +52,8 @@ def test_the_ring_of_four_ranks_is_that_of_the_tutorial(capsys: pytest.CaptureFi
     assert main(["trace", "ring", "--ranks", "4", "--width", "80"]) == 0
     printed = capsys.readouterr().out
     rows = [line.split()[2:] for line in printed.splitlines() if re.match(r"rank \d", line)]
-    assert [row for step in (0, 1, 3, 6) for row in rows[4 * step :][:4]] == [
-        line.split() for line in TUTORIAL.splitlines() if line
-    ]
+    tutorial = [line.split() for line in TUTORIAL.splitlines()]
+    assert [row for step in (0, 1, 3, 6) for row in rows[4 * step :][:4]] == tutorial
     sends = re.findall(r"(\d)->(\d) chunk (\d)", printed)
     assert [(int(a), int(b), int(chunk)) for a, b, chunk in sends] == [
         (rank, (rank + 1) % 4, (rank - number) % 4)

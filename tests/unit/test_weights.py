@@ -7,26 +7,22 @@ from shoal.schedule import find
 from shoal.schedule.weights import Weights, parse
 
 
-@pytest.mark.parametrize(
-    ("weights", "part", "name"),
-    [
+def test_weights_have_one_name_that_parses_to_them() -> None:
+    for weights, part, name in (
         (Weights((1,) * 8, (3,) * 4), "", "sharded[8*1|4*3]"),
         (Weights((1,) * 8, (3,) * 4), "servers", "sharded[8*1|4*3].servers"),
         (Weights((2,) * 8, (6,) * 4), "workers", "sharded[8*1|4*3].workers"),
         (Weights((1, 2, 2, 0)), "", "sharded[1,2*2,0|]"),
         (Weights((0, 0), (5, 10)), "servers", "sharded[2*0|1,2].servers"),
         (Weights((1,) * 4096, (7,) * 4096), "", "sharded[4096*1|4096*7]"),
-    ],
-)
-def test_weights_have_one_name_that_parses_to_them(weights: Weights, part: str, name: str) -> None:
-    assert weights.name(part) == name
-    assert parse(name) == (weights.reduced, part)
-    assert parse("sharded[1,1,2|3,3]") == parse("sharded[2*1,1*2|2*3]")
+    ):
+        assert weights.name(part) == name
+        assert parse(name) == (weights.reduced, part)
+        assert parse("sharded[1,1,2|3,3]") == parse("sharded[2*1,1*2|2*3]")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
+def test_an_invalid_name_is_refused_with_the_reason() -> None:
+    for name, why in (
         *(
             (name, "write sharded[8*1|4*3]")
             for name in (
@@ -49,17 +45,15 @@ def test_weights_have_one_name_that_parses_to_them(weights: Weights, part: str, 
         ("sharded[" + "1," * 2048 + "1|]", "the name has 4107 B; the limit is 4096 B"),
         ("sharded[" + ",".join(["9999*1"] * 580) + "|]", "5799420 workers"),
         *(("sharded[1\n\x1b[2J|]", ""), ("sharded[\n\x1b[2J" + "1," * 4096, "")),
-    ],
-)
-def test_an_invalid_name_is_refused_with_the_reason(name: str, why: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        find("all_reduce", name)
-    assert why in str(caught.value)
-    assert len(str(caught.value)) < 300
-    assert str(caught.value).isprintable()
-    for collective, other in (("reduce", "sharded[2*1|]"), ("all_reduce", "ring/sharded[2*1|]")):
+    ):
+        with pytest.raises(UsageError) as caught:
+            find("all_reduce", name)
+        assert why in str(caught.value)
+        assert len(str(caught.value)) < 300
+        assert str(caught.value).isprintable()
+    for collective, name in (("reduce", "sharded[2*1|]"), ("all_reduce", "ring/sharded[2*1|]")):
         with pytest.raises(UsageError, match="no algorithm"):
-            find(collective, other)
+            find(collective, name)
 
 
 def test_a_name_must_fit_the_size_of_the_group() -> None:
