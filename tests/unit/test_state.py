@@ -26,8 +26,8 @@ WHAT = "all_reduce float32[1024] sum by ring"
 CALL = """{"serial": 5, "n_bytes": 4096, "age_s": 12.3, "left_s": 4.0, "awaits_message": false,
     "scratch": "none", "scratch_bytes": 0, "n_steps": 7, "n_steps_left_out": 0}"""
 PEER = """{"state": "alive", "link": "tcp", "since_received_s": 0.2, "since_sent_s": 0.1,
-    "n_queued": 2, "queued_bytes": 2048, "n_frames_out": 3, "n_frames_in": 4, "n_bytes_out": 1048576,
-    "n_bytes_in": 0, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0,
+    "n_queued": 2, "queued_bytes": 2048, "n_frames_out": 3, "n_frames_in": 4,
+    "n_bytes_out": 1048576, "n_bytes_in": 0, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0,
     "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},
     "paths": [
         {"state": "open", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0},
@@ -37,8 +37,8 @@ PEER = """{"state": "alive", "link": "tcp", "since_received_s": 0.2, "since_sent
         {"state": "ended", "is_lost": false, "lost_s": null, "why_lost": "", "n_reconnects": 0}],
     "sockets": [{"rtt_us": 1500, "rtt_var_us": 10, "congestion_window": 12, "n_unacked": 3,
         "n_retransmits": 8, "unsent_bytes": 512}]}"""
-GROUP = """{"id": "0000000000000007", "name": "world", "is_made": true, "ended": null, "n_in_flight_left_out": 0,
-    "made_by_others": [], "finished": [{"key": "1", "what": "barrier"}]}"""
+GROUP = """{"id": "0000000000000007", "name": "world", "is_made": true, "made_by_others": [],
+    "ended": null, "n_in_flight_left_out": 0, "finished": [{"key": "1", "what": "barrier"}]}"""
 WORLD = """{"epoch": "e", "is_closed": false, "is_stuck": false, "scratch_bytes": 0,
     "staging": {"used_bytes": 9, "reserved_bytes": 9, "peak_bytes": 9, "ceiling_bytes": 4096}}"""
 STATE = """{"shoal_dump": 1, "why": "it was asked for", "taken_at": "now", "fold_isa": "avx2",
