@@ -54,28 +54,24 @@ def test_no_clock_and_no_load_can_change_a_choice(monkeypatch: pytest.MonkeyPatc
     assert table_of(agreed(FOUR)) == want
 
 
-@pytest.mark.parametrize(
-    ("rates", "mbit", "why"),
-    [
+def test_the_slowest_interface_counts_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    for rates, mbit, why in (
         ([25_000] * 4, 25_000, "reported by the interface of rank 0, the slowest"),
         ([25_000, 25_000, 1_000, 40_000], 1_000, "reported by the interface of rank 2"),
         ([None] * 4, 10_000, "assumed, since the interface of rank 0 reports no rate; SHOAL_LINK"),
         ([25_000, None, 40_000, 40_000], 10_000, "assumed, since the interface of rank 1 reports"),
         ([None, 2_500, None, None], 2_500, "reported by the interface of rank 1"),
-    ],
-)
-def test_the_slowest_interface_counts_and_the_log_names_its_rank(
-    rates: list[int | None], mbit: int, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "shoal"):
-        one_host = agreed(["a"] * 4, mbit=rates).cluster
-        assert not caplog.messages  # the group has no links between hosts
-        cluster = agreed(FOUR, mbit=rates).cluster
-    assert one_host == default_cluster((0,) * 4)
-    assert cluster == default_cluster((0, 1, 2, 3), wire=wire_of(mbit))
-    (line,) = caplog.messages
-    assert line.startswith("group 'g': links between hosts are taken as ")
-    assert why in line
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "shoal"):
+            one_host = agreed(["a"] * 4, mbit=rates).cluster
+            assert not caplog.messages  # the group has no links between hosts
+            cluster = agreed(FOUR, mbit=rates).cluster
+        assert one_host == default_cluster((0,) * 4)
+        assert cluster == default_cluster((0, 1, 2, 3), wire=wire_of(mbit))
+        (line,) = caplog.messages
+        assert line.startswith("group 'g': links between hosts are taken as ")
+        assert why in line
 
 
 def test_numbers_of_paths_that_differ_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,26 +136,21 @@ def test_the_rate_of_an_interface_is_read(tmp_path: Path) -> None:
     assert reported_mbit("lo") is None  # the kernel answers EINVAL
 
 
-@pytest.mark.parametrize(
-    ("device", "uevent", "iflink", "mbit"),
-    [
+def test_the_fictional_rate_of_a_veth_is_ignored(tmp_path: Path) -> None:
+    for device, uevent, iflink, mbit in (
         (False, "INTERFACE=eth9\n", "3", None),  # a veth, which reports this for any link behind it
         (False, "DEVTYPE=vlan\nINTERFACE=eth9\n", "3", 10_000),
         (False, "INTERFACE=eth9\n", "2", 10_000),  # of a bond or a team
         (True, "INTERFACE=eth9\n", "3", 10_000),
-    ],
-)
-def test_the_fictional_rate_of_a_veth_is_ignored(
-    tmp_path: Path, device: bool, uevent: str, iflink: str, mbit: int | None
-) -> None:
-    where = tmp_path / "eth9"
-    where.mkdir()
-    if device:
-        (where / "device").mkdir()
-    for name, text in (("speed", "10000"), ("uevent", uevent), ("iflink", iflink)):
-        (where / name).write_text(text)
-    (where / "ifindex").write_text("2")
-    assert reported_mbit("eth9", tmp_path) == mbit
+    ):
+        where = tmp_path / f"eth{device}{uevent[0]}{iflink}"
+        where.mkdir()
+        if device:
+            (where / "device").mkdir()
+        for name, text in (("speed", "10000"), ("uevent", uevent), ("iflink", iflink)):
+            (where / name).write_text(text)
+        (where / "ifindex").write_text("2")
+        assert reported_mbit(where.name, tmp_path) == mbit
 
 
 def test_a_link_is_a_rate_and_the_costs_of_a_message() -> None:

@@ -81,15 +81,13 @@ def parts_of(values: Sequence[bytes], size: int) -> Roll | None:
     return decode_roll(parts, size) if parts else None
 
 
-@pytest.mark.parametrize(
-    ("n_ranks", "n_hosts", "n_parts"), [(2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 8)]
-)
-def test_a_roll_survives_the_store_in_short_parts(n_ranks: int, n_hosts: int, n_parts: int) -> None:
-    roll = roll_of(n_ranks, n_hosts)
-    values = roll.encode()
-    assert len(values) == n_parts
-    assert max(map(len, values)) <= 4096
-    assert parts_of(values, n_ranks) == roll
+def test_a_roll_survives_the_store_in_short_parts() -> None:
+    for n_ranks, n_hosts, n_parts in ((2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 8)):
+        roll = roll_of(n_ranks, n_hosts)
+        values = roll.encode()
+        assert len(values) == n_parts
+        assert max(map(len, values)) <= 4096
+        assert parts_of(values, n_ranks) == roll
 
 
 def test_a_roll_of_another_group_is_ignored() -> None:

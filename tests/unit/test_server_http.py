@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.server.http import answer
@@ -31,13 +30,11 @@ def test_a_running_server_is_healthy_and_a_draining_one_is_not_ready() -> None:
     assert ask("/")[0] == 404
 
 
-@pytest.mark.parametrize(
-    "request_line", [b"GET", b"HEAD / x y", b"GET \xff\x00 HTTP", b"", b"GET  "]
-)
-def test_garbage_is_answered_like_an_unknown_page(request_line: bytes) -> None:
-    response = answer(request_line + b"\r\n\r\n", state)
-    assert response is not None
-    assert response.startswith(b"HTTP/1.1 404 ")
+def test_garbage_is_answered_like_an_unknown_page() -> None:
+    for request_line in (b"GET", b"HEAD / x y", b"GET \xff\x00 HTTP", b"", b"GET  "):
+        response = answer(request_line + b"\r\n\r\n", state)
+        assert response is not None
+        assert response.startswith(b"HTTP/1.1 404 ")
 
 
 def test_metrics_sum_over_all_views_and_name_no_job() -> None:

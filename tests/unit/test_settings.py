@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,13 +88,13 @@ def test_a_failed_join_names_a_misspelt_setting(
     assert caplog.records[0].levelno == logging.WARNING
 
 
-@pytest.mark.parametrize(
-    ("read", "name", "default"),
-    [(settings.monitored, "SHOAL_MONITOR", False), (settings.local_nccl, "SHOAL_LOCAL_NCCL", True)],
-)
-def test_switches_take_the_usual_words(read: Callable[..., bool], name: str, default: bool) -> None:
-    assert read({}) == read({name: ""}) == default
-    assert all(read({name: word}) for word in ("1", "Yes", "TRUE", "on", "y", "t"))
-    assert not any(read({name: word}) for word in ("0", "no", "False", "off"))
-    with pytest.raises(UsageError, match=f"{name}='2' is neither yes nor no"):
-        read({name: "2"})
+def test_switches_take_the_usual_words() -> None:
+    for read, name, default in (
+        (settings.monitored, "SHOAL_MONITOR", False),
+        (settings.local_nccl, "SHOAL_LOCAL_NCCL", True),
+    ):
+        assert read({}) == read({name: ""}) == default
+        assert all(read({name: word}) for word in ("1", "Yes", "TRUE", "on", "y", "t"))
+        assert not any(read({name: word}) for word in ("0", "no", "False", "off"))
+        with pytest.raises(UsageError, match=f"{name}='2' is neither yes nor no"):
+            read({name: "2"})

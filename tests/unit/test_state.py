@@ -147,24 +147,19 @@ def test_the_setting_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pattern_of_job() == pattern
 
 
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
+def test_a_missing_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for setting, why in (
         ("{}/gone/%r", "the folder {}/gone does not exist: create it, or end the name with /,"),
         ("{}/gone/dumps", "the folder {}/gone does not exist"),
         ("{}/file/below/", "{}/file is not a folder"),
         ("{}/file/%h/%r", "{}/file is not a folder"),
-    ],
-)
-def test_a_place_without_a_folder_for_files_is_refused(
-    setting: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SHOAL_DUMP", setting.format(tmp_path))
-    with pytest.raises(UsageError, match=re.escape(why.format(tmp_path))) as raised:
-        check_folder()
-    assert f"on {socket.gethostname()}" in str(raised.value)
-    assert "SHOAL_DUMP=off" in str(raised.value)
+    ):
+        monkeypatch.setenv("SHOAL_DUMP", setting.format(tmp_path))
+        with pytest.raises(UsageError, match=re.escape(why.format(tmp_path))) as raised:
+            check_folder()
+        assert f"on {socket.gethostname()}" in str(raised.value)
+        assert "SHOAL_DUMP=off" in str(raised.value)
 
 
 def test_an_unwritable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,24 +355,19 @@ def test_shoal_dump_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.startswith("shoal on host-0")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content, message in (
+        (None, "No such file or directory"),
         ("{", "is not JSON"),
         ("[]", "is not a state of shoal; this shoal reads version 1"),
         ('{"shoal_dump": 2}', "has version 2; this shoal reads version 1"),
         ('{"shoal_dump": 1, "taken_at_s": 1, "worlds": [{}], "threads": []}', "is damaged"),
-        (None, "No such file or directory"),
-    ],
-)
-def test_a_file_without_a_state_is_refused(
-    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_text(content)
-    assert main(["dump", str(path)]) == 2
-    assert message in capsys.readouterr().err
+    ):
+        path = tmp_path / "a.json"
+        if content is not None:
+            path.write_text(content)
+        assert main(["dump", str(path)]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_its_age() -> None:
