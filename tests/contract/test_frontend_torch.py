@@ -201,15 +201,6 @@ def case_reduce_scatter_into_its_own_input(group: Group) -> None:
     check_close(output, folded("SUM", wholes)[rank * 7 : (rank + 1) * 7])
 
 
-def case_coalesced_reduce_scatter(group: Group) -> None:
-    size = group.size()
-    inputs = [torch.arange(k * size, dtype=torch.float32) for k in (1, 5, 9)]
-    outputs = [torch.empty(k) for k in (1, 5, 9)]
-    group.reduce_scatter_tensor_coalesced(outputs, inputs).wait()
-    for one, output in zip(inputs, outputs, strict=True):
-        check_equal(output, (one * size).view(size, -1)[group.rank()])
-
-
 def case_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
     for root in range(group.size()):
         for dtype in checks.DTYPES:
@@ -255,28 +246,6 @@ def case_all_gather_of_unequal_strided_and_coalesced_lists(group: Group) -> None
     for row, wanted in zip(rows, expected, strict=True):
         for got, want in zip(row, wanted, strict=True):
             check_equal(got, want)
-
-
-def case_all_gather_from_its_own_output(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    expected = torch.cat(all_given(torch.float32, group, 8))
-    output = torch.zeros(8 * size)
-    mine = output[rank * 8 : (rank + 1) * 8].copy_(given(torch.float32, rank, 8))  # as in FSDP
-    dist.all_gather_into_tensor(output, mine, group=group)
-    check_equal(output, expected)
-
-
-def case_coalesced_all_gathers(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    inputs = [torch.full((k,), float(rank)) for k in (1, 4)]
-    outputs = [[torch.empty(k) for k in (1, 4)] for _ in range(size)]
-    group.allgather_coalesced(outputs, inputs).wait()
-    singles = [torch.empty(k * size) for k in (1, 4)]
-    group.allgather_into_tensor_coalesced(singles, inputs).wait()
-    for other in range(size):
-        for i, k in enumerate((1, 4)):
-            check_equal(outputs[other][i], torch.full((k,), float(other)))
-            check_equal(singles[i].view(size, k)[other], torch.full((k,), float(other)))
 
 
 def case_reduce(group: Group) -> None:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from unit import feedback_model
 from unit.feedback_model import (
-    FLOATS,
-    SHAPES,
     Arrays,
     average,
     check,
@@ -22,7 +20,7 @@ from unit.in_process import in_ranks
 
 from shoal import Group
 from shoal.average import Averager, ErrorFeedback, NotFinite
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import UsageError
 
 LAYOUTS = [(codec, 2048) for codec in ("bf16", "fp16", "mxfp8", "mxint8", "mxfp4")]
 LAYOUTS += itertools.product(["bf16", "mxfp4"], [64, 1 << 20])
@@ -43,17 +41,6 @@ def test_averages_and_residuals_equal_the_model_in_any_layout(
         layouts.add(averager.layout.order)
     assert len(layouts) == 2  # residuals have moved
     assert any(one.any() for one in averager.state_dict()["residuals"].values())
-
-
-@in_ranks(2)
-def test_an_array_that_no_rank_used_keeps_its_residual(group: Group) -> None:
-    averager, model = feeding(group, find_unused=True), new_model(2)
-    for step, left_out in enumerate([{}, {0: ["bias"], 1: ["bias", "weight"]}, {0: FLOATS}, {}]):
-        given = gradients(2, step)
-        for rank, names in left_out.items():
-            for name in names:
-                del given[rank][name]
-        check(averager, model, given)
 
 
 @in_ranks(2)
@@ -94,17 +81,6 @@ def test_a_step_that_is_non_finite_on_one_rank_does_not_change_residuals(
     else:
         check(averager, model, given)
     check(averager, model, gradients(2, 2))
-
-
-@in_ranks(2)
-def test_a_loaded_state_continues_bitwise(group: Group) -> None:
-    first, model = feeding(group), new_model(2)
-    for step in range(3):
-        check(first, model, gradients(2, step))
-    second = feeding(group, fusion_bytes=128)
-    second.load_state_dict(first.state_dict())
-    check(second, model, gradients(2, 3))
-    assert second.state_dict()["n_steps"] == 4
 
 
 OTHERS: dict[str, tuple[Callable[[Arrays], Any], str]] = {
@@ -169,26 +145,6 @@ def test_a_state_is_refused_if_invalid_in_mid_step_and_without_feedback(group: G
         plain.load_state_dict({})
         with pytest.raises(UsageError, match="keeps no residuals"):
             plain.load_state_dict(averager.state_dict())
-
-
-@in_ranks(2)
-def test_data_of_a_failed_step_is_not_fed_back_when_it_is_repeated(group: Group) -> None:
-    averager, model = feeding(group), new_model(2)
-    check(averager, model, gradients(2, 0))
-    given = gradients(2, 1)
-    arrays = averager.begin()
-    for name in list(SHAPES)[:3]:  # most buffers leave, and some averages arrive
-        arrays[name][...] = given[group.rank][name]
-        averager.ready(name)
-    group.barrier()
-    if group.rank:
-        group.abort("this step ends here")
-    with pytest.raises(ShoalError):
-        averager.wait()
-    with group.shrink() as left:
-        again = feeding(left)
-        again.load_state_dict(averager.state_dict())
-        check(again, model, given)
 
 
 def test_feedback_of_a_codec_that_does_not_round_is_refused() -> None:
