@@ -1,8 +1,4 @@
-"""The contract of every torch backend: each case passes on Gloo and on shoal.
-
-The contract follows torch's own tests of backends, which its wheel does not contain.
-`test_frontend_torch_gloo.py` compares the collectives.
-"""
+"""The contract of every torch backend, after torch's own tests: cases pass on Gloo and on shoal."""
 
 import os
 from collections.abc import Iterator

@@ -41,15 +41,6 @@ def case_futures_hold_the_list_of_tensors(group: Group) -> None:
     assert finished.value()[0] is tensor
 
 
-def case_a_future_is_done_after_the_copy_back(group: Group) -> None:
-    size = group.size()
-    matrix = torch.ones(300, 200)
-    future = dist.all_reduce(matrix.t()[::3], group=group, async_op=True).get_future()
-    seen = future.then(lambda _: matrix.clone()).wait()
-    assert seen[:, ::3].unique().tolist() == [float(size)]
-    assert seen[:, 1::3].unique().tolist() == [1.0]
-
-
 def case_a_callback_may_wait_for_another_future(group: Group) -> None:
     """Do as DDP's PowerSGD hook does."""
     size = group.size()

@@ -49,10 +49,7 @@ def in_buffers(averager: Averager, codec: str) -> Callable[[Arrays], Arrays]:
 
 
 class FeedbackModel:
-    """A model of the residuals of all ranks, and of the averages of each step.
-
-    `shapes` are of arrays of float32; `rounding` rounds what one rank sends by the codec.
-    """
+    """The residuals of all ranks, whose values `rounding` rounds, and the averages of each step."""
 
     def __init__(
         self, size: int, shapes: Mapping[str, tuple[int, ...]], rounding: Rounding = to_bf16
@@ -79,14 +76,9 @@ class FeedbackModel:
         return averages
 
 
-SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
-    "embedding": ((300, 11), "float32"),
-    "step": ((7,), "int32"),
-    "weight": ((57, 3, 2), "float32"),
-    "nothing": ((0, 4), "float32"),
-    "bias": ((1000,), "float32"),
-    "last": ((), "float32"),
-}
+SHAPES: dict[str, Any] = {"embedding": ((300, 11), "float32"), "step": ((7,), "int32")}
+SHAPES |= {"weight": ((57, 3, 2), "float32"), "nothing": ((0, 4), "float32")}
+SHAPES |= {"bias": ((1000,), "float32"), "last": ((), "float32")}
 FLOATS = [name for name, (_, dtype) in SHAPES.items() if dtype == "float32"]
 
 

@@ -201,8 +201,7 @@ def test_shoals_wrapper_loads_no_module_that_torchs_does_not(printed: dict[str, 
     assert [name for name in of_torch if not name.startswith(hooks)] == []
 
 
-# Modules that forming must not load on every rank: most serve the first call, the rest
-# few programs.
+# Modules that forming must not load on every rank: most serve the first call, others few programs.
 NOT_FOR_FORMING = """
 schedule.table schedule.algorithm plan.choose plan.cost plan.served plan.tuning tune analysis
 average group.pool group.memory server launch cli rendezvous.environment rendezvous.store.client

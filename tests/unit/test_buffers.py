@@ -106,8 +106,7 @@ def test_empty_gives_zeroed_arrays_and_tensors_of_any_shape() -> None:
     assert shoal.empty((), "float64").shape == ()
     assert shoal.empty((0, 3), "bool").size == 0
     tensor = shoal.empty((2, 3), torch.bfloat16)
-    assert tensor.shape == (2, 3)
-    assert tensor.dtype == torch.bfloat16
+    assert (tensor.shape, tensor.dtype) == ((2, 3), torch.bfloat16)
     assert not tensor.any()
 
 

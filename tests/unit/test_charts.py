@@ -39,12 +39,8 @@ def busy_us(spans: Iterable[tuple[float, float, str]]) -> float:
 ONE_MESSAGE: list[list[Step]] = [[Send(1, 0)], [Recv(0, 0)]]
 THERE_AND_BACK: list[list[Step]] = [[Send(1, 0), Recv(1, 0)], [Recv(0, 0), Send(0, 0)]]
 # Rank 1 gives its value to rank 2 in its host, which forwards the sum.
-THROUGH_A_HOST: list[list[Step]] = [
-    [Send(1, 0)],
-    [Recv(0, 0), Send(2, 0)],
-    [Recv(1, 0, fold=True), Send(3, 0)],
-    [Recv(2, 0)],
-]
+IN_A_HOST: list[list[Step]] = [[Recv(0, 0), Send(2, 0)], [Recv(1, 0, fold=True), Send(3, 0)]]
+THROUGH_A_HOST = [[Send(1, 0)], *IN_A_HOST, [Recv(2, 0)]]
 
 
 def test_a_small_message_leaves_at_once_and_arrives_after_the_latency() -> None:

@@ -127,17 +127,10 @@ def test_bytes_follow_from_the_bits_of_an_element() -> None:
     (alone, _), (served, _) = (planned(hosts, 400, 300e3, n) for n in (0, 8))
     n = 100 * MB  # elements
     chunk = 1 + 41 * 12 / 8 + 41  # 1 % of 4,096, with a scale, rounded up to whole bytes
-    bits = {
-        "float32": 32,
-        "bf16": 16,
-        "fp16": 16,
-        'ErrorFeedback("mxfp8")': 8.25,
-        'ErrorFeedback("mxint8")': 8.25,
-        'ErrorFeedback("mxfp4")': 4.25,
-        "ChunkTopK(0.01, 8)": 8 * (chunk + 0.5) / 4096,
-        "DiLoCo, H = 100": 0.32,
-        "DiLoCo, H = 100, mxfp4": 0.0425,
-    }
+    bits = {"float32": 32, "bf16": 16, "fp16": 16, "ChunkTopK(0.01, 8)": 8 * (chunk + 0.5) / 4096}
+    bits |= {'ErrorFeedback("mxfp8")': 8.25, 'ErrorFeedback("mxint8")': 8.25}
+    bits |= {'ErrorFeedback("mxfp4")': 4.25}
+    bits |= {"DiLoCo, H = 100": 0.32, "DiLoCo, H = 100, mxfp4": 0.0425}
     for name, each in bits.items():
         n_bytes = n * each / 8
         assert alone[name].sent_bytes == pytest.approx(2 * 7 / 8 * n_bytes, rel=0.001)
@@ -147,12 +140,9 @@ def test_bytes_follow_from_the_bits_of_an_element() -> None:
 
 def test_a_step_takes_the_time_of_its_bytes_on_a_slow_link() -> None:
     # Messages and memory cost nothing, so only bytes count.
-    free = replace(
-        default_cluster(range(2), wire=LinkCost(0.0, 8 / 1000, 0.0)),
-        memory_us_per_byte=0.0,
-        fresh_us_per_byte=0.0,
-        network_us_per_byte=0.0,
-    )
+    names = ("memory_us_per_byte", "fresh_us_per_byte", "network_us_per_byte")
+    free = default_cluster(range(2), wire=LinkCost(0.0, 8 / 1000, 0.0))
+    free = replace(free, **dict.fromkeys(names, 0.0))
     costs, _ = planned(free, 500, 300e3)
     # Two workers send 500 MB each at 125 MB/s, after the forward pass and the first buffer.
     assert costs["float32"].averaging_us == pytest.approx(4e6, rel=0.01)
@@ -196,10 +186,7 @@ def test_a_table_has_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_size_is_printed_as_given_and_in_binary_units(capsys: pytest.CaptureFixture[str]) -> None:
-    for given, printed in (
-        ("477MiB", "477 MiB"),
-        ("1GB", "1GB (954 MiB)"),
-        ("1000000", "1000000 (977 KiB)"),
-    ):
+    sizes = {"477MiB": "477 MiB", "1GB": "1GB (954 MiB)", "1000000": "1000000 (977 KiB)"}
+    for given, printed in sizes.items():
         assert main(f"plan --workers 4 --model-bytes {given} --step 1s".split()) == 0
         assert capsys.readouterr().out.startswith(f"10,000 steps of 4 workers: {printed} of")

@@ -36,12 +36,9 @@ def test_a_number_is_open_until_it_is_used_or_skipped() -> None:
     assert not any(map(numbers.is_open, range(5)))
 
 
-@pytest.mark.parametrize(
-    ("number", "why"),
-    [(1, "used or skipped"), (2, "used or skipped"), (3, "used or skipped")]
-    + [(number, "reserved") for number in (5, 0, -4, "two")],
-)
-def test_a_number_that_is_not_reserved_is_refused(number: int, why: str) -> None:
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 0, -4, "two"])
+def test_a_number_that_is_not_reserved_is_refused(number: int | str) -> None:
+    why = "used or skipped" if number in (1, 2, 3) else "reserved"
     numbers = Numbers("group 'g', rank 0 of 2")
     numbers.take()
     numbers.reserve(3)
