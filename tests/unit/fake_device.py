@@ -1,9 +1,7 @@
 """A device whose copies, and a wire whose calls, are done when the test steps them.
 
-Tensors "on" it lie in this process's memory, under a class that claims to be on a GPU. A kernel or
-copy stays in its stream's queue until the test steps the stream; events pass by themselves. The
-wire checks its memory: the data must have been copied there, and nothing may touch the memory while
-a call is in flight.
+Tensors "on" it lie in this process's memory, under a class that claims to be on a GPU. Events pass
+by themselves. The wire fails if a call's data is not there yet or is touched while it is in flight.
 """
 
 import ctypes

@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from shoal import _autoload
 
-REPOSITORY = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def distributed(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
@@ -98,7 +96,7 @@ def test_register_never_raises_for_any_missing_part_of_torch(
 
 @pytest.mark.parametrize("group", ["torch.backends", "torch.distributed.backends"])
 def test_the_entry_points_of_the_package_are_register(group: str) -> None:
-    text = (REPOSITORY / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     name = re.escape(group)
     found = re.search(rf'entry-points\."{name}"\]\nshoal = "([\w.]+):(\w+)"', text)
     assert found is not None

@@ -123,7 +123,6 @@ def test_a_trace_uses_the_clock_of_torchs_profiler(tmp_path: Path) -> None:
 
 
 TWO = Layout.of([ArraySpec(name, (16,), DType.FLOAT32) for name in "ab"], [1, 0], 64)
-US = 1000  # nanoseconds
 
 
 def step(number: int, **times: Any) -> StepTimes:
@@ -136,7 +135,7 @@ def step(number: int, **times: Any) -> StepTimes:
 
 
 def in_nanoseconds(value: Any) -> Any:
-    return tuple(map(in_nanoseconds, value)) if isinstance(value, tuple) else value * US
+    return tuple(map(in_nanoseconds, value)) if isinstance(value, tuple) else value * 1000
 
 
 def waited_for(number: int, at: int) -> StepTimes:

@@ -15,7 +15,6 @@ from shoal.cli import main
 from shoal.plan.cluster import Cluster, LinkCost
 from shoal.schedule import Recv, Send, Step
 
-SEGMENT = 128 << 10
 # A byte takes 0.01 us on a NIC.
 WIRE = LinkCost(latency_us=50, us_per_byte=0.01, message_us=0)
 
@@ -27,7 +26,7 @@ def cluster(*hosts: int, message_us: float = 0, memory: float = 0) -> Cluster:
 
 def recorded(steps: list[list[Step]], n_bytes: int, where: Cluster) -> Timeline:
     flow = Dataflow(steps)
-    recorder = Recorder(flow, [n_bytes] * len(flow.steps), where, SEGMENT)
+    recorder = Recorder(flow, [n_bytes] * len(flow.steps), where, 128 << 10)
     recorder.run()
     return recorder.timeline()
 

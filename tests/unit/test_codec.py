@@ -38,10 +38,7 @@ def test_names_and_numbers_of_codecs_equal_those_of_the_wire() -> None:
             parse_wire(unknown)
 
 
-NARROW = [codec for codec in CODECS.values() if codec.is_narrow]
-
-
-@pytest.mark.parametrize("codec", NARROW, ids=str)
+@pytest.mark.parametrize("codec", [one for one in CODECS.values() if one.is_narrow], ids=str)
 def test_the_bytes_of_elements_equal_those_of_the_native_core(codec: Codec) -> None:
     for n_elems in (*range(200), 4095, 4096, 4097, 1_000_003):
         assert codec.bytes_of(n_elems) == encoded_bytes(codec.number, codec.keep, n_elems)

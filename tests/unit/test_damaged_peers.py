@@ -19,7 +19,6 @@ from shoal.rendezvous.packing import seal
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.wire import GET, SET
 
-N_TRIES = 2000
 SIZE = 3
 
 
@@ -126,7 +125,7 @@ READERS |= {"size": read_size, "view": read_view}
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_random_bytes_are_read_or_refused(reader: Callable[[random.Random], None]) -> None:
     rng = random.Random(7)
-    for _ in range(N_TRIES):
+    for _ in range(2000):
         with contextlib.suppress(ShoalError):
             reader(rng)
 

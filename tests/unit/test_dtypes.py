@@ -9,8 +9,6 @@ from shoal.dtypes import DType, Op, item_size, parse_dtype, parse_op
 from shoal.errors import UsageError
 from shoal.schedule import Buffer
 
-NUMPY_NAMES = [str(dtype) for dtype in DType if dtype is not DType.BFLOAT16]
-
 
 def test_numbers_of_dtypes_equal_those_of_the_wire_and_of_the_native_core() -> None:
     # New entries follow these.
@@ -28,7 +26,7 @@ def test_numbers_of_dtypes_equal_those_of_the_wire_and_of_the_native_core() -> N
     assert [buffer.name for buffer in Buffer] == ["DATA", "INPUT", "OUTPUT", "SCRATCH"]
 
 
-@pytest.mark.parametrize("name", NUMPY_NAMES)
+@pytest.mark.parametrize("name", [str(one) for one in DType if one is not DType.BFLOAT16])
 def test_a_numpy_dtype_and_its_scalar_type_and_its_name_are_the_same(name: str) -> None:
     dtype = parse_dtype(np.dtype(name))
     assert str(dtype) == f"{dtype}" == name

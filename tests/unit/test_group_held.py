@@ -9,8 +9,6 @@ from unit.in_process import in_ranks
 
 from shoal import Group
 
-N_GROUPS = 30
-
 
 @pytest.fixture(autouse=True)
 def without_collector() -> Iterator[None]:
@@ -32,7 +30,7 @@ def n_native(group: Group) -> int:
 def test_unreferenced_subgroups_are_freed(world: Group, how: str) -> None:
     assert n_native(world) == 1
     world.barrier()  # none of them was used before
-    for number in range(N_GROUPS):
+    for number in range(30):
         sub = world.subgroup(range(world.size), f"sub {number}")
         work = sub.all_reduce(np.ones(100, np.float32), async_op=how == "in the background")
         if work is not None:
