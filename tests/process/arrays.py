@@ -55,9 +55,6 @@ def check(found: Any, want: Any, what: str = "") -> None:
         np.testing.assert_array_equal(found, want, err_msg=what)
 
 
-# Where the ranks' arrays lie.
-
-
 def private(n_elems: int, dtype: Any = np.float32) -> Array:
     return np.empty(n_elems, dtype)
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from shoal.rendezvous.links import TreeLink
 
+Environs = Sequence[Mapping[str, str]]
+
 JOIN = importlib.import_module("shoal.rendezvous.join")  # `join` hides it
 LONG_S = 60.0  # for a join that should succeed
 ONE_HOST: Mapping[str, str] = {}
@@ -84,10 +86,7 @@ def in_threads(one: Callable[[int], Any], size: int) -> list[Any]:
 
 
 def join_all(
-    store: Store,
-    environs: Sequence[Mapping[str, str]],
-    grounds: Sequence[Ground] = (),
-    **more: object,
+    store: Store, environs: Environs, grounds: Sequence[Ground] = (), **more: object
 ) -> list[Membership | Exception]:
     """Join with one thread per environment and these options; return each result or error."""
 
@@ -104,10 +103,7 @@ def join_all(
 
 @contextlib.contextmanager
 def joined(
-    store: Store,
-    environs: Sequence[Mapping[str, str]],
-    grounds: Sequence[Ground] = (),
-    **more: object,
+    store: Store, environs: Environs, grounds: Sequence[Ground] = (), **more: object
 ) -> Iterator[list[Membership]]:
     with contextlib.ExitStack() as stack:
         for ground in grounds:
@@ -162,11 +158,7 @@ class Ear(Log):
 
 
 def ears_of(
-    store: Store,
-    environs: Sequence[Mapping[str, str]],
-    words: Mapping[int, str],
-    least: int = 1,
-    **how: object,
+    store: Store, environs: Environs, words: Mapping[int, str], least: int = 1, **how: object
 ) -> list[Ear]:
     """Join until each of these ranks has warned with its words."""
     ears: list[Ear] = []
@@ -183,11 +175,9 @@ def ears_of(
     return ears
 
 
-def warnings_of(
-    store: Store, environs: Sequence[Mapping[str, str]], words: Mapping[int, str], **how: object
-) -> list[str]:
+def warnings_of(*given: Any, **how: Any) -> list[str]:
     """Join until each of these ranks has warned with its words; return those warnings."""
-    return [ear.text for ear in ears_of(store, environs, words, **how)]
+    return [ear.text for ear in ears_of(*given, **how)]
 
 
 def no_descriptor_is_left() -> Iterator[None]:

@@ -46,12 +46,8 @@ def weight_of(rank: int, step: int) -> int:
 
 def fragment_of(name: str, n_fragments: int) -> int:
     """Fragments are runs of parameters of about equal bytes, fixed by hand here."""
-    by_hand = {
-        1: {},
-        2: {"long": 1, "none": 1, "last": 1},
-        3: {"one": 1, "long": 1, "none": 2, "last": 2},
-    }
-    return by_hand[n_fragments].get(name, 0)
+    two, three = {"long": 1, "none": 1, "last": 1}, {"one": 1, "long": 1, "none": 2, "last": 2}
+    return {1: {}, 2: two, 3: three}[n_fragments].get(name, 0)
 
 
 class Model:

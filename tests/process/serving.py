@@ -171,8 +171,7 @@ class Talker:
     def not_reached(self, *why: object) -> None:
         raise AssertionError(why)
 
-    def key_differs(self, _hello: Hello) -> None:
-        pass
+    def key_differs(self, _hello: Hello) -> None: ...
 
     def received(self, _peer: Peer, kind: int, body: bytes, _fd: int) -> None:
         self.messages.append(decode(kind, body))
@@ -218,11 +217,9 @@ def await_servers(group: shoal.Group, n: int) -> None:
 
 
 @contextlib.contextmanager
-def served_group(
-    n: int = 1, ranks_per_host: int = 1, timeout_s: float = 30.0
-) -> Iterator[shoal.Group]:
+def served_group(n: int = 1, n_local: int = 1, timeout_s: float = 30.0) -> Iterator[shoal.Group]:
     """Form the group of a job, and wait until servers take part."""
-    pretend_hosts(ranks_per_host)
+    pretend_hosts(n_local)
     with shoal.init(timeout_s=timeout_s) as group:
         await_servers(group, n)
         yield group

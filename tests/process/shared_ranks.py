@@ -71,11 +71,8 @@ def cases_in(names: Mapping[str, Any]) -> list[Any]:
     """The functions called `case_` among a file's globals, as pytest's parameters."""
     import pytest
 
-    return [
-        pytest.param(case, id=name.removeprefix("case_"))
-        for name, case in names.items()
-        if name.startswith("case_")
-    ]
+    cases = [name for name in names if name.startswith("case_")]
+    return [pytest.param(names[name], id=name.removeprefix("case_")) for name in cases]
 
 
 class SharedRanks:
@@ -108,10 +105,8 @@ class SharedRanks:
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._n_calls += 1
         where = self._store.port, self._n_calls, backend or self._backend
-        call = inspect.getfile(function), function.__qualname__, args
-        return self._ranks.run(
-            call_in_group, self.size, *where, *call, env=self._env, deadline_s=CALL_S
-        )
+        call = *where, inspect.getfile(function), function.__qualname__, args
+        return self._ranks.run(call_in_group, self.size, *call, env=self._env, deadline_s=CALL_S)
 
     def __enter__(self) -> SharedRanks:
         return self
@@ -120,9 +115,7 @@ class SharedRanks:
         self._ranks.__exit__(*error)
 
 
-def call_in_group(
-    port: int, number: int, backend: str, file: str, name: str, args: tuple[Any, ...]
-) -> Any:
+def call_in_group(port: int, number: int, backend: str, file: str, name: str, args: Any) -> Any:
     """On a rank: make a call in a new default group."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = store_at(port)

@@ -48,8 +48,7 @@ class ThreadDevice:
         self.n_sums = 0  # started among the devices of a host
         self._on_thread = threading.local()
 
-    def check(self, doing: str) -> None:
-        pass
+    def check(self, doing: str) -> None: ...
 
     def host_memory(self, n_bytes: int) -> torch.Tensor:
         return torch.full((n_bytes,), 0xEE, dtype=torch.uint8)
@@ -108,8 +107,7 @@ class ThreadDevice:
     def order_current(self, behind: threading.Event) -> None:
         assert behind.wait(30)
 
-    def keep(self, tensor: torch.Tensor, stream: ThreadStream) -> None:
-        pass
+    def keep(self, tensor: torch.Tensor, stream: ThreadStream) -> None: ...
 
     def future(self, devices: Sequence[Any]) -> torch.futures.Future[Any]:
         return torch.futures.Future()
@@ -163,8 +161,7 @@ class QueuedGloo:
 
         return give
 
-    def wait(self) -> None:
-        pass
+    def wait(self) -> None: ...
 
     def abort(self) -> None:
         self._is_aborted = True
@@ -172,8 +169,7 @@ class QueuedGloo:
             ended.set()
         self._backend.abort()
 
-    def shutdown(self) -> None:
-        pass
+    def shutdown(self) -> None: ...
 
 
 @contextlib.contextmanager

@@ -12,11 +12,9 @@ CMAKE = Path(sys.executable).with_name("cmake")
 
 
 def commands(where: Path, *options: str) -> list[str]:
-    """Return the command that compiles each of our files."""
     tools = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={CMAKE.with_name('ninja')}"]
-    subprocess.run(
-        [CMAKE, "-S", ROOT, "-B", where, *tools, *options], check=True, stdout=subprocess.DEVNULL
-    )
+    command = [CMAKE, "-S", ROOT, "-B", where, *tools, *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = json.loads((where / "compile_commands.json").read_text())
     return [entry["command"] for entry in found]
 

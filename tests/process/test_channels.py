@@ -60,7 +60,6 @@ def test_any_number_of_channels_gives_the_bits_of_one_channel(
 
 @on_ranks(2)
 def test_a_large_call_moves_over_every_channel_and_the_dump_shows_it() -> None:
-    """Return channel and peer of each link that moved much data in a call of two ranks."""
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
     with shoal.init() as group:
@@ -135,25 +134,19 @@ def test_every_channel_thread_has_a_name() -> None:
     assert {"shoal-progress", "shoal-progress1", "shoal-progress2"} <= names
 
 
-# Any set of reducers yields the bits that docs/bits.md defines, as computed by NumPy.
-
-
 def by_any_set(size: int) -> list[str]:
-    """Sharded algorithms over every non-empty set of workers."""
     sets = itertools.product((0, 1), repeat=size)
     return [f"sharded[{','.join(map(str, chosen))}|]" for chosen in sets if any(chosen)]
 
 
 @functools.cache
-def given_and_wanted(
-    size: int, n_elems: int, dtype: str, fold: np.ufunc
-) -> tuple[list[Array], bytes]:
+def given_and_sum(size: int, n_elems: int, dtype: str, fold: np.ufunc) -> tuple[list[Array], bytes]:
     values = [own(rank, n_elems, dtype) for rank in range(size)]
     return values, folded(values, fold).tobytes()
 
 
 def check(group: shoal.Group, name: str, n_elems: int, dtype: str, fold: np.ufunc) -> None:
-    values, want = given_and_wanted(group.size, n_elems, dtype, fold)
+    values, want = given_and_sum(group.size, n_elems, dtype, fold)
     if name == "direct":  # in the order of the ranks
         want = functools.reduce(fold, values).tobytes()
     for memory in (private, shared):
@@ -187,8 +180,6 @@ def reduce_by_everyone(ranks_per_host: int) -> int:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(4, 4), (3, 1)])
-def test_every_set_of_reducers_yields_the_same_bits(
-    size: int, ranks_per_host: int, forked: FileRanks
-) -> None:
+def test_any_reducers_yield_equal_bits(size: int, ranks_per_host: int, forked: FileRanks) -> None:
     n_checked = 3 * (2**size + 1)
     assert forked.run(reduce_by_everyone, size, ranks_per_host) == [n_checked] * size

@@ -1,5 +1,6 @@
 """Ranks that die, are interrupted, or just end: the error of the others, and its delay.
 
+test_views.py kills two ranks at a time.
 `SHOAL_SOAK=1` kills a hundred ranks in each kind of group, as `make test-soak` does.
 """
 
@@ -153,9 +154,6 @@ def check_survivors(outcomes: list[Outcome], case: Case, kill: Kill, died_at: fl
         assert seen.total == case.size - 1
 
 
-# Deaths of other kinds; test_views.py kills two at a time.
-
-
 def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None, Exception | None]:
     """Only rank 0 is in a call, asleep, and waits for rank 1 when that dies."""
     pretend_hosts(ranks_per_host)
@@ -199,9 +197,6 @@ def test_a_death_between_calls_fails_the_next_call_at_once(
             assert "its process died" in str(error)
 
 
-# Interrupts.
-
-
 def wait_for_an_interrupt(busy: bool) -> tuple[Exception | None, float]:
     """Rank 1 is interrupted in a call that no rank joins; rank 0 waits for it in another."""
     stage = Stage.from_environment()
@@ -239,8 +234,6 @@ def test_an_interrupt_ends_a_waiting_rank_cleanly_and_the_others_get_an_error(bu
     assert "left the group" in str(error)
     assert failed_at - interrupted_at < SOON_S
 
-
-# Ends without a close, as in plain programs.
 
 BEGIN = """
 import os, sys
@@ -291,15 +284,11 @@ def run_as_main(program: str) -> None:
 def test_a_program_that_ends_without_a_close_succeeds_silently(ending: str) -> None:
     with start_ranks(run_as_main, 2, BEGIN + ENDINGS[ending]) as ranks:
         for outcome in ranks.wait(30):
-            assert outcome.error is None, outcome
-            assert outcome.died == "", outcome
+            assert (outcome.error, outcome.died) == (None, ""), outcome
             if ending == "a failing callback":
                 assert outcome.output.count("ZeroDivisionError") == 1, outcome
             else:
                 assert outcome.output == ""
-
-
-# A lost and closed group frees everything without the cycle collector.
 
 
 def held() -> set[str]:
@@ -339,7 +328,7 @@ def lose_a_rank(ranks_per_host: int) -> tuple[set[str], bool]:
 
 
 @pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_a_lost_and_closed_group_holds_no_memory_though_its_error_is_kept(
+def test_a_lost_closed_group_holds_no_memory_though_its_error_is_kept(
     ranks_per_host: int,
 ) -> None:
     with on_stage(lose_a_rank, 3, ranks_per_host) as (stage, ranks):

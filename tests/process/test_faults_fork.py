@@ -31,7 +31,6 @@ def fork() -> int:
 @pytest.mark.parametrize("ranks_per_host", [2, 1])
 @on_ranks(2)
 def test_children_may_not_use_the_groups_and_do_not_affect_them(ranks_per_host: int) -> None:
-    """Fork with calls in flight, try every call in the child, and go on in the parent."""
     pretend_hosts(ranks_per_host)
     outside = sockets()
     with shoal.init() as group:
@@ -129,7 +128,6 @@ def sum_in_another_group(rank: int, size: int) -> int:
 
 @on_ranks(3, has_stage=True)
 def test_a_child_can_form_a_new_group() -> None:
-    """Join a group in a child, as data loaders may."""
     with shoal.init() as group:
         group.barrier()
         child = fork()

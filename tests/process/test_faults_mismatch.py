@@ -139,16 +139,12 @@ def test_a_mismatched_call_raises_on_every_rank_and_names_both_calls(
             assert took_s < SOON_S, where
 
 
-# When one of several calls over the same memory fails, the others go on.
-
-
 N_ELEMS = 1 << 20
 # Every 0.1 s the background thread reports revoked memory to peers.
 ROUNDS_S = 0.3
 
 
 def go_round(group: shoal.Group) -> None:
-    """Call until rank 0 sees that the time is up."""
     until, go_on = time.monotonic() + ROUNDS_S, np.ones(1)
     while go_on[0]:
         go_on[0] = group.rank != 0 or time.monotonic() < until
@@ -197,10 +193,9 @@ def test_a_failed_message_does_not_affect_other_calls_over_its_memory(reads: boo
 
 @pytest.mark.parametrize("ranks_per_host", [3, 1])
 @on_ranks(3)
-def test_an_ended_group_does_not_affect_another_groups_calls_over_the_same_array(
+def test_an_ended_group_does_not_affect_anothers_calls_over_one_array(
     ranks_per_host: int,
 ) -> None:
-    """Rank 0 moves one array in two groups at once, and the first of them ends."""
     pretend_hosts(ranks_per_host)
     cases = itertools.product([(3000, 40), (16_000, 8), (1 << 20, 4)], [False, True])
     with shoal.init(timeout_s=10) as group:

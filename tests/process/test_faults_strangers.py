@@ -18,14 +18,10 @@ LONG_S = 60.0
 
 
 def listening() -> list[str]:
-    """Lines of the kernel's tables for listening sockets of this process."""
     mine = {target[len("socket:[") : -1] for target in descriptors().values()}
     found = []
-    for name, inode, column, state in (
-        ("tcp", 9, 3, "0A"),
-        ("tcp6", 9, 3, "0A"),
-        ("unix", 6, 3, "00010000"),
-    ):
+    tables = ("tcp", 9, 3, "0A"), ("tcp6", 9, 3, "0A"), ("unix", 6, 3, "00010000")
+    for name, inode, column, state in tables:
         if not os.path.exists(f"/proc/net/{name}"):
             continue
         with open(f"/proc/net/{name}", encoding="utf-8") as table:
@@ -36,13 +32,8 @@ def listening() -> list[str]:
 
 def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
     """Connect silently, send garbage, begin a valid handshake, or hang up."""
-    words = [
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        os.urandom(65536),
-        b"shoal/rv",
-        b"shoal/rv\x02\0\x01\0",
-    ]
+    words = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536)]
+    words += [b"shoal/rv", b"shoal/rv\x02\0\x01\0"]
     for turn in range(200):
         sock = socket.create_connection(address, timeout=LONG_S)
         try:

@@ -15,7 +15,6 @@ NOBODY = 65534
 
 
 def refuse_threads() -> None:
-    """Keep this process from starting threads."""
     if os.getuid() == 0:
         os.setuid(NOBODY)  # the limit does not apply to root
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
@@ -24,7 +23,6 @@ def refuse_threads() -> None:
 
 @on_ranks(1, has_stage=True)
 def test_a_rank_that_cannot_start_a_thread_fails_clearly_and_leaks_nothing() -> None:
-    """Join with the process limit reached, and again without it."""
     store = Stage.from_environment().store
     # Load everything first: another user may not read the files.
     shoal.init(store, 0, 1).close()

@@ -120,9 +120,7 @@ def as_grafana_does(query: str) -> str:
     return query
 
 
-def test_every_panel_shows_data_of_ranks_on_two_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_panels_show_data_of_two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queries = {
         (panel["title"], target["legendFormat"]): as_grafana_does(target["expr"])
         for panel in DASHBOARD["panels"]

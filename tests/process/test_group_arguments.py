@@ -45,7 +45,7 @@ def wrong_values(group: shoal.Group) -> list[Refused]:
 
 
 def wrong_blocks(group: shoal.Group) -> list[Refused]:
-    rank, two = group.rank, [ones(3), ones(3)]
+    rank, two, small = group.rank, [ones(3), ones(3)], [ones(2), ones(2)]
     if rank == 0:
         outputs, no_outputs = None, "this rank is the root and needs outputs"
         inputs, no_inputs = None, "needs inputs"
@@ -53,20 +53,15 @@ def wrong_blocks(group: shoal.Group) -> list[Refused]:
         outputs, no_outputs = two, "only the root, rank 0, has outputs; pass None"
         inputs, no_inputs = two, "only the root, rank 0, has inputs; pass None"
     needed = "buffers; give 2, one for each rank"
+    but = "for this rank, but its output is float32[3]"
     return [
         (lambda: group.gather(outputs, ones(3)), no_outputs),
         (lambda: group.scatter(ones(3), inputs), no_inputs),
         (lambda: group.all_gather(ones(3), ones(3)), "outputs: float32[3] cannot be cut"),
         (lambda: group.all_gather([ones(3)], ones(3)), f"outputs: got 1 {needed}"),
         (lambda: group.scatter(ones(3), [ones(3)] * 3, rank), f"inputs: got 3 {needed}"),
-        (
-            lambda: group.reduce_scatter(ones(3), [ones(2), ones(2)]),
-            "inputs hold float32[2] for this rank, but its output is float32[3]",
-        ),
-        (
-            lambda: group.reduce_scatter(ones(3), np.zeros(6)),
-            "inputs hold float64[3] for this rank, but its output is float32[3]",
-        ),
+        (lambda: group.reduce_scatter(ones(3), small), f"inputs hold float32[2] {but}"),
+        (lambda: group.reduce_scatter(ones(3), np.zeros(6)), f"inputs hold float64[3] {but}"),
         (
             lambda: group.gather([ones(3), ones(4)], ones(3 + rank), rank),
             "outputs hold [3, 4] elements; all blocks need",

@@ -1,6 +1,7 @@
 """Calls on a group: in flight, in subgroups, at its end, and between two ranks.
 
-unit/test_work.py covers callbacks, test_state.py deadlines.
+unit/test_work.py covers callbacks, test_state.py deadlines, the native tests of messages how
+receives from any rank match and end.
 """
 
 import gc
@@ -96,38 +97,27 @@ def test_calls_with_one_name_match_in_order_while_all_are_in_flight() -> None:
     with shoal.init() as group:
         data = [ones(length, place + 1) for place, length in enumerate((2_000_000, 1, 40_000))]
         works = [group.all_reduce(each, name="alike", async_op=True) for each in data]
-        for work in reversed(works):
-            work.wait()
+        wait_for_all(reversed(works))
         assert [each[-1] for each in data] == [2, 4, 6]
-
-
-# Subgroups.
 
 
 def divide() -> dict[str, float]:
     sums = {}
     with shoal.init() as world:
         rank = world.rank
-        groups = {
-            "even": [0, 2],
-            "odd": [3, 1],  # rank 3 of the world is rank 0 of this group
-            "three": [1, 2, 3],
-            "alone": [rank],
-        }
-        mine = {
-            name: world.subgroup(ranks, name) for name, ranks in groups.items() if rank in ranks
-        }
+        # Rank 3 of the world is rank 0 of "odd".
+        parts = {"even": [0, 2], "odd": [3, 1], "three": [1, 2, 3], "alone": [rank]}
+        mine = {name: world.subgroup(ranks, name) for name, ranks in parts.items() if rank in ranks}
         for name, group in mine.items():
-            assert group.rank == groups[name].index(rank)
-            assert group.size == len(groups[name])
+            assert group.rank == parts[name].index(rank)
+            assert group.size == len(parts[name])
         data = {name: ones(70_001, 10.0**rank) for name in mine}
         works = [group.all_reduce(data[name], async_op=True) for name, group in mine.items()]
-        for work in works:
-            work.wait()
+        wait_for_all(works)
         for name, group in mine.items():
             buffer = ones(5, rank)
             group.broadcast(buffer, root=group.size - 1)
-            assert buffer[0] == groups[name][-1]
+            assert buffer[0] == parts[name][-1]
             sums[name] = float(data[name][0])
         if rank in (1, 2):
             inner = mine["three"].subgroup([0, 1], "inner")
@@ -148,7 +138,7 @@ def divide() -> dict[str, float]:
     return sums
 
 
-def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_made_again(
+def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_remade(
     forked: FileRanks,
 ) -> None:
     even, odd, three, inner = 101.0, 1010.0, 1110.0, 110.0
@@ -172,9 +162,6 @@ def test_two_worlds_in_one_process_do_not_affect_each_other() -> None:
         data = ones(3)
         first.all_reduce(data)
         assert data[0] == 3
-
-
-# Deadlines, aborts and ends.
 
 
 @on_ranks(2)
@@ -227,17 +214,11 @@ def test_calls_on_a_closed_group_are_errors() -> None:
     group.close()
     # The second rank to close may receive the other's goodbye first.
     assert isinstance(error_of(pending.wait), (Closed, PeerLost))
-    for call, *given in (
-        (group.all_reduce, ones(1)),
-        (part.barrier,),
-        (group.subgroup, [0, 1], "new"),
-    ):
+    calls = (group.all_reduce, ones(1)), (part.barrier,), (group.subgroup, [0, 1], "new")
+    for call, *given in calls:
         assert isinstance(error_of(call, *given), Closed)
     group.abort("too late")
     part.close()
-
-
-# Ranks may call far ahead of the others.
 
 
 N_CALLS = 14_000  # more than are announced to a rank that has answered no call
@@ -249,9 +230,7 @@ def test_all_receives_may_be_posted_before_the_first_send() -> None:
         other = 1 - group.rank
         got, sent = np.zeros((N_CALLS, 4), np.float32), np.ones((N_CALLS, 4), np.float32)
         works = [group.recv(each, other, tag=at % 8, async_op=True) for at, each in enumerate(got)]
-        works += [
-            group.send(each, other, tag=at % 8, async_op=True) for at, each in enumerate(sent)
-        ]
+        works += [group.send(one, other, tag=at % 8, async_op=True) for at, one in enumerate(sent)]
         wait_for_all(works)
         assert (got == sent).all()
 
@@ -278,9 +257,6 @@ def test_calls_of_one_group_do_not_delay_another_group() -> None:
         wait_for_all(works)
         group.barrier()
         assert (data == 1).all()
-
-
-# The end of a group.
 
 
 @on_ranks(3, has_stage=True)
@@ -331,9 +307,6 @@ def test_a_rank_that_drops_its_group_has_left_it(how: str) -> None:
             assert error.rank == 2
 
 
-# Point to point: receives match messages by rank and tag, or the first from any rank.
-
-
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (3, 1)])
 @on_ranks()
 def test_messages_arrive_by_source_and_tag(size: int, ranks_per_host: int) -> None:
@@ -368,9 +341,6 @@ def receive_by_tag(group: shoal.Group) -> None:
         text = bytearray(9)
         group.recv(text, 0, 9)
         assert text == b"read-only"
-
-
-# The native tests of messages check the order of matching and the ends of receives.
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 1), (4, 2)])

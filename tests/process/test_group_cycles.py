@@ -39,7 +39,6 @@ def holdings() -> dict[str, int]:
 
 
 def cycle(stage: Stage, rank: int) -> None:
-    """Form a group, make some calls of each kind, and close it."""
     shared, private = shoal.empty(40_000), np.ones(40_000, np.float32)
     shared[:] = 1
     with shoal.init(stage.store, rank, 2) as group:

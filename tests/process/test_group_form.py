@@ -82,9 +82,6 @@ def test_a_port_in_use_is_named() -> None:
     assert port in str(second)
 
 
-# The log.
-
-
 def log_of_rank(n_hosts: int, level: str) -> list[str]:
     pretend_hosts(int(os.environ["WORLD_SIZE"]) // n_hosts)
     os.environ.update(SHOAL_DEBUG=level, SHOAL_SOCKET_IFNAME="lo", SHOAL_LINK="1Gb")
@@ -129,9 +126,6 @@ def test_an_unusable_algorithm_is_logged_and_does_not_end_the_group() -> None:
     assert second == []
 
 
-# Missing ranks.
-
-
 def init_with_a_key(key: str) -> Exception | None:
     rank, stage = int(os.environ["RANK"]), Stage.from_environment()
     if rank == 1:
@@ -156,9 +150,6 @@ def test_a_rank_with_another_job_key_gets_an_error_about_the_key() -> None:
     assert "SHOAL_KEY" in str(second)
 
 
-# Descriptors and memory.
-
-
 @contextlib.contextmanager
 def limited(kind: int, limit: int) -> Iterator[None]:
     before = resource.getrlimit(kind)
@@ -170,7 +161,6 @@ def limited(kind: int, limit: int) -> Iterator[None]:
 
 
 def form_two(timeout_s: float) -> list[shoal.Group | Exception]:
-    """Form a group of two threads of this process."""
     store = MemoryStore()
 
     def one(rank: int) -> shoal.Group | Exception:
@@ -185,7 +175,6 @@ def form_two(timeout_s: float) -> list[shoal.Group | Exception]:
 
 @on_ranks(1)
 def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
-    """Allow from zero descriptors to enough; every failure names a remedy and leaks nothing."""
     texts = []
     for group in form_two(LONG_S):  # loads everything that needs descriptors once
         assert isinstance(group, shoal.Group), group
@@ -195,9 +184,7 @@ def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
         with limited(resource.RLIMIT_NOFILE, at_rest + n_free):
             groups = form_two(0.2)
         formed = [group for group in groups if isinstance(group, shoal.Group)]
-        texts += [
-            f"{type(each).__name__}: {each}" for each in groups if isinstance(each, Exception)
-        ]
+        texts += [f"{type(one).__name__}: {one}" for one in groups if isinstance(one, Exception)]
         for group in formed:
             group.close()
         # Also while the caller keeps the errors and groups.
@@ -216,7 +203,6 @@ def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
 
 @on_ranks(2)
 def test_without_descriptors_a_group_works_until_it_must_map_memory() -> None:
-    """The group is formed; then rank 1 runs out of descriptors."""
     with shoal.init() as group:
         mine, data = shoal.empty(100_000), np.ones(100_000, np.float32)
         mine[:] = 1
@@ -294,9 +280,8 @@ def reduce_many_at_once(ranks_per_host: int) -> float:
 
 def test_scratch_of_many_calls_stays_under_the_ceiling_of_staging() -> None:
     for ranks_per_host in (2, 1):
-        grown = run_ranks(
-            reduce_many_at_once, 2, ranks_per_host, env={"SHOAL_ALGO": "all_reduce:direct"}
-        )
+        env = {"SHOAL_ALGO": "all_reduce:direct"}
+        grown = run_ranks(reduce_many_at_once, 2, ranks_per_host, env=env)
         # Besides the ceiling there are slots, one call's scratch, and memory the allocator keeps:
         # 48 to 88 MiB in all, where the scratch of all calls alone would be 240.
         assert max(grown) < 2.5 * CEILING_MIB, grown

@@ -39,7 +39,6 @@ def test_breaking_all_paths_in_mid_call_costs_no_call(n_paths: int) -> None:
 
 
 def paths_by_state(group: shoal.Group) -> dict[str, list[int]]:
-    """The other ranks, by the state of their path."""
     found: dict[str, list[int]] = {}
     for peer in shoal.dump().state["worlds"][0]["peers"]:
         for path in peer["paths"]:

@@ -30,9 +30,7 @@ def tune(out: str) -> int:
     return main(["tune", "--out", out, *words, "--collective", "scatter"])
 
 
-def test_shoal_tuning_loads_the_file_that_shoal_tune_writes(
-    tmp_path: Path, forked: FileRanks
-) -> None:
+def test_shoal_tuning_loads_the_file_of_shoal_tune(tmp_path: Path, forked: FileRanks) -> None:
     path = tmp_path / "tuned.jsonl"
     assert forked.run(tune, 3, str(path)) == [0, 0, 0]
     head, *lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -105,7 +105,7 @@ def test_ranks_that_failed_can_meet_at_the_same_store_again_and_again() -> None:
             membership.close()
 
 
-def test_a_rank_whose_report_breaks_its_link_notices_at_once(
+def test_a_rank_whose_report_breaks_its_link_knows_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     send, broken = TreeLink.send_report, list[int]()
@@ -141,9 +141,6 @@ def test_a_rank_that_joins_after_a_failure_waits_for_the_successor() -> None:
     assert "rank 0 of 2 on " in text
     assert "failed to join before rank 0 joined, and has not been started again: " in text
     assert "MemoryError no room" in text
-
-
-# Real processes.
 
 
 def init_until_interrupted() -> str:
@@ -209,9 +206,7 @@ EVERY_ONE = ",".join(name for _, name in socket.if_nameindex())
     ],
 )
 @on_ranks(2)
-def test_an_interface_that_no_host_has_does_not_end_a_job_in_one_host(
-    name: str, value: str
-) -> None:
+def test_an_interface_that_no_host_has_ends_no_job_in_one_host(name: str, value: str) -> None:
     if os.environ["RANK"] == "1" or value.startswith("^"):
         os.environ[name] = value
     shoal.init(timeout_s=LONG_S).close()
@@ -226,9 +221,6 @@ def test_a_rank_0_that_fails_serves_the_others_until_they_know_why() -> None:
     stage.meet(rank, 3, "about to join")  # rank 0 serves for a second, for ranks that join at once
     with pytest.raises(UsageError, match="nosuch0"):
         shoal.init(timeout_s=LONG_S)
-
-
-# One flipped bit in a handshake costs one more attempt.
 
 
 HOSTS = hosts("a", "b")
@@ -246,9 +238,7 @@ def flip(rest: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("sender", "what", "at"), FLIPS)
-def test_a_bit_flipped_during_authentication_does_not_fail_the_join(
-    sender: str, what: str, at: int
-) -> None:
+def test_a_bit_flipped_while_authenticating_fails_no_join(sender: str, what: str, at: int) -> None:
     with Relay(lambda: store.real_port, flip, at, sender) as between:
         store = Misleading(between.port)
 
@@ -263,9 +253,7 @@ def test_a_bit_flipped_during_authentication_does_not_fail_the_join(
 
 
 @pytest.mark.parametrize(("sender", "what", "at"), FLIPS)
-def test_a_bit_flipped_on_the_way_to_the_store_does_not_fail_the_job(
-    sender: str, what: str, at: int
-) -> None:
+def test_a_bit_flipped_towards_the_store_fails_no_job(sender: str, what: str, at: int) -> None:
     with (
         contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server,
         Relay(lambda: server.port, flip, at, sender) as between,

@@ -99,8 +99,6 @@ def test_each_rank_receives_the_cards_and_paths_of_all_ranks() -> None:
 
 
 class Unasked(MemoryStore):
-    """A store whose every method fails."""
-
     def set(self, key: str, value: bytes) -> None:
         raise AssertionError(key)
 

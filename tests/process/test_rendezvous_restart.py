@@ -100,7 +100,7 @@ def test_a_store_file_left_by_an_earlier_job_serves_the_next(tmp_path: Path) -> 
     assert first != third
 
 
-def test_a_rank_restarted_alone_learns_that_all_must_be_restarted(
+def test_a_rank_restarted_alone_learns_that_all_must_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late the store answers
@@ -118,7 +118,6 @@ class _DiedError(Exception):
 
 
 def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event) -> None:
-    """Delay this rank's report."""
     is_ready = TreeLinks.is_ready
 
     def is_ready_in_its_turn(self: TreeLinks) -> bool:
@@ -193,7 +192,7 @@ class _Ending(MemoryStore):
         return super().try_get(key)
 
 
-def test_a_rank_lost_during_the_final_broadcast_delays_no_other_rank(
+def test_a_rank_lost_in_the_last_broadcast_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     send_report = TreeLink.send_report

@@ -87,8 +87,6 @@ def test_all_ranks_warn_of_the_two_ranks_that_cannot_connect() -> None:
         assert ": rank 3 on " in texts[rank]
 
 
-# Stopped stores.
-
 SERVERS = {
     "torch's": """from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)""",
@@ -151,7 +149,7 @@ def test_a_join_ends_at_its_deadline_though_the_store_is_stopped(whose: str) -> 
         assert not left.is_alive()
 
 
-def test_init_ends_at_its_deadline_though_torchruns_store_is_stopped(
+def test_init_ends_at_its_deadline_if_torchruns_store_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("torch.distributed")
@@ -170,8 +168,6 @@ def test_init_ends_at_its_deadline_though_torchruns_store_is_stopped(
 
 
 class Failing(MemoryStore):
-    """A store whose reads fail."""
-
     def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
         raise RuntimeError("connection reset by peer")
 
@@ -232,7 +228,7 @@ class Going(MemoryStore):
         return super().try_get(key)
 
 
-def test_a_store_lost_at_the_deadline_is_named_and_no_rank_is_blamed(
+def test_a_store_lost_at_a_deadline_is_blamed_and_no_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late it answers

@@ -67,9 +67,7 @@ def share_with_a_server(n_channels: int) -> None:
 
 
 @pytest.mark.parametrize("channels", ["", "2"])
-def test_sums_with_servers_have_the_bits_that_bits_md_defines(
-    tmp_path: Path, channels: str
-) -> None:
+def test_sums_with_servers_have_the_bits_of_bits_md(tmp_path: Path, channels: str) -> None:
     task, n_channels = share_with_a_server, min(N_CORES, int(channels or 1))
     # The second server has the least memory a job can have: half of it for 90 MiB of calls.
     how = {"env": {"SHOAL_CHANNELS": channels}, "more": ["--memory", "64M"] if channels else []}
@@ -81,7 +79,6 @@ def test_sums_with_servers_have_the_bits_that_bits_md_defines(
 
 
 def kill_while_calls_run(n_calls: int) -> list[bool]:
-    """Call in turn and concurrently while servers die."""
     stage, right = Stage.from_environment(), []
     with served_group(2) as group:
         for turn in range(n_calls):

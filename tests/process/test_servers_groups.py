@@ -71,7 +71,6 @@ def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_pat
 
 
 def share_in_groups_of_one_name() -> None:
-    """Use two equal groups, in a different order on one rank."""
     pretend_hosts(1)
     with shoal.init(timeout_s=30.0) as world:
         groups = [world.subgroup(range(N_WORKERS), "dp") for _ in range(2)]
@@ -139,9 +138,6 @@ def shrink_without_the_others() -> None:
 
 def test_a_group_that_one_rank_fails_to_shrink_keeps_its_servers(tmp_path: Path) -> None:
     run_with_a_server(tmp_path, shrink_without_the_others)
-
-
-# A group with servers admits a newcomer, also while a server dies.
 
 
 def member_or_newcomer(n_servers: int, n_left: int) -> tuple[int, int]:
@@ -219,7 +215,6 @@ class Absent(Server):
 
 @contextlib.contextmanager
 def absent_server(key: Path, stage: Stage, *, is_gone: bool = False) -> Iterator[str]:
-    """Run an absent server on a thread; yield its address."""
     server, is_over = Absent(listen("127.0.0.1", 0), keys_of([str(key)])), threading.Event()
     server.stage, server.is_gone = stage, is_gone
 
@@ -250,7 +245,6 @@ def group_whose_view_forms(stage: Stage) -> shoal.Group:
 
 
 def leave(how: str) -> float:
-    """Return how long leaving takes while a view forms."""
     stage = Stage.from_environment()
     group = group_whose_view_forms(stage)
     if group.rank != 1:
@@ -319,7 +313,7 @@ def leave_while_a_view_ends() -> float:
     return -began
 
 
-def test_a_group_closes_at_once_though_another_worker_is_held_as_a_view_ends(
+def test_a_group_closes_at_once_though_a_worker_is_held_as_a_view_ends(
     tmp_path: Path,
 ) -> None:
     took_s = run_and_kill_the_server(leave_while_a_view_ends, N_WORKERS, new_key(tmp_path))

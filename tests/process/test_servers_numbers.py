@@ -32,7 +32,6 @@ from shoal.group.pool import pool as pools
 
 
 def turned(numbers: Sequence[int], rank: int) -> list[int]:
-    """Return a different order for each rank."""
     return [*numbers[rank:], *numbers[:rank]][:: -1 if rank % 2 else 1]
 
 
@@ -92,9 +91,7 @@ def lose_a_server_between_numbers() -> list[bool]:
         else:
             group.skip(numbers[3])
         order = turned(numbers[:3:2] if is_last else numbers[::2], group.rank)
-        works = {
-            number: group.all_reduce(data[number], number=number, async_op=True) for number in order
-        }
+        works = {each: group.all_reduce(data[each], number=each, async_op=True) for each in order}
         if group.rank == 0:
             stage.cue("rank 0: has called")
         wait_for_all(works.values())
@@ -111,12 +108,11 @@ def lose_a_server_between_numbers() -> list[bool]:
     return right
 
 
-def test_a_server_killed_among_calls_by_number_costs_no_call_and_delays_none(
+def test_a_server_killed_among_calls_by_number_costs_and_delays_no_call(
     tmp_path: Path,
 ) -> None:
-    found = run_and_kill_the_server(
-        lose_a_server_between_numbers, N_WORKERS, new_key(tmp_path), comes_back=True
-    )
+    task, key = lose_a_server_between_numbers, new_key(tmp_path)
+    found = run_and_kill_the_server(task, N_WORKERS, key, comes_back=True)
     assert found == [[True] * 6] * N_WORKERS
 
 
@@ -139,7 +135,7 @@ def skip_a_number_that_others_use() -> str:
     return str(error)
 
 
-def test_a_number_that_one_rank_skips_and_others_use_ends_the_group_when_a_server_dies(
+def test_a_number_that_only_some_ranks_skip_ends_the_group_if_a_server_dies(
     tmp_path: Path,
 ) -> None:
     with job_with_a_server(tmp_path, skip_a_number_that_others_use) as (stage, server, ranks):

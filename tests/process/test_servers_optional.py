@@ -77,7 +77,6 @@ def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
 
 @contextlib.contextmanager
 def taken(ports: range) -> Iterator[None]:
-    """Bind every free port of these."""
     with contextlib.ExitStack() as on_exit:
         for port in ports:
             with contextlib.suppress(OSError):
@@ -102,11 +101,10 @@ def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path)
                     stage.await_all(N_WORKERS, "goes on with one server")
                 outcomes = ranks.wait()
     assert [outcome.error or outcome.value[0] for outcome in outcomes] == [[True] * 4] * N_WORKERS
-    texts = [line for line in outcomes[0].value[1] if "did not form" in line]
-    assert len(texts) == 1
-    assert "cannot listen on 127.0.0.1" in texts[0]
-    assert f"{ports[0]}-{ports[-1]}" in texts[0]
-    assert "Widen SHOAL_PORT_RANGE" in texts[0]
+    (text,) = [line for line in outcomes[0].value[1] if "did not form" in line]
+    assert "cannot listen on 127.0.0.1" in text
+    assert f"{ports[0]}-{ports[-1]}" in text
+    assert "Widen SHOAL_PORT_RANGE" in text
 
 
 def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
@@ -121,13 +119,12 @@ def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: 
     env = job_env(new_key(tmp_path), f"127.0.0.1:{free_port()}")
     for ranks_per_host, why in ((1, "two hosts no traffic"), (2, "all workers are on one host")):
         first, second = run_ranks(warnings_of_unused_servers, 2, ranks_per_host, env=env)
-        assert len(first) == 1
-        assert why in first[0]
+        (warning,) = first
+        assert why in warning
         assert second == []
 
 
-def announce_an_impossible_plan() -> list[Any]:
-    """Rank 0 announces an impossible plan, and then a valid one."""
+def announce_impossible_plan() -> list[Any]:
     lines, right_pack = Lines(), pool_view.pack
 
     def pack(shape: Shape) -> bytes:
@@ -150,21 +147,15 @@ def announce_an_impossible_plan() -> list[Any]:
 def test_a_server_reports_an_impossible_plan_to_the_workers(tmp_path: Path) -> None:
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     with ServerProcess(*keys) as server:
-        found = run_ranks(
-            announce_an_impossible_plan, N_WORKERS, env=job_env(keys[0], server.address)
-        )
+        found = run_ranks(announce_impossible_plan, N_WORKERS, env=job_env(keys[0], server.address))
         assert status_of(keys[1], server.address)["n_jobs"] <= 1  # it lives
         assert any("cannot serve a call that worker 0 announced" in line for line in server.log)
     for right, is_shared, _ in found:
         assert right == [True, True]
         assert is_shared
-    texts = [line for line in found[0][2] if line.startswith("view 1 of the servers has ended: ")]
-    assert len(texts) == 1
-    assert "server 3 cannot serve a call that worker 0 announced: " in texts[0]
-    assert "no such algorithm" in texts[0]
-
-
-# Servers whose hosts report no rate are measured when a view forms, for all workers.
+    (text,) = [line for line in found[0][2] if line.startswith("view 1 of the servers has ended: ")]
+    assert "server 3 cannot serve a call that worker 0 announced: " in text
+    assert "no such algorithm" in text
 
 
 def call_with_servers(how: str) -> list[Any]:
@@ -185,9 +176,7 @@ def call_with_servers(how: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", ["real", "half", "silent"])
-def test_servers_of_unknown_rate_are_used_also_when_the_probe_fails(
-    tmp_path: Path, how: str
-) -> None:
+def test_servers_of_unknown_rate_are_used_even_if_the_probe_fails(tmp_path: Path, how: str) -> None:
     work, env = (call_with_servers, N_WORKERS, how), {"SHOAL_SERVERS_REQUIRED": "3"}
     with job_with_servers(new_key(tmp_path), "abc", *work, env=env, link="") as (_, servers, ranks):
         used, right, logged = zip(*ranks.values(), strict=True)
@@ -213,7 +202,6 @@ SPARE = 4 << 20
 
 
 def in_proc(pid: int, field: str) -> int:
-    """One figure of a process's memory, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0]) << 10
 
@@ -229,7 +217,6 @@ def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
 
 
 def held_at_last(key: Path, server: ServerProcess) -> int:
-    """Return the memory a view holds once it has stopped growing."""
     reports = [{"for_s": -1.0, "staging_bytes": -1}]
 
     def is_still() -> bool:
@@ -335,9 +322,8 @@ def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path:
     assert MEMORY <= before < 2 << 30  # the limit that the process has set itself
     assert of_modest == [[True] * 4] * N_WORKERS
     assert [right for right, _ in of_greedy] == [[True] * 6] * N_WORKERS, of_greedy
-    reports = [line for line in of_greedy[0][1] if "has ended: " in line]
-    assert len(reports) == 1
+    (report,) = [line for line in of_greedy[0][1] if "has ended: " in line]
     # The number of the view depends on whether both servers arrived in one.
-    assert "of the servers has ended: rank 3 (" in reports[0]
-    assert "ran out of memory" in reports[0]
+    assert "of the servers has ended: rank 3 (" in report
+    assert "ran out of memory" in report
     assert log.count("ran out of memory") == 1

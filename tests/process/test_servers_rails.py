@@ -40,9 +40,7 @@ def whole_lines(n_elems: int, n_parts: int) -> int:
     return -(-n_elems // (n_parts * LINE)) * LINE
 
 
-def wanted(
-    number: int, op: str = "sum", n_elems: int = N_ELEMS, *, is_narrow: bool = False
-) -> Array:
+def wanted(number: int, op: str = "sum", n_elems: int = N_ELEMS, is_narrow: bool = False) -> Array:
     """Return the sum that docs/bits.md defines for several workers per host."""
     travels = functools.partial(rounded, "bf16" if is_narrow else "identity")
     x = [noise(rank, number, n_elems) for rank in range(N_RANKS)]
@@ -73,7 +71,7 @@ def is_right(
     group.all_gather(of_all, bits.copy())
     if group.rank:
         return True
-    right = wanted(number, op, data.size, is_narrow=is_narrow).tobytes()
+    right = wanted(number, op, data.size, is_narrow).tobytes()
     return data.tobytes() == right and of_all.tobytes() == bits.tobytes() * group.size
 
 
@@ -110,7 +108,6 @@ def share_along_rails() -> list[Any]:
 
 
 def share_numbers_narrowly() -> None:
-    """Make narrow calls by number, in a different order on each rank."""
     with served_group(1, N_LOCAL) as group:
         for op in ("sum", "avg"):
             numbers = group.reserve(3)
@@ -146,9 +143,7 @@ def call_while_servers_die(n_calls: int) -> list[int]:
             numbers = group.reserve(2)
             order = numbers[:: 1 if (group.rank + turn) % 2 else -1]
             data = {number: noise(group.rank, turn % 3, N_ELEMS) for number in order}
-            works = [
-                group.all_reduce(data[number], number=number, async_op=True) for number in order
-            ]
+            works = [group.all_reduce(data[each], number=each, async_op=True) for each in order]
             if group.rank == 0:
                 stage.cue(f"turn {turn}")
             wait_for_all(works)
@@ -202,7 +197,7 @@ def time_out(n_local: int) -> list[str]:
 
 
 @pytest.mark.parametrize("n_local", [1, N_LOCAL])
-def test_a_call_that_a_worker_never_makes_ends_at_its_deadline_on_all_hosts(
+def test_a_call_that_a_worker_never_makes_ends_at_its_deadline(
     tmp_path: Path, n_local: int
 ) -> None:
     *errors, _ = run_with_a_server(tmp_path, time_out, n_local, n_ranks=N_HOSTS * n_local)

@@ -16,7 +16,6 @@ WIDTH = 1500  # 9 MB of weights in one layer, so that a server helps with a buck
 
 
 def weights_after_training(rank: int) -> str:
-    """Return a digest of the trained weights."""
     torch.manual_seed(1)
     model = nn.parallel.DistributedDataParallel(
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))

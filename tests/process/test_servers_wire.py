@@ -49,11 +49,7 @@ def is_right(data: Array, number: int, wire: str, op: str = "sum", subject: int 
 
 
 def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
-    """Sum alone, with a server, while it dies, and alone again; rank 0 compares with the truth.
-
-    Returns:
-        A digest of all sums, which sums are right, and how many the server helped with.
-    """
+    """Sum alone, with a server, while it dies, and alone again; rank 0 compares with the truth."""
     pretend_hosts(1)
     stage, right, bits = Stage.from_environment(), list[bool](), hashlib.blake2b()
 
@@ -89,7 +85,7 @@ def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
 
 
 @pytest.mark.parametrize("wire", NARROW if SOAK else ("bf16", "mxfp8", "mxfp4"))
-def test_narrow_sums_have_the_same_bits_with_and_without_servers_and_when_one_dies(
+def test_narrow_sums_keep_their_bits_with_servers_and_if_one_dies(
     tmp_path: Path, wire: str
 ) -> None:
     found = run_and_kill_the_server(share_narrowly, N_WORKERS, new_key(tmp_path), wire)
@@ -135,9 +131,7 @@ def reduce_by_any(all_weights: tuple[str, ...]) -> list[bool]:
     ("n_servers", "all_weights"),
     [(0, ("3*1|", "1,0,0|", "0,1,2|")), (1, ("3*0|1",)), (2, ("3*0|2*1", "3*0|2,5"))],
 )
-def test_the_bits_do_not_depend_on_the_reducers(
-    n_servers: int, all_weights: tuple[str, ...]
-) -> None:
+def test_bits_do_not_depend_on_the_reducers(n_servers: int, all_weights: tuple[str, ...]) -> None:
     n_calls = len(all_weights) * len(NARROW)
     results = run_ranks(reduce_by_any, N_WORKERS + n_servers, all_weights)
     assert results == [[True] * n_calls] * N_WORKERS + [[]] * n_servers

@@ -128,9 +128,7 @@ def test_a_reduce_scatter_rounds_each_contribution_and_not_the_result() -> None:
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 1), (4, 2), (2, 2)])
 @on_ranks()
-def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
-    size: int, ranks_per_host: int
-) -> None:
+def test_any_all_gather_gives_all_ranks_the_rounded_blocks(size: int, ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
@@ -138,24 +136,19 @@ def test_an_all_gather_gives_all_ranks_the_rounded_blocks_by_any_algorithm(
             group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
             for n_elems in LENGTHS:
                 blocks = [noise(rank, n_elems) for rank in ranks]
-                arrived = (
-                    [rounded_noise(wire, r, n_elems) for r in ranks] if spans_hosts else blocks
-                )
+                wanted = [rounded_noise(wire, r, n_elems) for r in ranks] if spans_hosts else blocks
                 outputs = np.full(group.size * n_elems, 7, np.float32)
                 group.all_gather(outputs, blocks[group.rank], wire=wire)
-                check(outputs, np.concatenate(arrived))
+                check(outputs, np.concatenate(wanted))
                 own = np.split(outputs, group.size)[group.rank]
                 own[...] = blocks[group.rank]
                 group.all_gather(outputs, own, wire=wire)
-                check(outputs, np.concatenate(arrived))
+                check(outputs, np.concatenate(wanted))
             uneven = [noise(rank, 5_001 * (rank % 2) + rank) for rank in ranks]
             places = [np.empty_like(block) for block in uneven]
             group.all_gather(places, uneven[group.rank], wire=wire)
             for place, block in zip(places, uneven, strict=True):
                 check(place, rounded(wire, block) if spans_hosts else block)
-
-
-# Non-finite and extreme values.
 
 
 def hostile() -> list[list[str]]:
@@ -183,9 +176,6 @@ def hostile() -> list[list[str]]:
 def test_only_a_block_with_a_non_finite_value_arrives_as_nan(forked: FileRanks) -> None:
     digests = forked.run(hostile, 3)
     assert digests == 3 * [digests[0]]
-
-
-# Where a narrow wire may be requested.
 
 
 @pytest.mark.parametrize("wires", [("bf16", None), ("mxfp4", "mxfp8"), ("mxint8", "mxfp8")])

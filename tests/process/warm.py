@@ -59,11 +59,8 @@ def forker_for(rank: int, modules: str, env: Mapping[str, str]) -> Forker | None
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith(_READ_AT_START) and name != _READ_LATER
-    }
+    names = [name for name in env if name.startswith(_READ_AT_START) and name != _READ_LATER]
+    return {name: env[name] for name in names}
 
 
 class Forker:
