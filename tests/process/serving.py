@@ -29,16 +29,8 @@ from process.stage import Stage, pretend_hosts
 
 import shoal
 from shoal.engine import Endpoint, Hello, Peer
-from shoal.group.pool.protocol import (
-    FROM_SERVERS,
-    FROM_WORKERS,
-    Message,
-    decode,
-    expect,
-    hello_of,
-    send,
-    server_key,
-)
+from shoal.group.pool import protocol
+from shoal.group.pool.protocol import Message, decode, expect, hello_of, send, server_key
 from shoal.rendezvous.listener import listen_tcp, wait_for
 
 if TYPE_CHECKING:
@@ -161,11 +153,11 @@ class Talker:
         return server_key(self.key)
 
     def welcome(self, peer: Peer, _hello: Hello) -> None:
-        expect(peer, FROM_WORKERS)
+        expect(peer, protocol.FROM_WORKERS)
         self.peers.append(peer)
 
     def reached(self, peer: Peer, _dial: int) -> None:
-        expect(peer, FROM_SERVERS)
+        expect(peer, protocol.FROM_SERVERS)
         self.peers.append(peer)
 
     def not_reached(self, *why: object) -> None:

@@ -9,21 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.arrays import (
-    DTYPES,
-    Array,
-    Memory,
-    check,
-    contribution,
-    exists,
-    filled,
-    folded,
-    inside_shared,
-    numpy_type,
-    private,
-    shared,
-    unaligned,
-)
+from process import arrays
+from process.arrays import DTYPES, Array, Memory, check, exists, filled, folded, private, shared
 from process.ranks import FileRanks, on_ranks
 from process.stage import pretend_hosts
 
@@ -197,7 +184,7 @@ def exchange_everything(ranks_per_host: int, only_planned: bool) -> int:
         planner = group.planner
         # The placement of arrays may differ between ranks.
         mixed = shared if group.rank % 2 else private
-        kinds = (private, shared, mixed, unaligned, inside_shared)
+        kinds = (private, shared, mixed, arrays.unaligned, arrays.inside_shared)
         todo = exchanges(group.size, only_planned)
         for turn, (collective, name, (n_elems, dtype, op)) in enumerate(todo):
             if name != PLANNED:
@@ -250,8 +237,8 @@ def test_every_operation_on_every_type_agrees_with_numpy(ranks_per_host: int) ->
     with shoal.init() as group:
         for n_elems in (257, 40_007):
             for dtype in DTYPES:
-                kind = numpy_type(dtype)
-                blocks = [contribution(rank, n_elems, kind) for rank in range(group.size)]
+                kind = arrays.numpy_type(dtype)
+                blocks = [arrays.contribution(rank, n_elems, kind) for rank in range(group.size)]
                 for op in filter(functools.partial(exists, dtype), Op):
                     memory = shared if n_checked % 2 else private
                     data = filled(memory, blocks[group.rank])

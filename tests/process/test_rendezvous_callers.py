@@ -10,18 +10,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from process.joining import (
-    JOIN,
-    LONG_S,
-    ONE_HOST,
-    Noticing,
-    hosts,
-    is_closed,
-    no_descriptor_is_left,
-    options,
-    waiting_rank_0,
-    warnings_of,
-)
+from process import joining
+from process.joining import JOIN, LONG_S, Noticing, hosts, is_closed, options, waiting_rank_0
 from process.ranks import run_ranks, start_ranks
 from process.stage import Lines, descriptors
 
@@ -29,7 +19,7 @@ from shoal.rendezvous import MemoryStore, join
 from shoal.rendezvous.listener import listen_unix
 from shoal.rendezvous.record import decode
 
-_no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
+_no_descriptor_is_left = pytest.fixture(autouse=True)(joining.no_descriptor_is_left)
 
 
 class Held(Noticing):
@@ -138,6 +128,6 @@ def test_another_users_listener_is_named_and_not_trusted(
 
     monkeypatch.setattr(JOIN, "listen_unix", listen_as_nobody)
     words = {0: "rank 1 on ", 1: "another user"}
-    _, second = warnings_of(MemoryStore(), 2 * [ONE_HOST], words)
+    _, second = joining.warnings_of(MemoryStore(), 2 * [joining.ONE_HOST], words)
     for fact in ("rank 1", "rank 0 on", "another user"):
         assert fact in second

@@ -6,22 +6,8 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from process.joining import (
-    JOIN,
-    LONG_S,
-    ONE_HOST,
-    Ground,
-    Noticing,
-    check_members,
-    hosts,
-    in_threads,
-    join_all,
-    joined,
-    no_descriptor_is_left,
-    options,
-    rewritten,
-    warnings_of,
-)
+from process import joining
+from process.joining import JOIN, LONG_S, ONE_HOST, Ground, hosts, in_threads, joined, options
 
 from shoal.errors import Closed, UsageError
 from shoal.rendezvous import Membership, MemoryStore, join
@@ -31,7 +17,7 @@ from shoal.rendezvous.record import decode
 from shoal.rendezvous.roll import decode as decode_roll
 from shoal.rendezvous.roll import decode_part
 
-_no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
+_no_descriptor_is_left = pytest.fixture(autouse=True)(joining.no_descriptor_is_left)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 20])
@@ -46,7 +32,7 @@ def test_ranks_of_one_host_link_pairwise_without_tcp(size: int) -> None:
             assert all(peer.is_local for peer in member.peers)
             assert not any(name.address for name in member.names)
         for rank, member in enumerate(members):
-            check_members(member, grounds[rank])
+            joining.check_members(member, grounds[rank])
             assert member.listener_fds == ()
     for rank in range(size if size > 1 else 0):
         assert decode(store.get(f"shoal/0/rank/{rank}", 0)).endpoint is None
@@ -63,7 +49,7 @@ def test_ranks_of_several_hosts_know_the_address_of_every_other_rank() -> None:
                 assert peer.is_local or peer.listens_at == members[peer.rank].listens_at
             for fd in member.listener_fds:
                 assert not os.get_inheritable(fd)
-            check_members(member, grounds[member.rank])
+            joining.check_members(member, grounds[member.rank])
             for peer in member.peers:  # every member listens, before any leaves
                 for place in peer.listens_at:
                     socket.create_connection(place, LONG_S).close()
@@ -186,7 +172,7 @@ def test_a_stale_record_with_a_live_but_silent_listener_is_overcome() -> None:
     with joined(store, environs):
         record = store.get("shoal/0/rank/1", 0)
     listener, unix_name = listen_unix()
-    store.set("shoal/1/rank/1", rewritten(record, unix_name=unix_name))
+    store.set("shoal/1/rank/1", joining.rewritten(record, unix_name=unix_name))
     impatient = [options(environ, dial_s=0.05) for environ in environs]
     with listener, ThreadPoolExecutor() as pool:
         ranks = {
@@ -211,7 +197,7 @@ def test_a_rank_may_close_right_after_joining() -> None:
 
 def test_ranks_with_different_keys_both_fail_at_once() -> None:
     environs = [{"SHOAL_KEY": "a key of some length"}, {"SHOAL_KEY": "a key of other length"}]
-    for error in join_all(MemoryStore(), environs):
+    for error in joining.join_all(MemoryStore(), environs):
         assert isinstance(error, UsageError)
         assert "rank 1 may not join: rank 0" in str(error)
         assert "holds another job key. SHOAL_KEY_FILE (or SHOAL_KEY)" in str(error)
@@ -250,13 +236,13 @@ def test_only_the_rank_that_keeps_a_host_waiting_is_named() -> None:
         0: "rank 2 on ",
         1: "it never connected to rank 0, which introduces the ranks of this host",
     }
-    _, second = warnings_of(store, 3 * [ONE_HOST], words)
+    _, second = joining.warnings_of(store, 3 * [ONE_HOST], words)
     assert "rank 2 on" in second
     assert "rank 0 on" not in second
 
 
 def test_two_processes_with_one_rank_are_an_error_on_all_ranks() -> None:
-    store = Noticing()
+    store = joining.Noticing()
     with ThreadPoolExecutor() as pool:
         first = pool.submit(join, store, 1, 3, timeout_s=LONG_S)
         assert store.published.wait(LONG_S)
@@ -271,8 +257,8 @@ def test_two_processes_with_one_rank_are_an_error_on_all_ranks() -> None:
 def test_ranks_that_disagree_about_the_size_all_fail(sizes: tuple[int, ...]) -> None:
     store = MemoryStore()
     with ThreadPoolExecutor() as pool:
-        joining = [pool.submit(join, store, *at, timeout_s=LONG_S) for at in enumerate(sizes)]
-        errors = [future.exception() for future in joining]
+        joins = [pool.submit(join, store, *at, timeout_s=LONG_S) for at in enumerate(sizes)]
+        errors = [future.exception() for future in joins]
     for error in errors:
         assert isinstance(error, UsageError)
         assert "WORLD_SIZE differs: rank 0 on" in str(error)

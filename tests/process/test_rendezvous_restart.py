@@ -8,20 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from process.joining import (
-    JOIN,
-    LONG_S,
-    ONE_HOST,
-    Ground,
-    check_members,
-    die_in_silence,
-    hosts,
-    in_threads,
-    joined,
-    no_descriptor_is_left,
-    options,
-    shut,
-)
+from process import joining
+from process.joining import JOIN, LONG_S, ONE_HOST, die_in_silence, hosts, joined, options, shut
 from process.ranks import start_ranks
 
 from shoal.errors import PeerLost, TimedOut
@@ -34,7 +22,7 @@ from shoal.rendezvous.store import asking
 from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.rendezvous.store.server import TcpStoreServer
 
-_no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
+_no_descriptor_is_left = pytest.fixture(autouse=True)(joining.no_descriptor_is_left)
 
 
 def join_and_die_once(when: str) -> int:
@@ -42,7 +30,7 @@ def join_and_die_once(when: str) -> int:
     place = find_place()
     store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
     rank = 1 if place.rank == 3 else place.rank
-    ground = Ground(rank)
+    ground = joining.Ground(rank)
     memory, real_set = ground.as_memory(), store.set
 
     def die() -> None:
@@ -64,7 +52,7 @@ def join_and_die_once(when: str) -> int:
     if place.rank == 3:
         store.get("died", LONG_S)
     with contextlib.closing(ground), join(store, rank, 3, timeout_s=LONG_S, memory=memory) as one:
-        check_members(one, ground)
+        joining.check_members(one, ground)
         return one.epoch
 
 
@@ -174,7 +162,7 @@ def test_a_rank_that_dies_after_its_report_can_be_restarted(
         assert has_reported.wait(LONG_S)
         return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
 
-    found = in_threads(one, 5)
+    found = joining.in_threads(one, 5)
     assert died.is_set()
     assert len({member.epoch for member in found}) == 1
     for member in found:

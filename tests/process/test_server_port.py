@@ -10,38 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from process import serving
 from process.by_hand import prove
 from process.joining import is_closed
 from process.ranks import start_ranks
-from process.serving import (
-    N_WORKERS,
-    ServerProcess,
-    Talker,
-    await_servers,
-    await_that,
-    job_env,
-    new_key,
-    status_of,
-    sums,
-)
+from process.serving import N_WORKERS, ServerProcess, Talker, await_that, job_env, new_key, sums
 from process.stage import Stage, pretend_hosts
 
 import shoal
 from shoal.engine import HANDSHAKE_MAGIC, HANDSHAKE_VERSION
 from shoal.errors import ShoalError, UsageError
+from shoal.group.pool import protocol
 from shoal.group.pool.addresses import Address, JobEndpoint
 from shoal.group.pool.ask import _Asking, ask
-from shoal.group.pool.protocol import (
-    Ask,
-    Meet,
-    Reserve,
-    Reserved,
-    Status,
-    encode,
-    hello_of,
-    key_id,
-    server_key,
-)
+from shoal.group.pool.protocol import Ask, Meet, Reserve, Reserved, Status, encode, hello_of
 from shoal.group.pool.registry import leave
 from shoal.group.pool.view_mesh import Place
 from shoal.rendezvous.store.torch_client import TorchStoreClient
@@ -102,14 +84,14 @@ def test_a_server_under_abuse_still_serves_holders_of_a_key(tmp_path: Path) -> N
                     return sock.recv(n_bytes, socket.MSG_WAITALL)
 
                 secret = key.read_bytes().strip()
-                prove(hello_of(secret), server_key(secret), exchange)
+                prove(hello_of(secret), protocol.server_key(secret), exchange)
                 sock.sendall(nonsense)
                 assert is_closed(sock)
         for wrong in [encode(Reserved("", bytes(16))), (kind, b""), (99, b"")]:
             with talker(key) as job:
                 job.connect(server.port).send(*wrong)
                 job.run_until(lambda: job.n_lost)
-        assert status_of(key, server.address)["views"] == []
+        assert serving.status_of(key, server.address)["views"] == []
         server.send(signal.SIGTERM)
         assert server.wait() == 0
     with pytest.raises(ShoalError, match="cannot be reached"):
@@ -175,7 +157,7 @@ def sum_with_a_late_server() -> bool:
     stage = Stage.from_environment()
     with shoal.init(timeout_s=30.0) as group:
         stage.cue(f"rank {group.rank}: is here")
-        await_servers(group, 1)
+        serving.await_servers(group, 1)
         return sums(group)
 
 
@@ -184,7 +166,7 @@ def test_a_registered_server_is_used_and_an_unsealed_record_is_ignored(tmp_path:
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     key, where = new_key(tmp_path), f"127.0.0.1:{store.port}"
-    folder = f"shoal/servers/job1/{key_id(key.read_bytes().strip()):016x}"
+    folder = f"shoal/servers/job1/{protocol.key_id(key.read_bytes().strip()):016x}"
     for place, value in enumerate((b"", b"\xff\xfe", b"0" * 32 + b" 127.0.0.1:1"), 1):
         store.add(f"{folder}/n", 1)
         store.set(f"{folder}/{place}", value)
@@ -211,7 +193,7 @@ def test_a_registrar_ends_with_its_server_even_while_it_waits_for_the_store(tmp_
         server.send(signal.SIGTERM)
         assert server.wait() == 0
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = f"shoal/servers/none/{key_id(key.read_bytes().strip()):016x}/1"
+    place = f"shoal/servers/none/{protocol.key_id(key.read_bytes().strip()):016x}/1"
     with ServerProcess(key, more=["--rdzv-endpoint", f"127.0.0.1:{store.port}"]) as server:
         await_that(lambda: store.check([place]), "the address")
         assert store.get(place).endswith(f" {server.address}".encode())

@@ -8,15 +8,9 @@ from pathlib import Path
 import mx
 import numpy as np
 import pytest
+from process import serving
 from process.arrays import Array
-from process.serving import (
-    N_WORKERS,
-    await_servers,
-    in_order,
-    new_key,
-    noise,
-    run_and_kill_the_server,
-)
+from process.serving import N_WORKERS, await_servers, in_order, new_key, noise
 from process.stage import Stage, pretend_hosts
 from unit.feedback_model import round_flat
 from wires import rounded
@@ -93,5 +87,5 @@ def average_while_the_server_dies(codec: str) -> tuple[list[bool], str]:
 @pytest.mark.parametrize("codec", ["bf16", "mxint8", "mxfp4"] if SOAK else ["bf16", "mxfp4"])
 def test_a_server_lost_in_a_step_changes_no_average_or_residual(tmp_path: Path, codec: str) -> None:
     task = average_while_the_server_dies
-    found = run_and_kill_the_server(task, N_WORKERS, new_key(tmp_path), codec)
+    found = serving.run_and_kill_the_server(task, N_WORKERS, new_key(tmp_path), codec)
     assert found == [([True] * 2 * N_STEPS, found[0][1])] * N_WORKERS

@@ -12,24 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process import serving
 from process.ranks import run_ranks
-from process.serving import (
-    N_WORKERS,
-    await_servers,
-    await_that,
-    is_right,
-    job_env,
-    job_with_a_server,
-    job_with_servers,
-    new_key,
-    noise,
-    run_and_kill_the_server,
-    run_with_a_server,
-    served_group,
-    status_of,
-    sums,
-    wait_for_all,
-)
+from process.serving import N_WORKERS, await_servers, await_that, is_right, new_key, noise, sums
 from process.stage import Lines, Stage, error_of, pretend_hosts
 
 import shoal
@@ -46,7 +31,7 @@ N_ELEMS = 1_000_003
 
 def share_in_groups() -> None:
     """Use groups of all ranks, in normal and reverse order, and of two."""
-    with served_group() as world:
+    with serving.served_group() as world:
         alike = world.subgroup(range(N_WORKERS), "alike")
         turned = world.subgroup(range(N_WORKERS)[::-1], "turned")
         assert alike.pool is turned.pool is None, "looked for servers before it had a use for them"
@@ -65,9 +50,10 @@ def share_in_groups() -> None:
 
 
 def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_path: Path) -> None:
-    with job_with_a_server(tmp_path, share_in_groups) as (_stage, server, ranks):
+    with serving.job_with_a_server(tmp_path, share_in_groups) as (_stage, server, ranks):
         ranks.values()
-        await_that(lambda: not status_of(*server.keys, server.address)["views"], "the views to end")
+        (key,) = server.keys
+        await_that(lambda: not serving.status_of(key, server.address)["views"], "the views to end")
 
 
 def share_in_groups_of_one_name() -> None:
@@ -77,14 +63,14 @@ def share_in_groups_of_one_name() -> None:
         order = (0, 1) if world.rank == 0 else (1, 0)
         for stage in ("first", "with a server"):
             data = [noise(world.rank, at, N_ELEMS) for at in range(2)]
-            wait_for_all([groups[at].all_reduce(data[at], async_op=True) for at in order])
+            serving.wait_for_all([groups[at].all_reduce(data[at], async_op=True) for at in order])
             assert all(is_right(data[at], at) for at in range(2)), stage
             for group in groups:
                 await_servers(group, 1)
 
 
 def test_groups_of_one_name_are_served_separately_in_any_order(tmp_path: Path) -> None:
-    run_with_a_server(tmp_path, share_in_groups_of_one_name)
+    serving.run_with_a_server(tmp_path, share_in_groups_of_one_name)
 
 
 def leave_one_after_the_other() -> bool:
@@ -97,7 +83,7 @@ def leave_one_after_the_other() -> bool:
         await_servers(group, 1)
         data = noise(group.rank, 2, N_ELEMS)
         work, pool = group.all_reduce(data, async_op=True), group.pool
-        wait_for_all([work])
+        serving.wait_for_all([work])
         if group.rank == 1:
             group.close()
             stage.cue("one has left")
@@ -110,7 +96,7 @@ def leave_one_after_the_other() -> bool:
 
 
 def test_a_rank_that_leaves_does_not_hold_the_others_when_a_server_dies(tmp_path: Path) -> None:
-    with job_with_a_server(tmp_path, leave_one_after_the_other) as (stage, server, ranks):
+    with serving.job_with_a_server(tmp_path, leave_one_after_the_other) as (stage, server, ranks):
         stage.await_cue("one has left")
         server.send(signal.SIGKILL)
         server.wait()
@@ -121,7 +107,7 @@ def test_a_rank_that_leaves_does_not_hold_the_others_when_a_server_dies(tmp_path
 def shrink_without_the_others() -> None:
     """Shrink on rank 0 alone, twice; then make a call and shrink on all."""
     stage = Stage.from_environment()
-    with served_group() as group:
+    with serving.served_group() as group:
         if group.rank == 0:
             assert isinstance(error_of(group.shrink, timeout_s=0.05), shoal.TimedOut)
             assert isinstance(error_of(group.shrink, [N_WORKERS]), shoal.UsageError)
@@ -137,7 +123,7 @@ def shrink_without_the_others() -> None:
 
 
 def test_a_group_that_one_rank_fails_to_shrink_keeps_its_servers(tmp_path: Path) -> None:
-    run_with_a_server(tmp_path, shrink_without_the_others)
+    serving.run_with_a_server(tmp_path, shrink_without_the_others)
 
 
 def member_or_newcomer(n_servers: int, n_left: int) -> tuple[int, int]:
@@ -181,7 +167,7 @@ def grown(stage: Stage, n_servers: int) -> shoal.Group:
 @pytest.mark.parametrize("n_killed", [0, 1])
 def test_servers_serve_the_grown_group(tmp_path: Path, n_killed: int) -> None:
     task, hosts = member_or_newcomer, "ab"[: 1 + n_killed]
-    job = job_with_servers(new_key(tmp_path), hosts, task, N_WORKERS + 1, len(hosts), 1)
+    job = serving.job_with_servers(new_key(tmp_path), hosts, task, N_WORKERS + 1, len(hosts), 1)
     with job as (stage, servers, ranks):
         stage.await_cue("the group grows")
         for server in servers[1:]:
@@ -262,7 +248,7 @@ def leave(how: str) -> float:
 def test_a_group_closes_at_once_though_its_servers_never_join(tmp_path: Path, how: str) -> None:
     key = new_key(tmp_path)
     with Stage() as stage, absent_server(key, stage) as address:
-        env = job_env(key, address) | dict(stage.env)
+        env = serving.job_env(key, address) | dict(stage.env)
         took_s = run_ranks(leave, N_WORKERS, how, env=env)
     assert max(took_s) < AT_ONCE_S, took_s
 
@@ -284,7 +270,7 @@ def give_a_view_up() -> float:
 def test_all_workers_give_up_a_view_once_rank_0_loses_a_server_of_it(tmp_path: Path) -> None:
     key = new_key(tmp_path)
     with Stage() as stage, absent_server(key, stage, is_gone=True) as address:
-        env = job_env(key, address) | dict(stage.env)
+        env = serving.job_env(key, address) | dict(stage.env)
         found = run_ranks(give_a_view_up, N_WORKERS, env=env)
     assert max(found) < AT_ONCE_S, found
 
@@ -292,7 +278,7 @@ def test_all_workers_give_up_a_view_once_rank_0_loses_a_server_of_it(tmp_path: P
 def leave_while_a_view_ends() -> float:
     """Rank 1 is held before it takes part in the end; return how long rank 0 takes to leave."""
     stage, in_thread, finish = Stage.from_environment(), Stage.from_environment(), pools.finish
-    with served_group() as group:
+    with serving.served_group() as group:
 
         def finish_late(*how: Any) -> None:
             if group.rank == 1:
@@ -316,14 +302,14 @@ def leave_while_a_view_ends() -> float:
 def test_a_group_closes_at_once_though_a_worker_is_held_as_a_view_ends(
     tmp_path: Path,
 ) -> None:
-    took_s = run_and_kill_the_server(leave_while_a_view_ends, N_WORKERS, new_key(tmp_path))
+    took_s = serving.run_and_kill_the_server(leave_while_a_view_ends, N_WORKERS, new_key(tmp_path))
     assert max(took_s) < AT_ONCE_S
 
 
 def leave_when_mended() -> bool:
     """Rank 1 receives the others' parts late, and waits for a leaving rank meanwhile."""
     stage = Stage.from_environment()
-    with served_group() as group:
+    with serving.served_group() as group:
         data = noise(group.rank)
         if group.rank == 1:
             give = mend._give
@@ -338,11 +324,11 @@ def leave_when_mended() -> bool:
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
             stage.cue("rank 0: has called")
-        wait_for_all([work])
+        serving.wait_for_all([work])
     stage.cue("one has left")
     return is_right(data)
 
 
 def test_a_rank_that_leaves_after_a_repaired_call_costs_no_result(tmp_path: Path) -> None:
-    found = run_and_kill_the_server(leave_when_mended, N_WORKERS, new_key(tmp_path))
+    found = serving.run_and_kill_the_server(leave_when_mended, N_WORKERS, new_key(tmp_path))
     assert found == [True] * N_WORKERS

@@ -6,24 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from process import serving
 from process.ranks import free_port, on_ranks, start_ranks
-from process.serving import (
-    N_WORKERS,
-    ServerProcess,
-    await_servers,
-    await_that,
-    is_right,
-    job_env,
-    job_with_a_server,
-    n_servers,
-    new_key,
-    noise,
-    run_and_kill_the_server,
-    served_group,
-    sums,
-    wait_for_all,
-    wanted,
-)
+from process.serving import N_WORKERS, is_right, new_key, noise, served_group, wait_for_all
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
@@ -47,7 +32,7 @@ def share_in_any_order() -> list[Any]:
         works = {numbers[5]: group.all_reduce(data[numbers[5]], number=numbers[5], async_op=True)}
         first = pool.view
         stage.cue(f"rank {rank}: has used the last")
-        await_servers(group, 2)
+        serving.await_servers(group, 2)
         for number in turned(numbers[:3], rank):
             works[number] = group.all_reduce(data[number], number=number, async_op=True)
         small = noise(rank, 4, 100)
@@ -58,7 +43,7 @@ def share_in_any_order() -> list[Any]:
         ]
         group.all_reduce(again := noise(rank, 9))
         wait_for_all(works.values())
-        await_that(lambda: len(pool._views) == 1, "the first view to end")
+        serving.await_that(lambda: len(pool._views) == 1, "the first view to end")
         n_shared = [view.n_shared for view in (first, pool.view)]
         right = [is_right(data[number], number) for number in works] + [is_right(again, 9)]
         return [all(right), [isinstance(error, UsageError) for error in bad], n_shared]
@@ -66,11 +51,11 @@ def share_in_any_order() -> list[Any]:
 
 def test_calls_by_number_are_served_in_different_orders_while_views_switch(tmp_path: Path) -> None:
     key, port = new_key(tmp_path), free_port()
-    with Stage() as stage, ServerProcess(key, host="a") as one:
-        env = job_env(key, one.address, f"127.0.0.1:{port}") | dict(stage.env)
+    with Stage() as stage, serving.ServerProcess(key, host="a") as one:
+        env = serving.job_env(key, one.address, f"127.0.0.1:{port}") | dict(stage.env)
         with start_ranks(share_in_any_order, N_WORKERS, env=env) as ranks:
             stage.await_all(N_WORKERS, "has used the last")
-            with ServerProcess(key, port=port, host="b"):
+            with serving.ServerProcess(key, port=port, host="b"):
                 found = ranks.values()
     # The first view has the first call and the calls reserved before it; the
     # second has the one after them.
@@ -97,14 +82,14 @@ def lose_a_server_between_numbers() -> list[bool]:
         wait_for_all(works.values())
         if is_last:
             group.skip(numbers[3])
-        await_that(lambda: n_servers(group) == 0, "no server")
+        serving.await_that(lambda: serving.n_servers(group) == 0, "no server")
         # When the server was lost, no rank had made this call, and all had made a later one.
         group.all_reduce(data[numbers[1]], number=numbers[1])
         right = [is_right(data[number], number) for number in numbers if number != numbers[3]]
-        right.append(sums(group, 9))
+        right.append(serving.sums(group, 9))
         stage.cue(f"rank {group.rank}: goes on without")
-        await_servers(group, 1)
-        right.append(sums(group, 10))
+        serving.await_servers(group, 1)
+        right.append(serving.sums(group, 10))
     return right
 
 
@@ -112,7 +97,7 @@ def test_a_server_killed_among_calls_by_number_costs_and_delays_no_call(
     tmp_path: Path,
 ) -> None:
     task, key = lose_a_server_between_numbers, new_key(tmp_path)
-    found = run_and_kill_the_server(task, N_WORKERS, key, comes_back=True)
+    found = serving.run_and_kill_the_server(task, N_WORKERS, key, comes_back=True)
     assert found == [[True] * 6] * N_WORKERS
 
 
@@ -120,7 +105,7 @@ def skip_a_number_that_others_use() -> str:
     pretend_hosts(1)
     stage = Stage.from_environment()
     with shoal.init(timeout_s=20.0) as group:
-        await_servers(group, 1)
+        serving.await_servers(group, 1)
         (number,) = group.reserve(1)
         if group.rank == N_WORKERS - 1:
             group.skip(number)
@@ -138,7 +123,8 @@ def skip_a_number_that_others_use() -> str:
 def test_a_number_that_only_some_ranks_skip_ends_the_group_if_a_server_dies(
     tmp_path: Path,
 ) -> None:
-    with job_with_a_server(tmp_path, skip_a_number_that_others_use) as (stage, server, ranks):
+    job = serving.job_with_a_server(tmp_path, skip_a_number_that_others_use)
+    with job as (stage, server, ranks):
         stage.await_cue("the number is skipped")
         stage.await_all(N_WORKERS - 1, "has called")
         server.send(signal.SIGKILL)
@@ -194,7 +180,7 @@ def call_by_name_while_a_server_dies() -> list[Any]:
             stage.cue("rank 0: has called")
         wait_for_all(works)
         close = [
-            np.allclose(data[name], wanted(at, n_elems=1_000_003), atol=1e-5)
+            np.allclose(data[name], serving.wanted(at, n_elems=1_000_003), atol=1e-5)
             for at, name in enumerate(NAMES)
         ]
         stage.meet(group.rank, N_WORKERS, "has its sums")
@@ -203,5 +189,5 @@ def call_by_name_while_a_server_dies() -> list[Any]:
 
 def test_calls_by_name_use_no_server_and_survive_its_death(tmp_path: Path) -> None:
     key = new_key(tmp_path)
-    found = run_and_kill_the_server(call_by_name_while_a_server_dies, N_WORKERS, key)
+    found = serving.run_and_kill_the_server(call_by_name_while_a_server_dies, N_WORKERS, key)
     assert found == [[[True] * 3, True, 1]] * N_WORKERS

@@ -13,22 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process import serving
 from process.ranks import free_port, run_ranks, start_ranks
-from process.serving import (
-    N_WORKERS,
-    ServerProcess,
-    are_right,
-    await_servers,
-    await_that,
-    is_right,
-    job_env,
-    job_with_servers,
-    new_key,
-    noise,
-    served_group,
-    status_of,
-    sums,
-)
+from process.serving import N_WORKERS, ServerProcess, job_env, new_key, noise, served_group, sums
 from process.stage import Lines, Stage, pretend_hosts
 
 import shoal
@@ -56,7 +43,7 @@ def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
     stage, right = Stage.from_environment(), list[bool]()
     warnings = Warnings()
     with shoal.init(timeout_s=30.0) as group:
-        await_servers(group, 1)
+        serving.await_servers(group, 1)
         right.append(sums(group, len(right)))
         stage.meet(group.rank, N_WORKERS, "has one server")
         if group.rank == 0:
@@ -64,11 +51,11 @@ def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
             assert warnings.has_no_view.wait(30.0)
         right.append(sums(group, len(right)))
         stage.cue(f"rank {group.rank}: goes on with one server")
-        await_servers(group, 2)
+        serving.await_servers(group, 2)
         if group.rank == 0:
             ctypes.PyDLL(None).usleep(1_500_000)  # keeps the interpreter
         right.append(sums(group, len(right)))
-        await_servers(group, 2)
+        serving.await_servers(group, 2)
         right.append(sums(group, len(right)))
         assert group.pool._thread.is_alive()
         stage.meet(group.rank, N_WORKERS, "has looked at its thread")  # which ends when one leaves
@@ -139,7 +126,7 @@ def announce_impossible_plan() -> list[Any]:
             right.append(sums(group, number, 1_000_003))
             if number == 0:
                 pool_view.pack = right_pack
-                await_that(lambda: pool.view not in (None, view), "the next view")  # noqa: B023
+                serving.await_that(lambda: pool.view not in (None, view), "the next view")  # noqa: B023
         shared = pool.view.n_shared
     return [right, shared > 0, lines.texts]
 
@@ -148,7 +135,7 @@ def test_a_server_reports_an_impossible_plan_to_the_workers(tmp_path: Path) -> N
     keys = [new_key(tmp_path, name) for name in ("one", "two")]
     with ServerProcess(*keys) as server:
         found = run_ranks(announce_impossible_plan, N_WORKERS, env=job_env(keys[0], server.address))
-        assert status_of(keys[1], server.address)["n_jobs"] <= 1  # it lives
+        assert serving.status_of(keys[1], server.address)["n_jobs"] <= 1  # it lives
         assert any("cannot serve a call that worker 0 announced" in line for line in server.log)
     for right, is_shared, _ in found:
         assert right == [True, True]
@@ -172,13 +159,14 @@ def call_with_servers(how: str) -> list[Any]:
         work: Any = group.all_reduce(data, async_op=True)
         work.wait()
         texts = [line for line in lines.texts if "reports no rate" in line]
-        return [work._call.shape.algorithm, is_right(data, 0), texts]
+        return [work._call.shape.algorithm, serving.is_right(data, 0), texts]
 
 
 @pytest.mark.parametrize("how", ["real", "half", "silent"])
 def test_servers_of_unknown_rate_are_used_even_if_the_probe_fails(tmp_path: Path, how: str) -> None:
     work, env = (call_with_servers, N_WORKERS, how), {"SHOAL_SERVERS_REQUIRED": "3"}
-    with job_with_servers(new_key(tmp_path), "abc", *work, env=env, link="") as (_, servers, ranks):
+    job = serving.job_with_servers(new_key(tmp_path), "abc", *work, env=env, link="")
+    with job as (_, servers, ranks):
         used, right, logged = zip(*ranks.values(), strict=True)
     assert right == (True,) * N_WORKERS
     assert len(set(used)) == 1
@@ -210,10 +198,10 @@ def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
     """Return the server's view of this job, once it has reported."""
 
     def reported() -> list[dict[str, Any]]:
-        views = status_of(key, server.address)["views"]
+        views = serving.status_of(key, server.address)["views"]
         return [view for view in views[-1:] if "staging_bytes" in view]
 
-    return await_that(reported, "a view's report")[0]
+    return serving.await_that(reported, "a view's report")[0]
 
 
 def held_at_last(key: Path, server: ServerProcess) -> int:
@@ -226,7 +214,7 @@ def held_at_last(key: Path, server: ServerProcess) -> int:
         held = [view["staging_bytes"] for view in reports[-2:]]
         return held[0] == held[1] > 0
 
-    await_that(is_still, "the server to take no more")
+    serving.await_that(is_still, "the server to take no more")
     return int(reports[-1]["staging_bytes"])
 
 
@@ -255,8 +243,8 @@ def run_into_the_limit() -> list[Any]:
         stage.await_cue("there is no more memory")
         data = [noise(group.rank, number) for number in range(4)]
         works = [group.all_reduce(each, async_op=True) for each in data]
-        right += are_right(works, data)
-        await_that(lambda: pool.view not in (None, view), "the next view")
+        right += serving.are_right(works, data)
+        serving.await_that(lambda: pool.view not in (None, view), "the next view")
         right += [sums(group, 9), pool.view.n_shared == 1]
         stage.meet(group.rank, N_WORKERS, "is served again")
         if group.rank == 0:
@@ -273,7 +261,7 @@ def run_ahead() -> list[bool]:
             stage.await_cue("the server has what it can hold")
         works = [group.all_reduce(each, async_op=True) for each in data]
         stage.cue(f"rank {group.rank}: has called")
-        right = are_right(works, data)
+        right = serving.are_right(works, data)
         stage.meet(group.rank, N_WORKERS, "has its sums")
         stage.await_cue("the memory was looked at")
         return [group.pool.view.n_shared == N_AHEAD, *right]
@@ -282,7 +270,7 @@ def run_ahead() -> list[bool]:
 def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) -> None:
     key = new_key(tmp_path)
     # Each of two servers folds half, so its link does not bound how far it reads ahead.
-    job = job_with_servers(key, "ab", run_ahead, N_WORKERS, more=MORE)
+    job = serving.job_with_servers(key, "ab", run_ahead, N_WORKERS, more=MORE)
     with job as (stage, (server, _), ranks):
         stage.await_all(N_WORKERS - 1, "has called")
         held = held_at_last(key, server)

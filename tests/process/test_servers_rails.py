@@ -9,21 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from process import serving
 from process.arrays import Array
-from process.serving import (
-    await_servers,
-    await_that,
-    in_order,
-    job_with_a_server,
-    n_servers,
-    new_key,
-    noise,
-    run_and_kill_the_server,
-    run_while_servers_die,
-    run_with_a_server,
-    served_group,
-    wait_for_all,
-)
+from process.serving import in_order, new_key, noise, run_with_a_server, served_group, wait_for_all
 from process.stage import Stage, error_of, pretend_hosts
 from wires import rounded
 
@@ -82,7 +70,7 @@ def share_along_rails() -> list[Any]:
     with shoal.init(timeout_s=30.0) as group:
         for number, op in enumerate(("sum", "avg", "sum")):
             if number == 1:
-                await_servers(group, 1)
+                serving.await_servers(group, 1)
                 view = group.pool.view
             data = noise(group.rank, number, N_ELEMS)
             group.all_reduce(data, op)
@@ -97,7 +85,7 @@ def share_along_rails() -> list[Any]:
         for number, work in enumerate(works, start=3):
             wait_for_all([work])
             right.append(is_right(group, data[number - 3], number))
-        await_that(lambda: n_servers(group) == 0, "no server")
+        serving.await_that(lambda: serving.n_servers(group) == 0, "no server")
         last = noise(group.rank, 5, N_ELEMS)
         group.all_reduce(last)
         right.append(is_right(group, last, 5))
@@ -129,7 +117,7 @@ def test_narrow_calls_by_number_are_served_along_rails(tmp_path: Path) -> None:
 
 
 def test_workers_on_shared_hosts_are_served_along_rails_with_the_same_bits(tmp_path: Path) -> None:
-    found = run_and_kill_the_server(share_along_rails, N_RANKS, new_key(tmp_path))
+    found = serving.run_and_kill_the_server(share_along_rails, N_RANKS, new_key(tmp_path))
     for right, n_shared in found:
         assert right == [True] * 7, found
         assert 8 <= n_shared <= 12  # four pieces a call; the first may have had no server
@@ -156,7 +144,7 @@ def call_while_servers_die(n_calls: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(2))
 def test_servers_that_die_and_return_cost_no_call_along_rails(tmp_path: Path, seed: int) -> None:
     n_calls = 60
-    found = run_while_servers_die(
+    found = serving.run_while_servers_die(
         call_while_servers_die, N_RANKS, n_calls, new_key(tmp_path), every=8, seed=seed
     )
     assert found == [[]] * N_RANKS
@@ -174,11 +162,11 @@ def lose_a_mate() -> str:
         with group.shrink() as survivors:
             data = np.ones(N_ELEMS, np.float32)
             survivors.all_reduce(data)
-            return f"{survivors.size} {n_servers(survivors)} {data[0]:g} {data[-1]:g}"
+            return f"{survivors.size} {serving.n_servers(survivors)} {data[0]:g} {data[-1]:g}"
 
 
 def test_the_others_go_on_without_a_worker_that_dies_on_a_shared_host(tmp_path: Path) -> None:
-    with job_with_a_server(tmp_path, lose_a_mate, n_ranks=N_RANKS) as (_stage, _server, ranks):
+    with serving.job_with_a_server(tmp_path, lose_a_mate, n_ranks=N_RANKS) as (*_, ranks):
         outcomes = ranks.wait()
     # Two hosts have two workers and one has one: no servers are used.
     values = [outcome.value for outcome in outcomes]

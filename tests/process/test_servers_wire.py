@@ -8,19 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from process import serving
 from process.arrays import Array
 from process.ranks import run_ranks
-from process.serving import (
-    N_WORKERS,
-    await_servers,
-    await_that,
-    in_order,
-    n_servers,
-    new_key,
-    noise,
-    run_and_kill_the_server,
-    wait_for_all,
-)
+from process.serving import N_WORKERS, await_that, in_order, n_servers, new_key, noise, wait_for_all
 from process.stage import Stage, pretend_hosts
 from wires import BLOCKS, NARROW, block_of, rounded
 
@@ -62,7 +53,7 @@ def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
         for number in range(4):
             data, op = noise(group.rank, number, N_ELEMS), ("sum", "avg")[number % 2]
             if number == 1:
-                await_servers(group, 1)
+                serving.await_servers(group, 1)
                 view = group.pool.view
             subject = SUBJECT if number % 3 == 0 else 0
             group.all_reduce(data, op, subject=subject)
@@ -88,7 +79,7 @@ def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
 def test_narrow_sums_keep_their_bits_with_servers_and_if_one_dies(
     tmp_path: Path, wire: str
 ) -> None:
-    found = run_and_kill_the_server(share_narrowly, N_WORKERS, new_key(tmp_path), wire)
+    found = serving.run_and_kill_the_server(share_narrowly, N_WORKERS, new_key(tmp_path), wire)
     for rank, (digest, right, n_shared) in enumerate(found):
         assert digest == found[0][0], rank
         assert right == ([True] * 7 if rank == 0 else []), rank
