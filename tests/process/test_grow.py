@@ -1,7 +1,5 @@
 """A running group admits newcomers, and survives deaths meanwhile."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random
@@ -19,8 +17,9 @@ from process.stage import Lines, Stage, descriptors, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.group import entering
+from shoal.group import entering, growing
 from shoal.rendezvous.listener import hold_port, listen_tcp, port_range
+from shoal.rendezvous.meeting import Meeting
 
 LONG_S = 50.0
 N_TURNS = 50
@@ -104,11 +103,7 @@ def test_an_interrupted_member_goes_on_with_the_others(moment: str, forked: File
 def texts_of_newcomers() -> Any:
     """Return two doors, the newcomers' errors there and their warnings, which come early."""
     entering.SILENT_S, entering._WARN_S = 0.1, 0.3
-    with (
-        shoal.init() as group,
-        hold_port() as held,
-        ThreadPoolExecutor(2) as both,
-    ):
+    with shoal.init() as group, hold_port() as held, ThreadPoolExecutor(2) as both:
         lines = Lines(logging.WARNING)
         doors = f"127.0.0.1:{held.getsockname()[1]}", group.address
         found = both.map(lambda door: error_of(shoal.init, join=door, timeout_s=2.0), doors)
@@ -175,52 +170,35 @@ def test_a_newcomer_that_knows_only_a_port_range_finds_a_door() -> None:
         ports = {"SHOAL_PORT_RANGE": f"{first}-{first + N_PORTS}", "SHOAL_KEY": "k" * 32}
         with Stage() as stage:
             env = {**stage.env, **ports}
-            with (
-                start_ranks(member_in_a_range, 2, env=env) as ranks,
-                start_ranks(newcomer_of_a_range, 1, env=env | {"RANK": "2"}) as coming,
-            ):
-                found = [*ranks.values(), *coming.values()]
-    assert found == [3, 3, 3]
+            with start_ranks(member_in_a_range, 2, env=env) as ranks:
+                coming = run_ranks(newcomer_of_a_range, 1, env=env | {"RANK": "2"})
+                assert [*ranks.values(), *coming] == [3, 3, 3]
 
 
-# ---- deaths in every state ----
-
-
-def states() -> dict[str, tuple[Any, str]]:
-    """Return the function that is called in each state."""
-    from shoal.group import entering, growing
-    from shoal.group.group import Group
-    from shoal.rendezvous.meeting import Meeting
-
-    return {
-        # States of a newcomer.
-        "announced": (entering, "decode_answer"),
-        "invited": (entering, "visit"),
-        "here": (growing, "_await_size"),
-        "placed": (entering, "form"),
-        "has formed": (Group, "barrier"),
-        # States of a member.
-        "has agreed": (growing, "form_new"),
-        "has opened": (growing, "visit"),
-        "has the size": (growing, "form"),
-        "votes": (Group, "_vote"),
-        "has voted": (Group, "_move_to"),
-        "moves": (Group, "barrier"),
-        # States of both.
-        "publishes": (Meeting, "publish"),
-    }
-
-
-NEWCOMER_STATES = ["announced", "invited", "here", "placed", "publishes", "has formed"]
+# By the name of a state: the function that is called in it.
+NEWCOMER_STATES: dict[str, tuple[Any, str]] = {
+    "announced": (entering, "decode_answer"),
+    "invited": (entering, "visit"),
+    "here": (growing, "_await_size"),
+    "placed": (entering, "form"),
+    "publishes": (Meeting, "publish"),
+    "has formed": (shoal.Group, "barrier"),
+}
+MEMBER_STATES: dict[str, tuple[Any, str]] = {
+    "has agreed": (growing, "form_new"),
+    "has opened": (growing, "visit"),
+    "has the size": (growing, "form"),
+    "publishes": (Meeting, "publish"),
+    "votes": (shoal.Group, "_vote"),
+    "has voted": (shoal.Group, "_move_to"),
+    "moves": (shoal.Group, "barrier"),
+}
 MEETING_S = 15.0  # a limit; a process that waits for a lost one takes this long
-MEMBER_STATES = [
-    *("has agreed", "has opened", "has the size", "publishes", "votes", "has voted", "moves"),
-]
 
 
 def end_in(state: str, stage: Stage, number: int = signal.SIGKILL) -> None:
     """Make this process send itself a signal when it calls the function of this state."""
-    owner, name = states()[state]
+    owner, name = (NEWCOMER_STATES | MEMBER_STATES)[state]
     whole = getattr(owner, name)
 
     def end(*_args: Any, **_how: Any) -> Any:
@@ -351,8 +329,6 @@ def test_a_member_interrupted_while_the_group_grows_delays_no_other(
 
 def host_of_a_late_one(n_newcomers: int) -> tuple[int, int]:
     """Be the only member, which forms the group after the late newcomer left; count its tries."""
-    from shoal.group import growing
-
     stage = Stage.from_environment()
     group = shoal.init(timeout_s=LONG_S)
     stage.store.set("address/0", group.address.encode())
@@ -377,8 +353,6 @@ def host_of_a_late_one(n_newcomers: int) -> tuple[int, int]:
 
 
 def newcomer_of_it(is_late: bool) -> tuple[int, int]:
-    from shoal.group import entering
-
     stage = Stage.from_environment()
     address = stage.store.get("address/0", LONG_S).decode()
     if is_late:
@@ -415,7 +389,6 @@ def test_a_newcomer_late_for_a_meeting_does_not_affect_the_others() -> None:
 
 @on_ranks(2, has_stage=True)
 def test_a_group_of_one_goes_on_after_an_interrupt() -> None:
-    """Interrupt the only member while it grows; it grows later."""
     if os.environ["RANK"] == "1":
         assert take_part(1, 2, -1, "") == (1, 2)
         return
@@ -433,16 +406,11 @@ def test_a_group_of_one_goes_on_after_an_interrupt() -> None:
     assert live(group, stage, 2) == (0, 2)
 
 
-# ---- refusals ----
-
-
 def refused(name: str, version: str) -> str:
-    from shoal.group.entering import enter
-
     address = Stage.from_environment().store.get("address", LONG_S).decode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shoal, "__version__", version)
-        return str(error_of(enter, [address], timeout_s=LONG_S, name=name))
+        return str(error_of(entering.enter, [address], timeout_s=LONG_S, name=name))
 
 
 # The newcomer's environment, group and version, and text of its error.
@@ -477,15 +445,10 @@ def test_an_incompatible_newcomer_is_refused_with_the_reason(forked: FileRanks) 
             ranks.values()
 
 
-# ---- no leaks, and settings ----
-
-
 def grow_often() -> None:
     """Grow fifty times on rank 0; each newcomer leaves properly."""
-    stage = Stage.from_environment()
-    group = shoal.init()
+    stage, group, n_open = Stage.from_environment(), shoal.init(), []
     first = group
-    n_open = []
     for turn in range(N_TURNS):
         stage.store.set("address", group.address.encode())
         stage.cue(f"turn {turn}")
@@ -520,13 +483,9 @@ def join_often() -> None:
 
 
 def test_growing_fifty_times_leaks_no_descriptor_thread_or_value() -> None:
-    with (
-        Stage() as stage,
-        start_ranks(grow_often, 1, env=stage.env) as ranks,
-        start_ranks(join_often, 1, env=stage.env) as newcomers,
-    ):
+    with Stage() as stage, start_ranks(grow_often, 1, env=stage.env) as ranks:
+        run_ranks(join_often, 1, env=stage.env)
         ranks.values()
-        newcomers.values()
 
 
 @on_ranks(2)
