@@ -80,9 +80,9 @@ class Model:
         names = [name for name in SHAPES if fragment_of(name, self.case.fragments) == part]
         averages = {}
         for name in names:
-            own = self.weights[name] if self.case.weighted else [1] * len(self.locals)
-            total = sum(own[r] * (self.shared[name] - self.locals[r][name]) for r in self.present)
-            averages[name] = total / sum(own[rank] for rank in self.present)
+            weights = [self.weights[name][rank] for rank in self.present]
+            changes = [self.shared[name] - self.locals[rank][name] for rank in self.present]
+            averages[name] = np.average(changes, axis=0, weights=weights)
             self.weights[name] = [0.0] * len(self.locals)
         self.sent.append((self.n_steps, part, averages))
         self.n_sent += 1

@@ -29,19 +29,26 @@ def step(averager: Averager) -> None:
     averager.wait()
 
 
+def shapes_of(model: str, *shape: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {f"{model}.{name}": (shape, "float32") for name in ("first", "last")}
+
+
+def first_error(
+    group: shoal.Group, call: Callable[[Averager], None], averagers: dict[str, Averager], order: str
+) -> Exception | None:
+    """Call with each averager in this order. Return the first error, perhaps of a barrier before.
+
+    Other ranks may leave that, and make mismatched calls, before the last rank leaves it.
+    """
+    left = error_of(group.barrier)
+    return left or next(filter(None, (error_of(call, averagers[model]) for model in order)), None)
+
+
 def average_in(others: str, odd: str, n_elems: int, group: shoal.Group) -> Exception | None:
     """Make steps of two averagers in one order, and on the odd rank in another."""
-    averagers = {
-        model: Averager(
-            group, {f"{model}.{name}": ((n_elems,), "float32") for name in ("first", "last")}
-        )
-        for model in "GD"
-    }
-    # Other ranks may leave a barrier, and make mismatched calls, before the last rank leaves it.
-    left = error_of(group.barrier)
+    averagers = {model: Averager(group, shapes_of(model, n_elems)) for model in "GD"}
     order = odd if group.rank == ODD else others
-    error = left or next(filter(None, (error_of(step, averagers[m]) for m in order)), None)
-    return error or error_of(group.barrier)
+    return first_error(group, step, averagers, order) or error_of(group.barrier)
 
 
 def begin_in(option: str, group: shoal.Group) -> Exception | None:
@@ -50,11 +57,7 @@ def begin_in(option: str, group: shoal.Group) -> Exception | None:
     Ranks weigh arrays before sending a buffer, and leave all arrays out where allowed.
     """
     averagers = {
-        model: Averager(
-            *(group, {f"{model}.{name}": ((n, 100), "float32") for name in ("first", "last")}),
-            fusion_bytes=2000,
-            **{option: True},
-        )
+        model: Averager(group, shapes_of(model, n, 100), fusion_bytes=2000, **{option: True})
         for model, n in {"G": 20, "D": 5}.items()
     }
 
@@ -64,9 +67,7 @@ def begin_in(option: str, group: shoal.Group) -> Exception | None:
             averager.ready(name)
         averager.wait()
 
-    left = error_of(group.barrier)
-    order = "DG" if group.rank == ODD else "GD"
-    return left or next(filter(None, (error_of(run, averagers[model]) for model in order)), None)
+    return first_error(group, run, averagers, "DG" if group.rank == ODD else "GD")
 
 
 def sum_beside_a_step(group: shoal.Group) -> Exception | None:

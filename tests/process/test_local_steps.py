@@ -62,14 +62,9 @@ def test_unknown_options_and_weighted_float16_are_refused() -> None:
     whole, half, brain = (np.ones(5, kind) for kind in (np.float32, np.float16, bfloat16))
     with shoal.init(wire="fp16") as group:
         narrow = ErrorFeedback("fp16")
-        for weight, compress in (
-            (whole, None),
-            (whole, "fp16"),
-            (whole, narrow),
-            (half, "identity"),
-        ):
+        for one, compress in ((whole, None), (whole, "fp16"), (whole, narrow), (half, "identity")):
             with pytest.raises(UsageError, match="weighted=True cannot be used with float16"):
-                DiLoCo(group, {"w": weight}, every=1, compress=compress, weighted=True)
+                DiLoCo(group, {"w": one}, every=1, compress=compress, weighted=True)
         with pytest.raises(TypeError, match="no option 'quorm' of local steps: pass one of every"):
             DiLoCo(group, {"w": whole}, every=1, quorm=2)
         with pytest.raises(UsageError, match="every must be a whole number of steps"):
@@ -95,9 +90,8 @@ def train_cases(group: shoal.Group) -> list[tuple[str, str]]:
         digests.append((digest(diloco.parameters), digest(weights)))
         diloco.sync()
         assert digest(weights) == digest(diloco.parameters)
-        assert diloco.rounds == wanted.n_sent + case.fragments * any(
-            any(weights) for weights in wanted.weights.values()
-        )
+        has_left = any(any(weights) for weights in wanted.weights.values())
+        assert diloco.rounds == wanted.n_sent + case.fragments * has_left
     return digests
 
 
@@ -175,12 +169,9 @@ def lose_rank_1(case: Case, dies_in: int) -> str:
 
 @pytest.mark.parametrize(
     ("case", "dies_in"),
-    [
-        pytest.param(CASES[0], 9, id="between rounds"),
-        pytest.param(CASES[2], 11, id="in a round"),
-        # The other ranks have sent their parts and train on before they notice the loss.
-        pytest.param(Case(every=4, delay=2, alpha=0.5), 8, id="streaming"),
-    ],
+    # In the last case the others have sent their parts and train on before they notice the loss.
+    [(CASES[0], 9), (CASES[2], 11), (Case(every=4, delay=2, alpha=0.5), 8)],
+    ids=["between rounds", "in a round", "streaming"],
 )
 def test_survivors_finish_the_round_in_which_a_rank_was_lost(case: Case, dies_in: int) -> None:
     first, last = survivors_of(lose_rank_1, 1, case, dies_in)

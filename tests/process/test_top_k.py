@@ -113,11 +113,10 @@ def sent_in_a_step(n_elems: int) -> float:
             average(averager, whole(group.rank, step, n_elems))
         group.barrier()
         before = bytes_out()
-        n_steps = 4
-        for step in range(n_steps):
+        for step in range(4):
             average(averager, whole(group.rank, step, n_elems))
         group.barrier()
-        return bytes_since(before) / n_steps
+        return bytes_since(before) / 4
 
 
 def test_the_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:
