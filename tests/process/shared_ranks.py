@@ -129,14 +129,9 @@ def call_in_group(port: int, number: int, backend: str, file: str, name: str, ar
             store.wait([f"{where} {number} {other}" for other in range(size)])
 
     function = load(file, name)
+    where = {"store": dist.PrefixStore(f"group {number}", store), "rank": rank, "world_size": size}
     try:
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(f"group {number}", store),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=30),
-        )
+        dist.init_process_group(backend, **where, timeout=timedelta(seconds=30))
         meet("has a group")
         return function(*args)
     finally:

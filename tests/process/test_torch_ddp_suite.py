@@ -8,8 +8,6 @@ test_torch_ddp_fuzz.py, which always run, compare both wrappers too. The wheel h
 DistributedDataParallelTest; test_torch_ddp.py and others cover its cases.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib
@@ -70,19 +68,13 @@ TIMEOUT_S = 30
 
 def case_names() -> list[str]:
     """Return the cases whose source uses DDP."""
-    spec = importlib.util.find_spec(MODULE)
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).read_text()
+    source = Path(importlib.util.find_spec(MODULE).origin).read_text()
     lines = source.splitlines()
-    bases = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef) and node.name == "_DistTestBase"
-    ]
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    [base] = [node for node in classes if node.name == "_DistTestBase"]
     return [
         method.name
-        for method in bases[0].body
+        for method in base.body
         if isinstance(method, ast.FunctionDef)
         and method.name.startswith("test_")
         and _uses_ddp(method.name, "\n".join(lines[method.lineno : method.end_lineno]))
@@ -180,14 +172,9 @@ def _outcome(kind: Any, name: str, directory: str) -> str:
     while not all(Path(f"{directory}/{name}-{other}").exists() for other in range(size)):
         time.sleep(0.01)  # other ranks may still be in a case that failed here, until its deadline
     torch.manual_seed(0)  # the same on all ranks
+    where = {"init_method": f"file://{directory}/store-{name}", "rank": rank, "world_size": size}
     try:
-        dist.init_process_group(
-            "shoal",
-            init_method=f"file://{directory}/store-{name}",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
+        dist.init_process_group("shoal", **where, timeout=timedelta(seconds=TIMEOUT_S))
         with _OnTheCpu():
             getattr(case, name)()
         outcome = "passed"
@@ -210,21 +197,12 @@ def _why_skipped(skip: BaseException) -> str:
     return str(skip)
 
 
-def failed(outcomes: list[dict[str, str]]) -> dict[str, str]:
-    """Return the cases that failed on some rank, with the reason."""
-    return {
-        name: outcome
-        for by_name in outcomes
-        for name, outcome in by_name.items()
-        if outcome.startswith("failed")
-    }
-
-
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: two minutes")
 def test_only_the_listed_cases_of_torchs_own_ddp_fail(tmp_path: Path) -> None:
     names = [name for name in case_names() if name != _TOO_LONG]
     outcomes = run_ranks(run_cases, 2, names, str(tmp_path), deadline_s=570)
-    found = failed(outcomes)
+    every = [named for by_name in outcomes for named in by_name.items()]
+    found = {name: outcome for name, outcome in every if outcome.startswith("failed")}
     assert {name: found[name] for name in found.keys() - CANNOT_PASS.keys()} == {}
     missing = CANNOT_PASS.keys() - found.keys()
     if torch.__version__.startswith("2.13"):  # other versions lack some of them

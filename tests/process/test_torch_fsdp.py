@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch, shared_ranks
 from process.stage import bytes_out, bytes_since
+from process.staged import staging
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from wires import NARROW, Floats, rounded
 
 import shoal.torch
@@ -373,7 +375,6 @@ def case_modules_that_cannot_be_compressed_are_refused_and_do_not_change() -> No
 def case_replicated_modules_and_modules_on_several_meshes_are_refused() -> None:
     from torch.distributed._composable.replicate_with_fsdp import replicate
     from torch.distributed.fsdp._fully_shard import _fsdp_common as common
-    from torch.distributed.tensor import Shard
 
     copied = replicate(net(), mesh=init_device_mesh("cpu", (2,)))
     refused("the model is replicated, not sharded", copied, "mxfp8")
@@ -409,8 +410,6 @@ def case_identity_ends_compression() -> None:
 
 
 def case_tensors_of_a_device_go_through_host_memory_with_the_same_bits() -> str:
-    from process.staged import staging
-
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     expected = Expected("mxfp4", "mxfp8", compute=torch.bfloat16, reduce=torch.bfloat16)
     with staging(piece_bytes=1024) as device:

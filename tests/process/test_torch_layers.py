@@ -21,7 +21,7 @@ import torch.distributed._functional_collectives as functional
 from process.shared_ranks import Case, SharedRanks, cases_in, shared_ranks
 from process.stage import leave_at_once
 from torch import nn
-from torch.distributed import checkpoint
+from torch.distributed import checkpoint, fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import (
     default_hooks,
     post_localSGD_hook,
@@ -31,12 +31,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging import averagers
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    FullyShardedDataParallel,
-    MixedPrecisionPolicy,
-    ShardingStrategy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -182,13 +177,9 @@ def case_gradients_through_functional_collectives() -> Any:
 
 def case_fsdp1() -> Any:
     results = []
+    how = {"auto_wrap_policy": ModuleWrapPolicy({nn.Linear}), "device_id": torch.device("cpu")}
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
-        module = FullyShardedDataParallel(
-            net(),
-            sharding_strategy=strategy,
-            auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
-            device_id=torch.device("cpu"),
-        )
+        module = FullyShardedDataParallel(net(), sharding_strategy=strategy, **how)
         train(module)
         with FullyShardedDataParallel.summon_full_params(module):
             results += [whole(parameter) for parameter in module.parameters()]
@@ -208,7 +199,7 @@ def case_fsdp2() -> Any:
 
 
 def case_fsdp2_in_16_bits() -> Any:
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    half = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     return train(fully_shard(net(), mesh=init_device_mesh("cpu", (SIZE,)), mp_policy=half))
 
 

@@ -21,10 +21,16 @@ pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has
 
 import torch
 import torch.distributed as dist
+import torchft
 from torch.distributed import distributed_c10d as c10d
+from torchft.checkpointing.pg_transport import PGTransport
+from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.process_group import ProcessGroupWrapper
 
 from shoal.errors import Closed, PeerLost, TimedOut, Unsupported, UsageError
+from shoal.rendezvous.door import Door
+from shoal.rendezvous.store.client import TcpStoreClient
 
 TIMEOUT = timedelta(seconds=20)
 # torch's TCPStore looks up each caller's name, which takes 5 s where a name server is slow.
@@ -209,8 +215,6 @@ def test_a_group_ended_by_another_thread_while_its_door_opens_can_form_again(
     address: str, moment: str
 ) -> None:
     """Another thread shuts down rank 0's group while the group uses its door."""
-    from shoal.rendezvous.door import Door
-
     rank, group = rank_of(), group_of()
     configure(group, address, 1, 2)
     owner: Any = os if moment == "urandom" else Door
@@ -271,8 +275,6 @@ def test_a_group_that_a_replica_never_joins_times_out_and_the_next_one_forms(add
 def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
     address: str, victim: int, moment: str
 ) -> None:
-    from shoal.rendezvous.store.client import TcpStoreClient
-
     rank, group = rank_of(), group_of()
     if rank == victim:
         whole = TcpStoreClient.set
@@ -294,30 +296,16 @@ def test_the_loss_of_a_replica_that_forms_ends_the_forming_at_once(
 
 def manager_of(rank: int, lighthouse: str, net: torch.nn.Module, **options: Any) -> Any:
     """Return a Manager and the store that it needs."""
-    import torchft
-
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    manager = torchft.Manager(
-        load_state_dict=net.load_state_dict,
-        state_dict=net.state_dict,
-        min_replica_size=2,
-        timeout=TIMEOUT,
-        replica_id=f"replica_{rank}",
-        lighthouse_addr=lighthouse,
-        store_addr="localhost",
-        store_port=store.port,
-        rank=0,
-        world_size=1,
-        **options,
-    )
-    return manager, store
+    options |= {"load_state_dict": net.load_state_dict, "state_dict": net.state_dict}
+    options |= {"rank": 0, "world_size": 1, "replica_id": f"replica_{rank}", "min_replica_size": 2}
+    options |= {"lighthouse_addr": lighthouse, "store_addr": "localhost", "store_port": store.port}
+    return torchft.Manager(timeout=TIMEOUT, **options), store
 
 
 @pytest.fixture
 def lighthouse() -> Iterator[str]:
     """Run torchft's lighthouse for two replicas; yield its address."""
-    from torchft.coordination import LighthouseServer
-
     server = LighthouseServer("[::]:0", 2)
     yield server.address()
     server.shutdown()
@@ -326,8 +314,6 @@ def lighthouse() -> Iterator[str]:
 @on_ranks(2)
 def test_a_replica_is_healed_through_the_group_itself(lighthouse: str) -> None:
     """Make a step, before which one replica gets the weights of the other."""
-    from torchft.checkpointing.pg_transport import PGTransport
-
     rank, group = rank_of(), group_of()
     net = torch.nn.Linear(300, 1, bias=False)
     torch.nn.init.constant_(net.weight, 5.0 + rank)
@@ -350,9 +336,6 @@ def test_a_replica_is_healed_through_the_group_itself(lighthouse: str) -> None:
 def test_local_steps_of_torchft_meet_in_the_mean_of_the_replicas(
     lighthouse: str, kind: str
 ) -> None:
-    """Make three rounds of two local steps."""
-    from torchft.local_sgd import DiLoCo, LocalSGD
-
     rank, net = rank_of(), torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(net.weight)
     options = {"use_async_quorum": False, "init_sync": False}
@@ -443,8 +426,6 @@ class Replicas:
 
 @pytest.mark.timeout(1800)
 def test_replicas_killed_at_random_moments_leave_the_others_with_the_right_weights() -> None:
-    from torchft.coordination import LighthouseServer
-
     rng, step = random.Random(23), 0
     server = LighthouseServer("[::]:0", 2, join_timeout_ms=2000, heartbeat_timeout_ms=1000)
     with Stage() as stage, contextlib.ExitStack() as stack:
