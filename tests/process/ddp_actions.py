@@ -60,9 +60,6 @@ def action(kind: str, **flags: Any) -> Callable[[Any], Any]:
     return add
 
 
-# ---- passes ----
-
-
 @action(PASS)
 def a_pass_is_averaged(run: Run) -> None:
     run.backward(run.loss())
@@ -250,9 +247,6 @@ def the_optimizer_steps(run: Run) -> None:
     run.is_averaged = False
 
 
-# ---- gradients ----
-
-
 @action(ZERO)
 def gradients_are_set_to_none(run: Run) -> None:
     run.optimizer.zero_grad(set_to_none=True)
@@ -416,9 +410,6 @@ def every_rank_makes_a_pass_through_the_bare_module(run: Run) -> None:
     run.loss(run.net).backward()
 
 
-# ---- weights ----
-
-
 @action(BETWEEN)
 def weights_are_clamped_in_place(run: Run) -> None:
     with torch.no_grad():
@@ -465,9 +456,6 @@ def the_optimizer_is_loaded_from_a_state_dict(run: Run) -> None:
     state = copy.deepcopy(run.optimizer.state_dict())
     run.make_optimizer()
     run.optimizer.load_state_dict(state)
-
-
-# ---- modules and wrappers ----
 
 
 @action(BETWEEN, torch=False)

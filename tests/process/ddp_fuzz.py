@@ -275,10 +275,8 @@ class Run:
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """True if the program holds other tensors in the storage of this gradient."""
-        held = (*self.kept, *self.parts)
-        if self.program.optimizer == "Previous" or any(
-            gradient.data_ptr() == one.data_ptr() for one in held
-        ):
+        is_held = any(gradient.data_ptr() == one.data_ptr() for one in (*self.kept, *self.parts))
+        if is_held or self.program.optimizer == "Previous":
             return True
         # torch itself crashes with SIGSEGV when it reads a gradient whose storage was emptied.
         others = (p.grad for p in self.dense() if p.grad is not None)
@@ -334,9 +332,8 @@ def _digest(record: dict[str, torch.Tensor | None]) -> str:
 def difference(ours: Trace, expected: Trace, program: Program) -> str:
     """Describe the first difference of two traces; empty if there is none."""
     beside_narrow = not _NARROW.isdisjoint(program.features)
-    for (name, _), own, other in zip(
-        program.all_actions, ours.records, expected.records, strict=False
-    ):
+    every = zip(program.all_actions, ours.records, expected.records, strict=False)
+    for (name, _), own, other in every:
         if ours.error is not None and ACTIONS[name].may_be_refused:
             break  # refused at the next pass, for one
         for what in own.keys() & other.keys():

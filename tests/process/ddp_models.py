@@ -150,9 +150,7 @@ class Previous(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        for parameter in self.param_groups[0]["params"]:
-            if parameter.grad is None:
-                continue
+        for parameter in [p for p in self.param_groups[0]["params"] if p.grad is not None]:
             state = self.state[parameter]
             difference = parameter.grad - state.get("previous", 0)
             parameter.sub_((parameter.grad + difference) * self.param_groups[0]["lr"])

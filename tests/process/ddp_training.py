@@ -1,6 +1,7 @@
 """Shared code of the tests of shoal's DistributedDataParallel."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,14 @@ class OneOf(nn.Module):
 
     def forward(self, factor: float) -> torch.Tensor:
         return sum((part * factor).abs().double().sum() for part in self.parts)  # type: ignore[return-value]
+
+
+class Boxed(nn.Sequential):
+    """A model whose output type torch does not search for tensors."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        held = super().forward(given)
+        return lambda: held
 
 
 def inputs(step: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,9 +116,6 @@ def run_case(case: Callable[..., Any]) -> None:
 def beside_gloo(loop: Callable[[Wrap], list[Gradients]]) -> None:
     """On a rank: compare a loop's gradients by shoal's wrapper with those by torch's over Gloo."""
     gloo = dist.new_group(backend="gloo")
-    theirs = loop(
-        lambda net, **options: nn.parallel.DistributedDataParallel(
-            net, process_group=gloo, bucket_cap_mb=SMALL_MB, **options
-        )
-    )
+    options = {"process_group": gloo, "bucket_cap_mb": SMALL_MB}
+    theirs = loop(functools.partial(nn.parallel.DistributedDataParallel, **options))
     torch.testing.assert_close(loop(wrap), theirs, rtol=1e-9, atol=1e-12)

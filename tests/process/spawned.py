@@ -24,9 +24,8 @@ def meet(rank: int, folder: str, ports: list[int]) -> None:
     """Form a group by each of torch's three init methods, and sum in it."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
     for where in (f"tcp://127.0.0.1:{ports[1]}", f"file://{folder}/store", "env://"):
-        dist.init_process_group(
-            "shoal", init_method=where, rank=rank, world_size=SIZE, timeout=TIMEOUT
-        )
+        how = {"rank": rank, "world_size": SIZE, "timeout": TIMEOUT}
+        dist.init_process_group("shoal", init_method=where, **how)
         tensor = torch.full((1000,), rank + 1.0)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [3.0] * 1000

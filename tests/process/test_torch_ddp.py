@@ -15,6 +15,9 @@ from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_tor
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+import shoal
+from shoal.average import NotFinite
+
 
 def case_parameters_of_any_type_and_stride_are_averaged() -> None:
     strided = whole((2, 3, 4, 5), 3, torch.float32).to(memory_format=torch.channels_last)
@@ -67,9 +70,6 @@ def case_sparse_gradients_are_averaged_and_an_unused_table_has_none() -> None:
 
 
 def case_ranks_count_by_weight_and_a_non_finite_value_is_named_with_its_rank() -> None:
-    import shoal
-    from shoal.average import NotFinite
-
     rank = dist.get_rank()
     net = OneOf(torch.ones(3, dtype=torch.float64))
     wrapped = wrap(net, weighted=True, check_finite=True)
@@ -95,30 +95,19 @@ def case_ranks_count_by_weight_and_a_non_finite_value_is_named_with_its_rank() -
 
 @in_torch("three_ranks")
 def test_models_that_differ_are_refused_with_the_difference_and_the_ranks() -> None:
-    import shoal
-
     rank = dist.get_rank()
     linear, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
     frozen.register_buffer("seen", torch.zeros(3, 4) if rank == 2 else torch.zeros(4, 3))
-    differing: dict[str, tuple[nn.Module, dict[str, Any]]] = {
-        "parameter 1.weight is not the same on all ranks: float32[4, 2] on ranks 0, 2, ": (
-            nn.Sequential(linear, nn.Linear(2, 3 if rank == 1 else 4)),
-            {},
-        ),
-        "parameter bias is not the same on all ranks: none on rank 0, float32[2] on ranks 1, 2": (
-            nn.Linear(2, 2, bias=rank > 0),
-            {},
-        ),
-        "buffer 1.seen is not the same on all ranks: float32[4, 3] on ranks 0, 1, float32[3": (
-            nn.Sequential(linear, frozen),
-            {},
-        ),
-        "static_graph is not the same on all ranks: False on ranks 0, 2, True on rank 1": (
-            linear,
-            {"static_graph": rank == 1},
-        ),
-    }
-    for words, (net, options) in differing.items():
+    wider = nn.Sequential(linear, nn.Linear(2, 3 if rank == 1 else 4))
+    biased, buffered = nn.Linear(2, 2, bias=rank > 0), nn.Sequential(linear, frozen)
+    static = {"static_graph": rank == 1}
+    for net, options, what, values in (
+        (wider, {}, "parameter 1.weight", "float32[4, 2] on ranks 0, 2, "),
+        (biased, {}, "parameter bias", "none on rank 0, float32[2] on ranks 1, 2"),
+        (buffered, {}, "buffer 1.seen", "float32[4, 3] on ranks 0, 1, float32[3"),
+        (linear, static, "static_graph", "False on ranks 0, 2, True on rank 1"),
+    ):
+        words = f"{what} is not the same on all ranks: {values}"
         with pytest.raises(shoal.UsageError, match=re.escape(words)):
             wrap(net, **options)
     wrapped = wrap(linear)
@@ -180,8 +169,6 @@ def case_a_report_covers_forward_and_backward_passes_and_all_ranks() -> None:
 
 
 def case_a_report_of_a_communication_hook_is_refused() -> None:
-    import shoal
-
     net = wrap(nn.Linear(16, 8))
     net.register_comm_hook(None, allreduce_hook)
     net(torch.ones(4, 16)).sum().backward()

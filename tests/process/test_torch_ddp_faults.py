@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+import shoal.torch
+from shoal.average import NotFinite
 from shoal.errors import UsageError
 
 
@@ -41,8 +43,6 @@ def test_a_gradient_missing_on_one_rank_is_named_on_every_rank(options: dict[str
 @in_torch("ranks")
 def test_ranks_go_on_as_an_error_about_a_frozen_parameter_advises(thaws: bool) -> None:
     """`thaws` trains a frozen parameter."""
-    import shoal.torch
-
     net = Two()
     net.second.requires_grad_(not thaws)
     wrapped = wrap(net)
@@ -84,11 +84,9 @@ def test_a_gradient_computed_twice_is_named_with_advice(hook: Any) -> None:
     data, _ = inputs(0)
     for _ in range(2):
         wrapped.zero_grad()
-        shared = wrapped.module.first.weight.sum()
+        weight = wrapped.module.first.weight
         loss = wrapped(mine(data), True)
-        (loss[:, 0].sum() + shared).backward(
-            retain_graph=True, inputs=[wrapped.module.first.weight]
-        )
+        (loss[:, 0].sum() + weight.sum()).backward(retain_graph=True, inputs=[weight])
         kind = RuntimeError if hook else UsageError
         with pytest.raises(kind, match=r"first\.weight came twice .* add them up"):
             loss.sum().backward()
@@ -189,8 +187,6 @@ def test_backward_passes_of_two_models_in_a_different_order_are_named_on_every_r
 @pytest.mark.parametrize("as_views", [False, True])
 @in_torch("ranks")
 def test_no_value_of_a_non_finite_step_is_in_the_next(as_views: bool) -> None:
-    from shoal.average import NotFinite
-
     net = Two()
     wrapped = wrap(
         net, find_unused_parameters=True, check_finite=True, gradient_as_bucket_view=as_views

@@ -25,9 +25,9 @@ SIZE = 2
 class Net(nn.Module):
     """Each parameter's gradient is the value passed to the forward pass for it."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, **shapes: tuple[int, ...]) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        for name, shape in (shapes or SHAPES).items():
+        for name, shape in SHAPES.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype)))
 
     def forward(self, wanted: Arrays) -> torch.Tensor:
@@ -52,7 +52,7 @@ def as_float32(given: list[Arrays]) -> list[Arrays]:
 
 
 def feeding(net: nn.Module | None = None, **options: Any) -> Any:
-    return wrap(Net() if net is None else net, compress=ErrorFeedback("bf16"), **options)
+    return wrap(net or Net(), compress=ErrorFeedback("bf16"), **options)
 
 
 def backward(wrapped: Any, given: list[Arrays]) -> None:

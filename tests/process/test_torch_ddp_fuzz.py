@@ -58,8 +58,7 @@ def check(programs: Iterable[Program], ranks: SharedRanks) -> None:
     """Fail with the first failing program."""
     for program in programs:
         why = verdict(program, ranks)
-        if why:
-            raise AssertionError(f"seed {program.seed}: {why}\n\n{program}")
+        assert not why, f"seed {program.seed}: {why}\n\n{program}"
 
 
 def test_the_suite_uses_every_action() -> None:

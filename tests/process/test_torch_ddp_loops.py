@@ -158,9 +158,8 @@ def case_losses_and_states_equal_those_of_torchs_wrapper_over_gloo() -> None:
 def case_power_sgd_runs_with_several_buckets() -> None:
     """Over Gloo these would hang, because their callbacks make calls in any order."""
     net = wrap_ours(small(dist.get_rank()), bucket_cap_mb=0.001)
-    state = powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
-    )
+    how = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+    state = powerSGD_hook.PowerSGDState(None, **how)
     net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     data, target = inputs(0, torch.float32)
     for _ in range(4):
@@ -198,14 +197,10 @@ def case_delayed_gradients_are_averages_when_the_backward_pass_returns() -> None
 
     if dist.get_rank() == 1:
         net[0].weight.register_hook(meet)
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-        net, ["0.weight"]
-    )
-    wrapped = wrap_ours(
-        net,
-        delay_all_reduce_named_params=[("1.weight", net[1].weight)],
-        param_to_hook_all_reduce=net[0].weight,
-    )
+    torchs = nn.parallel.DistributedDataParallel
+    torchs._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
+    delayed = {"delay_all_reduce_named_params": [("1.weight", net[1].weight)]}
+    wrapped = wrap_ours(net, **delayed, param_to_hook_all_reduce=net[0].weight)
     given = torch.ones(1, 2, requires_grad=True) * 1.0
     if dist.get_rank() == 0:
         given.register_hook(meet)  # runs after the hook of the weight, which starts the all-reduce

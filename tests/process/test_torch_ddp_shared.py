@@ -1,11 +1,9 @@
 """Wrappers that share parameters: each averages the gradients of its own backward passes."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import Gradients, Wrap, gradients, randoms, run_case
+from process.ddp_training import Boxed, Gradients, Wrap, gradients, randoms, run_case
 from process.ddp_training import wrap as wrap_ours
 from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
@@ -71,11 +69,9 @@ def averaged(net: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
 
 
 def case_both_forward_passes_may_precede_both_backward_passes() -> None:
-    """Run both forward passes before both backward passes."""
     whole, one, other = two_heads()
     wanted = averaged(whole, one(randoms(0)).pow(2).sum() + other(randoms(1)).pow(2).sum())
-    weighted = {"weighted": True}
-    a, b = wrap_ours(one, **weighted), wrap_ours(other, **weighted)
+    a, b = (wrap_ours(net, weighted=True) for net in (one, other))
     for _ in range(2):
         whole.zero_grad()
         for wrapped in (a, b):
@@ -83,8 +79,7 @@ def case_both_forward_passes_may_precede_both_backward_passes() -> None:
         first, second = a(randoms(0)), b(randoms(1))
         second.pow(2).sum().backward()
         first.pow(2).sum().backward()
-        for parameter, mean in zip(whole.parameters(), wanted, strict=True):
-            assert torch.allclose(parameter.grad, mean)
+        torch.testing.assert_close(gradients(whole), wanted)
 
 
 def case_a_buffer_filled_before_the_output_is_reached_stops_both_wrappers() -> None:
@@ -100,8 +95,7 @@ def case_a_buffer_filled_before_the_output_is_reached_stops_both_wrappers() -> N
         second = b(randoms(1)).pow(2).sum()
         first.backward()
         second.backward()
-        for parameter, mean in zip(whole.parameters(), wanted, strict=True):
-            assert torch.allclose(parameter.grad, mean)
+        torch.testing.assert_close(gradients(whole), wanted)
 
 
 def case_no_sync_passes_do_not_average_gradients_of_the_other_wrapper() -> None:
@@ -122,18 +116,9 @@ def case_no_sync_passes_do_not_average_gradients_of_the_other_wrapper() -> None:
             else:
                 local = torch.autograd.grad(first, list(one.parameters()), retain_graph=True)
                 first.backward()
-                assert all(map(torch.equal, [p.grad for p in one.parameters()], local))
+                torch.testing.assert_close(gradients(one), [*local], rtol=0, atol=0)
             second.backward()
-            for parameter, mean in zip(whole[0].parameters(), wanted, strict=True):
-                assert torch.allclose(parameter.grad, mean)
-
-
-class Boxed(nn.Sequential):
-    """A model whose output type torch does not search for tensors."""
-
-    def forward(self, given: torch.Tensor) -> Any:
-        held = super().forward(given)
-        return lambda: held
+            torch.testing.assert_close(gradients(whole[0]), wanted)
 
 
 def case_a_backward_pass_through_both_wrappers_is_refused_with_a_parameter() -> None:
@@ -144,8 +129,7 @@ def case_a_backward_pass_through_both_wrappers_is_refused_with_a_parameter() -> 
     whole.zero_grad()
     wanted = averaged(whole[:2], one(randoms(0)).pow(2).sum())
     a(randoms(0)).pow(2).sum().backward()  # the refused pass leaves no trace
-    found = [parameter.grad for parameter in one.parameters()]
-    assert all(map(torch.allclose, found, wanted))
+    torch.testing.assert_close(gradients(one), wanted)
     boxed = wrap_ours(Boxed(one))
     boxed(randoms(0))().sum().backward()
     b(randoms(0))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import assert_averaged, inputs, mine, whole, wrap
+from process.ddp_training import Boxed, assert_averaged, inputs, mine, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -148,23 +148,12 @@ def case_a_call_with_other_trained_parameters_is_refused() -> None:
         torch.func.functional_call(wrapped, trained, (given,))
 
 
-class Boxed(nn.Module):
-    """A model whose output type torch does not search for tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = small()
-
-    def forward(self, given: torch.Tensor) -> Any:
-        return lambda: self.net(given)
-
-
 def case_parameters_without_their_hooks_are_named() -> None:
     given = mine(inputs(0)[0])
-    for make, unused in itertools.product((small, Boxed), (False, True)):
-        model = make()
+    for is_boxed, unused in itertools.product((False, True), (False, True)):
+        model = Boxed(small()) if is_boxed else small()
         wrapped = wrap(model, find_unused_parameters=unused)
-        if make is Boxed:  # only the next forward pass can notice this one
+        if is_boxed:  # only the next forward pass can notice this one
             wrapped(given)
         for parameter in model.parameters():
             torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone()))
@@ -237,10 +226,8 @@ def case_sparse_gradients_are_refused_where_they_cannot_be_weighed_or_checked() 
 
 def case_delayed_gradients_are_refused_where_they_cannot_be_weighed_or_checked() -> None:
     net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
-    delayed = {
-        "delay_all_reduce_named_params": [("1.weight", net[1].weight)],
-        "param_to_hook_all_reduce": net[0].weight,
-    }
+    delayed: dict[str, Any] = {"delay_all_reduce_named_params": [("1.weight", net[1].weight)]}
+    delayed["param_to_hook_all_reduce"] = net[0].weight
     for option in ("weighted", "check_finite"):
         with pytest.raises(Unsupported, match=f"{option} cannot be used with delay_all_reduce_na"):
             wrap(net, **{option: True}, **delayed)

@@ -50,8 +50,7 @@ class Job:
 
     def __init__(self, seed: int) -> None:
         self.net, self.optimizer = net_and_optimizer(seed)
-        self.model: Any = None
-        self.step = 0
+        self.model, self.step = None, 0
 
     def go_on(self) -> None:
         """Wrap the model or regroup it, and take the state of rank 0."""

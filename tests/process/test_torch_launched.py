@@ -15,11 +15,9 @@ import shoal.torch
 from shoal.errors import UsageError
 
 TORCHS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+OMPI = "OMPI_COMM_WORLD"
 NAMES = {  # variables of the rank, of the size, and of all ranks being on this host
-    "Open MPI": (
-        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-    ),
+    "Open MPI": (f"{OMPI}_RANK", f"{OMPI}_SIZE", {f"{OMPI}_LOCAL_SIZE": "2"}),
     "PMI": ("PMI_RANK", "PMI_SIZE", {"MPI_LOCALNRANKS": "2"}),
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"SLURM_STEP_NUM_NODES": "1"}),
 }
@@ -45,7 +43,7 @@ def test_ranks_meet_under_each_launcher(launcher: str) -> None:
 
 
 def test_without_a_launcher_an_error_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*TORCHS, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+    for name in (*TORCHS, f"{OMPI}_RANK", "PMI_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="no launcher found"):
         shoal.torch.init_process_group()

@@ -49,9 +49,8 @@ class Net(nn.Module):
 def start(case: Case, **options: Any) -> tuple[Net, torch.optim.Optimizer, shoal.torch.DiLoCo]:
     net = Net()
     inner = torch.optim.SGD(net.parameters(), lr=RATE)
-    outer = torch.optim.SGD(
-        net.parameters(), lr=case.lr, momentum=case.momentum, nesterov=case.nesterov
-    )
+    how = {"lr": case.lr, "momentum": case.momentum, "nesterov": case.nesterov}
+    outer = torch.optim.SGD(net.parameters(), **how)
     return net, inner, shoal.torch.DiLoCo(net, inner, outer, **case.options | options)
 
 
@@ -112,9 +111,8 @@ def case_a_saved_run_goes_on_with_the_same_bits() -> None:
 def case_local_sgd_averages_parameters_and_leaves_gradients_alone() -> None:
     net = Net()
     inner = torch.optim.AdamW(net.parameters(), lr=0.01)
-    with shoal.torch.LocalSGD(
-        net, inner, every=3, fragments=[["wide", "last"], ["one", "long", "none"]]
-    ):
+    fragments = [["wide", "last"], ["one", "long", "none"]]
+    with shoal.torch.LocalSGD(net, inner, every=3, fragments=fragments):
         for number in range(1, 7):
             inner.zero_grad()
             net().backward()
@@ -126,7 +124,7 @@ def case_local_sgd_averages_parameters_and_leaves_gradients_alone() -> None:
             optimizer.load_state_dict(copy.deepcopy(inner.state_dict()))
             optimizer.step()
             inner.step()
-            averaged = {1: ["wide", "last"], 0: ["one", "long", "none"]}.get(number % 3, [])
+            averaged = [fragments[1], fragments[0], []][number % 3]
             for name, value in alone.named_parameters():
                 if name in averaged:
                     dist.all_reduce(value.data, dist.ReduceOp.AVG)
@@ -135,9 +133,8 @@ def case_local_sgd_averages_parameters_and_leaves_gradients_alone() -> None:
                 assert (before is None) == (one.grad is None)
                 assert before is None or torch.equal(before, one.grad)
     rounds = net.state_dict()["wide"].clone()
-    inner.step()  # no step is counted after the context
-    inner.step()
-    inner.step()
+    for _ in range(3):
+        inner.step()  # no step is counted after the context
     assert not torch.equal(rounds, net.state_dict()["wide"])
     net, inner, diloco = start(CASES[0])
     diloco.close()
@@ -158,8 +155,7 @@ def case_modules_are_fragments_with_a_stateful_outer_optimizer() -> None:
             net(torch.ones(3, 4) * (number + dist.get_rank())).square().sum().backward()
             inner.step()
             assert diloco.rounds == number // 2
-        steps = [int(state["step"]) for state in outer.state.values()]
-        assert steps == [2, 2, 2, 2]
+        assert [int(state["step"]) for state in outer.state.values()] == [2, 2, 2, 2]
         diloco.sync()
         assert diloco.rounds == 6
     everyone: list[Any] = [None] * dist.get_world_size()

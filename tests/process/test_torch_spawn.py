@@ -44,7 +44,6 @@ def test_a_failed_rank_ends_the_others_and_the_parent_gets_an_error(action: str)
 @pytest.mark.parametrize("torch_first", [False, True])
 @on_ranks(2)
 def test_a_numpy_group_formed_first_works_beside_a_torch_group(torch_first: bool) -> None:
-    """Use a shoal group for NumPy beside torch's Gloo group."""
     if torch_first:
         dist.init_process_group("gloo")
         if dist.get_rank() == 0:

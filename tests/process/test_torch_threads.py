@@ -17,6 +17,8 @@ from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch._C._distributed_c10d import AllgatherOptions
 
+from shoal.frontend.torch import create_process_group
+
 SIZE = 3
 # Longer than the ranks may run, so no returned error comes from a deadline.
 TIMEOUT = timedelta(seconds=600)
@@ -47,8 +49,6 @@ def with_a_future(group: Any, rank: int) -> float:
 
 def form(store: dist.Store, rank: int, size: int) -> Any:
     """Form a shoal group outside torch's default group, as torchft does."""
-    from shoal.frontend.torch import create_process_group
-
     place = {"store": store, "group_rank": rank, "group_size": size, "global_ranks_in_group": []}
     made = create_process_group(SimpleNamespace(**place, group_id="threads", timeout=TIMEOUT))
     if isinstance(made, dist.ProcessGroup):

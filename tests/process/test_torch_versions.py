@@ -11,6 +11,7 @@ from process.stage import error_of
 from torch._C import _distributed_c10d as c10d
 
 from shoal.errors import TimedOut
+from shoal.frontend.torch.work_holders import patch_work_holders
 
 TIMEOUT = timedelta(seconds=20)
 N_WAITS = 200
@@ -50,8 +51,7 @@ def test_split_group_works_where_torch_supports_it_on_cpu(three_ranks: SharedRan
 
 
 def meet_by_torch() -> str:
-    error = error_of(dist.monitored_barrier, dist.group.WORLD, TIMEOUT)
-    return "" if error is None else str(error)
+    return str(error_of(dist.monitored_barrier, dist.group.WORLD, TIMEOUT) or "")
 
 
 def test_monitored_barrier_passes_where_torch_does_not_require_gloo(
@@ -127,8 +127,6 @@ def case_every_future_is_done_once_wait_returns() -> None:
 
 def case_works_of_other_classes_keep_their_own_methods() -> None:
     """Works of other classes, some of which wrap a Work without naming its class."""
-    from shoal.frontend.torch.work_holders import patch_work_holders
-
     patch_work_holders()  # as making a group does, from torch 2.14 on
     future: torch.futures.Future[Any] = torch.futures.Future()
     work = c10d._create_work_from_future(future)

@@ -1,6 +1,5 @@
 """Barriers that name missing ranks, profiles, hooks, and costs of groups."""
 
-import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import start_ranks
+from process.ranks import on_survivors
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
-from process.stage import error_of
+from process.stage import die, error_of
 from torch import nn
 
-from shoal.errors import TimedOut
+from shoal.errors import PeerLost, TimedOut
 from shoal.frontend.torch import monitored_barrier
+from shoal.frontend.torch.hooks import bf16_hook
 
 N_GROUPS = 64
 
@@ -66,21 +66,13 @@ def test_a_monitored_barrier_names_a_missing_rank_and_keeps_its_deadline(
     assert "aborted the group" not in str(error) or "only the barrier's group ended" in str(error)
 
 
-def lose_one_before_the_barrier() -> list[str]:
+@on_survivors(3, 1)
+def test_a_monitored_barrier_does_not_wait_for_dead_ranks() -> None:
     dist.init_process_group("shoal", timeout=timedelta(seconds=30))
     if dist.get_rank() == 1:
-        os._exit(0)
-    error = error_of(dist.group.WORLD.monitored_barrier, timedelta(seconds=20))
-    return [type(error).__name__, str(error)]
-
-
-def test_a_monitored_barrier_does_not_wait_for_dead_ranks() -> None:
-    with start_ranks(lose_one_before_the_barrier, 3) as ranks:
-        outcomes = ranks.wait(60)
-    for outcome in (outcomes[0], outcomes[2]):
-        kind, message = outcome.value
-        assert kind == "PeerLost", str(outcome)
-        assert "rank 1" in message
+        die()
+    with pytest.raises(PeerLost, match="rank 1"):
+        dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
 
 
 def case_a_profile_shows_the_same_ranges_as_with_gloo() -> None:
@@ -153,8 +145,6 @@ def layer() -> nn.Module:
 
 
 def case_the_hook_divides_rounds_sums_and_widens() -> None:
-    from shoal.frontend.torch.hooks import bf16_hook
-
     group = dist.new_group([0, 1])  # two ranks, so a sum has only one right result
     if dist.get_rank() == 2:
         return
