@@ -26,7 +26,6 @@ NOT_SO = "futures_hold_the_list_of_tensors"
 WITHOUT_COPIES = {  # on some rank
     test_frontend_torch.case_torchs_queries_about_a_group,
     test_frontend_torch.case_an_aborted_group_is_closed,
-    test_frontend_torch.case_blocking_send_and_recv,
     test_frontend_torch.case_lazily_conjugated_and_negated_tensors,
 }
 
