@@ -20,6 +20,9 @@ from unit.in_process import in_ranks
 
 from shoal import Group
 from shoal.average import Averager, ErrorFeedback, NotFinite
+from shoal.average.feedback import Feedback
+from shoal.average.layout import ArraySpec, Layout
+from shoal.dtypes import DType
 from shoal.errors import UsageError
 
 LAYOUTS = [(codec, 2048) for codec in ("bf16", "fp16", "mxfp8", "mxint8", "mxfp4")]
@@ -81,6 +84,27 @@ def test_a_step_that_is_non_finite_on_one_rank_does_not_change_residuals(
     else:
         check(averager, model, given)
     check(averager, model, gradients(2, 2))
+
+
+def test_an_array_left_out_does_not_change_the_rounding_of_its_neighbour() -> None:
+    both = [ArraySpec(name, (16,), DType.FLOAT32) for name in ("unused", "used")]
+    layout = Layout.of(both, [0, 1], 1 << 20)
+    sent = []
+    for first in (0.0, 1.3):  # with and without a residual of the unused array
+        memory = np.zeros(layout.n_bytes // 4, np.float32)
+        fed = Feedback(ErrorFeedback("mxfp4"))
+        fed.lay_out(layout, memory)
+        fed.begin()
+        memory[:16] = first
+        fed.send(0)
+        fed.end()
+        assert fed.residuals()["unused"].any() == bool(first)
+        fed.begin()
+        memory[:16], memory[16:32] = 0, 0.03
+        fed.send(0, left_out=[0])
+        sent.append(memory.copy())
+    assert sent[0][16:32].all()
+    np.testing.assert_array_equal(sent[1], sent[0])
 
 
 OTHERS: dict[str, tuple[Callable[[Arrays], Any], str]] = {
