@@ -36,7 +36,9 @@ class Held(Noticing):
         return value
 
 
-def test_strangers_are_closed_and_the_join_goes_on() -> None:
+def test_strangers_are_closed_and_the_join_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rank 0 looks around by the store, which holds it too, and so would not close the strangers.
+    monkeypatch.setattr(JOIN, "_FIRST_LOOK_S", 10 * LONG_S)
     store = Held()
     environs = hosts("a", "b", "c")
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
