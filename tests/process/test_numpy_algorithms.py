@@ -23,10 +23,8 @@ from shoal.schedule import ALGORITHMS
 SOAK = bool(os.environ.get("SHOAL_SOAK"))
 
 # Names that only `find` accepts.
-BY_HOST = (
-    *("sharded/ring", "ring/tree", "sharded/doubling", "halving/doubling", "tree/direct"),
-    "sharded/halving",
-)
+BY_HOST = ["sharded/ring", "ring/tree", "sharded/doubling", "halving/doubling", "tree/direct"]
+BY_HOST += ["sharded/halving"]
 PLANNED = "planned"  # as the planner chooses
 
 # Lengths of a rank's buffer: of all its blocks where a rank has several. A segment holds 32768

@@ -87,13 +87,9 @@ def test_narrow_sums_keep_their_bits_with_servers_and_if_one_dies(
 
 
 def call_of(group: shoal.Group, weights: str, wire: str, n_elems: int) -> Shape:
-    return Shape(
-        *("all_reduce", f"sharded[{weights}]", DType.FLOAT32, Op.SUM, n_elems),
-        *(group.rank, group.size),
-        hosts=tuple(range(group.size)),
-        codec=parse_wire(wire),
-        rounds_own=True,
-    )
+    call = "all_reduce", f"sharded[{weights}]", DType.FLOAT32, Op.SUM, n_elems
+    how = {"hosts": tuple(range(group.size)), "codec": parse_wire(wire), "rounds_own": True}
+    return Shape(*call, group.rank, group.size, **how)
 
 
 def reduce_by_any(all_weights: tuple[str, ...]) -> list[bool]:

@@ -33,13 +33,10 @@ _SYNC_BN: Final = "torch refuses SyncBatchNorm on the CPU, by any wrapper"
 _MIXED: Final = "mixed_precision is refused; autocast does on the CPU what it is for"
 _TIMES: Final = "asks for the times that torch's C++ logger takes"
 
+_INPUTS = ["", "_2D_Input", "_Channels_Last", "_Diff_Input_Sizes_Running_Value", "_half"]
+_INPUTS += ["_Diff_Input_Sizes_gradient", "_No_Affine", "_Single_Input_Per_Process"]
 CANNOT_PASS: Final = {
-    f"test_DistributedDataParallel_SyncBatchNorm{kind}": _SYNC_BN
-    for kind in (
-        *("", "_2D_Input", "_Channels_Last", "_Diff_Input_Sizes_Running_Value", "_half"),
-        *("_Diff_Input_Sizes_gradient", "_No_Affine", "_Single_Input_Per_Process"),
-    )
-} | {
+    **{f"test_DistributedDataParallel_SyncBatchNorm{kind}": _SYNC_BN for kind in _INPUTS},
     "test_ddp_inference": _SYNC_BN,
     "test_ddp_uneven_inputs_stop_iteration_sync_bn": _SYNC_BN,
     "test_sync_bn_logged": _SYNC_BN,

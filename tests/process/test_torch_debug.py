@@ -59,7 +59,8 @@ SEEN_BY_SHOAL = {
         ["all_reduce float32.2. max on rank 1", "all_reduce float32.2. sum on ranks 0, 2"],
     ),
     "another root": (
-        *(broadcast_from(1), broadcast_from(0)),
+        broadcast_from(1),
+        broadcast_from(0),
         ["broadcast float32.2. root 1 on rank 1", "broadcast float32.2. root 0 on ranks 0, 2"],
     ),
     "fewer tensors": (
