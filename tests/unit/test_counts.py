@@ -26,11 +26,9 @@ def blocks(n_hosts: int, here: int) -> tuple[int, ...]:
     return tuple(rank // here for rank in range(n_hosts * here))
 
 
-HOSTS = [
-    *((0,), (0,) * 2, (0,) * 3, (0,) * 7, (0,) * 8),
-    *(blocks(4, 1), blocks(5, 1), blocks(8, 1), blocks(2, 4), blocks(3, 3), blocks(4, 4)),
-    *((0, 1, 0, 1), (0, 0, 0, 1, 1), (0, 1, 1, 1, 2, 2), (0, 1, 2, 2, 0, 1, 2)),
-]
+HOSTS = [(0,) * size for size in (1, 2, 3, 7, 8)]
+HOSTS += [blocks(4, 1), blocks(5, 1), blocks(8, 1), blocks(2, 4), blocks(3, 3), blocks(4, 4)]
+HOSTS += [(0, 1, 0, 1), (0, 0, 0, 1, 1), (0, 1, 1, 1, 2, 2), (0, 1, 2, 2, 0, 1, 2)]
 IS_SOAK = bool(os.environ.get("SHOAL_SOAK"))
 LARGER = [blocks(2, 33), tuple(rank % 5 for rank in range(32))]
 LARGER.append(tuple(host for host in range(9) for _ in range(host % 4 + 1)))

@@ -16,11 +16,9 @@ SHAPE = Shape("all_reduce", "ring", DType.FLOAT32, Op.SUM, 1000, rank=1, size=4)
 
 def test_a_description_names_everything_that_ranks_must_agree_on() -> None:
     assert describe(SHAPE) == "all_reduce float32[1000] sum by ring"
-    changes: list[dict[str, Any]] = [
-        *({}, {"n_elems": 1001}, {"dtype": DType.INT32}, {"op": Op.MAX}, {"algorithm": "sharded"}),
-        {"collective": "broadcast", "algorithm": "direct"},
-        {"collective": "broadcast", "algorithm": "direct", "root": 1},
-    ]
+    changes: list[dict[str, Any]] = [{}, {"n_elems": 1001}, {"dtype": DType.INT32}, {"op": Op.MAX}]
+    broadcast = {"collective": "broadcast", "algorithm": "direct"}
+    changes += [{"algorithm": "sharded"}, broadcast, broadcast | {"root": 1}]
     assert len({describe(SHAPE._replace(**change)) for change in changes}) == len(changes)
     assert len({describe(SHAPE._replace(rank=rank)) for rank in range(4)}) == 1
     assert plan_for(SHAPE) is plan_for(Shape(*SHAPE))

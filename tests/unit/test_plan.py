@@ -26,11 +26,8 @@ def blocks_of(n_hosts: int, here: int) -> tuple[int, ...]:
     return tuple(rank // here for rank in range(n_hosts * here))
 
 
-CLUSTERS = [
-    *(ONE_HOST, FOUR_HOSTS, default_cluster((0, 0)), default_cluster((0,) * 8)),
-    default_cluster(blocks_of(4, 4)),
-    default_cluster((0, 1, 0, 1, 1)),
-]
+CLUSTERS = [ONE_HOST, FOUR_HOSTS, default_cluster((0, 0)), default_cluster((0,) * 8)]
+CLUSTERS += [default_cluster(blocks_of(4, 4)), default_cluster((0, 1, 0, 1, 1))]
 
 
 def test_small_buffers_are_not_cut_and_large_ones_use_shards_or_a_ring() -> None:
@@ -230,30 +227,31 @@ def test_a_forced_algorithm_that_cannot_serve_is_replaced(caplog: pytest.LogCapt
 
 def test_weights_can_be_forced_where_all_ranks_are_workers() -> None:
     cluster = default_cluster(range(4))
-    for name, can in (
-        *(("sharded[4*1|2*3].workers", False), ("sharded[2*1|2*1]", False)),
-        ("sharded[2*1|2*1].servers", False),
-        *(("sharded[4*1|]", True), ("sharded[3,1,1,2|]", True), ("sharded[4*1|].workers", True)),
+    for can, names in (
+        (False, ["sharded[4*1|2*3].workers", "sharded[2*1|2*1]", "sharded[2*1|2*1].servers"]),
+        (True, ["sharded[4*1|]", "sharded[3,1,1,2|]", "sharded[4*1|].workers"]),
     ):
-        assert can_serve("all_reduce", name, cluster) == can
-        assert (choose("all_reduce", 1 << 20, cluster, name).name == name) == can
+        for name in names:
+            assert can_serve("all_reduce", name, cluster) == can
+            assert (choose("all_reduce", 1 << 20, cluster, name).name == name) == can
 
 
 def test_a_wrong_variable_is_named() -> None:
-    for variable, value, why in (
-        ("SHOAL_ALGO", "rign", r"'rign' is not an algorithm; known are .* tree, sharded\["),
-        ("SHOAL_ALGO", "all_reduce:rign", r"'all_reduce:rign': no algorithm 'rign' for all_reduce"),
-        ("SHOAL_ALGO", "all_reduc:ring", r"no collective 'all_reduc': there are all_reduce"),
-        ("SHOAL_ALGO", "ring,sharded", "both ring and sharded for all collectives"),
-        ("SHOAL_ALGO", "send", "'send' is not an algorithm"),
-        *(("SHOAL_LINK", "1Gb,20", "1Gb,20"), ("SHOAL_DEBUG", "LOUD", "one of INFO, DEBUG")),
-        *(("SHOAL_TUNING_MISMATCH", "maybe", "maybe"), ("SHOAL_WIRE", "fp4", "fp4")),
-        *(("SHOAL_PATHS", "0", "from 1 to 8"), ("SHOAL_PATHS", "9", "from 1 to 8")),
-        ("SHOAL_TUNING", "/nowhere/at/all", "/nowhere/at/all"),
-    ):
-        assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
+    wrong = {
+        "SHOAL_ALGO=rign": r"'rign' is not an algorithm; known are .* tree, sharded\[",
+        "SHOAL_ALGO=all_reduce:rign": "'all_reduce:rign': no algorithm 'rign' for all_reduce",
+        "SHOAL_ALGO=all_reduc:ring": "no collective 'all_reduc': there are all_reduce",
+        "SHOAL_ALGO=ring,sharded": "both ring and sharded for all collectives",
+        "SHOAL_ALGO=send": "'send' is not an algorithm",
+        "SHOAL_TUNING=/nowhere/at/all": "/nowhere/at/all",
+    }
+    wrong |= {"SHOAL_DEBUG=LOUD": "one of INFO, DEBUG", "SHOAL_TUNING_MISMATCH=maybe": "maybe"}
+    wrong |= {"SHOAL_WIRE=fp4": "fp4", "SHOAL_LINK=1Gb,20": "1Gb,20"}
+    wrong |= {"SHOAL_PATHS=0": "from 1 to 8", "SHOAL_PATHS=9": "from 1 to 8"}
+    assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
+    for setting, why in wrong.items():
         with pytest.raises(UsageError, match=why):
-            Settings.read({variable: value})
+            Settings.read(dict([setting.split("=")]))
 
 
 def test_shoal_debug_writes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,14 +80,12 @@ def meet(view: int, *numbers: int) -> bytes:
 
 MALFORMED: dict[type[Message], list[bytes]] = {
     Ask: [b"x"],
-    Reserve: [
-        *(b"", b"\1a\1b", b"\1a\1b" + number(0, 2), b"\1a\1b" + number(1, 2) + b"x"),
-        *(b"\1a\1\n" + number(1, 2), b"\1a\1\x1b" + number(1, 2)),
-    ],
+    Reserve: [b"", b"\1a\1b", b"\1a\1b" + number(0, 2), b"\1a\1b" + number(1, 2) + b"x"],
     Reserved: [b"\0\4abcd", b"\1\xff" + bytes(16)],
     Status: [b"\xff"],
     Meet: [meet(1, 0, 0, 4), meet(1, 3, 2, 4), meet(1, 3, 3, 3), meet(1, 3, 3, MOST_RANKS + 1)],
 }
+MALFORMED[Reserve] += [b"\1a\1\n" + number(1, 2), b"\1a\1\x1b" + number(1, 2)]
 MALFORMED[Meet].append(meet(2**63 + 1, 3, 3, 4))
 
 

@@ -40,9 +40,8 @@ def test_every_step_of_an_algorithm_is_needed(collective: str, name: str, size: 
 
 FINISHED_FIRST = [Finish(0), Recv(1, 0, fold=True)]
 FOLDED_TWICE = [Copy(0, 0), Copy(0, 0, fold=True)]
-BY_ANOTHERS_PLACE = [
-    *(Recv(2, 1, buffer=OUTPUT), Copy(1, 2, OUTPUT, OUTPUT), Recv(1, 1, buffer=OUTPUT))
-]
+BY_ANOTHERS_PLACE = [Recv(2, 1, buffer=OUTPUT), Copy(1, 2, OUTPUT, OUTPUT)]
+BY_ANOTHERS_PLACE.append(Recv(1, 1, buffer=OUTPUT))
 CROSSED = Copy(1, 0, into_buffer=Buffer.DATA)
 CROSSED_FOLD = Copy(1, 0, into_buffer=Buffer.DATA, fold=True)
 FOLD_OVER_NOTHING = Copy(0, 0, INPUT, OUTPUT, fold=True)

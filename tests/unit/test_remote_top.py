@@ -158,26 +158,23 @@ def test_an_ended_rank_and_a_missing_port_are_named(capsys: pytest.CaptureFixtur
     assert "'10.0.0.2' is not an address; expected host:port" in capsys.readouterr().err
 
 
+UNREADABLE = [b"", b"[1]", b"[" * 100_000, document(0, name="1" * remote.MOST_BYTES)]
+UNREADABLE += map(document, ("0", float("inf"), True))
+UNREADABLE += [document(0, world=["w"]), document(0, links=[{"bytes_in": [-math.inf]}])]
+UNREADABLE += [document(0, counted_s=float("nan")), document(0, n_calls=10**400)]
+UNREADABLE.append(document(0, pid=functools.reduce(lambda v, _: [v], range(99), 1)))
+# A monitor is a rank, a host, an address and a port.
+MONITORS = [["x", "h", "::", 1], [0, "h"], [0, "h", "a.name", 1], [0, "h", "::1", 65536]]
+UNREADABLE += [document(0, monitor) for monitor in (*MONITORS, [0, "h", "::1", -1])]
+UNREADABLE.append(document(0, [0, "h", "::1", 1], [0, "h", "::1", 2]))
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
         (b'{"shoal_monitor": 99}', "it runs another version of shoal"),
         (document(7), "rank 7 answers in its place"),
-        *(
-            (answer, "its numbers cannot be read")
-            for answer in (
-                *(b"", b"[1]", b"[" * 100_000, document(0, name="1" * remote.MOST_BYTES)),
-                *(document("0"), document(float("inf")), document(True), document(0, world=["w"])),
-                *(document(0, counted_s=float("nan")), document(0, n_calls=10**400)),
-                document(0, links=[{"bytes_in": [-math.inf]}]),
-                document(0, pid=functools.reduce(lambda v, _: [v], range(99), 1)),
-                # Of the monitors: their rank, host, address and port.
-                *(document(0, ["x", "h", "::", 1]), document(0, [0, "h"])),
-                *(document(0, [0, "h", "a.name", 1]), document(0, [0, "h", "::1", 65536])),
-                document(0, [0, "h", "::1", -1]),
-                document(0, [0, "h", "::1", 1], [0, "h", "::1", 2]),
-            )
-        ),
+        *((answer, "its numbers cannot be read") for answer in UNREADABLE),
     ],
 )
 def test_an_invalid_answer_is_an_error_of_its_rank(answer: bytes, why: str) -> None:

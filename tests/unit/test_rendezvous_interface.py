@@ -16,14 +16,14 @@ HOST = [
     Interface("ib0", ("fe80::2",)),
     Interface("old0", ("192.168.9.9",), is_up=False),
 ]
+ROUTES = {"head": "10.10.0.5", "me": "127.0.1.1", "localhost": "127.0.0.1", "::1": "::1"}
+ROUTES |= {"127.0.0.1": "127.0.0.1", "192.0.2.1": "10.1.0.5", "fd00::1": "fd00::5"}
 
 
 @pytest.fixture(autouse=True)
 def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    routes = {"head": "10.10.0.5", "me": "127.0.1.1", "localhost": "127.0.0.1", "::1": "::1"}
-    routes |= {"127.0.0.1": "127.0.0.1", "192.0.2.1": "10.1.0.5", "fd00::1": "fd00::5"}
     monkeypatch.setattr(interface, "list_interfaces", lambda: HOST)
-    monkeypatch.setattr(interface, "_source_towards", routes.__getitem__)
+    monkeypatch.setattr(interface, "_source_towards", ROUTES.__getitem__)
 
 
 NAMED = {"eth1": "10.1.0.5", "eth": "10.1.0.5", "=eth10": "10.10.0.5", "docker,eth": "172.17.0.1"}
@@ -45,8 +45,7 @@ def test_settings_or_routes_set_addresses() -> None:
         # The address has the master's family, and is never link-local.
         ("fd00::1", "SHOAL_SOCKET_IFNAME=eth1", "fd00::5"),
         # Without a variable the route to the master decides.
-        *(("head", "", "10.10.0.5"), ("127.0.0.1", "", "127.0.0.1")),
-        *(("localhost", "", "127.0.0.1"), ("::1", "", "::1")),
+        *((name, "", ROUTES[name]) for name in ("head", "127.0.0.1", "localhost", "::1")),
         ("me", "", "10.1.0.5"),  # /etc/hosts maps this name to 127.0.1.1, useless for other hosts
         (None, "", "10.1.0.5"),
     ):

@@ -1,6 +1,6 @@
 """Steps, contracts and the table of algorithms."""
 
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 
@@ -19,15 +19,12 @@ def test_steps_have_a_readable_text() -> None:
 
 def test_steps_refuse_negative_numbers_and_a_copy_of_a_chunk_onto_itself() -> None:
     Copy(1, into=1)
-    for make, why in (
-        *((lambda: Send(-1, 0), "count from 0"), (lambda: Send(0, -1), "count from 0")),
-        *((lambda: Recv(-1, 0), "count from 0"), (lambda: Recv(0, -1), "count from 0")),
-        *((lambda: Copy(-1, 0), "count from 0"), (lambda: Copy(0, -1), "count from 0")),
-        (lambda: Finish(-1), "count from 0"),
-        (lambda: Copy(1, into=1, into_buffer=Buffer.DATA), "onto itself"),
-    ):
-        with pytest.raises(UsageError, match=why):
-            make()
+    negative = [*product((Send, Recv, Copy), ((-1, 0), (0, -1))), (Finish, (-1,))]
+    for kind, numbers in negative:
+        with pytest.raises(UsageError, match="count from 0"):
+            kind(*numbers)
+    with pytest.raises(UsageError, match="onto itself"):
+        Copy(1, into=1, into_buffer=Buffer.DATA)
 
 
 def test_ranks_begin_with_their_values_and_only_a_root_with_its_buffer() -> None:
@@ -84,7 +81,7 @@ def test_errors_about_names_list_valid_ones() -> None:
         ("all_reduce", [f"{local}/ring" for local in UNSUITABLE], "sharded, ring, "),
         ("all_reduce", [f"ring/{across}" for across in UNSUITABLE[2:]], "sharded, ring, "),
         # Only all-reduce takes compound names.
-        *(("broadcast", ["ring/ring", "sharded[2*1|]"], "for broadcast: .* scatter_gather$"),),
+        ("broadcast", ["ring/ring", "sharded[2*1|]"], "for broadcast: .* scatter_gather$"),
         ("gossip", [""], "no collective 'gossip': there are all_reduce, broadcast"),
     ):
         for name in names:

@@ -163,10 +163,9 @@ def test_methods_that_cpp_calls_are_defined_by_shoal(kind: type, name: str, argu
     inspect.signature(method).bind(None, *arguments)
 
 
-ABILITIES = (
-    *("supports_splitting", "supports_coalescing", "supports_time_estimate"),
-    *("_supports_time_estimate", "supports_shrinking", "supports_reconfigure", "supports_window"),
-)
+ABILITIES = ["supports_splitting", "supports_coalescing", "supports_time_estimate"]
+ABILITIES += ["_supports_time_estimate", "supports_shrinking", "supports_reconfigure"]
+ABILITIES.append("supports_window")
 
 
 def test_a_group_does_not_make_new_groups_itself() -> None:

@@ -22,19 +22,12 @@ def test_weights_have_one_name_that_parses_to_them() -> None:
 
 
 def test_an_invalid_name_is_refused_with_the_reason() -> None:
+    forms = ["sharded[8*1]", "sharded[8*1|4*3].both", "sharded[8*1|4*3]/ring", "sharded[8*-1|]"]
+    forms += ["sharded[8*1.5|]", "sharded[|4*3]", "sharded[\u0663*1|]", "sharded[8*1|4*3]\n"]
+    weights = ["8*1,|", "1|2**3", "0*1|1", "1|12345678", "12345*1|"]
     for name, why in (
-        *(
-            (name, "write sharded[8*1|4*3]")
-            for name in (
-                *("sharded[8*1]", "sharded[8*1|4*3].both", "sharded[8*1|4*3]/ring"),
-                *("sharded[8*-1|]", "sharded[8*1.5|]", "sharded[|4*3]", "sharded[\u0663*1|]"),
-                "sharded[8*1|4*3]\n",
-            )
-        ),
-        *(
-            (f"sharded[{weights}]", "cannot read the weights")
-            for weights in ("8*1,|", "1|2**3", "0*1|1", "1|12345678", "12345*1|")
-        ),
+        *dict.fromkeys(forms, "write sharded[8*1|4*3]").items(),
+        *((f"sharded[{one}]", "cannot read the weights") for one in weights),
         ("sharded[4097*1|]", "4097 workers; the limit is 4096"),
         ("sharded[1|4000*1,97*1]", "4097 servers; the limit is 4096"),
         ("sharded[1048577|]", "a weight of 1048577 among the workers"),
@@ -44,7 +37,8 @@ def test_an_invalid_name_is_refused_with_the_reason() -> None:
         ("sharded[4*0|2*1].workers", "the workers have no part"),
         ("sharded[" + "1," * 2048 + "1|]", "the name has 4107 B; the limit is 4096 B"),
         ("sharded[" + ",".join(["9999*1"] * 580) + "|]", "5799420 workers"),
-        *(("sharded[1\n\x1b[2J|]", ""), ("sharded[\n\x1b[2J" + "1," * 4096, "")),
+        ("sharded[1\n\x1b[2J|]", ""),
+        ("sharded[\n\x1b[2J" + "1," * 4096, ""),
     ):
         with pytest.raises(UsageError) as caught:
             find("all_reduce", name)
