@@ -1,9 +1,12 @@
-"""DiLoCo in one process and float64, as the papers define it: the expected results."""
+"""DiLoCo over a group, and in one process and float64, as the papers define it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+import shoal
+from shoal.average import DiLoCo, OuterSGD
 
 SHAPES = {"wide": (40, 7), "one": (), "long": (501,), "none": (0, 3), "last": (9, 2)}
 RATE = 0.125  # of the local steps
@@ -42,6 +45,20 @@ def local_step(values: dict[str, Any], rank: int) -> None:
 
 def weight_of(rank: int, step: int) -> int:
     return (3 * rank + step) % 5
+
+
+def start(group: shoal.Group, case: Case, **more: Any) -> tuple[dict[str, Any], DiLoCo]:
+    weights = {name: value.astype(np.float32) for name, value in first_values().items()}
+    if group.rank:  # all ranks begin with the values of rank 0
+        weights = {name: np.zeros_like(value) for name, value in weights.items()}
+    outer = OuterSGD(case.lr, case.momentum, case.nesterov)
+    return weights, DiLoCo(group, weights, outer, **case.options, **more)
+
+
+def steps(diloco: DiLoCo, weights: dict[str, Any], rank: int, numbers: range, case: Case) -> None:
+    for number in numbers:
+        local_step(weights, rank)
+        diloco.step(weight_of(rank, number) if case.weighted else None)
 
 
 def fragment_of(name: str, n_fragments: int) -> int:

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import itertools
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,8 @@ import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, own
 from process.arrays import Array, filled, private, shared
 from process.ranks import FileRanks, on_ranks, on_survivors
-from process.stage import error_of, pretend_hosts
+from process.serving import noise
+from process.stage import die, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost
@@ -24,11 +24,6 @@ from shoal.state.text import text_of
 N_ELEMS = 540_011  # 2.06 MiB: cut where there are channels, and into unequal parts
 
 
-def noise(rank: int, n_elems: int) -> Array:
-    """Return values whose sums depend on the order."""
-    return np.resize(np.random.default_rng(rank).normal(size=9973).astype(np.float32), n_elems)
-
-
 def digests(n_channels: int, ranks_per_host: int) -> list[str]:
     """Digest sums, which are near NumPy's; test_numpy_algorithms.py has the other collectives."""
     pretend_hosts(ranks_per_host)
@@ -37,7 +32,7 @@ def digests(n_channels: int, ranks_per_host: int) -> list[str]:
     with shoal.init() as group:
         rank, size = group.rank, group.size
         assert group.planner.n_channels == n_channels
-        every = [noise(each, N_ELEMS) for each in range(size)]
+        every = [noise(each, 0, N_ELEMS) for each in range(size)]
         whole = np.concatenate(every)
         reduced, scattered = every[rank].copy(), np.empty(N_ELEMS, np.float32)
         group.all_reduce(reduced)
@@ -97,12 +92,12 @@ def test_after_a_death_in_a_split_call_the_group_keeps_all_its_channels() -> Non
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
     group = shoal.init()
-    every = [noise(rank, N_ELEMS) for rank in range(3)]
+    every = [noise(rank, 0, N_ELEMS) for rank in range(3)]
     data = np.ones(8 << 20, np.float32)
     group.all_reduce(data)
     work = group.all_reduce(data, async_op=True)
     if group.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     error = error_of(work.wait) or error_of(group.barrier)
     assert isinstance(error, PeerLost), error
     assert error.rank == 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.examples import names_of_page
-from process.local_steps import Case, check, expected, first_values, local_step, weight_of
+from process.local_steps import Case, check, expected, local_step, start, steps, weight_of
 from process.ranks import on_ranks, run_ranks, run_survivors
 from process.stage import Stage, die
 from unit.in_process import in_ranks, run_well
@@ -25,20 +25,6 @@ CASES = [
     Case(every=5, fragments=2, delay=4, alpha=0.25, weighted=True),
 ]
 N_STEPS = 23
-
-
-def start(group: shoal.Group, case: Case) -> tuple[dict[str, Any], DiLoCo]:
-    weights = {name: value.astype(np.float32) for name, value in first_values().items()}
-    if group.rank:  # all ranks begin with the values of rank 0
-        weights = {name: np.zeros_like(value) for name, value in weights.items()}
-    outer = OuterSGD(case.lr, case.momentum, case.nesterov)
-    return weights, DiLoCo(group, weights, outer, **case.options)
-
-
-def steps(diloco: DiLoCo, weights: dict[str, Any], rank: int, numbers: range, case: Case) -> None:
-    for number in numbers:
-        local_step(weights, rank)
-        diloco.step(weight_of(rank, number) if case.weighted else None)
 
 
 @in_ranks(2)

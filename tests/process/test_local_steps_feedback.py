@@ -1,33 +1,23 @@
 """Residuals in rounds of local steps: each counts once, even if a round fails."""
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
-from process.local_steps import Case, first_values, local_step
+from process import local_steps
+from process.local_steps import Case, local_step, steps
 from process.ranks import on_survivors
 from process.stage import Stage
 from unit.in_process import in_ranks
 from wires import rounded
 
 import shoal
-from shoal.average import Averager, ChunkTopK, DiLoCo, ErrorFeedback, OuterSGD
+from shoal.average import Averager, ChunkTopK, DiLoCo, ErrorFeedback
 from shoal.errors import UsageError
 
 STREAM = Case(every=4, fragments=2, delay=1, alpha=0.5)
-
-
-def start(group: shoal.Group, case: Case) -> tuple[dict[str, Any], DiLoCo]:
-    weights = {name: value.astype(np.float32) for name, value in first_values().items()}
-    outer = OuterSGD(case.lr, case.momentum, case.nesterov)
-    options: Any = {**case.options, "compress": ErrorFeedback("bf16")}
-    return weights, DiLoCo(group, weights, outer, **options)
-
-
-def train(diloco: DiLoCo, weights: dict[str, Any], rank: int, n_steps: int) -> None:
-    for _ in range(n_steps):
-        local_step(weights, rank)
-        diloco.step()
+start = functools.partial(local_steps.start, compress=ErrorFeedback("bf16"))
 
 
 def residuals(diloco: DiLoCo, fragment: int = 0) -> dict[str, Any]:
@@ -46,16 +36,16 @@ def test_a_residual_counts_once_when_a_rank_is_lost(when: str) -> None:
     with shoal.init() as group:
         rank = group.rank
         weights, diloco = start(group, STREAM)
-        train(diloco, weights, rank, 2)
+        steps(diloco, weights, rank, range(2), STREAM)
         given = {name: diloco.parameters[name] - weights[name] for name in ("wide", "one")}
         if when == "rank 0 has finished the round" and rank == 0:
-            train(diloco, weights, rank, 1)
+            steps(diloco, weights, rank, range(1), STREAM)
         if when == "the average is saved":
             diloco.state_dict()
         Stage.from_environment().meet(rank, 3, when, victim=2)
         diloco.regroup(group.shrink())
         if diloco.rounds == 0:
-            train(diloco, weights, rank, 1)
+            steps(diloco, weights, rank, range(1), STREAM)
         assert diloco.rounds == 1
         assert residuals(diloco) == lost(given)
 

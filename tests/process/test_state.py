@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import Ranks, on_ranks
+from process.serving import await_that
 from process.stage import Stage, error_of, on_stage, pretend_hosts, stop
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -192,14 +193,6 @@ def test_waiting_ranks_name_the_rank_that_is_late_to_a_call(how: str) -> None:
 # Statistics of running ranks: `Group.stats()`, and `shoal top` in another process.
 
 
-def until(find: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
-    while not (found := find()):
-        assert time.monotonic() < deadline, "it never was"
-        os.sched_yield()
-    return found
-
-
 @on_ranks(2, has_stage=True)
 def test_stats_lists_calls_in_flight_and_counts_finished_calls() -> None:
     stage = Stage.from_environment()
@@ -213,7 +206,7 @@ def test_stats_lists_calls_in_flight_and_counts_finished_calls() -> None:
         if group.rank == 0:
             begin_s = time.monotonic()
             work = group.all_reduce(data, async_op=True)
-            waiting = until(lambda: [s for s in [group.stats()] if s.in_flight[0].waits])[0]
+            waiting = await_that(lambda: (s := group.stats()).in_flight[0].waits and s, "its wait")
             (call,) = waiting.in_flight
             assert call.what.startswith("all_reduce float32[25000] sum by ")
             assert (call.group, call.n_bytes) == ("world", 100_000)
@@ -290,7 +283,7 @@ def test_top_shows_the_state_of_each_rank_of_this_host(
             calls = [call for one in found for call in one["in_flight"]]
             return found if any(call["waits"] for call in calls) else []
 
-        documents = until(waiting)
+        documents = await_that(waiting, "a rank that waits")
         assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
         assert {one["pid"] for one in documents} == {ranks.pid(rank) for rank in range(3)}
         screen = shown(capsys, "--once")
