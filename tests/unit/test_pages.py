@@ -1,0 +1,122 @@
+"""The project's pages: every link leads somewhere, and what the code or torch says is current."""
+
+import inspect
+import json
+import re
+import runpy
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from algorithms import document, main
+
+from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.process_group import ShoalProcessGroup
+
+PROJECT = Path(__file__).parents[2]
+DOCS = PROJECT / "docs"
+PAGES = [*PROJECT.glob("*.md"), *DOCS.glob("**/*.md"), *PROJECT.glob("bench/**/*.md")]
+PAGES += DOCS.glob("*.ipynb")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return GitHub's anchors of the page's headings, and the page's explicit anchors."""
+    text = FENCED.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def broken(page: Path) -> Iterator[str]:
+    for path, anchor in LINK.findall(FENCED.sub("", page.read_text())):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield path
+        elif anchor and anchor not in anchors(target):
+            yield f"{path}#{anchor}"
+
+
+def test_every_link_has_a_target() -> None:
+    assert [(page, link) for page in PAGES for link in broken(page)] == []
+
+
+def test_the_tutorial_is_stored_without_outputs() -> None:
+    cells = json.loads((DOCS / "tutorial.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_the_page_of_the_wire_shows_the_actual_frames() -> None:
+    written = runpy.run_path(str(DOCS / "pages" / "wire.py"))
+    assert (DOCS / "wire.md").read_text() == written["page"](), "run `make docs`"
+
+
+@pytest.fixture(scope="module")
+def files() -> Mapping[str, str]:
+    return document()
+
+
+def test_the_pages_of_algorithms_match_the_code(files: Mapping[str, str]) -> None:
+    drawn = {str(path.relative_to(DOCS)) for path in DOCS.glob("figures/algorithms/*")}
+    assert drawn | {"algorithms.md"} == set(files), "run make docs"
+    old = [name for name, text in files.items() if (DOCS / name).read_text() != text]
+    assert old == [], "run make docs"
+
+
+def test_figures_of_removed_algorithms_are_removed(
+    tmp_path: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("algorithms.document", lambda: files)
+    gone, kept = tmp_path / "figures/algorithms/gone.svg", tmp_path / "figures/plot.svg"
+    gone.parent.mkdir(parents=True)
+    gone.write_text("")
+    kept.write_text("")
+    main(tmp_path)
+    assert not gone.exists()
+    assert kept.exists()
+    assert (tmp_path / "algorithms.md").read_text() == files["algorithms.md"]
+
+
+# The versions of torch that added functions of the table, after 2.11.
+SINCE = {"record_comm": (2, 12), "all_gather_single": (2, 13), "reduce_scatter_single": (2, 13)}
+SINCE |= dict.fromkeys(
+    ("gather_into_tensor", "gather_single", "get_backend_impl", "set_timeout"), (2, 14)
+)
+ROW = re.compile(r"^\| `(\w+)` \| [\w' ]+ \| (.*)\|$", re.MULTILINE)
+
+
+def remarks() -> dict[str, str]:
+    """Return the remark on each function, from the lists and the table."""
+    text = (DOCS / "torch.md").read_text()
+    page = text[text.index("## Functions") : text.index("## Layers")]
+    rows = ROW.findall(page)
+    for start in ("**Works without remarks:**", "**torch's own**"):
+        names = re.findall(r"`(\w+)`", page[page.index(start) :].partition(".")[0])
+        rows += [(name, "") for name in names]
+    assert len(dict(rows)) == len(rows), "a function is named twice"
+    return dict(rows)
+
+
+def test_the_page_of_torch_lists_exactly_its_functions() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # reading some attributes warns
+        there = {
+            name
+            for name in dir(dist)
+            if not name.startswith("_") and inspect.isfunction(getattr(dist, name))
+        }
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    assert there == {name for name in remarks() if SINCE.get(name, (2, 11)) <= version}
+
+
+@pytest.mark.parametrize("name", ["monitored_barrier", "split_group"])
+def test_functions_that_torch_refuses_exist_on_the_group(name: str) -> None:
+    assert callable(getattr(ShoalProcessGroup, name))
+    assert hasattr(Operations, "monitored_barrier")
+    assert f"group.{name}(" in remarks()[name]
