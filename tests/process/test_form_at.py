@@ -1,14 +1,13 @@
 """Groups form at the door of a member, beside or after other groups of the process."""
 
 import os
-import signal
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 from process.ranks import on_ranks, on_survivors
-from process.stage import Stage, descriptors, error_of, pretend_hosts
+from process.stage import Stage, descriptors, die, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
@@ -66,7 +65,7 @@ def test_a_dead_member_ends_a_forming_at_once_and_the_rest_can_form_again(victim
 
     def publish_and_die(self: Meeting, own: Any) -> None:
         publish(self, own)
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
 
     if rank == victim:
         Meeting.publish = publish_and_die

@@ -3,39 +3,18 @@
 `SHOAL_SOAK=1` repeats it ten thousand times, as `make test-soak` does; it takes minutes.
 """
 
-import gc
 import os
 
 import numpy as np
 import pytest
 from process.ranks import run_ranks
-from process.stage import Stage, pretend_hosts
+from process.stage import Stage, holdings, pretend_hosts
 
 import shoal
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_CYCLES = 10_000 if SOAK else 100
 N_FIRST = 20  # one-time loads and growth
-
-
-def lines(path: str) -> list[str]:
-    with open(path, encoding="utf-8") as file:
-        return file.read().splitlines()
-
-
-def holdings() -> dict[str, int]:
-    """Count everything of this process that a group could leave behind."""
-    gc.collect()
-    maps = lines("/proc/self/maps")
-    status = dict(line.split(":", 1) for line in lines("/proc/self/status"))
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "shared mappings": sum("memfd" in line for line in maps),
-        "threads": len(os.listdir("/proc/self/task")),
-        "mappings": len(maps),
-        "resident KiB": int(status["VmRSS"].split()[0]),
-        "objects": len(gc.get_objects()),
-    }
 
 
 def cycle(stage: Stage, rank: int) -> None:

@@ -1,11 +1,13 @@
 """Forming a group, and errors of forming, which name the remedy."""
 
+import codecs
 import contextlib
 import io
 import os
 import platform
 import re
 import resource
+import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -199,6 +201,31 @@ def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
         # A rank with descriptors waits for the other, and only that one names the shortage.
         assert in_words or text.startswith(("TimedOut", "PeerLost")), text
         assert in_words or "too many open files" not in text
+
+
+def fail_to_start_threads() -> None:
+    store = Stage.from_environment().store
+    # Load everything first: another user may not read the files.
+    shoal.init(store, 0, 1).close()
+    codecs.lookup("ascii")
+    if os.getuid() == 0:
+        os.setuid(65534)  # the limit does not apply to root
+    before = len(descriptors())
+    with limited(resource.RLIMIT_NPROC, 1):
+        errors = [error_of(shoal.init, store, 0, size) for size in (1, 1, 2)]
+        assert len(descriptors()) == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    with shoal.init(store, 0, 1) as group:
+        group.barrier()
+    for error in errors:
+        assert type(error) is ShoalError, error
+        assert "rank 0 cannot join: could not start " in str(error)
+        assert "ulimit -u" in str(error)
+
+
+def test_a_rank_that_cannot_start_a_thread_fails_clearly_and_leaks_nothing() -> None:
+    with Stage() as stage:
+        run_ranks(fail_to_start_threads, 1, env=stage.env)
 
 
 @on_ranks(2)

@@ -114,21 +114,6 @@ def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event
     monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_in_its_turn))
 
 
-def make_rank_0_late(
-    monkeypatch: pytest.MonkeyPatch, are_linked: threading.Event, until: threading.Event
-) -> None:
-    """Delay rank 0's reading of reports; set `are_linked` once all its children are linked."""
-    is_ready = TreeLinks.is_ready
-
-    def is_ready_late(self: TreeLinks) -> bool:
-        if self.rank == 0 and not self.unlinked():
-            are_linked.set()
-            assert until.wait(LONG_S)
-        return is_ready.fget(self)
-
-    monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_late))
-
-
 @pytest.mark.parametrize(("dying", "is_rank_0_late"), [(1, False), (3, False), (4, True)])
 def test_a_rank_that_dies_after_its_report_can_be_restarted(
     dying: int, is_rank_0_late: bool, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +121,13 @@ def test_a_rank_that_dies_after_its_report_can_be_restarted(
     """Another host reports after the death; a late rank 0 finds both reports at once."""
     last = 1 if dying == 4 else 4
     died, has_reported, are_linked = threading.Event(), threading.Event(), threading.Event()
-    send_report = TreeLinks.send_report
+    send_report, is_ready = TreeLinks.send_report, TreeLinks.is_ready
+
+    def is_ready_late(self: TreeLinks) -> bool:
+        if self.rank == 0 and not self.unlinked():
+            are_linked.set()  # with all children of rank 0
+            assert has_reported.wait(LONG_S)
+        return is_ready.fget(self)
 
     def report_and_die(self: TreeLinks, own: Entry) -> None:
         if self.rank == dying:
@@ -149,7 +140,7 @@ def test_a_rank_that_dies_after_its_report_can_be_restarted(
 
     if not is_rank_0_late:
         are_linked.set(), has_reported.set()
-    make_rank_0_late(monkeypatch, are_linked, has_reported)
+    monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_late))
     monkeypatch.setattr(TreeLinks, "send_report", report_and_die)
     hold_back(monkeypatch, last, died)
     die_in_silence(monkeypatch)

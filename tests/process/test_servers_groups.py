@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,24 +198,29 @@ class Absent(Server):
         return ""
 
 
-@contextlib.contextmanager
-def absent_server(key: Path, stage: Stage, *, is_gone: bool = False) -> Iterator[str]:
-    server, is_over = Absent(listen("127.0.0.1", 0), keys_of([str(key)])), threading.Event()
-    server.stage, server.is_gone = stage, is_gone
+def run_beside_an_absent_server(
+    folder: Path, task: Any, *given: Any, is_gone: bool = False
+) -> list[Any]:
+    """Return the results of the workers of a job with such a server."""
+    key, is_over = new_key(folder), threading.Event()
+    server = Absent(listen("127.0.0.1", 0), keys_of([str(key)]))
 
     def serve() -> None:
         while not is_over.is_set():
             server._try_turn()
 
     thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield ":".join(map(str, server.addresses[0]))
-    finally:
-        is_over.set()
-        socket.create_connection(server.addresses[0]).close()  # it wakes and checks
-        thread.join()
-        server._close()
+    with Stage() as stage:
+        server.stage, server.is_gone = stage, is_gone
+        env = serving.job_env(key, ":".join(map(str, server.addresses[0]))) | dict(stage.env)
+        thread.start()
+        try:
+            return run_ranks(task, N_WORKERS, *given, env=env)
+        finally:
+            is_over.set()
+            socket.create_connection(server.addresses[0]).close()  # it wakes and checks
+            thread.join()
+            server._close()
 
 
 def group_whose_view_forms(stage: Stage) -> shoal.Group:
@@ -246,10 +250,7 @@ def leave(how: str) -> float:
 
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_a_group_closes_at_once_though_its_servers_never_join(tmp_path: Path, how: str) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, absent_server(key, stage) as address:
-        env = serving.job_env(key, address) | dict(stage.env)
-        took_s = run_ranks(leave, N_WORKERS, how, env=env)
+    took_s = run_beside_an_absent_server(tmp_path, leave, how)
     assert max(took_s) < AT_ONCE_S, took_s
 
 
@@ -268,11 +269,8 @@ def give_a_view_up() -> float:
 
 
 def test_all_workers_give_up_a_view_once_rank_0_loses_a_server_of_it(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, absent_server(key, stage, is_gone=True) as address:
-        env = serving.job_env(key, address) | dict(stage.env)
-        found = run_ranks(give_a_view_up, N_WORKERS, env=env)
-    assert max(found) < AT_ONCE_S, found
+    took_s = run_beside_an_absent_server(tmp_path, give_a_view_up, is_gone=True)
+    assert max(took_s) < AT_ONCE_S, took_s
 
 
 def leave_while_a_view_ends() -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from process import serving
 from process.ranks import free_port, on_ranks, start_ranks
 from process.serving import N_WORKERS, is_right, new_key, noise, served_group, wait_for_all
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import Stage, error_of
 
 import shoal
 from shoal.errors import UsageError
@@ -102,10 +102,8 @@ def test_a_server_killed_among_calls_by_number_costs_and_delays_no_call(
 
 
 def skip_a_number_that_others_use() -> str:
-    pretend_hosts(1)
     stage = Stage.from_environment()
-    with shoal.init(timeout_s=20.0) as group:
-        serving.await_servers(group, 1)
+    with served_group(timeout_s=20.0) as group:
         (number,) = group.reserve(1)
         if group.rank == N_WORKERS - 1:
             group.skip(number)

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +150,8 @@ def test_servers_that_die_and_return_cost_no_call_along_rails(tmp_path: Path, se
 
 
 def lose_a_mate() -> str:
-    stage = Stage.from_environment()
     with served_group(1, N_LOCAL) as group:
-        stage.meet(group.rank, N_RANKS, "served")
-        if group.rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+        Stage.from_environment().meet(group.rank, N_RANKS, "served", victim=3)
         error = error_of(group.all_reduce, noise(group.rank, 0, N_ELEMS))
         assert isinstance(error, PeerLost)
         assert error.rank == 3

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from process.ranks import on_survivors
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
-from process.stage import die, error_of
+from process.stage import die, error_of, holdings
 from torch import nn
 
 from shoal.errors import PeerLost, TimedOut
@@ -105,30 +104,19 @@ def profile(backend: str, group: dist.ProcessGroup) -> set[str]:
     return {name for before, prefix, name in found if prefix and not before}
 
 
-def proc(what: str) -> int:
-    return len(list(Path(f"/proc/self/{what}").iterdir()))
-
-
-def costs() -> tuple[int, ...]:
-    """Return this process's threads, descriptors, mapped files and KiB of shared memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    shared_kib = next(line for line in lines if line.startswith("RssShmem")).split()[1]
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    return proc("task"), proc("fd"), sum("memfd" in line for line in maps), int(shared_kib)
-
-
 def case_subgroups_cost_no_thread_no_descriptor_and_no_shared_memory() -> None:
     dist.barrier()
-    before = costs()
+    before = holdings()
     groups = [dist.new_group(use_local_synchronization=True) for _ in range(N_GROUPS)]
-    after = costs()
+    after = holdings()
     total = torch.zeros(1)
     for number, group in enumerate(groups):
         tensor = torch.tensor([float(number)])
         dist.all_reduce(tensor, group=group)
         total += tensor
     # A thread that began with the first group may have ended since.
-    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+    for what in ("threads", "descriptors", "shared mappings", "shared KiB"):
+        assert after[what] <= before[what], (what, before, after)
     assert total.item() == dist.get_world_size() * sum(range(N_GROUPS))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import on_ranks
-from process.stage import Stage, error_of, on_stage, pretend_hosts, stop
+from process.stage import Stage, die, error_of, on_stage, pretend_hosts, stop
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
@@ -103,7 +103,7 @@ def die_in_shrink(moment: str) -> tuple[Any, ...]:
     with shoal.init() as group:
         rank = group.rank
         if rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         error = error_of(group.barrier)
         if rank == 1:
             arrange_death(moment)
@@ -119,11 +119,8 @@ def arrange_death(moment: str) -> None:
     from shoal.group.members import Members
     from shoal.group.shrink import Line
 
-    def die(*_args: object) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
     if moment == "agreed":
-        Members._enter = die
+        Members._enter = lambda *_: die()
         return
     n_messages, pair = int(moment), Line._pair
     asked: list[int] = []
@@ -156,7 +153,7 @@ def wake_after_the_others_went_on() -> tuple[Any, ...]:
     with shoal.init() as group:
         rank = group.rank
         if rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         errors = [error_of(group.barrier)]
         if rank == ZOMBIE:
             stage.cue("rank 2 has its error")
