@@ -12,7 +12,6 @@ from process import serving
 from process.arrays import Array
 from process.serving import N_WORKERS, await_servers, in_order, new_key, noise
 from process.stage import Stage, pretend_hosts
-from unit.feedback_model import round_flat
 from wires import rounded
 
 import shoal
@@ -37,7 +36,7 @@ class Expected:
             x = np.zeros(self.n_elems, np.float32)  # the buffer ends with padding
             x[:N_ELEMS] = noise(rank, number, N_ELEMS)
             x += before
-            sent.append(round_flat(self.codec, x))
+            sent.append(rounded(self.codec, x))
             self.residuals[rank] = x - sent[-1]
         return sent
 
@@ -53,7 +52,7 @@ class Expected:
         # Rounded at random to one of two neighbours, at up to twice the scale to avoid clamping.
         step = 2 * unit * np.exp2(np.floor(np.log2(largest)) - mx.FORMATS[self.codec].emax)
         near = np.abs(whole - average).reshape(-1, mx.BLOCK) <= step
-        same = whole.tobytes() == round_flat(self.codec, whole).tobytes()
+        same = whole.tobytes() == rounded(self.codec, whole).tobytes()
         return bool(near.all()) and same
 
 

@@ -49,6 +49,13 @@ class FakeWork:
         self.callbacks.append(callback)
 
 
+class UnseenWork(FakeWork):
+    """A call whose end no thread awaits."""
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        raise ShoalError("could not start the thread shoal-completions")
+
+
 class FakeGroup:
     """A group that records every call, with its timeout. Rank 1."""
 

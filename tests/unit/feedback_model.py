@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
-import mx
 import numpy as np
+import wires
 
 from shoal import Group
 from shoal.average import Averager, ErrorFeedback
@@ -16,16 +15,7 @@ Rounding = Callable[[Arrays], Arrays]
 
 def to_bf16(arrays: Arrays) -> Arrays:
     """Round each value to bfloat16."""
-    return {n: round_flat("bf16", one) for n, one in arrays.items()}
-
-
-def round_flat(codec: str, values: Any) -> Any:
-    """Round a complete buffer by a codec, or one value if it has no blocks."""
-    if codec in mx.FORMATS:
-        return mx.rounded(codec, values)
-    kind = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[codec]
-    with np.errstate(over="ignore"):
-        return values.astype(kind).astype(np.float32)
+    return {name: wires.rounded("bf16", one) for name, one in arrays.items()}
 
 
 def in_buffers(averager: Averager, codec: str) -> Callable[[Arrays], Arrays]:
@@ -42,7 +32,7 @@ def in_buffers(averager: Averager, codec: str) -> Callable[[Arrays], Arrays]:
             whole[places[name]] = one.ravel()
         for _, extent, _ in layout.buffers:
             part = slice(extent.offset // 4, extent.end // 4)
-            whole[part] = round_flat(codec, whole[part])
+            whole[part] = wires.rounded(codec, whole[part])
         return {name: whole[places[name]].reshape(one.shape) for name, one in arrays.items()}
 
     return rounding

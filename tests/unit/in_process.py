@@ -29,12 +29,17 @@ def run_in_threads(function: Callable[..., Any], size: int, *args: Any) -> list[
             except BaseException as error:  # noqa: BLE001 - the test checks it; pytest's too
                 results[number] = error
 
-        threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(functools.partial(rank, number) for number in range(size)))
     return results
+
+
+def in_threads(*calls: Callable[[], object]) -> None:
+    """Make all calls at once, each on its own thread, and wait for them."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def run_well(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:

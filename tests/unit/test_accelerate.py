@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from unit.test_torch_frontend import default_group
 
 from shoal.errors import Unsupported, UsageError
 
@@ -70,12 +70,8 @@ def test_an_unsupported_choice_is_refused(
 
 def test_a_default_group_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = load(monkeypatch, partial_state(DistributedType.MULTI_CPU, "gloo"))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(UsageError, match="default process group uses gloo"):
-            prepare(True, False, "shoal")
-    finally:
-        dist.destroy_process_group()
+    with default_group("gloo"), pytest.raises(UsageError, match="process group uses gloo"):
+        prepare(True, False, "shoal")
 
 
 class Renamed:

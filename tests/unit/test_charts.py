@@ -6,22 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from unit.test_simulate import ONE_MESSAGE, THERE_AND_BACK, WIRE, cluster
 
 from shoal.analysis.charts import timelines
 from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.simulate.simulator import simulate
 from shoal.analysis.simulate.timeline import BUSY, CORES, DATA, GRANT, OVER, Recorder, Timeline
 from shoal.cli import main
-from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.cluster import Cluster
 from shoal.schedule import Recv, Send, Step
-
-# A byte takes 0.01 us on a NIC.
-WIRE = LinkCost(latency_us=50, us_per_byte=0.01, message_us=0)
-
-
-def cluster(*hosts: int, message_us: float = 0, memory: float = 0) -> Cluster:
-    wire = replace(WIRE, message_us=message_us)
-    return Cluster(hosts, LinkCost(0, 0, 0), wire, memory, n_cores=64)
 
 
 def recorded(steps: list[list[Step]], n_bytes: int, where: Cluster) -> Timeline:
@@ -35,28 +28,27 @@ def busy_us(spans: Iterable[tuple[float, float, str]]) -> float:
     return sum(end_us - begin_us for begin_us, end_us, what in spans if what == BUSY)
 
 
-ONE_MESSAGE: list[list[Step]] = [[Send(1, 0)], [Recv(0, 0)]]
-THERE_AND_BACK: list[list[Step]] = [[Send(1, 0), Recv(1, 0)], [Recv(0, 0), Send(0, 0)]]
 # Rank 1 gives its value to rank 2 in its host, which forwards the sum.
 IN_A_HOST: list[list[Step]] = [[Recv(0, 0), Send(2, 0)], [Recv(1, 0, fold=True), Send(3, 0)]]
 THROUGH_A_HOST = [[Send(1, 0)], *IN_A_HOST, [Recv(2, 0)]]
 
 
 def test_a_small_message_leaves_at_once_and_arrives_after_the_latency() -> None:
-    line = recorded(ONE_MESSAGE, 1000, cluster(0, 1))
+    line = recorded(ONE_MESSAGE, 1000, cluster(2))
     assert line.out == {0: [(0, 10, BUSY), (10, 60, OVER)]}
     assert line.into == {1: [(50, 60, BUSY)]}
 
 
 def test_a_large_message_waits_for_its_grant() -> None:
-    line = recorded(ONE_MESSAGE, 100_000, cluster(0, 1))
+    line = recorded(ONE_MESSAGE, 100_000, cluster(2))
     assert line.out[0][:2] == [(0, 50, GRANT), (50, 1050, BUSY)]
     assert "out: busy 91%, waits for a receiver's grant 5%, all is sent 5%" in timelines(line)[0]
 
 
 def test_waits_for_cores_and_for_data_of_other_ranks_follow_one_another() -> None:
     # Each message occupies a core for 5 us at both ends.
-    line = recorded(THERE_AND_BACK, 1000, cluster(0, 1, message_us=5))
+    where = cluster(2, wire=replace(WIRE, message_us=5))
+    line = recorded(THERE_AND_BACK, 1000, where)
     assert line.out[0] == [(0, 5, CORES), (5, 15, BUSY), (15, 140, OVER)]
     # It arrives at 65 us, and is received and sent by 75.
     assert line.out[1] == [(0, 65, DATA), (65, 75, CORES), (75, 85, BUSY), (85, 140, OVER)]
@@ -64,7 +56,8 @@ def test_waits_for_cores_and_for_data_of_other_ranks_follow_one_another() -> Non
 
 def test_a_wait_for_another_host_is_attributed_through_ranks_of_the_same_host() -> None:
     # 1 us of memory for the store in rank 1, its send, the fold and the send of rank 2.
-    line = recorded(THROUGH_A_HOST, 1000, cluster(0, 1, 1, 2, memory=0.001))
+    where = cluster(3, hosts=(0, 1, 1, 2), memory_us_per_byte=0.001)
+    line = recorded(THROUGH_A_HOST, 1000, where)
     (_, data_us, data), (_, cores_us, cores), *_ = line.out[1]
     assert (data, cores) == (DATA, CORES)
     assert data_us == pytest.approx(61)  # 1 us to send, 10 on the wire, 50 of latency
@@ -73,7 +66,7 @@ def test_a_wait_for_another_host_is_attributed_through_ranks_of_the_same_host() 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "ring_2d", "sharded", "sharded[2*0|6*1]"])
 def test_the_timeline_of_a_nic_adds_up_to_the_time_and_the_bytes(algorithm: str) -> None:
-    where = cluster(0, 0, 1, 1, 2, 2, 3, 3, message_us=2, memory=0.0001)
+    where = cluster(4, 2, wire=replace(WIRE, message_us=2), memory_us_per_byte=0.0001)
     if "[" in algorithm:
         where = replace(where, hosts=tuple(range(8)))
     played = simulate("all_reduce", algorithm, where, 8 << 20, records=True)
@@ -90,7 +83,7 @@ def test_the_timeline_of_a_nic_adds_up_to_the_time_and_the_bytes(algorithm: str)
 
 
 def test_one_host_has_no_timeline() -> None:
-    assert simulate("all_reduce", "ring", cluster(0, 0), 1 << 20, records=True).timeline is None
+    assert simulate("all_reduce", "ring", cluster(1, 2), 1 << 20, records=True).timeline is None
 
 
 def page(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str) -> str:

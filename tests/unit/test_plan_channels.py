@@ -73,11 +73,10 @@ def test_the_planner_has_the_number_asked_for() -> None:
         assert agreed_planner(0, settings, hosts, published, "").n_channels == n
 
 
-def test_differing_or_too_many_channels_are_refused() -> None:
-    for other in (Settings(channels=3), Settings(channels=2, n_paths=5)):
-        own = Settings(channels=2)
-        with pytest.raises(UsageError, match="SHOAL_CHANNELS"):
-            agreed_planner(0, own, ["a", "b"], digests(own, other), "")
+def test_too_many_channels_are_refused() -> None:
+    own, other = Settings(channels=2), Settings(channels=2, n_paths=5)
+    with pytest.raises(UsageError, match="SHOAL_CHANNELS"):
+        agreed_planner(0, own, ["a", "b"], digests(own, other), "")
 
 
 def of_pool(mbit: int, asked: int = 0, cores: tuple[int, int] = (64, 64), n_paths: int = 1) -> int:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from shoal.group.pool import addresses
 from shoal.group.pool.addresses import Address, JobEndpoint, endpoint_from, n_required_from
 from shoal.group.pool.served_group import ServedGroup
 from shoal.plan import Settings
-from shoal.server.options import keys_of, listen
+from shoal.server.options import listen
 
 
 def test_an_address_may_have_a_port() -> None:
@@ -45,23 +44,6 @@ def test_no_more_servers_can_be_required_than_are_named(text: str) -> None:
     with pytest.raises(UsageError, match=f"SHOAL_SERVERS_REQUIRED='{text}' is not a number from 0"):
         n_required_from({"SHOAL_SERVERS": "a,b", "SHOAL_SERVERS_REQUIRED": text})
     assert n_required_from({"SHOAL_SERVERS": "a,b", "SHOAL_SERVERS_REQUIRED": "2"}) == 2
-
-
-def key_file(path: Path, text: str = "k" * 32, mode: int = 0o600) -> str:
-    path.write_text(text)
-    path.chmod(mode)
-    return str(path)
-
-
-def test_a_key_is_named_once_in_a_file_that_others_cannot_read(tmp_path: Path) -> None:
-    path = key_file(tmp_path / "key", mode=0o644)
-    with pytest.raises(UsageError, match=rf"^--key-file {path} has mode 0644"):
-        keys_of([path])
-    paths = [key_file(tmp_path / name) for name in "ab"]
-    with pytest.raises(UsageError, match=r"a and .*b hold the same key"):
-        keys_of(paths)
-    other = key_file(tmp_path / "c", "l" * 32)
-    assert [key.path for key in keys_of([paths[0], other])] == [paths[0], other]
 
 
 def test_a_server_listens_on_an_interface_or_at_an_address() -> None:

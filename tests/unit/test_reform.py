@@ -1,6 +1,7 @@
 """`shrink` and `reform` after Ctrl-C, with ranks as threads of this process."""
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,14 @@ from shoal.errors import UsageError
 from shoal.group import growing
 from shoal.group.group import Group
 from shoal.rendezvous.door import Newcomer
+
+
+def interrupted_after(call: Callable[..., object]) -> Any:
+    def interrupted(*args: Any, **how: Any) -> None:
+        call(*args, **how)
+        raise KeyboardInterrupt
+
+    return interrupted
 
 
 def check_sum(group: shoal.Group) -> None:
@@ -37,13 +46,7 @@ def test_reform_goes_on_from_a_view_that_an_interrupt_ended(group: shoal.Group) 
     group.barrier()
     group.abort("a fault")
     if group.rank == 0:
-        shrink = group.shrink
-
-        def interrupted(**how: Any) -> None:
-            shrink(**how)
-            raise KeyboardInterrupt
-
-        group.shrink = interrupted  # type: ignore[assignment]
+        group.shrink = interrupted_after(group.shrink)  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             group.reform()
     check_sum(group.reform())
@@ -64,12 +67,7 @@ def test_shrink_excludes_a_rank_from_a_view_that_followed(group: shoal.Group) ->
 @in_ranks(2)
 def test_a_view_interrupted_as_it_begins_keeps_the_links_and_the_door(group: shoal.Group) -> None:
     address, enter = group.address, group._enter
-
-    def interrupted(*args: Any) -> None:
-        enter(*args)
-        raise KeyboardInterrupt
-
-    group._enter = interrupted  # type: ignore[assignment]
+    group._enter = interrupted_after(enter)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         group.shrink()
     group._enter = enter  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from unit.test_rendezvous_meeting import direct
 
 from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous import attempt as attempts
@@ -10,13 +11,6 @@ from shoal.rendezvous.attempt import ATTEMPT_KEY, AttemptOverError, decode_end, 
 from shoal.rendezvous.meeting import MemberMeeting
 from shoal.rendezvous.record import Record
 from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
-from shoal.rendezvous.store.asking import Asking
-
-
-def direct(store: MemoryStore) -> Asking:
-    """Return the store itself, which needs no thread."""
-    return store  # type: ignore[return-value]
-
 
 WRONG_KEY = UsageError("rank 1 holds another job key")
 

@@ -11,15 +11,16 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.rendezvous.key import job_key, pair_key, random_key
+from shoal.server.options import keys_of
 
 SECRET = "0123456789abcdef-secret"
 
 
-def key_file(folder: Path, text: str = SECRET + "\n", mode: int = 0o600) -> Path:
-    path = folder / "key"
+def key_file(folder: Path, text: str = SECRET + "\n", mode: int = 0o600, name: str = "key") -> str:
+    path = folder / name
     path.write_text(text)
     path.chmod(mode)
-    return path
+    return str(path)
 
 
 def test_without_any_variable_there_is_no_key() -> None:
@@ -28,7 +29,7 @@ def test_without_any_variable_there_is_no_key() -> None:
 
 
 def test_the_file_wins_over_the_variable_and_its_newline_is_no_key(tmp_path: Path) -> None:
-    environ = {"SHOAL_KEY_FILE": str(key_file(tmp_path)), "SHOAL_KEY": "another-key-altogether"}
+    environ = {"SHOAL_KEY_FILE": key_file(tmp_path), "SHOAL_KEY": "another-key-altogether"}
     assert job_key(environ) == SECRET.encode()
     assert job_key({"SHOAL_KEY": SECRET}) == SECRET.encode()
 
@@ -37,7 +38,18 @@ def test_the_file_wins_over_the_variable_and_its_newline_is_no_key(tmp_path: Pat
 def test_a_key_file_accessible_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = key_file(tmp_path, mode=mode)
     with pytest.raises(UsageError, match=f"mode {mode:04o}.*chmod 600"):
-        job_key({"SHOAL_KEY_FILE": str(path)})
+        job_key({"SHOAL_KEY_FILE": path})
+
+
+def test_a_servers_key_is_named_once_in_a_file_that_others_cannot_read(tmp_path: Path) -> None:
+    one, same = (key_file(tmp_path, name=name) for name in "ab")
+    other = key_file(tmp_path, "l" * 32, name="c")
+    with pytest.raises(UsageError, match=r"a and .*b hold the same key"):
+        keys_of([one, same])
+    assert [key.path for key in keys_of([one, other])] == [one, other]
+    path = key_file(tmp_path, mode=0o644)
+    with pytest.raises(UsageError, match=rf"^--key-file {path} has mode 0644"):
+        keys_of([path])
 
 
 def test_a_key_file_must_be_an_existing_regular_file(tmp_path: Path) -> None:
@@ -56,7 +68,7 @@ def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path = key_file(tmp_path)
     os.chown(path, 65534, -1)
     with pytest.raises(UsageError, match="belongs to user 65534"):
-        job_key({"SHOAL_KEY_FILE": str(path)})
+        job_key({"SHOAL_KEY_FILE": path})
 
 
 def test_a_short_or_huge_key_is_refused_without_being_shown(tmp_path: Path) -> None:
@@ -64,7 +76,7 @@ def test_a_short_or_huge_key_is_refused_without_being_shown(tmp_path: Path) -> N
         job_key({"SHOAL_KEY": "hunter2"})
     assert "hunter2" not in str(caught.value)
     with pytest.raises(UsageError, match="expected 16 to 4096"):
-        job_key({"SHOAL_KEY_FILE": str(key_file(tmp_path, "x" * 5000))})
+        job_key({"SHOAL_KEY_FILE": key_file(tmp_path, "x" * 5000)})
 
 
 def test_a_job_key_is_random_and_gives_one_key_to_each_pair() -> None:

@@ -192,12 +192,12 @@ def test_all_ranks_begin_the_same_turns_in_the_same_order_once_all_are_ready(see
     assert errors.too_early == []
 
 
-def one_is_missing(group: Any) -> ShoalError | None:
-    order = LocalOrder(group.subgroup(range(SIZE), "host"))
+def error_in_turn(group: Any, calls: list[str], timeout_s: float) -> ShoalError | None:
+    """Return the error of a rank that makes its one of these calls, if any."""
+    order, error = LocalOrder(group.subgroup(range(SIZE), "host")), None
     order.add(60.0)
-    error = None
-    if group.rank != 1:
-        order.ready(Turn(0, 0), "it", 0.05)
+    if calls[group.rank]:
+        order.ready(Turn(0, 0), calls[group.rank], timeout_s)
         try:
             while order.next() is None:
                 pass
@@ -208,30 +208,17 @@ def one_is_missing(group: Any) -> ShoalError | None:
 
 
 def test_a_missing_rank_is_named_at_the_deadline() -> None:
-    first, second, third = run_in_threads(one_is_missing, SIZE)
+    first, second, third = run_in_threads(error_in_turn, SIZE, ["it", "", "it"], 0.05)
     assert second is None
     errors = [first, third]
     assert all(isinstance(error, TimedOut) for error in errors), errors
     assert any("rank 1" in str(error) for error in errors), errors
 
 
-def one_brings_another_turn(group: Any) -> str:
-    order = LocalOrder(group.subgroup(range(SIZE), "host"))
-    order.add(60.0)
-    order.ready(Turn(0, 0), f"float32[{8 + group.rank // 2}]", 60.0)
-    try:
-        while order.next() is None:
-            pass
-    except UsageError as error:
-        return str(error)
-    finally:
-        group.barrier()
-    return ""
-
-
 def test_ranks_with_different_turns_get_an_error_and_begin_none() -> None:
     # NCCL would not detect it.
-    errors = run_in_threads(one_brings_another_turn, SIZE)
-    words = "this rank has called float32[8], but another rank of this host made a different"
-    assert words in errors[0]
-    assert "this rank has called float32[9]" in errors[2]
+    calls = ["float32[8]", "float32[8]", "float32[9]"]
+    for error, call in zip(run_in_threads(error_in_turn, SIZE, calls, 60.0), calls, strict=True):
+        assert isinstance(error, UsageError)
+        words = f"this rank has called {call}, but another rank of this host made a different"
+        assert words in str(error)

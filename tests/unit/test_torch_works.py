@@ -1,28 +1,20 @@
 """torch's Works and their futures over calls that the test ends: no native code."""
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
 import pytest
 import torch
-from unit.fakes import FakeWork, refuse_threads
+from unit.fakes import FakeWork, UnseenWork, refuse_threads
+from unit.in_process import in_threads
 
-from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.errors import PeerLost, TimedOut
 from shoal.frontend.torch import work as module
 from shoal.frontend.torch.work import PendingWork
 from shoal.threads import Threads
 
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
-
-
-def in_threads(*calls: Callable[[], object]) -> None:
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_the_result_is_copied_back_once_for_any_number_of_waiting_threads() -> None:
@@ -245,11 +237,7 @@ def test_a_call_ending_with_the_program_ends_its_future(monkeypatch: pytest.Monk
 
 
 def test_a_future_whose_calls_no_thread_awaits_has_the_error_for_every_reader() -> None:
-    class Unseen(FakeWork):
-        def on_done(self, callback: Callable[[object], None]) -> None:
-            raise ShoalError("could not start the thread shoal-completions")
-
-    work = PendingWork([FakeWork(), Unseen()], [torch.ones(1)])  # type: ignore[list-item]
+    work = PendingWork([FakeWork(), UnseenWork()], [torch.ones(1)])  # type: ignore[list-item]
     for _ in range(2):
         with pytest.raises(RuntimeError, match="could not start the thread shoal-completions"):
             work.get_future().wait()

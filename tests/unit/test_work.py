@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from unit.fakes import FakeWork, refuse_threads
+from unit.fakes import UnseenWork, refuse_threads
 
 from shoal.errors import ShoalError
 from shoal.group import work as module
@@ -143,12 +143,8 @@ def test_without_threads_ended_calls_call_back(mesh: Mesh, monkeypatch: pytest.M
 
 
 def test_following_a_call_without_a_thread_waits(caplog: pytest.LogCaptureFixture) -> None:
-    class Unseen(FakeWork):
-        def on_done(self, callback: object) -> None:
-            raise ShoalError("could not start the thread shoal-completions")
-
     notified: list[Any] = []
-    work: Any = Unseen()
+    work: Any = UnseenWork()
     work.failure = ShoalError("the call failed")
     follow(work, notified.append)
     assert notified == [work]
