@@ -40,11 +40,9 @@ ROUNDS: Mapping[str, Callable[[int], int]] = {
     "reduce scatter_gather": lambda n: 2,
     "barrier dissemination": ceil_log2,
 }
+TWICE = [f"all_reduce {name}" for name in ("sharded", "ring", "ring_2d", "fairring")]
 SENT_BY_EACH: Mapping[str, Callable[[int], Fraction]] = {
-    **dict.fromkeys(("all_reduce sharded", "all_reduce ring"), lambda n: Fraction(2 * (n - 1), n)),
-    **dict.fromkeys(
-        ("all_reduce ring_2d", "all_reduce fairring"), lambda n: 2 * Fraction(n - 1, n)
-    ),
+    **dict.fromkeys(TWICE, lambda n: 2 * Fraction(n - 1, n)),
     **dict.fromkeys(("all_gather direct", "all_gather bruck"), lambda n: Fraction(n - 1, n)),
     **dict.fromkeys(("reduce_scatter direct", "reduce_scatter ring"), lambda n: Fraction(n - 1, n)),
     **dict.fromkeys(("all_gather ring", "all_to_all pairwise"), lambda n: Fraction(n - 1, n)),

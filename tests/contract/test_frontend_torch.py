@@ -242,11 +242,8 @@ def case_reduce(group: Group) -> None:
         tensors = all_given(dtype, group, 11, seed)
         actual = tensors[rank].clone()
         opts = dist.ReduceOptions()
-        opts.rootRank, opts.reduceOp, opts.asyncOp = (
-            seed % size,
-            getattr(dist.ReduceOp, fold),
-            bool(seed % 3),
-        )
+        opts.rootRank, opts.asyncOp = seed % size, bool(seed % 3)
+        opts.reduceOp = getattr(dist.ReduceOp, fold)
         group.reduce([actual], opts).wait()
         if rank == opts.rootRank:
             check_close(actual, folded(fold, tensors))

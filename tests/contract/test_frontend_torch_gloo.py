@@ -163,10 +163,8 @@ def whole_numbers(group: Group, n: int, seed: int = 1) -> Tensor:
 
 def case_gathers_from_blocks_of_the_outputs_and_from_one_input(group: Group) -> Any:
     rank, size = group.rank(), group.size()
-    blocks, outputs = (
-        [torch.zeros(n * size).view(size, n) for n in (2, 5)],
-        torch.zeros(2, 3 * size),
-    )
+    blocks = [torch.zeros(n * size).view(size, n) for n in (2, 5)]
+    outputs = torch.zeros(2, 3 * size)
     with dist._coalescing_manager(group):
         for block in blocks:
             own = block[rank].copy_(whole_numbers(group, block.shape[1]))

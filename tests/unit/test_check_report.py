@@ -35,18 +35,14 @@ def test_ranks_that_agree_have_no_problems() -> None:
     assert "1 2" in found.text()  # the ranks of host1
 
 
-OF_RANK_3 = [way for way in itertools.permutations(range(4), 2) if 3 in way]
 TENTH = Probe("", 1e-4, LINE / 10, 0.0)
+OF_RANK_3 = {way: TENTH for way in itertools.permutations(range(4), 2) if 3 in way}
 
 
 @pytest.mark.parametrize(
     ("n_hosts", "probes", "problem"),
     [
-        (
-            4,
-            dict.fromkeys(OF_RANK_3, TENTH),
-            "host3: 100 Mbit/s at most, but others reach 1 Gbit/s",
-        ),
+        (4, OF_RANK_3, "host3: 100 Mbit/s at most, but others reach 1 Gbit/s"),
         (3, {(0, 2): Probe("", 1e-4, LINE / 4, 0.0)}, "host0 to host2: 250 Mbit/s"),
         (2, {(0, 1): Probe("", 1e-4, LINE, 61.0)}, "host1: its clock is +61.0 s"),
         (2, {(1, 0): None}, "host1 to host0: not measured"),  # its rank ended in mid-check

@@ -3,7 +3,6 @@
 import itertools
 import re
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from shoal.errors import Closed
 from shoal.group.group import Group
 from shoal.group.pool import served_group
 from shoal.group.pool.leader import job_name
-from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall
 from shoal.group.pool.rails import Kind, Posting, RailPart, Stage, rail_of
 from shoal.group.pool.served_group import ServedGroup
@@ -29,7 +27,6 @@ from shoal.shapes import Shape
 
 KIND = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
 RAIL: Any = rail_of(range(3), 0)
-NOTHING: Any = None
 
 
 def test_jobs_with_one_key_on_one_host_have_different_names() -> None:
@@ -63,22 +60,6 @@ def test_rotating_kinds_are_announced_once(n_kinds: int, monkeypatch: pytest.Mon
         for n_elems in range(n_kinds):
             view.parts(KIND._replace(n_elems=n_elems))
     assert len(announced) == n_kinds
-
-
-def test_a_call_that_cannot_be_planned_ends_the_group_of_its_ranks() -> None:
-    def refuse(*_: object) -> None:
-        raise MemoryError
-
-    ended: list[str] = []
-    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
-    world: Any = SimpleNamespace(abort=ended.append)
-    pool = Pool(control, b"", world, NOTHING, RAIL)
-    view: Any = SimpleNamespace(call=refuse, takes=lambda _number: True, is_settling=False)
-    pool.stages.propose()
-    pool.stages.begin(0, view, 1)
-    with pytest.raises(MemoryError):
-        pool.post(Posting(KIND, 7, 0, time.monotonic() + 1.0, 0))
-    assert len(ended) == 1
 
 
 def test_a_new_kind_of_call_after_the_loss_of_servers_is_no_error() -> None:
@@ -163,7 +144,7 @@ def test_calls_while_another_looks_for_servers_are_like_it(monkeypatch: pytest.M
     lock, made = ToldLock(), list[str]()
     monkeypatch.setattr(served_group, "_FIRST_USE", lock)
     group: Any = object.__new__(ServedGroup)
-    group._native, group._looks_at_first_use = NOTHING, True
+    group._native, group._looks_at_first_use = None, True
     group._timeout = lambda _how: 1.0
     group._number = group._finish = lambda *_: None
     monkeypatch.setattr(ServedGroup, "_kind", lambda *_: KIND)

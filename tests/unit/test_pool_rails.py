@@ -92,17 +92,34 @@ def test_pieces_leave_in_any_order_and_are_open_until_then() -> None:
     assert numbers.lowest_open() == (second + 1) * MOST_PIECES
 
 
-def test_pieces_of_a_call_that_could_not_be_made_are_not_awaited() -> None:
-    def refuse(*_: object) -> None:
-        raise MemoryError
+KIND = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
 
-    rail, calls = rail_between(TWO_BY_THREE), Numbers("a group")
-    coming = RailNumbers(calls)
+
+def pool_of(world: Any, numbers: Any) -> Pool:
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
-    world: Any = SimpleNamespace(post_in_place=refuse)
-    pool = Pool(control, b"", world, coming, rail)
-    kind = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
-    kind = kind._replace(pieces=tuple(rail.pieces(kind.dtype, kind.n_elems)))
+    return Pool(control, b"", world, numbers, rail_between(TWO_BY_THREE))
+
+
+def refuse(*_: object) -> None:
+    raise MemoryError
+
+
+def test_a_call_that_cannot_be_planned_ends_the_group_of_its_ranks() -> None:
+    ended: list[str] = []
+    pool = pool_of(SimpleNamespace(abort=ended.append), None)
+    view: Any = SimpleNamespace(call=refuse, takes=lambda _number: True, is_settling=False)
+    pool.stages.propose()
+    pool.stages.begin(0, view, 1)
+    with pytest.raises(MemoryError):
+        pool.post(Posting(KIND, 7, 0, time.monotonic() + 1.0, 0))
+    assert len(ended) == 1
+
+
+def test_pieces_of_a_call_that_could_not_be_made_are_not_awaited() -> None:
+    calls, rail = Numbers("a group"), rail_between(TWO_BY_THREE)
+    coming = RailNumbers(calls)
+    pool = pool_of(SimpleNamespace(post_in_place=refuse), coming)
+    kind = KIND._replace(pieces=tuple(rail.pieces(KIND.dtype, KIND.n_elems)))
     numbers = pool.begin_pieces(calls.take(), len(kind.pieces))
     with pytest.raises(MemoryError):
         pool.post_pieces(Posting(kind, 1, 0, time.monotonic() + 1.0, 0), numbers)

@@ -71,12 +71,9 @@ UNSUITABLE = ["direct", "doubling", "ring_2d", "fairring", "ring/ring", "rings",
 
 
 def test_errors_about_names_list_valid_ones() -> None:
+    every = r"for all_reduce: there are .*tree.*, sharded\[8\*1.*local/across"
     for collective, names, why in (
-        (
-            "all_reduce",
-            ["", "rings", "sharded(2)", "ring(2)"],
-            r"for all_reduce: there are .*tree.*, sharded\[8\*1.*local/across",
-        ),
+        ("all_reduce", ["", "rings", "sharded(2)", "ring(2)"], every),
         # Unsuitable for a level, inside a host or between hosts.
         ("all_reduce", [f"{local}/ring" for local in UNSUITABLE], "sharded, ring, "),
         ("all_reduce", [f"ring/{across}" for across in UNSUITABLE[2:]], "sharded, ring, "),

@@ -3,9 +3,9 @@
 import errno
 import os
 import selectors
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,85 +17,83 @@ from shoal.server.views import SILENT_S, Views
 
 
 class Child:
-    """A process that prints some lines and waits for its input to end."""
+    """A process that prints some lines and then waits for its end."""
 
     def __init__(self, *lines: str) -> None:
-        code = f"import sys\nfor line in {lines}: print(line, flush=True)\nsys.stdin.read()"
+        code = f"import signal\nfor line in {lines}: print(line, flush=True)\nsignal.pause()"
         self.pipe, out = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
-        argv = [sys.executable, "-S", "-c", code]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
+        argv, to = [sys.executable, "-S", "-c", code], [(os.POSIX_SPAWN_DUP2, out, 1)]
+        self.pid = os.posix_spawn(sys.executable, argv, os.environ, file_actions=to)
         os.close(out)
         os.set_blocking(self.pipe, False)
 
-    def forget(self) -> None:
-        """End it, and act as if the process was waited for elsewhere."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.returncode = 0
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as made:
+        yield made
 
 
-def test_the_last_valid_report_of_a_child_is_kept() -> None:
-    with selectors.DefaultSelector() as selector:
-        views, one = Views(selector), Child('{"view": 1}', '{"view": 2}', "half a", "7")
-        views.add(one.process.pid, one.pipe, 7, "job")
-        for _ in range(4):
-            run_ready(selector, 10.0)
-        assert views.reports_of(7) == [{"view": 2, "job": "job", "pid": one.process.pid}]
-        assert views.reports_of(8) == []
-        views.kill_all()
-        one.forget()
+@pytest.fixture
+def views(selector: selectors.BaseSelector) -> Iterator[Views]:
+    made = Views(selector)
+    yield made
+    made.kill_all()
 
 
-def test_the_oldest_view_of_the_same_job_makes_room() -> None:
-    with selectors.DefaultSelector() as selector:
-        views, children = Views(selector), [Child() for _ in range(4)]
-        rails = ((7, "rail 1"), (8, "rail 0"), (7, "rail 0"), (7, "rail 0"))
-        for (key, job), one in zip(rails, children, strict=True):
-            views.add(one.process.pid, one.pipe, key, job)
-        pids = [one.process.pid for one in children]
-        views.make_room(7, "rail 0", 2)  # of one rail
-        assert [view["pid"] for view in views.reports_of(None)] == [pids[0], pids[1], pids[3]]
-        views.make_room(7, None, 2)  # of all views of the key
-        assert [view["pid"] for view in views.reports_of(None)] == [pids[1], pids[3]]
-        views.kill_all()
-        for one in children:
-            one.forget()
+def test_the_last_valid_report_of_a_child_is_kept(selector: Any, views: Views) -> None:
+    one = Child('{"view": 1}', '{"view": 2}', "half a", "7")
+    views.add(one.pid, one.pipe, 7, "job")
+    for _ in range(4):
+        run_ready(selector, 10.0)
+    assert views.reports_of(7) == [{"view": 2, "job": "job", "pid": one.pid}]
+    assert views.reports_of(8) == []
 
 
-def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_view_of_the_same_job_makes_room(views: Views) -> None:
+    pids = []
+    for key, job in ((7, "rail 1"), (8, "rail 0"), (7, "rail 0"), (7, "rail 0")):
+        one = Child()
+        views.add(one.pid, one.pipe, key, job)
+        pids.append(one.pid)
+    views.make_room(7, "rail 0", 2)  # of one rail
+    assert [view["pid"] for view in views.reports_of(None)] == [pids[0], pids[1], pids[3]]
+    views.make_room(7, None, 2)  # of all views of the key
+    assert [view["pid"] for view in views.reports_of(None)] == [pids[1], pids[3]]
+
+
+def test_a_child_that_cannot_be_watched_is_killed(
+    views: Views, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none_left(_pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with selectors.DefaultSelector() as selector:
-        views, one = Views(selector), Child()
-        monkeypatch.setattr(os, "pidfd_open", none_left)
-        with pytest.raises(OSError, match="Too many"):
-            views.add(one.process.pid, one.pipe, 7, "job")
-        with pytest.raises(ProcessLookupError):
-            os.kill(one.process.pid, 0)
-        one.forget()
+    one = Child()
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    with pytest.raises(OSError, match="Too many"):
+        views.add(one.pid, one.pipe, 7, "job")
+    with pytest.raises(ProcessLookupError):
+        os.kill(one.pid, 0)
 
 
-def test_a_child_that_is_silent_for_long_is_killed(caplog: pytest.LogCaptureFixture) -> None:
-    with selectors.DefaultSelector() as selector:
-        views, silent, other = Views(selector), Child(), Child('{"view": 1}')
-        begun = time.monotonic()
-        views.add(silent.process.pid, silent.pipe, 7, "job")
-        views.add(other.process.pid, other.pipe, 7, "job")
-        deadline = views.next_deadline()
-        assert deadline is not None
-        assert begun + SILENT_S <= deadline <= time.monotonic() + SILENT_S
-        with selectors.DefaultSelector() as spoken:  # not read until it is late
-            spoken.register(other.pipe, selectors.EVENT_READ)
-            spoken.select()
-        views.expire(deadline - 0.001)
-        assert views.n == 2
-        views.expire(deadline)
-        assert [view["pid"] for view in views.reports_of(7)] == [other.process.pid]
-        assert "was silent for 10 s" in caplog.text
-        views.kill_all()
-        for one in (silent, other):
-            one.forget()
+def test_a_child_that_is_silent_for_long_is_killed(
+    views: Views, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent, other = Child(), Child('{"view": 1}')
+    begun = time.monotonic()
+    for one in (silent, other):
+        views.add(one.pid, one.pipe, 7, "job")
+    deadline = views.next_deadline()
+    assert deadline is not None
+    assert begun + SILENT_S <= deadline <= time.monotonic() + SILENT_S
+    with selectors.DefaultSelector() as spoken:  # not read until it is late
+        spoken.register(other.pipe, selectors.EVENT_READ)
+        spoken.select()
+    views.expire(deadline - 0.001)
+    assert views.n == 2
+    views.expire(deadline)
+    assert [view["pid"] for view in views.reports_of(7)] == [other.pid]
+    assert "was silent for 10 s" in caplog.text
 
 
 VIEW: dict[str, Any] = {"n_in_flight": 3, "staging_bytes": 1 << 20, "bytes_in_per_s": 2.5e6}
