@@ -26,25 +26,13 @@ Range = tuple[int, int]
 class OnDevice(torch.Tensor):
     """A tensor that claims to be on cuda:0."""
 
-    index = 0
-
-    @property
-    def is_cpu(self) -> bool:
-        return False
-
-    @property
-    def is_cuda(self) -> bool:
-        return True
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", self.index)
+    is_cpu, is_cuda, device = False, True, torch.device("cuda", 0)
 
 
 class OnOtherDevice(OnDevice):
     """A tensor that claims to be on cuda:1."""
 
-    index = 1
+    device = torch.device("cuda", 1)
 
 
 def on_device(tensor: torch.Tensor, kind: type[OnDevice] = OnDevice) -> torch.Tensor:

@@ -60,12 +60,11 @@ class Rank:
 
 
 class Host:
-    """The ranks of a host; some of them are linked to the lowest, rank 0."""
+    """The ranks of a host; rank 1 is linked to the lowest, rank 0."""
 
-    def __init__(self, size: int, n_linked: int) -> None:
+    def __init__(self, size: int) -> None:
         self.ranks = [Rank(rank, size) for rank in range(size)]
-        for rank in range(1, 1 + n_linked):
-            self.link(rank)
+        self.link(1)
 
     @property
     def leader(self) -> Rank:
@@ -95,7 +94,7 @@ def n_open() -> int:
 
 
 def test_a_lost_rank_is_missed_only_once_the_memory_was_passed() -> None:
-    with closing(Host(3, 1)) as made:
+    with closing(Host(3)) as made:
         made.ranks[1].endpoint.close()
         made.run_until(lambda: made.leader.losses)
         assert made.leader.losses == [(1, "it closed the connection")]
@@ -123,7 +122,7 @@ def test_a_wrong_message_ends_the_link(what: str, monkeypatch: pytest.MonkeyPatc
     to, kind, body, words = WRONG[what]
     monkeypatch.setattr(TreeLinks, "_introduce", lambda _: None)
     before = n_open()
-    with closing(Host(2, 1)) as made:
+    with closing(Host(2)) as made:
         fd = 0 if kind == INTRODUCTION and to == 1 else -1
         made.ranks[1 - to].peers[to].send(kind, body, fd)
         made.run_until(lambda: made.ranks[to].losses)
@@ -136,7 +135,7 @@ def test_a_wrong_message_ends_the_link(what: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", [REPORT, INTRODUCTION])
 def test_a_repeated_message_ends_the_link(kind: int) -> None:
-    with closing(Host(2, 1)) as made:
+    with closing(Host(2)) as made:
         made.run_until(lambda: made.ranks[1].links.is_ready)
         if kind == INTRODUCTION:
             made.leader.peers[1].send(kind, number(2, 4), 0)
@@ -148,7 +147,7 @@ def test_a_repeated_message_ends_the_link(kind: int) -> None:
 
 
 def test_a_rank_that_reconnects_has_lost_its_first_link() -> None:
-    with closing(Host(3, 1)) as made:
+    with closing(Host(3)) as made:
         first = made.leader.peers.pop(1)
         made.link(1)
         assert made.leader.losses == [(1, "it connected again")]

@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,18 +152,10 @@ def test_a_rank_with_a_damaged_roll_asks_the_store_at_growing_intervals() -> Non
     assert all(wait_s >= least_s for wait_s, least_s in zip(waits, floors, strict=True))
 
 
-class _Torch:
-    """Torch's store before any rank has joined; fails if a wait would time out."""
-
-    def check(self, keys: list[str]) -> bool:
-        return False
-
-    def wait(self, keys: list[str], timeout: object) -> None:
-        raise AssertionError("torch writes warnings of this")
-
-
 def test_torchs_store_is_polled_without_waits() -> None:
-    store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
+    # It has no `wait`: torch writes warnings of one that times out.
+    of_torch = SimpleNamespace(check=lambda _keys: False)
+    store = Asking(TorchStore(of_torch), time.monotonic() + 60)
     first = RootMeeting(store, Attempt(), record(0), None)
     for meeting in (first, MemberMeeting(store, Attempt(), 1, record(1), None)):
         meeting.look(time.monotonic() + 60)

@@ -1,6 +1,5 @@
 """The arithmetic of the project's tables, without measuring or training anything."""
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +33,6 @@ def rows_of(pools: WorkerPools, *benchmarks: Benchmark, **more: Any) -> list[Res
     return run_section(toy, pools, lambda _text: None)
 
 
-def drifting(label: str, values: list[float]) -> Benchmark:
-    """Return a benchmark that repeats these values in turn."""
-    turns = itertools.cycle(values)
-    return Benchmark(label, lambda _pools, _case: next(turns))
-
-
 def test_benchmarks_take_turns_and_a_number_is_their_median(pools: WorkerPools) -> None:
     turns: list[str] = []
 
@@ -57,7 +50,9 @@ def test_benchmarks_take_turns_and_a_number_is_their_median(pools: WorkerPools) 
     assert turns == ["a2", "b2"] * 3 + ["a4", "b4"] * 3
     assert [row.medians()["b"] for row in rows] == [2.0, 2.0]
     assert [row.note for row in rows] == ["2 ranks", "4 ranks"]
-    assert rows_of(pools, drifting("a", [1.0, 2.0]), in_rounds=False)[1].values == {"a": [2.0]}
+    values = iter([1.0, 2.0])
+    drifting = Benchmark("a", lambda _pools, _case: next(values))
+    assert rows_of(pools, drifting, in_rounds=False)[1].values == {"a": [2.0]}
 
 
 def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -> None:
@@ -88,20 +83,16 @@ def test_a_goal_is_met_missed_or_not_measured() -> None:
             assert str(goal.judge(medians, "{:g} s".format)).endswith(f" {end}")
 
 
-def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Result:
-    return Result(replace(case, collective=collective), {"gloo": gloo, "shoal": shoal})
-
-
 HERE, LAB = Case(2, 1024), Case(4, 1024, n_hosts=4)
 
 
 def test_a_ratio_is_the_median_over_rounds_and_uncertain_where_they_disagree() -> None:
     # The machine was ten times slower in the second round; medians of times would give 11 to 10.
-    row = row_of("broadcast", HERE, [20.0, 110.0, 11.0], [10.0, 100.0, 1.0])
+    row = Result(HERE, {"gloo": [20.0, 110.0, 11.0], "shoal": [10.0, 100.0, 1.0]})
     assert row.ratios("gloo", "shoal") == [2.0, 1.1, 11.0]
     uncertain = [[0.5, 2.0, 0.9], [0.5, 2.0, 1.1]]
     for ratios in ([4.0, 4.0], [0.5, 0.5], *uncertain):
-        row = row_of("broadcast", LAB, ratios, [1.0] * len(ratios))
+        row = Result(LAB, {"gloo": ratios, "shoal": [1.0] * len(ratios)})
         assert is_close(row) == (ratios in uncertain)
 
 

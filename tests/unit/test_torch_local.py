@@ -48,27 +48,12 @@ def test_every_rank_needs_its_own_gpu_on_its_host() -> None:
     assert why == "ranks [2] have no NCCL, or SHOAL_LOCAL_NCCL=no"
 
 
-class Made:
-    """Stands in for NCCL."""
-
-    rank, size = 0, 1
-
-    def __init__(self) -> None:
-        self.aborted = self.closed = 0
-
-    def abort(self) -> None:
-        self.aborted += 1
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 class Gpu:
     """A device with the methods used for the agreement; all ranks are on one host."""
 
     def __init__(self, name: str, fails: bool = False, hangs: Any = None) -> None:
         self.name, self.fails, self.hangs = name, fails, hangs
-        self.made: list[Made] = []
+        self.made: list[MagicMock] = []
 
     def identity(self) -> str:
         return self.name
@@ -76,20 +61,20 @@ class Gpu:
     def side_stream(self) -> None:
         return None
 
-    def collectives(self, store: Any, rank: int, size: int, timeout_s: float) -> Made:
+    def collectives(self, store: Any, rank: int, size: int, timeout_s: float) -> MagicMock:
         if self.hangs is not None:
             self.hangs.wait()
         if self.fails:
             raise RuntimeError("no NCCL for you")
-        self.made.append(Made())  # type: ignore[arg-type]
+        self.made.append(MagicMock(rank=0, size=1))
         return self.made[-1]
 
 
-def agree(group: Any, gpus: list[Gpu], timeout_s: float) -> bool:
+def agree(group: Any, gpus: list[Gpu]) -> bool:
     gpu, rail = gpus[group.rank], local_gpus.rail_in(group)
     assert rail is not None
     store = dist.HashStore()
-    calls = local_gpus.agreed_calls(group, rail, gpu, store, timeout_s)  # type: ignore[arg-type]
+    calls = local_gpus.agreed_calls(group, rail, gpu, store, 60.0)  # type: ignore[arg-type]
     group.barrier()
     if calls is not None:
         calls.close()
@@ -104,14 +89,14 @@ def agree(group: Any, gpus: list[Gpu], timeout_s: float) -> bool:
 def test_all_ranks_or_none_use_gpus(names: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
     gpus = [Gpu(name) for name in names] + [Gpu("")] * (3 - len(names))
-    assert run_well(agree, 3, gpus, 60.0) == [False] * 3
+    assert run_well(agree, 3, gpus) == [False] * 3
     assert not any(gpu.made for gpu in gpus)
 
 
 def test_nccl_that_fails_on_one_rank_is_unused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     gpus = [Gpu("a"), Gpu("b", fails=True), Gpu("c")]
-    assert run_well(agree, 3, gpus, 60.0) == [False] * 3
-    assert [made.aborted for gpu in gpus for made in gpu.made] == [1, 1]
+    assert run_well(agree, 3, gpus) == [False] * 3
+    assert [made.abort.call_count for gpu in gpus for made in gpu.made] == [1, 1]
     assert sum("RuntimeError: no NCCL for you" in each for each in caplog.messages) == 1
     assert all("Set SHOAL_LOCAL_NCCL=no to skip" in each for each in caplog.messages)
 
@@ -123,7 +108,7 @@ def test_a_hanging_nccl_is_abandoned_at_the_deadline_and_aborted_when_it_returns
     thread = next(each for each in threading.enumerate() if each.name == "shoal-local-connect")
     gpu.hangs.set()
     thread.join()
-    assert [made.aborted for made in gpu.made] == [1]
+    assert [made.abort.call_count for made in gpu.made] == [1]
 
 
 def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,14 +143,11 @@ WRONG: dict[str, list[Callable[[Any], Any]]] = {
 
 
 class Wrapper(torch.Tensor):
-    """A tensor with a shape and no memory, like fake, functional and distributed ones."""
+    """A tensor of two elements and no memory, like fake, functional and distributed ones."""
 
     @staticmethod
-    def __new__(cls, n: int) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, (n,))
-
-    def __init__(self, n: int) -> None:
-        """Do nothing: `__new__` makes tensors."""
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (2,))
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -161,16 +158,12 @@ class Wrapper(torch.Tensor):
         return args[0]
 
 
-def freed() -> torch.Tensor:
-    tensor = torch.ones(2)
+def freed(tensor: torch.Tensor) -> torch.Tensor:
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
-def freed_view() -> torch.Tensor:
-    tensor = torch.ones(9)[7:]
-    tensor.untyped_storage().resize_(0)
-    return tensor
+WITHOUT_MEMORY = [Wrapper, lambda: freed(torch.ones(2)), lambda: freed(torch.ones(9)[7:])]
 
 
 GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
@@ -183,9 +176,7 @@ GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Wrapper(2), freed, freed_view, lambda: torch._efficientzerotensor(2)]
-)
+@pytest.mark.parametrize("make", [*WITHOUT_MEMORY, lambda: torch._efficientzerotensor(2)])
 @pytest.mark.parametrize("what", GIVEN)
 def test_a_tensor_without_memory_is_refused_before_data_moves(
     what: str, make: Callable[[], torch.Tensor], operations: Operations, group: FakeGroup
@@ -195,7 +186,7 @@ def test_a_tensor_without_memory_is_refused_before_data_moves(
     assert group.calls == []
 
 
-@pytest.mark.parametrize("make", [lambda: Wrapper(2), freed, freed_view])
+@pytest.mark.parametrize("make", WITHOUT_MEMORY)
 def test_a_group_refuses_a_tensor_without_memory(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(UsageError, match=r"of shape \(2,\) has no memory"):
         span_of(make())
