@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from process.staged import ThreadDevice
@@ -64,18 +64,17 @@ class FakeStream:
         self.queue: deque[Work | FakeEvent | Waiting] = deque()
 
 
-class Waiting:
+class Waiting(NamedTuple):
     """Makes a stream wait for an event."""
 
-    def __init__(self, event: FakeEvent) -> None:
-        self.event = event
+    event: FakeEvent
 
 
-class Work:
+class Work(NamedTuple):
     """A kernel or a copy in a stream's queue."""
 
-    def __init__(self, go: Callable[[], object], touched: list[Range]) -> None:
-        self.go, self.touched = go, touched
+    go: Callable[[], object]
+    touched: list[Range]
 
 
 class _Block(bytearray):

@@ -75,22 +75,14 @@ def test_a_new_kind_of_call_after_the_loss_of_servers_is_no_error() -> None:
         view._announce(shape)
 
 
-class Part:
-    """A native call that has succeeded."""
-
-    finished_ns = 1
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, _timeout_s: float) -> bool:
-        return True
-
-    def succeeded(self) -> bool:
-        return True
-
-    def error(self) -> Any:
-        return Fault.NONE, -1, "", ""
+# A native call.
+SUCCEEDED = SimpleNamespace(
+    finished_ns=1,
+    done=lambda: True,
+    wait=lambda _timeout_s: True,
+    succeeded=lambda: True,
+    error=lambda: (Fault.NONE, -1, "", ""),
+)
 
 
 def test_a_call_whose_next_stage_waits_for_servers_delays_no_other() -> None:
@@ -101,7 +93,7 @@ def test_a_call_whose_next_stage_waits_for_servers_delays_no_other() -> None:
             waits.set()
             assert goes_on.wait(10.0)
         on_done: Callable[[Any], None] = callbacks.append
-        work: Any = SimpleNamespace(_call=Part(), on_done=on_done)
+        work: Any = SimpleNamespace(_call=SUCCEEDED, on_done=on_done)
         return work
 
     pool: Any = SimpleNamespace(post_stage=post)

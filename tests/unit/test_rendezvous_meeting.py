@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from process.joining import rewritten
@@ -164,35 +165,16 @@ def test_torchs_store_is_polled_without_waits() -> None:
     store.close()
 
 
-class Counting(MemoryStore):
-    """A store that counts requests by kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        self.asked.append(key)
-        return super().get(key, timeout_s)
-
-    def try_get(self, key: str) -> bytes | None:
-        self.asked.append(key)
-        return super().try_get(key)
-
-    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        self.asked.append(f"{len(keys)} keys")
-        return super().try_get_all(keys)
-
-
 def test_rank_0_reads_all_records_by_one_request_and_others_read_only_the_roll() -> None:
-    store, size = Counting(), 100
+    store, size = MagicMock(wraps=MemoryStore()), 100
     guests = [guest(store, rank, record(rank, size)) for rank in range(1, size)]
     first = host(store, record(0, size))
     look(first)
-    assert store.asked == ["99 keys"]
-    store.asked.clear()
+    [(name, (keys,), _)] = [one for one in store.method_calls if one[0] != "set"]
+    assert (name, len(keys)) == ("try_get_all", 99)
+    store.reset_mock()
     look(*guests)
-    assert store.asked == 99 * [part_key(0, 0)]
+    assert store.method_calls == 99 * [call.try_get(part_key(0, 0))]
     assert {each.roll for each in guests} == {first.roll}
 
 

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,19 +286,10 @@ class GroupWithADamagedRank:
             output.fill_(9)
 
 
-class Tensors:
-    """Buffers that are the tensors themselves."""
-
-    def written(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    read = written
-
-
 def test_indices_beyond_the_shape_are_an_error_and_the_tensor_is_unchanged() -> None:
     tensor = torch.sparse_coo_tensor([[1]], [2.0], (3,), check_invariants=True)
     group: Any = GroupWithADamagedRank()
-    buffers: Any = Tensors()
+    buffers: Any = SimpleNamespace(read=lambda tensor: tensor, written=lambda tensor: tensor)
     with pytest.raises(UsageError, match=r"damaged indices.*index 9"):
         all_reduce_sparse(group, tensor, buffers, name="sum", timeout_s=1)
     assert tensor.to_dense().tolist() == [0, 2, 0]
