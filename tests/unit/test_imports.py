@@ -31,10 +31,7 @@ LOWER = {
     "rendezvous": {"engine", "settings", "threads"},
     "settings": set[str](),
     "state": {"engine", "plan", "rendezvous", "threads"},
-    "group": {
-        "lazy",
-        *("schedule", "plan", "engine", "shapes", "rendezvous", "settings", "state", "threads"),
-    },
+    "group": {"lazy", "schedule", "plan", "engine", "shapes", "rendezvous", "settings", "state"},
     "tune": {"schedule", "group", "plan"},
     "average": {"group", "plan", "engine", "threads"},
     "server": {"group", "plan", "engine", "rendezvous", "state"},
@@ -46,6 +43,7 @@ LOWER = {
     "jax": {"frontend"},
     "tensorflow": {"frontend"},
 }
+LOWER["group"].add("threads")
 # These combine all rooms, so they may import everything but the native library.
 TOP = {"__init__", "cli", "bench", "check", "lab", "__main__"}
 

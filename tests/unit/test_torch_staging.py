@@ -103,35 +103,25 @@ Game = Callable[[Callable[[int], int]], None]
 
 def all_orders(game: Game) -> int:
     """Play the game in every possible order; return their number."""
-    n_orders = 0
-    choices = Choices([])
-    while choices is not None:
-        game(choices.choose)
+    order: list[list[int]] = []  # each choice so far, and its number of actions
+    n_orders = n_chosen = 0
+
+    def choose(n: int) -> int:
+        nonlocal n_chosen
+        if n_chosen == len(order):
+            order.append([0, n])
+        n_chosen += 1
+        return order[n_chosen - 1][0]
+
+    while True:
+        n_chosen = 0
+        game(choose)
         n_orders += 1
-        choices = choices.next()
-    return n_orders
-
-
-class Choices:
-    """One order: some given choices, and the first action from then on."""
-
-    def __init__(self, first: list[int]) -> None:
-        self.first = first
-        self.taken: list[int] = []
-        self.widths: list[int] = []
-
-    def choose(self, n: int) -> int:
-        at = len(self.taken)
-        self.taken.append(self.first[at] if at < len(self.first) else 0)
-        self.widths.append(n)
-        return self.taken[-1]
-
-    def next(self) -> Any:
-        """Return the next order; None after the last."""
-        taken = self.taken
-        while taken and taken[-1] == self.widths[len(taken) - 1] - 1:
-            taken.pop()
-        return Choices([*taken[:-1], taken[-1] + 1]) if taken else None
+        while order and order[-1][0] == order[-1][1] - 1:
+            order.pop()
+        if not order:
+            return n_orders
+        order[-1][0] += 1
 
 
 def in_background(options: Any) -> Any:
