@@ -106,16 +106,10 @@ def gradients(net: nn.Module) -> Gradients:
 
 
 def run_case(case: Callable[..., Any]) -> None:
-    """On a rank: run a case, with both wrappers if it takes one."""
-    if case.__code__.co_argcount:
-        beside_gloo(case)
-    else:
+    """On a rank: run a case, with shoal's wrapper and with torch's over Gloo if it takes one."""
+    if not case.__code__.co_argcount:
         case()
-
-
-def beside_gloo(loop: Callable[[Wrap], list[Gradients]]) -> None:
-    """On a rank: compare a loop's gradients by shoal's wrapper with those by torch's over Gloo."""
-    gloo = dist.new_group(backend="gloo")
-    options = {"process_group": gloo, "bucket_cap_mb": SMALL_MB}
-    theirs = loop(functools.partial(nn.parallel.DistributedDataParallel, **options))
-    torch.testing.assert_close(loop(wrap), theirs, rtol=1e-9, atol=1e-12)
+        return
+    options = {"process_group": dist.new_group(backend="gloo"), "bucket_cap_mb": SMALL_MB}
+    theirs = case(functools.partial(nn.parallel.DistributedDataParallel, **options))
+    torch.testing.assert_close(case(wrap), theirs, rtol=1e-9, atol=1e-12)

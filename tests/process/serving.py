@@ -87,12 +87,15 @@ class ServerProcess:
         """Return its exit code."""
         return self._process.wait(timeout_s)
 
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> ServerProcess:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.kill()
         self._reader.join()
         self._process.stderr.close()
 
@@ -318,18 +321,31 @@ def run_with_a_server(folder: Path, task: Callable[..., Any], *given: Any, **how
 def run_and_kill_the_server(
     task: Callable[..., Any], n_ranks: int, key: Path, *given: Any, comes_back: bool = False
 ) -> list[Any]:
-    """Kill the ranks' server once rank 0 has called; start another once all go on without it."""
+    """Kill the ranks' server once rank 0 has called; start another once all go on without it.
+
+    The ranks make that call in `while_the_server_dies`.
+    """
     job = job_with_servers(key, ["server"], task, n_ranks, *given)
     with job as (stage, (server,), ranks):
         stage.await_cue("rank 0: has called")
-        server.send(signal.SIGKILL)
-        server.wait()
+        server.kill()
         stage.cue("the server is dead")
         if not comes_back:
             return ranks.values()
         stage.await_all(n_ranks, "goes on without")
         with ServerProcess(key, port=server.port):
             return ranks.values()
+
+
+@contextlib.contextmanager
+def while_the_server_dies(group: shoal.Group) -> Iterator[None]:
+    """Make calls here that the last rank makes once their server is dead."""
+    stage = Stage.from_environment()
+    if group.rank == group.size - 1:
+        stage.await_cue("the server is dead")
+    yield
+    if group.rank == 0:
+        stage.cue("rank 0: has called")
 
 
 def run_while_servers_die(

@@ -24,16 +24,17 @@ def choose_by_file(path: str) -> tuple[str, str]:
         return choice.name, choice.why
 
 
-def tune(out: str) -> int:
+def tune(out: str, ranks_per_host: int, *words: str) -> int:
     from shoal.cli import main
 
-    words = ["--from", "1KiB", "--to", "4KiB", "--rounds", "2", "--collective", "all_reduce"]
-    return main(["tune", "--out", out, *words, "--collective", "scatter"])
+    pretend_hosts(ranks_per_host)
+    return main(["tune", "--out", out, *words])
 
 
 def test_shoal_tuning_loads_the_file_of_shoal_tune(tmp_path: Path, forked: FileRanks) -> None:
     path = tmp_path / "tuned.jsonl"
-    assert forked.run(tune, 3, str(path)) == [0, 0, 0]
+    words = ["--from", "1KiB", "--to", "4KiB", "--rounds", "2", "--collective", "all_reduce"]
+    assert forked.run(tune, 3, str(path), 3, *words, "--collective", "scatter") == [0, 0, 0]
     head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert head == {"shoal_tuning": 1, "hosts": [0, 0, 0], "n_cores": head["n_cores"]}
     measured = [*itertools.product(("all_reduce", "scatter"), (1024, 4096))]
@@ -43,13 +44,6 @@ def test_shoal_tuning_loads_the_file_of_shoal_tune(tmp_path: Path, forked: FileR
     for name, why in forked.run(choose_by_file, 3, str(path)):
         assert name == fastest
         assert why.startswith("measured at 1 KiB over 3 ranks: ")
-
-
-def tune_links(out: str) -> int:
-    from shoal.cli import main
-
-    pretend_hosts(ranks_per_host=2)
-    return main(["tune", "--out", out, "--links"])
 
 
 def load_links(path: str) -> tuple[tuple[int, ...], object]:
@@ -63,7 +57,7 @@ def test_a_tuning_file_keeps_link_costs_and_every_job_that_loads_it_uses_them(
     tmp_path: Path, forked: FileRanks
 ) -> None:
     path = tmp_path / "links.jsonl"
-    assert forked.run(tune_links, 4, str(path)) == [0] * 4
+    assert forked.run(tune, 4, str(path), 2, "--links") == [0] * 4
     (head,) = [json.loads(line) for line in path.read_text().splitlines()]
     link = link_of(head["link"])
     # The costs of loopback differ from the defaults, and are plausible.

@@ -1,5 +1,6 @@
 """Error feedback between hosts, by workers and servers: a server that dies changes no bit."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ import pytest
 from process import serving
 from process.arrays import Array
 from process.serving import N_WORKERS, await_servers, in_order, new_key, noise
-from process.stage import Stage, pretend_hosts
+from process.stage import pretend_hosts
 from wires import rounded
 
 import shoal
@@ -58,7 +59,7 @@ class Expected:
 
 def average_while_the_server_dies(codec: str) -> tuple[list[bool], str]:
     pretend_hosts(1)
-    stage, right, bits = Stage.from_environment(), [], hashlib.blake2b()
+    right, bits = [], hashlib.blake2b()
     with shoal.init(timeout_s=30.0) as group:
         how = {"fusion_bytes": 32 << 20, "compress": ErrorFeedback(codec)}
         averager = Averager(group, {"a": ((N_ELEMS,), "float32")}, **how)
@@ -66,14 +67,12 @@ def average_while_the_server_dies(codec: str) -> tuple[list[bool], str]:
         (buffer,) = averager.layout.buffers
         # Rank 0 knows the averages; the others have the same bits.
         workers = range(N_WORKERS) if group.rank == 0 else [group.rank]
+        killing = serving.while_the_server_dies(group)
         expected = Expected(codec, buffer.n_elems, workers)
         for number in range(N_STEPS):
             averager.begin()["a"][...] = noise(group.rank, number, N_ELEMS)
-            if number == KILLED_IN and group.rank == N_WORKERS - 1:
-                stage.await_cue("the server is dead")
-            averager.ready("a")
-            if number == KILLED_IN and group.rank == 0:
-                stage.cue("rank 0: has called")
+            with killing if number == KILLED_IN else contextlib.nullcontext():
+                averager.ready("a")
             averager.wait()
             bits.update(averager.arrays["a"].tobytes())
             sent = expected.step(number)

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
@@ -97,8 +96,7 @@ def leave_one_after_the_other() -> bool:
 def test_a_rank_that_leaves_does_not_hold_the_others_when_a_server_dies(tmp_path: Path) -> None:
     with serving.job_with_a_server(tmp_path, leave_one_after_the_other) as (stage, server, ranks):
         stage.await_cue("one has left")
-        server.send(signal.SIGKILL)
-        server.wait()
+        server.kill()
         stage.cue("its server is dead")
         assert ranks.values() == [True] * N_WORKERS
 
@@ -170,8 +168,7 @@ def test_servers_serve_the_grown_group(tmp_path: Path, n_killed: int) -> None:
     with job as (stage, servers, ranks):
         stage.await_cue("the group grows")
         for server in servers[1:]:
-            server.send(signal.SIGKILL)
-            server.wait()
+            server.kill()
         stage.cue("go on")
         found = ranks.values(60.0)
     assert found == [(3, True)] * (N_WORKERS + 1)

@@ -1,6 +1,5 @@
 """Calls by reserved numbers are served in any order on each worker."""
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,16 +69,14 @@ def lose_a_server_between_numbers() -> list[bool]:
         numbers = group.reserve(5)
         data = {number: noise(group.rank, number) for number in numbers}
         is_last = group.rank == N_WORKERS - 1
-        if is_last:
-            stage.await_cue("the server is dead")
-            group.all_reduce(data[numbers[4]], number=numbers[4])  # the calls before it can wait
-        else:
-            group.skip(numbers[3])
         order = turned(numbers[:3:2] if is_last else numbers[::2], group.rank)
-        works = {each: group.all_reduce(data[each], number=each, async_op=True) for each in order}
-        if group.rank == 0:
-            stage.cue("rank 0: has called")
-        wait_for_all(works.values())
+        with serving.while_the_server_dies(group):
+            if is_last:
+                group.all_reduce(data[numbers[4]], number=numbers[4])  # those before it can wait
+            else:
+                group.skip(numbers[3])
+            works = [group.all_reduce(data[each], number=each, async_op=True) for each in order]
+        wait_for_all(works)
         if is_last:
             group.skip(numbers[3])
         serving.await_that(lambda: serving.n_servers(group) == 0, "no server")
@@ -125,8 +122,7 @@ def test_a_number_that_only_some_ranks_skip_ends_the_group_if_a_server_dies(
     with job as (stage, server, ranks):
         stage.await_cue("the number is skipped")
         stage.await_all(N_WORKERS - 1, "has called")
-        server.send(signal.SIGKILL)
-        server.wait()
+        server.kill()
         stage.cue("the server is dead")
         texts = ranks.values()
     for text in texts:  # number 1 was the barrier in `await_servers`

@@ -65,7 +65,7 @@ def is_right(
 def share_along_rails() -> list[Any]:
     """Sum alone, with a server, while it dies in mid-call, and alone again."""
     pretend_hosts(N_LOCAL)
-    stage, right = Stage.from_environment(), []
+    right = []
     with shoal.init(timeout_s=30.0) as group:
         for number, op in enumerate(("sum", "avg", "sum")):
             if number == 1:
@@ -76,11 +76,8 @@ def share_along_rails() -> list[Any]:
             right.append(is_right(group, data, number, op))
         n_shared = view.n_shared
         data = [noise(group.rank, number, N_ELEMS) for number in (3, 4)]
-        if group.rank == N_RANKS - 1:
-            stage.await_cue("the server is dead")
-        works = [group.all_reduce(each, async_op=True) for each in data]
-        if group.rank == 0:
-            stage.cue("rank 0: has called")
+        with serving.while_the_server_dies(group):
+            works = [group.all_reduce(each, async_op=True) for each in data]
         for number, work in enumerate(works, start=3):
             wait_for_all([work])
             right.append(is_right(group, data[number - 3], number))

@@ -12,7 +12,7 @@ from process import serving
 from process.arrays import Array
 from process.ranks import run_ranks
 from process.serving import N_WORKERS, await_that, in_order, n_servers, new_key, noise, wait_for_all
-from process.stage import Stage, pretend_hosts
+from process.stage import pretend_hosts
 from wires import BLOCKS, NARROW, block_of, rounded
 
 import shoal
@@ -42,7 +42,7 @@ def is_right(data: Array, number: int, wire: str, op: str = "sum", subject: int 
 def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
     """Sum alone, with a server, while it dies, and alone again; rank 0 compares with the truth."""
     pretend_hosts(1)
-    stage, right, bits = Stage.from_environment(), list[bool](), hashlib.blake2b()
+    right, bits = list[bool](), hashlib.blake2b()
 
     def compare(data: Array, *call: Any, **how: Any) -> None:
         bits.update(data.tobytes())
@@ -60,11 +60,8 @@ def share_narrowly(wire: str) -> tuple[str, list[bool], int]:
             compare(data, number, wire, op, subject)
         n_shared = view.n_shared
         data = noise(group.rank, 4, N_ELEMS)
-        if group.rank == N_WORKERS - 1:
-            stage.await_cue("the server is dead")
-        work = group.all_reduce(data, async_op=True, subject=SUBJECT)
-        if group.rank == 0:
-            stage.cue("rank 0: has called")
+        with serving.while_the_server_dies(group):
+            work = group.all_reduce(data, async_op=True, subject=SUBJECT)
         wait_for_all([work])
         compare(data, 4, wire, subject=SUBJECT)
         await_that(lambda: n_servers(group) == 0, "no server")

@@ -1,15 +1,16 @@
 """`ChunkTopK` between hosts: no value is lost, few bytes travel, and steps outlive servers."""
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from process import serving
 from process.arrays import Array
 from process.ranks import on_ranks, run_ranks
-from process.serving import await_servers, new_key, run_and_kill_the_server, run_with_a_server
-from process.stage import Stage, bytes_out, bytes_since, pretend_hosts
+from process.stage import bytes_out, bytes_since, pretend_hosts
 
 import shoal
 from shoal.average import Averager, ChunkTopK
@@ -40,7 +41,7 @@ def send_all(n_elems: int, n_servers: int, every_bits: tuple[int, ...]) -> list[
     pretend_hosts(1)
     with shoal.init(timeout_s=60.0) as group:
         if n_servers:
-            await_servers(group, n_servers)
+            serving.await_servers(group, n_servers)
         return [arrived(group, n_elems, bits) for bits in every_bits]
 
 
@@ -75,23 +76,21 @@ def test_the_values_given_over_all_steps_are_the_averages_plus_the_residuals(
 
 
 def test_a_server_keeps_dropped_values_as_residuals(tmp_path: Path) -> None:
-    digests = run_with_a_server(tmp_path, send_all, 1_000_003, 1, (8,), n_ranks=2)
+    digests = serving.run_with_a_server(tmp_path, send_all, 1_000_003, 1, (8,), n_ranks=2)
     assert digests == [digests[0]] * 2
 
 
 def go_on_without_the_server() -> list[str]:
     pretend_hosts(1)
-    stage, n_elems, digests = Stage.from_environment(), 4_000_003, []
+    n_elems, digests = 4_000_003, []
     with shoal.init(timeout_s=60.0) as group:
         averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=ChunkTopK(0.05))
-        await_servers(group, 1)
+        serving.await_servers(group, 1)
+        killing = serving.while_the_server_dies(group)
         for step in range(5):
             averager.begin()["a"][...] = whole(group.rank, step, n_elems)
-            if step == 2 and group.rank == group.size - 1:
-                stage.await_cue("the server is dead")
-            averager.ready("a")
-            if step == 2 and group.rank == 0:
-                stage.cue("rank 0: has called")
+            with killing if step == 2 else contextlib.nullcontext():
+                averager.ready("a")
             averager.wait()
             assert 0 < np.count_nonzero(averager.arrays["a"]) <= 0.06 * n_elems
             digests.append(hashlib.blake2b(averager.arrays["a"].tobytes()).hexdigest())
@@ -99,7 +98,8 @@ def go_on_without_the_server() -> list[str]:
 
 
 def test_a_server_lost_in_mid_step_costs_its_residual_and_no_step(tmp_path: Path) -> None:
-    digests = run_and_kill_the_server(go_on_without_the_server, 3, new_key(tmp_path))
+    key = serving.new_key(tmp_path)
+    digests = serving.run_and_kill_the_server(go_on_without_the_server, 3, key)
     assert len(digests[0]) == 5
     assert digests == [digests[0]] * 3
 
