@@ -328,7 +328,6 @@ def case_send_and_recv(group: Group) -> None:
             dist.irecv(got[0], group_src=left, group=group, tag=7),
         ]
         for work in works:
-            assert work is not None
             work.wait()
         check_equal(got[0], given(torch.float32, left, n))
         check_equal(got[1], given(torch.int64, left, n))

@@ -124,7 +124,6 @@ def case_barriers(group: Group) -> Any:
     has_timeout = "timeout" in inspect.signature(dist.barrier).parameters  # from torch 2.12 on
     limit = {"timeout": timedelta(seconds=20)} if has_timeout else {}
     work = dist.barrier(group=group, async_op=True, **limit)
-    assert work is not None
     work.wait()
     group.monitored_barrier(timedelta(seconds=20))
     group.monitored_barrier(timedelta(seconds=20), wait_all_ranks=True)

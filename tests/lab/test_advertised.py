@@ -22,9 +22,9 @@ with shoal.init(timeout_s=30.0) as group:
 """
 
 
-def lines_of_ranks(cluster: Lab, master: str) -> list[list[str]]:
+def lines_of_ranks(cluster: Lab) -> list[list[str]]:
     """Return the output and log of a rank on each host, without a given interface."""
-    env = {**os.environ, **env_of(cluster), "MASTER_ADDR": master, "MASTER_PORT": "29500"}
+    env = {**os.environ, **env_of(cluster), "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
     del env["SHOAL_SOCKET_IFNAME"]
     env |= {"WORLD_SIZE": str(len(cluster.hosts)), "SHOAL_DEBUG": "DEBUG"}
     argv = [sys.executable, "-c", PROGRAM]
@@ -64,7 +64,7 @@ def test_a_default_route_through_docker0_is_ignored_where_the_master_is_known() 
     with Lab(2, None) as cluster:
         for host in (0, 1):
             add_docker0(cluster, host)
-        lines = lines_of_ranks(cluster, "host0")
+        lines = lines_of_ranks(cluster)
     why = "by the route to host0"
     assert_advertised(lines, f"10.77.0.1 (eth0), {why}", f"10.77.0.2 (eth0), {why}")
 
@@ -84,7 +84,7 @@ def test_a_rank_0_named_loopback_is_reachable(own: Any, is_docker_default: Any, 
             add_docker0(cluster, 0, default=is_docker_default)
         if is_docker_default is False:
             ip("-n", cluster.hosts[0].namespace, "route", "add", "default", "dev", "eth0")
-        lines = lines_of_ranks(cluster, "host0")
+        lines = lines_of_ranks(cluster)
     assert_advertised(
         lines, f"10.77.0.1 (eth0), by {why}", "10.77.0.2 (eth0), by the route to host0"
     )

@@ -19,8 +19,8 @@ from shoal.plan.wire import link_of
 NAMESPACES = Path("/run/netns")
 
 
-def namespaces_of(pid: int) -> list[str]:
-    return [path.name for path in NAMESPACES.glob(f"shoal-lab-{pid}-*")]
+def own_namespaces() -> set[str]:
+    return {path.name for path in NAMESPACES.glob(f"shoal-lab-{os.getpid()}-*")}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,6 @@ print(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes
     with Lab(2, 200, congestion=congestion) as cluster:
         argv = [sys.executable, "-c", program, cluster.hosts[0].address]
         with cluster.popen(0, [*argv, "accept"], stdout=subprocess.PIPE) as door:
-            assert door.stdout is not None
             assert door.stdout.readline() == "open\n"
             dialled = cluster.run(1, [*argv, "connect"], stdout=subprocess.PIPE).stdout
             assert (dialled, door.stdout.read()) == (f"{congestion}\n",) * 2
@@ -55,11 +54,11 @@ print(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes
 
 @needs_root
 def test_a_congestion_control_unknown_to_the_kernel_is_refused() -> None:
-    lab, before = Lab(1, congestion="nonesuch"), set(namespaces_of(os.getpid()))
+    lab, before = Lab(1, congestion="nonesuch"), own_namespaces()
     known = r"no congestion control 'nonesuch'; .*\breno\b.*modprobe tcp_nonesuch"
     with pytest.raises(UsageError, match=known), lab:
         pass
-    assert set(namespaces_of(os.getpid())) == before
+    assert own_namespaces() == before
 
 
 def shapers_of(cluster: Lab, host: int, nic: int = 0) -> Iterator[dict[str, float]]:
@@ -120,7 +119,7 @@ def test_ranks_of_different_hosts_share_the_link_setting_and_not_the_nics() -> N
 
 @needs_root
 def test_leaving_kills_processes_and_removes_namespaces_even_after_an_error() -> None:
-    before = set(namespaces_of(os.getpid()))
+    before = own_namespaces()
     processes = []
 
     def fail_while_something_runs() -> None:
@@ -131,7 +130,7 @@ def test_leaving_kills_processes_and_removes_namespaces_even_after_an_error() ->
     with pytest.raises(subprocess.CalledProcessError):
         fail_while_something_runs()
     assert processes[0].wait(timeout=10) < 0  # by a signal
-    assert set(namespaces_of(os.getpid())) == before
+    assert own_namespaces() == before
 
 
 @needs_root

@@ -58,7 +58,6 @@ def await_end(pid: int) -> bool:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline()
 
 
@@ -183,7 +182,6 @@ def test_a_stalled_reader_stalls_the_ranks_but_the_lab_can_end(tmp_path: Path) -
 def test_a_reader_that_closes_its_pipe_ends_the_lab() -> None:
     with running("--hosts", "2", "--", "yes") as process:
         assert line_of(process).endswith("| y\n")
-        assert process.stdout is not None
         process.stdout.close()
         assert process.wait(timeout=20) == 1
         assert left_by(process.pid) == []
@@ -214,7 +212,6 @@ def test_a_job_outlives_an_ended_server_and_ends_the_others(tmp_path: Path) -> N
     argv = [sys.executable, "-c", SERVED, work, stay]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stderr is not None
         line = process.stderr.readline()
         assert line == "shoal lab: server1 ended with status 3; the job goes on\n"
         with open(stay, "w"):  # opens once server2 has blocked the signal

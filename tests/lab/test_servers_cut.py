@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.labs import enter, needs_root
+from lab.labs import enter, env_of, needs_root
 from process.ranks import start_ranks
-from process.serving import N_WORKERS, is_right, link_env, new_key, noise
+from process.serving import N_WORKERS, is_right, job_env, new_key, noise
 from process.stage import Stage
 
 import shoal
@@ -64,7 +64,6 @@ def serving(cluster: Lab, key: Path, addresses: list[str]) -> Iterator[None]:
     ]
     try:
         for server in servers:
-            assert server.stderr is not None
             assert "serving 1 key" in server.stderr.readline()  # or they count as absent
         yield
     finally:
@@ -77,9 +76,7 @@ def test_a_server_that_a_worker_cannot_reach_is_soon_excluded_and_returns(tmp_pa
     key = new_key(tmp_path)
     with Lab(N_WORKERS + len(SERVERS), rate_mbit=None) as cluster, Stage() as stage:
         addresses = [cluster.hosts[host].address for host in SERVERS]
-        env = {**link_env(), **stage.env, "SHOAL_KEY_FILE": str(key), "SHOAL_DEBUG": "INFO"}
-        env |= {"MASTER_ADDR": cluster.hosts[0].address, "SHOAL_SOCKET_IFNAME": INTERFACE}
-        env["SHOAL_SERVERS"] = ",".join(addresses)
+        env = job_env(key, *addresses, SHOAL_DEBUG="INFO") | env_of(cluster) | stage.env
         namespaces = [host.namespace for host in cluster.hosts[:N_WORKERS]]
         worker, server = N_WORKERS - 1, SERVERS[1]
         with (

@@ -45,7 +45,6 @@ def test_every_rank_reports_the_same_summary_and_its_own_steps() -> None:
             assert step.total == pytest.approx(parts)
             assert min(step[1:7]) >= 0
         assert 0 <= report.hidden_share <= 1
-        assert reports[0].slowest is not None
         _, heads, *rows = str(report).splitlines()
         assert heads.split()[:4] == ["rank", "step", "forward", "backward"]
         for one, row in zip(report.ranks, rows, strict=False):

@@ -19,10 +19,7 @@ def without_collector() -> Iterator[None]:
 
 def n_native(group: Group) -> int:
     """Return the number of groups that the links of this group know."""
-    assert group.mesh is not None
-    state = group.mesh.state(10.0)
-    assert state is not None
-    return len(state["groups"])
+    return len(group.mesh.state(10.0)["groups"])
 
 
 @pytest.mark.parametrize("how", ["at once", "in the background", "closed"])

@@ -3,7 +3,6 @@
 import itertools
 import re
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,9 +91,7 @@ def test_a_call_whose_next_stage_waits_for_servers_delays_no_other() -> None:
         if stage is Stage.RAIL:
             waits.set()
             assert goes_on.wait(10.0)
-        on_done: Callable[[Any], None] = callbacks.append
-        work: Any = SimpleNamespace(_call=SUCCEEDED, on_done=on_done)
-        return work
+        return SimpleNamespace(_call=SUCCEEDED, on_done=callbacks.append)
 
     pool: Any = SimpleNamespace(post_stage=post)
     kind = KIND._replace(pieces=(RailPart(0, KIND.n_elems),))

@@ -13,7 +13,7 @@ from shoal.engine import plan_among
 from shoal.group.numbers import Numbers
 from shoal.group.pool.pool import Pool
 from shoal.group.pool.protocol import MOST_RANKS
-from shoal.group.pool.rails import MOST_PIECES, Kind, Posting, Rail, RailNumbers, Stage, rail_of
+from shoal.group.pool.rails import MOST_PIECES, Kind, Posting, RailNumbers, Stage, rail_of
 from shoal.group.pool.view_mesh import first_word_key
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import default_cluster
@@ -22,14 +22,8 @@ from shoal.shapes import Shape
 TWO_BY_THREE = (0, 0, 1, 1, 2, 2)
 
 
-def rail_between(hosts: tuple[int, ...], rank: int = 0) -> Rail:
-    rail = rail_of(hosts, rank)
-    assert rail is not None
-    return rail
-
-
 def test_workers_with_one_local_rank_on_each_host_form_a_rail_in_any_placement() -> None:
-    rails = [rail_between((0, 1, 1, 0, 2, 2), rank) for rank in range(6)]
+    rails = [rail_of((0, 1, 1, 0, 2, 2), rank) for rank in range(6)]
     assert [rail.members for rail in rails[:3]] == [(0, 1, 4), (0, 1, 4), (3, 2, 5)]
     assert [rail.members for rail in rails[3:]] == [(3, 2, 5), (0, 1, 4), (3, 2, 5)]
     places = [(0, 0), (0, 1), (1, 1), (1, 0), (0, 2), (1, 2)]
@@ -48,10 +42,10 @@ def test_each_element_is_on_one_rail_none_is_idle(n_elems: int, dtype: DType, n_
     hosts = tuple(itertools.chain.from_iterable([host] * n_local for host in range(3)))
     item = {DType.FLOAT32: 4, DType.INT8: 1, DType.FLOAT64: 8}[dtype]
     at = 0
-    for piece in rail_between(hosts).pieces(dtype, n_elems):
+    for piece in rail_of(hosts, 0).pieces(dtype, n_elems):
         assert piece.offset == at
         for rank in range(n_local):
-            own = rail_between(hosts, rank).own(dtype, piece.n_elems)
+            own = rail_of(hosts, rank).own(dtype, piece.n_elems)
             assert piece.offset + own.offset == at
             assert at % 64 == 0
             assert own.n_elems > 0
@@ -60,17 +54,17 @@ def test_each_element_is_on_one_rail_none_is_idle(n_elems: int, dtype: DType, n_
 
 
 def test_long_calls_are_split_and_short_ones_are_not() -> None:
-    rail = rail_between(TWO_BY_THREE, 1)
+    rail = rail_of(TWO_BY_THREE, 1)
     n_pieces = {n: len(rail.pieces(DType.UINT8, n)) for n in (1, 32767, 32768, 1 << 20, 1 << 23)}
     assert n_pieces == {1: 0, 32767: 0, 32768: 1, 1 << 20: 1, 1 << 23: MOST_PIECES}
 
 
 def test_each_rail_has_its_part_of_the_rate_of_a_hosts_link() -> None:
-    cluster, rail = default_cluster(TWO_BY_THREE), rail_between(TWO_BY_THREE)
+    cluster, rail = default_cluster(TWO_BY_THREE), rail_of(TWO_BY_THREE, 0)
     along = rail.cluster_of(cluster)
     assert along.hosts == (0, 1, 2)
     assert along.wire.us_per_byte == 2 * cluster.wire.us_per_byte
-    alone = rail_between((0, 1, 2))
+    alone = rail_of((0, 1, 2), 0)
     assert alone.cluster_of(default_cluster((0, 1, 2))) == default_cluster((0, 1, 2))
 
 
@@ -97,7 +91,7 @@ KIND = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
 
 def pool_of(world: Any, numbers: Any) -> Pool:
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
-    return Pool(control, b"", world, numbers, rail_between(TWO_BY_THREE))
+    return Pool(control, b"", world, numbers, rail_of(TWO_BY_THREE, 0))
 
 
 def refuse(*_: object) -> None:
@@ -116,7 +110,7 @@ def test_a_call_that_cannot_be_planned_ends_the_group_of_its_ranks() -> None:
 
 
 def test_pieces_of_a_call_that_could_not_be_made_are_not_awaited() -> None:
-    calls, rail = Numbers("a group"), rail_between(TWO_BY_THREE)
+    calls, rail = Numbers("a group"), rail_of(TWO_BY_THREE, 0)
     coming = RailNumbers(calls)
     pool = pool_of(SimpleNamespace(post_in_place=refuse), coming)
     kind = KIND._replace(pieces=tuple(rail.pieces(KIND.dtype, KIND.n_elems)))
@@ -127,13 +121,13 @@ def test_pieces_of_a_call_that_could_not_be_made_are_not_awaited() -> None:
 
 
 def test_keys_of_stages_and_calls_differ() -> None:
-    rail = rail_between(TWO_BY_THREE)
+    rail = rail_of(TWO_BY_THREE, 0)
     keys = [rail.key(number, stage) for number in range(1, 100) for stage in Stage]
     assert len(set(keys) | set(range(1, 100))) == 99 * len(Stage) + 99
 
 
 def test_no_call_in_a_view_has_the_key_of_a_servers_first_message() -> None:
-    rail = rail_between(TWO_BY_THREE)
+    rail = rail_of(TWO_BY_THREE, 0)
     calls = {rail.key(number, Stage.RAIL) for number in range(MOST_PIECES, 20_000)}
     words = {first_word_key(server) for server in range(1, MOST_RANKS)}
     assert len(words) == MOST_RANKS - 1

@@ -86,7 +86,6 @@ def test_a_later_rank_waits_for_the_failed_one_and_knows_the_reason() -> None:
     fail(store, attempt=0)
     first = arrive(store, 0)
     first.look_around()
-    assert first.before is not None
     assert (first.before.rank, first.before.reason) == (1, str(WRONG_KEY))
     assert arrive(store, 1).attempt == first.attempt == 1
     first.look_around()
@@ -128,7 +127,6 @@ def test_the_first_failure_counts() -> None:
     fail(store, rank=2, attempt=0)
     fail(store, rank=1, attempt=0)
     end = find_end(store, 0)
-    assert end is not None
     assert end.rank == 2
     assert find_end(store, 1) is None
 

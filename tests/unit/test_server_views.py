@@ -84,7 +84,6 @@ def test_a_child_that_is_silent_for_long_is_killed(
     for one in (silent, other):
         views.add(one.pid, one.pipe, 7, "job")
     deadline = views.next_deadline()
-    assert deadline is not None
     assert begun + SILENT_S <= deadline <= time.monotonic() + SILENT_S
     with selectors.DefaultSelector() as spoken:  # not read until it is late
         spoken.register(other.pipe, selectors.EVENT_READ)
@@ -106,7 +105,6 @@ def state(*views: dict[str, Any], is_draining: bool = False) -> dict[str, Any]:
 def ask(path: str, is_draining: bool = False) -> tuple[int, str]:
     now = state(VIEW, VIEW, is_draining=is_draining)
     response = answer(f"GET {path} HTTP/1.1\r\nHost: cpu1\r\n\r\n".encode(), lambda: now)
-    assert response is not None
     head, _, body = response.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     return int(head.split()[1]), body.decode()
@@ -123,7 +121,6 @@ def test_a_running_server_is_healthy_and_a_draining_one_is_not_ready() -> None:
 def test_garbage_is_answered_like_an_unknown_page() -> None:
     for request_line in (b"GET", b"HEAD / x y", b"GET \xff\x00 HTTP", b"", b"GET  "):
         response = answer(request_line + b"\r\n\r\n", state)
-        assert response is not None
         assert response.startswith(b"HTTP/1.1 404 ")
 
 

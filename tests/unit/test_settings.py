@@ -56,11 +56,7 @@ def test_a_misspelt_setting_is_named_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 def ceiling_of(group: shoal.Group) -> int:
-    assert group.mesh is not None
-    state = group.mesh.state(5.0)
-    assert state is not None
-    ceiling: int = state["staging"]["ceiling_bytes"]
-    return ceiling
+    return group.mesh.state(5.0)["staging"]["ceiling_bytes"]
 
 
 @pytest.mark.parametrize(

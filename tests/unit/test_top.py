@@ -30,8 +30,7 @@ A_LINK = "tcp to rank 1 on b: out 1 KiB/s of 2 KiB, in 0 B/s of 4 KiB"
 def answer(counted_s: float, busy_s: float) -> dict[str, Any]:
     shown = {"in_flight": [CALL], "links": [LINK], "stalls": {"no_grant": 2}, "n_calls": 9}
     times = {"counted_s": counted_s, "busy_s": busy_s, "ended": {"barrier": (8, 8)}}
-    found: dict[str, Any] = json.loads(document(0, size=2, pid=7, **shown, **times))
-    return found
+    return json.loads(document(0, size=2, pid=7, **shown, **times))
 
 
 def test_each_screen_counts_from_the_previous_one(

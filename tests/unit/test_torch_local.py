@@ -72,7 +72,6 @@ class Gpu:
 
 def agree(group: Any, gpus: list[Gpu]) -> bool:
     gpu, rail = gpus[group.rank], local_gpus.rail_in(group)
-    assert rail is not None
     store = dist.HashStore()
     calls = local_gpus.agreed_calls(group, rail, gpu, store, 60.0)  # type: ignore[arg-type]
     group.barrier()

@@ -301,8 +301,7 @@ def finish(rank: Rank, work: Any) -> list[torch.Tensor]:
             call.call_back()
     work.wait()
     rank.device.run_dry()
-    tensors: list[torch.Tensor] = work.result()
-    return tensors
+    return work.result()
 
 
 def numbered(*shape: int) -> torch.Tensor:

@@ -66,7 +66,6 @@ def part_of(at: int, size: int, own: Report, received: Received, *events: tuple[
 def after(moment: Moment, at: int, *events: tuple[Any, ...]) -> Moment:
     """Apply events to a rank, which then sends its report, and leaves if it can."""
     rank = moment.ranks[at]
-    assert rank is not None
     part = part_of(at, len(moment.ranks), rank.own, rank.received, *events)
     wires = dict(moment.wires)
     if part.own != rank.own:
@@ -204,7 +203,6 @@ def check_out(moment: Moment, out: set[int]) -> None:
     rest = tuple(sorted(set(range(size)) - out))
     for end in ends_of(moment) if size < 4 else some_ends_of(moment):
         for at, rank in enumerate(end.ranks):
-            assert rank is not None
             assert rank.is_out == (at in out), end
             assert at in out or rank.view.ranks == rest
 
