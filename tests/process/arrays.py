@@ -16,6 +16,10 @@ BITWISE = {Op.BAND: np.bitwise_and, Op.BOR: np.bitwise_or, Op.BXOR: np.bitwise_x
 FOLDS = {Op.SUM: np.add, Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum, **BITWISE}
 
 
+def ones(n_elems: int, value: float = 1.0) -> Array:
+    return np.full(n_elems, value, np.float32)
+
+
 def numpy_type(dtype: DType) -> np.dtype[Any]:
     return np.dtype("bool" if dtype is DType.BOOL else str(dtype))
 

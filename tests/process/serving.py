@@ -87,6 +87,10 @@ class ServerProcess:
         """Return its exit code."""
         return self._process.wait(timeout_s)
 
+    def views(self) -> list[dict[str, Any]]:
+        """Return its views of the job of its first key."""
+        return status_of(self.keys[0], self.address)["views"]
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from process.examples import names_of_page, run_example
 from process.ranks import on_ranks
-from process.serving import N_ELEMS, N_WORKERS, await_servers, job_with_a_server, noise, status_of
+from process.serving import N_ELEMS, N_WORKERS, await_servers, job_with_a_server, noise
 from process.stage import Stage, pretend_hosts
-from unit.averages import SHAPES, check, fill, shuffled
+from unit.averages import SHAPES, average_filled, averaged, check, shuffled
 
 import shoal
 from shoal.average import Averager
@@ -23,9 +23,7 @@ def test_ranks_average_in_different_orders(n_per_host: int) -> None:
     with shoal.init() as group:
         averager = Averager(group, SHAPES, fusion_bytes=2000)
         for step in range(6):
-            averager.begin()
-            fill(averager, step, shuffled(group.rank, step))
-            averager.wait()
+            average_filled(averager, step, shuffled(group.rank, step))
             check(averager, step)
 
 
@@ -40,10 +38,7 @@ def test_an_average_inside_a_host_copies_no_byte_for_host_mates() -> None:
         arrays = {"a": ((300_001,), "float32"), "b": ((300_001,), "float64")}
         averager = Averager(group, arrays, fusion_bytes=200_000)
         for _ in range(2):
-            averager.begin()
-            for name in arrays:
-                averager.ready(name)
-            averager.wait()
+            averaged(averager, dict.fromkeys(arrays, 1))
         assert bytes_in_slots() == 0
         group.all_reduce(np.zeros(300_001, np.float32))  # in private memory
         assert bytes_in_slots() > 500_000
@@ -95,7 +90,7 @@ def average_with_a_server() -> list[bool]:
 def test_buffers_in_different_orders_are_served(tmp_path: Path) -> None:
     with job_with_a_server(tmp_path, average_with_a_server) as (stage, server, ranks):
         stage.await_all(N_WORKERS, "is done")
-        (view,) = status_of(server.keys[0], server.address)["views"]
+        (view,) = server.views()
         stage.cue("the status was read")
         outcomes = ranks.wait()
     assert [outcome.value for outcome in outcomes] == [[True] * 2 * N_ARRAYS] * N_WORKERS, outcomes

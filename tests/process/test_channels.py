@@ -53,10 +53,9 @@ def test_any_number_of_channels_gives_the_bits_of_one_channel(
     assert forked.run(digests, 3, n_channels, ranks_per_host) == one
 
 
-@on_ranks(2)
+@on_ranks(2, env={"SHOAL_CHANNELS": "2"})
 def test_the_dump_shows_a_call_in_every_channel_that_it_uses() -> None:
     pretend_hosts(1)
-    os.environ["SHOAL_CHANNELS"] = "2"
     with shoal.init() as group:
         data = np.ones(N_ELEMS, np.float32)
         if group.rank == 0:
@@ -74,10 +73,9 @@ def test_the_dump_shows_a_call_in_every_channel_that_it_uses() -> None:
             group.all_reduce(data)
 
 
-@on_survivors(3, 1)
+@on_survivors(3, 1, env={"SHOAL_CHANNELS": "2"})
 def test_after_a_death_in_a_split_call_the_group_keeps_all_its_channels() -> None:
     pretend_hosts(1)
-    os.environ["SHOAL_CHANNELS"] = "2"
     group = shoal.init()
     every = [noise(rank, 0, N_ELEMS) for rank in range(3)]
     data = np.ones(8 << 20, np.float32)
@@ -106,10 +104,9 @@ def moved() -> dict[tuple[int, int], int]:
     return {(peer.get("channel", 0), peer["rank"]): peer["n_bytes_out"] for peer in peers}
 
 
-@on_ranks(2)
+@on_ranks(2, env={"SHOAL_CHANNELS": "3"})
 def test_every_channel_thread_has_a_name() -> None:
     pretend_hosts(1)
-    os.environ["SHOAL_CHANNELS"] = "3"
     with shoal.init() as group:
         group.barrier()
         names = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}

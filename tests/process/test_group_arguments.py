@@ -2,18 +2,13 @@
 
 import array
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from process.arrays import ones
 from process.ranks import on_ranks
 from process.stage import error_of
 
 import shoal
-
-
-def ones(n_elems: int, value: float = 1.0) -> Any:
-    return np.full(n_elems, value, np.float32)
-
 
 Refused = tuple[Callable[[], object], str]  # a call, and text of its error
 

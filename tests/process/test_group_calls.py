@@ -9,10 +9,10 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
+from process.arrays import ones
 from process.ranks import FileRanks, on_ranks
 from process.serving import wait_for_all
 from process.stage import Stage, error_of, pretend_hosts
@@ -23,10 +23,6 @@ from shoal.group.form import form
 from shoal.rendezvous.store import MemoryStore
 
 LONG_S = 60.0
-
-
-def ones(n_elems: int, value: float = 1.0) -> Any:
-    return np.full(n_elems, value, np.float32)
 
 
 @on_ranks(2)

@@ -46,10 +46,9 @@ def paths_by_state(group: shoal.Group) -> dict[str, list[int]]:
     return found
 
 
-@on_ranks(4, has_stage=True)
+@on_ranks(4, has_stage=True, env={"SHOAL_ALGO": "ring"})
 def test_a_ring_of_four_hosts_connects_each_rank_to_its_two_neighbours_only() -> None:
     pretend_hosts(1)
-    os.environ["SHOAL_ALGO"] = "ring"
     stage = Stage.from_environment()
     before = len(connections())
     with shoal.init() as group:

@@ -50,8 +50,7 @@ def share_in_groups() -> None:
 def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_path: Path) -> None:
     with serving.job_with_a_server(tmp_path, share_in_groups) as (_stage, server, ranks):
         ranks.values()
-        (key,) = server.keys
-        await_that(lambda: not serving.status_of(key, server.address)["views"], "the views to end")
+        await_that(lambda: not server.views(), "the views to end")
 
 
 def share_in_groups_of_one_name() -> None:

@@ -11,6 +11,7 @@ from process import serving
 from process.arrays import Array
 from process.ranks import on_ranks, run_ranks
 from process.stage import bytes_out, bytes_since, pretend_hosts
+from unit.averages import averaged
 
 import shoal
 from shoal.average import Averager, ChunkTopK
@@ -30,10 +31,7 @@ def whole(rank: int, step: int, n_elems: int) -> Array:
 
 
 def average(averager: Averager, given: Any) -> Array:
-    averager.begin()["a"][...] = given
-    averager.ready("a")
-    averager.wait()
-    return averager.arrays["a"]
+    return averaged(averager, {"a": given})["a"]
 
 
 def send_all(n_elems: int, n_servers: int, every_bits: tuple[int, ...]) -> list[str]:

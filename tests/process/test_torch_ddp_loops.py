@@ -7,18 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import (
-    Gradients,
-    OneOf,
-    Two,
-    Wrap,
-    fail,
-    gradients,
-    inputs,
-    mine,
-    randoms,
-    run_case,
-)
+from process import ddp_training
+from process.ddp_training import Gradients, OneOf, Two, Wrap, gradients, inputs, mine, randoms
 from process.ddp_training import wrap as wrap_ours
 from process.shared_ranks import Case, SharedRanks, cases_in
 from torch import nn
@@ -88,7 +78,7 @@ def case_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten(wrap: Wrap) 
     for number in range(2 * N_STEPS):
         wrapped.zero_grad()
         if number % 2 and is_ours:
-            failing = wrapped.module.first.weight.register_hook(fail)
+            failing = wrapped.module.first.weight.register_hook(ddp_training.fail)
             with pytest.raises(ValueError, match="not this time"):
                 wrapped(randoms(50)).pow(2).sum().backward()
             failing.remove()
@@ -221,4 +211,4 @@ def case_gradients_of_a_static_graph_are_laid_out_in_the_order_of_the_backward_p
 
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_beside_torchs_wrapper(case: Case, ranks: SharedRanks) -> None:
-    ranks.run(run_case, case)
+    ranks.run(ddp_training.run_case, case)

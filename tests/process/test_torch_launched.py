@@ -154,10 +154,9 @@ def test_a_numpy_group_formed_first_works_beside_a_torch_group(torch_first: bool
         dist.destroy_process_group()
 
 
-@on_ranks(2)
+@on_ranks(2, env={"SHOAL_WIRE": "bf16"})
 def test_shoal_wire_applies_to_sums_of_torch() -> None:
     pretend_hosts(1)
-    os.environ["SHOAL_WIRE"] = "bf16"
     dist.init_process_group("shoal")
     large, small, whole = torch.full((16_384,), 257.0), torch.full((9,), 257.0), torch.ones(16_384)
     dist.all_reduce(large)
