@@ -39,11 +39,6 @@ def weights_of(n: int, k: int) -> Iterator[Weights]:
 GRID = [list(itertools.chain.from_iterable(weights_of(n, k) for k in N_SERVERS)) for n in N_WORKERS]
 
 
-def sampled(grid: list[Weights]) -> list[Weights]:
-    n = len(grid[0].workers)
-    return grid if SOAK else random.Random(n).sample(grid, N_SAMPLED)
-
-
 def stripe_of(algorithm: Algorithm, n_bytes: int, size: int, n_workers: int) -> list[int]:
     """Return the stripe of every chunk, by its place alone."""
     cuts = [where for where, _ in stripes(n_bytes, 1, n_workers)]
@@ -57,8 +52,9 @@ def stripe_of(algorithm: Algorithm, n_bytes: int, size: int, n_workers: int) -> 
 
 @pytest.mark.parametrize("grid", GRID, ids=lambda grid: f"{len(grid[0].workers)} workers")
 def test_all_weights_keep_the_contract_in_the_order_of_stripes(grid: list[Weights]) -> None:
-    for weights in sampled(grid):
-        n, size = len(weights.workers), len(weights.workers) + len(weights.servers)
+    n = len(grid[0].workers)
+    for weights in grid if SOAK else random.Random(n).sample(grid, N_SAMPLED):
+        size = n + len(weights.servers)
         for part in ("", *weights.parts):
             ranks = n if part == "workers" else size
             for n_stripes in {n, (n + 1) // 2}:

@@ -44,9 +44,8 @@ class Worker:
         self.control.notify, self.control.greet = lambda _bell: None, lambda: None
         world: Any = SimpleNamespace(fail=lambda _fault, _why: self.ended.append("world"))
         world.error = lambda: (Fault.CLOSED if "world" in self.ended else Fault.NONE, -1, "", "")
-        rail: Any = rail_of((0, 1), 0)
         numbers: Any = SimpleNamespace(lowest_open=lambda: 1)
-        self.pool: Any = Pool(self.control, b"", world, numbers, rail)
+        self.pool: Any = Pool(self.control, b"", world, numbers, rail_of((0, 1), 0))
         self.pool._views.append(view)
 
 

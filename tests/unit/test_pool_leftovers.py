@@ -45,15 +45,13 @@ def test_jobs_with_one_key_on_one_host_have_different_names() -> None:
 
 def view_of(group: Any) -> View:
     nics = Nics((Nic(1.0, 1.0),), (Nic(1.0, 1.0),) * 3)
-    servers: Any = ["a server"]
-    return View(1, group, servers, default_cluster(range(3)), nics, RAIL)
+    return View(1, group, ["a server"], default_cluster(range(3)), nics, RAIL)
 
 
 @pytest.mark.parametrize("n_kinds", [200, 512])
 def test_rotating_kinds_are_announced_once(n_kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     view, announced = view_of(SimpleNamespace(size=4, rank=0)), []
-    plan: Any = object()
-    monkeypatch.setattr(view, "_made", lambda kind: Parts(plan, None, kind))
+    monkeypatch.setattr(view, "_made", lambda kind: Parts(object(), None, kind))
     monkeypatch.setattr(view, "_announce", announced.append)
     for _ in range(3):
         for n_elems in range(n_kinds):

@@ -14,10 +14,6 @@ WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
-def one_per_rank(size: int) -> int:
-    return size
-
-
 def prove_with(collective: str, name: str, size: int, rank: int, at: slice, to: list[Step]) -> None:
     """Prove an algorithm in which `rank` makes other steps in place of those at `at`."""
     algorithm = ALGORITHMS[collective][name]
@@ -146,7 +142,7 @@ def through_scratch(first_source: int) -> Algorithm:
             yield Recv(source, 1, buffer=SCRATCH)
             yield Copy(1, source, SCRATCH, OUTPUT)
 
-    return Algorithm(steps, chains.gather, one_per_rank, lambda rank, size: (0, 0))
+    return Algorithm(steps, chains.gather, lambda size: size, lambda rank, size: (0, 0))
 
 
 def test_the_wrong_order_of_peers_deadlocks_without_staging_memory() -> None:
@@ -166,7 +162,7 @@ def swap(rank: int, size: int) -> Iterator[Step]:
     yield Copy(0, 1 - rank, SCRATCH, OUTPUT)
 
 
-SWAP = Algorithm(swap, chains.gather, one_per_rank, lambda rank, size: (0,))
+SWAP = Algorithm(swap, chains.gather, lambda size: size, lambda rank, size: (0,))
 
 
 def test_a_store_waits_for_the_posted_send_of_the_same_chunk() -> None:

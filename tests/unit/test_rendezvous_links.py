@@ -64,11 +64,8 @@ class Host:
 
     def __init__(self, size: int) -> None:
         self.ranks = [Rank(rank, size) for rank in range(size)]
+        self.leader = self.ranks[0]
         self.link(1)
-
-    @property
-    def leader(self) -> Rank:
-        return self.ranks[0]
 
     def link(self, rank: int) -> None:
         """Link this rank to the lowest."""

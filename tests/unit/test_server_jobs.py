@@ -218,8 +218,7 @@ def test_a_server_registers_at_one_in_reach() -> None:
         ("10.0.0.2", [("0.0.0.0", 7)], ("10.0.0.2", 7)),
         ("192.168.0.1", [("10.0.0.2", 7)], ("10.0.0.2", 7)),  # the store is on another network
     ):
-        client: Any = SimpleNamespace(local_host=local)
-        assert address_for(client, listening) == address
+        assert address_for(SimpleNamespace(local_host=local), listening) == address
 
 
 def test_a_key_reserves_only_groups_with_room_for_two_views_each(server: Any) -> None:

@@ -1,4 +1,4 @@
-"""Refusals of the torch front end, and the calls that it passes to a recording group."""
+"""Refusals of the torch front end, calls that it passes to a recording group, and long copies."""
 
 import warnings
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from unit.fakes import FakeGroup
 
 from shoal.dtypes import DType
 from shoal.errors import Unsupported, UsageError
+from shoal.frontend.torch.ddp.gradients import copy_tensors
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.sparse import all_reduce_sparse
 from shoal.frontend.torch.work import InBackground, PendingWork
@@ -288,8 +289,30 @@ class GroupWithADamagedRank:
 
 def test_indices_beyond_the_shape_are_an_error_and_the_tensor_is_unchanged() -> None:
     tensor = torch.sparse_coo_tensor([[1]], [2.0], (3,), check_invariants=True)
-    group: Any = GroupWithADamagedRank()
-    buffers: Any = SimpleNamespace(read=lambda tensor: tensor, written=lambda tensor: tensor)
+    buffers = SimpleNamespace(read=lambda tensor: tensor, written=lambda tensor: tensor)
     with pytest.raises(UsageError, match=r"damaged indices.*index 9"):
-        all_reduce_sparse(group, tensor, buffers, name="sum", timeout_s=1)
+        all_reduce_sparse(GroupWithADamagedRank(), tensor, buffers, name="sum", timeout_s=1)
     assert tensor.to_dense().tolist() == [0, 2, 0]
+
+
+# Long gradients of every kind of tensor are copied past the caches.
+ODD: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.randn(200, 200),
+    "transposed": lambda: torch.randn(200, 200).t(),
+    "every second": lambda: torch.randn(200, 400)[:, ::2],
+    "expanded": lambda: torch.randn(200, 1).expand(200, 200),
+    "conjugate": lambda: torch.randn(200, 200, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.randn(200, 200, dtype=torch.complex64).conj().imag,
+    "shifted": lambda: torch.randn(40_007)[7:].view(200, 200),
+    "zero": lambda: torch._efficientzerotensor((200, 200)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_long_copy_is_right_for_every_kind_of_tensor(kind: str) -> None:
+    source = ODD[kind]()
+    for target in (torch.empty(200, 200, dtype=source.dtype), torch.empty_like(source)):
+        version = target._version
+        copy_tensors([target], [source])
+        assert torch.equal(target, source)
+        assert target._version > version  # autograd notices
