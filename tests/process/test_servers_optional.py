@@ -7,7 +7,6 @@ import logging
 import random
 import resource
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,31 +23,18 @@ from shoal.group.pool import view as pool_view
 from shoal.shapes import Shape
 
 
-class Warnings(Lines):
-    """Records a rank's warnings, and whether a view failed to form."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.has_no_view = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        super().emit(record)
-        if "did not form" in self.texts[-1]:
-            self.has_no_view.set()
-
-
 def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
     """First no port is free for a view; then rank 0's interpreter is held."""
     pretend_hosts(1)
     stage, right = Stage.from_environment(), list[bool]()
-    warnings = Warnings()
+    texts = Lines(logging.WARNING).texts
     with shoal.init(timeout_s=30.0) as group:
         serving.await_servers(group, 1)
         right.append(sums(group, len(right)))
         stage.meet(group.rank, N_WORKERS, "has one server")
         if group.rank == 0:
             stage.cue("the first view stands")
-            assert warnings.has_no_view.wait(30.0)
+            serving.await_that(lambda: any("did not form" in text for text in texts), "no view")
         right.append(sums(group, len(right)))
         stage.cue(f"rank {group.rank}: goes on with one server")
         serving.await_servers(group, 2)
@@ -59,7 +45,7 @@ def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
         right.append(sums(group, len(right)))
         assert group.pool._thread.is_alive()
         stage.meet(group.rank, N_WORKERS, "has looked at its thread")  # which ends when one leaves
-    return right, warnings.texts
+    return right, texts
 
 
 @contextlib.contextmanager
@@ -93,10 +79,10 @@ def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path)
 
 def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
     pretend_hosts(ranks_per_host)
-    warnings = Warnings()
+    texts = Lines(logging.WARNING, "not used").texts
     with shoal.init(timeout_s=30.0) as group:
         group.barrier()
-    return [line for line in warnings.texts if "not used" in line]
+    return texts
 
 
 def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: Path) -> None:
@@ -191,21 +177,20 @@ def in_proc(pid: int, field: str) -> int:
     return int(status.split(f"{field}:")[1].split()[0]) << 10
 
 
-def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
-    """Return the server's view of this job, once it has reported."""
+def view_of(server: ServerProcess) -> dict[str, Any]:
+    """Return the last view of the job of its first key, once it has reported."""
 
     def reported() -> list[dict[str, Any]]:
-        views = serving.status_of(key, server.address)["views"]
-        return [view for view in views[-1:] if "staging_bytes" in view]
+        return [view for view in server.views()[-1:] if "staging_bytes" in view]
 
     return serving.await_that(reported, "a view's report")[0]
 
 
-def held_at_last(key: Path, server: ServerProcess) -> int:
+def held_at_last(server: ServerProcess) -> int:
     reports = [{"for_s": -1.0, "staging_bytes": -1}]
 
     def is_still() -> bool:
-        view = view_of(key, server)
+        view = view_of(server)
         if view["for_s"] > reports[-1]["for_s"]:  # it reports twice a second
             reports.append(view)
         held = [view["staging_bytes"] for view in reports[-2:]]
@@ -265,13 +250,12 @@ def run_ahead() -> list[bool]:
 
 
 def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
     # Each of two servers folds half, so its link does not bound how far it reads ahead.
-    job = serving.job_with_servers(key, "ab", run_ahead, N_WORKERS, more=MORE)
+    job = serving.job_with_servers(new_key(tmp_path), "ab", run_ahead, N_WORKERS, more=MORE)
     with job as (stage, (server, _), ranks):
         stage.await_all(N_WORKERS - 1, "has called")
-        held = held_at_last(key, server)
-        pid = view_of(key, server)["pid"]
+        held = held_at_last(server)
+        pid = view_of(server)["pid"]
         stage.cue("the server has what it can hold")
         stage.await_all(N_WORKERS, "has its sums")
         peak = in_proc(pid, "VmHWM")
@@ -298,7 +282,7 @@ def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path:
         ):
             for job, rank in itertools.product(("greedy", "modest"), range(N_WORKERS)):
                 stage.await_cue(f"{job} rank {rank} has called")
-            pid = view_of(keys[0], server)["pid"]
+            pid = view_of(server)["pid"]
             limit = in_proc(pid, "VmData") + SPARE
             _, before = resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
             stage.cue("there is no more memory")

@@ -216,21 +216,17 @@ def case_gradients_computed_in_a_nested_pass_are_refused() -> None:
             output.sum().backward()
 
 
-def case_sparse_gradients_are_refused_where_they_cannot_be_weighed_or_checked() -> None:
-    net = nn.Sequential(nn.Embedding(2, 1, sparse=True), nn.Linear(1, 1))
-    for option in ("weighted", "check_finite"):
-        with pytest.raises(Unsupported, match=rf"{option} cannot be used with .* 0\.weight has"):
-            wrap(net, **{option: True})
-    wrap(net)(torch.tensor([0])).sum().backward()
-
-
-def case_delayed_gradients_are_refused_where_they_cannot_be_weighed_or_checked() -> None:
+def case_sparse_or_delayed_gradients_are_refused_with_weights_or_checks() -> None:
+    sparse = nn.Sequential(nn.Embedding(2, 1, sparse=True), nn.Linear(1, 1))
     net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     delayed: dict[str, Any] = {"delay_all_reduce_named_params": [("1.weight", net[1].weight)]}
     delayed["param_to_hook_all_reduce"] = net[0].weight
     for option in ("weighted", "check_finite"):
+        with pytest.raises(Unsupported, match=rf"{option} cannot be used with .* 0\.weight has"):
+            wrap(sparse, **{option: True})
         with pytest.raises(Unsupported, match=f"{option} cannot be used with delay_all_reduce_na"):
             wrap(net, **{option: True}, **delayed)
+    wrap(sparse)(torch.tensor([0])).sum().backward()
 
 
 def case_a_weight_of_a_pass_in_no_sync_is_refused() -> None:
