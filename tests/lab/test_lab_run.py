@@ -57,10 +57,6 @@ def await_end(pid: int) -> bool:
     return True
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
-    return process.stdout.readline()
-
-
 def test_every_rank_has_its_place_and_a_prefix() -> None:
     show = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE"
     show += " $MASTER_ADDR:$MASTER_PORT; hostname; printf unfinished >&2"
@@ -128,7 +124,8 @@ def test_a_signal_is_passed_on_and_leaves_nothing_behind(number: signal.Signals)
     wait += "signal.sigwait([number])\nsys.exit('told')"
     command = (sys.executable, "-c", wait, str(int(number)))
     with running("--hosts", "2", "--", *command) as process:
-        assert {line_of(process) for _ in range(2)} == {"host0 | ready\n", "host1 | ready\n"}
+        lines = sorted(process.stdout.readline() for _ in range(2))
+        assert lines == ["host0 | ready\n", "host1 | ready\n"]
         assert left_by(process.pid)
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
@@ -142,9 +139,9 @@ def test_a_second_signal_kills_at_once() -> None:
     stay += "print('ready')\nwhile signal.sigwait([signal.SIGINT]):\n    print('no')"
     command = ("--grace", "1000", "--", sys.executable, "-c", stay)
     with running("--hosts", "1", *command) as process:
-        assert line_of(process) == "host0 | ready\n"
+        assert process.stdout.readline() == "host0 | ready\n"
         process.send_signal(signal.SIGINT)
-        assert line_of(process) == "host0 | no\n"
+        assert process.stdout.readline() == "host0 | no\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 128 + signal.SIGINT
         assert left_by(process.pid) == []
@@ -153,7 +150,7 @@ def test_a_second_signal_kills_at_once() -> None:
 def test_ranks_of_a_killed_lab_die_and_the_next_lab_removes_the_rest() -> None:
     stray = "setsid sleep 1000 & echo $$ $!; exec sleep 1000"
     with running("--hosts", "1", "--name", "gone", "--", "sh", "-c", stray) as process:
-        rank, child = map(int, line_of(process).split("|")[1].split())
+        rank, child = map(int, process.stdout.readline().split("|")[1].split())
         assert left_by(process.pid)
         process.kill()
         # Dead, but not yet reaped: /proc still has it.
@@ -181,7 +178,7 @@ def test_a_stalled_reader_stalls_the_ranks_but_the_lab_can_end(tmp_path: Path) -
 
 def test_a_reader_that_closes_its_pipe_ends_the_lab() -> None:
     with running("--hosts", "2", "--", "yes") as process:
-        assert line_of(process).endswith("| y\n")
+        assert process.stdout.readline().endswith("| y\n")
         process.stdout.close()
         assert process.wait(timeout=20) == 1
         assert left_by(process.pid) == []
@@ -247,7 +244,7 @@ def test_links_of_a_lab_found_by_name_are_cut(capsys: pytest.CaptureFixture[str]
     wait = ("--", "sh", "-c", "echo ready; exec sleep 1000")
     with running("--hosts", "3", "--name", name, *wait) as process:
         for _ in range(3):
-            line_of(process)
+            process.stdout.readline()
         assert lab("exec", name, "2", "--", "true").returncode == 0
         assert main(["lab", "cut", name, "0", "1"]) == 0
         assert from_0_to("10.77.0.2", silent) == silent

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import wires
+from unit.averages import put
 
 from shoal import Group
 from shoal.average import Averager, ErrorFeedback
@@ -93,9 +94,7 @@ def send(averager: Averager, given: Arrays, **begin: Any) -> Arrays:
     arrays = averager.begin(**begin)
     names = [name for name in given if name in arrays]
     np.random.default_rng(averager.group.rank).shuffle(names)
-    for name in names:
-        arrays[name][...] = given[name]
-        averager.ready(name)
+    put(averager, {name: given[name] for name in names})
     return arrays
 
 

@@ -1,10 +1,7 @@
 """`SHOAL_SERVERS`, and the options of `shoal server`."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from unit.test_autoload import run_python
 
 from shoal.errors import UsageError
 from shoal.group.pool import addresses
@@ -104,13 +101,10 @@ def test_both_variables_are_compared_between_workers_without_spaces() -> None:
 
 def test_a_job_without_servers_does_not_load_their_modules() -> None:
     code = """
-import sys, shoal
+import shoal
 from shoal.rendezvous import MemoryStore
 with shoal.init(MemoryStore(), 0, 1) as group:
     group.all_reduce(bytearray(2 << 20), "max")
 print(sorted(name for name in sys.modules if name.startswith(("shoal.group.pool", "shoal.server"))))
 """
-    environ = {name: value for name, value in os.environ.items() if name != "SHOAL_SERVERS"}
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert run_python(code, SHOAL_SERVERS="") == "[]"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.averages import SHAPES, check, fill, shuffled, values
+from unit.averages import SHAPES, average_filled, check, fill, shuffled, values
 from unit.feedback_model import average, check_residuals, feeding, gradients, new_model, send
 from unit.feedback_model import check as check_step
 from unit.in_process import in_ranks
@@ -21,9 +21,7 @@ UPWARD = tuple(range(len(NAMES)))
 def take_steps(averager: Averager, *steps: int) -> None:
     """Average in the order of names on rank 0, and in a different order on each other rank."""
     for step in steps:
-        averager.begin()
-        fill(averager, step, NAMES if averager.group.rank == 0 else shuffled(1, step))
-        averager.wait()
+        average_filled(averager, step, NAMES if averager.group.rank == 0 else shuffled(1, step))
         check(averager, step)
 
 

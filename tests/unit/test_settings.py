@@ -55,10 +55,6 @@ def test_a_misspelt_setting_is_named_once(caplog: pytest.LogCaptureFixture) -> N
     assert unlike.endswith(", ".join(SETTINGS))
 
 
-def ceiling_of(group: shoal.Group) -> int:
-    return group.mesh.state(5.0)["staging"]["ceiling_bytes"]
-
-
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
     [("", STAGING_BYTES), ("8388608", 8 << 20), ("24MiB", 24 << 20), ("10 MB", 10_000_000)],
@@ -68,7 +64,8 @@ def test_staging_is_written_like_other_sizes(
 ) -> None:
     monkeypatch.setenv("SHOAL_STAGING_BYTES", text)
     monkeypatch.setenv("SHOAL_SPIN_US_", "1")
-    assert run_well(ceiling_of, 1) == [n_bytes]
+    (state,) = run_well(lambda group: group.mesh.state(5.0), 1)
+    assert state["staging"]["ceiling_bytes"] == n_bytes
     assert "did you mean SHOAL_SPIN_US?" in caplog.text
 
 
