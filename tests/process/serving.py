@@ -179,13 +179,10 @@ class Talker:
         self.n_lost += 1
 
 
-def link_env() -> dict[str, str]:
-    return {"SHOAL_LINK": "10Mb,10us,1us"}
-
-
 def job_env(key: Path, *servers: str, **more: str) -> dict[str, str]:
     """Environment of a job's ranks, which call `pretend_hosts(1)` before they join."""
-    return {**link_env(), "SHOAL_KEY_FILE": str(key), "SHOAL_SERVERS": ",".join(servers), **more}
+    own = {"SHOAL_LINK": "10Mb,10us,1us", "SHOAL_KEY_FILE": str(key)}
+    return {**own, "SHOAL_SERVERS": ",".join(servers), **more}
 
 
 def await_that(is_so: Callable[[], Any], what: str) -> Any:

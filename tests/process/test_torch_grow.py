@@ -89,11 +89,6 @@ def check_group(size: int) -> None:
     dist.barrier(group=gloo)
 
 
-def grow_to(size: int) -> None:
-    while dist.get_world_size() < size:
-        shoal.torch.grow_group()
-
-
 def member_or_newcomer(n_old: int, victim: int) -> Any:
     """The first ranks form a group, where one may be killed; the last rank joins it."""
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
@@ -114,7 +109,10 @@ def member_or_newcomer(n_old: int, victim: int) -> Any:
         if rank == victim:
             stage.cue("dies")
             die()
-        grow_to(n_left + 1) if victim < 0 else shrink_then_grow(n_left + 1)
+        while victim >= 0 and error_of(dist.all_reduce, torch.ones(1)) is None:
+            pass  # until the victim is lost
+        while dist.get_world_size() != n_left + 1 or shoal.torch.peer_lost() is not None:
+            shoal.torch.grow_group()
     else:
         known = [stage.store.get(f"address {one}", 40).decode() for one in range(n_old)]
         shoal.torch.join_group(",".join(known), timeout=TIMEOUT)
@@ -123,14 +121,6 @@ def member_or_newcomer(n_old: int, victim: int) -> Any:
     check_group(n_left + 1)
     job.train(8)
     return job.end()
-
-
-def shrink_then_grow(size: int) -> None:
-    """Go on without the victim once it is lost, and with the newcomer once it arrives."""
-    while error_of(dist.all_reduce, torch.ones(1)) is None:
-        pass
-    while dist.get_world_size() != size or shoal.torch.peer_lost() is not None:
-        shoal.torch.grow_group()
 
 
 @pytest.mark.parametrize("victim", [-1, 0])
