@@ -122,26 +122,12 @@ def test_a_first_call_of_nccl_that_does_not_end_is_aborted(monkeypatch: pytest.M
 SIZE, N_CALLS = 3, 12
 
 
-class Said:
-    """The events of all ranks, on one time line."""
+def follow(group: Any, seed: int, ready: dict[Turn, set[int]]) -> list[Turn]:
+    """Run one rank, which becomes ready for turns and makes calls in a random order.
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.ranks: dict[Turn, set[int]] = {}
-        self.too_early: list[Turn] = []
-
-    def ready(self, turn: Turn, rank: int) -> None:
-        with self.lock:
-            self.ranks.setdefault(turn, set()).add(rank)
-
-    def begun(self, turn: Turn) -> None:
-        with self.lock:
-            if len(self.ranks[turn]) < SIZE:
-                self.too_early.append(turn)
-
-
-def follow(group: Any, seed: int, errors: Said) -> list[Turn]:
-    """Run one rank, which becomes ready for turns and makes calls in a random order."""
+    Args:
+        ready: the ranks that are ready for each turn.
+    """
     order = LocalOrder(group.subgroup(range(SIZE), "host"))
     choose = random.Random(seed + group.rank)
     coming, begun = [Turn(call, 0) for call in range(N_CALLS)], list[Turn]()
@@ -154,10 +140,10 @@ def follow(group: Any, seed: int, errors: Said) -> list[Turn]:
         if may and choose.random() < 0.5:
             turn = choose.choice(may)
             coming.remove(turn)
-            errors.ready(turn, group.rank)
+            ready[turn].add(group.rank)
             order.ready(turn, "it", 60.0)
         if (turn_now := order.next()) is not None:
-            errors.begun(turn_now)
+            assert len(ready[turn_now]) == SIZE, turn_now
             begun.append(turn_now)
             if not turn_now.half:
                 coming.append(Turn(turn_now.call, 1))
@@ -168,16 +154,15 @@ def follow(group: Any, seed: int, errors: Said) -> list[Turn]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_all_ranks_begin_the_same_turns_in_the_same_order_once_all_are_ready(seed: int) -> None:
-    errors = Said()
-    begun, *others = run_well(follow, SIZE, 100 * seed, errors)
+    turns = [Turn(call, half) for call in range(N_CALLS) for half in (0, 1)]
+    begun, *others = run_well(follow, SIZE, 100 * seed, {turn: set() for turn in turns})
     assert others == [begun] * (SIZE - 1)
     assert [turn.call for turn in begun if not turn.half] == list(range(N_CALLS))
-    assert sorted(begun) == [Turn(call, half) for call in range(N_CALLS) for half in (0, 1)]
-    assert errors.too_early == []
+    assert sorted(begun) == turns
 
 
 def error_in_turn(group: Any, calls: list[str], timeout_s: float) -> ShoalError | None:
-    """Return the error of a rank that makes its one of these calls, if any."""
+    """Return the error of a rank in its turn of these calls; an empty one is not made."""
     order, error = LocalOrder(group.subgroup(range(SIZE), "host")), None
     order.add(60.0)
     if calls[group.rank]:

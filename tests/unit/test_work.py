@@ -1,5 +1,6 @@
 """Callbacks of calls, with calls that the test ends by hand: no native code, no clock."""
 
+import queue
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -52,22 +53,6 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Mesh:
     return Mesh()
 
 
-class Notified:
-    """Records the works that have called back."""
-
-    def __init__(self) -> None:
-        self.works: list[Work] = []
-        self._came = threading.Semaphore(0)
-
-    def __call__(self, work: Work) -> None:
-        self.works.append(work)
-        self._came.release()
-
-    def next(self) -> Work:
-        assert self._came.acquire(timeout=LONG_S)
-        return self.works[-1]
-
-
 def started(mesh: Mesh, n: int) -> tuple[list[Call], list[Work]]:
     calls = [Call(mesh) for _ in range(n)]
     group: Any = SimpleNamespace(mesh=mesh, error_from=lambda _native: None)
@@ -75,71 +60,71 @@ def started(mesh: Mesh, n: int) -> tuple[list[Call], list[Work]]:
 
 
 def test_calls_that_end_out_of_order_call_back_as_they_end(mesh: Mesh) -> None:
-    notified = Notified()
+    notified = queue.SimpleQueue[Work]()
     calls, works = started(mesh, 4)
     for work in works:
-        work.on_done(notified)
+        work.on_done(notified.put)
     for which in (2, 0, 3, 1):
         calls[which].end()
-        assert notified.next() is works[which]
+        assert notified.get(timeout=LONG_S) is works[which]
 
 
 def test_an_ended_call_calls_back_while_another_runs(mesh: Mesh) -> None:
-    notified = Notified()
+    notified = queue.SimpleQueue[Work]()
     (first, second), works = started(mesh, 2)
-    works[0].on_done(notified)
+    works[0].on_done(notified.put)
     second.end()
     with mesh.changed:  # the thread waits for the next end
         assert mesh.changed.wait_for(lambda: mesh.n_seen == mesh.n_ended == 1, LONG_S)
-    works[1].on_done(notified)
-    assert notified.next() is works[1]
+    works[1].on_done(notified.put)
+    assert notified.get(timeout=LONG_S) is works[1]
     first.end()
-    assert notified.next() is works[0]
+    assert notified.get(timeout=LONG_S) is works[0]
 
 
 def test_calls_of_one_mesh_do_not_wait_for_another_mesh(mesh: Mesh) -> None:
-    notified, other = Notified(), Mesh()
+    notified, other = queue.SimpleQueue[Work](), Mesh()
     (first,), (early,) = started(mesh, 1)
     (second,), (late,) = started(other, 1)
-    early.on_done(notified)
-    late.on_done(notified)
+    early.on_done(notified.put)
+    late.on_done(notified.put)
     second.end()
-    assert notified.next() is late
+    assert notified.get(timeout=LONG_S) is late
     first.end()
-    assert notified.next() is early
+    assert notified.get(timeout=LONG_S) is early
 
 
 def test_a_raising_callback_stops_no_other(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
-    notified = Notified()
+    notified = queue.SimpleQueue[Work]()
     calls, works = started(mesh, 2)
     works[0].on_done(lambda _: 1 / 0)
-    works[1].on_done(notified)
+    works[1].on_done(notified.put)
     for call in calls:
         call.end()
-    assert notified.next() is works[1]
+    assert notified.get(timeout=LONG_S) is works[1]
     assert "a callback of a finished call failed" in caplog.text
 
 
 def test_the_end_of_the_program_waits_for_callbacks(mesh: Mesh) -> None:
-    notified, completions = Notified(), type(COMPLETIONS)()
+    notified, completions = queue.SimpleQueue[Work](), type(COMPLETIONS)()
     (call,), (work,) = started(mesh, 1)
-    completions.add(work, notified)
+    completions.add(work, notified.put)
     call.end()
     completions.finish()
-    assert notified.works == [work]
+    assert [notified.get_nowait(), notified.empty()] == [work, True]
 
 
 def test_without_threads_ended_calls_call_back(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPLETIONS", type(COMPLETIONS)())
     refuse_threads(monkeypatch)
-    notified = Notified()
+    notified = queue.SimpleQueue[Work]()
     (call,), (work,) = started(mesh, 1)
     with pytest.raises(ShoalError, match="shoal-completions"):
-        work.on_done(notified)
+        work.on_done(notified.put)
     call.end()
-    assert notified.works == []
-    work.on_done(notified)
-    assert notified.works == [work]
+    assert notified.empty()
+    work.on_done(notified.put)
+    assert [notified.get_nowait(), notified.empty()] == [work, True]
 
 
 def test_following_a_call_without_a_thread_waits(caplog: pytest.LogCaptureFixture) -> None:
