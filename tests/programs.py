@@ -51,6 +51,10 @@ ALL_HOSTS_OF = (2, 3, 4, 5, 8)
 MORE_ALL_REDUCES = ("sharded/tree", "ring/doubling", "tree/sharded")
 
 
+# Every algorithm of the table, with its collective.
+EVERY = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
+
+
 def written(sizes: Iterable[int] = SIZES) -> Iterator[str]:
     """Return all lines."""
     yield from _collectives()
@@ -80,8 +84,7 @@ def _collectives() -> Iterator[str]:
 
 
 def _names(size: int) -> Iterator[tuple[str, str]]:
-    for collective, algorithms in ALGORITHMS.items():
-        yield from ((collective, name) for name in algorithms)
+    yield from EVERY
     yield from (("all_reduce", name) for name in MORE_ALL_REDUCES if size > 1)
 
 

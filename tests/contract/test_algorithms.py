@@ -6,15 +6,15 @@ import os
 from collections.abc import Sequence
 
 import pytest
+from programs import EVERY
 
 from shoal.analysis.prove.prover import prove, prove_steps
 from shoal.errors import UsageError
 from shoal.schedule import ALGORITHMS, MESSAGE, Buffer, Contract, Finish, Place, Value, find
 
-WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 # Without hosts, algorithms that use hosts equal others of this list; they have separate tests.
-FLAT = [(c, name) for c, name in WHOLE_GROUP if not ALGORITHMS[c][name].by_host]
-ROOTED = [(c, name) for c, name in WHOLE_GROUP if ALGORITHMS[c][name].rooted]
+FLAT = [(c, name) for c, name in EVERY if not ALGORITHMS[c][name].by_host]
+ROOTED = [(c, name) for c, name in EVERY if ALGORITHMS[c][name].rooted]
 # Above 17: powers of two, their neighbours, and numbers with many and with few divisors.
 BATCHES = [range(1, 17), (17, 24, 31, 32, 33), (47, 64)]
 if os.environ.get("SHOAL_SOAK"):
@@ -67,7 +67,7 @@ def test_send_matches_recv_between_any_two_ranks() -> None:
     assert prove_steps(schedule, contracts, window=0).n_sent == {(2, 0): 1}
 
 
-@pytest.mark.parametrize(("collective", "name"), WHOLE_GROUP)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 def test_a_rank_outside_the_group_is_refused(collective: str, name: str) -> None:
     algorithm = ALGORITHMS[collective][name]
     for rank, root in ((3, 0), (-1, 0), (0, 3), (0, -1)):

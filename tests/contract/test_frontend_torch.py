@@ -6,12 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from contract import torch_checks as checks
-from contract.torch_checks import all_given, check_close, check_equal, folded, given
+from contract.torch_checks import Group, Tensor, all_given, check_close, check_equal, folded, given
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
-
-Tensor = torch.Tensor
-Group = dist.ProcessGroup
 
 
 def case_async_works(group: Group) -> None:

@@ -11,11 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from contract import torch_checks as checks
+from contract.torch_checks import Group, Tensor
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
 from process.stage import error_of
-
-Tensor = torch.Tensor
-Group = dist.ProcessGroup
 
 SIZE = 3
 

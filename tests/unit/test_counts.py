@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from graphlib import TopologicalSorter
 
 import pytest
+from programs import EVERY
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.plan import default_cluster
@@ -15,7 +16,6 @@ from shoal.schedule.counts import count
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
 from shoal.schedule.traffic import StepCounts, Traffic
 
-ALL = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
 CANDIDATES = ["sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling"]
 FLAT = [name for name, one in ALGORITHMS["all_reduce"].items() if not one.by_host]
 INSIDE = [name for name in FLAT if ALGORITHMS["all_reduce"][name].owner_rule]
@@ -97,13 +97,13 @@ def assert_exact(collective: str, name: str, hosts: tuple[int, ...], n_bytes: in
     assert counts.n_peers == n_peers(algorithm, hosts)
 
 
-@pytest.mark.parametrize(("collective", "name"), ALL + [("all_reduce", one) for one in HIERARCHIES])
+@pytest.mark.parametrize(("collective", "name"), EVERY + [("all_reduce", n) for n in HIERARCHIES])
 def test_counts_equal_the_steps_of_all_ranks(collective: str, name: str) -> None:
     for hosts in HOSTS:
         assert_exact(collective, name, hosts, len(hosts) * STRIPE_FLOOR_BYTES)
 
 
-@pytest.mark.parametrize(("collective", "name"), ALL + [("all_reduce", one) for one in CANDIDATES])
+@pytest.mark.parametrize(("collective", "name"), EVERY + [("all_reduce", n) for n in CANDIDATES])
 def test_counts_of_larger_groups_and_of_unequal_hosts_are_right(collective: str, name: str) -> None:
     for hosts in LARGER:
         assert_exact(collective, name, hosts, 1 << 30)
@@ -130,7 +130,7 @@ def renamed(traffic: Traffic, rename: Callable[[int], int]) -> tuple[object, ...
 SIZES = range(1, 65) if IS_SOAK else (*range(1, 10), 13, 16, 17, 31, 32)
 
 
-@pytest.mark.parametrize(("collective", "name"), ALL)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 def test_a_representative_rank_makes_the_steps_of_the_others(collective: str, name: str) -> None:
     for size in SIZES:
         for n_stripes in (size, 5):
@@ -145,7 +145,7 @@ def test_a_representative_rank_makes_the_steps_of_the_others(collective: str, na
 
 
 def test_a_few_ranks_represent_all_where_each_has_many_steps() -> None:
-    for collective, name in ALL:
+    for collective, name in EVERY:
         algorithm = ALGORITHMS[collective][name].fitted(1 << 30, 2048)
         if algorithm.levels:
             continue
@@ -158,7 +158,7 @@ def assert_made_of_messages(chain: Sequence[tuple[int, int]], steps: list[list[S
         assert any(isinstance(step, Send) and step.peer == peer for step in steps[rank])
 
 
-@pytest.mark.parametrize(("collective", "name"), ALL)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 def test_a_chain_is_as_long_as_in_the_dataflow(collective: str, name: str) -> None:
     algorithm = ALGORITHMS[collective][name]
     for size in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from programs import MORE_ALL_REDUCES
+from programs import EVERY, MORE_ALL_REDUCES
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.codec import Codec
@@ -136,8 +136,7 @@ WEIGHTED = {
     "sharded[2,0,7,1|3,0,50,1,9]": 9,
     "sharded[16*0|20*1]": 36,
 }
-NAMES = [(collective, name) for collective, known in ALGORITHMS.items() for name in known]
-NAMES += [("all_reduce", name) for name in (*MORE_ALL_REDUCES, *WEIGHTED)]
+NAMES = EVERY + [("all_reduce", name) for name in (*MORE_ALL_REDUCES, *WEIGHTED)]
 # The hosts of the ranks.
 HOSTS = [(0,) * size for size in (1, 2, 3, 4, 5, 7, 8, 16)]
 HOSTS += [(0, 0, 1, 1), (0, 0, 0, 1, 1), (0, 0, 1, 1, 2, 2, 3, 3), (0, 1, 0, 1, 0)]

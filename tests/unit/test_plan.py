@@ -4,6 +4,7 @@ import logging
 import sys
 
 import pytest
+from unit.test_counts import blocks
 
 from shoal.codec import Codec
 from shoal.errors import UsageError
@@ -23,12 +24,8 @@ FOUR_HOSTS = default_cluster((0, 1, 2, 3))
 SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 25 << 20, 1 << 28)
 
 
-def blocks_of(n_hosts: int, here: int) -> tuple[int, ...]:
-    return tuple(rank // here for rank in range(n_hosts * here))
-
-
 CLUSTERS = [ONE_HOST, FOUR_HOSTS, default_cluster((0, 0)), default_cluster((0,) * 8)]
-CLUSTERS += [default_cluster(blocks_of(4, 4)), default_cluster((0, 1, 0, 1, 1))]
+CLUSTERS += [default_cluster(blocks(4, 4)), default_cluster((0, 1, 0, 1, 1))]
 
 
 def test_small_buffers_are_not_cut_and_large_ones_use_shards_or_a_ring() -> None:
@@ -65,7 +62,7 @@ def test_a_faster_wire_never_makes_a_call_slower() -> None:
         costs = []
         for gbit in (1, 10, 100):
             wire = LinkCost(latency_us=30.0, us_per_byte=8e-3 / gbit, message_us=5.0)
-            cluster = default_cluster(blocks_of(8, 2), wire=wire)
+            cluster = default_cluster(blocks(8, 2), wire=wire)
             costs.append(choose("all_reduce", n_bytes, cluster).cost_us)
         assert costs == sorted(costs, reverse=True)
 
@@ -103,7 +100,7 @@ def test_cores_matter_little_where_the_nic_is_the_bottleneck(gbit: int, mib: int
 @pytest.mark.parametrize("here", [1, 8])
 @pytest.mark.parametrize("size", [8, 256, 2048])
 def test_no_shard_that_crosses_a_wire_is_too_short(size: int, here: int, n_bytes: int) -> None:
-    cluster = default_cluster(blocks_of(size // here, here))
+    cluster = default_cluster(blocks(size // here, here))
     choice = choose("all_reduce", n_bytes, cluster)
     algorithm = find("all_reduce", choice.name).fitted(n_bytes, size)
     n_chunks = algorithm.n_chunks(size, cluster.hosts)
@@ -130,7 +127,7 @@ def test_ranks_with_a_core_each_do_not_wait_for_one() -> None:
 )
 def test_a_choice_takes_few_function_calls(size: int, at_first: int, again: int) -> None:
     """Count them, because a clock would measure the machine; ten take about a microsecond."""
-    cluster = default_cluster(blocks_of(size // 4, 4))
+    cluster = default_cluster(blocks(size // 4, 4))
     for cache in (choose, count):
         cache.cache_clear()
     n_calls = 0

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from programs import EVERY
 
 from shoal.codec import Codec
 from shoal.plan.choose import choose
@@ -22,9 +23,7 @@ def nothing_costs(hosts: tuple[int, ...]) -> Cluster:
 
 
 @pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
-@pytest.mark.parametrize(
-    ("collective", "name"), [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
-)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 def test_always_new_scratch_has_a_cost(collective: str, name: str, hosts: tuple[int, ...]) -> None:
     cluster, algorithm = nothing_costs(hosts), ALGORITHMS[collective][name]
     size = len(hosts)

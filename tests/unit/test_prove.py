@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from programs import EVERY
 
 from shoal.analysis.prove.prover import prove, prove_steps
 from shoal.errors import ProofError, UsageError
@@ -10,7 +11,6 @@ from shoal.schedule import ALGORITHMS, Algorithm, chains
 from shoal.schedule.collectives import Contract, contract_of
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 
-WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
@@ -24,7 +24,7 @@ def prove_with(collective: str, name: str, size: int, rank: int, at: slice, to: 
     prove_steps(schedule, contracts, scratch=scratch, window=0)
 
 
-@pytest.mark.parametrize(("collective", "name"), WHOLE_GROUP)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_step_of_an_algorithm_is_needed(collective: str, name: str, size: int) -> None:
     for rank in range(size):

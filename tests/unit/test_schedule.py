@@ -3,6 +3,7 @@
 from itertools import islice, product
 
 import pytest
+from programs import EVERY
 
 from shoal.errors import UsageError
 from shoal.schedule import ALGORITHMS, find
@@ -46,9 +47,7 @@ def test_ranks_begin_with_their_values_and_only_a_root_with_its_buffer() -> None
             contract_of(collective, 0, 3, n_chunks=4)
 
 
-@pytest.mark.parametrize(
-    ("collective", "name"), [(c, n) for c in ALGORITHMS for n in ALGORITHMS[c]]
-)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 def test_a_rank_of_a_large_group_takes_few_steps(collective: str, name: str) -> None:
     assert next(ALGORITHMS["all_reduce"]["ring"].steps(0, 10**9)) == Send(1, 0)  # lazily
     size = 2048

@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from programs import EVERY
 
 from shoal.analysis.simulate import simulator as module
 from shoal.analysis.simulate.simulator import simulate, simulate_steps
@@ -17,7 +18,7 @@ from shoal.plan import default_cluster
 from shoal.plan.choose import candidates, choose
 from shoal.plan.cluster import Cluster, LinkCost
 from shoal.plan.cost import cost_of
-from shoal.schedule import ALGORITHMS, COLLECTIVES, Buffer, Copy, Place, Recv, Send, Step
+from shoal.schedule import COLLECTIVES, Buffer, Copy, Place, Recv, Send, Step
 from shoal.schedule.weights import parse
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -160,9 +161,6 @@ def test_invalid_calls_and_schedules_that_wait_forever_are_refused() -> None:
     steps: list[list[Step]] = [[Recv(1, 0), Send(1, 0)], [Recv(0, 0), Send(0, 0)]]
     with pytest.raises(ProofError, match=r"rank 0 step 0 .* waits forever"):
         time_of(steps, 1000, cluster(2))
-
-
-EVERY = [(collective, name) for collective, algorithms in ALGORITHMS.items() for name in algorithms]
 
 
 @pytest.mark.parametrize(("n_hosts", "ranks_per_host"), [(16, 1), (8, 4), (1, 12)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from programs import EVERY
 
 from shoal.analysis.draw.drawing import draw
 from shoal.analysis.prove.prover import Expression, prove
@@ -15,7 +16,7 @@ from shoal.analysis.trace.text import text_of
 from shoal.analysis.trace.tracer import letter, trace
 from shoal.cli import main
 from shoal.errors import UsageError
-from shoal.schedule import ALGORITHMS, Buffer
+from shoal.schedule import Buffer
 
 # The output of Marek Kolodziej's tutorial on all-reduce (2019) for 4 devices: the data, then
 # the state after the first and the last step of reduce-scatter and the last of all-gather.
@@ -39,9 +40,6 @@ a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
 """
 
 
-ALL = [(collective, name) for collective, algorithms in ALGORITHMS.items() for name in algorithms]
-
-
 def order_of(expression: Expression) -> tuple[int, ...]:
     if isinstance(expression, int):
         return (expression,)
@@ -63,7 +61,7 @@ def test_the_ring_of_four_ranks_is_that_of_the_tutorial(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize(("collective", "name"), ALL)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 def test_a_trace_agrees_with_the_proof(collective: str, name: str, size: int) -> None:
     hosts = tuple(rank // 3 for rank in range(size))
     root = size // 2
@@ -132,7 +130,7 @@ def links(svg: ET.Element) -> list[tuple[int, int, Fraction]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize(("collective", "name"), ALL)
+@pytest.mark.parametrize(("collective", "name"), EVERY)
 def test_every_message_is_drawn(collective: str, name: str, size: int) -> None:
     for hosts in {(), tuple(rank // 2 for rank in range(size))}:
         traced = trace(collective, name, size, hosts=hosts)
