@@ -102,11 +102,11 @@ def test_an_interrupted_member_goes_on_with_the_others(moment: str, forked: File
 
 def texts_of_newcomers() -> Any:
     """Return two doors, the newcomers' errors there and their warnings, which come early."""
-    entering.SILENT_S, entering._WARN_S = 0.1, 0.3
+    entering.SILENT_S, entering._WARN_S = 0.1, 0.6
     with shoal.init() as group, hold_port() as held, ThreadPoolExecutor(2) as both:
         lines = Lines(logging.WARNING)
         doors = f"127.0.0.1:{held.getsockname()[1]}", group.address
-        found = both.map(lambda door: error_of(shoal.init, join=door, timeout_s=2.0), doors)
+        found = both.map(lambda door: error_of(shoal.init, join=door, timeout_s=4.0), doors)
         return *doors, *map(str, found), lines.texts
 
 

@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -96,6 +97,15 @@ def test_a_get_of_no_value_times_out_and_the_store_goes_on(connect: Callable[[],
         store.get("never", -60.0)  # the calling thread is late
     store.set("never", b"after all")
     assert store.try_get("never") == b"after all"
+
+
+def test_a_get_over_tcp_lasts_no_less_than_its_timeout() -> None:
+    with served() as server, client(server) as store:
+        for timeout_s in (0.0018, 0.0019, 0.0029):  # frames carry whole milliseconds
+            began = time.monotonic()
+            with pytest.raises(TimedOut):
+                store.get("never", timeout_s)
+            assert time.monotonic() - began >= timeout_s
 
 
 def test_the_torch_store_finds_its_host_through_prefixes() -> None:

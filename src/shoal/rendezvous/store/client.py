@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -109,7 +110,8 @@ class TcpStoreClient:
     def get(self, key: str, timeout_s: float) -> bytes:
         """As `Store.get`."""
         wait_s = max(timeout_s, 0.0)
-        body = number(int(min(wait_s * 1000, 2**32 - 1)), N_WAIT) + self._encode(key)
+        wait_ms = math.ceil(min(wait_s * 1000, 2**32 - 1))  # NOT less than the caller waits
+        body = number(wait_ms, N_WAIT) + self._encode(key)
         ((kind, value),) = self._call(f"get of {key!r}", GET, [body], wait_s + _GRACE_S)
         if kind == MISSING:
             raise TimedOut(f"no process set {key!r} at {self._address} within {timeout_s:g} s")
