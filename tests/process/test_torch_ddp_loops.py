@@ -145,6 +145,23 @@ def case_losses_and_states_equal_those_of_torchs_wrapper_over_gloo() -> None:
         ours.register_comm_hook(None, hook)
 
 
+def case_a_hook_may_wait_for_its_futures_on_one_rank() -> None:
+    gloo, started = dist.new_group(backend="gloo"), []
+
+    def waiting(world, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+        started.append(default_hooks.allreduce_hook(world, bucket))
+        if dist.get_rank() == 0:
+            started[-1].wait()
+            torch.futures.wait_all(started)
+        return started[-1]
+
+    ours = wrap_ours(small(dist.get_rank()), bucket_cap_mb=0.001)
+    ours.register_comm_hook(dist.group.WORLD, waiting)
+    net = small(dist.get_rank())
+    train_beside_gloo(ours, nn.parallel.DistributedDataParallel(net, process_group=gloo))
+    assert len({id(future) for future in started}) > 3
+
+
 def case_power_sgd_runs_with_several_buckets() -> None:
     """Over Gloo these would hang, because their callbacks make calls in any order."""
     net = wrap_ours(small(dist.get_rank()), bucket_cap_mb=0.001)

@@ -375,20 +375,41 @@ this_thread: Final = _ThisThread()
 
 
 @contextlib.contextmanager
-def calls_of_hook(subject: int) -> Iterator[list[PendingWork]]:
+def calls_of_hook(subject: int, works: list[PendingWork]) -> Iterator[None]:
     """Let ranks compare this subject in the calls of this thread, and hold back their futures.
 
     A future that this thread requests within the context completes when its Work is waited for,
     and its callbacks run on the waiting thread, so their calls have the same order on all ranks.
-    Yields the works; the caller waits for each.
+    Its Work is added to `works`, and the caller waits for each. A hook that waits for any future
+    waits for all `works` first.
     """
-    works: list[PendingWork] = []
+    _let_hooks_wait()
     before, this_thread.held_back = this_thread.held_back, works
     try:
         with calls_with(subject=subject):
-            yield works
+            yield
     finally:
         this_thread.held_back = before
+
+
+@functools.cache
+def _let_hooks_wait() -> None:
+    """Make `wait` of torch's futures complete the futures held back on its thread.
+
+    NOT by a subclass of Future: torch's C++ unwraps futures, and returns others.
+    """
+    future: Any = torch._C.Future
+    wait = future.wait
+
+    @functools.wraps(wait)
+    def wait_in_hook(self: Any) -> Any:
+        works = this_thread.held_back or ()
+        for work in works:  # callbacks add others meanwhile
+            with contextlib.suppress(ShoalError):  # the future raises it
+                work.wait()
+        return wait(self)
+
+    future.wait = wait_in_hook
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from shoal.frontend.torch.ddp.parameter_hooks import not_held
 from shoal.frontend.torch.work import calls_of_hook
 
 if TYPE_CHECKING:
+    from shoal.frontend.torch.work import PendingWork
     from shoal.group.group import Group
 
     Hook = Callable[[Any, Any], Any]
@@ -68,7 +69,9 @@ class HookedBuckets:
         self.is_armed = self._is_stopped = False
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []
-        self._futures: list[tuple[Sequence[Any], Any]] = []
+        self._works: list[PendingWork] = []  # of this pass
+        # By bucket: its hook's future, and how many works there are up to it.
+        self._futures: list[tuple[Any, int]] = []
 
     @property
     def sizes(self) -> list[int]:
@@ -98,7 +101,7 @@ class HookedBuckets:
         """Count gradients from now on."""
         self._came = [False] * len(self._came)
         self._n_missing = [len(members) for members in self._members]
-        self._futures = []
+        self._works, self._futures = [], []
         self.gradients.begin()
         self.is_armed, self._is_stopped = True, False
 
@@ -159,10 +162,12 @@ class HookedBuckets:
             while len(self._futures) < len(self._members):
                 self._leave(len(self._futures))
             used = self._used() if unused and self._buffers else []
-            for number, (works, future) in enumerate(self._futures):
+            n_done = 0
+            for number, (future, n_works) in enumerate(self._futures):
                 buffer = self._buffers[number]
-                for work in works:
+                for work in self._works[n_done:n_works]:
                     work.wait()
+                n_done = n_works
                 result = result_of(future)
                 if result.shape.numel() != buffer.numel():
                     self.gradients.refuse(
@@ -174,7 +179,7 @@ class HookedBuckets:
                     buffer.copy_(result.view(-1))
                 if factor != 1.0:
                     buffer.mul_(factor)
-            self._futures = []
+            self._works, self._futures = [], []
             every = range(len(self._came))
             self.gradients.deliver([index for index in every if not used or used[index]])
 
@@ -197,9 +202,9 @@ class HookedBuckets:
             [self.gradients.parameters[index] for index in members],
         )
         self._subject.step += number == 0  # the first bucket sent in a step
-        with torch.no_grad(), calls_of_hook(self._subject.of(number)) as works:
+        with torch.no_grad(), calls_of_hook(self._subject.of(number), self._works):
             future = call_hook(self._hook, self._state, bucket, self.gradients.refuse)
-        self._futures.append((works, future))
+        self._futures.append((future, len(self._works)))
 
 
 def twice(name: str) -> str:
