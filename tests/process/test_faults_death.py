@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, start_ranks
+from process.ranks import Outcome, run_ranks, start_ranks
 from process.stage import Stage, descriptors, error_of, on_stage, pretend_hosts
 
 import shoal
@@ -289,6 +290,31 @@ def test_a_program_that_ends_without_a_close_succeeds_silently(ending: str) -> N
                 assert outcome.output.count("ZeroDivisionError") == 1, outcome
             else:
                 assert outcome.output == ""
+
+
+FAILING = {
+    "idle": ("", "ended without a goodbye"),
+    "in a call": ("work = group.recv(data, 0, async_op=True)", "left the group"),
+}
+
+
+def raise_on_rank_1(code: str) -> str:
+    if os.environ["RANK"] == "1":
+        program = f"{BEGIN}group = shoal.init(); group.barrier(); {code}\nraise KeyError('boom')"
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    with shoal.init() as group:
+        group.barrier()
+        return str(error_of(group.barrier))
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_rank_whose_program_raises_is_lost_when_its_process_has_ended(name: str) -> None:
+    """Otherwise a launcher would see its survivors end first, and blame one of them."""
+    code, how = FAILING[name]
+    waiting, raising = run_ranks(raise_on_rank_1, 2, code)
+    assert f"rank 1 on {socket.gethostname()} {how}" in waiting
+    assert raising.endswith("KeyError: 'boom'\n")
 
 
 def held() -> set[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import hashlib
 import os
+import sys
 import threading
 import time
 import weakref
@@ -169,6 +171,21 @@ class Context:
         if self.monitor is not None:
             self.monitor.close()
 
+    def end_with_process(self) -> bool:
+        """Leave the links to the end of the process; False, and nothing done, with calls in flight.
+
+        A launcher blames the process that ends first. After a goodbye, ranks that wait for this one
+        would raise and end before it, since Python and torch take half a second to shut down.
+        """
+        if self._mesh is None or any(not call.done() for call, _ in [*self._live]):
+            return False
+        # Its destructor would say goodbye.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mesh))
+        self._end.detach()
+        if self.monitor is not None:
+            self.monitor.close()
+        return True
+
     def abandon(self) -> None:
         """Drop the links in a forked child, which belong to the parent, without a message."""
         self._end.detach()
@@ -181,11 +198,17 @@ class Context:
 _CONTEXTS: Final[weakref.WeakSet[Context]] = weakref.WeakSet()
 
 
+def _has_failed() -> bool:
+    """True if an exception that nobody caught ends the program."""
+    return hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # NOT of an interactive session
+
+
 @atexit.register
 def _end_all() -> None:
     """Close all contexts before the interpreter shuts down, and let threads leave native code."""
     for context in list(_CONTEXTS):
-        context.close()
+        if not (_has_failed() and context.end_with_process()):
+            context.close()
     COMPLETIONS.finish()
     deadline = time.monotonic() + _LAST_WAIT_S
     pause = threading.Event()  # never set: a wait lets other threads run
