@@ -11,7 +11,7 @@ from unit.in_process import in_threads
 
 from shoal.errors import PeerLost, TimedOut
 from shoal.frontend.torch import work as module
-from shoal.frontend.torch.work import PendingWork
+from shoal.frontend.torch.work import PendingWork, calls_of_hook
 from shoal.threads import Threads
 
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
@@ -242,3 +242,19 @@ def test_a_future_whose_calls_no_thread_awaits_has_the_error_for_every_reader() 
         with pytest.raises(RuntimeError, match="could not start the thread shoal-completions"):
             work.get_future().wait()
     assert work.wait()
+
+
+@pytest.mark.parametrize("failure", [None, LOST])
+def test_a_hook_that_waits_for_its_future_gets_the_result_or_the_calls_own_error(
+    failure: PeerLost | None,
+) -> None:
+    call, tensor, works = FakeWork(), torch.ones(1), []
+    call.failure = failure
+    with calls_of_hook(0, works):
+        future = PendingWork([call], [tensor]).get_future().then(lambda done: done.value()[0] + 1)
+        assert not future.done()
+        if failure is None:
+            assert future.wait() == 2
+        else:
+            with pytest.raises(PeerLost, match="spruce"):
+                future.wait()

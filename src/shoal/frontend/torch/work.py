@@ -381,7 +381,7 @@ def calls_of_hook(subject: int, works: list[PendingWork]) -> Iterator[None]:
     A future that this thread requests within the context completes when its Work is waited for,
     and its callbacks run on the waiting thread, so their calls have the same order on all ranks.
     Its Work is added to `works`, and the caller waits for each. A hook that waits for any future
-    waits for all `works` first.
+    waits for all `works` first, and gets the ShoalError of a failed one.
     """
     _let_hooks_wait()
     before, this_thread.held_back = this_thread.held_back, works
@@ -405,8 +405,7 @@ def _let_hooks_wait() -> None:
     def wait_in_hook(self: Any) -> Any:
         works = this_thread.held_back or ()
         for work in works:  # callbacks add others meanwhile
-            with contextlib.suppress(ShoalError):  # the future raises it
-                work.wait()
+            work.wait()
         return wait(self)
 
     future.wait = wait_in_hook
