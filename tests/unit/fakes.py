@@ -45,8 +45,6 @@ class FakeWork:
     def error(self) -> ShoalError | None:
         return self.failure if self.is_done else None
 
-    def finish_at_close(self) -> None: ...
-
     def on_done(self, callback: Callable[[Any], None]) -> None:
         self.callbacks.append(callback)
 

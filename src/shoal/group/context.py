@@ -148,21 +148,17 @@ class Context:
         live.append(work.lend())
 
     def await_at_close(self, call: engine.Call) -> None:
-        """Make `close` wait for a call that perhaps no caller waits for."""
-        with contextlib.suppress(IndexError):  # another thread may pop the last one
-            while (oldest := self._own.popleft()).done():
-                pass
-            self._own.append(oldest)
+        """Make `close` wait for a call that shoal made and that no caller waits for."""
+        while self._own and self._own[0].done():
+            self._own.popleft()
         self._own.append(call)
 
     def close(self) -> None:
         """Send goodbyes to all peers and close the links. Idempotent."""
         # Leaving with such a call in flight would end its group, and with it peers' calls that this
         # rank has completed.
-        until = time.monotonic() + _OWN_CALLS_S
-        with contextlib.suppress(IndexError):
-            while self._own and self._mesh is not None and not _has_failed():
-                self._own.popleft().wait(max(0.0, until - time.monotonic()))
+        while self._own and self._mesh is not None:
+            self._own.popleft().wait(_OWN_CALLS_S)
         # NOT `self._end()`: finalizers do nothing once the program is ending.
         self._end.detach()
         mesh, self._mesh = self._mesh, None

@@ -315,8 +315,6 @@ class Operations:
             return self._pending([work], buffers)
         if opts.asyncOp or self._coalesced is not None:
             works = [start(*call, *rest, async_op=True, **how) for call in calls]
-            for work in works:  # the others need this rank's part, though it may not wait
-                work.finish_at_close()
             return self._pending(works, buffers)
         if len(calls) == 1:
             start(*calls[0], *rest, **how)
