@@ -179,6 +179,10 @@ class Context:
         """
         if self._mesh is None or any(not call.done() for call, _ in [*self._live]):
             return False
+        for group in list(self.groups):  # a daemon thread must not start a call any more
+            group.abandon("its program has raised an exception")
+        if engine.n_waiting():
+            return False
         # Its destructor would say goodbye.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mesh))
         self._end.detach()
@@ -210,6 +214,15 @@ def _end_all() -> None:
         if not (_has_failed() and context.end_with_process()):
             context.close()
     COMPLETIONS.finish()
+    _await_threads()
+    if engine.n_waiting():
+        for context in list(_CONTEXTS):
+            context.close()
+        _await_threads()
+
+
+def _await_threads() -> None:
+    """Let threads leave native code: Python would kill them there, and abort the process."""
     deadline = time.monotonic() + _LAST_WAIT_S
     pause = threading.Event()  # never set: a wait lets other threads run
     while engine.n_waiting() and time.monotonic() < deadline:
