@@ -149,8 +149,10 @@ class Context:
 
     def await_at_close(self, call: engine.Call) -> None:
         """Make `close` wait for a call that shoal made and that no caller waits for."""
-        while self._own and self._own[0].done():
-            self._own.popleft()
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while (oldest := self._own.popleft()).done():
+                pass
+            self._own.append(oldest)
         self._own.append(call)
 
     def close(self) -> None:
