@@ -174,10 +174,14 @@ class Context:
             self.monitor.close()
 
     def end_with_process(self) -> bool:
-        """Leave the links to the end of the process; False, and nothing done, with calls in flight.
+        """Keep the links until the process has ended; its groups refuse calls from now on.
 
         A launcher blames the process that ends first. After a goodbye, ranks that wait for this one
-        would raise and end before it, since Python and torch take half a second to shut down.
+        would raise and end before it, since Python and torch take half a second to shut down
+        (docs/decisions/0093).
+
+        Returns:
+            False if a call is in flight or a thread is in native code: close the links instead.
         """
         if self._mesh is None or any(not call.done() for call, _ in [*self._live]):
             return False

@@ -396,7 +396,8 @@ def calls_of_hook(subject: int, works: list[PendingWork]) -> Iterator[None]:
 def _let_hooks_wait() -> None:
     """Make `wait` of torch's futures complete the futures held back on its thread.
 
-    NOT by a subclass of Future: torch's C++ unwraps futures, and returns others.
+    NOT by a subclass of Future: torch's C++ unwraps futures, and returns others
+    (docs/decisions/0094).
     """
     future: Any = torch._C.Future
     wait = future.wait
