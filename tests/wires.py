@@ -21,8 +21,13 @@ BLOCKS = tuple(word for word in NARROW if word in mx.FORMATS)
 # The largest error of one rounding to nearest, as docs/wire.md states it: relative to the value, or
 # to the largest magnitude of its block; and the remaining error at the smallest values.
 ERRORS = {"bf16": 2.0**-8, "fp16": 2.0**-11, "mxfp8": 2.0**-3, "mxint8": 2.0**-7, "mxfp4": 2.0**-2}
-SMALLEST = {"bf16": 2.0**-134, "fp16": 2.0**-25}
-SMALLEST |= {"mxfp8": 2.0**-136, "mxint8": 2.0**-133, "mxfp4": 2.0**-128}
+SMALLEST = {
+    "bf16": 2.0**-134,
+    "fp16": 2.0**-25,
+    "mxfp8": 2.0**-136,
+    "mxint8": 2.0**-133,
+    "mxfp4": 2.0**-128,
+}
 # The same for rounding at random.
 ERRORS_AT_RANDOM = {"mxfp8": 1 / 7, "mxint8": 1 / 63.5, "mxfp4": 1 / 2}
 

@@ -56,9 +56,15 @@ def folded(fold: str, tensors: list[Tensor]) -> Tensor:
         total = functools.reduce(operator.add, parts)
         exact = total.is_floating_point() or total.is_complex()
         return total / len(parts) if exact else total.div(len(parts), rounding_mode="trunc")
-    steps: dict[str, Callable[..., Tensor]] = {"SUM": operator.add, "PRODUCT": operator.mul}
-    steps |= {"MIN": torch.minimum, "MAX": torch.maximum}
-    steps |= {"BAND": operator.and_, "BOR": operator.or_, "BXOR": operator.xor}
+    steps: dict[str, Callable[..., Tensor]] = {
+        "SUM": operator.add,
+        "PRODUCT": operator.mul,
+        "MIN": torch.minimum,
+        "MAX": torch.maximum,
+        "BAND": operator.and_,
+        "BOR": operator.or_,
+        "BXOR": operator.xor,
+    }
     return functools.reduce(steps[fold], parts)
 
 

@@ -88,11 +88,11 @@ def test_the_first_failed_rank_ends_the_others_and_gives_the_status(tmp_path: Pa
     # 1 fails once 0 has blocked the signal, which then waits to be waited for.
     fail = "import os, signal, sys\nif os.environ['RANK'] == '1':\n    open(sys.argv[1]).read()\n"
     fail += "    sys.exit(7)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-    fail += "open(sys.argv[1], 'w').close()\nsignal.sigwait([signal.SIGTERM])\nsys.exit('told')"
+    fail += "open(sys.argv[1], 'w').close()\nsignal.sigwait([signal.SIGTERM])\nsys.exit('got it')"
     run = lab("run", "--hosts", "2", "--", sys.executable, "-c", fail, str(tmp_path / "fifo"))
     assert run.returncode == 7
     words = "shoal lab: host1 ended with status 7; ending the other 1"
-    assert run.stderr.splitlines() == [words, "host0 | told"]
+    assert run.stderr.splitlines() == [words, "host0 | got it"]
 
 
 def test_a_rank_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_signal_is_passed_on_and_leaves_nothing_behind(number: signal.Signals)
     # Waited for, NOT handled: a handler may run too late for a `pause` that is about to begin.
     wait = "import signal, sys\nnumber = int(sys.argv[1])\n"
     wait += "signal.pthread_sigmask(signal.SIG_BLOCK, [number])\nprint('ready')\n"
-    wait += "signal.sigwait([number])\nsys.exit('told')"
+    wait += "signal.sigwait([number])\nsys.exit('got it')"
     command = (sys.executable, "-c", wait, str(int(number)))
     with running("--hosts", "2", "--", *command) as process:
         lines = sorted(process.stdout.readline() for _ in range(2))
@@ -130,7 +130,7 @@ def test_a_signal_is_passed_on_and_leaves_nothing_behind(number: signal.Signals)
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 128 + number
-        assert sorted(errors.splitlines()) == ["host0 | told", "host1 | told"]
+        assert sorted(errors.splitlines()) == ["host0 | got it", "host1 | got it"]
         assert left_by(process.pid) == []
 
 

@@ -107,8 +107,13 @@ def run_example(name: str, *options: str) -> str:
 
 def run_ranks_of(name: str, size: int, *options: str) -> list[str]:
     """Run an example's ranks, as torchrun starts them; return the output of each."""
-    job = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "OMP_NUM_THREADS": 1}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    job = {
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "OMP_NUM_THREADS": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
     ranks = []
     try:
         for rank in range(size):

@@ -9,10 +9,16 @@ import numpy as np
 from shoal.average import Averager
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
-SHAPES: Shapes = {"embedding": ((300, 11), "float32"), "scale": ((), "float64")}
-SHAPES |= {"weight": ((57, 3, 2), "float32"), "nothing": ((0, 4), "float32")}
-SHAPES |= {"bias": ((1000,), "float64"), "half": ((501,), "float16")}
-SHAPES |= {"phase": ((33,), "complex64"), "last": ((1,), "float32")}
+SHAPES: Shapes = {
+    "embedding": ((300, 11), "float32"),
+    "scale": ((), "float64"),
+    "weight": ((57, 3, 2), "float32"),
+    "nothing": ((0, 4), "float32"),
+    "bias": ((1000,), "float64"),
+    "half": ((501,), "float16"),
+    "phase": ((33,), "complex64"),
+    "last": ((1,), "float32"),
+}
 
 
 def values(name: str, rank: int, step: int) -> Any:

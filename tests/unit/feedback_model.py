@@ -67,9 +67,14 @@ class FeedbackModel:
         return averages
 
 
-SHAPES: dict[str, Any] = {"embedding": ((300, 11), "float32"), "step": ((7,), "int32")}
-SHAPES |= {"weight": ((57, 3, 2), "float32"), "nothing": ((0, 4), "float32")}
-SHAPES |= {"bias": ((1000,), "float32"), "last": ((), "float32")}
+SHAPES: dict[str, Any] = {
+    "embedding": ((300, 11), "float32"),
+    "step": ((7,), "int32"),
+    "weight": ((57, 3, 2), "float32"),
+    "nothing": ((0, 4), "float32"),
+    "bias": ((1000,), "float32"),
+    "last": ((), "float32"),
+}
 FLOATS = [name for name, (_, dtype) in SHAPES.items() if dtype == "float32"]
 
 

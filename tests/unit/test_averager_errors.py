@@ -207,8 +207,13 @@ def test_ranks_that_wait_for_an_array_get_the_reason_of_the_rank_without_it(grou
 @in_ranks(3)
 def test_differing_values_names_and_orders_are_named_everywhere_in_nth_steps(group: Group) -> None:
     averager = Averager(group, {"w": A}, check_same=2)
-    same = {"w": np.arange(12).reshape(3, 4), "momentum": torch.ones(5, dtype=torch.bfloat16)}
-    same |= {"none": np.empty((0, 3)), "rate": 0.25, "betas": (0.9, 0.99)}
+    same = {
+        "w": np.arange(12).reshape(3, 4),
+        "momentum": torch.ones(5, dtype=torch.bfloat16),
+        "none": np.empty((0, 3)),
+        "rate": 0.25,
+        "betas": (0.9, 0.99),
+    }
     for number, (odd, words) in enumerate(
         (
             (same, ""),

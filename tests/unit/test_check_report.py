@@ -15,9 +15,21 @@ LOOPBACK = Path("127.0.1.1", 7000, "lo", "the route to host0", 1500)
 def facts_of(rank: int, host: str = "", **differing: object) -> Facts:
     name = host or f"host{rank}"
     path = Path(f"10.0.0.{rank + 1}", 7000, "eth0", "SHOAL_SOCKET_IFNAME=eth0", 1500)
-    facts = {"host_id": f"id of {name}", "paths": [path], "token": "00", "key": "0123456789abcdef"}
-    facts |= {"shoal": "1.0", "python": "3.12.1", "torch": "2.13.0", "settings": {}, "unused": []}
-    facts |= {"n_files": 65536, "locked_bytes": -1, "free_bytes": 8 << 30, **differing}
+    facts = {
+        "host_id": f"id of {name}",
+        "paths": [path],
+        "token": "00",
+        "key": "0123456789abcdef",
+        "shoal": "1.0",
+        "python": "3.12.1",
+        "torch": "2.13.0",
+        "settings": {},
+        "unused": [],
+        "n_files": 65536,
+        "locked_bytes": -1,
+        "free_bytes": 8 << 30,
+        **differing,
+    }
     return Facts(rank, name, **facts)
 
 

@@ -127,10 +127,17 @@ def test_bytes_follow_from_the_bits_of_an_element() -> None:
     (alone, _), (served, _) = (planned(hosts, 400, 300e3, n) for n in (0, 8))
     n = 100 * MB  # elements
     chunk = 1 + 41 * 12 / 8 + 41  # 1 % of 4,096, with a scale, rounded up to whole bytes
-    bits = {"float32": 32, "bf16": 16, "fp16": 16, "ChunkTopK(0.01, 8)": 8 * (chunk + 0.5) / 4096}
-    bits |= {'ErrorFeedback("mxfp8")': 8.25, 'ErrorFeedback("mxint8")': 8.25}
-    bits |= {'ErrorFeedback("mxfp4")': 4.25}
-    bits |= {"DiLoCo, H = 100": 0.32, "DiLoCo, H = 100, mxfp4": 0.0425}
+    bits = {
+        "float32": 32,
+        "bf16": 16,
+        "fp16": 16,
+        "ChunkTopK(0.01, 8)": 8 * (chunk + 0.5) / 4096,
+        'ErrorFeedback("mxfp8")': 8.25,
+        'ErrorFeedback("mxint8")': 8.25,
+        'ErrorFeedback("mxfp4")': 4.25,
+        "DiLoCo, H = 100": 0.32,
+        "DiLoCo, H = 100, mxfp4": 0.0425,
+    }
     for name, each in bits.items():
         n_bytes = n * each / 8
         assert alone[name].sent_bytes == pytest.approx(2 * 7 / 8 * n_bytes, rel=0.001)

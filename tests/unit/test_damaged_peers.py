@@ -116,10 +116,15 @@ READERS: dict[str, Callable[[random.Random], Any]] = {
     "end": lambda rng: attempt.decode_end(sealed(b"shoal/en", rng)).error(),
     "record": lambda rng: record.decode(sealed(b"shoal/rc", rng)),
     "announcement": lambda rng: announcing.judge(sealed(b"shoal/nw", rng), refusal_of),
+    "digests": read_digests,
+    "number": one_number_wrong,
+    "attempts": read_attempts,
+    "roll": read_roll,
+    "roster": read_roster,
+    "answer": read_answer,
+    "size": read_size,
+    "view": read_view,
 }
-READERS |= {"digests": read_digests, "number": one_number_wrong, "attempts": read_attempts}
-READERS |= {"roll": read_roll, "roster": read_roster, "answer": read_answer}
-READERS |= {"size": read_size, "view": read_view}
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)

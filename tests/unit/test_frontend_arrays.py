@@ -29,8 +29,14 @@ def given_by(rank: int) -> dict[str, Any]:
     }
 
 
-AVERAGES = {"matrix": [[0, 4.5], [1.5, 6], [3, 7.5]], "half": [1, 1, 1], "brain": [[1, 1], [1, 1]]}
-AVERAGES |= {"number": 2, "empty": np.zeros((0, 3)), "ints": [2, 4]}
+AVERAGES = {
+    "matrix": [[0, 4.5], [1.5, 6], [3, 7.5]],
+    "half": [1, 1, 1],
+    "brain": [[1, 1], [1, 1]],
+    "number": 2,
+    "empty": np.zeros((0, 3)),
+    "ints": [2, 4],
+}
 
 
 def average(group: Group, given: dict[str, Any], **options: Any) -> dict[str, Any]:

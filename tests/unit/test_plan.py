@@ -242,10 +242,13 @@ def test_a_wrong_variable_is_named() -> None:
         "SHOAL_ALGO=ring,sharded": "both ring and sharded for all collectives",
         "SHOAL_ALGO=send": "'send' is not an algorithm",
         "SHOAL_TUNING=/nowhere/at/all": "/nowhere/at/all",
+        "SHOAL_DEBUG=LOUD": "one of INFO, DEBUG",
+        "SHOAL_TUNING_MISMATCH=maybe": "maybe",
+        "SHOAL_WIRE=fp4": "fp4",
+        "SHOAL_LINK=1Gb,20": "1Gb,20",
+        "SHOAL_PATHS=0": "from 1 to 8",
+        "SHOAL_PATHS=9": "from 1 to 8",
     }
-    wrong |= {"SHOAL_DEBUG=LOUD": "one of INFO, DEBUG", "SHOAL_TUNING_MISMATCH=maybe": "maybe"}
-    wrong |= {"SHOAL_WIRE=fp4": "fp4", "SHOAL_LINK=1Gb,20": "1Gb,20"}
-    wrong |= {"SHOAL_PATHS=0": "from 1 to 8", "SHOAL_PATHS=9": "from 1 to 8"}
     assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
     for setting, why in wrong.items():
         with pytest.raises(UsageError, match=why):
@@ -278,7 +281,7 @@ def test_quantities_are_read() -> None:
         assert {text: read(text) for text in values} == pytest.approx(values)
 
 
-def test_other_text_is_refused() -> None:
+def test_text_that_is_no_quantity_is_refused() -> None:
     for read, what, texts in (
         (bytes_of, "bytes", ["", "-1", "4b", "4 parsecs", "1e999B", "nanB", "MiB", "4MiBs"]),
         (bytes_of, "bytes", ["9" * 400]),

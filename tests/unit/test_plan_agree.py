@@ -154,8 +154,12 @@ def test_the_fictional_rate_of_a_veth_is_ignored(tmp_path: Path) -> None:
 
 
 def test_a_link_is_a_rate_and_the_costs_of_a_message() -> None:
-    links = {"1Gb": wire_of(1_000), " 2.5 Gbit/s ": wire_of(2_500)}
-    links |= {"3GB/s,20us": wire_of(24_000, 20.0), "948Mb, 62us, 16us": wire_of(948, 62.0, 16.0)}
+    links = {
+        "1Gb": wire_of(1_000),
+        " 2.5 Gbit/s ": wire_of(2_500),
+        "3GB/s,20us": wire_of(24_000, 20.0),
+        "948Mb, 62us, 16us": wire_of(948, 62.0, 16.0),
+    }
     for text, link in links.items():
         assert link_of(text) == Settings.read({"SHOAL_LINK": text}).link == link
         assert link_of(link_text(link)) == link

@@ -66,9 +66,15 @@ def test_a_chain_costs_only_its_bottleneck_where_calls_follow_one_another() -> N
 
 def test_exchanges_with_several_hosts_slow_nics() -> None:
     cluster = replace(nothing_costs((0, 1, 2, 3)), wire=wire_of(1000), contention=0.5)
-    parts = {"gather direct": 0, "broadcast direct": 0, "all_reduce ring": 0}
-    parts |= {"all_reduce doubling": 0.5, "all_gather bruck": 0.5}
-    parts |= {"all_reduce sharded": 1, "all_to_all pairwise": 1}
+    parts = {
+        "gather direct": 0,
+        "broadcast direct": 0,
+        "all_reduce ring": 0,
+        "all_reduce doubling": 0.5,
+        "all_gather bruck": 0.5,
+        "all_reduce sharded": 1,
+        "all_to_all pairwise": 1,
+    }
     for algorithm, part in parts.items():
         cost = cost_of(*algorithm.split(), 256 << 10, cluster)
         assert cost.contention == pytest.approx(part * 0.5 * cost.network)

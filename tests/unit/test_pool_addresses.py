@@ -12,8 +12,13 @@ from shoal.server.options import listen
 
 
 def test_an_address_may_have_a_port() -> None:
-    read = {"cpu1": ("cpu1", 7077), "cpu1:80": ("cpu1", 80), "10.0.0.1:80": ("10.0.0.1", 80)}
-    read |= {"fd00::1": ("fd00::1", 7077), "[fd00::1]": ("fd00::1", 7077)}
+    read = {
+        "cpu1": ("cpu1", 7077),
+        "cpu1:80": ("cpu1", 80),
+        "10.0.0.1:80": ("10.0.0.1", 80),
+        "fd00::1": ("fd00::1", 7077),
+        "[fd00::1]": ("fd00::1", 7077),
+    }
     for text, (host, port) in (read | {"[fd00::1]:80": ("fd00::1", 80)}).items():
         address = addresses.parse_address(text, "it")
         assert address == Address(host, port)

@@ -137,6 +137,6 @@ def test_no_call_in_a_view_has_the_key_of_a_servers_first_message() -> None:
 
 def test_ranks_in_different_stages_get_an_error() -> None:
     shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.AVG, 100_000, 0, 2, hosts=(0, 0))
-    for what, is_second in (("folded", False), ("told", True)):
+    for what, is_second in (("folded", False), ("shared", True)):
         text = plan_among(shape, (0, 1), 6, what, is_second).descriptor
         assert text == f"all_reduce float32[100000] avg by sharded, {what}"

@@ -33,10 +33,27 @@ CALL = {"group": None, "what": "barrier", "n_bytes": 0, "age_s": 1.5, "waits": [
 
 
 def document(rank: Any, *monitors: list[Any], **changed: Any) -> bytes:
-    found = {"shoal_monitor": 1, "world": "w", "name": "", "host": "h", "slurm_job_id": "unknown"}
-    found |= {"rank": rank, "size": 3, "n_hosts": 2, "pid": 77, "n_calls": 4, "is_readable": True}
-    found |= {"taken_at_s": 1.8e9, "counted_s": 2, "busy_s": 0.5, "busy_share": None}
-    found |= {"in_flight": [], "ended": {"barrier": [3, 0]}, "links": [], "stalls": {"data": 1}}
+    found = {
+        "shoal_monitor": 1,
+        "world": "w",
+        "name": "",
+        "host": "h",
+        "slurm_job_id": "unknown",
+        "rank": rank,
+        "size": 3,
+        "n_hosts": 2,
+        "pid": 77,
+        "n_calls": 4,
+        "is_readable": True,
+        "taken_at_s": 1.8e9,
+        "counted_s": 2,
+        "busy_s": 0.5,
+        "busy_share": None,
+        "in_flight": [],
+        "ended": {"barrier": [3, 0]},
+        "links": [],
+        "stalls": {"data": 1},
+    }
     return json.dumps({**found, "monitors": monitors, **changed}).encode()
 
 

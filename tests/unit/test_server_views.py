@@ -128,7 +128,14 @@ def test_metrics_sum_over_all_views_and_name_no_job() -> None:
     status, text = ask("/metrics")
     assert status == 200
     samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-    wanted = {"draining": 0, "jobs": 2, "views": 2, "calls_in_flight": 6, "memory_bytes": 2 << 20}
-    wanted |= {"receive_bytes_per_second": 5e6, "send_bytes_per_second": 0}
+    wanted = {
+        "draining": 0,
+        "jobs": 2,
+        "views": 2,
+        "calls_in_flight": 6,
+        "memory_bytes": 2 << 20,
+        "receive_bytes_per_second": 5e6,
+        "send_bytes_per_second": 0,
+    }
     found = {one.name: one.value for one in samples}
     assert found == {f"shoal_server_{name}": value for name, value in wanted.items()}

@@ -47,8 +47,18 @@ STATE = """{"shoal_dump": 1, "why": "it was asked for", "taken_at": "now", "fold
 
 
 def step(peer: int, awaits: str, since_s: float = 1.0, kind: str = "recv") -> dict[str, Any]:
-    step = {"step": 0, "kind": kind, "peer": peer, "awaits": awaits, "since_s": since_s}
-    step |= {"n_bytes": 4096, "n_segments": 4, "ready": 4, "done": 1, "granted": 2}
+    step = {
+        "step": 0,
+        "kind": kind,
+        "peer": peer,
+        "awaits": awaits,
+        "since_s": since_s,
+        "n_bytes": 4096,
+        "n_segments": 4,
+        "ready": 4,
+        "done": 1,
+        "granted": 2,
+    }
     return step | ({"started": 0} if kind == "send" else {"arrived": 0, "offered": 0})
 
 
@@ -129,10 +139,17 @@ def test_a_state_holds_no_keys_and_names_source_lines(monkeypatch: pytest.Monkey
     assert mine["at"].startswith(f"{__file__}:")
 
 
-STEMS = {"/a/b-%r": "/a/b-3", "/a/b-%p.json": "/a/b-77", "/a/b": "/a/b-rank3"}
-STEMS |= {"/a/b.txt": "/a/b-rank3", "/a/%h/b": "/a/host_1/b-rank3"}
-STEMS |= {"/a/100%%r": "/a/100%r-rank3", "/a/%%%r": "/a/%3"}
-STEMS |= {"/nowhere/": "/nowhere/shoal-dump-host_1-rank3-77", "": "shoal-dump-host_1-rank3-77"}
+STEMS = {
+    "/a/b-%r": "/a/b-3",
+    "/a/b-%p.json": "/a/b-77",
+    "/a/b": "/a/b-rank3",
+    "/a/b.txt": "/a/b-rank3",
+    "/a/%h/b": "/a/host_1/b-rank3",
+    "/a/100%%r": "/a/100%r-rank3",
+    "/a/%%%r": "/a/%3",
+    "/nowhere/": "/nowhere/shoal-dump-host_1-rank3-77",
+    "": "shoal-dump-host_1-rank3-77",
+}
 
 
 def test_a_pattern_names_a_file_per_rank(tmp_path: Path) -> None:

@@ -18,9 +18,20 @@ from shoal.state.tally import Tally
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 
-LINK = {"rank": 1, "host": "b", "address": "10.0.0.2", "kind": "tcp", "state": "alive"}
-LINK |= {"n_paths_lost": 1, "rtt_us": 1500.0, "n_retransmits": 3}
-LINK |= {"bytes_out": 2048, "bytes_in": 4096, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0}
+LINK = {
+    "rank": 1,
+    "host": "b",
+    "address": "10.0.0.2",
+    "kind": "tcp",
+    "state": "alive",
+    "n_paths_lost": 1,
+    "rtt_us": 1500.0,
+    "n_retransmits": 3,
+    "bytes_out": 2048,
+    "bytes_in": 4096,
+    "bytes_out_per_s": 1024.0,
+    "bytes_in_per_s": 0.0,
+}
 WHY = "no data has arrived from it"
 WAIT = {"rank": 1, "host": "b", "why": WHY, "since_s": 2.0, "in_call": False}
 CALL = {"group": "world", "what": "barrier", "n_bytes": 1, "age_s": 2.5, "waits": [WAIT]}
