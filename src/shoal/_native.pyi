@@ -1,4 +1,4 @@
-"""The face of native/bind/, for type checkers; import shoal.engine instead."""
+"""Types of the extension module that native/bind/ builds. Import `shoal.engine` instead."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ class Program:
 
     @property
     def waits_for(self) -> list[list[int]]:
-        """Of each step: the earlier ones that come first, a segment at a time."""
+        """For each step, the earlier steps that it waits for, segment by segment."""
 
 class ProgramBuilder:
-    """Takes a rank's steps in their order; ValueError for a peer or buffer that there is not."""
+    """Takes a rank's steps in order; ValueError for a peer or buffer out of range."""
 
     @staticmethod
     def of(group_size: int, /) -> ProgramBuilder: ...
@@ -43,36 +43,37 @@ class Plan:
         keep: int = ...,
         scratch_first: Sequence[int] = ...,
     ) -> Plan:
-        """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
+        """Make a plan.
 
-        `agreement` is what must be equal on all ranks; `by_pair`: lengths are not in it, and each
-        two ranks compare theirs. `n_workers`: the ranks of the group from this one on are servers,
-        whose results land by whole segments, and on all workers or none; 0: there are none.
-        `segment_bytes`: of a segment in memory, at most `SEGMENT_BYTES`, which it is if left out.
+        Args:
+            layouts: for each buffer, the offsets and the lengths of its chunks, in bytes.
+            agreement: the text that must be equal on all ranks.
+            by_pair: the agreement has no lengths; each pair of ranks compares its own.
+            n_workers: group ranks from this one on are servers, whose results arrive in whole
+                segments, on all workers or on none; 0: the group has no servers.
+            segment_bytes: the length of a segment in memory, at most `SEGMENT_BYTES`, the default.
         """
 
     @property
     def descriptor(self) -> str: ...
 
-    """Of calls whose data waits to leave, those of the highest are first; set before the first."""
-
     tensor_bytes: int
-    """That each worker brings to a call with servers; set before the first. 0: nobody knows."""
+    """The bytes of a worker's tensor, set before the first call with servers; 0: unknown."""
 
 class Arena:
     """This process's part of the memory that the ranks of its host share."""
 
     @staticmethod
     def create(n_local: int, /) -> Arena:
-        """Create that memory for `n_local` ranks, and enter it as the first of them."""
+        """Create the memory for `n_local` ranks, and enter it as the first of them."""
 
     @staticmethod
     def enter(memory_fd: int, n_local: int, local: int, /) -> Arena:
-        """Enter what another has made, as the `local`-th of them; owns the descriptor."""
+        """Enter memory that another rank created, as local rank `local`; owns the descriptor."""
 
     @property
     def memory_fd(self) -> int:
-        """To hand over, borrowed."""
+        """The descriptor to pass to the other ranks; the arena keeps it."""
 
 class Call:
     """One collective in flight."""
@@ -82,23 +83,23 @@ class Call:
     def succeeded(self) -> bool: ...
     @property
     def finished_ns(self) -> int:
-        """When it had ended and its memory was the caller's, by the monotonic clock; 0: not yet."""
+        """The time from which the caller owns the memory, monotonic; 0: the call is in flight."""
 
     def source(self) -> int:
-        """Of a message that is there: the group rank it came from; else -1."""
+        """Return the group rank that sent the received message; -1: none was received."""
 
     def landed(self) -> list[tuple[int, bytes]]:
-        """Of a call of workers and servers that is done: what its memory holds.
+        """Return which segments of a finished call with servers hold results.
 
-        Each chunk of DATA that a server reduces, and a bit for each of its segments (bit s % 8 of
-        byte s // 8): set, the segment holds the result; else it holds what this rank gave. All are
-        set if the call succeeded on any worker.
+        For each chunk of DATA that a server reduces: the chunk's number and one bit per segment
+        (bit s % 8 of byte s // 8). A segment whose bit is set holds the result; any other holds
+        this rank's input. All bits are set if the call succeeded on any worker.
 
         RuntimeError: the call is in flight.
         """
 
     def error(self) -> tuple[Fault, int, str, str]:
-        """Fault, mesh rank to blame (-1: none), what happened, during which call."""
+        """Return the fault, the mesh rank at fault (-1: none), the event, and the call."""
 
 class Group:
     """A subset of a mesh's ranks."""
@@ -134,37 +135,38 @@ class Group:
         background: bool,
         /,
     ) -> Call:
-        """A send to `peer`, or a receive from it; -1: a receive from the first rank that sends."""
+        """Post a send to `peer` or a receive from it; peer -1: receive from any rank."""
 
     def notify(self, fd: int, /) -> None:
-        """Ring this eventfd now, for each message not yet received, and when the group ends.
+        """Write to this eventfd now, at each unreceived message, and when the group ends.
 
         Raises RuntimeError if the process has no file descriptor left.
         """
 
     def has_message(self, peer: int, tag: int, /) -> bool:
-        """True if the next message of this tag from `peer` has come, or a part of it."""
+        """Return True if part of the next message with this tag from `peer` has arrived."""
 
     def serve(self, plan: Plan, /) -> None:
-        """From now on calls that peers make by this plan are made here too, without a caller.
+        """Take part, without a caller, in every later call that peers make with this plan.
 
-        They begin with the first frame of a peer, in the background, and end with the last step or
-        with the group. At most `MOST_SERVED` plans: the one used longest ago goes.
+        A call begins with the first frame from a peer, in the background, and ends with its last
+        step or with the group. At most `MOST_SERVED` plans are kept; the least recently used one
+        is dropped.
 
         ValueError: the plan is not for a server of a group like this one.
         """
 
     def abort(self, why: str, /) -> None: ...
     def fail(self, fault: Fault, why: str, /) -> None:
-        """End it on every rank by what the caller has found; `why` is a verb phrase."""
+        """End the group on every rank with this fault; `why` is a verb phrase."""
 
     def drop(self) -> None: ...
     def drop_unheld(self) -> bool:
-        """Drop it, for nobody holds it any more; False: calls of it are in flight, try later."""
+        """Drop a group without references; False: it has calls in flight, try again later."""
 
     def error(self) -> tuple[Fault, int, str, str]: ...
     def take_state_at_deadline(self) -> dict[str, Any] | None:
-        """What `Mesh.state` would have returned just before a deadline ended the group; once."""
+        """Return, once, the `Mesh.state` from just before a deadline ended the group."""
 
     @property
     def id(self) -> int: ...
@@ -188,45 +190,47 @@ class Mesh:
         resume_s: float,
         dead_s: float,
     ) -> Mesh:
-        """The links with all peers; links to other hosts connect at their first use.
+        """Create links to all peers; links to other hosts connect at their first use.
 
-        Peers: rank, whether it is of this host; and of those of other hosts how many paths each
-        channel has to it, and where it listens, by path (and round again where there are fewer).
-
-        Owns the listeners, by which ranks of other hosts connect. Both ends of a pair name as many
-        paths. A peer that is silent for `dead_s` counts as lost; all have the same, or who speaks
-        seldom is lost to who expects more.
+        Args:
+            peers: for each, its rank, True if it is on this host, and for ranks of other hosts the
+                number of paths of each channel, equal at both ends, and the addresses that paths
+                use in turn.
+            listeners: sockets to which ranks of other hosts connect; the mesh owns them.
+            dead_s: a peer that is silent for this long counts as lost; equal on all ranks, because
+                the interval between heartbeats follows from it.
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...
     def bound_out(self, n_bytes: int) -> None:
-        """How much may be on its way to other hosts of calls that send to several at once."""
+        """Limit the bytes in flight to other hosts from calls that send to several at once."""
 
     def close(self) -> None: ...
     def wait_finished(self, seen: int, timeout_s: float, /) -> int:
-        """Drive until another call than the first `seen` has ended; how many have by now."""
+        """Make progress until more than `seen` calls have ended; return how many have."""
 
     def staging_peak(self) -> int: ...
     def state(self, patience_s: float, /) -> dict[str, Any] | None:
-        """See native/engine/shell/state_reader.h; None if the lock cannot be had in that time."""
+        """See native/engine/shell/state_reader.h; None if the lock is not free within the time."""
 
 class Countdown:
-    """Which fusion buffers are full; see native/base/countdown.h.
+    """Finds which fusion buffers are full; see native/base/countdown.h.
 
-    It is `paused` or counts. Its results are those of the step that `begin` or `lay_out` began.
+    Results belong to the step begun by the last `begin` or `lay_out`.
     """
 
     paused: bool
+    """True: entries are not counted."""
 
     def __init__(self, full: Callable[[int], object]) -> None:
         """`full` is called with the number of a buffer; it must not refer to the countdown."""
 
     def lay_out(self, buffers_of: Sequence[Sequence[int]], n_buffers: int) -> None:
-        """By entry: the numbers of its buffers."""
+        """Set the numbers of each entry's buffers."""
 
     def begin(self) -> None: ...
     def hook(self, entry: int, /) -> Callable[..., None]:
-        """A function that counts this entry, whatever its arguments; raises what `full` raises."""
+        """Return a function that counts this entry, and ignores its arguments."""
 
     def count(self, entry: int, /) -> None: ...
     def is_counted(self, entry: int, /) -> bool: ...
@@ -234,19 +238,19 @@ class Countdown:
     def n_counted(self) -> int: ...
     @property
     def order(self) -> list[int]:
-        """The entries, as they were counted."""
+        """The entries in the order in which they were counted."""
 
     @property
     def repeated(self) -> int:
-        """The first entry that was counted twice; -1: none."""
+        """The first entry that was counted twice, or -1."""
 
     @property
     def first_ns(self) -> int:
-        """When the first entry was counted, by `time.monotonic_ns`; 0: none was."""
+        """The `time.monotonic_ns` of the first count; 0: no entry was counted."""
 
     @property
     def full_ns(self) -> list[int]:
-        """When each buffer was full; 0: it is not."""
+        """The time at which each buffer was full; 0: it is not full."""
 
 def address_of(view: memoryview, /) -> int: ...
 def allocate(n_bytes: int, /) -> int: ...
@@ -263,26 +267,26 @@ def round_to(
 
 def fold_isa() -> str: ...
 def frame_rules() -> list[tuple[int, str, int, int, str, str, str]]:
-    """Of each frame: type, name, links and flags as bits, who sends it, what it says, what follows.
+    """Return each frame's type, name, links, flags, sender, content and what follows it.
 
-    Links: 1 rings, 2 TCP, 4 Unix sockets.
+    Links are bits: 1 rings, 2 TCP, 4 Unix sockets.
     """
 
 def n_waiting() -> int: ...
 def note_signal(number: int, /) -> int:
-    """An eventfd that counts this signal from now on, for blocking reads."""
+    """Return an eventfd, for blocking reads, that counts this signal from now on."""
 
 def stream_copy(to: int, source: int, n_bytes: int, /) -> None:
     """Copy between addresses, past the caches; releases the interpreter's lock."""
 
 def wakeups() -> dict[str, int]:
-    """Why the sleepers of this process woke; "late": for work that nobody had announced."""
+    """Count the reasons why sleeping threads of this process woke; "late": without a wake-up."""
 
 def dtypes() -> list[tuple[str, int]]:
-    """Of each element type, by its number: its name and how many bytes it has."""
+    """Return the name and the size in bytes of each element type, by its number."""
 
 def fold_ops() -> list[str]:
-    """The names of the operations, by their numbers."""
+    """Return the names of the operations, by their numbers."""
 
 N_CODECS: Final[int]
 N_BUFFERS: Final[int]
@@ -317,7 +321,7 @@ HANDSHAKE_VERSION: Final[int]
 N_NONCE_BYTES: Final[int]
 
 class Progress(enum.Enum):
-    """How far one end of a handshake has come; all but WAITING are final."""
+    """The state of one end of a handshake; all but WAITING are final."""
 
     WAITING = 0
     DONE = 1
@@ -326,7 +330,7 @@ class Progress(enum.Enum):
     REFUSED = 4
 
 class Hello:
-    """What a client says it is, before it has proved anything."""
+    """A client's claim of its identity, not yet proved."""
 
     def __init__(self, epoch: int, rank: int, to_rank: int, path: int = 0) -> None: ...
     @property
@@ -342,7 +346,7 @@ class Peer:
     """A connection that has proved a key: small sealed messages, in order. See peer.h."""
 
     def expect(self, kind: int, most_bytes: int, takes_fd: bool = False) -> None:
-        """Take messages of this kind; any other ends the connection."""
+        """Accept messages of this kind; a message of any other kind ends the connection."""
 
     def send(self, kind: int, body: bytes = b"", fd: int = -1) -> bool:
         """Queue a message and send what the socket takes. `fd` is passed along, and borrowed.
@@ -351,7 +355,7 @@ class Peer:
         """
 
     def pause(self, is_paused: bool) -> None:
-        """Leave what comes in the kernel for now, or read it again."""
+        """Stop reading, so that messages wait in the kernel, or read again."""
 
     def close(self) -> None:
         """Close the connection at once, and drop what is queued; idempotent."""
@@ -361,35 +365,38 @@ class Peer:
     def is_open(self) -> bool: ...
     @property
     def is_local(self) -> bool:
-        """Whether it is a Unix socket."""
+        """True for a Unix socket."""
 
     @property
     def n_queued(self) -> int:
-        """Bytes that wait to be sent."""
+        """The number of bytes that wait to be sent."""
 
 class Endpoint:
     """Listens, connects, and exchanges messages with peers. Nothing blocks.
 
-    Times are those of `time.monotonic`. Without a descriptor it raises OSError.
+    Times are from `time.monotonic`. The constructor raises OSError without a free descriptor.
 
     Args:
-        owner: its methods are called by `step` alone, which raises what they raise:
-            admit(hello) -> bytes | Progress: the key that a caller must prove, or STALE (which is
-                sent), or REFUSED (which is not)
-            welcome(peer, hello): a caller has proved it
-            key_differs(hello): a caller lacks it
+        owner: only `step` calls its methods, and raises what they raise:
+            admit(hello) -> bytes | Progress: the key that a caller must prove, or STALE, which is
+                sent to the caller, or REFUSED, which is not
+            welcome(peer, hello): a caller has proved the key
+            key_differs(hello): a caller has another key
             turned_away(n_so_far, caller): no descriptor was left for a caller
-            take_stranger(fd): a caller's first bytes are one of `beginnings`; nothing was read
-            reached(peer, dial), not_reached(dial, errno, progress, was_connected): of `connect`,
-                which goes on until `hang_up`
-            received(peer, kind, body, fd): `fd` is the owner's, or -1
-            lost(peer, errno, why): a verb phrase; not called for a peer that was closed here
-        pending_s: for a caller's proof.
-        dial_s: for one attempt to connect.
-        most_queued: bytes that may wait to be sent to one peer; more end the connection.
-        patience_s: a connection is lost whose message stops half way, in either direction.
+            take_stranger(fd): a caller's first bytes match one of `beginnings`; they are unread
+            reached(peer, dial): a dial has reached its peer
+            not_reached(dial, errno, progress, was_connected): an attempt failed; the dial goes on
+                until `hang_up`
+            received(peer, kind, body, fd): a message; the owner of the endpoint owns `fd`, or -1
+            lost(peer, errno, why): a connection broke, `why` is a verb phrase; not called after
+                `Peer.close`
+        pending_s: the time that a caller has to prove the key.
+        dial_s: the time of one attempt to connect.
+        most_queued: the bytes that may wait to be sent to one peer; more end the connection.
+        patience_s: the time after which a half-sent or half-received message ends the connection.
+        beginnings: first bytes of connections to pass to `take_stranger`.
 
-    A forked child has none of its descriptors, and cannot use it.
+    A forked child does not have the descriptors and cannot use the endpoint.
     """
 
     def __init__(
@@ -404,36 +411,36 @@ class Endpoint:
     ) -> None: ...
     def fileno(self) -> int: ...
     def step(self, now: float) -> None:
-        """Do what is due. Call it when `fileno` is readable, and at `deadline`."""
+        """Make progress. Call it when `fileno` is readable, and at `deadline`."""
 
     @property
     def deadline(self) -> float: ...
     def listen(self, fd: int) -> None:
-        """Accept callers at this socket, which the endpoint owns from here on."""
+        """Accept callers at this socket, which the endpoint now owns."""
 
     def shut(self) -> None:
-        """Accept nobody from here on: callers wait in the kernel."""
+        """Accept no more callers; they wait in the kernel."""
 
     def hand_over(self) -> list[int]:
-        """Return the listening TCP sockets, which the caller owns from here on."""
+        """Return the listening TCP sockets, which the caller now owns."""
 
     def connect(self, address: str, port: int, hello: Hello, key: bytes) -> int:
-        """Dial until the peer is reached, with growing pauses; returns the number of the dial."""
+        """Dial until the peer is reached, with growing pauses; return the dial's number."""
 
     def connect_local(self, name: str, hello: Hello, key: bytes) -> int:
         """Dial a name in the abstract namespace of Unix sockets."""
 
     def hang_up(self, dial: int) -> None:
-        """Dial no more; nothing, if the peer was reached."""
+        """Stop a dial; no effect once the peer was reached."""
 
     @property
     def n_pending(self) -> int:
-        """The number of callers that have not proved themselves yet."""
+        """The number of callers that have not proved the key yet."""
 
     @property
     def n_turned_away(self) -> int: ...
     def close(self) -> None:
-        """Close everything, and let go of the owner; idempotent."""
+        """Close everything and release the owner; idempotent."""
 
 def pair_key(key: bytes, epoch: int, a: int, b: int, role: str = "link") -> bytes:
-    """The key of one pair of ranks in one epoch, for one use; the order of a and b is free."""
+    """Return the key of a pair of ranks in an epoch, for one role; a and b may be swapped."""

@@ -197,7 +197,7 @@ def cut(
 
 
 def unit_of(block: int, item: int) -> int:
-    """Return the unit of which chunk lengths are multiples, in bytes."""
+    """Return the unit of chunk lengths, in bytes: each is a multiple of it."""
     return max(LINE_BYTES, block * item)
 
 

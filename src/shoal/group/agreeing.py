@@ -32,7 +32,7 @@ _LOG: Final = logging.getLogger("shoal")
 
 
 class _Digest(NamedTuple):
-    """A rank's settings, most of which must be equal on all ranks, and the facts of its host.
+    """A rank's settings, most of them equal on all ranks, and the facts of its host.
 
     Args:
         channels: `SHOAL_CHANNELS`; 0: not set.

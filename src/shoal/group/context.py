@@ -64,7 +64,7 @@ class Occurrences:
 class Context:
     """One epoch: the links to all peers, which its groups share.
 
-    It ends when it is closed, when none of its groups is referenced any more, or with the program.
+    It ends when it is closed, when no group of it is referenced any more, or with the program.
     """
 
     def __init__(self, mesh: engine.Mesh, membership: Membership) -> None:
@@ -189,7 +189,7 @@ class Context:
             group.abandon("its program has raised an exception")
         if engine.n_waiting():
             return False
-        # Its destructor would say goodbye.
+        # NOT destroyed: its destructor would send a goodbye.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mesh))
         self._end.detach()
         if self.monitor is not None:

@@ -212,7 +212,7 @@ def competing(weights: Weights) -> float:
 def _count(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, float]]) -> Counts:
     """Count the work of ranks and NICs, in chunks of the mean length of a buffer cut by weights.
 
-    `slower` is by NIC, out and in, its time for a byte over that of the cluster's wire. Takes the
+    `slower` has, for each NIC, out and in, its time for a byte divided by the wire's. Counts the
     steps of at most 48 ranks, and of 7 in larger groups.
     """
     n, size = len(weights.workers), len(weights.workers) + len(weights.servers)

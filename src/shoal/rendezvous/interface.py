@@ -200,7 +200,7 @@ def _matching(wanted: str, found: list[Interface]) -> list[Interface]:
 
 
 def _unmatched(wanted: str, found: list[Interface]) -> list[str]:
-    """Return the listed names that match no interface; none of them for an exclusion (^)."""
+    """Return the listed names that match no interface; an empty list for an exclusion (^)."""
     if wanted.startswith("^"):
         return []
     exact = "=" if wanted.startswith("=") else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.engine import Peer
     from shoal.rendezvous.tree import Tree
 
-# The kinds of messages: after those of the handshake.
+# Kinds of messages, numbered after the kinds of the handshake.
 _REPORT, _INTRODUCTION, _WAITING = range(8, 11)
 _N_NUMBER: Final = 4  # bytes
 

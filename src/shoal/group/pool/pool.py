@@ -273,7 +273,7 @@ class Pool:
 
     def expire(self, call: ServedCall) -> None:
         """End the group, since the deadline of a call has passed."""
-        why = f"reached the deadline of all_reduce #{call.number}, part of which servers do"
+        why = f"reached the deadline of all_reduce #{call.number}, which servers take part in"
         with self.changed:
             call.outcome = (Fault.TIMED_OUT, -1, f"rank {self.rank} {why}", "")
         self._world.fail(Fault.TIMED_OUT, why)

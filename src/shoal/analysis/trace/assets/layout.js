@@ -12,7 +12,7 @@ const columns = trace.places.map((places) => {
 });
 const nColumns = Math.max(...columns.map((xs) => (xs.length ? xs[xs.length - 1] + 1 : 1)));
 const aspect = Math.min(2.1, Math.max(0.95, (nColumns / depth) * 1.25));
-// Whether there are several buffers, to be told apart.
+// True if places belong to several buffers, which the drawing separates.
 const hasGroups = trace.places.some((places) => places.some(([buffer]) => buffer !== "data"));
 let cards = [];
 let boxes = [];
