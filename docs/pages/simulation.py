@@ -37,20 +37,20 @@ segment as soon as the steps that it waits for have handled it and these resourc
   kernel or a slot of shared memory; a fold). The first use of scratch of more than 32 MiB costs
   extra. If ranks of a host outnumber its cores, all of this takes longer.
 - **the NIC out of the host**, which its ranks share: links take turns, a segment each.
-- **the NIC into the host**: first come, first served; others wait in the switch. If a host that
-  sends to several at a time sends to one that receives from several, the first MiB of a message
-  takes longer ([decision 23](decisions/0023-costs-are-counted.md)). A NIC that was idle may let a
-  burst pass at once.
-- **the receiver's grant** for messages of more than 64 KiB between hosts: the segments that its
-  steps are ready for and eight more, one latency later. A server grants all workers the next 64
-  segments of its shards, chunk after chunk.
+- **the NIC into the host**: first come, first served; later segments wait in the switch. If the
+  sender sends to several hosts at a time and the receiver receives from several, the first MiB of a
+  message takes longer ([decision 23](decisions/0023-costs-are-counted.md)). A NIC that was idle may
+  let a burst pass at once.
+- **the receiver's grant** for messages of more than 64 KiB between hosts: the receiver grants the
+  segments that its steps are ready for and eight more, and the grant arrives one latency later. A
+  server grants all workers the next 64 segments of its shards, chunk after chunk.
 
 With `--html FILE` it writes a page: for each algorithm, the NICs of each host over time. Where a
 NIC out is idle, colours show what the next segment waited for last: data or a grant from another
 host, or the host's own cores. With `--all` bars compare the algorithms.
 
-Not simulated: single lost packets, other traffic on the network, and grants that wait behind data
-on a busy NIC.
+The simulator leaves out single lost packets, other traffic on the network, and grants that wait
+behind data on a busy NIC.
 
 Ranks with equal steps are simulated once. If moving every rank by some blocks (cyclically, or by
 exclusive or) turns one rank's steps into another's, one block of ranks stands for all. This is
@@ -188,15 +188,15 @@ throughput on up to 256 nodes. Horovod over NCCL begins at 65 % on 8 nodes, and 
 80 % to 56 % on 64.
 
 The simulation sums 680 MB of gradients in one call, with as many servers as nodes, or by a ring. A
-node alone takes 448 ms for a step (8 times 64 sequences, 1143 a second). No communication is hidden
-behind it, as NCCL's was not (table I). Latencies are 15 us, and only the NIC costs time. 85 % then
+node alone takes 448 ms for a step (8 times 64 sequences, 1143 a second). The step hides no
+communication, as with NCCL (table I). Latencies are 15 us, and only the NIC costs time. 85 % then
 lies between the ring and the servers. The simulated ring does better than NCCL's did, since it uses
-all of its bandwidth. Not simulated: communication that Herring hides behind the backward pass, and
-losses in its proxies.
+all of its bandwidth. The simulation leaves out communication that Herring hides behind the backward
+pass, and losses in its proxies.
 
 On 2,048 nodes a server's share is two and a half segments of 128 KiB, and no result can leave
-before a segment is complete: the last ones are on their way back when all parts have come. Several
-tensors at a time hide that.
+before a segment is complete. So the last results are still on their way back when all parts have
+arrived. Several tensors at a time hide that.
 
 `python docs/pages/simulation.py docs` makes this table. The command for one line of it, with the
 costs of memory and TCP added, is
@@ -220,11 +220,12 @@ _SHARED: Final = """\
 ### Fewer servers than workers help in proportion
 
 Jiang et al. (BytePS, OSDI 2020, 4.1): n workers and k servers with equal links need 2n(n-1) /
-(n^2 + kn - 2k) times as long as a NIC needs to pass the tensor, and exactly that long with k = n
-or more. Simulated with 1 Gbit/s, in multiples of that time, including the loss of NICs at the
-beginning of several streams ([decision 23](decisions/0023-costs-are-counted.md)), which was not
-measured with servers. Connections get equal turns of a NIC, one to each server, so workers are done
-with each other while servers are still waiting.
+(n^2 + kn - 2k) times the time that a NIC needs to pass the tensor, and exactly that time with k = n
+or more. The table has multiples of that time, simulated with 1 Gbit/s. The simulated times include
+the loss of NICs at the beginning of several streams
+([decision 23](decisions/0023-costs-are-counted.md)), which was not measured with servers.
+Connections get equal turns of a NIC, one to each server, so workers are done with each other while
+servers are still waiting.
 
 """
 
@@ -339,6 +340,8 @@ _TAIL: Final = """\
 at 200 and 1,000 Mbit/s, and the simulator on their description: the rate of raw TCP streams in a
 ring and the time of an all-reduce of 4 bytes, both measured in the same run, and the bucket of the
 shaper (128 KiB). One number is fitted: the loss of hosts that exchange with several at a time.
+Both runs below are older than 2026-11-23, and so under BBR; the hosts of labs have cubic since
+([decision 44](decisions/0044-labs-find-their-rate-as-linux-does.md)).
 
 [57 of 60 points](figures/simulation/measured.txt) agree within 15 %. The fastest round over the
 simulated time, in this run:
@@ -353,7 +356,7 @@ simulated time, in this run:
 
 On another machine and another day (2 cores of a Xeon,
 [2026-11-22](../bench/log/2026-11-22-noon.md)), without fitting, 51 of 60 points agreed: `tree` of
-25 MiB took 1.17 to 1.41 times the simulated time, and 256 KiB at 1 Gbit/s up to 1.43 times.
+25 MiB took 1.03 to 1.41 times the simulated time, and 256 KiB at 1 Gbit/s up to 1.43 times.
 """
 
 
