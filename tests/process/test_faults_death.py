@@ -297,17 +297,25 @@ import threading
 threading.Thread(target=group.recv, args=(data, 0), daemon=True).start()
 while not shoal.engine.n_waiting(): pass
 """
+IN_A_CHILD = """
+import multiprocessing, sys
+child = multiprocessing.get_context("spawn").Process(target=exec, args=({!r}, {{}}))
+child.start()
+child.join()
+sys.exit(child.exitcode)
+"""
 FAILING = {
-    "idle": ("", "ended without a goodbye"),
-    "in a call": ("work = group.recv(data, 0, async_op=True)", "left the group"),
-    "in a call of another thread": (IN_A_THREAD, "left the group"),
+    "idle": ("", "{}", "ended without a goodbye"),
+    "in a child of multiprocessing": ("", IN_A_CHILD, "ended without a goodbye"),
+    "in a call": ("work = group.recv(data, 0, async_op=True)", "{}", "left the group"),
+    "in a call of another thread": (IN_A_THREAD, "{}", "left the group"),
 }
 
 
-def raise_on_rank_1(code: str) -> Any:
+def raise_on_rank_1(code: str, runner: str) -> Any:
     if os.environ["RANK"] == "1":
         program = f"{BEGIN}group = shoal.init(); group.barrier(); {code}\nraise KeyError('boom')"
-        command = [sys.executable, "-c", program]
+        command = [sys.executable, "-c", runner.format(program)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         return ended.returncode, "KeyError: 'boom'\n" in ended.stderr
     with shoal.init() as group:
@@ -318,8 +326,8 @@ def raise_on_rank_1(code: str) -> Any:
 @pytest.mark.parametrize("name", FAILING)
 def test_a_rank_whose_program_raises_is_lost_when_its_process_has_ended(name: str) -> None:
     """Otherwise a launcher would see its survivors end first, and blame one of them."""
-    code, how = FAILING[name]
-    waiting, raising = run_ranks(raise_on_rank_1, 2, code)
+    code, runner, how = FAILING[name]
+    waiting, raising = run_ranks(raise_on_rank_1, 2, code, runner)
     assert f"rank 1 on {socket.gethostname()} {how}" in waiting
     assert raising == (1, True)
 

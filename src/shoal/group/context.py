@@ -208,9 +208,28 @@ class Context:
 _CONTEXTS: Final[weakref.WeakSet[Context]] = weakref.WeakSet()
 
 
+_CHILD_HAS_FAILED: Final = threading.Event()
+
+
+def _note_failure_of_child() -> None:
+    """Note that the function of a multiprocessing child ends with an error or an exit status.
+
+    multiprocessing calls this while the exception is under way, and handles it itself: by the end
+    of the program there is no trace of it.
+    """
+    error = sys.exc_info()[1]
+    if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+        _CHILD_HAS_FAILED.set()
+
+
+if "multiprocessing.util" in sys.modules:  # as in every such child
+    sys.modules["multiprocessing.util"].Finalize(None, _note_failure_of_child, exitpriority=0)
+
+
 def _has_failed() -> bool:
     """True if an exception that nobody caught ends the program."""
-    return hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # NOT of an interactive session
+    is_interactive = hasattr(sys, "ps1")  # then the error may be an earlier line's
+    return _CHILD_HAS_FAILED.is_set() or (hasattr(sys, "last_value") and not is_interactive)
 
 
 @atexit.register
