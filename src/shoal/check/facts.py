@@ -27,7 +27,8 @@ _SIOCGIFMTU: Final = 0x8921  # linux/sockios.h
 
 # The settings that may differ between the ranks of a job; all others must be the same.
 _OF_ONE_RANK: Final = (
-    *("SHOAL_SOCKET_IFNAME", "SHOAL_HOST_ID", "SHOAL_DUMP", "SHOAL_DEBUG", "SHOAL_MONITOR"),
+    *("SHOAL_SOCKET_IFNAME", "SHOAL_HOST_ID", "SHOAL_PATHS", "SHOAL_PORT_RANGE", "SHOAL_ISA"),
+    *("SHOAL_DUMP", "SHOAL_DEBUG", "SHOAL_MONITOR"),
 )
 
 
