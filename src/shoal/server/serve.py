@@ -28,8 +28,6 @@ _REPORT_S: Final = 0.5  # between reports to the parent
 _LAST_S: Final = 2.0
 _OF_PEERS: Final = ("n_bytes_in", "n_bytes_out", "bytes_in_per_s", "bytes_out_per_s")
 _MOST_WAITS: Final = 8  # workers that are named
-# The kinds of calls that may be announced in a view: a model has a few dozen.
-_MOST_KINDS: Final = 65536
 
 
 def serve(meet: Meet, listeners: list[int], report: Callable[[dict[str, Any]], None]) -> None:
@@ -75,8 +73,6 @@ class _Served:
         group = self._group
         try:
             self._n_kinds += 1
-            if self._n_kinds > _MOST_KINDS:
-                raise ValueError(f"more than {_MOST_KINDS} kinds of calls in one view")
             shape = unpack(message, group.rank, group.size)
             self._last_algorithm = shape.algorithm[:200]
             group.serve(make_plan(shape, self._meet.n_workers))
