@@ -4,7 +4,8 @@
 //   g++ -O2 -std=c++20 -Inative bench/codecs.cc build/native/libshoal_core.a -o build/codecs
 //   build/codecs
 //
-// A run has 256 KiB, as segments do, and the best of many is printed: others may use the machine.
+// A run covers 256 KiB, like a segment. The best of many runs is printed, because other processes
+// may use the machine.
 #include <chrono>
 #include <cmath>
 #include <cstdio>

@@ -7,7 +7,7 @@
 Workers are processes that count as separate hosts, so that gradients travel in the codec, over
 loopback. All ways start from the same weights and see the same text in the same order: the source
 of Python's standard library, as examples/train_lm.py reads it. Each run appends a line to the
-results, and the table is made of all lines there.
+results file, and the table shows all lines of that file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _compressed(make: Callable[[int], Any]) -> Callable[..., Made]:
     return wrapped
 
 
-def _fed_back(codec: str) -> Callable[..., Made]:
+def _error_feedback(codec: str) -> Callable[..., Made]:
     return _compressed(lambda _n_steps: shoal.average.ErrorFeedback(codec))
 
 
@@ -59,7 +59,7 @@ def _top_k(share: float, bits: int) -> Callable[..., Made]:
     return _compressed(lambda n_steps: shoal.average.ChunkTopK(share, bits, warm_up=n_steps // 10))
 
 
-def _seldom(every: int, compress: str | None = None) -> Callable[..., Made]:
+def _diloco(every: int, compress: str | None = None) -> Callable[..., Made]:
     def averaged(module: nn.Module, inner: torch.optim.Optimizer, _n_steps: int) -> Made:
         import shoal.torch
 
@@ -69,7 +69,7 @@ def _seldom(every: int, compress: str | None = None) -> Callable[..., Made]:
     return averaged
 
 
-def _local(module: nn.Module, inner: torch.optim.Optimizer, _n_steps: int) -> Made:
+def _local_sgd(module: nn.Module, inner: torch.optim.Optimizer, _n_steps: int) -> Made:
     import shoal.torch
 
     return module, shoal.torch.LocalSGD(module, inner, every=_EVERY)
@@ -78,18 +78,18 @@ def _local(module: nn.Module, inner: torch.optim.Optimizer, _n_steps: int) -> Ma
 WAYS: Final[Mapping[str, Callable[..., Made]]] = {
     _REFERENCE: _compressed(lambda _n: None),
     "bf16": _compressed(lambda _n: "bf16"),
-    "bf16 + EF": _fed_back("bf16"),
-    "mxfp8 + EF": _fed_back("mxfp8"),
+    "bf16 + EF": _error_feedback("bf16"),
+    "mxfp8 + EF": _error_feedback("mxfp8"),
     "mxfp4": _compressed(lambda _n: "mxfp4"),
-    "mxfp4 + EF": _fed_back("mxfp4"),
+    "mxfp4 + EF": _error_feedback("mxfp4"),
     "top-k 1 %, 8 bits": _top_k(0.01, 8),
     "top-k 3 %, 8 bits": _top_k(0.03, 8),
     "top-k 10 %, 8 bits": _top_k(0.1, 8),
     "top-k 1 %, 2 bits": _top_k(0.01, 2),
-    f"DiLoCo, H = {_EVERY}": _seldom(_EVERY),
-    f"DiLoCo, H = {_EVERY}, mxfp4": _seldom(_EVERY, "mxfp4"),
-    "DiLoCo, H = 10": _seldom(10),
-    f"LocalSGD, H = {_EVERY}": _local,
+    f"DiLoCo, H = {_EVERY}": _diloco(_EVERY),
+    f"DiLoCo, H = {_EVERY}, mxfp4": _diloco(_EVERY, "mxfp4"),
+    "DiLoCo, H = 10": _diloco(10),
+    f"LocalSGD, H = {_EVERY}": _local_sgd,
 }
 
 
@@ -97,7 +97,7 @@ def main() -> int:
     """Train, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--results", type=Path, required=True, metavar="FILE", help="JSON lines, appended to")
+    add("--results", type=Path, required=True, metavar="FILE", help="JSON lines to append to")
     add("--ways", nargs="*", choices=[*WAYS, []], default=list(WAYS), metavar="WAY")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--workers", type=int, default=4)
@@ -106,8 +106,8 @@ def main() -> int:
     add("--context", type=int, default=64, help="bytes per sequence")
     add("--width", type=int, default=64)
     add("--layers", type=int, default=2)
-    add("--rows", type=int, default=4096, help="of each n-gram table")
-    add("--optimizer", choices=["adamw", "sgd"], default="adamw", help="sgd: with momentum 0.9")
+    add("--rows", type=int, default=4096, help="rows of each n-gram table")
+    add("--optimizer", choices=["adamw", "sgd"], default="adamw", help="sgd has momentum 0.9")
     add("--lr", type=float, default=4e-3)
     args = parser.parse_args()
     if args.ways:
@@ -131,7 +131,7 @@ def _run(args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
         for worker in workers:
             worker.join()
     if any(worker.exitcode for worker in workers):
-        sys.exit("convergence: a worker failed, for the reason above")
+        sys.exit("convergence: a worker failed; its error is above")
 
 
 def _worker(rank: int, args: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
@@ -151,7 +151,7 @@ def _worker(rank: int, args: argparse.Namespace, jobs: list[tuple[str, int]]) ->
 def _train(
     args: argparse.Namespace, script: Any, texts: Sequence[torch.Tensor], way: str, seed: int
 ) -> dict[str, Any]:
-    """Train once; the losses, in bits per byte, are means over all workers."""
+    """Train once, and return the run: its losses, in bits per byte, are means over all workers."""
     training, held_out = texts
     rank, size, n = dist.get_rank(), dist.get_world_size(), args.steps
     torch.manual_seed(seed)
@@ -197,7 +197,7 @@ def _table(runs: list[dict[str, Any]]) -> str:
     found = {(run["way"], run["seed"]): run for run in runs}
     seeds = sorted({seed for _, seed in found})
     heads = [f"{'held out, bits per byte':24}", *(f"{f'seed {seed}':>9}" for seed in seeds)]
-    lines = ["".join([*heads, "   above float32, by seed and mean; of the training loss, mean"])]
+    lines = ["".join([*heads, "   above float32, by seed and mean; training loss above it, mean"])]
     for way in dict.fromkeys(way for way, _ in found):
         cells = [
             f"{found[way, s]['held_out']:9.4f}" if (way, s) in found else 9 * " " for s in seeds

@@ -34,14 +34,14 @@ _HELLO: Final = 1  # the kind of a caller's first message
 _N_ROUNDS: Final = 3
 _LONG_S: Final = 60.0
 _RATE: Final = 1000
-_N_HELD: Final = 3000  # connections of the forger: longer than the time allowed for a proof
+_N_HELD: Final = 3000  # open connections of the forger, each for longer than a proof may take
 
 
 def rank(port: int, number: int) -> None:
     """Run one rank: connect to rank 1 in turn, and store the time."""
     store = TcpStoreClient("127.0.0.1", port, timeout_s=_LONG_S)
     with shoal.init(store, number, _N_RANKS) as group:
-        word = bytearray(1)
+        byte = bytearray(1)
         for other in range(_TARGET + 1, _N_RANKS):
             if number == _TARGET and other == _FIRST:
                 host, at = own_listener()
@@ -50,12 +50,12 @@ def rank(port: int, number: int) -> None:
                 store.get(f"go {other}", _LONG_S)
             if number == other:
                 start = time.perf_counter()
-                group.send(word, _TARGET)
-                group.recv(word, _TARGET)
+                group.send(byte, _TARGET)
+                group.recv(byte, _TARGET)
                 store.set(f"took {other}", str(time.perf_counter() - start).encode())
             elif number == _TARGET:
-                group.recv(word, other)
-                group.send(word, other)
+                group.recv(byte, other)
+                group.send(byte, other)
         store.get("end", _LONG_S)
 
 
@@ -74,10 +74,10 @@ def forge(port: int, per_s: int, n_held: int) -> None:
         with contextlib.suppress(OSError):
             one = socket.create_connection((host, int(at)), 0.5)
             held.append(one)
-            who = int(epoch), 2 + n % 3, _TARGET, 0
+            ids = int(epoch), 2 + n % 3, _TARGET, 0
             head = HANDSHAKE_MAGIC, HANDSHAKE_VERSION, _HELLO
-            one.send(struct.pack("<8sHHQIII", *head, *who) + bytes(32))  # a nonce, and no MAC
-        if n == 3 * per_s:  # all places are full, if possible
+            one.send(struct.pack("<8sHHQIII", *head, *ids) + bytes(32))  # a nonce, and no MAC
+        if n == 3 * per_s:  # by now the forger fills all places of unproven connections, if it can
             store.set("forging", f"{n / (time.monotonic() - begun):.0f}".encode())
 
 
@@ -125,8 +125,9 @@ def main() -> None:
         times_ms = [1e3 * took for times_s, _ in rounds for took in times_s]
         rates = ", ".join(rate for _, rate in rounds)
         print(
-            f"{rates} forged a second: median {statistics.median(times_ms):.1f} ms, mean "
-            f"{statistics.mean(times_ms):.1f} ms, longest {max(times_ms):.0f} ms of {len(times_ms)}"
+            f"{rates} forged HELLOs/s: {len(times_ms)} connections, median "
+            f"{statistics.median(times_ms):.1f} ms, mean {statistics.mean(times_ms):.1f} ms, "
+            f"longest {max(times_ms):.0f} ms"
         )
 
 

@@ -4,7 +4,7 @@ Ranks on two simulated hosts of this machine call `grow` once the newcomer waits
 it. The pause is the slowest member's, from before `grow` until after that sum.
 
 With `--state MB` the hosts are network namespaces with links of 1 Gbit/s (needs root), the ranks
-call `shoal.torch.grow_group` and give the newcomer a model of this size by `sync_state`.
+call `shoal.torch.grow_group`, and `sync_state` sends the newcomer a model of this size.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ N_TENSORS = 20
 def main() -> None:
     """Print the pause of each round and its median, and the parts of the pause."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=8, help="before the newcomer")
-    parser.add_argument("--rounds", type=int, default=7, help="each in processes of its own")
-    parser.add_argument("--state", type=float, default=0, metavar="MB", help="of the model")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks before the newcomer joins")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds, each in new processes")
+    parser.add_argument("--state", type=float, default=0, metavar="MB", help="size of the model")
     parser.add_argument("--be", choices=["member", "newcomer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.be and options.state:
@@ -54,7 +54,7 @@ def main() -> None:
         print(f"median {statistics.median(found[:, 0]):.1f}", end=", ")
         if options.state:
             parts = np.round(np.median(found[:, 1:], axis=0), 1)
-            print("of which grow_group, sync_state, the first sum:", *parts)
+            print("medians of grow_group, sync_state, the first sum:", *parts)
         else:
             print(f"without a newcomer {statistics.median(found[:, 1]):.2f}")
 
@@ -100,7 +100,7 @@ def _round(n_ranks: int, state: float) -> list[float]:
 
 def _be_member() -> None:
     with shoal.init() as group:
-        group.grow()  # the first one opens the door
+        group.grow()  # The first call opens this rank's door; the next one is timed without that.
         begin_s = time.perf_counter()
         group.grow()
         without = 1e3 * (time.perf_counter() - begin_s)

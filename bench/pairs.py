@@ -1,12 +1,11 @@
-"""Compare two builds of shoal: torch's all_reduce in a row in one host, in alternating pairs.
+"""Compare two builds of shoal in alternating rounds, by calls of torch's all_reduce in one host.
 
     python bench/pairs.py THEN/.venv/bin/python NOW/.venv/bin/python --pairs 10
 
 Each round forks the ranks of one build from a process that has imported torch but not shoal.
 It prints a line per number: the medians of each build over the rounds, and their ratios.
-Times are those of the slowest rank; the others are means over the ranks, per call: how often a
-thread slept (voluntary switches), how often it yielded its core to another (involuntary ones), and
-how long it had a core.
+Times are the slowest rank's. The other numbers are means over the ranks, per call: sleeps
+(voluntary context switches), yields (involuntary ones, to another thread), and CPU time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SIZES = [4, 64 << 10, 1 << 20]
 def main() -> None:
     """Run the builds in turn, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("builds", nargs="+", help="an interpreter, with `env NAME=VALUE` before it")
+    parser.add_argument("builds", nargs="+", help="a Python; may begin with env NAME=VALUE")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--bytes", type=int, nargs="*", default=SIZES)
@@ -58,11 +57,12 @@ def main() -> None:
 
 def serve() -> None:
     """Fork ranks for each line of input, and print their measurements."""
-    import torch.distributed  # noqa: F401 - the ranks find it imported
+    import torch.distributed  # noqa: F401 - the forked ranks have it imported
 
     for line in sys.stdin:
         n_ranks, *sizes = map(int, line.split())
-        # Bound until the ranks have ended: the store's SO_REUSEADDR lets only it listen there.
+        # Keep the port until the ranks have ended: only a socket with SO_REUSEADDR, such as the
+        # store's, can listen on it.
         held = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -90,7 +90,7 @@ def serve() -> None:
 
 
 def measure(rank: int, n_ranks: int, port: int, sizes: list[int]) -> list[Any]:
-    """Form a group and make calls; return the result of each cell, equal cells on every rank."""
+    """Form a group and make calls; return each number with its name, in one order on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -103,8 +103,8 @@ def measure(rank: int, n_ranks: int, port: int, sizes: list[int]) -> list[Any]:
     dist.init_process_group("shoal", store=store, rank=rank, world_size=n_ranks)
     found: list[Any] = [(("form", "ms"), (time.perf_counter() - begin) * 1e3)]
     found.append((("form", "cpu ms"), (counts()[2] - before[2]) / 1e3))
-    warm = torch.zeros(1)  # until the kernel has spread the ranks over the cores
-    for _ in range(N_WARM_CALLS):
+    warm = torch.zeros(1)
+    for _ in range(N_WARM_CALLS):  # meanwhile the kernel spreads the ranks over the cores
         dist.all_reduce(warm)
     for n_bytes in sizes:
         n_calls = max(200, min(1000, (32 << 20) // n_bytes))

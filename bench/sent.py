@@ -29,7 +29,7 @@ SAMPLE_S = 0.1
 
 
 class Model(nn.Module):
-    """16 parameters of 1 MiB each."""
+    """A model of 16 parameters of 1 MiB each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,10 +50,10 @@ def main() -> None:
     dist.init_process_group("shoal")
     model: nn.Module = Model()
     inner = torch.optim.SGD(model.parameters(), lr=1e-3)
-    seldom = contextlib.nullcontext()
+    averaging = contextlib.nullcontext()
     if args.way == "diloco":
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-        seldom = shoal.torch.DiLoCo(
+        averaging = shoal.torch.DiLoCo(
             model, inner, outer, every=100, fragments=4, delay=5, compress="mxfp4"
         )
     elif args.way != "alone":
@@ -75,8 +75,8 @@ def main() -> None:
         while not is_over.wait(SAMPLE_S):
             samples.append((time.monotonic(), nic_bytes()[0]))
 
-    with seldom:
-        train(1 if args.way == "diloco" else 5)  # servers connect meanwhile
+    with averaging:
+        train(1 if args.way == "diloco" else 5)  # not measured: servers connect meanwhile
         dist.barrier()
         sampling = threading.Thread(target=sample)
         sampling.start()

@@ -1,8 +1,8 @@
-"""Tests and measures tensors of CUDA on a machine with a GPU: `make gpu-check`.
+"""Test and measure CUDA tensors on a machine with a GPU: `make gpu-check`.
 
-Several processes share the first GPU; where there are several GPUs, each has a process of its own
-too. Without one it says so and ends with status 77, which means skipped; 1 means that something was
-wrong.
+Several processes share the first GPU. If there are several GPUs, the part `local` gives each GPU
+its own process. Without a GPU the exit status is 77, which means skipped; 1 means that a check or a
+measurement failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = ("correct", "speed", "overlap", "local")
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the selected parts, print their report, and return the exit status."""
     options = _options()
     if options.device == "cuda" and not torch.cuda.is_available():
         print(f"gpu-check: SKIPPED, no GPU here: torch {torch.__version__} finds no CUDA device")
@@ -35,10 +35,10 @@ def main() -> int:
     report: dict[str, Any] = {"machine": _machine(options.device)}
     if "correct" in options.only:
         how = {"device": options.device, "longest": options.longest}
-        report["correct"] = {str(size): _failed("correct", size, how) for size in options.ranks}
+        report["correct"] = {str(size): _failures("correct", size, how) for size in options.ranks}
         how["apart"] = True
         report["correct"] |= {
-            f"{size} on as many hosts": _failed("correct", size, how) for size in options.hosts
+            f"{size} on as many hosts": _failures("correct", size, how) for size in options.hosts
         }
     if "speed" in options.only:
         sizes = [n for n in options.bytes if n]
@@ -69,26 +69,26 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     listed = lambda text: [int(each) for each in text.split(",")]  # noqa: E731
-    parser.add_argument("--ranks", type=listed, default=[2, 3, 4, 5, 6, 7, 8], help="how many")
-    parser.add_argument(
-        "--hosts", type=listed, default=[2, 4], help="with each rank as a host of its own: how many"
-    )
+    sharing = "numbers of ranks that share the GPU, such as 2,4"
+    parser.add_argument("--ranks", type=listed, default=[2, 3, 4, 5, 6, 7, 8], help=sharing)
+    apart = "numbers of ranks that each count as a separate host"
+    parser.add_argument("--hosts", type=listed, default=[2, 4], help=apart)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS))
-    parser.add_argument("--device", default="cuda", help="cpu tries out the program itself")
+    parser.add_argument("--device", default="cuda", help="cpu tests this program without a GPU")
     parser.add_argument("--out", type=Path, help="a folder for report.json and report.md")
-    longest = (4 << 20) + 17  # four pieces and a bit
-    parser.add_argument("--longest", type=int, default=longest, help="elements that are checked")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each row of speeds")
-    parser.add_argument("--gpus", type=int, help="each with a process of its own; all there are")
+    longest = (4 << 20) + 17  # four whole pieces, and a part of one
+    parser.add_argument("--longest", type=int, default=longest, help="elements of long tensors")
+    parser.add_argument("--seconds", type=float, default=0.3, help="time for each row of speeds")
+    parser.add_argument("--gpus", type=int, help="GPUs with one process each; default all")
     kib = [4, 64, 1 << 10, 16 << 10, 64 << 10, 256 << 10]
     parser.add_argument("--bytes", type=listed, default=[n << 10 for n in kib])
     return parser.parse_args()
 
 
 def _local(options: argparse.Namespace) -> dict[str, Any]:
-    """By hosts and GPUs of each: what the GPUs of a host do among themselves; or why it is skipped.
+    """Check and time NCCL inside hosts, and return the results by numbers of hosts and GPUs.
 
-    Hosts are this one under several names.
+    All hosts are this machine under several names. A shape that needs more GPUs is skipped.
     """
     n_gpus = torch.cuda.device_count() if options.gpus is None else options.gpus
     found: dict[str, Any] = {}
@@ -100,15 +100,15 @@ def _local(options: argparse.Namespace) -> dict[str, Any]:
         how = {"device": options.device, "n_hosts": n_hosts, "longest": options.longest}
         sizes = [n for n in options.bytes if n >= 4 << 20]
         size = n_hosts * n_each
-        failed = _failed("local", size, how)
+        failed = _failures("local", size, how)
         how |= {"sizes": sizes, "seconds": options.seconds}
         speeds = ranks.run("local", "speeds", size, 300, **how)
         found[name] = {"checks": failed, "speeds": _slowest(speeds)}
     return found
 
 
-def _failed(module: str, size: int, how: dict[str, Any]) -> dict[str, str]:
-    """By check of a module: what the ranks that failed say; "" if none did."""
+def _failures(module: str, size: int, how: dict[str, Any]) -> dict[str, str]:
+    """Run a module's checks; return the errors of all ranks for each check, or "" if it passed."""
     found = ranks.run(module, "checks", size, 240, **how)
     found += ranks.run(module, "lost_peer", size, 60, **how)[:-1]
     failed: dict[str, str] = {}
@@ -119,7 +119,7 @@ def _failed(module: str, size: int, how: dict[str, Any]) -> dict[str, str]:
 
 
 def _slowest(found: list[Any]) -> list[dict[str, Any]]:
-    """Each row as the slowest rank has it; or what went wrong."""
+    """Return each row with its largest times over the ranks, or the errors of ranks that failed."""
     wrong = [each for each in found if isinstance(each, dict)]
     if wrong:
         return wrong

@@ -1,7 +1,7 @@
-"""Is it right? Every collective on tensors of a device, beside what torch computes itself.
+"""Check every collective on a device's tensors against results that torch computes itself.
 
-Numbers are small integers, so that sums have no rounding. A function called `check_` runs in every
-rank, in a group of its own.
+Numbers are small integers, so sums are exact. Every rank runs each function whose name begins with
+`check_`, in a new group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 Tensor = torch.Tensor
 
-# Long against everything that a call does: 0.1 to 0.2 s at 1 to 2 GHz.
+# Much longer than any call takes: 0.1 to 0.2 s at 1 to 2 GHz.
 SLOW_CYCLES = 200_000_000
 
 
@@ -41,7 +41,7 @@ class Rank:
         return self.device.type == "cuda"
 
     def given(self, n: int, rank: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What a rank puts in: 0 to 3."""
+        """Return the contribution of a rank, by default this one: elements from 0 to 3."""
         first = self.rank if rank is None else rank
         return ((torch.arange(n, device=self.device) + first) % 4).to(dtype)
 
@@ -58,14 +58,14 @@ class Rank:
 
 
 def same(got: Tensor, expected: Tensor) -> None:
-    """They are equal; says where not."""
+    """Check that two tensors are equal; the error counts the differences and locates the first."""
     if not torch.equal(got, expected):
         wrong = (got != expected).flatten().nonzero()
         raise AssertionError(f"{len(wrong)} of {got.numel()} wrong, first at {wrong[0].item()}")
 
 
 def same_everywhere(it: Rank, tensor: Tensor) -> None:
-    """It is equal on all ranks."""
+    """Check that a tensor is equal on all ranks."""
     everyones = [torch.empty_like(tensor) for _ in range(it.size)]
     dist.all_gather(everyones, tensor, group=it.group)
     for other in everyones:
@@ -73,7 +73,7 @@ def same_everywhere(it: Rank, tensor: Tensor) -> None:
 
 
 def near(got: list[float], expected: list[float], *why: object) -> None:
-    """Losses differ by rounding alone; says for what."""
+    """Check that losses differ only by rounding; the error shows `why`."""
     close = [abs(a - b) < 1e-5 for a, b in zip(expected, got, strict=True)]
     assert all(close), (*why, expected, got)
 
@@ -208,7 +208,8 @@ def check_messages(it: Rank) -> None:
             work.wait()
         same(got, it.given(n, left))
     if it.rank == 0:
-        # One tag: they must not overtake each other, wherever they come from.
+        # Both messages have the same tag, so they must arrive in order even though the first comes
+        # from the device and the second from the host.
         it.slow()
         works = [dist.isend(it.given(10, 5), group_dst=1, group=it.group)]
         works.append(dist.isend(torch.full((10,), 9.0), group_dst=1, group=it.group))
@@ -242,7 +243,7 @@ def check_inference_mode(it: Rank) -> None:
         same(tensor, it.total(it.lengths[-1]))
 
 
-# ---- streams; on the CPU these say nothing ----
+# ---- streams; on the CPU these checks prove nothing ----
 
 
 def check_a_call_waits_for_what_makes_its_tensor(it: Rank) -> None:
@@ -254,7 +255,7 @@ def check_a_call_waits_for_what_makes_its_tensor(it: Rank) -> None:
     work = dist.all_reduce(tensor, group=it.group, async_op=True)
     issued_s = time.perf_counter() - begin_s
     if it.on_gpu:
-        assert issued_s < 0.05, f"the caller was held up for {issued_s:.3f} s"
+        assert issued_s < 0.05, f"the call blocked for {issued_s:.3f} s"
     work.wait()
     seen.copy_(tensor)  # without waiting for the device
     same(seen, it.total(n))
@@ -301,7 +302,7 @@ def check_a_tensor_that_is_dropped_at_once(it: Rank) -> None:
         work = dist.all_reduce(it.given(n), group=it.group, async_op=True)
         futures.append(work.get_future())
         del work
-        torch.full((n,), -1.0, device=it.device)  # may get the memory of what was dropped
+        torch.full((n,), -1.0, device=it.device)  # may reuse the memory of a dropped tensor
     for future in futures:
         same(future.wait()[0], it.total(n))
 
@@ -417,16 +418,16 @@ def check_gradients_are_means_after_a_slow_backward(it: Rank) -> None:
 
 
 def check_compressed_gradients_sum_to_the_means(it: Rank) -> None:
-    """With error feedback the sum over steps is near the sum of the means.
+    """Check that with error feedback the sum over steps is near the sum of the means.
 
-    It is off by one step's error, and between hosts by the sums, which are rounded at random.
+    They differ by one step's error and, between hosts, by the sums, which are rounded at random.
     """
     from shoal.average import ChunkTopK, ErrorFeedback
     from shoal.torch import DistributedDataParallel
 
     n, n_steps = 5000, 40
-    # A block's largest element is 3. Rounded at random, mxfp4 is off by 1 in the mean of squares,
-    # so after 40 steps by 6.3, and the worst of 5,000 elements by 4 times that.
+    # A block's largest element is 3. Random rounding to mxfp4 has a mean squared error of 1, so the
+    # error is 6.3 after 40 steps, and 4 times as large for the worst of 5,000 elements.
     for method, bound in (
         (ErrorFeedback("bf16"), 0.1),
         (ErrorFeedback("mxfp8"), 6.0),
@@ -493,7 +494,7 @@ def check_fsdp_trains_as_ddp(it: Rank) -> None:
 
 
 def check_formats_between_hosts_keep_ranks_equal(it: Rank) -> None:
-    """On one host nothing is rounded; between hosts the weights stay near those of float32."""
+    """Check that ranks keep equal weights, and losses near float32's; one host rounds nothing."""
     from torch.distributed.fsdp import fully_shard
 
     from shoal.torch import DistributedDataParallel
@@ -521,10 +522,10 @@ CHECKS = {
 
 
 def checks(device: str, longest: int, apart: bool = False) -> dict[str, str]:
-    """In a rank: how each check failed, "" if it did not.
+    """Run every check on this rank; return the traceback of each, or "" if it passed.
 
     Args:
-        apart: each rank counts as a host of its own.
+        apart: True: each rank counts as a separate host.
     """
     _choose_host(apart)
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))
@@ -546,7 +547,7 @@ def _choose_host(apart: bool) -> None:
 
 
 def lose_last(it: Rank, longest: int) -> dict[str, str]:
-    """The last rank dies in mid-call, and all others must hear of it."""
+    """Kill the last rank in mid-call, and check that a call of each other rank raises PeerLost."""
     tensor = it.given(4 * longest)
     dist.all_reduce(tensor)
     if it.rank == it.size - 1:
@@ -559,15 +560,15 @@ def lose_last(it: Rank, longest: int) -> dict[str, str]:
         if type(error).__name__ != "PeerLost":
             raise
     else:
-        raise AssertionError("nobody was told")
+        raise AssertionError("no call raised PeerLost")
     if it.on_gpu:
-        torch.cuda.synchronize()  # what waited for the one that is gone has ended
+        torch.cuda.synchronize()  # returns only if no kernel waits for the lost rank any more
     dist.destroy_process_group()
     return {"a_peer_lost_in_mid_call": ""}
 
 
 def lost_peer(device: str, longest: int, apart: bool = False) -> dict[str, str]:
-    """In a rank: the last one dies in mid-call; what the others are told."""
+    """Form a group on this rank, and run `lose_last`."""
     _choose_host(apart)
     dist.init_process_group("shoal", timeout=timedelta(seconds=60))
     return lose_last(Rank(dist.group.WORLD, device, longest), longest)

@@ -1,7 +1,7 @@
-"""NCCL among the GPUs of a host, the wire between hosts: right, and faster than without?
+"""Check and time calls that use NCCL among the GPUs of a host, and the network between hosts.
 
-Each rank has a GPU of its own; hosts are this one under several names. Numbers are small integers,
-so that sums have no rounding.
+Each rank has its own GPU. All hosts are this machine under several names. Numbers are small
+integers, so sums are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from speed import measure
 
 
 def _begin(device: str, n_hosts: int, longest: int) -> Rank:
-    """This rank, with a GPU of its own."""
+    """Join the group, and return this rank with its own GPU."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ["SHOAL_HOST_ID"] = f"host {rank * n_hosts // size}"
     if device == "cuda":
@@ -32,11 +32,11 @@ def _begin(device: str, n_hosts: int, longest: int) -> Rank:
 
 
 def checks(device: str, n_hosts: int, longest: int) -> dict[str, str]:
-    """In a rank, by check: why it failed; "" if it did not."""
+    """Run every check on this rank; return the traceback of each, or "" if it passed."""
     it = _begin(device, n_hosts, longest)
     failures = {name: failure_of(check, it) for name, check in _CHECKS.items()}
     if device == "cuda" and _calls_of(it.group) is None:
-        failures["nccl_was_used"] = "all-reduces went by way of host memory; the log says why"
+        failures["nccl_was_used"] = "all-reduces went through host memory; see the log"
     dist.destroy_process_group()
     return failures
 
@@ -113,16 +113,16 @@ _CHECKS: dict[str, Callable[[Rank], None]] = {
 
 
 def lost_peer(device: str, n_hosts: int, longest: int) -> dict[str, str]:
-    """In a rank: the last one dies in mid-call, and all others must hear of it."""
+    """Form a group on this rank, and run `lose_last`."""
     return lose_last(_begin(device, n_hosts, longest), longest)
 
 
 def speeds(
     device: str, n_hosts: int, longest: int, seconds: float, sizes: list[int]
 ) -> list[dict[str, Any]]:
-    """In a rank: a row for each size. Times are medians of an all-reduce, in us."""
+    """Time an all-reduce with and without NCCL in hosts; return a row of medians for each size."""
     it = _begin(device, n_hosts, longest)
-    dist.all_reduce(it.given(it.lengths[-1]))  # a group agrees on NCCL at its first call
+    dist.all_reduce(it.given(it.lengths[-1]))  # ranks agree on NCCL at a group's first call
     os.environ["SHOAL_LOCAL_NCCL"] = "0"
     without = dist.new_group(list(range(it.size)))
     dist.all_reduce(it.given(it.lengths[-1]), group=without)

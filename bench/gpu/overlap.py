@@ -1,4 +1,4 @@
-"""How much of the communication hides behind backward? Steps of DDP with parameters on a device."""
+"""Measure how much of DDP's communication is hidden behind backward, for a model on a device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch import nn
 
 
 def steps(device: str, width: int, batch: int, n_steps: int) -> list[dict[str, Any]]:
-    """In a rank: a row for each backend. Times are medians of one step, in ms.
+    """Time steps on this rank; return a row for each backend, with medians in ms.
 
-    `compute_ms` is a step without communication, `communicate_ms` the gradients' all-reduces alone,
-    in buckets as DDP cuts them, `step_ms` both together.
+    `compute_ms` is a step without communication. `communicate_ms` is the gradients' all-reduces
+    alone, in buckets of DDP's size. `step_ms` is both together.
     """
     dist.init_process_group("shoal", timeout=timedelta(seconds=120))
     rows = []

@@ -1,6 +1,6 @@
-"""Run a function in several processes that share the GPU, and collect what each returned.
+"""Run a function in several processes that share the GPU, and collect the results.
 
-Run by its path it is such a process: `ranks.py MODULE FUNCTION ARGUMENTS RESULT`.
+As a script, this file is one of these processes: `ranks.py MODULE FUNCTION ARGUMENTS RESULT`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from shoal.rendezvous.listener import hold_port
 
 
 def run(module: str, function: str, size: int, deadline_s: float, **arguments: Any) -> list[Any]:
-    """What each rank returned: {"error": text} from one that raised or ran past the deadline.
+    """Run a function on each rank, and return the results.
+
+    The result of a rank that raises or exceeds the deadline is {"error": text}.
 
     Args:
-        module: beside this file; its function takes `arguments`, and returns what JSON can say.
+        module: a module beside this file; its function takes `arguments` and returns JSON values.
     """
     with hold_port() as held, tempfile.TemporaryDirectory() as folder:
         port = held.getsockname()[1]
@@ -51,11 +53,11 @@ def run(module: str, function: str, size: int, deadline_s: float, **arguments: A
 def _result(file: Path, process: subprocess.Popen[bytes]) -> Any:
     if file.exists():
         return json.loads(file.read_text())
-    return {"error": f"the process ended with status {process.returncode} and said nothing"}
+    return {"error": f"the process ended with status {process.returncode} and without a result"}
 
 
 def failure_of(check: Callable[[Any], None], it: Any) -> str:
-    """The traceback of a check that fails on this rank; "" if it passes."""
+    """Run a check on this rank; return its traceback, or "" if it passes."""
     try:
         check(it)
     except Exception:  # noqa: BLE001 - the other checks go on
@@ -64,16 +66,16 @@ def failure_of(check: Callable[[Any], None], it: Any) -> str:
 
 
 def failure() -> str:
-    """The traceback of the exception that is handled, with paths from the project's folder on."""
+    """Return the traceback of the handled exception, with paths from the project's folder."""
     return traceback.format_exc().replace(f"{Path(__file__).parents[2]}/", "")
 
 
 def main() -> None:
-    """Be one rank."""
+    """Run the function of one rank, and write its result."""
     module, function, arguments, file = sys.argv[1:]
     try:
         result = getattr(importlib.import_module(module), function)(**json.loads(arguments))
-    except BaseException:  # noqa: BLE001 - whatever it is, the report is to have it
+    except BaseException:  # noqa: BLE001 - the report shows any error
         result = {"error": failure()}
     whole = Path(file).with_suffix(".part")
     whole.write_text(json.dumps(result))

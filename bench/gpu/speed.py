@@ -1,4 +1,4 @@
-"""How fast is it? Calls on tensors of a device, over shoal and over Gloo, in the same processes."""
+"""Time calls on a device's tensors, over shoal and over Gloo, in the same processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKENDS = ("shoal", "gloo")
 
 
 def _calls(n: int, size: int, device: str) -> dict[str, Callable[..., Any]]:
-    """By name: a call on n elements in all."""
+    """Return the timed calls by name, each on a total of n elements."""
     whole = torch.ones(n, device=device)
     block = torch.ones(n // size, device=device)
     cut = whole[: n // size * size]
@@ -28,10 +28,10 @@ def _calls(n: int, size: int, device: str) -> dict[str, Callable[..., Any]]:
 
 
 def speeds(device: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """In a rank: a row for each backend, collective and size.
+    """Time all calls on this rank; return a row for each backend, collective and size.
 
     Args:
-        seconds: for each row.
+        seconds: the time to measure each row.
     """
     dist.init_process_group("shoal", timeout=timedelta(seconds=120))
     groups = {"shoal": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
@@ -42,7 +42,7 @@ def speeds(device: str, sizes: list[int], seconds: float) -> list[dict[str, Any]
                 row: dict[str, Any] = {"backend": backend, "collective": name, "bytes": n_bytes}
                 try:
                     row |= measure(call, groups[backend], device, seconds)
-                except RuntimeError as error:  # Gloo has not all of them on CUDA
+                except RuntimeError as error:  # Gloo lacks some of them on CUDA
                     row["refused"] = str(error).splitlines()[0]
                 rows.append(row)
     dist.destroy_process_group()
@@ -50,11 +50,14 @@ def speeds(device: str, sizes: list[int], seconds: float) -> list[dict[str, Any]
 
 
 def measure(call: Callable[..., Any], group: Any, device: str, seconds: float) -> dict[str, Any]:
-    """Medians: until the result is on the device, and until the caller may go on meanwhile."""
+    """Time calls until they have taken `seconds` in total, and return medians in us.
+
+    `us` is the time until the result is on the device, `start_us` until the call returns.
+    """
     wholes: list[float] = []
     starts: list[float] = []
     for turn in range(200):
-        # All agree when it is enough: whoever came first would wait for ever otherwise.
+        # All ranks agree when to stop: if one stopped alone, the others would wait forever.
         spent = torch.tensor([sum(wholes)])
         dist.all_reduce(spent, op=dist.ReduceOp.MAX)
         if turn > 5 and spent.item() > seconds:

@@ -1,4 +1,4 @@
-"""`python -m bench.scoreboard`: the tables, or the simulator beside the engine."""
+"""`python -m bench.scoreboard`: measure the tables, or compare the simulator with the engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _run_suite(command: Sequence[str], words: Sequence[str]) -> int:
     parser = Parser(
         prog=_PROGRAM,
         description="Measure the project's own tables, with their goals; see docs/bench.md. "
-        "`training` and `simulated` as the first word measure other things.",
+        "`training` or `simulated` as the first argument measures something else.",
     )
     _add_options(parser)
     return run_suite(parser.parse_args(words), command)
@@ -62,12 +62,12 @@ def _run_training(command: Sequence[str], words: Sequence[str]) -> int:
 def _run_simulated(command: Sequence[str], words: Sequence[str]) -> int:
     parser = Parser(
         prog=f"{_PROGRAM} simulated",
-        description="Hold the simulator against the engine, on the hosts of labs; needs root.",
+        description="Compare the simulator with the engine, on the hosts of labs; needs root.",
     )
     add = parser.add_argument
-    add("--hosts", type=int, action="append", metavar="N", help="default 4 and 8")
-    add("--rate", action="append", metavar="RATE", help="of the NICs; default 200mbit and 1gbit")
-    add("--rounds", type=int, default=5, metavar="N", help="default 5")
+    add("--hosts", type=int, action="append", metavar="N", help="hosts; default 4 and 8")
+    add("--rate", action="append", metavar="RATE", help="NICs' rate; default 200mbit and 1gbit")
+    add("--rounds", type=int, default=5, metavar="N", help="rounds per lab; default 5")
     args = parser.parse_args(words)
     rates_mbit = [mbit_in("--rate", text) for text in args.rate or ("200mbit", "1gbit")]
     shaped = [rate for rate in rates_mbit if rate is not None]
@@ -81,12 +81,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--only", action="append", metavar="NAME", help="only this table; may be repeated")
     add("--ranks", type=int, action="append", metavar="N", help="only rows of N ranks")
     add("--hosts", type=int, action="append", metavar="N", help="only rows of N hosts; 0: no lab")
-    add("--collective", action="append", metavar="NAME", help="only its rows")
-    add("--without", action="append", default=[], metavar="COLUMN", help="such as openmpi")
-    add("--case", action="append", metavar="TEXT", help="only rows called so: 8+4, or 100 MiB")
+    add("--collective", action="append", metavar="NAME", help="only this collective's rows")
+    drop = "leave out a column, such as openmpi"
+    add("--without", action="append", default=[], metavar="COLUMN", help=drop)
+    named = "only rows whose name contains TEXT, such as 8+4 or 100 MiB"
+    add("--case", action="append", metavar="TEXT", help=named)
     add("--quick", action="store_true", help="few rounds: for a first look, not for a claim")
     add("--rounds", type=int, metavar="N", help="rounds per row; default 5, with --quick 2")
-    add("-J", "--json", type=Path, metavar="FILE", help="write every round's value")
+    add("-J", "--json", type=Path, metavar="FILE", help="write the values of all rounds")
     add("--log", nargs="?", const="bench/LOG.md", metavar="FILE", help="append the tables")
     where = "the environment with Open MPI; default %(default)s"
     add("--openmpi", type=Path, default=Path(".venv-openmpi"), metavar="DIR", help=where)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bench.scoreboard.pools import WorkerPools
 
 Measure = Callable[["WorkerPools", "Case"], float]
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ class Taken(Generic[_T]):
 
     Args:
         name: its name in the reasons for missing numbers.
-        take: measures.
+        take: the function that measures.
     """
 
     def __init__(self, name: str, take: Callable[[WorkerPools, Case], _T]) -> None:
@@ -80,7 +80,7 @@ class Section:
     """A table.
 
     Args:
-        notes: the measurements, for the reader of the table.
+        notes: lines that explain the columns to the reader of the table.
         show: formats a value, with its unit.
         in_rounds: False for values that do not drift, such as memory: measured once.
         in_quick: True for the cases of a quick run.
@@ -90,7 +90,7 @@ class Section:
         verdicts: goals of the table as a whole.
         part_of: a name for several tables.
         answer_s: the deadline of a command.
-        is_large: its processes are too many to run beside those of other rows.
+        is_large: True if its processes are too many to run beside other rows' processes.
     """
 
     name: str
@@ -143,24 +143,24 @@ class Result:
 def run_section(
     section: Section,
     pools: WorkerPools,
-    say: Say,
-    tell: Callable[[Result], None] = lambda _row: None,
+    announce: Announce,
+    on_row: Callable[[Result], None] = lambda _row: None,
 ) -> list[Result]:
     """Measure a table, case by case.
 
     Args:
-        say: called with the name of each row when it begins.
-        tell: called with each row when it is complete.
+        announce: called with the name of each row when it begins.
+        on_row: called with each row when it is complete.
     """
     rows: list[Result] = []
     for number, case in enumerate(section.cases, 1):
-        say(f"{section.name} {number}/{len(section.cases)}")
+        announce(f"{section.name} {number}/{len(section.cases)}")
         if section.is_large and (not rows or not is_same_place(rows[-1].case, case)):
             pools.clear()
         elif rows and _kept_by(rows[-1].case) != _kept_by(case):
             pools.forget()  # the tensors of all sizes together do not fit in memory
         rows.append(_run_case(section, case, pools))
-        tell(rows[-1])
+        on_row(rows[-1])
     if section.is_large:
         pools.clear()
     pools.forget()
@@ -168,7 +168,7 @@ def run_section(
 
 
 def _kept_by(case: Case) -> tuple[int, str]:
-    """The key by which ranks keep memory from round to round."""
+    """Return the key by which ranks keep memory between rounds."""
     return case.n_bytes, case.model
 
 

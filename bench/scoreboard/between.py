@@ -53,7 +53,7 @@ def _latencies(library: str) -> list[Benchmark]:
 
 
 def _narrow(mbit: float, *times: float) -> Case:
-    """Four hosts, and how many times as fast as float32 each of `NARROW` should be."""
+    """Return four hosts, on which each wire of `NARROW` should be `times` as fast as float32."""
     goals = tuple(Faster(wire, "group", each) for wire, each in zip(NARROW, times, strict=True))
     return Case(4, 25 * MIB, goals, n_samples=3, n_hosts=4, rate_mbit=mbit)
 
@@ -64,7 +64,7 @@ HOST_SECTIONS: Final = (
         "four hosts, 1 Gbit/s (network namespaces, tbf on both ends of every NIC)",
         (
             "line: 2M(n-1)/n bytes at the rate of one raw TCP stream of this run",
-            "ring: the same while all hosts send in a ring, at the slowest stream's rate",
+            "ring: as line, at the slowest stream's rate while all hosts send in a ring",
         ),
         (_GLOO, _SHOAL, Benchmark("line", line_time), _RING),
         (
@@ -83,7 +83,7 @@ HOST_SECTIONS: Final = (
         "four hosts: float32 sums that travel in other formats",
         (
             "group: shoal's Group.all_reduce on NumPy; others: the same with wire=",
-            "cores: the part of this machine's cores that all ranks were busy on in these calls",
+            "cores: the share of this machine's cores that the ranks kept busy in these calls",
             "ring: 2M(n-1)/n bytes of float32 at the rate of raw TCP streams in a ring",
         ),
         (
@@ -115,8 +115,8 @@ HOST_SECTIONS: Final = (
         "channels",
         "two hosts whose NICs are not shaped: a second channel",
         (
-            "torch.distributed.all_reduce, SHOAL_CHANNELS=1 and 2; docs/planner.md tells which of",
-            "them the planner takes on a machine like this one",
+            "torch.distributed.all_reduce, SHOAL_CHANNELS=1 and 2; docs/planner.md explains which",
+            "of them the planner chooses on a machine like this one",
         ),
         columns(time_of, "one channel", "two channels"),
         tuple(
@@ -216,8 +216,8 @@ HOST_SECTIONS: Final = (
         "strangers",
         "two hosts, 1 Gbit/s: processes without the key connect to rank 0 while 25 MiB are reduced",
         (
-            "1,000 connections are held open without a word, and 20,000 more in each round send",
-            "128 bytes of garbage; rank 0 may have 64 descriptors",
+            "1,000 silent connections are held open, and 20,000 more in each round send 128 bytes",
+            "of garbage; rank 0 may have 64 descriptors",
         ),
         (_SHOAL, Benchmark("among strangers", among_strangers("shoal", 1000, 20_000))),
         (
@@ -237,8 +237,8 @@ HOST_SECTIONS: Final = (
         (
             "its interface is set down and up again: silence in both directions, no reset",
             "first row: one of two NICs (400 and 130 Mbit/s), for 1 s; second: the only one, 2 s",
-            "shoal: what a call that is cut takes beyond the median of the others, in the mean;",
-            "a call that fails or a wrong sum is said below the table",
+            "shoal: the mean time of calls with a cut beyond the median of the other calls;",
+            "a call that fails or a wrong sum is reported below the table",
         ),
         (Benchmark("shoal", added_by_cut("shoal")),),
         (

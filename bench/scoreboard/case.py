@@ -23,7 +23,7 @@ class Case:
         collective: one of `CALLS`.
         more_mbit: the rates of further NICs of each host.
         n_servers: further hosts, which are servers for ranks on a host each.
-        server_mbit: the rates of the servers' NICs, in turn; empty: as the others.
+        server_mbit: the rates of the servers' NICs, in turn; empty: as the other hosts' NICs.
         model: the trained model, one of `MODELS`; `n_bytes` is 0 then.
     """
 

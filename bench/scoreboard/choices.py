@@ -31,7 +31,7 @@ _MAX_BYTES_ON_HOSTS: Final = 1 << 20
 
 
 def choice_cases() -> tuple[Case, ...]:
-    """The cases with a choice: ranks in one host, and on four hosts."""
+    """Return the cases with a choice: ranks in one host, and on four hosts."""
     return tuple(
         case
         for case in grid_cases()
@@ -42,7 +42,7 @@ def choice_cases() -> tuple[Case, ...]:
 
 
 def choice_benchmarks() -> tuple[Benchmark, ...]:
-    """The planner, and every algorithm for the rows of its collective."""
+    """Return the planner's column, and one for each algorithm in the rows of its collective."""
     everything = dict.fromkeys(name for collective in COLLECTIVES for name in _names(collective))
     return (Benchmark(_PLANNER, time_of("shoal")), *map(_forced, everything))
 
@@ -56,8 +56,8 @@ def _forced(name: str) -> Benchmark:
 
 
 def _names(collective: str) -> list[str]:
-    """The algorithms that do not look at hosts: here all ranks share one host, or no two do."""
-    known = ALGORITHMS.get(collective, {})  # a message has two ends, not two ways
+    """Return the algorithms that ignore hosts: here all ranks share one host, or no two do."""
+    known = ALGORITHMS.get(collective, {})  # a message has no algorithms to choose from
     return [name for name, algorithm in known.items() if not algorithm.by_host]
 
 
@@ -98,7 +98,7 @@ def _is_same(case: Case, name: str, chosen: str) -> bool:
 
 
 def is_choice_open(row: Result) -> bool:
-    """True if a choice may be wrong: the least of many noisy numbers is too low at first."""
+    """Return True if a choice may be wrong; at first the least of many noisy times is too low."""
     outcome = _outcome(row)
     return outcome is not None and _quartiles(outcome)[1] > _NEAR
 
@@ -111,7 +111,7 @@ def _quartiles(outcome: _Outcome) -> tuple[float, float]:
 
 
 def choice_lines(rows: Sequence[Result]) -> list[str]:
-    """Yield the table, and the worst choices by name."""
+    """Return the lines of the table, and the worst choices by name."""
     return [*grid_table(rows, _cell), *(f"# worst: {text}" for text in _worst(rows))]
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from bench.scoreboard.strangers import own_listener
 from shoal.threads import start
 
-# Calls of the same latency alone: enough for a 99th percentile.
+# Small calls without large ones in flight: enough for a 99th percentile.
 _N_ALONE: Final = 500
 _CUT_EVERY: Final = 10
 _FEW_DESCRIPTORS: Final = 64
@@ -25,8 +25,9 @@ _FEW_DESCRIPTORS: Final = 64
 def latencies(n_bulk: int, bulk_bytes: int) -> dict[str, Any]:
     """Return the seconds of many 4 B all-reduces while `n_bulk` large ones are in flight.
 
-    Every rank makes the same calls: the small ones sum whether all ranks have large ones in flight,
-    and the first that finds one without is the last. Without large ones their number is fixed.
+    All ranks make the same number of calls: each small call counts the ranks that have all large
+    ones in flight, and the ranks stop at the first call that counts fewer than all. If there are no
+    large calls, the number of small ones is fixed.
     """
     bulk = [torch.full((bulk_bytes // 4,), 1.0) for _ in range(n_bulk)]
     flag = torch.zeros(1)
@@ -49,7 +50,7 @@ def latencies(n_bulk: int, bulk_bytes: int) -> dict[str, Any]:
 
 
 def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> dict[str, Any]:
-    """Time all-reduces; in the middle of every tenth one rank 1 loses an interface.
+    """Time all-reduces, and set an interface of rank 1 down in the middle of every tenth one.
 
     Returns: the seconds of the calls during cuts, and the median of the others.
 
@@ -89,7 +90,7 @@ def calls_among_strangers(n_bytes: int, n_held: int, n_short: int) -> dict[str, 
     where: list[tuple[str, int] | None] = [own_listener() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(where)
     if where[0] is None:
-        raise LookupError("rank 0 has told of no listener")
+        raise LookupError("rank 0 sent no address of a listener")
     crowd = _Crowd(*where[0], n_held, n_short) if dist.get_rank() == 1 else None
     if dist.get_rank() == 0:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FEW_DESCRIPTORS, limits[1]))
@@ -120,11 +121,11 @@ class _Crowd:
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None  # it is a pipe
-        self._told: Final = self._process.stdout
+        self._output: Final = self._process.stdout
 
     def is_through(self) -> bool:
         """Return True if all short connections were tried."""
-        return bool(select.select([self._told], [], [], 0)[0])
+        return bool(select.select([self._output], [], [], 0)[0])
 
     def stop(self) -> int:
         """End the process, and return the number of connections."""

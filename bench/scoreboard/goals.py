@@ -27,7 +27,7 @@ class Goal(Protocol):
 
     @property
     def ours(self) -> str:
-        """The column that should meet it."""
+        """The column that should meet the goal."""
 
     def judge(self, medians: Medians, show: Show) -> Verdict:
         """Compare the row's medians, by column; `show` formats a number of the column `ours`."""
@@ -35,7 +35,7 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class Faster:
-    """`ours` takes at most 1/`times` of the time of `than`."""
+    """The goal that `ours` takes at most 1/`times` of the time of `than`."""
 
     ours: str
     than: str
@@ -49,7 +49,7 @@ class Faster:
 
 @dataclass(frozen=True)
 class Within:
-    """`ours` takes at most `times` as much as `of`."""
+    """The goal that `ours` takes at most `times` as much as `of`."""
 
     ours: str
     of: str
@@ -63,7 +63,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Near:
-    """`ours` takes at most `times` as much as `of`, and at least that part of it."""
+    """The goal that `ours` takes from 1/`times` to `times` as much as `of`."""
 
     ours: str
     of: str
@@ -78,7 +78,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Below:
-    """`ours` is at most `bound`, a number in the unit of the column."""
+    """The goal that `ours` is at most `bound`, a number in the unit of the column."""
 
     ours: str
     bound: float
@@ -91,7 +91,7 @@ class Below:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """`ours` is at least `bound`, a number in the unit of the column."""
+    """The goal that `ours` is at least `bound`, a number in the unit of the column."""
 
     ours: str
     bound: float

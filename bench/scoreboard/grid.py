@@ -29,7 +29,7 @@ _MAX_ON_HOSTS: Final = 16 * MIB
 
 
 def grid_cases() -> tuple[Case, ...]:
-    """Yield every collective by ranks and size, a size at a time to bound the memory."""
+    """Return every collective by ranks and size, a size at a time to bound the memory."""
     places = [(2, 0), (4, 0), (8, 0), (4, 4), (8, 8)]
     return tuple(
         Case(n_ranks, n_bytes, n_calls=0, n_samples=1, n_hosts=n_hosts, collective=name)
@@ -63,12 +63,12 @@ def is_close(row: Result) -> bool:
 
 
 def grid_lines(rows: Sequence[Result]) -> list[str]:
-    """Yield the lines of the table of all collectives."""
+    """Return the lines of the table of all collectives."""
     return grid_table(rows, _cell)
 
 
 def grid_table(rows: Sequence[Result], cell: Callable[[Result], str]) -> list[str]:
-    """One line per collective and size, one column per set of ranks."""
+    """Return one line per collective and size, with one column per set of ranks."""
     places = list(dict.fromkeys(place_of(row.case) for row in rows))
     cells = {(row.case.collective, row.case.n_bytes, place_of(row.case)): cell(row) for row in rows}
     kinds = sorted(
@@ -93,7 +93,7 @@ def place_of(case: Case) -> str:
 
 
 def grid_verdicts(rows: Sequence[Result]) -> list[Verdict]:
-    """Yield the verdicts: shoal loses nowhere, and the geometric means."""
+    """Return the verdicts on cells in which shoal loses, and on the geometric means."""
     measured = [row for row in rows if _ratio(row) is not None]
     lost = [row for row in measured if _is_loss(row)]
     unsure = sum(is_close(row) for row in lost)

@@ -32,10 +32,10 @@ def _measure_bidir(cluster: Lab) -> float:
         Failure: iperf3 is not installed, or failed.
     """
     if shutil.which("iperf3") is None:
-        raise Failure("iperf3 is not installed, so nothing says what the network could move")
+        raise Failure("iperf3 is not installed, so the rate of the network is unknown")
     with cluster.popen(0, ["iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE) as server:
         try:
-            assert server.stdout is not None  # asked for above
+            assert server.stdout is not None  # it is a pipe
             while "listening" not in (line := server.stdout.readline()):
                 if not line:
                     raise Failure("iperf3 -s ended before it listened")

@@ -19,7 +19,7 @@ class SuiteJob(JobSpec):
     Args:
         rate_mbit: the rate of a host's NIC; None: not shaped.
         more_mbit: the rates of further NICs of each host.
-        n_servers: further hosts, with NICs of `server_mbit` in turn, or as the others.
+        n_servers: further hosts, with NICs of `server_mbit` in turn, or like the other hosts' NICs.
     """
 
     rate_mbit: float | None = 1000

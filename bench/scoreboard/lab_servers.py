@@ -62,7 +62,7 @@ class LabServers:
         }
 
     def start(self, index: int) -> None:
-        """Start a server that does not run."""
+        """Start a server that is not running."""
         host = self._first + index
         own = self._cluster.environment_of(host, [host])
         with self._errors.open("a") as errors:
@@ -93,7 +93,7 @@ class LabServers:
         """Send SIGTERM to a server, and wait for its end.
 
         Raises:
-            Failure: it does not.
+            Failure: the server did not end in time.
         """
         process = self._processes.pop(index)
         process.terminate()

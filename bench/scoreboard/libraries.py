@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 N_BUCKETS: Final = 8
 NARROW: Final = ("bf16", "mxfp8", "mxfp4")
-"""The wires of tables, by falling bytes."""
+"""The narrow formats in tables, the one with the most bytes first."""
 
 
 def _not_here(*_arguments: Any) -> Any:
-    raise NotImplementedError("only shoal and torch can be asked that")
+    raise NotImplementedError("only shoal and torch support this command")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SuiteLibrary:
 
     Args:
         plain: the rank as `shoal bench` has it.
-        by: returns the same with an algorithm of a name.
+        by: returns that rank with the named algorithm.
         start: starts the all_reduce of a part of a tensor, and returns its work.
         torch: the commands that only a rank of torch.distributed obeys.
     """
@@ -182,7 +182,7 @@ def join_nobody() -> SuiteLibrary:
     copier = LibraryRank(
         rank=rank,
         allocate=allocate,
-        barrier=lambda: None,  # all get the command at once, and copy a thousand times as long
+        barrier=lambda: None,  # commands arrive at once; a copy takes a thousand times as long
         bind=bind,
         close=lambda: None,
         ranks=(rank,),

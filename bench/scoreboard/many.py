@@ -70,7 +70,7 @@ MANY_SECTIONS: Final = (
     Section(
         "many-descriptors",
         f"{_N_RANKS} ranks in one host: descriptors of a rank, the mean",
-        ("open after an all-reduce of 1 MiB, those of the interpreter included",),
+        ("open after an all-reduce of 1 MiB, including the interpreter's",),
         columns(partial(_footprint_of, "n_fds"), "gloo", "shoal"),
         (replace(_CASE, goals=(Within("shoal", of="gloo", times=0.5),)),),
         show_count,

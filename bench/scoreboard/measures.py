@@ -75,12 +75,12 @@ def line_time(pools: WorkerPools, case: Case) -> float:
 
 
 def ring_time(pools: WorkerPools, case: Case) -> float:
-    """Measure the same at the slowest raw stream's rate while all hosts send in a ring."""
+    """Measure `line_time` at the slowest raw stream's rate while all hosts send in a ring."""
     return sent_by_ring(case) / raw_rate(pools, case, ring_of(case.n_hosts))
 
 
 def nics_time(pools: WorkerPools, case: Case) -> float:
-    """Measure the same at the rate of raw streams in rings over all NICs of a host at once."""
+    """Measure `line_time` at the rate of raw streams in rings over all NICs of a host at once."""
     cluster = pools.cluster(case)
     n_nics = 1 + len(case.more_mbit)
     ring = ring_of(case.n_hosts)

@@ -50,8 +50,8 @@ def openmpi_command(spec: JobSpec, folder: Path, lab: Lab | None, scratch: Path)
 
 def openmpi_environment(scratch: Path) -> dict[str, str]:
     """Return the environment of the launcher and its ranks."""
-    # shoal is not installed there. A folder that holds only links makes the worker importable, but
-    # none of this environment's libraries.
+    # shoal is not installed there. A folder that holds only links makes the worker importable
+    # without this environment's other libraries.
     folder = scratch / "import"
     folder.mkdir(exist_ok=True)
     for package in (Path(shoal.__file__).parent, Path(__file__).parents[1]):
@@ -70,12 +70,12 @@ def _on_hosts(spec: JobSpec, lab: Lab, agent: Path) -> list[str]:
         # All hosts share a kernel: shared memory between them would show impossible times.
         *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"),
         *("--mca", "btl_tcp_if_include", INTERFACE, "-x", "PYTHONPATH"),
-        *("--mca", "mpi_yield_when_idle", "1"),  # it does not see that hosts share the cores
+        *("--mca", "mpi_yield_when_idle", "1"),  # MPI does not know that hosts share the cores
     ]
 
 
 def _write_agent(lab: Lab, scratch: Path) -> Path:
-    """A script in the place of ssh: options, a host's address, and a command for its shell."""
+    """Write a script that replaces ssh: it takes options, a host's address and a shell command."""
     agent = scratch / "agent"
     cases = "\n".join(
         f"  {host.address}) number={host.index} space={host.namespace};;" for host in lab.hosts

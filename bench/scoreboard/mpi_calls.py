@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OPERATIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {"sum": MPI.SUM, "product": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
 )
-"""By shoal's names. A mean is none of MPI's."""
+"""MPI's operations by shoal's names. MPI has no mean."""
 
 
 def _reduce(on: On, data: Any, _other: Any) -> Call:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 
 _DPI: Final = 150
-_WIDTH: Final = 0.8  # of the bars of a row, together
+_WIDTH: Final = 0.8  # of all bars of a row together
 _BARS: Final = (
     COLOURS["gloo"],
     "#009e73",
@@ -208,7 +208,7 @@ _PICTURES: Final[Mapping[str, Callable[[Rows], Figure]]] = {
     "training-breakdown": _breakdown,
     "training-hidden": _bars("alone", "window", "exposed", "early exposed"),
     "training-buckets": _curves("MiB of a bucket", own="shoal's own"),
-    "training-skipped": _curves("passes of which one is averaged"),
+    "training-skipped": _curves("passes from one average to the next"),
     "training-flight": _bars(
         "gloo", "gloo 3 groups", "one by one", "two at once", "1 group", "2 groups", "3 groups"
     ),

@@ -1,4 +1,4 @@
-"""The table that holds `shoal plan --model-bytes` against measured steps in a lab."""
+"""The table that compares `shoal plan --model-bytes` with measured steps in a lab."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from bench.scoreboard.benchmark import Measure
     from bench.scoreboard.pools import WorkerPools
 
-_BYTES: Final = 16 << 20  # of the model "paced"
+_BYTES: Final = 16 << 20  # the size of the model "paced"
 _COMPUTE_S: Final = 0.3
 _SHARE, _BITS = 0.01, 8  # the defaults of ChunkTopK
 _NEAR: Final = 1.15
 
 
 def _planned(way: Way, computing: Trained) -> Measure:
-    """Compute the seconds of a step in the lab, from the computing that this round measured."""
+    """Estimate a step's seconds in the lab from the time of computing measured in this round."""
 
     def measure(pools: WorkerPools, case: Case) -> float:
         wire = link_of(pools.cluster(case).environment_of(0, range(case.n_hosts))["SHOAL_LINK"])
@@ -42,7 +42,7 @@ def _planned(way: Way, computing: Trained) -> Measure:
 
 
 def _ways() -> dict[Way, dict[str, Any]]:
-    """The ways to average, and the arguments of a Variant for each."""
+    """Return the ways to average, with the arguments of a Variant for each."""
     found: dict[Way, dict[str, Any]] = {Way("float32", Codec.IDENTITY): {}}
     found[Way("bf16", Codec.BF16)] = {"wire": "bf16"}
     for name in ("mxfp8", "mxfp4"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.lab import Lab
 
 _SERVED: Final = "serve"
-"""The names of libraries whose ranks know the servers of a case begin so."""
+"""The prefix of the names of libraries whose ranks use the servers of a case."""
 
 _MAX_CALLS: Final = 200
 # An idle NIC passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
@@ -65,7 +65,7 @@ class _SuiteCall(NamedTuple):
     algorithm: str
 
     def arguments(self) -> dict[str, Any]:
-        """Return the command's arguments; ranks of MPIs take no memory and no algorithm."""
+        """Return the command's arguments without the defaults, which ranks of MPI do not accept."""
         usual = ("memory", "private"), ("algorithm", "")
         return {name: value for name, value in self._asdict().items() if (name, value) not in usual}
 
@@ -127,7 +127,7 @@ class WorkerPools:
             return ""
 
     def ask(self, library: str, case: Case, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Give a command to every rank of a kept pool; return the answers by rank."""
+        """Send a command to every rank of a kept pool; return the answers by rank."""
         spec = spec_of(library, case)
         pool = self._pool(spec)
         try:
@@ -227,7 +227,7 @@ class WorkerPools:
         return _ask(pool, what, self._n_calls[kind], n_samples)
 
     def _check(self, pool: WorkerPool, spec: SuiteJob, what: _SuiteCall) -> None:
-        """Check the result once for each tensor: the time of a wrong result is no result."""
+        """Check the result of a call once, before it is timed."""
         n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **what.arguments()))
         if n_wrong:
             raise Failure(f"WRONG RESULT: {n_wrong} elements of {spec}, {what}")

@@ -27,7 +27,7 @@ class Progress:
     def __exit__(self, *_error: object) -> None:
         self.clear()
 
-    def say(self, what: str) -> None:
+    def show(self, what: str) -> None:
         """Show the current work, and the time since the start."""
         text = f"{time.monotonic() - self._start_s:4.0f} s  {what}"
         self._write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])

@@ -162,7 +162,7 @@ SECTIONS: Final = (
         (
             "a cell is shoal's time and how many times as long Gloo takes; LOSS where that is less",
             "than 1, ? where the middle half of the rounds disagrees on who is faster",
-            "size: of the larger tensor where one rank's differ (all_gather: the output)",
+            "size: of a rank's larger tensor if its two differ (all_gather: the output)",
             "calls in a row after a barrier, 10 ms of them (hosts: 40 ms; --quick: 4 and 16 ms),",
             "slowest rank, time per call; send_recv: ranks in pairs, there and back;",
             "hosts: a rank each, 1 Gbit/s, up to 16 MiB (--quick: 1 MiB): more takes too long",

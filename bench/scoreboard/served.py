@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from bench.scoreboard.served_faults import Disturb
 
 _SIZES: Final = (25 * MIB, 100 * MIB)
-_ANSWER_S: Final = 180.0  # of 16 ranks that import torch on cores that others use too
+_ANSWER_S: Final = 180.0  # 16 ranks import torch, on cores that other processes use too
 _FAULTS_S: Final = 60.0
 _KILL_S: Final = 5.0
 
 
 def show_used(is_used: float) -> str:
-    """Return whether servers had a part, in words."""
+    """Return "used" if servers had a part in the calls, else "unused"."""
     return "used" if is_used else "unused"
 
 
@@ -67,7 +67,7 @@ _STREAM: Final = Benchmark("stream", one_stream, show=show_rate)
 def _rows(
     n: int, k: int, mbit: float, goals: Sequence[Goal], slow: tuple[float, ...] = ()
 ) -> tuple[Case, ...]:
-    """The rows of both sizes, with n workers and k servers."""
+    """Return the rows of both sizes, with n workers and k servers."""
     nics = {"n_hosts": n, "rate_mbit": mbit, "n_servers": k, "server_mbit": slow}
     return tuple(Case(n, size, tuple(goals), n_samples=3, **nics) for size in _SIZES)  # type: ignore[arg-type]  # by name
 
@@ -190,13 +190,13 @@ _SECTIONS: Final = (
     ),
     Section(
         "servers-faults",
-        "what becomes of a training while servers die, stop, leave and come",
+        "the longest pause of a training while servers die, stop, leave and join",
         (
             f"killed: the longest pause in {_FAULTS_S:g} s in which a server is killed every",
-            f"{_KILL_S:g} s, and started again 1 s later; kills, steps: how many there were",
+            f"{_KILL_S:g} s, and started again 1 s later; kills, steps: their numbers",
             "stopped (SIGSTOP), drained (SIGTERM), joined: the longest pause after that",
-            "a pause is what a step takes beyond the median one; a step that fails, or whose",
-            "result is wrong, is said below the table",
+            "a pause is the time of a step beyond the median step; a step that fails, or whose",
+            "result is wrong, is reported below the table",
         ),
         (
             Benchmark("killed", _KILLED.first(lambda found: found.longest_s)),

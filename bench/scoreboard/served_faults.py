@@ -22,15 +22,15 @@ Disturb = Callable[["LabServers", threading.Event], int]
 """Disturbs servers until the event; returns the number of disturbances once all servers run."""
 
 LIBRARY: Final = "served"
-# From the end of one that was killed to its start: it stays out of a view or two.
+# The time from a server's kill to its restart: it misses a view or two.
 _AWAY_S: Final = 1.0
-_AFTER_S: Final = 3.0  # from the first step to a disturbance that comes once
+_AFTER_S: Final = 3.0  # from the first step to a single disturbance
 _USED_BYTES: Final = 1 << 20
 _PATIENCE_S: Final = 10.0
 
 
 def kill_every(seconds: float) -> Disturb:
-    """Kill one server after another, each started again a second later."""
+    """Return a disturbance that kills one server after another, and restarts each 1 s later."""
 
     def disturb(servers: LabServers, over: threading.Event) -> int:
         n_killed = 0
@@ -89,7 +89,7 @@ def pauses(disturb: Disturb, for_s: float, pools: WorkerPools, case: Case) -> Pa
         for_s: the duration of the steps.
 
     Raises:
-        Failure: a step failed, or was wrong; or nothing was done to a server.
+        Failure: a step failed, or was wrong; or no server was disturbed.
     """
     pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=1.0)
     over = threading.Event()
@@ -114,7 +114,7 @@ def _result_of(disturbing: Future[int]) -> int:
         return disturbing.result()
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        raise Failure(f"what was to be done to servers failed: {what}") from error
+        raise Failure(f"disturbing the servers failed: {what}") from error
 
 
 def restart_to_first_use(n_restarts: int) -> Measure:
@@ -154,6 +154,6 @@ def _start_to_use(servers: LabServers) -> float:
     before = servers.received_bytes(0)
     while servers.received_bytes(0) - before < _USED_BYTES:
         if time.monotonic() - start_s > _PATIENCE_S:
-            raise Failure(f"a server that was started had no part in calls {_PATIENCE_S:g} s later")
+            raise Failure(f"a started server had no part in calls for {_PATIENCE_S:g} s")
         time.sleep(0.005)
     return time.monotonic() - start_s

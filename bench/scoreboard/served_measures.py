@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bench.scoreboard.pools import WorkerPools
 
 _GIGABYTE: Final = 1e9
-# Part of a tensor's bytes: fewer bytes on a server's NIC are only control messages.
+# A share of a tensor's bytes. If a server's NIC carries fewer, they are only control messages.
 _TALK: Final = 0.02
 
 

@@ -1,4 +1,4 @@
-"""The simulator's times beside those of the engine: `python -m bench.scoreboard simulated`.
+"""The simulator's times beside the engine's: `python -m bench.scoreboard simulated`.
 
 Runs on labs. The simulator gets the rate of raw TCP streams in a ring and the time of an all-reduce
 of 4 bytes, both measured in the same run, and the bucket of the shaper; nothing is fitted to the
@@ -29,7 +29,7 @@ from shoal.plan.defaults import WIRE, default_cluster
 
 _ALGORITHMS: Final = ("ring", "sharded", "tree", "doubling", "halving")
 _SIZES: Final = (256 << 10, 4 << 20, 25 << 20)
-_SAMPLED_BYTES: Final = 8 << 20  # so much is reduced for a round, or one call
+_SAMPLED_BYTES: Final = 8 << 20  # reduced in a round, by one call or more
 _MOST_SAMPLES: Final = 5
 _REST_S: Final = 0.01  # the shaper's bucket is full again after that
 _STREAM_S: Final = 0.5
@@ -48,12 +48,12 @@ class Comparison(NamedTuple):
 
     @property
     def measured_s(self) -> float:
-        """The fastest round: other work on the machine only adds."""
+        """The time of the fastest round, since other work on the machine only adds time."""
         return min(self.rounds_s)
 
     @property
     def ratio(self) -> float:
-        """Measured over simulated: above 1 the engine is slower."""
+        """The measured time over the simulated: above 1 the engine is slower."""
         return self.measured_s / self.simulated_s
 
 
@@ -72,8 +72,8 @@ def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Compariso
                 for (name, n_bytes), rounds_s in taken.items():
                     rounds_s.append(_times(pool, name, n_bytes))
     for (name, n_bytes), rounds_s in taken.items():
-        told_s = simulate("all_reduce", name, cluster, n_bytes).time_us / 1e6
-        yield Comparison(n_hosts, rate_mbit, name, n_bytes, rounds_s, told_s)
+        simulated_s = simulate("all_reduce", name, cluster, n_bytes).time_us / 1e6
+        yield Comparison(n_hosts, rate_mbit, name, n_bytes, rounds_s, simulated_s)
 
 
 def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> Cluster:

@@ -12,7 +12,7 @@ from shoal.bench.collectives import CallSpec
 if TYPE_CHECKING:
     from shoal.bench.libraries import LibraryRank
 
-_PERIOD = 251  # of the values of a tensor: prime, so that a shifted result differs
+_PERIOD = 251  # of a tensor's values; a prime, so that a shifted result differs
 
 
 class Steps(NamedTuple):

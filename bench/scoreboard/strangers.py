@@ -1,6 +1,6 @@
-"""A process without the job's key that troubles a rank: `python -m bench.scoreboard.strangers`.
+"""A process without the job's key that disturbs a rank: `python -m bench.scoreboard.strangers`.
 
-It holds silent connections to the rank's listener, and makes many short ones that send nonsense. It
+It holds silent connections to the rank's listener, and makes many short ones that send garbage. It
 runs in a network namespace of the benchmark, against a rank of the benchmark.
 """
 
@@ -14,7 +14,7 @@ import sys
 from typing import Final
 
 _GARBAGE: Final = b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n".ljust(128, b"?")
-_PATIENCE_S: Final = 5.0  # of one connection: the rank limits waiting ones
+_PATIENCE_S: Final = 5.0  # for one connection to be accepted: the rank limits waiting ones
 
 
 def main() -> None:
@@ -24,13 +24,13 @@ def main() -> None:
         for _ in range(n_held):
             one = held.enter_context(socket.socket())
             one.setblocking(False)
-            one.connect_ex((address, port))  # most wait in the listener's queue, and knock again
-        n_made = sum(_knock(address, port) for _ in range(n_short))
+            one.connect_ex((address, port))  # most wait in the listener's queue, and retry
+        n_made = sum(_connect(address, port) for _ in range(n_short))
         print(n_made, flush=True)
         select.select([sys.stdin], [], [])  # the held ones stay until standard input ends
 
 
-def _knock(address: str, port: int) -> bool:
+def _connect(address: str, port: int) -> bool:
     with socket.socket() as one, contextlib.suppress(OSError):
         one.settimeout(_PATIENCE_S)
         one.connect((address, port))

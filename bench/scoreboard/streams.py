@@ -1,6 +1,6 @@
 """Measures raw TCP streams between the hosts of a cluster: the rate that a plain sender gets.
 
-Each end of a stream is a process that runs this file; it imports little, so that they start fast.
+Each end of a stream is a process that runs this file, which imports little so that it starts fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.errors import ShoalError
 if TYPE_CHECKING:
     from shoal.lab.cluster import Lab
 
-# Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle NIC passes.
+# Half a second of 1 Gbit/s: much longer than the 1 ms in which the burst of an idle NIC passes.
 STREAM_BYTES: Final = 60_000_000
 # Half a second of copying by two cores, at 1 GB/s.
 UNSHAPED_STREAM_BYTES: Final = 500_000_000
@@ -60,21 +60,21 @@ def measure_streams(cluster: Lab, flows: Sequence[Flow], n_bytes: int) -> list[f
             for index, flow in enumerate(flows)
         ]
         for receiver in receivers:
-            _line_of(receiver)  # it listens
+            _line_of(receiver)  # wait until it listens
         senders = []
         for index, flow in enumerate(flows):
             address = cluster.hosts[flow.to].addresses[flow.nic]
             senders.append(start(flow.source, "send", address, _FIRST_PORT + index, n_bytes))
         for sender in senders:
-            _line_of(sender)  # it is connected
+            _line_of(sender)  # wait until it is connected
         for sender in senders:
             assert sender.stdin is not None
-            sender.stdin.close()  # all begin
+            sender.stdin.close()  # starts the stream
         return [float(_line_of(receiver)) for receiver in receivers]
 
 
 def _line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None  # asked for by measure_streams
+    assert process.stdout is not None  # measure_streams made it a pipe
     line = process.stdout.readline()
     if not line:
         raise ShoalError("an end of a raw stream ended early; see its standard error")
@@ -103,7 +103,7 @@ def _send(address: str, port: int, n_bytes: int) -> None:
     piece = memoryview(bytes(_PIECE_BYTES))
     with socket.create_connection((address, port), timeout=_DEADLINE_S) as stream:
         print("connected", flush=True)
-        sys.stdin.read()  # until the others are
+        sys.stdin.read()  # wait until the other senders are connected
         for start in range(0, n_bytes, _PIECE_BYTES):
             stream.sendall(piece[: n_bytes - start])
 
@@ -115,7 +115,7 @@ def _main(argv: Sequence[str]) -> None:
         case ["send", address, port, n_bytes]:
             _send(address, int(port), int(n_bytes))
         case _:
-            raise SystemExit("usage: stream.py receive PORT BYTES | send ADDRESS PORT BYTES")
+            raise SystemExit("usage: streams.py receive PORT BYTES | send ADDRESS PORT BYTES")
 
 
 if __name__ == "__main__":

@@ -55,11 +55,11 @@ def run_suite(
     with WorkerPools(_settings(args, answer_s)) as pools, Progress(sys.stderr) as progress:
         for section in chosen:
             try:
-                rows = run_section(section, pools, progress.say)
+                rows = run_section(section, pools, progress.show)
                 tables.append((section, rows))
                 table = render(section, rows)
                 draw(section, head + table, _as_data(run, tables[-1:])["tables"][section.name])
-            except Exception as error:  # noqa: BLE001 - others may have taken hours
+            except Exception as error:  # noqa: BLE001 - keep tables that may have taken hours
                 traceback.print_exc()
                 pools.clear()
                 table, broken = f"# no {section.name}: {type(error).__name__}: {error}\n", True
@@ -101,7 +101,7 @@ def _check(args: argparse.Namespace) -> None:
     ):
         for name in names or ():
             if name not in known:
-                raise UsageError(f"{flag} {name}: there are {', '.join(known)}")
+                raise UsageError(f"{flag} {name}: unknown; choose from {', '.join(known)}")
     if args.rounds is not None and args.rounds < 1:
         raise UsageError(f"--rounds {args.rounds}: at least one is needed")
 

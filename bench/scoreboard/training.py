@@ -1,4 +1,4 @@
-"""The tables of trainings: after the papers' own measurements.
+"""The tables of trainings, modelled on the papers' own measurements.
 
 Li et al., "PyTorch Distributed" (VLDB 2020), section 5; Thangakrishnan et al., "Herring" (SC 2020).
 """
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from bench.scoreboard.goals import Goal
     from bench.scoreboard.training_measures import Ranks
 
-_ANSWER_S: Final = 180.0  # of 8 ranks that import torch on cores that others use too
+_ANSWER_S: Final = 180.0  # 8 ranks import torch, on cores that other processes use too
 _MODELS: Final = ("resnet", "bert")
 _GLOO: Final[dict[str, Any]] = {"wrapper": "torch", "over": "gloo"}
 _TORCH: Final[dict[str, Any]] = {"wrapper": "torch", "over": "shoal"}
 _SHOAL: Final[dict[str, Any]] = {"wrapper": "shoal"}
-_WHOLE_MB: Final = 1024.0  # of a bucket that holds every model
+_WHOLE_MB: Final = 1024.0  # a bucket of this size holds all gradients of every model
 _LOSS_STEPS: Final = 300
 _LOSS_LAST: Final = 50
 
@@ -48,7 +48,7 @@ def show_times(ratio: float) -> str:
 
 
 def _hosts(n: int, model: str, *goals: Goal, mbit: float | None = 400, k: int = 0) -> Case:
-    """The places of a worker on each of n hosts, and k servers."""
+    """Return the case of a model with a worker on each of n hosts, and k servers."""
     return Case(n, 0, goals, n_samples=3, n_hosts=n, rate_mbit=mbit, n_servers=k, model=model)
 
 
@@ -63,7 +63,7 @@ def _breakdown() -> Section:
             "gloo, torch: torch's DistributedDataParallel over Gloo and over shoal; shoal: shoal's",
             "late: all gradients in one bucket, which leaves when backward is over",
             "computing: the same step with nothing averaged (no_sync), of torch's and of shoal's;",
-            "exposed: a step less that, of the same round",
+            "exposed: a step less its computing, of the same round",
         ),
         (
             Benchmark("gloo", gloo.step),
@@ -237,7 +237,7 @@ def _served() -> Section:
         "little to compute, 10.6 million parameters, 42 MB: a server for each worker",
         (
             "bf16: wire='bf16'",
-            "losses: by how much shoal's differ from Gloo's at most in the steps of a round",
+            "losses: the largest difference between shoal's and Gloo's in the steps of a round",
         ),
         (
             Benchmark("gloo", gloo.step),
@@ -277,7 +277,7 @@ def _losses() -> Section:
                 4,
                 "demo small",
                 Below("differ", 0.01),
-                AtLeast("anywhere", 1e-6),  # else nothing has travelled as bf16
+                AtLeast("anywhere", 1e-6),  # otherwise nothing was sent as bf16
                 mbit=None,
             ),
         ),
@@ -317,8 +317,8 @@ def _host() -> tuple[Section, ...]:
             (
                 "with gradient_as_bucket_view=True, without which each is copied back, too",
                 "copied: in a step, from where torch left them after zero_grad(); kept: after",
-                "zero_grad(set_to_none=False); slots: what the engine copies in 3 steps for",
-                "host-mates that cannot read where it lies; torch's slots: torch's wrapper over it",
+                "zero_grad(set_to_none=False); slots: bytes that the engine copies in 3 steps for",
+                "host-mates that cannot read them in place; torch's slots: with torch's wrapper",
             ),
             (
                 Benchmark("gradients", dropped.first(largest("gradients"))),
@@ -351,12 +351,12 @@ def _memory() -> Section:
     views = memory(True)
     return Section(
         "training-memory",
-        "peak resident memory of a rank beyond that of the bare model's steps, gradients once",
+        "peak resident memory that a rank needs beyond the bare model's steps, gradients once",
         (
             "a host for each rank; bound: one fusion buffer and the ceiling of staging (50 MiB)",
-            "pages of shared memory that this rank touched count whole; what tensors have freed",
-            "does not; gradients are so large that a second copy of them would be beyond the bound",
-            "grown: with gradient_as_bucket_view=True; default: with gradients of their own",
+            "pages of shared memory that this rank touched count whole, freed tensors do not;",
+            "gradients are so large that a second copy of them would be beyond the bound",
+            "grown: with gradient_as_bucket_view=True; default: with separate gradients",
         ),
         (
             Benchmark("grown", views.first(largest("grown_bytes"))),
@@ -380,8 +380,8 @@ def _order() -> Section:
         "training-order",
         f"agreeing on an order: {n_arrays} arrays, 4 MiB, {n_steps} steps in an unexpected order",
         (
-            "agree: what begin() takes beyond its median in the second step, which takes up the",
-            "order of the first; slowest: of the steps from the second on, by the median",
+            "agree: the time of begin() beyond its median in the second step, which adopts the",
+            "order of the first; slowest: the slowest step from the second on, over the median",
         ),
         (
             Benchmark("step", costs.first(median_time)),
@@ -395,7 +395,7 @@ def _order() -> Section:
                 0,
                 (
                     *(Below("agree", 5e-3), Below("slowest", 1.2)),
-                    AtLeast("layouts", 1),  # else nothing was taken up, and took no time
+                    AtLeast("layouts", 1),  # otherwise no order was adopted: `agree` means nothing
                 ),
                 n_hosts=8,
                 rate_mbit=400,

@@ -140,7 +140,7 @@ def memory_beyond(model: str, n_steps: int, as_views: bool) -> dict[str, int]:
 def _give_back_at_once() -> None:
     """Make the C library return the memory of dropped tensors to the system."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # it is glibc's own
+    if mallopt is not None:  # only glibc has it
         mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES)
 
 

@@ -28,10 +28,10 @@ class Trained(Taken[Ranks]):
         how: arguments of a `Variant`; without a model the case's is trained.
 
     Attributes:
-        step: measures the slowest rank's mean seconds of a step. NOT of the slowest rank of each:
-            where nothing holds them together until the next forward pass, another one is behind in
-            every step, and none is in the end.
-        last_step: the same of the last steps, without new ones.
+        step: measures a step's mean seconds on the slowest rank. Do NOT take the slowest rank of
+            each step: where nothing synchronizes ranks until the next forward pass, a different
+            rank lags in each step, and none lags at the end.
+        last_step: the same number of the last steps, without new ones.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Trained(Taken[Ranks]):
         self.step, self.last_step = self.first(_mean_step), self.then(_mean_step)
 
     def part(self, name: str) -> Measure:
-        """Measure the mean over ranks of a number of the last steps; of lists, of their medians."""
+        """Measure the mean over ranks of a field of the last steps; a list counts as its median."""
         return self.then(
             lambda ranks: statistics.fmean(
                 statistics.median(rank[name]) if isinstance(rank[name], list) else rank[name]
@@ -100,7 +100,7 @@ def made_of(compute: Callable[..., float], *parts: Measure) -> Measure:
 
 
 def exposed(step_s: float, computing_s: float) -> float:
-    """Return the seconds of a step beyond those of one without averaging."""
+    """Return the seconds that averaging adds to a step."""
     return max(0.0, step_s - computing_s)
 
 
@@ -125,11 +125,11 @@ def hidden_part(alone_s: float, exposed_s: float, window_s: float, n_layers: int
 def asked(
     task: str, arguments: Callable[[Case], dict[str, Any]], *, is_fresh: bool = False
 ) -> Taken[Ranks]:
-    """Return a command that is given once in a round, whose answers are several columns.
+    """Return a command that is sent once in a round, and whose answers fill several columns.
 
     Args:
         arguments: returns the arguments for a case.
-        is_fresh: ask new ranks, and stop them.
+        is_fresh: True: start new ranks for the command, and stop them after it.
     """
 
     def ask(pools: WorkerPools, case: Case) -> Ranks:

@@ -1,7 +1,7 @@
 """The models of timed trainings: small enough for two cores, with batches and losses.
 
-After those of Li et al., "PyTorch Distributed" (VLDB 2020): ResNet50 and BERT have 10 to 20 times
-as many parameters.
+They are modelled on Li et al., "PyTorch Distributed" (VLDB 2020), whose ResNet50 and BERT have 10
+to 20 times as many parameters.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class _PacedLayer(nn.Module):
 
 
 def resnet_like() -> TrainedModel:
-    """2.8 million parameters; most arithmetic is in front, most parameters are behind."""
+    """Return a model like ResNet of 2.8 million parameters.
+
+    Most arithmetic is in the first layers, and most parameters are in the last ones.
+    """
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     layers += [_Residual(*ends) for ends in ((64, 64), (64, 64), (64, 128), (128, 128))]
     layers += [_Residual(*ends) for ends in ((128, 256), (256, 256))]
@@ -129,7 +132,10 @@ def resnet_like() -> TrainedModel:
 
 
 def bert_like() -> TrainedModel:
-    """5.3 million parameters, two fifths in a table whose gradient is ready last."""
+    """Return a model like BERT of 5.3 million parameters.
+
+    Two fifths of them are in a table whose gradient is ready last.
+    """
 
     def batch(numbers: torch.Generator) -> Batch:
         return (torch.randint(_WORDS, _TOKENS, generator=numbers),)
@@ -138,7 +144,7 @@ def bert_like() -> TrainedModel:
 
 
 def linear_layers() -> TrainedModel:
-    """10.6 million parameters, and little to compute."""
+    """Return a model of 10.6 million parameters that computes little."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(_WIDTHS):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
@@ -154,7 +160,10 @@ def linear_layers() -> TrainedModel:
 
 
 def wide_layers() -> TrainedModel:
-    """58.7 million parameters in equal layers: a copy of their gradients is more than staging."""
+    """Return a model of 58.7 million parameters in equal layers.
+
+    A copy of its gradients is larger than the staging memory.
+    """
     layers = [nn.Linear(_WIDE, _WIDE, bias=False) for _ in range(_WIDE_LAYERS)]
 
     def batch(numbers: torch.Generator) -> Batch:
@@ -167,7 +176,7 @@ def wide_layers() -> TrainedModel:
 
 
 def paced(forward_s: float = 0.0, backward_s: float = 0.0) -> TrainedModel:
-    """4.2 million parameters in 32 layers, which together sleep for these times."""
+    """Return a model of 4.2 million parameters in 32 layers that together sleep for these times."""
     times_s = forward_s / _PACED_LAYERS, backward_s / _PACED_LAYERS
     layers = [_PacedLayer(*times_s) for _ in range(_PACED_LAYERS)]
 
@@ -180,7 +189,7 @@ def paced(forward_s: float = 0.0, backward_s: float = 0.0) -> TrainedModel:
 
 
 def demo_model(width: int = 128, rows: int = 32768) -> TrainedModel:
-    """The demo's model and text: 8.9 million parameters, most of them in tables.
+    """Return the demo's model and text: 8.9 million parameters, most of them in tables.
 
     Raises:
         FileNotFoundError: the current folder is not the project's.
@@ -206,7 +215,7 @@ def demo_script() -> Any:
         FileNotFoundError: the current folder is not the project's.
     """
     if not _SCRIPT.exists():
-        raise FileNotFoundError(f"no {_SCRIPT} here, the demo's model: run in the project's folder")
+        raise FileNotFoundError(f"no {_SCRIPT}, the demo's model: run in the project's folder")
     spec = importlib.util.spec_from_file_location("train_lm", _SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -27,10 +27,10 @@ class Variant(NamedTuple):
         over: the backend of torch's wrapper.
         bucket_mb: the size of a bucket or fusion buffer; None: the wrapper's choice.
         wire: the wire of shoal's wrapper.
-        compress: the codec of its error feedback, or "top-k".
-        sync_every: the passes for one average, of the last; 0: none is averaged.
+        compress: the codec of its error feedback, or "top-k"; empty: none.
+        sync_every: the passes from one average to the next; 0: nothing is averaged.
         forward_s, backward_s: the times of the model "paced".
-        keeps: gradients are set to zero, not dropped.
+        keeps: True: zero_grad() sets gradients to zero instead of dropping them.
         n_batches: the number of batches, which repeat.
     """
 
@@ -79,7 +79,7 @@ class RankTrainings:
         return self.groups(backend, 1)[0]
 
     def groups(self, backend: str, n: int) -> list[Any]:
-        """Return several such groups."""
+        """Return n process groups of all ranks with a backend."""
         made = self._groups.setdefault(backend, [])
         while len(made) < n:
             made.append(dist.new_group(backend=backend))
@@ -91,7 +91,7 @@ class RankTrainings:
 
 
 class Training:
-    """A wrapped model with its optimizer and batches, with equal numbers in every variant."""
+    """A wrapped model, its optimizer and batches; weights and batches are equal in all variants."""
 
     def __init__(self, variant: Variant, group: Any) -> None:
         self._variant = variant

@@ -51,12 +51,12 @@ class SuiteRank(Rank):
         return command
 
     def check(self, **what: Any) -> dict[str, Any]:
-        """See Rank; a call may have a memory, an algorithm, or be in "buckets"."""
+        """See Rank; a call may also name a memory, an algorithm, or the collective "buckets"."""
         rank, plain = self._variant(**what)
         return rank.check(**plain)
 
     def measure(self, **what: Any) -> dict[str, Any]:
-        """See Rank; a call may have a memory, an algorithm, or be in "buckets"."""
+        """See Rank; a call may also name a memory, an algorithm, or the collective "buckets"."""
         rank, plain = self._variant(**what)
         return rank.measure(**plain)
 

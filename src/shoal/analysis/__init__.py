@@ -1,1 +1,1 @@
-"""Other readers of a schedule than the engine: prove, simulate, trace and draw."""
+"""Analyses of schedules: prove, simulate, trace and draw them."""

@@ -27,7 +27,7 @@ _PAGE: Final = """<!doctype html>
 """
 _WIDEST: Final = 10.0  # times the shortest bar; longer ones are cut
 _N_COLUMNS: Final = 400  # of a timeline
-_MOST_FIGURES: Final = 16  # of hosts
+_MOST_FIGURES: Final = 16  # timelines of different hosts on a page
 _DOES: Final[Mapping[str, str]] = {
     "busy": "busy",
     "data": "waits for data of other hosts",

@@ -23,19 +23,19 @@ class Dataflow:
         self.size = len(schedule)
         self.steps: list[Step] = []
         self.rank_of: list[int] = []
-        """By step: its rank."""
+        """The rank of each step."""
         self.partner_of: list[int] = []
-        """By step: the step at the other end of a Send or Recv; -1 for other steps."""
+        """For each step, the step at the other end of a Send or Recv; -1 for other steps."""
         self.reads: list[int] = []
-        """By step: the place it reads, -1 if none. A fold's target does not count."""
+        """The place that each step reads, -1 if none. A fold's target does not count."""
         self.writes: list[int] = []
-        """By step: the place it stores, folds into or finishes, -1 if none."""
+        """The place that each step stores, folds into or finishes, -1 if none."""
         self.waits_for: list[list[int]] = []
-        """By step: the steps of the same rank that come first, by the places both touch."""
+        """For each step, the steps of the same rank that must come first: both touch a place."""
         self.waited_by: list[list[int]] = []
-        """By step: the steps that wait for it."""
+        """For each step, the steps that wait for it."""
         self.first_of: list[int] = []
-        """By rank: its first step."""
+        """The first step of each rank."""
         self._sends: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._recvs: dict[tuple[int, int], list[int]] = defaultdict(list)
         for rank, steps in enumerate(schedule):
@@ -47,7 +47,7 @@ class Dataflow:
         return (place.chunk * _N_BUFFERS + place.buffer) * self.size + rank
 
     def place(self, number: int) -> Place:
-        """Return the place with this number, whichever its rank."""
+        """Return the place with this number, without its rank."""
         chunk, buffer = divmod(number // self.size, _N_BUFFERS)
         return Place(Buffer(buffer), chunk)
 
@@ -57,7 +57,7 @@ class Dataflow:
         return f"rank {rank} step {step - self.first_of[rank]} ({self.steps[step]})"
 
     def rounds(self, order: Sequence[int]) -> list[int]:
-        """Return, by step, the transfers in the longest chain that leads to it, its own included.
+        """Return, for each step, the transfers in the longest chain that ends with it.
 
         Args:
             order: every step, after those it waits for and after the Send that it receives.

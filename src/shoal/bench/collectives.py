@@ -55,7 +55,7 @@ class On(NamedTuple):
 
 
 Bind = Callable[[On, Any, Any], Call]
-"""Makes the call on (where, data, other)."""
+"""A function of (on, data, other) that returns the call."""
 
 
 def there_and_back(on: On, send: Call, recv: Call) -> Call:

@@ -56,7 +56,7 @@ _TYPES: Final = (
 )
 
 ELEMENTS: Final[Mapping[str, ElementType]] = MappingProxyType({one.name: one for one in _TYPES})
-"""By shoal's names."""
+"""The element types by shoal's names."""
 
 OPERATIONS: Final[Mapping[str, str]] = MappingProxyType(
     {"sum": "sum", "product": "prod", "max": "max", "min": "min", "avg": "avg"}

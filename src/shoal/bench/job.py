@@ -8,7 +8,7 @@ from shoal.errors import ShoalError
 
 
 class Failure(ShoalError):  # noqa: N818 - the word in the table
-    """A library has no number: it is not installed, crashed, is too slow or wrong."""
+    """The reason why a library has no number: not installed, crashed, too slow, or wrong."""
 
 
 @dataclass(frozen=True)

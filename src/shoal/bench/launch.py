@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WORKER: Final = "shoal.bench.worker"
 
-# Importing torch takes a core two seconds, so this many ranks on few cores are forked from one.
+# Importing torch takes a core two seconds, so this many ranks or more are forked from one process.
 _FORKED_FROM: Final = 32
 
 # Every port of a lab's hosts is free, but several jobs may run there at once.

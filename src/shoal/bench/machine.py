@@ -25,7 +25,7 @@ def describe_run(command: Sequence[str]) -> dict[str, str]:
 
 
 def render_run(run: Mapping[str, str]) -> str:
-    """Return a comment line for each."""
+    """Return a comment line for each fact."""
     return "".join(f"# {name}: {value}\n" for name, value in run.items())
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OURS: Final = "shoal"
 
 Ask = Callable[..., list[dict[str, Any]]]
-"""Gives a command to every rank of a library: (library, command, arguments by name)."""
+"""A function that sends a command to every rank: (library, command, arguments by name)."""
 
 
 class CallTimes(NamedTuple):

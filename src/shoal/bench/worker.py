@@ -157,7 +157,7 @@ def fork_ranks(n_ranks: int) -> None:
 
 
 def _read_commands(lines: IO[str], commands: queue.Queue[dict[str, Any]]) -> None:
-    """Pass commands on; end the process at any time when the launcher is gone."""
+    """Queue commands; end the process as soon as the launcher is gone."""
     for line in lines:
         commands.put(json.loads(line))
     os._exit(1)
@@ -190,7 +190,7 @@ def serve(join: Mapping[str, Callable[[], _Library]], rank_of: Callable[[_Librar
     parser = argparse.ArgumentParser()
     parser.add_argument("library", choices=sorted(join))
     parser.add_argument("control", help="path of the launcher's Unix socket")
-    parser.add_argument("--fork", type=int, default=0, help="ranks of one host that this becomes")
+    parser.add_argument("--fork", type=int, default=0, help="fork this number of ranks of one host")
     args = parser.parse_args()
     if args.fork:
         fork_ranks(args.fork)

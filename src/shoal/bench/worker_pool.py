@@ -59,7 +59,7 @@ class WorkerPool:
         self.close()
 
     def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Give every rank a command; return the answers by rank."""
+        """Send every rank a command; return the answers by rank."""
         command = json.dumps({"task": task, **arguments}).encode() + b"\n"
         for control in self._controls:
             with contextlib.suppress(BrokenPipeError):  # it died; _answer raises

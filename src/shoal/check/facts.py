@@ -40,7 +40,7 @@ class Path(NamedTuple):
     interface: str
     why: str
     mtu: int
-    """0: unknown."""
+    """The interface's MTU; 0 if unknown."""
 
 
 class Facts(NamedTuple):
@@ -59,7 +59,7 @@ class Facts(NamedTuple):
     """"none", or 16 digits that only holders of the same key share."""
     n_files: int
     locked_bytes: int
-    """-1: unlimited."""
+    """The limit of locked memory; -1 if unlimited."""
     free_bytes: int
     settings: dict[str, str]
     unused: list[str]

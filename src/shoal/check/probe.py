@@ -77,7 +77,7 @@ class Answerer:
             listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it was closed
+        with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 caller, _ = listener.accept()
                 caller.settimeout(2 * PATIENCE_S)

@@ -25,7 +25,7 @@ class Findings(NamedTuple):
     missing: list[int]
     """Ranks that did not arrive."""
     probes: dict[tuple[int, int], list[Probe]]
-    """By the ranks of prober and answerer: one probe for each path of the answerer."""
+    """One probe for each path of the answerer, by the ranks of prober and answerer."""
 
     @property
     def hosts(self) -> list[Facts]:

@@ -20,7 +20,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that `cluster_of` reads."""
     add = parser.add_argument_group("the cluster").add_argument
     add("--hosts", metavar="N", help="number of hosts, or the ranks of each: 2x4 or 4,4,2")
-    add("--ranks", help=argparse.SUPPRESS)  # an option of other commands, which people type here
+    add("--ranks", help=argparse.SUPPRESS)  # other commands have it: explain what to use here
     add("--ranks-per-host", type=int, metavar="N", help="ranks on each; default 1")
     add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
     link = "rate of a NIC each way, or rate, latency and CPU time per message: "

@@ -29,7 +29,7 @@ from shoal.plan.tuning import read_tuning
 from shoal.schedule import COLLECTIVES
 
 _SIZES: Final = tuple(1 << power for power in range(2, 29))
-_EVERY: Final = 4  # of these sizes are on a page
+_EVERY: Final = 4  # a page shows every fourth of these sizes
 _MOST_RANKS: Final = 1 << 16
 _WIRES: Final = f"codec of float32 between hosts: {', '.join(CODECS)}"
 _ABOUT: Final = (
@@ -41,7 +41,7 @@ _ABOUT: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal plan`."""
     add, known = parser.add_argument, sorted(COLLECTIVES)
-    add("--collective", action="append", choices=known, metavar="NAME", help="only this")
+    add("--collective", action="append", choices=known, metavar="NAME", help="only this collective")
     add("--tuning", type=Path, metavar="FILE", help="choose by times that `shoal tune` wrote")
     add("--wire", default="identity", metavar="CODEC", help=_WIRES)
     add("--html", type=Path, metavar="FILE", help="a page with bars by algorithm and size")

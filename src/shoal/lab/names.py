@@ -77,7 +77,8 @@ def remove_stale() -> set[str]:
 
 def remove(namespace: str) -> None:
     """Kill the processes in a namespace and remove it; does nothing if it is gone."""
-    shutil.rmtree(_FILES / namespace, ignore_errors=True)  # first: later nothing names it
+    # The files go first: once the namespace is gone, nothing refers to them.
+    shutil.rmtree(_FILES / namespace, ignore_errors=True)
     deadline = time.monotonic() + _DEATH_S
     # Another process may be removing the same stale namespace, which is fine.
     with suppress(Unsupported):

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def one(size: int) -> int:
-    """Chunk rule: the buffer in one piece."""
+    """Return 1: the chunk rule of a buffer that is not cut."""
     return 1
 
 
 def one_per_rank(size: int) -> int:
-    """Chunk rule: a piece for each rank."""
+    """Return the number of ranks: the chunk rule of a buffer with a piece for each rank."""
     return size
 
 
 def one_unless_alone(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch rule: a chunk like the first, but none for a single rank."""
+    """Return one scratch chunk as long as chunk 0, or none for a single rank."""
     return (0,) if size > 1 else ()
 
 
@@ -38,29 +38,29 @@ class Algorithm(NamedTuple):
     Args:
         function: yields one rank's steps: `f(rank, size)`, `f(rank, size, root)` if `rooted`, or
             `f(rank, hosts)` if `by_host`.
-        chain_rule: by size (by `hosts` if `by_host`): sender and receiver of each message of a
-            longest chain, see `chains`; for root 0. The planner charges its messages' latency.
-        chunk_rule: by size (by `hosts` if `by_host`): the number of chunks of the collective's
+        chain_rule: maps size (`hosts` if `by_host`) to the sender and receiver of each message of a
+            longest chain with root 0, see `chains`. The planner charges its messages' latency.
+        chunk_rule: maps size (`hosts` if `by_host`) to the number of chunks of the collective's
             longest buffer.
-        scratch_rule: by the arguments of `function`: for each scratch chunk of that rank, a chunk
-            of the longest buffer with the same length.
-        owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce, in
-            DATA; None if several ranks do. An algorithm with owners can be cut in two at its
+        scratch_rule: maps the arguments of `function` to a chunk of the longest buffer for each
+            scratch chunk of that rank; both chunks have the same length.
+        owner_rule: maps chunk and size to the one rank that finishes that chunk of an all-reduce,
+            in DATA. None: several ranks do. An algorithm with owners can be cut in two at its
             Finish, so `hierarchical` can use it inside a host.
-        cut_rule: by the bytes of the longest buffer, size and a unit (64 if left out): the offsets
+        cut_rule: maps the bytes of the longest buffer, size and a unit (default 64) to the offsets
             of its chunks and their lengths, multiples of the unit except at the end of the buffer.
             The algorithm does not touch gaps between them. None: all chunks have equal lengths and
             follow one another.
-        fit_rule: by the bytes of the longest buffer and size: the algorithm that cuts a buffer of
-            that length. None: all lengths are cut the same way.
+        fit_rule: maps the bytes of the longest buffer and size to the algorithm that cuts a buffer
+            of that length. None: all lengths are cut the same way.
         encodes_once: True if hosts send each other only their own sums and finished values, and
             one rank finishes each chunk for all hosts. Then a narrow codec rounds each contribution
             once and the result once, equally on all ranks.
         n_servers: the number of ranks, the last ones, that have no tensor and reduce in their own
             memory.
         is_part: True if a part of the buffer is in no chunk, because another call sums it.
-        alike_rule: by rank and size: the rank that stands in for that one, see `symmetry`; for
-            root 0.
+        alike_rule: maps rank and size to the rank that stands in for that one with root 0, see
+            `symmetry`.
         levels: for a hierarchy: the algorithm inside hosts, and the algorithm between hosts.
         scatters: True if every rank sends a part of the buffer to every reducer at once. No result
             returns before a segment of each has arrived, so between hosts segments are shorter.
@@ -95,7 +95,7 @@ class Algorithm(NamedTuple):
             hosts: the host of every rank, numbered from 0 in order of first appearance; empty:
                 all ranks share one.
 
-        Cost: proportional to these steps, whatever the other ranks do.
+        Cost: proportional to these steps, and independent of the other ranks' steps.
         """
         if not (0 <= rank < size and 0 <= root < size):
             raise UsageError(f"rank {rank} and root {root} must be in [0, {size})")

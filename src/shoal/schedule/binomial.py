@@ -64,7 +64,7 @@ def binomial_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def binomial_reduce_scratch(rank: int, size: int, root: int) -> tuple[int, ...]:
-    """Scratch chunks of `binomial_reduce`."""
+    """Return the scratch chunks of `binomial_reduce`."""
     place = (rank - root) % size
     return (0,) if place > 0 and children(place, size) else ()
 
@@ -126,6 +126,9 @@ def _kept(place: int, block: int, size: int, root: int) -> tuple[Buffer, int]:
 
 
 def binomial_blocks_scratch(rank: int, size: int, root: int) -> tuple[int, ...]:
-    """Scratch chunks of `binomial_gather` and `binomial_scatter`: the others of the subtree."""
+    """Return the scratch chunks of `binomial_gather` and `binomial_scatter`.
+
+    There is one for each other rank of the subtree.
+    """
     place = (rank - root) % size
     return tuple((root + block) % size for block in subtree(place, size)[1:]) if place else ()

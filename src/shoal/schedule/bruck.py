@@ -69,5 +69,5 @@ def _first_scratch(size: int) -> list[int]:
 
 
 def bruck_all_to_all_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `bruck_all_to_all`."""
+    """Return the scratch chunks of `bruck_all_to_all`."""
     return (0,) * _first_scratch(size)[-1]

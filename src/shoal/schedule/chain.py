@@ -47,5 +47,5 @@ def chain_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def chain_scratch(rank: int, size: int, root: int) -> tuple[int, ...]:
-    """Scratch chunks of `chain_reduce`: the own contribution stays where it is."""
+    """Return the scratch chunks of `chain_reduce`, which leaves the own contribution unchanged."""
     return (0,) if 0 < (rank - root) % size < size - 1 else ()

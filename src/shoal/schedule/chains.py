@@ -1,9 +1,9 @@
 """The longest chain of messages of each algorithm, in which each message waits for the previous.
 
 Running a whole schedule finds the chain too, but takes too long for large groups. Each function
-returns sender and receiver of every message of one longest chain, by the number of ranks, for root
-0; if only the distance of a message matters, it goes from or to rank 0. A test compares the length
-with the longest chain of the dataflow, and looks for each message in the steps.
+takes the number of ranks, and returns the sender and receiver of every message of one longest chain
+with root 0. If only the distance of a message matters, it goes from or to rank 0. A test compares
+the length with the longest chain of the dataflow, and looks for each message in the steps.
 """
 
 from __future__ import annotations
@@ -14,61 +14,61 @@ from shoal.schedule.hypercube import Cube
 from shoal.schedule.tree import binary_tree
 
 Chain = list[tuple[int, int]]
-"""Senders and receivers."""
+"""The sender and receiver of each message, the first message first."""
 
 
 def gather(size: int) -> Chain:
-    """One message, to rank 0."""
+    """Return one message, to rank 0."""
     return [(size - 1, 0)] if size > 1 else []
 
 
 def scatter(size: int) -> Chain:
-    """One message, from rank 0."""
+    """Return one message, from rank 0."""
     return _back(gather(size))
 
 
 def there_and_back(size: int) -> Chain:
-    """To a rank, and its answer."""
+    """Return a message to rank 0, and its answer."""
     return gather(size) + scatter(size)
 
 
 def ring(size: int) -> Chain:
-    """Once round, but for the last edge."""
+    """Return a message over every edge of the ring but the last."""
     return [(rank, rank + 1) for rank in range(size - 1)]
 
 
 def ring_reversed(size: int) -> Chain:
-    """The other way round, to rank 0."""
+    """Return the messages of `ring` in the other direction, to rank 0."""
     return _back(ring(size))
 
 
 def ring_twice(size: int) -> Chain:
-    """Twice round, but for the last two edges."""
+    """Return messages twice around the ring, without the last two edges."""
     return [(k % size, (k + 1) % size) for k in range(2 * (size - 1))]
 
 
 def dissemination(size: int) -> Chain:
-    """To ranks 1, 2, 4 and so on away."""
+    """Return messages over the distances 1, 2, 4 and so on."""
     return [(0, 1 << bit) for bit in range((size - 1).bit_length())]
 
 
 def bruck(size: int) -> Chain:
-    """The hops of the block with the most hops, which goes to the deepest place."""
+    """Return the hops of the block with the most hops, which goes to the deepest place."""
     return [(0, place ^ above) for above, place in binomial(size)]
 
 
 def bruck_reversed(size: int) -> Chain:
-    """The same, towards lower ranks."""
+    """Return the hops of `bruck`, towards lower ranks."""
     return [(hop, 0) for _, hop in bruck(size)]
 
 
 def hypercube(size: int) -> Chain:
-    """Along each edge of the cube, from and to the extra rank of the first corner."""
+    """Return a message along each edge, from and to the extra rank of the first corner."""
     return _with_extra(size, _edges(size))
 
 
 def hypercube_and_back(size: int) -> Chain:
-    """The same, and back along each edge."""
+    """Return the messages of `hypercube`, and back along each edge."""
     edges = _edges(size)
     return _with_extra(size, edges + _back(edges))
 
@@ -83,7 +83,7 @@ def _with_extra(size: int, chain: Chain) -> Chain:
 
 
 def binomial(size: int) -> Chain:
-    """From rank 0 to the deepest place: one with the most bits set."""
+    """Return the path from rank 0 to the deepest place: one with the most bits set."""
     last = size - 1
     most = (1 << last.bit_length()) - 1
     place = last if last == most else most >> 1
@@ -94,12 +94,12 @@ def binomial(size: int) -> Chain:
 
 
 def binomial_reversed(size: int) -> Chain:
-    """From the deepest place to rank 0."""
+    """Return the path from the deepest place to rank 0."""
     return _back(binomial(size))
 
 
 def tree(size: int) -> Chain:
-    """From a deepest leaf of the first tree to its root, and back."""
+    """Return the path from a deepest leaf of the first tree to its root, and back."""
     path = [1] if size > 1 else [0]
     while (parent := binary_tree(path[-1], size).parent) is not None:
         path.append(parent)
@@ -108,5 +108,5 @@ def tree(size: int) -> Chain:
 
 
 def _back(chain: Chain) -> Chain:
-    """The same messages the other way, the last one first."""
+    """Return the messages in the other direction, the last one first."""
     return [(to, source) for source, to in reversed(chain)]

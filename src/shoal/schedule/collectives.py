@@ -68,7 +68,7 @@ class Collective(NamedTuple):
     """The definition of a collective, whichever algorithm does it.
 
     Args:
-        leaves: by rank, size, root and chunk: the required value of that chunk of the result.
+        leaves: maps rank, size, root and chunk to the required value of that chunk of the result.
         reads: the blocks in INPUT.
         writes: the blocks in OUTPUT. Both NONE: it works in place on DATA, which algorithms cut as
             they like.
@@ -179,7 +179,7 @@ COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
 )
 
 MESSAGE: Final = "send_recv"
-"""The name of a message for `find` and shapes. It is no collective: two ranks call a half each."""
+"""The name of a message for `find` and shapes. Not a collective: two ranks call one half each."""
 
 
 def row_of(collective: str) -> Collective:

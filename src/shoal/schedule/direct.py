@@ -1,10 +1,10 @@
-"""Direct algorithms: one message per pair of ranks, no rank passes anything on.
+"""Direct algorithms: one message per pair of ranks, and no rank passes anything on.
 
-The two halves of a message between two ranks, which each calls for itself, are here too.
+The two halves of a message between two ranks are here too; each rank calls its own half.
 
-Sends go to rank+1 first, then to rank+2 and so on, receives come from rank-1 first: at any time
-each rank sends to another one, so no link into a rank is shared (no incast). The root of a reduce
-or gather takes its peers in that order too, though they may all send at once.
+Sends go to rank+1 first, then to rank+2 and so on, and receives come from rank-1 first. At any time
+all ranks send to different ranks, so no link into a rank is shared (no incast). The root of a
+reduce or gather takes its peers in that order too, though they may all send at once.
 """
 
 from __future__ import annotations

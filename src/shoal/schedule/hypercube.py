@@ -79,7 +79,7 @@ def doubling_all_reduce(rank: int, size: int) -> Iterator[Step]:
 
 
 def doubling_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `doubling_all_reduce`: none for an extra rank or a single rank."""
+    """Return the scratch chunks of `doubling_all_reduce`; extra or single ranks have none."""
     cube = Cube.of(size)
     is_extra = cube.has_pair(rank) and rank % 2 == 1
     return () if is_extra or size == 1 else (0,)
@@ -131,10 +131,10 @@ def _halves(cube: Cube, corner: int, distance: int) -> tuple[int, list[int], lis
 
 
 def halving_chunks(size: int) -> int:
-    """Chunks of `halving_all_reduce`: one for each corner."""
+    """Return the number of chunks of `halving_all_reduce`: one for each corner."""
     return Cube.of(size).n_corners
 
 
 def halving_owner(chunk: int, size: int) -> int:
-    """The rank that finishes a chunk of `halving_all_reduce`."""
+    """Return the rank that finishes a chunk of `halving_all_reduce`."""
     return Cube.of(size).rank(chunk)

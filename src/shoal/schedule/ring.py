@@ -26,7 +26,7 @@ def ring_all_reduce(rank: int, size: int) -> Iterator[Step]:
 
 
 def ring_owner(chunk: int, size: int) -> int:
-    """The rank that finishes a chunk of `ring_all_reduce`."""
+    """Return the rank that finishes a chunk of `ring_all_reduce`."""
     return (chunk - 1) % size
 
 
@@ -71,5 +71,5 @@ def ring_reduce_scatter(rank: int, size: int) -> Iterator[Step]:
 
 
 def ring_scratch(rank: int, size: int) -> tuple[int, ...]:
-    """Scratch chunks of `ring_reduce_scatter`: it passes on the partial sums of n-2 blocks."""
+    """Return the scratch chunks of `ring_reduce_scatter`, which passes on n-2 partial sums."""
     return (0, 0)[: max(0, size - 2)]

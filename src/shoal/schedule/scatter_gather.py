@@ -63,5 +63,5 @@ def scatter_gather_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def scatter_gather_scratch(rank: int, size: int, root: int) -> tuple[int, ...]:
-    """Scratch chunks of `scatter_gather_reduce`: the own shard, so that the buffer stays."""
+    """Return the scratch chunks of `scatter_gather_reduce`, which leaves the buffer unchanged."""
     return () if rank == root else (rank,)

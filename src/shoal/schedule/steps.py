@@ -8,8 +8,8 @@ only through the chunks they touch, in the order in which they are yielded:
   reads it. A posted Send reads its chunk until it is done;
 - so folds into one chunk happen in the order of the steps, whatever arrives first.
 
-Every chunk is cut into segments, and these rules hold for each segment on its own: a schedule is
-pipelined without saying so. The k-th Send from rank a to rank b meets the k-th Recv of b from a.
+Every chunk is cut into segments, and these rules hold for each segment on its own, so every
+schedule is pipelined. The k-th Send from rank a to rank b meets the k-th Recv of b from a.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Buffer(enum.IntEnum):
     DATA = 0
     """The caller's tensor, input and output in one."""
     INPUT = 1
-    """The caller's input, where it is apart from the output. Never written."""
+    """The caller's input, if it is separate from the output. Never written."""
     OUTPUT = 2
-    """The caller's output, where it is apart from the input."""
+    """The caller's output, if it is separate from the input."""
     SCRATCH = 3
     """The engine's own memory: chunks as long as the longest chunk of the collective."""
 
@@ -42,7 +42,7 @@ class _Step:
     __slots__: tuple[str, ...] = ()
 
     def replace(self: _AnyStep, **changes: Any) -> _AnyStep:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return type(self)(**{name: getattr(self, name) for name in self.__slots__} | changes)
 
     def _values(self) -> tuple[object, ...]:
@@ -75,7 +75,7 @@ class Send(_Step):
 
 
 class Recv(_Step):
-    """Receive one chunk from `peer`: store it, or fold it into what the chunk holds."""
+    """Receive one chunk from `peer`: store it, or fold it into the value held there."""
 
     __slots__ = ("buffer", "chunk", "fold", "peer")
 
@@ -92,7 +92,7 @@ class Recv(_Step):
 
 
 class Copy(_Step):
-    """Copy chunk `chunk` of `buffer` into chunk `into` of `into_buffer`, or fold it into that."""
+    """Copy chunk `chunk` of `buffer` into chunk `into` of `into_buffer`, or fold it in there."""
 
     __slots__ = ("buffer", "chunk", "fold", "into", "into_buffer")
 

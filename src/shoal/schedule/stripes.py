@@ -13,19 +13,19 @@ from typing import Final
 STRIPE_FLOOR_BYTES: Final = 16 << 10
 
 LINE_BYTES: Final = 64
-"""Chunks begin on cache lines, so that no two ranks write to the same one."""
+"""Bytes of a cache line. Chunks begin on one, so that no two ranks write to the same line."""
 
 
 def n_stripes_of(n_bytes: int, n_workers: int) -> int:
-    """The number of stripes: one for each worker, or as many as the floor allows."""
+    """Return the number of stripes: one for each worker, or as many as the floor allows."""
     return max(1, min(n_workers, n_bytes // STRIPE_FLOOR_BYTES))
 
 
 def stride_of(n_bytes: int, n_stripes: int, unit: int = LINE_BYTES) -> int:
-    """The length of every stripe but the last ones, in bytes: a multiple of `unit`."""
+    """Return the bytes of every stripe but the last ones: a multiple of `unit`."""
     return -(-n_bytes // (unit * n_stripes)) * unit
 
 
 def first_of(stripe: int, n_workers: int, n_stripes: int) -> int:
-    """The first worker in the order of a stripe."""
+    """Return the first worker in the order of a stripe."""
     return stripe * n_workers // n_stripes

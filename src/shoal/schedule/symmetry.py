@@ -25,7 +25,7 @@ class StandIn(NamedTuple):
 
 
 def itself(rank: int, size: int) -> StandIn:
-    """The rank itself."""
+    """Return the rank as its own stand-in."""
     return StandIn(rank, lambda peer: peer)
 
 
@@ -54,7 +54,7 @@ def at_corner(rank: int, size: int) -> StandIn:
 
 
 def at_corner_of_parity(rank: int, size: int) -> StandIn:
-    """As `at_corner`, among corners with the same parity of the number of set bits."""
+    """Return the rank as `at_corner` does, among corners with equal parity of their set bits."""
     return _moved_to_corner(rank, size, _at_corners(size, 2)[rank])
 
 

@@ -172,8 +172,9 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
         },
     }
 )
-"""By collective and name. Read by engine, plan, analysis, docs and tests; a line here is the whole
-registration. `find` also knows `sharded[W|S]` and `local/across`, which cannot be listed."""
+"""The algorithms by collective and name. Engine, plan, analysis, docs and tests read this table; a
+line here is the whole registration. `find` also knows `sharded[W|S]` and `local/across`, which
+cannot be listed."""
 
 _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
     **ALGORITHMS,

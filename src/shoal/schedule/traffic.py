@@ -22,7 +22,7 @@ class StepCounts(NamedTuple):
     shared: float = 0
     """Chunks copied for ranks of the same host: once, however many of them read that value."""
     moved: float = 0
-    """Chunks copied or folded otherwise: of every receive, copy, and send to another host."""
+    """Chunks copied or folded otherwise, by every receive, copy, and send to another host."""
     sent: float = 0
     """Chunks sent to other hosts."""
     received: float = 0

@@ -27,11 +27,11 @@ class Branch(NamedTuple):
     parent: int | None
     """The next rank on the way to the root; None at the root."""
     children: tuple[int, ...]
-    """None to two ranks; the root has at most one."""
+    """At most two ranks; the root has at most one."""
 
 
 def binary_tree(rank: int, size: int) -> Branch:
-    """The place of `rank` in the tree of `size` ranks that follows their bits.
+    """Return the place of `rank` in the tree of `size` ranks that follows their bits.
 
     Rank 0 is the root, odd ranks are leaves. A rank whose lowest bit is b has its children b/2
     below and b/2 above it; where the latter would be outside the group, half as far, and so on.
@@ -55,7 +55,7 @@ def binary_tree(rank: int, size: int) -> Branch:
 
 
 def double_binary_tree(rank: int, size: int) -> tuple[Branch, Branch]:
-    """The places of `rank` in both trees.
+    """Return the places of `rank` in both trees.
 
     No rank has more than two children in total. With an even size no rank has children in both
     trees; with an odd size rank 0 has one in each.
@@ -96,12 +96,12 @@ def tree_all_reduce(rank: int, size: int) -> Iterator[Step]:
 
 
 def tree_chunks(size: int) -> int:
-    """Chunks of `tree_all_reduce`: one for each tree."""
+    """Return the number of chunks of `tree_all_reduce`: one for each tree."""
     return 2
 
 
 def tree_owner(chunk: int, size: int) -> int:
-    """The root of the tree that folds `chunk`."""
+    """Return the root of the tree that folds `chunk`."""
     if chunk == 0 or size == 1:
         return 0
     return 1 if size % 2 else size - 1

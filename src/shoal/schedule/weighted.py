@@ -97,7 +97,7 @@ class Piece(NamedTuple):
     stripe: int
     begin: int
     end: int
-    """From `begin` to `end` of the total weight."""
+    """The part spans the total weight from `begin` to `end`."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -94,7 +94,7 @@ def parse(name: str) -> tuple[Weights, str]:
 
 
 def is_weighted(name: str) -> bool:
-    """True if `parse` reads this name."""
+    """Return True if a name has the form that `parse` reads."""
     return name.startswith("sharded[")
 
 

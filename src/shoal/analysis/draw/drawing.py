@@ -1,7 +1,7 @@
 """Draws a schedule: lines for messages between ranks, thicker for more bytes.
 
 The layout follows from the schedule alone: hosts as boxes, a ring, a line, one or two trees, all
-ranks around a circle for at most two rounds, and else the rounds below each other.
+ranks around a circle for at most two rounds, and otherwise the rounds from top to bottom.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from shoal.analysis.trace.tracer import Round, Trace
 
 _MAX_RANKS: Final = 128
-"""More would be a drawing of many thousand pixels."""
+"""A drawing of more ranks would have many thousand pixels."""
 _APART: Final = 56.0
 """Pixels between neighbours."""
 _COLOUR: Final = {False: COLOURS[0], True: COLOURS[2]}
 """The colour of a message, by whether its value is completely folded."""
 _THINNEST: Final = 1.2
-"""Pixels of a line."""
+"""Pixels of the thinnest line."""
 
 
 _MANY: Final = 24
-"""Lines from which on they are drawn thinner."""
+"""With this many lines or more, all are drawn thinner."""
 
 _Value = TypeVar("_Value")
 
@@ -82,7 +82,7 @@ def _draw_line(picture: _Picture, tree: TreeShape) -> None:
 
 
 def _circle(size: int, wider: float = 1.0) -> dict[int, Point]:
-    """Rank 0 on top, the others clockwise."""
+    """Return points around a circle: rank 0 on top, the others clockwise."""
     radius = wider * max(1.4 * _APART, size * _APART / (2 * math.pi)) if size > 1 else 0.0
     angles = [2 * math.pi * rank / size for rank in range(size)]
     return {r: Point(radius * math.sin(a), -radius * math.cos(a)) for r, a in enumerate(angles)}
@@ -97,7 +97,7 @@ def _draw_ring(picture: _Picture, trace: Trace) -> None:
 
 
 def _draw_stars(picture: _Picture, trace: Trace, trees: Sequence[TreeShape]) -> None:
-    """All ranks around a circle; the tree of the first chunk in colour."""
+    """Draw all ranks around a circle, with the tree of the first chunk in colour."""
     at, links = _circle(trace.size, wider=1.5), links_of(trace)
     star = {frozenset(link) for link in trees[0].links} if trees else set()
     picture.connect(at, links, colour=lambda a, b: COLOURS[0] if {a, b} in star else "")
@@ -110,7 +110,7 @@ def _draw_stars(picture: _Picture, trace: Trace, trees: Sequence[TreeShape]) -> 
 
 
 def _draw_trees(picture: _Picture, trees: Sequence[TreeShape]) -> None:
-    """One tree, or two: the second below the first, and every rank below itself."""
+    """Draw one tree, or two: the second below the first, with each rank in the same column."""
     top = 0.0
     for tree, colour in zip(trees, COLOURS if len(trees) > 1 else ("",), strict=False):
         depth = depths_of(tree)
@@ -123,7 +123,7 @@ def _draw_trees(picture: _Picture, trees: Sequence[TreeShape]) -> None:
 
 
 def _columns(tree: TreeShape) -> dict[int, float]:
-    """Leaves beside each other, every other rank in the middle above its children."""
+    """Return the column of each rank: leaves in a row, every other rank above its children."""
     column: dict[int, float] = {}
     n_leaves = 0
     left = [(tree.root, False)]
@@ -141,7 +141,7 @@ def _columns(tree: TreeShape) -> dict[int, float]:
 
 
 def _draw_hosts(picture: _Picture, trace: Trace) -> None:
-    """A box for each host, its ranks below each other. Links of equal local ranks are rails."""
+    """Draw a box for each host, with a column of ranks. Links of equal local ranks are rails."""
     hosts = trace.hosts
     local = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
     across, down, half = 3.2 * _APART, 1.3 * _APART, 0.95 * _APART
@@ -171,7 +171,7 @@ def _draw_hosts(picture: _Picture, trace: Trace) -> None:
 
 
 def _draw_rounds(picture: _Picture, trace: Trace) -> None:
-    """Ranks beside each other, rounds below each other: a butterfly, if it is one."""
+    """Draw a column for each rank, with rounds from top to bottom, such as a butterfly."""
     down, n_rounds = 1.3 * _APART, len(trace.rounds) - 1
     for rank in range(trace.size):
         x = _APART * rank

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal.analysis.trace.tracer import Trace
 
 Link: TypeAlias = tuple[int, int]
-"""From one rank to another."""
+"""The rank that sends, and the rank that receives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class TreeShape:
 
     root: int
     children: Mapping[int, tuple[int, ...]]
-    """By rank, in their order; leaves are not named."""
+    """The children of each rank, in ascending order; leaves have no entry."""
     links: Mapping[Link, int]
     """Chunks over each link."""
 

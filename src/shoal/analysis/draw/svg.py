@@ -44,19 +44,19 @@ class Drawing:
         self._points: list[Point] = []
 
     def rank(self, at: Point, name: object, colour: str = "") -> None:
-        """A circle with the name of a rank."""
+        """Draw a circle with the name of a rank."""
         self._cover(at, NODE + 2)
         style = f' style="stroke:{colour};stroke-width:2.2"' if colour else ""
         self._above.append(f'<circle class="rank" {_xy("c", at)} r="{NODE}"{style}/>')
         self.words(Point(at.x, at.y + 4.5), str(name), anchor="middle")
 
     def dot(self, at: Point) -> None:
-        """A rank at a point of time."""
+        """Draw a dot for a rank at a point in time."""
         self._cover(at, 4)
         self._above.append(f'<circle class="tip" {_xy("c", at)} r="2.5"/>')
 
     def words(self, at: Point, text: str, anchor: str = "start", soft: bool = False) -> None:
-        """A line of text."""
+        """Write a line of text."""
         long = 7.4 * len(text)
         start = at.x - {"start": 0.0, "middle": long / 2, "end": long}[anchor]
         self._points += [Point(start, at.y - 12), Point(start + long, at.y + 4)]
@@ -64,17 +64,17 @@ class Drawing:
         self._above.append(f"<text {_xy('', at)}{how}>{escape(text)}</text>")
 
     def box(self, corner: Point, opposite: Point, name: str) -> None:
-        """A host around its ranks."""
+        """Draw a host as a box around its ranks."""
         self._points += [corner, opposite]
         size = f'width="{_n(opposite.x - corner.x)}" height="{_n(opposite.y - corner.y)}"'
         self._below.append(f'<rect class="host" {_xy("", corner)} {size} rx="12"/>')
         self.words(Point(corner.x + 4, corner.y - 8), name, soft=True)
 
     def line(self, a: Point, b: Point) -> None:
-        """A rank's time."""
+        """Draw the time axis of a rank."""
         self._below.append(f'<path class="time" d="M{_p(a)}L{_p(b)}"/>')
 
-    def arrow(  # noqa: PLR0913 - an arrow has that many looks
+    def arrow(  # noqa: PLR0913 - arrows look different in many ways
         self,
         a: Point,
         b: Point,
@@ -86,11 +86,11 @@ class Drawing:
         gap: float = NODE + 3,
         title: str = "",
     ) -> None:
-        """A line from a to b with a tip, or with two.
+        """Draw a line from a to b with one tip, or with two.
 
         Args:
-            bend: how far it turns aside to the right, as a part of its length.
-            gap: how far it stays away from a and b.
+            bend: the distance by which it bends to the right, as a part of its length.
+            gap: the distance that it keeps from a and b.
         """
         turn = Point((a.x + b.x) / 2 - (b.y - a.y) * bend, (a.y + b.y) / 2 + (b.x - a.x) * bend)
         tip = 5 + 1.6 * width

@@ -24,8 +24,8 @@ class Execution:
     memory when only its Send is and fewer than `window` segments of that Send are staged.
 
     Args:
-        starts: the value before the first step, by place.
-        fits: the values allowed there, by place; places not named take any value.
+        starts: the value of each place before the first step.
+        fits: the values that a place may hold; places not named may hold any value.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class Execution:
         fits: Mapping[int, Value] = MappingProxyType({}),
     ) -> None:
         self.held = [dict(starts) for _ in range(n_segments)]
-        """By segment: the value at each place."""
+        """For each segment, the value at each place."""
         self.order: list[int] = []
         """The steps in the order in which their first segment was done."""
         self.given: dict[int, int] = {}
-        """By step that writes: the value that its first segment stored or folded."""
+        """For each step that writes, the value that its first segment stored or folded."""
         self.left: dict[int, int] = {}
-        """By step that writes: the value that its first segment left at the place."""
+        """For each step that writes, the value that its first segment left at the place."""
         self.max_staged = 0
         """The most segments that one rank had in its staging memory at any time."""
         self._flow, self._symbols = flow, symbols
         self._fits = {place: (value.chunk, ~mask_of(value.ranks)) for place, value in fits.items()}
         self._n_segments, self._window = n_segments, window
-        # The rest is by node: one segment of one step, step * n_segments + segment.
+        # Nodes index the lists below: one segment of one step, step * n_segments + segment.
         self._n_waits = [len(waits) for waits in flow.waits_for for _ in range(n_segments)]
         self._posted = bytearray(len(self._n_waits))
         self._done = bytearray(len(self._n_waits))

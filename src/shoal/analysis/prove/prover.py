@@ -38,7 +38,7 @@ class Proof:
     max_staged: int
     """The most segments that one rank had to stage at once, in the orders that were tried."""
     expressions: Mapping[tuple[int, Place], Expression]
-    """By rank and place of the postcondition: the order in which contributions were folded."""
+    """The order in which contributions were folded, by rank and place of the postcondition."""
 
 
 class Schedule(NamedTuple):

@@ -13,8 +13,8 @@ Expression: TypeAlias = Union[int, "tuple[Expression, Expression]"]
 class Symbols:
     """Values as plain numbers. Equal numbers mean the same contributions in the same order.
 
-    A value holds contributions to one chunk: a bit per rank, which may be folded in again if
-    `idempotent`. Known values are never built again, so a fold costs one look-up.
+    A value holds contributions to one chunk: a bit per rank. If `idempotent`, a contribution may be
+    folded in again. Known values are never built again, so a fold costs one look-up.
     """
 
     def __init__(self, idempotent: bool = False) -> None:

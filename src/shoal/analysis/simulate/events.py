@@ -63,13 +63,13 @@ class EventSimulation:
         self._windows = ServerWindows(flow, self._n_segments) if has_servers else None
         self._is_fresh = self._find_fresh()
         n_steps = len(flow.steps)
-        # By step, counted in segments.
+        # The progress of each step, in segments.
         self._begun, self._done, self._arrived = [0] * n_steps, [0] * n_steps, [0] * n_steps
         self._granted, self._promised = list(self._n_segments), [0] * n_steps
         self._is_busy = bytearray(n_steps)
-        self._gate: dict[int, int] = {}  # by Send: the Recv that must be done before it
+        self._gate: dict[int, int] = {}  # for a Send, the Recv that must be done before it
         self._gated: dict[int, int] = {}  # the inverse of `_gate`
-        # By rank, host or link.
+        # The state of each rank, host or link.
         n_ranks_of = [0] * cluster.n_hosts
         for host in hosts:
             n_ranks_of[host] += 1

@@ -41,8 +41,8 @@ class Recorder(EventSimulation):
         super().__init__(*args, **named)
         self._spans_out: dict[int, list[Span]] = defaultdict(list)
         self._spans_into: dict[int, list[Span]] = defaultdict(list)
-        self._blocker: dict[int, int | str] = {}  # by step: the step or the event it waits for
-        self._came = [(0.0, CORES)] * len(self._flow.steps)  # by step: the last event before it
+        self._blocker: dict[int, int | str] = {}  # the step or the event that a step waits for
+        self._came = [(0.0, CORES)] * len(self._flow.steps)  # the last event before each step
 
     def timeline(self) -> Timeline:
         """Return the activity of the NICs in the ended run."""

@@ -27,7 +27,7 @@ class _Window:
 
 
 class ServerWindows:
-    """The windows of all servers of a schedule. A server receives into scratch and nowhere else.
+    """The windows of all servers of a schedule. A server receives only into scratch.
 
     All workers may send a segment at the same time, regardless of the order of folds.
     """
@@ -44,7 +44,7 @@ class ServerWindows:
             if flow.rank_of[number] in self.servers and isinstance(flow.steps[number], Recv):
                 of_chunk[place].append(number)
         self.before: dict[int, int] = {}
-        """Of each Send to or from a server: segments of chunks that come before it on its link."""
+        """For each Send to or from a server, the segments of earlier chunks on its link."""
         begin_of: dict[int, int] = {}
         for place, recvs in of_chunk.items():
             window = self._windows[flow.rank_of[recvs[0]]]

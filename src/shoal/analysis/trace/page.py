@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS: Final = ("held.js", "layout.js", "draw.js", "words.js", "play.js")
 _MAX_RANKS: Final = 128
-"""A ring of more draws cards of a few pixels, from tens of megabytes."""
+"""The page of a larger ring has tens of megabytes, and cards of a few pixels."""
 _MARK: Final = re.compile(r"\{\{(STYLE|SCRIPT|TRACE)\}\}")
 """The marks that parts replace, in one pass, so that a part cannot contain a mark."""
 

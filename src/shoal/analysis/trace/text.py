@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NOTHING: Final = "-"
 _SHORTEST: Final = 8
-"""Columns to which a place may be cut: enough for the first contributions."""
+"""The least columns of a place: enough for the first contributions."""
 
 
 def text_of(trace: Trace, width: int) -> Iterator[str]:
@@ -49,7 +49,7 @@ def place_name(place: Place) -> str:
 
 
 class _Table:
-    """Ranks below each other, places beside each other."""
+    """A table with a row for each rank and a column for each place."""
 
     def __init__(self, trace: Trace, width: int) -> None:
         self._places = sorted(set().union(*trace.places))

@@ -20,7 +20,7 @@ RankPlace: TypeAlias = tuple[int, Place]
 
 
 _MAX_STEPS: Final = 1_000_000
-"""A minute's work. A ring of 500 ranks has as many."""
+"""A ring of 500 ranks has this many steps, which take a minute."""
 
 
 class Held(NamedTuple):
@@ -28,7 +28,7 @@ class Held(NamedTuple):
 
     chunk: int
     ranks: tuple[int, ...]
-    """In the order of their folding: the held value comes before the value folded into it."""
+    """The ranks in the order of folding: the held value comes before the value folded into it."""
     finished: bool = False
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Message:
     source: Place
     target: Place
     fold: bool
-    """True if it is folded into the target's value, False if it replaces that."""
+    """True if it is folded into the target's value, False if it replaces that value."""
     value: Held
 
 
@@ -53,8 +53,8 @@ class Round:
     """Messages whose steps have equally many transfers before them, and the values they leave."""
 
     messages: Sequence[Message]
-    """In the order of receipt. A message counts in the round in which it is received, even if it
-    was sent in an earlier one because its receiver had to fold another message first."""
+    """The messages in the order of receipt. A message counts in the round in which it is received,
+    even if it was sent in an earlier one because its receiver had to fold another message first."""
     writes: Mapping[RankPlace, Held]
     """The values changed in this round, also by the steps without a peer that follow from it."""
 
@@ -70,9 +70,9 @@ class Trace:
     root: int
     hosts: tuple[int, ...]
     contracts: Sequence[Contract]
-    """By rank: the values before the first step and the required values after the last."""
+    """The values of each rank before the first step, and the values required after the last."""
     places: Sequence[Sequence[Place]]
-    """By rank: every chunk of each of its buffers, scratch last."""
+    """The places of each rank: every chunk of each of its buffers, scratch last."""
     rounds: Sequence[Round]
     """Round 0 has no messages, only the values at the start, including copies within a rank."""
 

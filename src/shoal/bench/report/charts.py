@@ -38,7 +38,7 @@ _MARKS: Final = {"shoal": "o", "gloo": "s"}
 _LINES: Final = ("-", "--", ":", "-.")
 _INCHES: Final = (4.7, 3.8)
 _FEWEST_CALLS: Final = 5
-"""With fewer calls the ratio is chance."""
+"""The ratio of fewer calls is left to chance."""
 _MOST_TICKS: Final = 7
 
 
