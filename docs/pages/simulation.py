@@ -169,10 +169,10 @@ nodes share a fusion buffer of 86,684 KB: the schedule `sharded[N*0|N*1]`.
 
 def _servers() -> tuple[str, Mapping[str, Plot]]:
     rows = []
-    for n_nodes, said in ((8, 477), (16, 954), (32, 1908), (64, 3816)):
+    for n_nodes, published in ((8, 477), (16, 954), (32, 1908), (64, 3816)):
         old, new = papers.traditional_server(n_nodes), papers.herring_server(n_nodes)
         cells = [f"{load.received / 2**20:.2f}" for load in (old, new)]
-        rows.append([n_nodes, said, cells[0], "84.6", cells[1]])
+        rows.append([n_nodes, published, cells[0], "84.6", cells[1]])
     return (
         _SERVERS
         + _table(["nodes", "traditional, paper", "simulated", "Herring, paper", "simulated"], rows),

@@ -78,7 +78,7 @@ def _draw_line(picture: _Picture, tree: TreeShape) -> None:
     at = {rank: Point(1.5 * _APART * place, 0) for place, rank in enumerate(path_of(tree))}
     picture.connect(at, tree.links)
     picture.ranks(at)
-    picture.tell_most(tree.links, Point(-NODE, 44))
+    picture.caption_most(tree.links, Point(-NODE, 44))
 
 
 def _circle(size: int, wider: float = 1.0) -> dict[int, Point]:
@@ -93,7 +93,7 @@ def _draw_ring(picture: _Picture, trace: Trace) -> None:
     outward = -math.tan(math.pi / trace.size / 2)
     picture.connect(at, links, bend=_always(outward))
     picture.ranks(at)
-    picture.tell_most(links, Point(0, max(y for _, y in at.values()) + 44), middle=True)
+    picture.caption_most(links, Point(0, max(y for _, y in at.values()) + 44), middle=True)
 
 
 def _draw_stars(picture: _Picture, trace: Trace, trees: Sequence[TreeShape]) -> None:
@@ -103,7 +103,7 @@ def _draw_stars(picture: _Picture, trace: Trace, trees: Sequence[TreeShape]) -> 
     picture.connect(at, links, colour=lambda a, b: COLOURS[0] if {a, b} in star else "")
     picture.ranks(at, {trees[0].root: COLOURS[0]} if trees else {})
     low = max(y for _, y in at.values()) + 44
-    picture.tell_most(links, Point(0, low), middle=True)
+    picture.caption_most(links, Point(0, low), middle=True)
     if trees:
         words = f"in colour: the folds of rank {trees[0].root}"
         picture.drawing.words(Point(0, low + 19), words, anchor="middle", soft=True)
@@ -119,7 +119,7 @@ def _draw_trees(picture: _Picture, trees: Sequence[TreeShape]) -> None:
         picture.connect(at, tree.links, colour=_always(colour))
         picture.ranks(at, dict.fromkeys(tree.children, colour))
         top = max(y for _, y in at.values()) + 1.5 * _APART
-    picture.tell_most(Counter(trees[0].links), Point(-NODE, top - 0.75 * _APART))
+    picture.caption_most(Counter(trees[0].links), Point(-NODE, top - 0.75 * _APART))
 
 
 def _columns(tree: TreeShape) -> dict[int, float]:
@@ -166,7 +166,7 @@ def _draw_hosts(picture: _Picture, trace: Trace) -> None:
     low = down * max(local) + 0.65 * _APART + 26
     for where, inside in (("inside hosts", True), ("between hosts", False)):
         some = {(a, b): n for (a, b), n in links.items() if (hosts[a] == hosts[b]) is inside}
-        picture.tell_most(some, Point(-half, low), where=where)
+        picture.caption_most(some, Point(-half, low), where=where)
         low += 19 if some else 0
 
 
@@ -183,10 +183,10 @@ def _draw_rounds(picture: _Picture, trace: Trace) -> None:
     picture.ranks({rank: Point(_APART * rank, 0) for rank in range(trace.size)})
     finished = {message.value.finished for one in trace.rounds for message in one.messages}
     if True in finished:
-        _tell_colours(picture, n_rounds * down + 36, finished)
+        _draw_legend(picture, n_rounds * down + 36, finished)
 
 
-def _tell_colours(picture: _Picture, y: float, finished: Collection[bool]) -> None:
+def _draw_legend(picture: _Picture, y: float, finished: Collection[bool]) -> None:
     for number, (is_result, words) in enumerate(((False, "partial"), (True, "finished"))):
         if is_result in finished:
             x, colour = 110.0 * number, _COLOUR[is_result]
@@ -251,7 +251,7 @@ class _Picture:
                 title=title,
             )
 
-    def tell_most(
+    def caption_most(
         self, links: Mapping[Link, int], at: Point, *, where: str = "", middle: bool = False
     ) -> None:
         """Write the part of the buffer that the thickest line stands for."""
