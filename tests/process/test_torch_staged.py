@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import shoal.torch
-from shoal.errors import PeerLost
+from shoal.errors import PeerLost, UsageError
 
 SIZE = 3
 # Checks of a call that waits at once: here its Work waits.
@@ -70,6 +70,18 @@ def test_only_read_memory_is_copied_out_and_only_written_memory_back() -> None:
             call()
             assert device.n_copies - before == n_copies
     assert whole.tolist() == [1.0] * 200 + [2.0] * 200 + [3.0] * 200
+
+
+@in_torch("three_ranks")
+def test_an_input_that_overlaps_the_output_is_refused_unless_it_is_this_ranks_block() -> None:
+    """Otherwise the first piece, copied back, would change the input of the second."""
+    whole = torch.arange(600.0)
+    with staging(piece_bytes=512):
+        with pytest.raises(UsageError, match="and input overlap in memory"):
+            dist.all_gather_into_tensor(whole, whole[1:201])
+        own = whole.split(200)[dist.get_rank()].fill_(dist.get_rank())
+        dist.all_gather_into_tensor(whole, own)
+    assert whole.tolist() == [0.0] * 200 + [1.0] * 200 + [2.0] * 200
 
 
 def trained(group: dist.ProcessGroup, hook: Any = None) -> list[Gradients]:

@@ -318,12 +318,12 @@ class Calls:
             )
         one = BlockBuffers((own,), (own.n_elems,))
         if what == "outputs":
-            self._check_apart(what, blocks, whose, one)
+            self.check_apart(what, blocks, whose, one)
         else:
-            self._check_apart(whose, one, what, blocks)
+            self.check_apart(whose, one, what, blocks)
         return blocks.spans
 
-    def _check_apart(
+    def check_apart(
         self, out: str, written: BlockBuffers, source: str, read: BlockBuffers
     ) -> None:
         """Raise UsageError if written memory overlaps other memory of the call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from shoal.frontend.torch.gpu.local_calls import LocalCall
 from shoal.frontend.torch.gpu.pieces import cut, owners
 from shoal.frontend.torch.gpu.staging import StagedCall, Staging
 from shoal.frontend.torch.tensor_buffers import describe
+from shoal.group.buffers import blocks_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -48,7 +50,13 @@ class DeviceCalls:
         buffers: TensorBuffers,
         timeout_s: float,
     ) -> StagedCall | LocalCall:
-        """Start one operation: `start`, the group's method, with each of `calls`, and `rest`."""
+        """Start one operation: `start`, the group's method, with each of `calls`, and `rest`.
+
+        Raises UsageError, as on the CPU, if a call would write memory that it reads, other than in
+        place.
+        """
+        for call in calls:
+            self._check_apart(call, collective.alike)
         if local_gpus.takes(collective, calls, rest):
             local = self._agreed(_device_of(buffers))
             if local is not None:
@@ -56,6 +64,15 @@ class DeviceCalls:
         parts = [part for call in calls for part in cut(call, collective.alike, self._group.size)]
         accesses = collective.accesses(self._group.rank == buffers.root)
         return self.stage(start, parts, rest, accesses, buffers, timeout_s)
+
+    def _check_apart(self, call: Arguments, alike: int | None) -> None:
+        # NOT left to the group: it gets copies in host memory, and a piece may be copied back
+        # before a later one is copied out.
+        if len(call) == 1 or None in call:
+            return
+        sizes = [1 if at == alike else self._group.size for at in range(len(call))]
+        written, read = map(functools.partial(blocks_of, writable=False), call, sizes)
+        self._group.check_apart("output", written, "input", read)
 
     def stage(
         self,
