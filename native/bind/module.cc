@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -442,6 +444,16 @@ NB_MODULE(_native, m) {
            })
       .def("bound_out", &Mesh::bound_out, nb::arg("n_bytes"), nb::call_guard<Released>())
       .def("close", &Mesh::close, nb::call_guard<Released>())
+      .def(
+          "close_after",
+          [](std::shared_ptr<Mesh> mesh, double seconds) {
+            // NOT a thread of Python's, which cannot be started at the end of a program.
+            std::thread([mesh = std::move(mesh), ns = ns_of(seconds)] {
+              std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
+              mesh->close();
+            }).detach();
+          },
+          nb::arg("seconds"))
       .def("wait_finished",
            [](Mesh& mesh, int64_t seen, double timeout_s) {
              int64_t n_finished;

@@ -206,6 +206,12 @@ class Mesh:
         """Limit the bytes in flight to other hosts from calls that send to several at once."""
 
     def close(self) -> None: ...
+    def close_after(self, seconds: float) -> None:
+        """Keep the mesh, and close it after this time unless the process ends before.
+
+        RuntimeError: no thread can be started.
+        """
+
     def wait_finished(self, seen: int, timeout_s: float, /) -> int:
         """Make progress until more than `seen` calls have ended; return how many have."""
 

@@ -332,6 +332,35 @@ def test_a_rank_whose_program_raises_is_lost_when_its_process_has_ended(name: st
     assert raising == (1, True)
 
 
+SLOW_TO_EXIT = f"""
+import atexit, sys
+atexit.register(sys.stdin.read)  # before shoal's function, so it runs after it
+{BEGIN}
+group = shoal.init(); group.barrier(); raise KeyError
+"""
+
+
+def raise_and_stay_on_rank_1() -> str:
+    stage = Stage.from_environment()
+    if os.environ["RANK"] == "1":
+        command = [sys.executable, "-c", SLOW_TO_EXIT]
+        with subprocess.Popen(command, stdin=-1, stderr=subprocess.DEVNULL) as program:
+            stage.await_cue("lost")
+            assert program.poll() is None
+        return ""
+    with shoal.init() as group:
+        group.barrier()
+        lost = str(error_of(group.barrier))
+        stage.cue("lost")
+        return lost
+
+
+def test_a_failed_program_that_does_not_exit_is_lost_after_five_seconds() -> None:
+    with on_stage(raise_and_stay_on_rank_1, 2) as (_, ranks):
+        lost, _ = ranks.values(60)
+    assert f"rank 1 on {socket.gethostname()} left the group" in lost
+
+
 def held() -> set[str]:
     """Return the descriptors of this process and its mappings of shared memory."""
     with open("/proc/self/maps") as maps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import hashlib
 import os
 import sys
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
 # How long the program's end waits for threads to notice the end of their calls.
 _LAST_WAIT_S: Final = 2.0
+_EXIT_S: Final = 5.0  # how long a failed program may take to exit, with its links open
+_STATE_S: Final = 0.1  # for the lock of the native core
 _OWN_CALLS_S: Final = 12.0  # as long as closing waits for acknowledgements
 
 # Limits the bytes in flight to other hosts of calls whose sends to several hosts take turns
@@ -159,8 +160,9 @@ class Context:
         """Send goodbyes to all peers and close the links. Idempotent."""
         # Leaving with such a call in flight would end its group, and with it peers' calls that this
         # rank has completed.
-        while self._own and self._mesh is not None:
-            self._own.popleft().wait(_OWN_CALLS_S)
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while self._mesh is not None:
+                self._own.popleft().wait(_OWN_CALLS_S)
         # NOT `self._end()`: finalizers do nothing once the program is ending.
         self._end.detach()
         mesh, self._mesh = self._mesh, None
@@ -178,19 +180,26 @@ class Context:
 
         A launcher blames the process that ends first. After a goodbye, ranks that wait for this one
         would raise and end before it, since Python and torch take half a second to shut down
-        (docs/decisions/0093).
+        (docs/decisions/0093). A process that takes longer than 5 s closes its links then.
 
         Returns:
-            False if a call is in flight or a thread is in native code: close the links instead.
+            False if a call is in flight, a thread is in native code or may enter it again, or none
+            can be started: close the links instead.
         """
-        if self._mesh is None or any(not call.done() for call, _ in [*self._live]):
+        # The thread of a pool of servers calls native code until the links are closed.
+        if self._mesh is None or any(getattr(group, "pool", None) for group in self.groups):
             return False
         for group in list(self.groups):  # a daemon thread must not start a call any more
             group.abandon("its program has raised an exception")
-        if engine.n_waiting():
+        state = self._mesh.state(_STATE_S)
+        if state is None or engine.n_waiting():
             return False
-        # NOT destroyed: its destructor would send a goodbye.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mesh))
+        if any(channel["n_in_flight"] for channel in (state, *state.get("more", ()))):
+            return False
+        try:
+            self._mesh.close_after(_EXIT_S)
+        except RuntimeError:
+            return False
         self._end.detach()
         if self.monitor is not None:
             self.monitor.close()
