@@ -244,6 +244,19 @@ def test_a_future_whose_calls_no_thread_awaits_has_the_error_for_every_reader() 
     assert work.wait()
 
 
+def test_a_hook_may_wait_late_for_many_futures_whose_callbacks_wait_too() -> None:
+    """As torch's hook_with_zero_step does around the hook of PowerSGD."""
+    works: list[PendingWork] = []
+
+    def future() -> torch.futures.Future[list[torch.Tensor]]:
+        return PendingWork([FakeWork()], [torch.ones(1)]).get_future()
+
+    with calls_of_hook(0, works):
+        futures = [future().then(lambda _: future().wait()[0] + 1) for _ in range(300)]
+        assert futures[0].wait() == 2
+    assert all(one.done() and one.value() == 2 for one in futures)
+
+
 @pytest.mark.parametrize("failure", [None, LOST])
 def test_a_hook_that_waits_for_its_future_gets_the_result_or_the_calls_own_error(
     failure: PeerLost | None,
