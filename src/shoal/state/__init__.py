@@ -6,6 +6,7 @@ docs/dump.md describes the files.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -80,15 +81,21 @@ def heed_settings() -> None:
 
     UsageError for an unusable signal, or if no file can be written at `SHOAL_DUMP`.
     """
-    if os.environ.get("SHOAL_DUMP"):
-        from shoal.state.files import check_folder
-
-        check_folder()
+    if place := os.environ.get("SHOAL_DUMP"):
+        _check_once(place)
     if name := os.environ.get("SHOAL_DUMP_SIGNAL"):
         from shoal.state.watch import call_at, signal_of
 
         wanted = signal_of(name)
         call_at(wanted, lambda: _write_at_signal(wanted))
+
+
+@functools.cache
+def _check_once(_place: str) -> None:
+    """Check the folder for files; one that vanishes later must not keep a job from recovering."""
+    from shoal.state.files import check_folder
+
+    check_folder()
 
 
 def _write_at_signal(number: signal.Signals) -> None:
