@@ -28,7 +28,7 @@ const unsigned char* raw(Bytes bytes) {
   const unsigned long code = ERR_peek_last_error();
   const bool no_memory = ERR_GET_REASON(code) == ERR_R_MALLOC_FAILURE;
   const char* reason = ERR_reason_error_string(code);
-  const std::string text = reason == nullptr ? "it does not say why" : reason;
+  const std::string text = reason == nullptr ? "no reason is known" : reason;
   ERR_clear_error();
   if (no_memory) throw std::bad_alloc();
   throw std::runtime_error(std::string("libcrypto cannot compute ") + what + ": " + text +

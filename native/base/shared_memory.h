@@ -62,7 +62,7 @@ class Regions {
     size_t size = 0;  // whole pages
     size_t used = 0;  // as requested
     const std::byte* shared_upto =
-        nullptr;  // nullptr; // the start of the first fenced page, or the region's end
+        nullptr;  // the start of the first fenced page, or the region's end
   };
 
   static Regions& of_process();
@@ -76,7 +76,7 @@ class Regions {
   Region find(const std::byte* data, size_t n_bytes);
   // The region around `data`, as it was before any fence; id 0 if there is none.
   Region whole(const std::byte* data);
-  Region with_id(uint32_t id);  // Region with_id(uint32_t id); // id 0 if it was released
+  Region with_id(uint32_t id);  // id 0 if it was released
 
   // True if the pages of [data, data + n_bytes) are shared and hold nothing but [lo, hi) of the
   // same region.

@@ -50,7 +50,7 @@ constexpr std::array kRules = {
     FrameRule{FrameType::kGoodbye, "goodbye", kOverBoth, 0, Carries::kNothing, "a rank that leaves",
               "orderly end", "nothing"},
     FrameRule{FrameType::kHeartbeat, "heartbeat", kOverBoth, 0, Carries::kNothing,
-              "any rank, every 0.5 s, if it sent nothing else", "I am here", "nothing"},
+              "any rank, over TCP every 0.5 s, if it sent nothing else", "I am here", "nothing"},
     FrameRule{FrameType::kRegion, "region", kOverSocket, 0, Carries::kPlace,
               "the owner of shared memory, before it grants or offers a place in it",
               "a shared region, with its descriptor", "grants and offers that name it"},

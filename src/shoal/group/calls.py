@@ -323,9 +323,7 @@ class Calls:
             self.check_apart(whose, one, what, blocks)
         return blocks.spans
 
-    def check_apart(
-        self, out: str, written: BlockBuffers, source: str, read: BlockBuffers
-    ) -> None:
+    def check_apart(self, out: str, written: BlockBuffers, source: str, read: BlockBuffers) -> None:
         """Raise UsageError if written memory overlaps other memory of the call.
 
         This rank's own block may be the same memory in both.
