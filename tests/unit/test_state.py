@@ -15,7 +15,7 @@ import pytest
 
 from shoal import UsageError
 from shoal.cli import main
-from shoal.state import AtDeadline, document, watch
+from shoal.state import AtDeadline, document, heed_settings, watch
 from shoal.state.culprit import verdict
 from shoal.state.document import WORDS, waits_of
 from shoal.state.files import check_folder, pattern_of_job, stem_of, write
@@ -184,6 +184,19 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SHOAL_DUMP", f"{tmp_path}/new/")
     with pytest.raises(UsageError, match=f"this user may not write to {tmp_path}: name another"):
         check_folder()
+
+
+def test_a_folder_that_vanishes_is_refused_by_no_later_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "dumps"
+    monkeypatch.setenv("SHOAL_DUMP", f"{folder}/%r")
+    with pytest.raises(UsageError, match="does not exist"):
+        heed_settings()
+    folder.mkdir()
+    heed_settings()
+    folder.rmdir()
+    heed_settings()
 
 
 def test_folders_may_exist_or_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
