@@ -44,8 +44,10 @@ def _add_calls(parser: argparse.ArgumentParser) -> None:
     add("-e", "--maxbytes", default="32M", metavar="N", help="largest size; default 32M")
     add("-i", "--stepbytes", default="1M", metavar="N", help="step between sizes; default 1M")
     add("-f", "--stepfactor", type=int, default=1, metavar="N", help="factor, instead of a step")
-    add("-o", "--op", default="sum", metavar="OP", help="sum, prod, min, max, avg or all")
-    add("-d", "--datatype", default="float", metavar="TYPE", help="such as float, half or all")
+    ops = "sum, prod, min, max or avg, several with commas, or all; default sum"
+    add("-o", "--op", default="sum", metavar="OP", help=ops)
+    types = "such as float or half, several with commas, or all; default float"
+    add("-d", "--datatype", default="float", metavar="TYPE", help=types)
     add("-r", "--root", default="0", metavar="RANK", help="a rank or all; default 0")
 
 
