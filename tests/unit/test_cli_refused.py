@@ -16,7 +16,10 @@ REFUSED = {
     "bench": """
         all_reduce --hosts 4 --ranks 2 | pass only one
         --rate 400mbit | add --hosts N
-        --hosts 1 | --hosts at least 2
+        --hosts 1 | --hosts 1: expected 2 or more
+        --ranks 0 | --ranks 0: expected 1 to 1000
+        --hosts 2 --ranks-per-host 1001 | --ranks-per-host 1001: expected 1 to 1000
+        -b much | -b: cannot read the bytes 'much'
         --hosts 2 --rate fast | cannot read the rate
         juggle | no collective 'juggle'
         al_reduce | did you mean all_reduce?
@@ -34,13 +37,16 @@ REFUSED = {
         send_recv --ranks 3 | 3 ranks cannot be paired
         --peers nccl | no such library; known are gloo
         --timeout 0 | must be above 0
+        --timeout inf | --timeout inf: must be above 0
         --json /nowhere/run.json | cannot write /nowhere/run.json
     """,
     "check": """
         | no launcher found: RANK
         | or let --hosts host0,host1 start a rank on each host
         --hosts a,,b | --hosts a,,b: a name is empty
-        --timeout 0 | --timeout 0 is not a positive number
+        --timeout 0 | --timeout 0: must be above 0, and at most 1000000 seconds
+        --timeout inf | --timeout inf: must be above 0
+        --hosts a,b --ssh ' | --ssh ': No closing quotation
     """,
     "draw": """
         ring --ranks 0 | --ranks 0
@@ -61,14 +67,14 @@ REFUSED = {
         --hosts 2 --nics 1gbit,1gbit --rate 1gbit -- true | not allowed with
         --hosts 2 --server-rate 1gbit -- true | needs servers: add --servers K
         --hosts 2 --name a/b -- true | or a digit, got 'a/b'
-        --hosts 2 --key-file /nosuch -- true | /nosuch cannot be read
+        --hosts 2 --key-file /nosuch -- true | --key-file /nosuch cannot be read
         --hosts 2 -- shoal-no-such-program | 'shoal-no-such-program' does not exist
     """,
     "plan": """
         | --hosts 8 --ranks-per-host 4
         --hots 2 | did you mean --hosts?
         --hosts 2 --collective allreduce | did you mean all_reduce?
-        --hosts 2 --link fast | cannot read the rate 'fast'
+        --hosts 2 --link fast | --link: cannot read the rate 'fast'
         --hosts 2 --cores 0 | --cores must be at least 1, got 0
         --hosts 1000 --ranks-per-host 1000 | at most 65536 ranks, not 1000000
         --hosts 999999 --ranks-per-host 1000 | at most 1000000
@@ -82,13 +88,14 @@ REFUSED = {
         --workers 1 --servers 2 | one worker has nothing to reduce
         --workers 5000 --servers 1 | --workers 5000: must be 2 to 4096
         --workers 4 --servers 1 --hosts 4 | drop --hosts
+        --workers 4 --servers 1 --ranks 4 | drop --ranks
         --workers 4 --servers 1 --collective broadcast | drop --collective
         --workers 4 --servers 2 --html page.html | --html shows algorithms, not servers
         --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each of several hosts
         --workers 7 --servers 1 --workers-per-host 0 | pass --workers-per-host 1
         --workers 4 --servers 1 --workers-per-host 4 | pass --workers-per-host 1 or 2
         --workers 4 --servers 1 --size 0 | --size 0: must be above 0
-        --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
+        --workers 4 --servers 2 --server-link fast | --server-link: cannot read the rate 'fast'
         --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2
         --workers 4 --servers 2 --server-link yx1Gb | 'y' is not a number of servers
         --workers 4 --servers 2 --worker-price 3 | unrecognized arguments: --worker-price 3
@@ -96,6 +103,7 @@ REFUSED = {
         --step 1s --workers 4 | needs --model-bytes BYTES
         --step 1s --model-bytes 1GB | needs --workers N
         --step 1s --model-bytes 1GB --workers 4 --hosts 4 | does not use --hosts
+        --step 1s --model-bytes 1GB --workers 4 --ranks 4 | does not use --ranks
         --step 1s --model-bytes 1GB --workers 4 --html page.html | does not use --html
         --step 1s --model-bytes 1GB --workers 4 --size 4MB | does not use --size
         --step 1s --model-bytes 1GB --workers 4 --wire bf16 | compares all codecs; drop --wire
@@ -105,8 +113,8 @@ REFUSED = {
         --step 1s --model-bytes 1GB --workers 4 --every -3 | --every -3: must be 1 to
         --step 0s --model-bytes 1GB --workers 4 | a time above 0
         --step 1s --model-bytes 3B --workers 4 | at least 4 bytes
-        --step fast --model-bytes 1GB --workers 4 | cannot read the time 'fast'
-        --step 1s --model-bytes big --workers 4 | cannot read the bytes 'big'
+        --step fast --model-bytes 1GB --workers 4 | --step: cannot read the time 'fast'
+        --step 1s --model-bytes big --workers 4 | --model-bytes: cannot read the bytes 'big'
         --step 1s --model-bytes 1GB --workers 4 --server-link 2x1Gb | names 2 servers, --servers 0
         --step 1s --model-bytes 1GB --workers 4 --servers 2 --workers-per-host 2 | one worker
     """,
@@ -132,14 +140,18 @@ REFUSED = {
         ring --hosts 4,4,2 --ranks-per-host 4 | drop --ranks-per-host
         ring --hosts 100000 | at most
         ring --hosts 4 --link 25Gb,20 | cannot read the time
-        ring --hosts 4 --bytes 4Mb | cannot read the bytes
-        ring --hosts 4 --root 4 | root 4
+        ring --hosts 4 --bytes 4Mb | --bytes: cannot read the bytes
+        ring --hosts 4 --root 4 | --root 4 must be a rank: 0 to 3
+        ring --hosts 99999999999999999999 | at most 1000000 ranks
     """,
     "status": """
         127.0.0.1 | SHOAL_KEY_FILE is not set
+        : | the server's address: ':' is not HOST, HOST:PORT
     """,
     "top": """
         --once 10.0.0.2:7 | set SHOAL_KEY_FILE
+        --once 10.0.0.2 | '10.0.0.2' is not an address; expected host:port
+        --once ::1 | '::1' is not an address; expected host:port
     """,
     "trace": """
         ring --ranks 0 | --ranks 0: there must be at least one rank
@@ -157,6 +169,7 @@ REFUSED = {
     """,
     "tune": """
         --rounds 0 | --rounds must be at least 1, got 0
+        --to much | --to: cannot read the bytes 'much'
         --from 5MiB --to 6MiB | the range contains no size
     """,
 }
@@ -179,3 +192,23 @@ def test_wrong_arguments_are_refused_in_one_line(
     assert captured.err.startswith("shoal: ")
     assert captured.err.count("\n") == 1
     assert complaint in captured.err
+
+
+NINES = "9" * 400
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        f"simulate ring --hosts 2 --link {NINES}Gb",
+        f"simulate ring --hosts 2 --link 1Gb,{NINES}us",
+        f"plan --workers 4 --model-bytes 1GB --step {NINES}s",
+        f"plan --hosts {20 * NINES}",
+        f"bench -r {20 * NINES}",
+    ],
+)
+def test_numbers_of_hundreds_of_digits_are_refused(
+    argv: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv.split()) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -88,7 +88,7 @@ class BenchRecord(NamedTuple):
 
 
 def write_record(path: Path, run: Mapping[str, str], points: Sequence[SizePoint]) -> None:
-    """Write a run; replaces an existing file."""
+    """Write a run; replaces an existing file. UsageError if that fails."""
     record = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -96,7 +96,10 @@ def write_record(path: Path, run: Mapping[str, str], points: Sequence[SizePoint]
         "run": run,
         "points": [_entry(point, one) for point in points for one in point.figures],
     }
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the results to {path}: {error.strerror}") from None
 
 
 def _entry(point: SizePoint, one: Figures) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _read(path: Path, name: str) -> BenchRecord:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON ({error}): has the run ended?") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UsageError(f"{path} is not a file of `shoal bench --json FILE`")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.plan.text import counted, show_bytes, show_us
+from shoal.plan.text import counted, ranks_of, show_bytes, show_us
 from shoal.rendezvous.interface import is_loopback
 
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ class Findings(NamedTuple):
     def problems(self) -> Iterator[str]:
         """Yield each failure or difference, and the remedy."""
         if self.missing:
-            names = ", ".join(map(str, self.missing))
-            yield f"rank {names} did not arrive: is it started, and can it reach rank 0's store?"
+            yield (
+                f"{ranks_of(self.missing)} did not arrive: check that each is started, and can "
+                "reach rank 0's store"
+            )
         yield from self._differences()
         for (prober, answerer), probes in sorted(self.probes.items()):
             for probe in probes:

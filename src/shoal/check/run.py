@@ -59,7 +59,16 @@ def _store(place: LaunchInfo, timeout_s: float) -> Iterator[Store]:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         from shoal.frontend.torch.launched import agent_store  # torchrun itself holds that port
 
-        yield agent_store(*where, timeout_s)
+        try:
+            yield agent_store(*where, timeout_s)
+        except ShoalError:
+            raise
+        except RuntimeError as error:  # torch's, in several lines
+            why = str(error).partition("\n")[0].rstrip(".")
+            raise ShoalError(
+                f"torchrun's store at {where[0]}:{where[1]} failed: {why}; is torchrun still "
+                "running there?"
+            ) from None
         return
     key = job_key(os.environ)
     server = TcpStoreServer(*where, key=key) if place.rank == 0 else None

@@ -6,6 +6,7 @@ the parser's default `run`: a function of the parsed arguments that returns the 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -25,13 +26,18 @@ COMMANDS: Final = (
 )
 """The subcommands, each a module of this package. A name here is the whole registration."""
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shoal` with these arguments, or with the arguments of the process.
 
-    Returns: the exit code. 0: success. 1: the reader of the output is gone. 2: a ShoalError, also
-        for wrong arguments; one line on stderr gives the reason. 130: interrupted.
+    Returns: the exit code. 0: success. 1: the command found a fault, or the output could not be
+        written. 2: a ShoalError, also for wrong arguments; one line on stderr gives the reason.
+        130: interrupted. `shoal lab run` and `exec` return the code of their command.
     """
+    if sys.stdout is None:  # closed by `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     try:
         words = sys.argv[1:] if argv is None else argv
         args = _parser(words[:1]).parse_args(words)
@@ -44,9 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("shoal: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:
+    except OSError as error:
+        is_full = error.errno in _FULL
+        if not is_full and not isinstance(error, BrokenPipeError):
+            raise
         # Such as `shoal trace ring | head`. Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if is_full:
+            print(f"shoal: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
     return code
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.cli.options import check_writable
+from shoal.cli.options import MOST_TIMEOUT_S, check_writable
 from shoal.errors import UsageError, did_you_mean
 from shoal.rendezvous.environment import find_place
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.bench.sweep import BenchPlace, Sweep
 
 _LAUNCHED: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_MOST_RANKS: Final = 1000  # on a host
 _DEFAULT_RATE: Final = "1gbit"
 
 
@@ -43,8 +44,10 @@ def _add_calls(parser: argparse.ArgumentParser) -> None:
     add("-e", "--maxbytes", default="32M", metavar="N", help="largest size; default 32M")
     add("-i", "--stepbytes", default="1M", metavar="N", help="step between sizes; default 1M")
     add("-f", "--stepfactor", type=int, default=1, metavar="N", help="factor, instead of a step")
-    add("-o", "--op", default="sum", metavar="OP", help="sum, prod, min, max, avg or all")
-    add("-d", "--datatype", default="float", metavar="TYPE", help="such as float, half or all")
+    ops = "sum, prod, min, max or avg, several with commas, or all; default sum"
+    add("-o", "--op", default="sum", metavar="OP", help=ops)
+    types = "such as float or half, several with commas, or all; default float"
+    add("-d", "--datatype", default="float", metavar="TYPE", help=types)
     add("-r", "--root", default="0", metavar="RANK", help="a rank or all; default 0")
 
 
@@ -97,7 +100,7 @@ def sweep_of(args: argparse.Namespace) -> Sweep:
     """Return the run that the options describe; UsageError if they are invalid."""
     from shoal.bench.elements import elements_of, operations_of
     from shoal.bench.sweep import PEERS, SizeRange, Sweep
-    from shoal.plan.quantities import bytes_of
+    from shoal.plan.quantities import bytes_in
 
     for flag, number, least in (
         ("-n", args.iters, 1),
@@ -107,13 +110,16 @@ def sweep_of(args: argparse.Namespace) -> Sweep:
     ):
         if number < least:
             raise UsageError(f"{flag} {number}: at least {least}")
-    if not args.timeout > 0:
-        raise UsageError(f"--timeout {args.timeout:g}: must be above 0")
+    if not 0 < args.timeout <= MOST_TIMEOUT_S:
+        raise UsageError(
+            f"--timeout {args.timeout:g}: must be above 0, and at most {MOST_TIMEOUT_S} seconds"
+        )
     peers = [name for name in args.peers.split(",") if name]
     for name in peers:
         if name not in PEERS:
             raise UsageError(f"--peers {name}: no such library; known are {', '.join(PEERS)}")
-    least, most, step = map(bytes_of, (args.minbytes, args.maxbytes, args.stepbytes))
+    sizes = {"-b": args.minbytes, "-e": args.maxbytes, "-i": args.stepbytes}
+    least, most, step = (bytes_in(flag, text) for flag, text in sizes.items())
     has_torch = importlib.util.find_spec("torch") is not None
     return Sweep(
         place=_place_of(args),
@@ -148,7 +154,7 @@ def _collectives_of(names: Sequence[str]) -> Sequence[str]:
 def _root_of(text: str) -> int:
     from shoal.bench.sweep import ALL_RANKS
 
-    if text != "all" and not text.isdecimal():
+    if text != "all" and not (text.isdecimal() and len(text) < 10):
         raise UsageError(f"-r {text}: a rank or all")
     return ALL_RANKS if text == "all" else int(text)
 
@@ -166,9 +172,11 @@ def _place_of(args: argparse.Namespace) -> BenchPlace:
         raise UsageError("--rate and --ranks-per-host are for the hosts of a lab: add --hosts N")
     if is_launched:
         return BenchPlace(find_place().size, is_joined=True)
-    counts = (args.ranks, args.hosts, args.ranks_per_host)
-    if any(n is not None and n < 1 for n in counts) or args.hosts == 1:
-        raise UsageError("--ranks and --ranks-per-host must be at least 1, --hosts at least 2")
+    for flag, n in (("--ranks", args.ranks), ("--ranks-per-host", args.ranks_per_host)):
+        if n is not None and not 1 <= n <= _MOST_RANKS:
+            raise UsageError(f"{flag} {n}: expected 1 to {_MOST_RANKS}")
+    if args.hosts is not None and args.hosts < 2:
+        raise UsageError(f"--hosts {args.hosts}: expected 2 or more; --ranks measures one host")
     if args.hosts is None:
         return BenchPlace(2 if args.ranks is None else args.ranks)
     rate_mbit = mbit_in("--rate", args.rate or _DEFAULT_RATE)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from typing import Final
 
+from shoal.cli.options import MOST_TIMEOUT_S
 from shoal.errors import ShoalError, UsageError
 
 _PORT: Final = "29500"
@@ -38,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if not args.timeout > 0:
-        raise UsageError(f"--timeout {args.timeout:g} is not a positive number of seconds")
+    if not 0 < args.timeout <= MOST_TIMEOUT_S:
+        raise UsageError(
+            f"--timeout {args.timeout:g}: must be above 0, and at most {MOST_TIMEOUT_S} seconds"
+        )
     if args.hosts:
         return _over_ssh(args.hosts.split(","), args.ssh, args.timeout)
     from shoal.check.run import check
@@ -60,6 +63,12 @@ def _over_ssh(hosts: list[str], ssh: str, timeout_s: float) -> int:
         raise UsageError(f"--hosts {','.join(hosts)}: a name is empty")
     if os.environ.get("SHOAL_KEY"):
         raise UsageError("--hosts cannot pass SHOAL_KEY secretly: use SHOAL_KEY_FILE on each host")
+    try:
+        command_of_ssh = shlex.split(ssh)
+    except ValueError as error:
+        raise UsageError(f"--ssh {ssh}: {error}") from None
+    if not command_of_ssh:
+        raise UsageError("--ssh is empty: name a command, such as ssh")
     passed = {name: value for name, value in os.environ.items() if name.startswith("SHOAL_")}
     passed |= {
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", hosts[0]),
@@ -74,7 +83,7 @@ def _over_ssh(hosts: list[str], ssh: str, timeout_s: float) -> int:
         try:
             # The other ranks print only errors: rank 0 has the report.
             running.append(
-                subprocess.Popen([*shlex.split(ssh), host, there], stdin=subprocess.DEVNULL)
+                subprocess.Popen([*command_of_ssh, host, there], stdin=subprocess.DEVNULL)
             )
         except OSError as error:
             raise ShoalError(f"cannot run {ssh}: {error.strerror}") from None

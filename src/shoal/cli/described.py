@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import hosts_of
+from shoal.cli.options import hosts_of, naming
 from shoal.errors import UsageError
 from shoal.plan.defaults import default_cluster
 from shoal.plan.text import counted
@@ -38,7 +38,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     text = args.hosts
     if text.isdecimal():
         each = 1 if args.ranks_per_host is None else args.ranks_per_host
-        if int(text) < 1 or each < 1:
+        if int(text[:9]) < 1 or each < 1:  # Python refuses to read thousands of digits
             raise UsageError(f"--hosts {text}, --ranks-per-host {each}: both must be at least 1")
         text += f"x{each}"
     elif args.ranks_per_host is not None:
@@ -47,7 +47,9 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     n_cores = max(Counter(hosts).values()) if args.cores is None else args.cores
     if n_cores < 1:
         raise UsageError(f"--cores must be at least 1, got {n_cores}")
-    return default_cluster(hosts, n_cores=n_cores, wire=link_of(args.link))
+    with naming("--link"):
+        wire = link_of(args.link)
+    return default_cluster(hosts, n_cores=n_cores, wire=wire)
 
 
 def cluster_text(cluster: Cluster) -> str:

@@ -33,6 +33,6 @@ def _run(args: argparse.Namespace) -> int:
             for state in states:
                 sys.stdout.write(text_of(state) + "\n")
         sys.stdout.write(verdict(states))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"a file is damaged: {type(error).__name__} {error}") from None
     return 0

@@ -83,7 +83,7 @@ def _add_run(parser: Parser) -> None:
     add("--congestion", default=CONGESTION, metavar="NAME", help=control)
     add("--ranks-per-host", type=int, default=1, metavar="N", help="ranks on each; default 1")
     add("--key-file", metavar="FILE", help="the job's key; default SHOAL_KEY_FILE, else a new one")
-    add("--name", default="", help="name for cut, heal and exec; default lab and a number")
+    add("--name", default="", help="name for cut, heal and exec; default lab and the process id")
     grace = "time from the first failure or Ctrl-C until the others are killed; default "
     grace += f"{_GRACE_S:g}; a second Ctrl-C kills at once"
     add("--grace", type=float, default=_GRACE_S, metavar="SECONDS", help=grace)
@@ -104,8 +104,12 @@ def _run(args: argparse.Namespace) -> int:
     lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion)
     with ExitStack() as stack:
         key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
-        if key_file:
-            job_key({"SHOAL_KEY_FILE": key_file})  # raises for a file that ranks would refuse
+        if args.key_file:
+            from shoal.server.options import key_of
+
+            key_of(args.key_file)  # raises for a file that ranks would refuse
+        elif key_file:
+            job_key({"SHOAL_KEY_FILE": key_file})
         else:
             key_file = stack.enter_context(private_key(os.environ.get("SHOAL_KEY", "")))
         job = Job(command, args.hosts, args.ranks_per_host, key_file)

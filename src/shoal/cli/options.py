@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -36,7 +37,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}{near}; see {self.prog} --help")
 
 
-_COUNT: Final = r"[1-9]\d{0,17}"
+MOST_TIMEOUT_S: Final = 1_000_000
+"""Torch counts milliseconds in 31 bits."""
+
+_COUNT: Final = r"[1-9]\d{0,99}"
 _HOSTS_TIMES_RANKS: Final = re.compile(f"({_COUNT})x({_COUNT})")
 _RANKS_OF_EACH: Final = re.compile(f"{_COUNT}(,{_COUNT})+")
 _MOST_RANKS: Final = 1_000_000
@@ -57,6 +61,15 @@ def hosts_of(text: str) -> tuple[int, ...]:
     if sum(ranks_per_host) > _MOST_RANKS:
         raise UsageError(f"--hosts {text}: at most {_MOST_RANKS} ranks in all")
     return tuple(host for host, n_ranks in enumerate(ranks_per_host) for _ in range(n_ranks))
+
+
+@contextlib.contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Name the option in a UsageError about its value."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def check_writable(path: Path) -> None:

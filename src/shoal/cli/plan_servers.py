@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Final
 
 from shoal.cli.described import cluster_of
+from shoal.cli.options import naming
 from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType
 from shoal.errors import UsageError
 from shoal.group.pool.rails import rail_of
 from shoal.plan.cluster import Cluster, Nic, Nics
 from shoal.plan.cost import cost_of
-from shoal.plan.quantities import bytes_of, bytes_per_us
+from shoal.plan.quantities import bytes_in, bytes_per_us
 from shoal.plan.served import Served, choose_with_servers
 from shoal.plan.text import show_bytes, show_us
 from shoal.schedule.weights import MOST_REDUCERS
@@ -44,7 +45,7 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
     if args.workers is None or args.servers is None:
         missing = "--workers N" if args.workers is None else "--servers K"
         raise UsageError(f"a plan with servers needs --workers N --servers K; add {missing}")
-    for name in ("hosts", "ranks_per_host"):
+    for name in ("hosts", "ranks", "ranks_per_host"):
         if getattr(args, name) is not None:
             raise UsageError(
                 f"--workers and --workers-per-host already give the hosts; drop {_option(name)}"
@@ -62,7 +63,7 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
 def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     """Yield the lines of the plan; UsageError if an option is invalid."""
     n_local = place_workers(args)
-    cluster, n_bytes = cluster_of(args), bytes_of(args.size or "100MiB")
+    cluster, n_bytes = cluster_of(args), bytes_in("--size", args.size or "100MiB")
     if n_bytes < 1:
         raise UsageError(f"--size {args.size}: must be above 0")
     codec = parse_wire(args.wire)
@@ -142,7 +143,8 @@ def nics_of(text: str | None, n_servers: int, link: Nic) -> tuple[Nic, ...]:
         groups = [(str(n_servers), "x", text)]
     if wrong := [count for count, x, _ in groups if x and not _COUNT.fullmatch(count)]:
         raise UsageError(f"--server-link {text}: {wrong[0]!r} is not a number of servers")
-    rates = [(int(count or 1), bytes_per_us(rate)) for count, _, rate in groups]
+    with naming("--server-link"):
+        rates = [(int(count or 1), bytes_per_us(rate)) for count, _, rate in groups]
     n_named = sum(count for count, _ in rates)
     if n_named != n_servers:
         raise UsageError(f"--server-link {text} names {n_named} servers, --servers {n_servers}")

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from shoal.cli.described import cluster_of
+from shoal.cli.options import naming
 from shoal.cli.plan_servers import nics_of, place_workers
 from shoal.errors import UsageError
 from shoal.plan.cluster import Nic, Nics
-from shoal.plan.quantities import bytes_of, microseconds
+from shoal.plan.quantities import bytes_in, microseconds
 from shoal.plan.text import show_bytes, show_us
 from shoal.plan.training import StepCost, Training, advice, cost_of_step, ways
 
@@ -45,7 +46,7 @@ def asks_for_training(args: argparse.Namespace) -> bool:
     ):
         if getattr(args, name) is None:
             raise UsageError(f"the plan of a training needs {needed}")
-    for name in ("size", "hosts", "ranks_per_host", "collective", "tuning", "html"):
+    for name in ("size", "hosts", "ranks", "ranks_per_host", "collective", "tuning", "html"):
         if getattr(args, name) is not None:
             raise UsageError(f"the plan of a training does not use --{name.replace('_', '-')}")
     if args.wire != "identity":
@@ -77,7 +78,9 @@ def _training_of(args: argparse.Namespace) -> Training:
             "the plan of a training with servers has one worker on each host; drop --servers or "
             "--workers-per-host"
         )
-    n_bytes, compute_us = bytes_of(args.model_bytes), microseconds(args.step)
+    n_bytes = bytes_in("--model-bytes", args.model_bytes)
+    with naming("--step"):
+        compute_us = microseconds(args.step)
     if n_bytes < 4 or compute_us <= 0:
         raise UsageError(
             f"--model-bytes {args.model_bytes} --step {args.step}: give at least 4 bytes, and a "

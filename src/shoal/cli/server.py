@@ -2,7 +2,7 @@
 
 Serve the jobs whose keys --key-file gives. Workers that name this host in SHOAL_SERVERS send it
 parts of their large all-reduces and receive the sums, so each worker's network interface carries
-less. SIGTERM ends the server after the calls in flight; see docs/servers.md.
+less. SIGTERM ends the server after the calls in flight, at most 10 s later; see docs/servers.md.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from shoal.group.pool.protocol import DEFAULT_PORT
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `shoal server`."""
     add = parser.add_argument
-    add("--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="where workers connect")
-    add("--port", type=int, default=DEFAULT_PORT, help="port; default %(default)s")
+    where = "interface or address where workers connect"
+    add("--listen", required=True, metavar="IFACE|ADDR[:PORT]", help=where)
+    port = "port, if --listen names none; default %(default)s"
+    add("--port", type=int, default=DEFAULT_PORT, metavar="N", help=port)
     key = "the key of a job (its workers' SHOAL_KEY_FILE); repeat for each job"
     add("--key-file", action="append", required=True, metavar="FILE", help=key)
     store = "register in this torch store, for workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID"
     add("--rdzv-endpoint", metavar="HOST:PORT", help=store)
-    add("--rdzv-id", metavar="ID", help="id of the job in that store; default none")
+    add("--rdzv-id", metavar="ID", help="the job's id in that store; default `none`, as torchrun's")
     add("--max-jobs", type=int, default=16, metavar="N", help="jobs served at a time; default 16")
     memory = "memory limit of a view, such as 512M; default 1G"
     add("--memory", default="1G", metavar="BYTES", help=memory)

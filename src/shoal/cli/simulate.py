@@ -12,7 +12,7 @@ from shoal.cli.described import add_cluster, cluster_of, cluster_text
 from shoal.cli.options import write
 from shoal.errors import UsageError, did_you_mean
 from shoal.plan.choose import candidates
-from shoal.plan.quantities import bytes_of
+from shoal.plan.quantities import bytes_in
 from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import COLLECTIVES
 
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("algorithm", nargs="?", help="such as ring, tree or sharded/ring")
     add("--all", action="store_true", help="compare all algorithms that the planner considers")
     add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
-    size = "size of the tensor, or of one rank's block; default 100MiB"
-    add("--bytes", default="100MiB", metavar="N", help=size)
+    size = "size of the tensor, or of one rank's block; default 100MiB, for a barrier 1B"
+    add("--bytes", metavar="N", help=size)
     add("--root", type=int, default=0, metavar="R", help="root of the collective; default 0")
     page = "write a page with the NICs over time; with --all, bars by algorithm too"
     add("--html", type=Path, metavar="FILE", help=page)
@@ -48,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.all == bool(args.algorithm):
         raise UsageError("name one algorithm, or pass --all; see shoal simulate --help")
-    cluster, n_bytes = cluster_of(args), bytes_of(args.bytes)
+    row = COLLECTIVES.get(args.collective)
+    default = "100MiB" if row is None or row.carries else "1B"
+    cluster, n_bytes = cluster_of(args), bytes_in("--bytes", args.bytes or default)
+    if not 0 <= args.root < cluster.size:
+        raise UsageError(f"--root {args.root} must be a rank: 0 to {cluster.size - 1}")
     if cluster.size > _MOST_RANKS:
         raise UsageError(f"{cluster.size} ranks: at most {_MOST_RANKS} are simulated")
     if args.html and cluster.n_hosts == 1:

@@ -28,7 +28,7 @@ def _run(args: argparse.Namespace) -> int:
     from shoal.group.pool.addresses import parse_address
     from shoal.group.pool.ask import ask
 
-    address = parse_address(args.server, "shoal status")
+    address = parse_address(args.server, "the server's address")
     answer = ask(address, os.environ)
     if args.json:
         print(json.dumps(answer, indent=2))

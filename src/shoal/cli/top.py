@@ -43,7 +43,8 @@ def _run(args: argparse.Namespace) -> int:
     read = _reader(args)
     if args.json or args.prometheus:
         documents = read()
-        sys.stdout.write(json.dumps(documents, indent=2) if args.json else text_of(documents))
+        text = json.dumps(documents, indent=2) + "\n" if args.json else text_of(documents)
+        sys.stdout.write(text)
         return 0
     before: dict[tuple[str, int], Mapping[str, Any]] = {}
     while True:
@@ -78,10 +79,10 @@ def _reader(args: argparse.Namespace) -> Callable[[], list[dict[str, Any]]]:
     from shoal.rendezvous.door import parse_address
     from shoal.state.remote import Place, ask, places_of
 
+    host, port = parse_address(args.address)
     key = job_key()
     if key is None:
         raise UsageError("ranks answer only holders of the job key: set SHOAL_KEY_FILE")
-    host, port = parse_address(args.address)
     places: list[Place] = []
 
     def read() -> list[dict[str, Any]]:

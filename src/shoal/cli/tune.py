@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import check_writable
 from shoal.errors import UsageError
 from shoal.plan.choose import choose
-from shoal.plan.quantities import bytes_of
+from shoal.plan.quantities import bytes_in
 from shoal.plan.text import show_bytes, show_us
 from shoal.plan.wire import link_text
 from shoal.tune.measure import MEASURED, measure_group
@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE", help=out)
     add("--collective", action="append", choices=MEASURED, help=only)
     add("--links", action="store_true", help="measure only the links; takes a second")
-    add("--from", dest="least", default="4B", help="smallest size; default 4B")
-    add("--to", dest="most", default="64MiB", help="largest size; default 64MiB")
-    add("--rounds", type=int, default=5, help="samples of each time; default 5")
+    add("--from", dest="least", default="4B", metavar="N", help="smallest size; default 4B")
+    add("--to", dest="most", default="64MiB", metavar="N", help="largest size; default 64MiB")
+    add("--rounds", type=int, default=5, metavar="N", help="samples of each time; default 5")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    sizes = sizes_between(bytes_of(args.least), bytes_of(args.most))
+    sizes = sizes_between(bytes_in("--from", args.least), bytes_in("--to", args.most))
     if args.rounds < 1:
         raise UsageError(f"--rounds must be at least 1, got {args.rounds}")
     import shoal
@@ -52,6 +52,8 @@ def _run(args: argparse.Namespace) -> int:
     for name in ("SHOAL_ALGO", "SHOAL_TUNING", "SHOAL_LINK", "SHOAL_WIRE"):
         os.environ.pop(name, None)
     with shoal.init() as group:
+        if args.links and group.planner.cluster.n_hosts == 1:
+            raise UsageError("--links: all ranks share one host, so there is no link to measure")
         if group.rank == 0:
             check_writable(args.out)
         collectives = () if args.links else args.collective or MEASURED
@@ -98,7 +100,7 @@ def table(tuning: Tuning, cluster: Cluster) -> str:
     if ratios:
         good = f"{n_good} of {len(ratios)}"
         lines.append(f"the model's choice is within 10 % of the fastest at {good}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _allocate(n_bytes: int) -> object:

@@ -71,7 +71,7 @@ def bytes_per_us(text: str) -> float:
         _NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?|[mgt](?=bit))(b|bit|B)(?:/s|ps)?\s*", text
     )
     rate = float(found[1]) * _SCALES[found[2]] if found else 0.0
-    if not found or rate == 0:
+    if not 0 < rate < math.inf:
         raise UsageError(f"cannot read the rate {text!r}: write 25Gb (bits) or 3GB (bytes)")
     return rate / (1 if found[3] == "B" else 8) / 1e6
 
@@ -92,6 +92,7 @@ def mbit_in(name: str, text: str) -> float | None:
 def microseconds(text: str) -> float:
     """Return the microseconds of "20us", "1.5ms" or "2s"; UsageError for other text."""
     found = re.fullmatch(_NUMBER + r"(ns|us|ms|s)\s*", text)
-    if not found:
+    us = float(found[1]) * _US[found[2]] if found else math.inf
+    if math.isinf(us):
         raise UsageError(f"cannot read the time {text!r}: write 20us, 1.5ms, 500ns or 2s")
-    return float(found[1]) * _US[found[2]]
+    return us

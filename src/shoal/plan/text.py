@@ -11,7 +11,7 @@ _US: Final = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
 def show_bytes(n_bytes: float) -> str:
     """Return bytes with three digits, in powers of 1024."""
-    power = min(4, int(math.log2(n_bytes) / 10)) if n_bytes >= 1024 else 0
+    power = int(min(4, math.log2(n_bytes) / 10)) if n_bytes >= 1024 else 0
     return f"{_three_digits(n_bytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
@@ -38,6 +38,8 @@ def ranks_of(ranks: Sequence[int]) -> str:
 
 
 def _three_digits(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and value < 1000:
         return f"{value:.0f}"
     return f"{value:.{max(0, 2 - int(math.log10(value)))}f}" if value >= 1 else f"{value:.2f}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.rendezvous.announcing import GONE, NEWCOMER, Answer, answer_key, here_key, judge
 from shoal.rendezvous.attempt import End, end_key, find_record_key
-from shoal.rendezvous.interface import Advertised, choose_address
+from shoal.rendezvous.interface import Advertised, choose_address, is_numeric
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import is_out_of_descriptors, listen_at, port_range
 from shoal.rendezvous.record import decode
@@ -332,10 +332,11 @@ def leave(meeting: TcpStoreClient) -> None:
 
 def parse_address(address: str) -> tuple[str, int]:
     """Return the host and port in `host:port` or `[fd00::2]:port`; UsageError for other text."""
-    host, colon, port = address.rpartition(":")
+    host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    is_port = port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
-    if not host or not colon or not is_port:
+    is_port = re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535
+    is_host = is_numeric(host.partition("%")[0]) if ":" in host else bool(host)
+    if not is_host or not is_port:
         raise UsageError(f"{address!r} is not an address; expected host:port, like 10.0.0.2:29600")
     return host, int(port)
 

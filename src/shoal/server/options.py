@@ -27,16 +27,22 @@ class JobKey(NamedTuple):
     proof: bytes
 
 
+def key_of(path: str) -> bytes:
+    """Return the key in the file of `--key-file`; UsageError if it is unusable."""
+    try:
+        key = job_key({"SHOAL_KEY_FILE": path})
+    except UsageError as error:
+        raise UsageError(str(error).replace("SHOAL_KEY_FILE=", "--key-file ")) from None
+    if key is None:
+        raise UsageError("--key-file is empty: name the file of a job's key")
+    return key
+
+
 def keys_of(paths: list[str]) -> list[JobKey]:
     """Return the keys in these files; UsageError if one is unusable, or two are the same."""
     found: dict[int, JobKey] = {}
     for path in paths:
-        try:
-            key = job_key({"SHOAL_KEY_FILE": path})
-        except UsageError as error:
-            raise UsageError(str(error).replace("SHOAL_KEY_FILE=", "--key-file ")) from None
-        if key is None:
-            raise UsageError("--key-file is empty: name the file of a job's key")
+        key = key_of(path)
         number = key_id(key)
         if number in found:
             raise UsageError(f"--key-file {found[number].path} and {path} hold the same key")
@@ -48,7 +54,8 @@ def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
     """Listen at `--listen`, an interface or an address, optionally with a port.
 
     Raises:
-        UsageError: this host has no such interface or address, or the port is taken; lists both.
+        UsageError: this host has no such interface or address, or the port is taken; the message
+            lists the interfaces.
     """
     where, port = parse_address(where, "--listen", port, least=0)
     interfaces = list_interfaces()
@@ -56,10 +63,15 @@ def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
     known = describe(interfaces)
     if named is not None:
         addresses = [one for one in named.addresses if not one.startswith("fe80")]
+        if not addresses:
+            raise UsageError(
+                f"--listen {where}: this interface has only link-local addresses; give it another "
+                f"address, or name another interface ({known})"
+            )
     else:
         try:
             addresses = resolve(where)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(
                 f"--listen {where} is not an interface of this host, and does not resolve "
                 f"({error}); the interfaces are {known}"

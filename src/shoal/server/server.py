@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.engine import Endpoint, Hello, Peer, Progress
+from shoal.group.pool.addresses import Address
 from shoal.group.pool.protocol import (
     MOST_STATUS_BYTES,
     Ask,
@@ -137,7 +138,7 @@ class Server:
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         signal.set_wakeup_fd(noted.fileno())
-        where = ", ".join(f"{address}:{port}" for address, port in self.addresses)
+        where = ", ".join(str(Address(*address)) for address in self.addresses)
         # NOT before: a reader of this line may end the server by a signal.
         _LOG.info("serving %s at %s", counted(len(self._keys), "key"), where)
         try:

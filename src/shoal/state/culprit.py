@@ -23,7 +23,7 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
             state = json.loads(path.read_bytes())
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not JSON: {error}; give the .json files") from None
         version = state.get("shoal_dump") if isinstance(state, dict) else None
         if version != VERSION:

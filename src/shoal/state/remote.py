@@ -155,7 +155,7 @@ def _ask(place: Place, job_key: bytes, documents: list[dict[str, Any]]) -> None:
         except PeerLost:
             is_slow = time.monotonic() - begun_s >= PATIENCE_S
             why = "it does not answer" if is_slow else "it has ended, or its connection broke"
-        except (ShoalError, OSError) as error:
+        except (ShoalError, OSError, UnicodeError) as error:
             why = str(error)
     documents.append({"world": place.world, "rank": place.rank, "host": place.host, "error": why})
 
