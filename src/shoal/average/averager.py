@@ -79,10 +79,11 @@ class Averager:
         check_finite: check the values of this rank before they are sent; `wait` raises `NotFinite`.
             Costs a pass over memory and a small all-gather in `wait`; needs NumPy.
         check_same: the method `check_same` compares values in every N-th step; 0: never.
-        fill: for front ends: must not raise; called with the indices of arrays before their buffer is sent, to
+        fill: for front ends: called with the indices of arrays before their buffer is sent, to
             write their values into `memory`, even for arrays that are ready only on other ranks. It
             must not keep the averager or its hooks alive, because Python's cycle collector cannot
-            see all references. None: an array holds its values when it is ready.
+            see all references. If it raises, so does `ready`, and the buffer is not sent. None: an
+            array holds its values when it is ready.
 
     Attributes:
         arrays: by name, what `begin` returns.
@@ -247,8 +248,8 @@ class Averager:
     def begin(self, weight: float | None = None, *, reserve: bool = True) -> dict[str, Any]:
         """Begin a step. The arrays of the last step may now be overwritten.
 
-        A step in which no array was ready may be begun again. The second step moves all arrays: their contents are undefined, and NumPy arrays of the
-        first step become read-only.
+        A step in which no array was ready may be begun again. The second step moves all arrays:
+        their contents are undefined, and NumPy arrays of the first step become read-only.
 
         Args:
             weight: the weight of this rank's values, if the averager is `weighted`: a number of
@@ -409,7 +410,6 @@ class Averager:
             NotFinite: on every rank; the step is over.
             TimedOut: a buffer was not averaged in time; names its arrays. The group has ended.
             PeerLost, Closed, ShoalError: as for every call of the group, which has ended.
-            KeyboardInterrupt: buffers stay in flight; `wait` may be called again.
         """
         wait_ns = time.monotonic_ns()
         self.send_rest()
