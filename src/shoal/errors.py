@@ -1,7 +1,8 @@
 """The exceptions of shoal, one class per meaning.
 
 `UsageError` is for the caller to fix, `PeerLost` and `TimedOut` come from outside, `Closed` means
-that this side closed the group, `ProofError` blames a schedule and `InternalError` blames shoal.
+that a program closed or aborted the group, `ProofError` blames a schedule and `InternalError`
+blames shoal. `ShoalError` itself means that memory, descriptors or threads ran out.
 Each class also derives from the matching built-in exception, so code that does not know shoal can
 catch it, and from RuntimeError, which code around torch's collectives catches for any failure.
 """
@@ -47,15 +48,24 @@ def without_internals(function: Callable[_Given, _Result]) -> Callable[_Given, _
 
 
 class ShoalError(RuntimeError):
-    """The base class of all errors that shoal raises on purpose."""
+    """The base class of all errors that shoal raises on purpose.
+
+    Itself: a machine has no memory, descriptors or threads left. A group in which a call raises it
+    has ended.
+    """
 
 
 class UsageError(ShoalError, ValueError):
-    """The call is wrong, here or on a peer that disagrees. No byte of any tensor has moved."""
+    """The call is wrong, here or on a peer that disagrees.
+
+    Raised at the start of a call: nothing was sent, and the group is usable. Raised by a call in
+    flight, because ranks made different calls or gave lengths that do not match: the group has
+    ended on every rank. Its buffers may be partly folded or overwritten: discard them.
+    """
 
 
 class Unsupported(UsageError, NotImplementedError):  # noqa: N818 - names the event
-    """Shoal does not support the call (yet), or no library could. No byte of any tensor moved."""
+    """Shoal does not support the call (yet), or no library could. Nothing was sent."""
 
 
 class PeerLost(ShoalError):  # noqa: N818 - names the event
@@ -101,7 +111,11 @@ class PeerLost(ShoalError):  # noqa: N818 - names the event
 
 
 class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - names the event
-    """The deadline passed while every peer was still alive. In-flight tensors are partly folded."""
+    """A deadline passed while every peer was still alive.
+
+    The deadline of a call ends its group on every rank, and buffers in flight are partly folded.
+    The deadline of one `Work.wait` ends only that wait: the call goes on.
+    """
 
     def __str__(self) -> str:
         # Programs look for these words in a RuntimeError of a collective.
@@ -109,7 +123,11 @@ class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - names the event
 
 
 class Closed(ShoalError):  # noqa: N818 - names the event
-    """This side has closed the group or the link, which cannot be used any more."""
+    """The group or the link cannot be used any more.
+
+    This process closed it, shrank or grew it, or forked; or some rank aborted it, which ends it on
+    every rank.
+    """
 
 
 class ProofError(ShoalError):

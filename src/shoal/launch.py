@@ -40,8 +40,8 @@ def init(
     has formed; nothing needs the store afterwards.
 
     Args:
-        store: your own store, together with `rank` and `size`.
-        timeout_s: seconds for forming the group, and the default timeout of its calls.
+        store: your own store, together with `rank` and `size`; needed until this returns.
+        timeout_s: seconds for forming the group, more than 0, and the default timeout of its calls.
         wire: the encoding of large sums between hosts: "bf16" sends float32 as bfloat16, in half
             the bytes; "identity" sends elements as they are. None: `SHOAL_WIRE`, else "identity".
             The same on every rank; see `Group`.
@@ -49,11 +49,12 @@ def init(
             several separated by commas. Waits until the members call `group.grow()`. "1" takes
             MASTER_ADDR:MASTER_PORT. None: `SHOAL_JOIN`, if set.
 
-    Raises:
-        UsageError: a variable is missing or wrong, the port is taken, or keys differ; or the
-            running group refuses this process, for the reason given.
+    Raises (no group is left, and all ranks may call it again):
+        UsageError: an argument or a variable is missing or wrong, the port is taken, or keys
+            differ; or the running group refuses this process, for the reason given.
         TimedOut: some ranks did not join; the message names them. Or no member let this process in.
-        PeerLost: rank 0 left before the group had formed.
+        PeerLost: a rank failed, or rank 0 left, before the group had formed.
+        ShoalError: this machine has no memory or threads left.
     """
     from shoal.group.form import form  # the native core loads with the first group
 

@@ -70,8 +70,8 @@ class Averager:
         fusion_bytes: the longest buffer; None: `SHOAL_FUSION_BYTES`, or the planner's choice.
         wire: the codec of float32 between hosts, see `Group.all_reduce`.
         compress: a codec, as for `wire`; or `ErrorFeedback` or `ChunkTopK`, which add a value's
-            rounding error to the same value in the next step. These need 8 more bytes for each
-            element, and NumPy.
+            rounding error to the same value in the next step. These round values even if all ranks
+            share a host, and need 8 more bytes for each element, and NumPy.
         find_unused: arrays may never become ready in a step, and which ones may differ by rank.
             Costs a small all-reduce in `wait`.
         weighted: `begin` takes the weight of this rank. Costs a small all-reduce, which overlaps
@@ -82,13 +82,20 @@ class Averager:
         fill: for front ends: called with the indices of arrays before their buffer is sent, to
             write their values into `memory`, even for arrays that are ready only on other ranks. It
             must not keep the averager or its hooks alive, because Python's cycle collector cannot
-            see all references. None: an array holds its values when it is ready.
+            see all references. If it raises, so does `ready`, and the buffer is not sent. None: an
+            array holds its values when it is ready.
+
+    Attributes:
+        arrays: by name, what `begin` returns.
+        unused: after `wait` with `find_unused`, the indices of the arrays that no rank had.
 
     Raises:
-        UsageError: there is nothing to average, or a dtype has no average, or ranks average
-            different arrays (on every rank, with the first difference and the ranks), or another
-            rank has ended its first step with arrays missing (see `send_rest`).
-        ShoalError: the machine has too little memory.
+        UsageError: there is nothing to average, an option is wrong, or a dtype has no average, or
+            ranks pass different arrays or options (on every rank, with the first difference and the
+            ranks; the group is usable), or another rank has ended its first step with arrays
+            missing (see `send_rest`).
+        Unsupported: `ChunkTopK`, and ranks share one of several hosts.
+        ShoalError: the machine has too little memory; or as for every call of the group.
 
     Source: Herring (SC 2020), III-1 and III-2; Li et al., "PyTorch Distributed" (VLDB 2020);
     docs/decisions/0034 and 0059.
@@ -200,7 +207,7 @@ class Averager:
 
         Raises:
             UsageError: a step is under way in a group that has not ended (nothing has changed), or
-                ranks average different arrays.
+                ranks average different arrays or have other options.
             ShoalError: as for every call of the new group; call it again with the next group.
         """
         if self.is_under_way and self.group.native_id is not None and self.group.ended() is None:
@@ -241,8 +248,8 @@ class Averager:
     def begin(self, weight: float | None = None, *, reserve: bool = True) -> dict[str, Any]:
         """Begin a step. The arrays of the last step may now be overwritten.
 
-        The second step moves all arrays: their contents are undefined, and NumPy arrays of the
-        first step become read-only.
+        A step in which no array was ready may be begun again. The second step moves all arrays:
+        their contents are undefined, and NumPy arrays of the first step become read-only.
 
         Args:
             weight: the weight of this rank's values, if the averager is `weighted`: a number of
@@ -253,8 +260,9 @@ class Averager:
                 step, even some ranks only.
 
         Returns:
-            The arrays by name, for the caller to write until the next `begin`: NumPy arrays
-            (bfloat16 as uint16 bits), or flat views (`BufferView`) without NumPy.
+            The arrays by name, in the averager's memory, until the next `begin`: NumPy arrays
+            (bfloat16 as uint16 bits), or flat views (`BufferView`) without NumPy. The caller writes
+            an array until `ready`, and reads the averages after `wait` or `wait_for`.
 
         Raises:
             UsageError: the last step has not ended, or a weight is missing, negative, not finite
@@ -374,6 +382,8 @@ class Averager:
     def wait_for(self, array: str | int) -> None:
         """Wait until this array is an average, after `send_rest`; others may be in flight.
 
+        With weights all 0 or `check_finite`, only `wait` reports that values are undefined.
+
         Raises UsageError before `send_rest`, when buffers may be unsent; else as `wait`.
         """
         if not self._is_sent:
@@ -382,7 +392,10 @@ class Averager:
             self._departures.wait(buffer)
 
     def done(self) -> bool:
-        """Return True if `wait` would return at once, after `send_rest`."""
+        """Return True if all sent buffers are averages, or have failed.
+
+        After `send_rest`, `wait` then waits for nothing more than the all-gather of `check_finite`.
+        """
         return self._departures.done()
 
     def wait(self) -> None:
@@ -396,7 +409,7 @@ class Averager:
                 these values are undefined.
             NotFinite: on every rank; the step is over.
             TimedOut: a buffer was not averaged in time; names its arrays. The group has ended.
-            PeerLost, Closed: as for every call of the group, which has ended.
+            PeerLost, Closed, ShoalError: as for every call of the group, which has ended.
         """
         wait_ns = time.monotonic_ns()
         self.send_rest()
@@ -433,7 +446,9 @@ class Averager:
 
         Raises:
             UsageError: values differ; raised on every rank, with the first difference and the
-                ranks that hold each value. The group is usable.
+                ranks that hold each value. The group is usable. Or a value is of another type, or
+                not contiguous: raised on this rank alone, before anything is sent.
+            ShoalError: as for every call of the group.
         """
         self._same.compare(values.items(), self._departures.n_steps)
 
@@ -456,8 +471,8 @@ class Averager:
                 fit and drop the others, with one line in the log.
 
         Raises:
-            UsageError: a step is under way, or the residuals belong to other arrays (the text names
-                them), or `compress` keeps no residuals. Nothing has changed.
+            UsageError: a step is under way, `state` is no mapping, the residuals belong to other
+                arrays (the text names them), or `compress` keeps no residuals. Nothing has changed.
         """
         if self.is_under_way:
             raise UsageError(f"{self}: load_state_dict within a step; call wait() first")
@@ -519,7 +534,7 @@ class Averager:
             alone: contact no other rank; for calls on one rank only, or after the group has ended.
 
         Raises:
-            ShoalError: as for every call of the group, which has ended.
+            ShoalError: as for every call of the group, which has ended. Not with `alone`.
         """
         now = self._times() if self._is_open else None
         missing = [self.entries[i].name for i in self.not_ready()] if self._is_open else []

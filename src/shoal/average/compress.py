@@ -26,8 +26,11 @@ _GIVE: Final = 'pass the name of a codec, ErrorFeedback("bf16"), ChunkTopK() or 
 class ErrorFeedback:
     """Add a gradient's rounding error in one step to the same gradient in the next step.
 
+    For float32 arrays. Each rank rounds its values before they are sent, even if all ranks share a
+    host, and keeps the errors of its own values (`Averager.state_dict`).
+
     Args:
-        wire: the name of a codec, see `Group.all_reduce`.
+        wire: the name of a codec that rounds: "bf16", "fp16", "mxfp8", "mxint8" or "mxfp4".
 
     Raises:
         UsageError: there is no such codec, or it does not round.
@@ -51,11 +54,13 @@ class ErrorFeedback:
 class ChunkTopK:
     """Send the largest values of each chunk of 4,096, and add the others to the next step's values.
 
-    The rank that reduces a chunk sends back only the largest sums, and adds the others to the next
-    step's sums. It divides sums by the number of all ranks, not of the ranks that sent the value.
+    For float32 arrays. The rank that reduces a chunk sends back only the largest sums, and adds the
+    others to the next step's sums. It divides sums by the number of all ranks, not of the ranks
+    that sent the value.
 
     Args:
-        share: the share of the values that are sent.
+        share: the share of the values that are sent, more than 0 and at most 1; at least one value
+            of each chunk is sent.
         bits: bits of a value: 8, or 2 for its sign and rough magnitude. An index takes 12 bits.
         warm_up: the number of steps that send more: shares of 1/4, 1/16, 1/64 and so on down to
             `share`, each in the same number of steps.

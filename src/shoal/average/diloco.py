@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class OuterSGD:
     """The outer optimizer: SGD with (Nesterov) momentum, with the defaults of the paper.
 
+    Its momenta are NumPy arrays like the parameters, by name, and are created by the first step.
     With lr=1 and momentum=0 the global parameters are the mean of all local ones: local SGD.
     """
 
@@ -30,7 +31,11 @@ class OuterSGD:
     momenta: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def step(self, name: str, parameter: Any, gradient: Any) -> None:
-        """Update a parameter in place; `gradient` may be overwritten."""
+        """Update a parameter in place; `gradient` may be overwritten.
+
+        Args:
+            parameter, gradient: NumPy arrays of one shape and dtype.
+        """
         if self.momentum:
             momentum = self.momenta.get(name)
             if momentum is None:
@@ -62,21 +67,25 @@ class DiLoCo(LocalSteps):
     Every rank passes the same arguments, and begins with the parameters of rank 0.
 
     Args:
-        parameters: NumPy arrays by name; changed in place.
+        parameters: writable NumPy arrays of a floating-point or complex dtype, by name; changed in
+            place until `close`.
         outer: the outer optimizer.
         every: local steps from one round of a fragment to its next.
         fragments: the number of parts into which the parameters are cut, or the names in each
             part; one part is sent at a time. Default 1.
         delay: local steps that a rank makes before it applies an average. Default 0.
         alpha: the share of local parameters that stays when an average is applied. Default 0.
-        compress: see `Averager`.
-        weighted: `step` takes the weight of each step.
+        compress: see `Averager`; not `ChunkTopK` with `weighted` or `quorum`.
+        weighted: `step` takes the weight of each step. Not for float16.
         quorum: the number of ranks that must have made their steps to open a round. The others join
-            with the steps made by then. None: every rank makes all its steps.
-        grace: seconds that an open round waits for the other ranks.
+            with the steps made by then. None: every rank makes all its steps. Not with `delay` or
+            `alpha`.
+        grace: seconds that an open round waits for the other ranks; with `quorum` only. Default 0.
 
     Raises:
-        UsageError: wrong options; or ranks differ in parameters or options.
+        UsageError: wrong parameters or options; or ranks differ in them.
+        TypeError: there is no such option.
+        ShoalError: as for every call of the group.
 
     Source: Douillard et al., "DiLoCo" (arXiv 2311.08105) and "Streaming DiLoCo" (arXiv 2501.18512);
     docs/decisions/0076.
@@ -91,7 +100,7 @@ class DiLoCo(LocalSteps):
     ) -> None:
         arrays = _Arrays(parameters, outer or OuterSGD())
         self.parameters = arrays.shared
-        """The global parameters, after the last finished round of each fragment."""
+        """The global parameters, after the last finished round of each fragment; do not write."""
         super().__init__(group, arrays, parameters, **options)
 
     def step(self, weight: float | None = None) -> None:
@@ -101,8 +110,11 @@ class DiLoCo(LocalSteps):
             weight: with `weighted`, the samples or tokens of the step.
 
         Raises:
-            PeerLost: a rank is lost; continue with `regroup(group.shrink())`.
-            ShoalError: as `Averager.wait`.
+            UsageError: a weight is missing, not expected, negative or not finite. Nothing was
+                counted.
+            PeerLost: a rank is lost, and the step was counted; continue with
+                `regroup(group.shrink())`.
+            ShoalError: as `Averager.wait`; the group has ended, and the step was counted.
         """
         self.count(weight)
 

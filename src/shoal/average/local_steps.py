@@ -351,8 +351,9 @@ class LocalSteps:
     def sync(self) -> None:
         """Run a round of all fragments now, after which all ranks have the global parameters.
 
-        Every rank calls it after the same number of steps, or with a quorum after any number: at
-        the end of training, before an evaluation, or before one rank saves for all.
+        If no rank has made a step since its last round, only rounds in flight are finished. Every
+        rank calls it after the same number of steps, or with a quorum after any number: at the end
+        of training, before an evaluation, or before one rank saves for all.
 
         Raises:
             ShoalError: as in a step.

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - the name describes the values
-    """A rank's values had an infinity or a NaN. Raised on every rank; the averages have it too.
+    """A rank's values had an infinity or a NaN. Raised on every rank, and the step is over.
+
+    The averages have it too, unless that rank's weight is 0. The group is usable.
 
     Args:
         name: the name of the array.

@@ -46,8 +46,10 @@ def all_reduce(
         name: matches the call with the other ranks' calls of this name, for several threads.
 
     Raises:
-        UsageError: the dtype does not support the operation, or ranks passed different arrays.
-        Unsupported: the array is sharded, or a function under jit does not run on a CPU.
+        UsageError: the dtype does not support the operation (nothing was sent), or ranks passed
+            different arrays (the group has ended).
+        Unsupported: the array is sharded; it is called under `vmap`, `pmap`, `shard_map` or a
+            gradient; or a function under jit does not run on a CPU.
         ShoalError: as for every call of the group. Under jit the program gets a
             `jax.errors.JaxRuntimeError` that contains the text.
     """
@@ -74,7 +76,8 @@ def average(tree: Any, group: Group, **options: Unpack[arrays.Options]) -> Any:
         options: `wire` and `compress`, as for `shoal.average.Averager`.
 
     Raises:
-        UsageError: the tree has no arrays, or a dtype has no average, or the ranks' trees differ.
+        UsageError: the tree has no arrays, or a dtype has no average, or the ranks' trees or
+            options differ.
         Unsupported, ShoalError: as `all_reduce` does.
     """
     names, leaves, rebuild = _flatten(tree)
@@ -90,7 +93,8 @@ def broadcast(tree: Any, group: Group, root: int = 0) -> Any:
         tree: has the same names, shapes and dtypes on every rank.
 
     Raises:
-        UsageError: the ranks' trees differ, or it is called under jit.
+        UsageError: the ranks' trees or roots differ, there is no rank `root`, or it is called under
+            jit.
         Unsupported, ShoalError: as `all_reduce` does.
     """
     names, leaves, rebuild = _flatten(tree)

@@ -43,7 +43,10 @@ def all_reduce(
         name: matches the call with the other ranks' calls of this name, for several threads.
 
     Raises:
-        UsageError: the dtype does not support the operation, or ranks passed different tensors.
+        UsageError: the dtype does not support the operation (nothing was sent), or ranks passed
+            different tensors (the group has ended).
+        Unsupported: `tf.distribute` runs several replicas. A tape raises it for the gradient of
+            this call.
         ShoalError: as for every call of the group. In a `tf.function` the program gets an error of
             `tf.errors` that contains the text.
     """
@@ -65,7 +68,8 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root_rank: int =
             every rank.
 
     Raises:
-        UsageError: the ranks' variables differ, or it is called in a `tf.function`.
+        UsageError: the ranks' variables or roots differ, there is no rank `root_rank`, or it is
+            called in a `tf.function`.
         ShoalError: as for every call of the group.
     """
     if not tf.executing_eagerly():
@@ -114,7 +118,8 @@ class DistributedGradientTape:
         """Return the averaged gradients; arguments and structure are as in `tf.GradientTape`.
 
         Raises:
-            UsageError: ranks request different gradients, or one has no average, or is sparse.
+            UsageError: ranks request different gradients, none exists, or one has no average.
+            Unsupported: one is sparse, or `tf.distribute` runs several replicas.
             ShoalError: as `all_reduce` does.
         """
         gradients = self._tape.gradient(target, sources, *args, **named)
@@ -142,7 +147,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         UsageError: it is not a Keras 3 optimizer, or it has made a step.
-        Unsupported: Keras has another backend than TensorFlow.
+        Unsupported: Keras has another backend than TensorFlow, or the policy is `mixed_float16` and
+            `optimizer` is no `LossScaleOptimizer`.
     """
     kind: Any = type(optimizer)
     if not hasattr(optimizer, "apply") or not hasattr(kind, "from_config"):

@@ -31,7 +31,7 @@ class Group(Members):
             calls without a name, match by their order. Names are never forgotten: reuse a few.
         number: a number from `reserve`, instead of a name: calls of one number match.
         subject: the purpose of the call (`Subject.of`), if ranks must agree on it.
-        timeout_s: seconds until the call fails; None takes the group's.
+        timeout_s: seconds until the call fails, also if no thread waits; None takes the group's.
         async_op: return a `Work` at once, and work on the call in the background.
         work: return a `Work` at once; the work begins in its `wait()`.
 
@@ -39,18 +39,25 @@ class Group(Members):
     and "fp16" round float32 to 16 bits, "mxfp8", "mxint8" and "mxfp4" to 8.25 or 4.25, for sum and
     avg of float32 only. Sums are folded in float32, and every rank ends with the same bits
     (docs/wire.md lists the errors). "identity" sends elements as they are. None takes the group's
-    wire for sums of 64 KiB or more that can use it, else "identity". all_gather takes `wire` too.
+    wire for sums of 64 KiB or more that can use it, else "identity"; for reduce_scatter the block
+    of a rank counts. all_gather takes `wire` too.
 
     Without async_op and work a call waits for the result and returns None. Buffers are anything
-    that `span_of` takes; they are borrowed until the call is done.
+    that `span_of` takes: contiguous CPU memory with elements of a `DType`. They are borrowed until
+    the call is done: do not write to them, nor read results, before that.
 
     Every call raises:
-        UsageError: bad arguments, and nothing has moved; or the ranks made different calls, and the
-            group has ended.
+        UsageError: bad arguments: nothing was sent, and the group is usable. Or the ranks made
+            different calls, or gave lengths that do not match: the group has ended on every rank,
+            and buffers may be partly folded.
         PeerLost: a rank is gone, and the group has ended; `shrink` returns the survivors' group.
             Buffers are partly folded.
-        TimedOut: the deadline passed, and the group has ended.
-        Closed: the group was closed or aborted.
+        TimedOut: the deadline passed, and the group has ended on every rank. Buffers are partly
+            folded.
+        Closed: the group was closed here, or aborted on any rank.
+        ShoalError: a machine has no memory left, and the group has ended.
+        TypeError: an unknown keyword. Nothing was sent.
+        KeyboardInterrupt: the call goes on, and its buffers stay borrowed.
     """
 
     def begin(self) -> None:
@@ -66,13 +73,20 @@ class Group(Members):
         will use. Nothing is sent.
 
         Args:
-            count: up to `numbers.MOST_APART`, the most that calls may be out of order: a call that
-                is further ahead of an open number raises UsageError.
+            count: up to 2,048 (`numbers.MOST_APART`), the most that calls may be out of order: a
+                call that is further ahead of an open number raises UsageError.
+
+        Raises:
+            UsageError: `count` is out of range or not a whole number, or more than 4,096 numbers
+                would be open. Nothing was reserved.
         """
         return self._numbers.reserve(count)
 
     def skip(self, number: int) -> None:
-        """Give up a number, on all ranks. Raises UsageError if it is not open."""
+        """Give up a reserved number; every rank does so. Sends nothing.
+
+        Raises UsageError if the number is not reserved, or was used or skipped.
+        """
         self._numbers.skip(number)
 
     # Collectives.
@@ -88,8 +102,9 @@ class Group(Members):
         """Fold `data` over all ranks, in place: the same bits on every rank.
 
         Args:
-            data: any number of elements; the same number and type on every rank.
+            data: any number of elements in any shape; the same number and type on every rank.
             op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
+                UsageError if the element type does not support it.
             wire: "bf16", "fp16", "mxfp8", "mxint8", "mxfp4", "identity" or None, see `Group`.
         """
         span = span_of(data)
@@ -102,7 +117,11 @@ class Group(Members):
         return self._start_in_place(plan, span, how)
 
     def broadcast(self, data: Any, root: int = 0, **how: Unpack[CallOptions]) -> Work | None:
-        """Overwrite `data` with the data of rank `root`."""
+        """Overwrite `data` with the data of rank `root`.
+
+        Args:
+            data: the same number and type of elements on every rank; at the root it is only read.
+        """
         self._check_rank(root, "root")
         span = span_of(data, writable=self.rank != root)
         key = ("broadcast", span.dtype, root, span.n_elems)
@@ -114,7 +133,8 @@ class Group(Members):
     ) -> Work | None:
         """Fold `data` over all ranks into the data of rank `root`; other ranks' data is only read.
 
-        Args: as for `all_reduce`.
+        Args:
+            data, op: as for `all_reduce`.
         """
         self._check_rank(root, "root")
         span = span_of(data, writable=root == self.rank)
@@ -136,8 +156,9 @@ class Group(Members):
             outputs: one buffer of size * n elements, or `size` buffers, whose lengths may differ
                 and are the same on every rank; written.
             data: as long as this rank's block of `outputs`, which it may be; read.
-            wire: for float32, the encoding of elements between hosts. This rank's own block of
-                `outputs` is rounded too. None: "identity", whatever the group's wire is.
+            wire: for float32, the encoding of elements between hosts. If the ranks are on several
+                hosts, this rank's own block of `outputs` is rounded too, before the call begins.
+                None: "identity", whatever the group's wire is.
         """
         span = span_of(data, writable=False)
         blocks = self._blocks("outputs", outputs, writable=True)
@@ -193,7 +214,8 @@ class Group(Members):
         Args:
             outputs: at the root one buffer of size * n elements, or `size` buffers of n; written.
                 None on the other ranks.
-            data: n elements; read. At the root it may be its own block of `outputs`.
+            data: n elements, the same number and type on every rank; read. At the root it may be
+                its own block of `outputs`.
         """
         span = span_of(data, writable=False)
         spans = self._at_root("outputs", outputs, "data", span, root)
@@ -207,7 +229,8 @@ class Group(Members):
         """Overwrite the `output` of rank r with block r of the `inputs` of rank `root`.
 
         Args:
-            output: n elements; written. At the root it may be its own block of `inputs`.
+            output: n elements, the same number and type on every rank; written. At the root it may
+                be its own block of `inputs`.
             inputs: at the root one buffer of size * n elements, or `size` buffers of n; never
                 written. None on the other ranks.
         """
@@ -223,7 +246,8 @@ class Group(Members):
         Args:
             outputs: one buffer of size * n elements, or `size` buffers whose lengths may differ,
                 also from rank to rank; written. Block s must be as long as rank s's input for this
-                rank; else the group ends on every rank with an error that names both.
+                rank; else the group ends on every rank with a UsageError that names both, and other
+                blocks may have been written.
             inputs: likewise; never written. This rank's own block may be the one of `outputs`.
 
         If `SHOAL_ALGO` or a tuning file names bruck, all ranks must give lists, or none.
@@ -248,10 +272,16 @@ class Group(Members):
         return self._start_in_place(plan, token, how)
 
     def send(self, data: Any, to: int, tag: int = 0, **how: Unpack[CallOptions]) -> Work | None:
-        """Send `data` to rank `to`; small messages return before they are received.
+        """Send `data` to rank `to`; messages of up to 64 KiB may return before they are received.
+
+        A message takes neither `name`, `number` nor `subject`.
 
         Args:
-            tag: any 64-bit integer; messages of one tag between two ranks match in order.
+            data: read. The receiver passes the same number and type of elements; else the group
+                ends on every rank with UsageError, which a send that has returned does not see.
+            to: another rank.
+            tag: any 64-bit integer; messages of one tag between two ranks match in order. Tags are
+                never forgotten: reuse a few.
         """
         return self._message("send", data, to, tag, how)
 
@@ -263,6 +293,8 @@ class Group(Members):
         Receives of one tag take messages in the order in which they are called.
 
         Args:
-            source: a rank; None takes the first message from any rank, which `Work.source` names.
+            data: as many elements, and of the same type, as the sender passes; written.
+            source: another rank; None takes the first message from any rank, which `Work.source`
+                names.
         """
         return self._message("recv", data, source, tag, how)

@@ -78,7 +78,13 @@ class Members(Calls):
         in flight have ended.
 
         Args:
+            ranks: of this group; their order gives the ranks in the new group.
             wire: the encoding of large sums between hosts; None: as in this group.
+
+        Raises:
+            UsageError: `ranks` repeats a rank, leaves out this one or has an unknown one, or there
+                is no such wire.
+            Closed: this group was closed.
         """
         codec = self.wire if wire is None else parse_wire(wire)
         self._check_open()
@@ -222,6 +228,8 @@ class Members(Calls):
         Raises:
             UsageError: this is a subgroup, this process cannot listen, or the ranks are on several
                 hosts and have no job key.
+            ShoalError: no thread can be started.
+            Closed: the group was closed.
         """
         return self._open_door().address
 
@@ -232,7 +240,7 @@ class Members(Calls):
         Costs a microsecond, and does not slow calls. May differ by rank; `grow` makes ranks agree.
 
         Raises:
-            UsageError: as for `address`.
+            UsageError, ShoalError, Closed: as for `address`.
         """
         return tuple(newcomer.host_label for newcomer in self._open_door().newcomers)
 
@@ -247,8 +255,9 @@ class Members(Calls):
         takes part.
 
         Args:
-            timeout_s: seconds until all ranks must have called it; None takes the group's. Forming
-                the new group takes up to 40 s more if processes stop answering.
+            timeout_s: seconds until all ranks must have called it; None takes the group's. If
+                processes stop answering, forming the new group takes about 40 s more, twice if a
+                newcomer fails the first time, and its first call up to 20 s.
 
         Raises (then call `reform` or `shrink`):
             PeerLost: a rank is gone.
@@ -279,7 +288,8 @@ class Members(Calls):
         All surviving ranks call it, also after an error of `grow`. Further deaths are handled until
         `timeout_s` has passed.
 
-        Args, Raises: as for `shrink` and `grow`.
+        Args, Raises: as for `shrink` and `grow`. The last `grow` in it may take longer than
+            `timeout_s`, as described there.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
@@ -409,15 +419,25 @@ class Members(Calls):
         return self._last_stats
 
     def abort(self, reason: str = "no reason was given") -> None:
-        """End the group on every rank: calls in flight and all later calls raise `Closed`."""
+        """End the group on every rank: calls in flight and all later calls raise `Closed`.
+
+        Does not wait. Does nothing if the group was closed; if it has ended, its first error stays.
+
+        Args:
+            reason: part of the error's text on every rank.
+        """
         self._native.abort(reason)
 
     def close(self) -> None:
         """Leave the group. Idempotent.
 
         Closing the group that `form` made, or its last view, also closes its subgroups, the door
-        and all links; peers that still need this rank get `PeerLost`. Closing a subgroup sends
-        nothing: calls of other members that need this rank end at their deadlines.
+        and all links; peers that still need this rank get `PeerLost`. It waits until living peers
+        have acknowledged all data, for as long as reconnecting may take: 2 s and `SHOAL_RESUME_S`
+        more, at least 12 s. Closing a subgroup sends nothing and does not wait: calls of other
+        members that need this rank end at their deadlines.
+
+        Calls in flight on this rank raise `Closed`; their buffers are not borrowed any more.
         """
         door, self._door = self._door, None
         self._end_vote()

@@ -16,8 +16,8 @@ from shoal.errors import ShoalError, UsageError
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     """Return zeroed memory for `shape` elements that collectives inside a host use in place.
 
-    The pages are reserved at once, shared with ranks of the host when a collective first uses them,
-    and freed with the last array or tensor that views them.
+    The caller owns the memory. The pages are reserved at once, shared with ranks of the host when a
+    collective first uses them, and freed with the last array or tensor that views them.
 
     A forked child can read them, and its writes are its own. Pages that it has not written show
     later writes of the parent and the host's other ranks: copy values that must not change.
@@ -27,8 +27,8 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         dtype: a name or NumPy dtype gives a NumPy array, a torch dtype a CPU tensor.
 
     Raises:
-        UsageError: a negative dimension, an unknown dtype, or the name of a dtype that NumPy does
-            not have (bfloat16: pass torch.bfloat16).
+        UsageError: a negative dimension, an unknown dtype, the name of a dtype that NumPy does not
+            have (bfloat16: pass torch.bfloat16), or NumPy is not installed.
         ShoalError: the machine or container has too little memory; gives the sizes.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)

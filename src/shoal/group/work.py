@@ -46,7 +46,10 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
 
 
 class Work:
-    """A collective that has been started. Its buffers are borrowed until it is done."""
+    """A call that has been started. Its buffers are borrowed until it is done.
+
+    Dropping it does not end the call: the group keeps the buffers alive until then.
+    """
 
     __slots__ = ("_call", "_group", "_lent", "_owners")
 
@@ -65,8 +68,10 @@ class Work:
         Raises:
             TimedOut: `timeout_s` passed, and the call goes on; or the call's own deadline passed,
                 and the group has ended.
-            PeerLost, UsageError, Closed: the group has ended; the buffers are partly folded.
-            KeyboardInterrupt: the call goes on.
+            PeerLost, UsageError, Closed, ShoalError: the group has ended; the buffers may be partly
+                folded. UsageError also if a call of the same name was in flight already; then the
+                group is usable.
+            KeyboardInterrupt: the call goes on, and its buffers stay borrowed.
         """
         if not wait_long(self._group, self._call, FOR_EVER_S if timeout_s is None else timeout_s):
             raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")

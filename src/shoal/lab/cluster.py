@@ -80,7 +80,10 @@ class Host:
         return f"host{self.index}"
 
     def cut(self, to: Host, nic: int = 0) -> None:
-        """Silently drop all packets that this host sends to another by a NIC."""
+        """Silently drop all packets that this host sends to another by a NIC, until `heal`.
+
+        Raises Unsupported if `ip` fails.
+        """
         # They go to a MAC that does not exist: the bridge floods them, and no host accepts them.
         self._neighbour("replace", to, nic, "lladdr", _NOBODY, "nud", "permanent")
 
@@ -225,7 +228,7 @@ class Lab:
         self.hosts[source].cut(self.hosts[to], nic)
 
     def heal(self, source: int, to: int, nic: int = 0) -> None:
-        """Undo `cut` for all following packets."""
+        """Undo `cut` for all following packets; UsageError if this direction is not cut."""
         self.hosts[source].heal(self.hosts[to], nic)
 
     def close(self) -> None:

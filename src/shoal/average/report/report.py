@@ -37,13 +37,16 @@ _COLUMNS: Final = {
 class AveragingReport:
     """Where the time of the last steps went on this rank, and how ranks compare.
 
+    Times are in microseconds, except in `times` (nanoseconds) and the printed table (milliseconds).
+
     Attributes:
         name: the name of the averager.
         rank, size: this rank in its group, and the group's size.
         steps: the ended steps of this rank, the oldest first, without the last one, whose length is
             not known.
-        ranks: the mean step of each rank, or of this rank only.
-        n_compared: the number of compared steps.
+        ranks: the mean step of each rank, or of this rank only; empty if ranks have no ended step
+            in common.
+        n_compared: the number of compared steps; 0 if ranks were not compared.
         missing: the arrays that are not ready in the current step.
         times: the times of the ended steps and the current step.
     """
@@ -92,8 +95,8 @@ class AveragingReport:
     def chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write the steps of this rank as a trace for Perfetto, or chrome://tracing.
 
-        The trace has the same clock as traces of torch's profiler. It is compressed if the path
-        ends in `.gz`.
+        Overwrites an existing file. The trace has the same clock as traces of torch's profiler. It
+        is compressed if the path ends in `.gz`.
 
         Raises:
             OSError: the file cannot be written.

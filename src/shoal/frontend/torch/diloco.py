@@ -48,6 +48,9 @@ class DiLoCo(LocalSteps):
         UsageError: wrong options; ranks differ; `outer` misses a parameter; `inner` has none.
             `inner.step` and `sync` raise it in a round if the model has other trained parameters.
         Unsupported: parameters are DTensors.
+        TypeError: there is no such option.
+        ShoalError: as for every call of the group. `inner.step` raises it too, after its own step:
+            continue with `regroup`.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class DiLoCo(LocalSteps):
         self._trained = {id(one) for one in trained.values()}
         replica = _Parameters(trained, outer)
         self.parameters = replica.shared
-        """The global parameters by name, on the CPU."""
+        """The global parameters by name, on the CPU; do not write."""
         if not isinstance(parts := options.get("fragments", 1), int):
             options["fragments"] = _names_in(parts, trained)
         super().__init__(frontend.group_for("DiLoCo", process_group), replica, trained, **options)
@@ -88,7 +91,11 @@ class DiLoCo(LocalSteps):
         super().close()
 
     def weigh(self, weight: float) -> None:
-        """Set the number of samples or tokens in the next step of `inner`, if `weighted`."""
+        """Set the number of samples or tokens in the next step of `inner`.
+
+        With `weighted` each step needs one, 0 or more; without it no step has one. Otherwise
+        `inner.step` raises UsageError after its own step, which is then not counted.
+        """
         self._weight = weight
 
     def _after_step(self, *_: object) -> None:
@@ -127,7 +134,12 @@ class DiLoCo(LocalSteps):
         Every rank of the new group calls it.
 
         Args:
-            group: the new group; None is the group of torch's default process group.
+            group: the new `shoal.Group`, not a process group; None is the group of torch's default
+                process group.
+
+        Raises:
+            UsageError: torch's default group does not use shoal.
+            ShoalError: as in a step; call it again with the next group.
         """
         super().regroup(group or frontend.group_for("DiLoCo", None))
 

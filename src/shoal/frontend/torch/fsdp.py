@@ -48,14 +48,16 @@ def compress(
 
     Call it on every rank after `fully_shard`, before the first step or between two steps. A rank's
     own part of the gathered parameters is rounded too, so all ranks compute with the same weights.
-    The sharded parameters, used by the optimizer and checkpoints, keep their precision.
+    The sharded parameters, used by the optimizer and checkpoints, keep their precision. Tensors of
+    other dtypes than float32, bfloat16 and float16, and groups on one host, are sent unchanged.
+    The reasons are in docs/decisions/0084.
 
     Args:
         model: contains all modules to which `fully_shard` was applied.
         gradients: the codec of reduce-scatters: "bf16", "fp16", "mxfp8", "mxint8" or "mxfp4";
             "identity": unchanged; None: as before this call.
         weights: the codec of all-gathers of parameters. "bf16" and "mxint8" round weights by less
-            than 1 % of a block's largest weight, "mxfp8" by up to 12.5 %.
+            than 1 % of a block's largest weight, "mxfp8" by up to 12.5 %. None: as before.
 
     Raises:
         UsageError: an unknown codec, or a model whose collectives cannot use one, with the reason.

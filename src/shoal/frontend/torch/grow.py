@@ -47,9 +47,10 @@ def grow_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
         timeout: time within which all ranks must call it; None: the default group's timeout.
 
     Raises:
+        UsageError: there is no default group.
         Unsupported: the default group has other backends than shoal.
-        TimedOut, PeerLost, UsageError: as `shoal.Group.reform`; ShoalError: rank 0 cannot serve a
-            store. Call it again on all ranks.
+        TimedOut, PeerLost, UsageError, Closed: as `shoal.Group.reform`; ShoalError: rank 0 cannot
+            serve a store. torch's groups have not changed: call it again on all ranks.
     """
     old = default_of("grow_group")
     timeout_s = old.timeout_s if timeout is None else timeout.total_seconds()
@@ -76,6 +77,7 @@ def join_group(
         UsageError: there is a default group, or no address, or the job refuses this process; the
             text has the reason.
         TimedOut: the job did not let this process in.
+        ShoalError: as for `shoal.init`, or rank 0 cannot serve a store to torch. No group is left.
     """
     if dist.is_initialized():
         raise UsageError("join_group: there is a default group already; a member calls grow_group")

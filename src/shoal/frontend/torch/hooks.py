@@ -29,7 +29,8 @@ def bf16_hook(
         bucket: floating-point gradients.
 
     Returns:
-        A future of the bucket's own buffer, averaged, in its own dtype.
+        A future of the bucket's own buffer, averaged, in its own dtype. If the all-reduce fails,
+        waiting for it raises torch's RuntimeError, which quotes the ShoalError.
     """
     group = dist.group.WORLD if group is None else group
     buffer = bucket.buffer()

@@ -26,6 +26,8 @@ def init_process_group(backend: str = "shoal", **options: Any) -> None:
 
     Raises:
         UsageError: a variable is missing or wrong, or no launcher is found.
+        ShoalError: the ranks could not form a group, as for `shoal.init`; no group is left.
+        RuntimeError, ValueError: as torch's function.
     """
     place = find_place()
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(place.rank), str(place.size)

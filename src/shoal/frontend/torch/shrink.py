@@ -46,8 +46,11 @@ def shrink_group(
         timeout: time within which all survivors must call it; None: the default group's timeout.
 
     Raises:
+        UsageError: there is no default group.
         Unsupported: the default group has other backends than shoal, or another group is given.
-        TimedOut, PeerLost, UsageError: as `shoal.Group.shrink`. Nothing has changed.
+        TimedOut, PeerLost, UsageError, Closed: as `shoal.Group.shrink`. torch's groups have not
+            changed.
+        RuntimeError: torch could not replace its default group. The new group is closed.
     """
     old = default_of("shrink_group", group)
     timeout_s = timeout.total_seconds() if timeout is not None else None

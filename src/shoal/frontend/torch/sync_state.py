@@ -42,9 +42,10 @@ def sync_state(
 ) -> int:
     """Copy the parameters, the buffers and the optimizer's state of one rank to every rank.
 
-    Every rank of the group calls it between two steps. Ranks first compare hashes. Ranks that hold
-    the state already return at once; the others receive it in chunks of 16 MiB, and compare hashes
-    again at the end. A rank that has returned waits for the others in its next collective.
+    Every rank of the group calls it between two steps. Ranks first compare hashes, of 32 bits for
+    each tensor. Ranks that hold the state already return at once; the others receive it in chunks
+    of 16 MiB, and compare hashes again at the end. A rank that has returned waits for the others in
+    its next collective.
 
     Args:
         model: the same on every rank, or a wrapper of it. Non-persistent buffers and the extra
@@ -54,14 +55,15 @@ def sync_state(
         from_rank: the sender's rank in the group.
         group: a shoal process group; None is the default group.
         progress: called after each chunk with the bytes so far and in total, on the sender and on
-            receiving ranks.
+            receiving ranks. If it raises, the copy ends on all of them.
 
     Returns:
-        The number of bytes that this rank sent or received.
+        The number of bytes of tensors that this rank sent or received; 0 if it held the state.
 
     Raises:
         UsageError: models or optimizers differ between ranks (the text names the first tensor or
-            parameter group), or a value cannot be sent. No state has moved.
+            parameter group), a value cannot be sent, `from_rank` differs or is out of range, or the
+            group is not shoal's. No state has moved.
         ShoalError: a rank's state differs from the sent state; the text names the first entry. Or
             as for every call of the group. The state of receiving ranks is undefined: sync again.
     """

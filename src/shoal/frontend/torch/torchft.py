@@ -63,12 +63,13 @@ class ProcessGroupShoal(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does
     ends on all others at once. If one does not arrive within 10 s, it ends with `TimedOut`.
 
     Args:
-        timeout: for forming a group, and for each call.
+        timeout: for forming a group, up to 10 s, and for each call.
 
     Raises:
         UsageError: the timeout is not positive, or one of shoal's variables is wrong. NOT raised
             from `configure`: the Manager would log the error and retry forever.
         Unsupported: this version of torchft forms groups by `reconfigure`, as nightly builds do.
+        ShoalError: this machine has no memory, descriptors or threads left.
     """
 
     @without_internals

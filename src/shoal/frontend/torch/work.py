@@ -173,10 +173,12 @@ class PendingWork(FinishedWork):
         """Drive the call to its end, complete its future and run the callbacks.
 
         Also waits for callbacks that run on another thread, except inside a callback: two threads
-        would wait for each other. `timeout` limits this wait; zero or less: the call's own limit.
+        would wait for each other. `timeout` limits the wait for each of the collectives, NOT for
+        callbacks; zero or less: the call's own limit.
 
         Raises:
-            ShoalError: the call failed; its tensors are partly folded, unless it is a UsageError.
+            TimedOut: `timeout` passed, and the call goes on; or its own limit, and it has failed.
+            ShoalError: the call failed, and its group has ended; its tensors may be partly folded.
         """
         if profiling():
             with torch.profiler.record_function("shoal:wait"):

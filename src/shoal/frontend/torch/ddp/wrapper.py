@@ -68,6 +68,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     Raises:
         UsageError: the models of the ranks differ, or the model is wrapped already.
         Unsupported: shoal does not support an argument; the text names it.
+        ShoalError: as for every call of the group.
         RuntimeError, ValueError: as torch's wrapper, for example if no parameter is trained.
     """
 
@@ -177,7 +178,11 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return state
 
     def load_feedback_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Load what `feedback_state_dict` returned; see `Averager.load_state_dict`."""
+        """Load what `feedback_state_dict` returned; see `Averager.load_state_dict`.
+
+        Raises:
+            UsageError: as `Averager.load_state_dict`, or the wrapper keeps no residuals.
+        """
         averaging = self.reducer.averaging
         if isinstance(averaging, FusedGradients):
             averaging.averager.load_state_dict(state, strict=strict)
@@ -368,6 +373,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         Raises:
             TypeError, ValueError: as torch's method.
             RuntimeError: a hook is registered already.
+            Unsupported: `wire`, `compress`, `weighted` or `check_finite` was given.
         """
         self._check_comm_hook(hook)
         if self._comm_hooks:
