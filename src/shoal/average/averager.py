@@ -270,16 +270,15 @@ class Averager:
             ShoalError: as `wait` does; the group has ended.
         """
         check_alive(self.group)
-        if self._weighted != (weight is not None):
-            raise UsageError(f"{self}: begin takes a weight if, and only if, weighted=True")
-        if weight is not None and not 0 <= weight < math.inf:
-            raise UsageError(f"{self}: weight must be a finite number >= 0, got {weight}")
+        self._check_weight(weight)
         if self.is_under_way:
             raise UsageError(f"{self}: the previous step has not ended; call wait() first")
         if self._preparation is not None:
             self._preparation.begin(weight)
         self.log.begin_step()
         if self._is_open:
+            if reserve:
+                self._departures.reserve()
             return self.arrays
         while self._shared.dropped:
             for number in self._shared.dropped.popleft():
@@ -295,6 +294,12 @@ class Averager:
         self.countdown.paused = False
         self._is_open, self._is_sent = True, False
         return self.arrays
+
+    def _check_weight(self, weight: float | None) -> None:
+        if self._weighted != (weight is not None):
+            raise UsageError(f"{self}: begin takes a weight if, and only if, weighted=True")
+        if weight is not None and not 0 <= weight < math.inf:
+            raise UsageError(f"{self}: weight must be a finite number >= 0, got {weight}")
 
     def keep_layout(self) -> None:
         """Keep the layout of the first step; every rank calls it before that step."""
@@ -404,7 +409,8 @@ class Averager:
         Arrays that were ready on no rank are unchanged; `unused` has their indices.
 
         Raises:
-            UsageError: arrays never became ready, see `send_rest`, and the group has ended. Or an
+            UsageError: arrays never became ready, see `send_rest`, or an error or Ctrl-C has
+                interrupted a call of this step that sends arrays; the group has ended. Or an
                 array was ready twice, or all weights were 0: the step is over on every rank, and
                 these values are undefined.
             NotFinite: on every rank; the step is over.
@@ -413,6 +419,10 @@ class Averager:
         """
         wait_ns = time.monotonic_ns()
         self.send_rest()
+        if self._departures.is_torn:
+            why = f"a step on rank {self.group.rank} was interrupted while it sent its arrays"
+            end_group(self.group, why)
+            raise UsageError(f"{self.group}: {why}{GO_ON}")
         for buffer in range(len(self.layout.buffers)):
             self._departures.wait(buffer)
         self._is_open = False

@@ -113,6 +113,14 @@ class Departures:
         """True if `reserve` was called since `begin`."""
         return bool(self._numbers)
 
+    @property
+    def is_torn(self) -> bool:
+        """True if a buffer of this step was neither sent nor skipped, after the rest was sent."""
+        each = zip(self._posted_ns, self._works, self._done_ns, strict=False)
+        return bool(self.open) or any(
+            posted_ns and work is None and not done_ns for posted_ns, work, done_ns in each
+        )
+
     def send_used(self, missing: Sequence[int]) -> tuple[int, ...]:
         """Send the other buffers that have arrays ready on any rank; every rank calls it.
 
