@@ -213,12 +213,16 @@ def test_differing_values_names_and_orders_are_named_everywhere_in_nth_steps(gro
         "none": np.empty((0, 3)),
         "rate": 0.25,
         "betas": (0.9, 0.99),
+        "long": [np.zeros(5000)],
     }
+    differing = np.zeros(5000)
+    differing[2500] = 1
     for number, (odd, words) in enumerate(
         (
             (same, ""),
             (same | {"w": np.ones((3, 4), int)}, "w is not the same on all ranks: int64[12] of h"),
             (same | {"momentum": torch.zeros(5, dtype=torch.bfloat16)}, "momentum is not the same"),
+            (same | {"long": [differing]}, "long is not the same on all ranks"),
             (same | {"rate": 0.5}, "rate is not the same on all ranks: 0.25 on ranks 0, 2, 0.5 on"),
             (same | {"more": 1}, "none on ranks 0, 2, 1 on rank 1"),
             (dict(reversed(same.items())), "the order of these names is not the same"),
@@ -231,6 +235,20 @@ def test_differing_values_names_and_orders_are_named_everywhere_in_nth_steps(gro
             assert isinstance(error, UsageError) == bool(words and step % 2 == 0)
             assert error is None or (words in str(error) and f": in step {step} " in str(error))
     Averager(group, {"w": A}).check_same({"own": group.rank})  # without a number none is compared
+
+
+@in_ranks(2)
+def test_a_step_that_could_not_send_an_array_is_an_error_on_every_rank(group: Group) -> None:
+    def fill(_arrays: object) -> None:
+        if group.rank == 1:
+            raise MemoryError
+
+    averager = Averager(group, {"a": A}, fill=fill)
+    averager.begin()
+    assert isinstance(error_of(averager.ready, "a"), MemoryError) == (group.rank == 1)
+    for _ in range(2):  # NOT values that were not averaged
+        with pytest.raises(UsageError, match="a step on rank 1 was interrupted"):
+            averager.wait()
 
 
 @in_ranks(2)

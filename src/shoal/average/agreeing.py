@@ -217,7 +217,9 @@ def checked_interval(every: int) -> int:
 
 def _in_words(value: Any) -> str:
     """Describe a number by its value, and memory by its type, length and hash."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, tuple, list)):
+    if isinstance(value, (tuple, list)):  # NOT repr, which leaves out elements of long arrays
+        return f"{type(value).__name__}({', '.join(map(_in_words, value))})"
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
         return repr(value)
     span = span_of(value, writable=False)
     memory = (ctypes.c_char * span.n_bytes).from_address(span.address) if span.n_elems else b""
