@@ -193,6 +193,14 @@ def test_a_layer_that_no_rank_uses_stays_unused_with_a_new_rank(options: dict[st
     assert net.second.weight.grad is None
 
 
+groups_of_hooks: list[object] = []
+
+
+def note_group(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    groups_of_hooks.append(state)
+    return allreduce_hook(state, bucket)
+
+
 def case_a_new_rank_with_another_model_is_named_and_others_regroup_again() -> None:
     pair = dist.new_group([0, 1])
     net, alone = Two(), Two()
@@ -200,6 +208,7 @@ def case_a_new_rank_with_another_model_is_named_and_others_regroup_again() -> No
     named = r"parameter first\.weight is not the same .*float32\[3, 6\] on rank 2"
     if dist.get_rank() < 2:
         wrapped = wrap(net, process_group=pair)
+        wrapped.register_comm_hook(pair, note_group)
         loss = wrapped(data).sum()
         with pytest.raises(UsageError, match=named):
             wrapped.regroup()
@@ -213,7 +222,10 @@ def case_a_new_rank_with_another_model_is_named_and_others_regroup_again() -> No
         with pytest.raises(UsageError, match=named):
             wrap(Two(dtype=torch.float32))
         wrapped = wrap(net)
+        wrapped.register_comm_hook(dist.group.WORLD, note_group)
     train_beside(alone, wrapped, range(1))
+    assert set(groups_of_hooks) == {dist.group.WORLD}
+    groups_of_hooks.clear()
 
 
 def case_wrappers_that_share_parameters_regroup_in_turn() -> None:

@@ -380,11 +380,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             raise RuntimeError(
                 "register_comm_hook or register_builtin_comm_hook can only be called once."
             )
+        averaging, sparse = self.reducer.averaging, self.reducer.sparse
+        hooked = self._hooked(averaging.gradients, hook, state)
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
-        averaging, sparse = self.reducer.averaging, self.reducer.sparse
         sparse.hook, sparse.state = hook, state
-        self.reducer.use(self._hooked(averaging.gradients, hook, state), sparse)
+        self.reducer.use(hooked, sparse)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -481,7 +482,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         try:
             self._begin_again()
         except BaseException:
-            self.reducer = keeper
+            self.reducer, self.process_group = keeper, former
             raise
         finally:
             self._before = None
