@@ -51,6 +51,8 @@ def test_unknown_options_and_weighted_float16_are_refused() -> None:
         for one, compress in ((whole, None), (whole, "fp16"), (whole, narrow), (half, "identity")):
             with pytest.raises(UsageError, match="weighted=True cannot be used with float16"):
                 DiLoCo(group, {"w": one}, every=1, compress=compress, weighted=True)
+        with pytest.raises(UsageError, match="a quorum cannot be used with float16"):
+            DiLoCo(group, {"w": half}, every=1, quorum=1)
         with pytest.raises(TypeError, match="no option 'quorm' of local steps: pass one of every"):
             DiLoCo(group, {"w": whole}, every=1, quorm=2)
         with pytest.raises(UsageError, match="every must be a whole number of steps"):

@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,7 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     for wrong, words in (
         ({"every": 0}, "every must be a whole number of steps, 1 or more, got 0"),
         ({"every": 2.5}, "every must be a whole number of steps, 1 or more, got 2.5"),
+        ({"every": math.nan}, "every must be a whole number of steps, 1 or more, got nan"),
         ({"fragments": 5}, "fragments must be 1 to every=4, one for a step, got 5"),
         ({"fragments": 0}, "5 parameters cannot be cut into 0 fragments"),
         ({"fragments": [["wide"], ["one"]]}, "must name each parameter once: 'long'"),

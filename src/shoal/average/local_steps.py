@@ -148,7 +148,7 @@ class LocalSteps:
         # Rounds are weighted means: by samples, or with a quorum by the number of steps.
         self._has_weights = self._is_weighted or self._quorum is not None
         self._check()
-        if self._is_weighted:
+        if self._has_weights:
             self._check_range(group)
         if self._quorum is not None:
             self._alpha = math.nan  # keep steps made while an average is in flight
@@ -169,7 +169,7 @@ class LocalSteps:
 
     def _check(self) -> None:
         every, n_fragments = self._every, len(self._fragments)
-        if every != int(every) or every < 1:
+        if every % 1 != 0 or every < 1:  # NaN too
             what = f"every must be a whole number of steps, 1 or more, got {every!r}"
         elif not 1 <= n_fragments <= every:
             what = f"fragments must be 1 to every={every}, one for a step, got {n_fragments}"
@@ -206,8 +206,9 @@ class LocalSteps:
             halves.append(f"{wire!s} between hosts")
         if halves:
             raise UsageError(
-                f"weighted=True cannot be used with float16 ({halves[0]}): products of values and "
-                "weights would exceed 65,504; use bfloat16, or leave weighted out"
+                f"{'weighted=True' if self._is_weighted else 'a quorum'} cannot be used with "
+                f"float16 ({halves[0]}): products of values and weights, or numbers of steps, "
+                "would exceed 65,504; use bfloat16, or leave it out"
             )
 
     def _form(self, group: Group) -> None:
@@ -462,7 +463,7 @@ class LocalSteps:
                 between ranks in its rounds.
             ShoalError: as in a step.
         """
-        if not {*_SAVED, "replica", "flying"}.issubset(state or ()):
+        if not {*_SAVED, "replica", "flying", "rounding"}.issubset(state or ()):
             raise UsageError(f"{self._own}: pass a result of state_dict of these local steps")
         if (n_saved := len(state["since"])) != len(self._fragments):
             raise UsageError(
@@ -470,6 +471,7 @@ class LocalSteps:
                 f"{len(self._fragments)}; create it with fragments={n_saved}"
             )
         self._leave()  # averages in flight belong to earlier steps
+        self._flying.clear()
         self._form(self.group)
         rounds = {"rounds": str((state["n_done"], state["n_sent"]))}
         agree(self._own, "rounds", (), rounds)
@@ -479,7 +481,6 @@ class LocalSteps:
         for name in _SAVED:
             setattr(self, f"_{name}", copy(state[name]))
         self._until = 0
-        self._flying.clear()
         for saved in state["flying"]:
             total = array("d", [saved["total"]])
             flight = _Flight(saved["number"], saved["step"], saved["weight"], total)

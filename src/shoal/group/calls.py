@@ -421,7 +421,11 @@ class Calls:
             unknown = ", ".join(how.keys() - _KNOWN)
             raise TypeError(f"unknown keywords {unknown}; known are {', '.join(_KNOWN)}")
         timeout_s = how.get("timeout_s")
-        return self.timeout_s if timeout_s is None else timeout_s
+        if timeout_s is None:
+            return self.timeout_s
+        if not timeout_s >= 0:  # NaN too
+            raise UsageError(f"{self}: timeout_s must be a number >= 0, got {timeout_s}")
+        return timeout_s
 
     def _finish(
         self, call: engine.Call, plan: engine.Plan | None, owners: Any, how: CallOptions

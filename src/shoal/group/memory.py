@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from shoal.dtypes import DType, item_size, parse_dtype
@@ -31,7 +32,7 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
             have (bfloat16: pass torch.bfloat16), or NumPy is not installed.
         ShoalError: the machine or container has too little memory; gives the sizes.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (operator.index(shape),)
     if any(size < 0 for size in sizes):
         raise UsageError(f"shape {sizes} has a negative dimension")
     kind = parse_dtype(dtype)

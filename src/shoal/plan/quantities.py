@@ -71,7 +71,7 @@ def bytes_per_us(text: str) -> float:
         _NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?|[mgt](?=bit))(b|bit|B)(?:/s|ps)?\s*", text
     )
     rate = float(found[1]) * _SCALES[found[2]] if found else 0.0
-    if not 0 < rate < math.inf:
+    if found is None or not 0 < rate < math.inf:
         raise UsageError(f"cannot read the rate {text!r}: write 25Gb (bits) or 3GB (bytes)")
     return rate / (1 if found[3] == "B" else 8) / 1e6
 
