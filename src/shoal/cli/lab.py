@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace) -> int:
     name = args.name or f"lab{os.getpid()}"
     lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion)
     with ExitStack() as stack:
-        key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
+        key_file: str = args.key_file or os.environ.get("SHOAL_KEY_FILE", "")
         if args.key_file:
             from shoal.server.options import key_of
 
