@@ -154,13 +154,15 @@ def test_servers_of_unknown_rate_are_used_even_if_the_probe_fails(tmp_path: Path
     assert right == (True,) * N_WORKERS
     assert len(set(used)) == 1
     assert [len(each) for each in logged] == [3, 0, 0]
-    assert servers[0].address in logged[0][0]
+    # On busy cores a view of some of the servers may form first: the lines have any order.
+    of_server = [[text for text in logged[0] if one.address in text] for one in servers]
+    assert [len(texts) for texts in of_server] == [1, 1, 1]
     if how == "half":
         assert used[0] == "sharded[3*17|43,2*86].servers"
-        assert "0.5 of a worker's rate" in logged[0][0]
+        assert "0.5 of a worker's rate" in of_server[0][0]
     if how == "silent":
         assert used[0] == "sharded[3*0|3*1].servers"
-        assert "could not be measured" in logged[0][0]
+        assert "could not be measured" in of_server[0][0]
 
 
 # A server bounds the memory of each job, also when jobs ask for more.
