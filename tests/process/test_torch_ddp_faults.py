@@ -292,6 +292,56 @@ def case_ranks_without_further_inputs_are_not_compared() -> None:
             sgd.step()
 
 
+def case_a_wrapper_is_as_before_once_a_join_has_ended() -> None:
+    net = nn.Linear(6, 3)
+    wrapped = wrap(net, check_same=2)
+    with wrapped.join():
+        for _ in range(2 + dist.get_rank()):
+            wrapped(torch.ones(4, 6)).sum().backward()
+    wrapped(torch.ones(4, 6)).sum().backward()  # the 4th step on every rank
+    net.bias.data += dist.get_rank()
+    wrapped(torch.ones(4, 6)).sum().backward()
+    with pytest.raises(UsageError, match="'bias' is not the same on all ranks"):
+        wrapped(torch.ones(4, 6)).sum().backward()
+    wrapped.regroup()
+
+
+class Backwards(nn.Sequential):
+    """Its gradients come in another order than the first layout of fusion buffers has."""
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(list(self)):
+            data = layer(data)
+        return data
+
+
+def case_an_interrupted_change_of_layout_is_finished_by_the_next_forward_pass() -> None:
+    net = Backwards(nn.Linear(6, 6), nn.Linear(6, 6))
+    wrapped = wrap(net)
+
+    def passes(value: float) -> None:
+        net.zero_grad()
+        wrapped(torch.full((1, 6), value + dist.get_rank())).sum().backward()
+
+    passes(1.0)
+    if dist.get_rank() == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wrapped.reducer.averaging.gradients, "settle", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                wrapped(torch.ones(1, 6))
+    for value in (2.0, 3.0):
+        passes(value)
+        averages = [one.grad.clone() for one in net.parameters()]
+        net.zero_grad()
+        net(torch.stack([torch.full((6,), value + rank) for rank in range(2)])).sum().backward()
+        for average, one in zip(averages, net.parameters(), strict=True):
+            torch.testing.assert_close(average * 2, one.grad)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("case", cases_in(globals()))
 def test_faults(case: Case, ranks: SharedRanks) -> None:
     ranks.run(case)

@@ -246,9 +246,31 @@ def test_a_step_that_could_not_send_an_array_is_an_error_on_every_rank(group: Gr
     averager = Averager(group, {"a": A}, fill=fill)
     averager.begin()
     assert isinstance(error_of(averager.ready, "a"), MemoryError) == (group.rank == 1)
-    for _ in range(2):  # NOT values that were not averaged
-        with pytest.raises(UsageError, match="a step on rank 1 was interrupted"):
-            averager.wait()
+    for end in (averager.send_rest, averager.wait):  # NOT values that were not averaged
+        if end == averager.wait or group.rank == 1:
+            with pytest.raises(UsageError, match="a step on rank 1 was interrupted"):
+                end()
+
+
+@in_ranks(2)
+def test_a_wait_that_was_interrupted_may_be_repeated(group: Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512, compress=None)
+    for step in range(3):
+        averager.begin()
+        fill(averager, step, list(SHAPES))
+        if group.rank == 1 and step < 2:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(averager._memory, "put_back", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    averager.wait()
+            with pytest.raises(UsageError, match="the previous step has not ended"):
+                averager.begin()
+        averager.wait()
+        check(averager, step)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @in_ranks(2)

@@ -149,29 +149,31 @@ class FirstOrder:
         """
         if self._is_sent:
             return
-        self._is_sent = True
         missing = set(last).difference(came)
         order = bytearray(array("I", [*came, *(one for one in last if one in missing)]).tobytes())
         work = self._group.broadcast(order, 0, name=self._name, async_op=True)
         if work is not None:
             work.finish_at_close()  # the program may end after this step
-        self._coming = work, order
+        self._coming, self._is_sent = (work, order), True
 
     def keep(self) -> None:
         """Send no order: the layout stays. Every rank calls it before the first step."""
         self._is_sent = True
 
     def take(self) -> tuple[int, ...] | None:
-        """Return the order once, after the step that sent it; waits until it arrives."""
+        """Return the order from the step that sent it until `forget`; waits until it arrives."""
         if self._coming is None:
             return None
         work, data = self._coming
         if work is not None:
             work.wait()
-        self._coming = None
         order = array("I")
         order.frombytes(data)
         return tuple(order)
+
+    def forget(self) -> None:
+        """Forget the order, which was used."""
+        self._coming = None
 
 
 # ---- values that should be the same on all ranks ----

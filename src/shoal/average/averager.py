@@ -283,9 +283,10 @@ class Averager:
         while self._shared.dropped:
             for number in self._shared.dropped.popleft():
                 self.group.skip(number)
-        layout, self._next_layout = self.next_layout(), None
+        layout = self.next_layout()
         if layout is not None:
             self._lay_out(layout)
+            self._next_layout = None
         self._departures.begin()
         if reserve:
             self._departures.reserve()
@@ -315,6 +316,7 @@ class Averager:
             order = self._order.take()
         if order is not None and order != self.layout.order:
             self._next_layout = Layout.of(self.entries, order, self.fusion_bytes)
+        self._order.forget()
         return self._next_layout
 
     @property
@@ -362,13 +364,20 @@ class Averager:
 
         Raises:
             UsageError: arrays never became ready on some rank, and `find_unused` is not set; the
-                text names the arrays and the rank. The group has ended, on every rank.
+                text names the arrays and the rank. Or an error or Ctrl-C has interrupted a call of
+                this step that sends arrays. The group has ended, on every rank.
             ShoalError: as `wait` does.
         """
         if not self._is_open:
             raise UsageError(f"{self}: no step has begun; call begin() first")
-        if self._is_sent:
-            return
+        if not self._is_sent:
+            self._send_rest()
+        if self._departures.is_torn:
+            why = f"a step on rank {self.group.rank} was interrupted while it sent its arrays"
+            end_group(self.group, why)
+            raise UsageError(f"{self.group}: {why}{GO_ON}")
+
+    def _send_rest(self) -> None:
         self.countdown.paused = self._is_sent = True
         self.log.note_sent()
         self._departures.reserve()
@@ -409,8 +418,7 @@ class Averager:
         Arrays that were ready on no rank are unchanged; `unused` has their indices.
 
         Raises:
-            UsageError: arrays never became ready, see `send_rest`, or an error or Ctrl-C has
-                interrupted a call of this step that sends arrays; the group has ended. Or an
+            UsageError: arrays were not sent, see `send_rest`, and the group has ended. Or an
                 array was ready twice, or all weights were 0: the step is over on every rank, and
                 these values are undefined.
             NotFinite: on every rank; the step is over.
@@ -419,22 +427,20 @@ class Averager:
         """
         wait_ns = time.monotonic_ns()
         self.send_rest()
-        if self._departures.is_torn:
-            why = f"a step on rank {self.group.rank} was interrupted while it sent its arrays"
-            end_group(self.group, why)
-            raise UsageError(f"{self.group}: {why}{GO_ON}")
         for buffer in range(len(self.layout.buffers)):
             self._departures.wait(buffer)
-        self._is_open = False
+        # Until all of this is done the step is open: after Ctrl-C, `wait` may be called again.
+        with explaining(self.group):
+            self._order.end_step(self.countdown.order, self.layout.order)
         if self._feedback is not None and not self._feedback.end():
             self._forget_kept_back()
         self._memory.put_back()
+        self._is_open = False
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
         repeated = self.countdown.repeated
         try:
-            with explaining(self.group):
-                self._order.end_step(self.countdown.order, self.layout.order)
-                if self._preparation is not None:
+            if self._preparation is not None:
+                with explaining(self.group):
                     self._preparation.end()
         except BaseException:
             self.undo_feedback()

@@ -44,12 +44,13 @@ class Feedback:
         self._sent: list[int] | None = None  # buffers sent in this step; None: no step is open
         # Buffers whose residuals the last step replaced; None: another step has begun.
         self._kept: list[int] | None = None
+        self._last: list[int] | None = None  # of the step before, until this one sends a buffer
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
         """Use another layout of the same arrays; the residuals move with the arrays."""
         np = numpy()
         residuals = self.residuals() if self._now else {}
-        self._layout, self._sent, self._kept = layout, None, None
+        self._layout, self._sent, self._kept, self._last = layout, None, None, None
         whole, now, new = (
             np.frombuffer(memory, np.float32, layout.n_bytes // _ITEM),
             *(np.zeros(layout.n_bytes // _ITEM, np.float32) for _ in range(2)),
@@ -62,6 +63,8 @@ class Feedback:
 
     def begin(self) -> None:
         """Begin a step, even if the previous step has not ended."""
+        if self._kept is not None:
+            self._last = self._kept
         self._sent, self._kept = [], None
 
     def send(self, buffer: int, left_out: Collection[int] = ()) -> Codec:
@@ -71,6 +74,7 @@ class Feedback:
         on no rank, keep their residuals.
         """
         assert self._sent is not None
+        self._last = None
         np, codec = numpy(), self.scheme.codec(self.n_steps)
         values, now, new = self._values[buffer], self._now[buffer], self._new[buffer]
         parts = [self._layout.part(buffer, index) for index in left_out]
@@ -99,13 +103,13 @@ class Feedback:
         """
         if self._sent is None:
             return True
+        is_finite = all(not_finite(self._values[one], DType.FLOAT32) is None for one in self._sent)
         sent, self._sent, self._kept = self._sent, None, []
         self.n_steps += 1
-        if all(not_finite(self._values[one], DType.FLOAT32) is None for one in sent):
+        if is_finite:
             self._swap(sent)
             self._kept = sent
-            return True
-        return False
+        return is_finite
 
     def undo(self) -> None:
         """Undo the last step, because its averages are not used. Idempotent."""
@@ -122,6 +126,8 @@ class Feedback:
         that ended on rank 0 but not on this rank has sent all its buffers, and ends now.
         """
         if self.n_steps == n_steps + 1:
+            if self._kept is None:  # the next step has begun
+                self._kept, self._last = self._last, None
             self.undo()
         elif self.n_steps == n_steps - 1:
             self.end()

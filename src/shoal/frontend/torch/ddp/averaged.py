@@ -103,7 +103,7 @@ class FusedGradients:
             pairs = zip(self.averager.layout.places, layout.places, strict=True)
             self.gradients.leave(index for index, (old, new) in enumerate(pairs) if old != new)
         self.averager.begin(self._begun_with, reserve=False)
-        if layout is not None:
+        if self.averager.layout is not self._settled:  # also one that an error has interrupted
             self._settle()
         self.gradients.begin()
         self.averager.countdown.paused, self._is_stopped = False, False
@@ -207,3 +207,4 @@ class FusedGradients:
             return place_in(flat, 0, like)
 
         self.gradients.settle(place)
+        self._settled = self.averager.layout
