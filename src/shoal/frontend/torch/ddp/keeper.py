@@ -255,6 +255,7 @@ class GradientKeeper:
             if not self._finds_unused:
                 self._count(self.averaging.missing())
             self._average(self._finds_unused)
+        self.n_steps += 1
 
     @contextlib.contextmanager
     def _zeros(self, lost: Collection[int] = ()) -> Iterator[None]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.distributed import utils as torch_utils
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn.parallel import distributed as torch_ddp
 
 import shoal.frontend.torch as frontend
@@ -440,6 +441,21 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return parameters
 
     # Joins and other groups.
+
+    def join_hook(self, **options: Any) -> Any:
+        """Return torch's hook for a join, after whose end the wrapper is as before the join.
+
+        torch leaves its wrapper in the join: each forward pass makes one more call.
+        """
+        hook = super().join_hook(**options)
+        end = hook.post_hook
+
+        def end_join(is_last_joiner: bool) -> None:
+            end(is_last_joiner)
+            self._join_config = _JoinConfig.construct_disabled_join_config()  # type: ignore[no-untyped-call]
+
+        hook.post_hook = end_join
+        return hook
 
     def _match_all_reduce_for_bwd_pass(self) -> None:
         self.reducer.match()
