@@ -89,6 +89,25 @@ def case_models_are_trained_as_in_the_papers() -> None:
         assert all(one == everyone[0][0] for both in everyone for one in both)
 
 
+def case_a_step_in_which_the_outer_optimizer_raises_can_be_repeated() -> None:
+    case, size = CASES[2], dist.get_world_size()
+    net, inner, diloco = start(case)
+    outer = diloco._replica._outer  # type: ignore[attr-defined]
+
+    def fail(*_: object) -> None:
+        handle.remove()
+        raise MemoryError
+
+    train(net, inner, diloco, range(1, 6), case)  # the first average is taken up in the 6th step
+    handle = outer.register_step_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        train(net, inner, diloco, range(6, 7), case)
+    diloco._go_on()  # type: ignore[attr-defined]  # as the next step would
+    train(net, inner, diloco, range(7, N_STEPS + 1), case)
+    wanted = expected(case, size, N_STEPS)
+    check({name: one.numpy() for name, one in diloco.parameters.items()}, wanted.shared)
+
+
 def case_a_saved_run_goes_on_with_the_same_bits() -> None:
     for case, compress in ((CASES[0], None), (CASES[2], None), (CASES[1], ErrorFeedback("bf16"))):
         net, inner, diloco = start(case, compress=compress)
@@ -211,9 +230,13 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     refused(lambda: shoal.torch.LocalSGD(net, other, every=2), "has no parameter of this model")
     refused(lambda: shoal.torch.DiLoCo(net, inner, torch.optim.SGD, every=2), "a torch optimizer")
-    outer = torch.optim.SGD(net.parameters(), lr=0.7 + dist.get_rank())
-    words = "outer is not the same on all ranks"
-    refused(lambda: shoal.torch.DiLoCo(net, inner, outer, every=2), words)
+    rate = 0.7 + dist.get_rank()
+    for outer in (
+        torch.optim.SGD(net.parameters(), lr=rate),
+        torch.optim.SGD([{"params": list(net.parameters()), "lr": rate}], lr=0.7),
+    ):
+        differing = functools.partial(shoal.torch.DiLoCo, net, inner, outer, every=2)
+        refused(differing, "outer is not the same on all ranks")
     for state in ({}, net.state_dict(), None):
         load = functools.partial(start(CASES[0])[2].load_state_dict, state)
         refused(load, "pass a result of state_dict of these local steps")

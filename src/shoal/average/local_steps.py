@@ -104,6 +104,7 @@ class _Flight:
         weight: the weight of this rank's values.
         total: the weight of all ranks' values, after arrival.
         has_landed: True if the average has arrived.
+        factor: the factor of the average, once it was computed; the outer step may be repeated.
     """
 
     number: int
@@ -112,6 +113,7 @@ class _Flight:
     total: array[float]
     summing: Work | None = None
     has_landed: bool = False
+    factor: float | None = None
 
 
 class LocalSteps:
@@ -320,14 +322,15 @@ class LocalSteps:
 
     def _take_up(self, alpha: float) -> None:
         """Finish the oldest sent round."""
-        flight, factor = self._flying[0], 1.0
+        flight = self._flying[0]
         self._land(flight)
         part = flight.number % len(self._fragments)
-        if self._has_weights:
+        if self._has_weights and flight.factor is None:
             total = flight.total[0]
-            factor = self._units[part] * self.group.size / total if total else 0.0
+            flight.factor = self._units[part] * self.group.size / total if total else 0.0
             self._units[part] = total / self.group.size or self._units[part]
             self._folded += total
+        factor = 1.0 if flight.factor is None else flight.factor
         if factor:  # 0: all weights are 0, and there is no average
             self._replica.step_outer(self._averager_of(flight).arrays, factor)
         self._replica.mix(self._fragments[part], alpha)
@@ -447,7 +450,8 @@ class LocalSteps:
             self._land(flight)
             saved = {"number": flight.number, "step": flight.step, "weight": flight.weight}
             averages = copies(self._averager_of(flight).arrays)
-            flying.append(saved | {"total": flight.total[0], "averages": averages})
+            saved |= {"total": flight.total[0], "size": self.group.size}
+            flying.append(saved | {"averages": averages})
         state = {name: copy(getattr(self, f"_{name}")) for name in _SAVED}
         rounding = [one.state_dict() for one in self._averagers]
         own = {"replica": self._replica.state_dict(), "rounding": rounding, "flying": flying}
@@ -469,6 +473,12 @@ class LocalSteps:
             raise UsageError(
                 f"{self._own}: the saved state has {n_saved} fragments, but this object has "
                 f"{len(self._fragments)}; create it with fragments={n_saved}"
+            )
+        sizes = {saved.get("size", self.group.size) for saved in state["flying"]}
+        if not sizes <= {self.group.size}:
+            raise UsageError(
+                f"{self._own}: the saved state has averages in flight of {sizes.pop()} ranks: load "
+                "it on as many, or call sync() before state_dict()"
             )
         self._leave()  # averages in flight belong to earlier steps
         self._flying.clear()

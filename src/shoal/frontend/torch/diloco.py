@@ -181,7 +181,11 @@ class _Parameters:
         self._local = dict(parameters)
         self.shared = {name: _on_cpu(one) for name, one in parameters.items()}
         self._outer = outer
-        self.outer = f"{type(outer).__name__} with {outer.defaults}"
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in outer.param_groups
+        ]
+        self.outer = f"{type(outer).__name__} with {', '.join(map(str, groups))}"
         self._kept: dict[str, torch.Tensor] = {}
 
     def _tensors(self, places: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -209,15 +213,18 @@ class _Parameters:
         local = {name: self._local[name].clone() for name in places}
         for one in held:  # other fragments do not step, because they have no gradient
             one.grad = None
-        for name, place in self._tensors(places):
-            self._local[name].copy_(self.shared[name])
-            self._local[name].grad = place.mul(factor).to(self._local[name].device)
-        self._outer.step()
-        for name in places:
-            self.shared[name].copy_(self._local[name])
-            self._local[name].copy_(local[name])
-        for one, gradient in zip(held, gradients, strict=True):
-            one.grad = gradient
+        try:
+            for name, place in self._tensors(places):
+                self._local[name].copy_(self.shared[name])
+                self._local[name].grad = place.mul(factor).to(self._local[name].device)
+            self._outer.step()
+            for name in places:
+                self.shared[name].copy_(self._local[name])
+        finally:  # if the optimizer raises, the next step repeats this one
+            for name in places:
+                self._local[name].copy_(local[name])
+            for one, gradient in zip(held, gradients, strict=True):
+                one.grad = gradient
 
     @torch.no_grad()
     def mix(self, names: Iterable[str], alpha: float) -> None:
