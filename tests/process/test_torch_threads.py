@@ -17,7 +17,7 @@ from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import error_of
 from torch._C._distributed_c10d import AllgatherOptions
 
-from shoal.frontend.torch import create_process_group
+from shoal.frontend.torch import create_process_group, sparse
 
 SIZE = 3
 # Longer than the ranks may run, so no returned error comes from a deadline.
@@ -161,6 +161,25 @@ def case_thousands_of_futures_complete_without_a_wait_for_their_works() -> None:
     del calls
     torch.futures.wait_all(futures)
     assert torch.cat(tensors).tolist() == [2.0] * 3_000
+
+
+def case_more_than_64_sparse_tensors_in_flight_are_not_mixed_up() -> None:
+    """The first call of one rank waits until all are under way; it shares names with the 65th."""
+    are_given, plain = threading.Event(), sparse.all_reduce_sparse
+
+    def late(*given: Any, name: str, **how: Any) -> None:
+        if dist.get_rank() == 1 and name.endswith("/1"):
+            assert are_given.wait(60)
+        plain(*given, name=name, **how)
+
+    tensors = [torch.full((2,), float(k)).to_sparse() for k in range(1, 150)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "all_reduce_sparse", late)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        are_given.set()
+        for work in works:
+            work.wait()
+    assert [one.to_dense().tolist() for one in tensors] == [[2.0 * k] * 2 for k in range(1, 150)]
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

@@ -7,8 +7,10 @@ form quickly.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -49,6 +51,19 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
     LayOut = Callable[[TensorBuffers, Any, Any], list[Arguments]]
+
+
+_N_SPARSE_NAMES: Final = 64  # of sparse all-reduces, which take them in turn
+
+
+def _await_end(before: InBackground | None) -> None:
+    """Wait until an earlier call of the same name has ended.
+
+    Otherwise ranks could make the two in different orders, and add unrelated tensors.
+    """
+    if before is not None:
+        with contextlib.suppress(Exception):  # its own Work raises it
+            before.wait()
 
 
 def _refusing(operation: str, instead: str) -> Callable[..., NoReturn]:
@@ -108,6 +123,7 @@ class Operations:
         group.timeout_s = timeout_s
         self.group = group
         self._n_calls = self._n_sparse = 0
+        self._sparse: deque[InBackground | None] = deque(maxlen=_N_SPARSE_NAMES)
         self._coalesced: list[PendingWork] | None = None
         self._devices: DeviceCalls | None = None  # created by the first call on device tensors
         self._monitored_barrier: MonitoredBarrier | None = None
@@ -149,7 +165,7 @@ class Operations:
 
         The host waits for the copy of a tensor on a device: it needs the number of entries.
         """
-        from shoal.frontend.torch.sparse import all_reduce_sparse
+        from shoal.frontend.torch.sparse import all_reduce_sparse, copy_sparse
 
         opts = _options(dist.AllreduceOptions, given, named)
         buffers = TensorBuffers(self.group, "all_reduce", folds=True)
@@ -162,7 +178,7 @@ class Operations:
         if not tensor.is_cpu:
             buffers.note_device(tensor)
             host = tensor.detach().cpu()
-            copy_back = torch.no_grad()(lambda: tensor.copy_(host))
+            copy_back = functools.partial(copy_sparse, tensor, host)
         self._n_calls += 1
         timeout_s = self._seconds(opts.timeout)
         self._flush()
@@ -171,14 +187,20 @@ class Operations:
         # Named, so that some ranks may make other calls in between. NOT by `_n_calls`, which
         # differs between ranks once their calls have not agreed.
         self._n_sparse += 1
-        name = f"all_reduce_sparse/{self._n_sparse % 64}"
+        name = f"all_reduce_sparse/{self._n_sparse % _N_SPARSE_NAMES}"
+        before = self._sparse[0] if len(self._sparse) == _N_SPARSE_NAMES else None
         parts = TensorBuffers(self.group, "all_reduce", folds=True)
-        add_up = functools.partial(
-            all_reduce_sparse, self.group, host, parts, name=name, timeout_s=timeout_s
-        )
+
+        def add_up() -> None:
+            _await_end(before)
+            all_reduce_sparse(self.group, host, parts, name=name, timeout_s=timeout_s)
+
         with recorded("sparse_all_reduce"):
             if opts.asyncOp or self._coalesced is not None or copy_back is not None:
-                return self._pending([InBackground(add_up)], buffers, copy_back=copy_back)
+                work = InBackground(add_up)
+                self._sparse.append(work)
+                return self._pending([work], buffers, copy_back=copy_back)
+            self._sparse.append(None)
             add_up()
             return FinishedWork([tensor], self._n_calls)
 

@@ -64,8 +64,13 @@ def all_reduce_sparse(
             f"all_reduce of sparse tensors in {group}: a rank sent damaged indices ({error}); "
             "install the same shoal on all hosts"
         ) from error
-    with torch.no_grad():  # NOT detach(): it copies a sparse tensor
-        tensor.copy_(total.coalesce())
+    copy_sparse(tensor, total.coalesce())
+
+
+def copy_sparse(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy into a sparse tensor, also one of inference mode, which belongs to a thread."""
+    with torch.no_grad(), torch.inference_mode(tensor.is_inference()):  # NOT detach(): it copies
+        tensor.copy_(source)
 
 
 def _shape_in(record: torch.Tensor) -> str:

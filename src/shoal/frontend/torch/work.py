@@ -465,8 +465,10 @@ class InBackground:
         _threads_of(os.getpid()).submit(self._run)
 
     def _run(self) -> None:
+        go = self._go
+        del self._go  # it may hold an earlier call
         try:
-            self._future.set_result(self._go())
+            self._future.set_result(go())
         except BaseException as error:  # noqa: BLE001 - wait() raises it
             self._future.set_exception(error)
 
