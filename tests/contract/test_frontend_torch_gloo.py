@@ -62,6 +62,13 @@ def case_all_reduce_of_sparse_tensors(group: Group) -> Any:
     return [part for tensor in tensors.values() for part in (tensor.indices(), tensor.values())]
 
 
+def case_a_sparse_tensor_of_inference_mode(group: Group) -> Any:
+    with torch.inference_mode():
+        tensor = sparse([[group.rank()]], torch.ones(1), (3,))
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        return tensor.to_dense()
+
+
 def sparse(indices: list[list[int]], values: Tensor, shape: tuple[int, ...]) -> Tensor:
     where = torch.tensor(indices, dtype=torch.int64)
     return torch.sparse_coo_tensor(where, values, shape, check_invariants=False)
@@ -150,7 +157,9 @@ def case_functional_collectives(group: Group) -> Any:
         *functional.all_gather_into_tensor_coalesced([mine, long], group),
         *functional.reduce_scatter_tensor_coalesced([long, 2 * long], "sum", [0, 0], group),
     ]
-    return [functional.wait_tensor(result).clone() for result in results]
+    unawaited = functional.all_reduce(mine, "sum", group)
+    dist.all_reduce(unawaited, group=group)  # waits for it
+    return [functional.wait_tensor(result).clone() for result in [*results, unawaited]]
 
 
 def whole_numbers(group: Group, n: int, seed: int = 1) -> Tensor:

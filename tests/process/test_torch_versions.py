@@ -21,7 +21,7 @@ def case_a_rank_outside_a_split_gets_none() -> None:
     world = dist.group.WORLD
     how = {"group_name": "even", "group_desc": "the even ones"}
     if dist.get_rank() != 1:
-        half = world.split_group([0, 2], **how)
+        half = world.split_group([2, 0], **how)  # numbered in ascending order
         tensor = torch.ones(1)
         half.allreduce([tensor]).wait()
         found = [half.rank(), half.size(), half.group_name, half.group_desc, tensor.item()]

@@ -46,6 +46,14 @@ def rooted(kind: Any, root: int) -> Any:
 ONE, THREE = torch.ones(2), ones(2, 2, 2)
 WHOLE, LONG = torch.ones(6), torch.ones(12)
 FIRST, SECOND = LONG[:6], LONG[6:]
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will remove them
+        return torch.quantize_per_tensor(ONE, 0.5, 0, torch.qint8)
+
+
 # The calls that are refused, by their error.
 WRONG: dict[str, list[Callable[[Any], Any]]] = {
     "takes outputs on rank 0, the root, but not on this rank": [
@@ -138,6 +146,7 @@ WRONG: dict[str, list[Callable[[Any], Any]]] = {
     "a tensor on meta is not supported": [
         lambda to: to.allreduce([torch.empty(2, layout=torch.sparse_coo, device="meta")])
     ],
+    "torch.qint8 is not supported; send tensor.dequantize": [lambda to: to.send([quantized()], 0)],
     "torch.sparse_coo is not supported; pass tensor.to_dense": [
         lambda to: to.send([ONE.to_sparse()], 0)
     ],

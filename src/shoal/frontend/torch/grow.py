@@ -128,6 +128,7 @@ def _store_of(group: Group) -> Store:
             host, _, port = where.decode().strip().rpartition(":")
             store = TCPStore(host, int(port), is_master=False, timeout=_CONNECT)
         group.barrier()
+        store.set_timeout(timedelta(seconds=group.timeout_s))  # of later gets
     except RuntimeError as error:  # from shoal or torch
         why = f"rank {group.rank} has no store for torch: {error}"
         group.abort(why)

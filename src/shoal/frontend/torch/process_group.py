@@ -185,11 +185,12 @@ class _OneBackend(_ProcessGroup):  # type: ignore[misc]  # torch's overloads
     ) -> _OneBackend | None:
         """Return a group of some of this group's ranks; None if this rank is not one of them.
 
-        `opts` and `device_types` are ignored.
+        Its ranks are numbered in ascending order, as torch does. `opts` and `device_types` are
+        ignored.
         """
         if self.rank() not in ranks:
             return None
-        made = self._split(ranks, group_name or "split", timeout)
+        made = self._split(sorted(ranks), group_name or "split", timeout)
         made.setGroupName(group_name or "split")
         made.setGroupDesc(group_desc or f"{self._description}:split")
         return made

@@ -147,6 +147,8 @@ class TensorBuffers:
     def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype, address, n_elems = DTYPES.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
         if address < LOWEST_ADDRESS and n_elems and lacks_memory(tensor, address):
+            if hasattr(tensor, "trigger_wait"):  # an AsyncCollectiveTensor
+                return self._view(tensor.trigger_wait())
             raise self.error(
                 f"got a {type(tensor).__name__} of shape {tuple(tensor.shape)} without its own "
                 "memory; pass the tensor that holds its values"
@@ -155,6 +157,8 @@ class TensorBuffers:
             return _new_view((address, n_elems, dtype, tensor))
         if self._folds:
             raise self._unsupported(tensor.dtype, "convert the tensor to a dtype that shoal folds")
+        if tensor.is_quantized:  # without its scale its integers mean nothing
+            raise self._unsupported(tensor.dtype, "send tensor.dequantize()")
         return BufferView(address, tensor.nbytes, DType.UINT8, tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
