@@ -49,7 +49,9 @@ def init(
             several separated by commas. Waits until the members call `group.grow()`. "1" takes
             MASTER_ADDR:MASTER_PORT. None: `SHOAL_JOIN`, if set.
 
-    Raises (no group is left, and all ranks may call it again):
+    After an error no group is left, and all ranks may call it again.
+
+    Raises:
         UsageError: an argument or a variable is missing or wrong, the port is taken, or keys
             differ; or the running group refuses this process, for the reason given.
         TimedOut: some ranks did not join; the message names them. Or no member let this process in.

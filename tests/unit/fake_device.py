@@ -253,7 +253,7 @@ class FakeWire:
     """A group, rank 1 of 2; rank 0 contributes this rank's values plus 3."""
 
     name, rank, size = "fake", 1, 2
-    check_fold, check_apart = Calls.check_fold, Calls.check_apart
+    check_fold, _check_apart = Calls.check_fold, Calls._check_apart
 
     def __init__(self, device: FakeDevice | None = None) -> None:
         self.device = device

@@ -318,12 +318,14 @@ class Calls:
             )
         one = BlockBuffers((own,), (own.n_elems,))
         if what == "outputs":
-            self.check_apart(what, blocks, whose, one)
+            self._check_apart(what, blocks, whose, one)
         else:
-            self.check_apart(whose, one, what, blocks)
+            self._check_apart(whose, one, what, blocks)
         return blocks.spans
 
-    def check_apart(self, out: str, written: BlockBuffers, source: str, read: BlockBuffers) -> None:
+    def _check_apart(
+        self, out: str, written: BlockBuffers, source: str, read: BlockBuffers
+    ) -> None:
         """Raise UsageError if written memory overlaps other memory of the call.
 
         This rank's own block may be the same memory in both.

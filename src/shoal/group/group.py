@@ -163,7 +163,7 @@ class Group(Members):
         span = span_of(data, writable=False)
         blocks = self._blocks("outputs", outputs, writable=True)
         self._check_own("outputs", blocks, "data", span)
-        self.check_apart("outputs", blocks, "data", BlockBuffers((span,), (span.n_elems,)))
+        self._check_apart("outputs", blocks, "data", BlockBuffers((span,), (span.n_elems,)))
         codec = parse_wire("identity" if wire is None else wire)
         if blocks.even:
             key = ("all_gather", span.dtype, codec, span.n_elems)
@@ -194,7 +194,7 @@ class Group(Members):
         span = span_of(output)
         blocks = self._blocks("inputs", inputs, writable=False)
         self._check_own("inputs", blocks, "output", span)
-        self.check_apart("output", BlockBuffers((span,), (span.n_elems,)), "inputs", blocks)
+        self._check_apart("output", BlockBuffers((span,), (span.n_elems,)), "inputs", blocks)
         if blocks.even:
             key = ("reduce_scatter", span.dtype, op, span.n_elems, wire)
             plan = self._plans.get(key) or self._plan(
@@ -255,7 +255,7 @@ class Group(Members):
         written = self._blocks("outputs", outputs, writable=True)
         read = self._blocks("inputs", inputs, writable=False)
         self._check_own("outputs", written, "own input", read.block(self.rank))
-        self.check_apart("outputs", written, "inputs", read)
+        self._check_apart("outputs", written, "inputs", read)
         dtype, n_elems = read.spans[0].dtype, read.lengths[0]
         if len(written.spans) == len(read.spans) == 1:
             key = ("all_to_all", dtype, None, n_elems)

@@ -72,7 +72,7 @@ class DeviceCalls:
             return
         sizes = [1 if at == alike else self._group.size for at in range(len(call))]
         written, read = map(functools.partial(blocks_of, writable=False), call, sizes)
-        self._group.check_apart("output", written, "input", read)
+        self._group._check_apart("output", written, "input", read)
 
     def stage(
         self,
