@@ -122,6 +122,7 @@ class Cluster {
   void run(int rank, const Job& job) {
     const auto part = post(rank, job);
     CHECK(wait(rank, *part));
+    CHECK_EQ(part->call->error.text, "");
     CHECK(is_right(*part, rank, size_));
   }
   // All ranks, each in a thread.
