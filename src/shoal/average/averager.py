@@ -433,7 +433,7 @@ class Averager:
         with explaining(self.group):
             self._order.end_step(self.countdown.order, self.layout.order)
         if self._feedback is not None and not self._feedback.end():
-            self._forget_kept_back()
+            self._departures.subject.step = 0  # as `_forget_kept_back` after a step
         self._memory.put_back()
         self._is_open = False
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
