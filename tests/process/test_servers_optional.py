@@ -123,7 +123,10 @@ def test_a_server_reports_an_impossible_plan_to_the_workers(tmp_path: Path) -> N
     for right, is_shared, _ in found:
         assert right == [True, True]
         assert is_shared
-    (text,) = [line for line in found[0][2] if line.startswith("view 1 of the servers has ended: ")]
+    # On busy cores the first view may not form in time.
+    texts = [line for line in found[0][2] if " of the servers has ended: " in line]
+    assert len(texts) == 1, found[0][2]
+    text = texts[0]
     assert "server 3 cannot serve a call that worker 0 announced: " in text
     assert "no such algorithm" in text
 
