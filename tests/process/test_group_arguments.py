@@ -1,6 +1,8 @@
 """Arguments that calls accept, and those they refuse before data moves."""
 
 import array
+import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +33,10 @@ def wrong_values(group: shoal.Group) -> list[Refused]:
         (lambda: group.all_reduce(np.zeros(3, "c8"), "max"), "all_reduce has no max of complex64"),
         (lambda: group.all_reduce(np.zeros(3, bool), "avg"), "all_reduce has no avg of bool"),
         (lambda: group.all_reduce(ones(3), timeout=3), "unknown keywords timeout"),
+        *(
+            (functools.partial(group.all_reduce, ones(3), timeout_s=wrong), f"0, got {wrong}")
+            for wrong in (math.nan, -1.0)
+        ),
         (lambda: group.broadcast(ones(3), root=2), "root names rank 2; ranks are 0 to 1"),
         (lambda: group.reduce(ones(3), root=2), "root names rank 2"),
         (lambda: group.gather([ones(3), ones(3)], ones(3), root=-1), "root names rank -1"),

@@ -79,9 +79,24 @@ def test_an_ended_group_is_not_reported_as_missing_arrays(group: Group) -> None:
     averager.ready("bias")
     error_of(group.barrier)  # the other rank may have left it, and aborted
     group.abort("enough")
-    for act in (averager.wait, averager.begin):
+    for act in (averager.wait, averager.wait, averager.begin):
         with pytest.raises(Closed, match="enough"):
             act()
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+@in_ranks(2)
+def test_an_ended_group_is_not_reported_as_an_interrupted_step(
+    group: Group, find_unused: bool
+) -> None:
+    averager = Averager(group, {"a": A}, find_unused=find_unused)
+    averager.begin()
+    error_of(group.barrier)
+    group.abort("enough")
+    error_of(averager.ready, "a")
+    for _ in range(2):
+        with pytest.raises(Closed, match="enough"):
+            averager.wait()
 
 
 @in_ranks(2)

@@ -102,6 +102,7 @@ def test_unusable_objects_are_refused_with_the_reason(data: object, words: str) 
 
 def test_empty_gives_zeroed_arrays_and_tensors_of_any_shape() -> None:
     assert shoal.empty(5).dtype == np.float32
+    assert shoal.empty(np.int64(5)).shape == (5,)
     assert (shoal.empty((2, 3), "int64") == np.zeros((2, 3))).all()
     assert shoal.empty((), "float64").shape == ()
     assert shoal.empty((0, 3), "bool").size == 0

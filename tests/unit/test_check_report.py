@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from shoal.check.facts import Facts, Path
+from shoal.check.facts import Facts, Path, gather
 from shoal.check.probe import Probe
 from shoal.check.report import Findings
 
@@ -90,6 +90,17 @@ def test_different_or_missing_facts_are_named_with_the_host_and_the_remedy(
 ) -> None:
     [problem] = findings_of(facts_of(0), facts_of(1, **differing)).problems()
     assert all(fact in problem for fact in facts)
+
+
+def test_settings_that_a_job_lets_differ_and_keys_are_no_facts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SHOAL_PATHS", "SHOAL_PORT_RANGE", "SHOAL_ISA", "SHOAL_DUMP", "SHOAL_WIRE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SHOAL_KEY", "of 16 bytes and more")
+    settings = gather(0, [], "token").settings
+    assert settings["SHOAL_WIRE"] == "1"
+    assert settings.keys().isdisjoint({"SHOAL_PATHS", "SHOAL_PORT_RANGE", "SHOAL_ISA", "SHOAL_KEY"})
 
 
 def test_a_missing_key_is_a_problem_only_between_hosts() -> None:

@@ -373,6 +373,7 @@ class Averager:
         if not self._is_sent:
             self._send_rest()
         if self._departures.is_torn:
+            check_alive(self.group)  # otherwise its error is the reason
             why = f"a step on rank {self.group.rank} was interrupted while it sent its arrays"
             end_group(self.group, why)
             raise UsageError(f"{self.group}: {why}{GO_ON}")
