@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <set>
 #include <utility>
 
@@ -351,6 +352,20 @@ TEST("heartbeats are not kept for a later path") {
   CHECK(!pair.link(0).has_queued());
 }
 
+TEST("a peer's request for a path made since the last look does not end that path") {
+  ResumedPair pair(2);
+  pair.tick(kSecond);
+  pair.cut(0);
+  pair.settle();
+  pair.replace_path(0);
+  pair.tick(3 * kSecond);  // this end was late: the path is new all the same
+  pair.tcp(1).doubt(pair.sink(1), 0);
+  CHECK(pair.asked[1].paths.empty());
+  pair.tick(4 * kSecond);
+  pair.tcp(1).doubt(pair.sink(1), 0);
+  CHECK(pair.asked[1].paths == std::set<size_t>{0});
+}
+
 // ---- silence
 
 TEST("a path that acknowledges nothing while another does is dropped, and its frames go again") {
@@ -388,6 +403,38 @@ TEST("where no path answers, none is given up for two seconds") {
   CHECK_EQ(pair.sink(0).n_sent[1], 1);
 }
 
+// A pipe whose every write fails, and that was silent for so long.
+struct FailingPipe final : Pipe {
+  FailingPipe(int why_not, int64_t silent_ns) : error(why_not), silent_for_ns(silent_ns) {}
+  ssize_t write(const iovec*, size_t) override {
+    errno = error;
+    return -1;
+  }
+  ssize_t read(const iovec*, size_t) override {
+    errno = EAGAIN;
+    return -1;
+  }
+  void end(bool) override {}
+  Silence silence() override { return {silent_for_ns, silent_for_ns, 0}; }
+  size_t appetite() const override { return 1; }  // pulls one frame
+
+  const int error;
+  const int64_t silent_for_ns;
+};
+
+TEST("a silent path is kept while the only other one is about to be lost") {
+  TcpLink link(1, 2, keys_of(0, 1));
+  Recorder sink;
+  sink.expected_peer = 1;
+  CHECK(link.add_path(0, std::make_unique<FailingPipe>(EAGAIN, kSecond), {}));
+  CHECK(link.add_path(1, std::make_unique<FailingPipe>(EPIPE, 0), {}));
+  const Bytes payload(10);
+  for (const uint32_t number : {0u, 1u}) link.send(data_frame(payload, number));
+  link.flush(sink);
+  link.look(sink, kSecond);
+  CHECK_EQ(link.fds().size(), 2u);
+}
+
 // Writes more than fits, until the kernel has confirmed the bytes in flight and the rest waits.
 void fill(SocketPipe& pipe) {
   Bytes much(1 << 20);
@@ -408,13 +455,34 @@ TEST("over TCP a stopped program is not silent, even when it is sent more than f
   close(fds[1]);
 }
 
+// From now on the kernel receives nothing for this socket.
+void drop_all_for(int fd) {
+  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog drop_all = {1, &nothing};
+  CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop_all, sizeof(drop_all)), 0);
+}
+
+TEST("over TCP a byte is owed since it was sent, however long the connection was idle before") {
+  const auto fds = tcp_sockets();
+  SocketPipe pipe(fds[0]);
+  std::byte byte{1};
+  const iovec vector = {&byte, 1};
+  CHECK_EQ(pipe.write(&vector, 1), 1);
+  while (pipe.n_unconfirmed() > 0) poll(nullptr, 0, 1);
+  drop_all_for(fds[1]);
+  for (const int64_t until = now_ns() + 100 * kMillisecond; now_ns() < until;) poll(nullptr, 0, 1);
+  const int64_t sent_ns = now_ns();
+  CHECK_EQ(pipe.write(&vector, 1), 1);
+  const int64_t owed_ns = pipe.silence().owed_ns;
+  CHECK(0 < owed_ns && owed_ns <= now_ns() - sent_ns);
+  close(fds[1]);
+}
+
 TEST("over TCP an end that answers no probe of its full window is silent") {
   const auto fds = tcp_sockets();
   SocketPipe pipe(fds[0]);
   fill(pipe);
-  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};  // from now on its kernel receives nothing
-  const sock_fprog drop_all = {1, &nothing};
-  CHECK_EQ(setsockopt(fds[1], SOL_SOCKET, SO_ATTACH_FILTER, &drop_all, sizeof(drop_all)), 0);
+  drop_all_for(fds[1]);
   // The kernel probes after 200 ms or so, and again after twice that.
   int64_t owed_ns = 0;
   for (int n = 0; n < 30'000 && owed_ns < 300'000'000; ++n) {

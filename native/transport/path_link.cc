@@ -289,7 +289,7 @@ void PathLink::take_path(size_t path) {
   }
   is_lost_[path] = false;
   histories_[path].n_made++;
-  histories_[path].made_ns = now_;
+  histories_[path].made_ns = 0;
   eviction_.clear();
   ack_due_ |= was_linked_;  // so that the peer need not send again what has arrived
   was_linked_ = true;
@@ -298,7 +298,8 @@ void PathLink::take_path(size_t path) {
 void PathLink::doubt(FrameSink& sink, size_t path) {
   if (path >= is_lost_.size()) return;
   dial();
-  if (is_lost_[path] || now_ - histories_[path].made_ns < kSecond) return;
+  const int64_t made_ns = histories_[path].made_ns;
+  if (is_lost_[path] || made_ns == 0 || now_ - made_ns < kSecond) return;
   lose_path(sink, path, "was lost by the peer");
 }
 
@@ -327,8 +328,11 @@ void PathLink::look(FrameSink& sink, int64_t now) {
   const int64_t passed = now_ == 0 ? 0 : std::min(now - now_, kMostNs);
   now_ = now;
   if (is_closed_) return;
-  for (size_t path = 0; path < histories_.size() && is_begun(); ++path)
-    if (is_lost_[path] && histories_[path].lost_ns == 0) histories_[path].lost_ns = now;
+  for (size_t path = 0; path < histories_.size() && is_begun(); ++path) {
+    History& history = histories_[path];
+    int64_t& since_ns = is_lost_[path] ? history.lost_ns : history.made_ns;
+    if (since_ns == 0) since_ns = now;
+  }
   if (!is_suspended()) {
     if (suspended_ns_ > 0) listens_since_ = now;
     suspended_ns_ = 0;

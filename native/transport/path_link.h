@@ -163,7 +163,7 @@ class PathLink : public Link {
   struct History {
     std::string why;      // of its last loss
     int64_t lost_ns = 0;  // since when it is lost or dialled; 0: not known yet
-    int64_t made_ns = 0;  // when it was made last
+    int64_t made_ns = 0;  // when it was made last; 0: not known yet
     uint32_t n_made = 0;
   };
   std::vector<History> histories_;

@@ -31,6 +31,9 @@ constexpr int kAskAfterS = 1;
 constexpr int kUnanswered = 3;
 // The longest round trip, in microseconds, of hosts that are near each other.
 constexpr uint32_t kNearUs = 2000;
+// By how much silence() may date back the oldest unconfirmed byte. A shorter time would ask the
+// kernel at more writes.
+constexpr int64_t kOwedErrorNs = 10 * kMillisecond;
 
 }  // namespace
 
@@ -108,10 +111,19 @@ ssize_t SocketPipe::write(const iovec* vectors, size_t n_vectors) {
   message.msg_iovlen = n_vectors;
   const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n <= 0) return n;
-  if (first_unconfirmed_ns_ == 0) first_unconfirmed_ns_ = now_ns();
+  note_written(n);
   n_until_look_ -= std::min(n_until_look_, static_cast<uint64_t>(n));
   if (n_until_look_ == 0) suit_the_way();
   return n;
+}
+
+// The bytes of earlier writes may have been confirmed since silence() was called last, perhaps long
+// ago. Then these are the oldest unconfirmed ones.
+void SocketPipe::note_written(ssize_t n_bytes) {
+  const int64_t now = now_ns();
+  const bool is_old = now - first_unconfirmed_ns_ >= kOwedErrorNs;
+  if (is_old && (first_unconfirmed_ns_ == 0 || n_unconfirmed() <= n_bytes))
+    first_unconfirmed_ns_ = now;
 }
 
 ssize_t SocketPipe::read(const iovec* vectors, size_t n_vectors) {

@@ -34,6 +34,7 @@ class SocketPipe final : public Pipe {
   void set(int option, int value);
   void suit_the_way();
   void leave_bbr();
+  void note_written(ssize_t n_bytes);
 
   static SocketPipe*& first();
 

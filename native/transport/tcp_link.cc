@@ -388,11 +388,12 @@ void TcpLink::lose_silent_paths(FrameSink& sink) {
 }
 
 // True if another path has brought a confirmation while this one owed one. Idle paths have nothing
-// to confirm, so an empty frame is sent by them to provoke one.
+// to confirm, so an empty frame is sent by them to provoke one. A path that cannot be written to is
+// about to be lost, and could not take over.
 bool TcpLink::others_answer(FrameSink& sink, size_t index, const Pipe::Silence& silence) {
   for (size_t other = 0; other < paths_.size(); ++other) {
     Path& path = paths_[other];
-    if (other == index || path.pipe == nullptr) continue;
+    if (other == index || path.pipe == nullptr || path.is_stuck) continue;
     const Pipe::Silence theirs = path.pipe->silence();
     if (theirs.since_confirmed_ns + kAnswersNs <= silence.owed_ns) return true;
     if (theirs.owed_ns == 0) acknowledge_by(sink, other);
