@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include "base/page.h"
+#include "base/signals_blocked.h"
 
 namespace shoal {
 namespace {
@@ -86,9 +86,7 @@ class Keeper {
     Error error;
     thread_id_ = 0;
     is_over_ = 0;
-    sigset_t all, before;  // signals belong to the program's own threads
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;
     try {
       thread_ = std::thread([this] { run(); });
       pthread_setname_np(thread_.native_handle(), "shoal-life");
@@ -97,7 +95,6 @@ class Keeper {
                std::string("could not start a thread: ") + refused.what() +
                    "; raise the limit of processes (ulimit -u) or the pids limit of the container"};
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (!error) thread_id_.wait(0);
     return error;
   }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <iterator>
 #include <string>
@@ -14,6 +13,7 @@
 
 #include "base/memory_left.h"
 #include "base/page.h"
+#include "base/signals_blocked.h"
 
 namespace shoal {
 namespace {
@@ -77,11 +77,8 @@ Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out) {
 
 Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes) {
   // On a signal many kernels undo what they have reserved so far and return EINTR.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   const int failed = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(n_bytes));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return failed == 0 ? Error{} : refused("reservation", n_bytes, failed);
 }
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -16,6 +15,7 @@
 #include "base/clock.h"
 #include "base/death_mark.h"
 #include "base/shared_memory.h"
+#include "base/signals_blocked.h"
 #include "engine/shell/channel.h"
 #include "transport/socket_pipe.h"
 
@@ -75,10 +75,7 @@ Error ProgressThread::start() {
 Error ProgressThread::start_thread() {
   Error error;
   stop_ = false;
-  // Signals belong to the program's own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   try {
     thread_ = std::thread([this] { run(); });
     std::string name = "shoal-progress";
@@ -89,7 +86,6 @@ Error ProgressThread::start_thread() {
              std::string("could not start a thread: ") + refused.what() +
                  "; raise the limit of processes (ulimit -u) or the pids limit of the container"};
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return error;
 }
 
