@@ -10,9 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -40,6 +38,15 @@ using ErrorTuple = std::tuple<Fault, int, std::string, std::string>;
 ErrorTuple tuple_of(const Error& error) {
   return {error.fault, error.peer, error.text, error.doing};
 }
+
+// True if nanobind passes a T to native code as the shared pointer that made it. Otherwise it would
+// pass one that owns a reference to the Python object. Native threads drop such pointers, for which
+// they would take the GIL. A finalizing interpreter ends a thread that asks for it, here in a
+// destructor, which aborts the process.
+template <class T>
+concept FreeOfPython = requires(T& t) { t.weak_from_this(); };
+static_assert(FreeOfPython<Program> && FreeOfPython<Plan> && FreeOfPython<Arena> &&
+              FreeOfPython<Mesh>);
 
 // Set-up errors have no call to report them: they are raised at once. engine.py handles both.
 void raise_if(const Error& error) {
@@ -445,14 +452,7 @@ NB_MODULE(_native, m) {
       .def("bound_out", &Mesh::bound_out, nb::arg("n_bytes"), nb::call_guard<Released>())
       .def("close", &Mesh::close, nb::call_guard<Released>())
       .def(
-          "close_after",
-          [](std::shared_ptr<Mesh> mesh, double seconds) {
-            // NOT a thread of Python's, which cannot be started at the end of a program.
-            std::thread([mesh = std::move(mesh), ns = ns_of(seconds)] {
-              std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
-              mesh->close();
-            }).detach();
-          },
+          "close_after", [](Mesh& mesh, double seconds) { mesh.close_after(ns_of(seconds)); },
           nb::arg("seconds"))
       .def("wait_finished",
            [](Mesh& mesh, int64_t seen, double timeout_s) {

@@ -68,6 +68,18 @@ bool is_rung(int fd) {
          read(fd, &n, sizeof(n)) == sizeof(n) && n > 0;
 }
 
+TEST("a mesh that is to be closed after a time sends its goodbye then, and is closed once") {
+  Cluster cluster(2, 1);
+  cluster.run_all(small(1));
+  for (int n = 0; n < 2; ++n) cluster.meshes[0]->close_after(0);
+  const auto part = cluster.post(1, small(2), true);
+  CHECK(eventually([&] { return part->call->finished.load(); }));
+  CHECK(part->call->error.fault == Fault::kPeerLost);
+  CHECK(part->call->error.text.starts_with("left the group"));
+  CHECK(
+      eventually([&] { return cluster.meshes[0].use_count() == 1; }));  // both threads are through
+}
+
 TEST("an eventfd is rung for a message without a receive and for the end of its group") {
   Cluster cluster(2, 1);
   const int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

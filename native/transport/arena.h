@@ -126,7 +126,7 @@ class ArenaView {
 // This process's own arena, and the host's memory in which it lies.
 //
 // Threads: the doorbell, sleep() and wake_callers() any; the rest under the channel's lock.
-class Arena : public ArenaView {
+class Arena : public ArenaView, public std::enable_shared_from_this<Arena> {
  public:
   Arena() = default;
   ~Arena();

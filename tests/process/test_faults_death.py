@@ -361,6 +361,32 @@ def test_a_failed_program_that_does_not_exit_is_lost_after_five_seconds() -> Non
     assert f"rank 1 on {socket.gethostname()} left the group" in lost
 
 
+SLOW_TO_SHUT_DOWN = """
+import os, time
+from shoal import engine
+n_before = len(os.listdir("/proc/self/task"))
+mesh = engine.Mesh.create(
+    rank=0, names=["rank 0"], epoch=1, job_key=bytes(32), arena=engine.Arena.create(1), peers=[],
+    n_channels=1, staging_bytes=50 << 20, spin_us=0.0, backstop_s=0.1, listeners=[], resume_s=10.0,
+    dead_s=5.0,
+)
+class Last:
+    # Python has cleared the module by then.
+    n_left, tasks, pause = n_before + 1, staticmethod(os.listdir), staticmethod(time.sleep)
+    def __del__(self):  # while Python shuts down: wait until only shoal-life is left
+        while len(self.tasks("/proc/self/task")) > self.n_left:
+            self.pause(0.001)
+last = Last()
+mesh.close_after(0.1)
+"""
+
+
+def test_links_that_are_closed_while_python_shuts_down_do_not_abort_the_process() -> None:
+    command = [sys.executable, "-c", SLOW_TO_SHUT_DOWN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def held() -> set[str]:
     """Return the descriptors of this process and its mappings of shared memory."""
     with open("/proc/self/maps") as maps:

@@ -1,5 +1,6 @@
 """Kinds of calls: descriptions, chunks' places, lowered steps and errors."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -8,7 +9,17 @@ from programs import EVERY, MORE_ALL_REDUCES
 from shoal.analysis.dataflow import Dataflow
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
-from shoal.engine import Fault, RankInfo, error_from, lower, plan_for
+from shoal.engine import (
+    Arena,
+    Fault,
+    Mesh,
+    Plan,
+    RankInfo,
+    address_of,
+    error_from,
+    lower,
+    plan_for,
+)
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Buffer, Finish, Recv, Send, find
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
@@ -49,6 +60,44 @@ def test_a_finish_step_is_kept_only_where_it_divides_and_peers_are_in_the_group(
     assert len(lower(steps, 4, finish=False).waits_for) == len(steps) - 1
     with pytest.raises(ValueError, match="out of range"):
         lower([Send(7, 0), Recv(7, 0)], 4)
+
+
+def test_the_native_core_keeps_no_reference_to_a_python_object() -> None:
+    """A native thread would take the GIL to drop it, which aborts a program that is ending."""
+    program, arena = lower([Finish(0)], 1), Arena.create(1)
+    before = [sys.getrefcount(program), sys.getrefcount(arena)]
+    plan = Plan.make(
+        program=program,
+        layouts=[([0], [4]), ([], []), ([], []), ([], [])],
+        dtype=DType.FLOAT32,
+        op=Op.SUM,
+        divisor=1,
+        codec=0,
+        descriptor="one element",
+        agreement="one element",
+        by_pair=False,
+    )
+    mesh = Mesh.create(
+        rank=0,
+        names=["rank 0"],
+        epoch=1,
+        job_key=bytes(32),
+        arena=arena,
+        peers=[],
+        n_channels=1,
+        staging_bytes=50 << 20,
+        spin_us=0.0,
+        backstop_s=0.1,
+        listeners=[],
+        resume_s=10.0,
+        dead_s=5.0,
+    )
+    before += [sys.getrefcount(plan), sys.getrefcount(mesh)]
+    group, data = mesh.group(1, [0]), memoryview(bytearray(4))
+    assert group.post_in_place(plan, 1, address_of(data), 60.0, False, 0).wait(60.0)
+    after = [sys.getrefcount(program), sys.getrefcount(arena)]
+    assert [*after, sys.getrefcount(plan), sys.getrefcount(mesh)] == before
+    mesh.close()
 
 
 RANKS = [RankInfo("red", "10.0.0.1:1", "a"), RankInfo("blue", "10.0.0.2:1", "b")]

@@ -39,7 +39,7 @@ struct Step {
   std::vector<uint32_t> unlocks;    // the inverse
 };
 
-struct Program {
+struct Program : std::enable_shared_from_this<Program> {
   std::vector<Step> steps;
   std::vector<int32_t> peers;  // group ranks met, each once, in order of first use
   // Per group rank: the steps that send to it and receive from it, by flow.
@@ -55,7 +55,7 @@ struct ChunkLayout {
 // A program for one size, dtype and operation. `descriptor` describes the call in words. The hash
 // of everything that ranks must agree on travels in every frame, so that mismatched calls are
 // noticed.
-struct Plan {
+struct Plan : std::enable_shared_from_this<Plan> {
   std::shared_ptr<const Program> program;
   ChunkLayout layout[kBuffers];
   DType dtype = DType::kFloat32;

@@ -1,12 +1,17 @@
 #include "engine/shell/mesh.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <exception>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/signals_blocked.h"
 
 namespace shoal {
 namespace {
@@ -162,6 +167,19 @@ void Mesh::close() {
   wait_while(kSecond, &Channel::lingers);
   for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_links();
   for (const auto& channel : channels_) channel->leave_thread();
+}
+
+// NOT a thread of Python's: none can be started at the end of a program. It may outlive main().
+void Mesh::close_after(int64_t ns) {
+  const SignalsBlocked blocked;
+  std::thread([mesh = shared_from_this(), ns] {
+    pthread_setname_np(pthread_self(), "shoal-exit");
+    std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
+    try {
+      mesh->close();
+    } catch (const std::exception&) {  // the end of the process closes the links
+    }
+  }).detach();
 }
 
 size_t Mesh::staging_peak() {

@@ -17,7 +17,7 @@ namespace shoal {
 // A group exists in each channel under the same number; here it is represented by the first one's.
 //
 // Threads: any. Has no lock of its own, and takes those of its channels one at a time.
-class Mesh {
+class Mesh : public std::enable_shared_from_this<Mesh> {
  public:
   struct Options : Channel::Options {
     int n_channels = 1;  // at most ProgressThread::kMost; they share the staging
@@ -65,6 +65,9 @@ class Mesh {
   }
   // Send the goodbye, fail the calls in flight, end all links. Idempotent.
   void close();
+  // Keep the mesh, and close it after this time unless the process ends before. The mesh must be
+  // in a shared_ptr. Throws std::system_error if no thread can be started.
+  void close_after(int64_t ns);
   bool forsaken() const { return channels_.front()->forsaken(); }
 
   int n_channels() const { return static_cast<int>(channels_.size()); }
