@@ -106,6 +106,65 @@ TEST("the least recently used plan makes way when a group has its maximum of pla
   pool.check("served again");
 }
 
+// Worker 0 has as many calls in flight as a server serves; all others wait.
+struct FullPool : Pool {
+  FullPool() : Pool(2, 1, options()) {
+    PoolJob job{2, 1};
+    job.n_elems = 40;
+    serve(job);
+    for (job.key = 1; job.key <= ServedCalls::kMostInFlight; ++job.key) post_one(job);
+  }
+  static World::Options options() {
+    World::Options options;
+    options.idles = 0;
+    options.net.max_inline = 64;
+    return options;
+  }
+  // By worker 0; the server learns of it.
+  void post_one(const PoolJob& job) {
+    calls.push_back({0, job, &post(0, job)});
+    world.run_steps(2);
+  }
+};
+
+TEST("a plan is kept while a call of it waits, whatever plans come after it") {
+  FullPool pool;
+  PoolJob waiting{2, 1, 1000};
+  waiting.n_elems = 41;
+  pool.serve(waiting);
+  pool.post_one(waiting);
+  pool.world.run_steps(100);
+  CHECK_EQ(pool.world.engine(2).n_in_flight(), ServedCalls::kMostInFlight);
+  PoolJob other{2, 1};
+  for (other.n_elems = 100; other.n_elems < 100 + ServedCalls::kMostPlans; ++other.n_elems)
+    pool.serve(other);
+  for (const Pool::Posted& one : std::vector(pool.calls))
+    pool.calls.push_back({1, one.job, &pool.post(1, one.job)});
+  pool.check("both workers");
+}
+
+TEST("a group whose calls of too many kinds wait ends with an error that says so") {
+  FullPool pool;
+  PoolJob other{2, 1};
+  other.segment_bytes = 16 << 10;
+  for (uint64_t n = 0; n < ServedCalls::kMostPlans; ++n) {
+    other.n_elems = 100 + n;
+    other.key = 1000 + n;
+    pool.serve(other);
+    pool.post_one(other);
+  }
+  pool.world.run_steps(100);
+  CHECK_EQ(pool.world.n_unfinished(), pool.calls.size());
+  other.n_elems = 99;
+  pool.serve(other);
+  CHECK(pool.world.run_all());
+  for (const Pool::Posted& one : pool.calls) {
+    CHECK(one.call->error.fault == Fault::kResource);
+    CHECK(has(one.call->error.text, "cannot serve " + other.descriptor()));
+    CHECK(has(one.call->error.text, "calls of 1024 other kinds wait here"));
+  }
+}
+
 TEST("a plan for another rank or group is refused with the reason") {
   World world(3, {});
   PoolJob job{2, 1};

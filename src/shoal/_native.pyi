@@ -151,7 +151,7 @@ class Group:
 
         A call begins with the first frame from a peer, in the background, and ends with its last
         step or with the group. At most `MOST_SERVED` plans are kept; the least recently used one
-        is dropped.
+        without a waiting call is dropped. If calls of all of them wait, the group ends.
 
         ValueError: the plan is not for a server of a group like this one.
         """

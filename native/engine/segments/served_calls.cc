@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 namespace shoal {
@@ -53,16 +54,34 @@ void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t
          "cannot distinguish " + known->second.plan->descriptor + " from " + plan->descriptor +
              ", which have the same 32-bit hash; change the length of one buffer"},
         true);
+  if (plans.size() == kMostPlans && plans.count(hash) == 0 && !drop_one(group))
+    return judge_.abort_group(
+        group,
+        {Fault::kResource, group.members[group.rank],
+         "cannot serve " + plan->descriptor + ": calls of " + std::to_string(kMostPlans) +
+             " other kinds wait here; wait for some before you make calls of more kinds"},
+        true);
   plans[hash] = {std::move(plan), lane, ++group.served.n_uses};
-  const auto used_before = [](const auto& one, const auto& other) {
-    return one.second.last_use < other.second.last_use;
-  };
-  if (plans.size() > kMostPlans)
-    plans.erase(std::min_element(plans.begin(), plans.end(), used_before));
   for (const auto& [key, frames] : group.early)
     for (const Early& frame : frames)
       if (frame.header.descriptor == hash && !is_message(key)) group.served.waiting.insert(key);
   begin(group);
+}
+
+// Drop the least recently used plan without a waiting call. False if there is none.
+bool ServedCalls::drop_one(Group& group) {
+  auto& plans = group.served.plans;
+  std::set<uint32_t> awaited;
+  for (const uint64_t key : group.served.waiting)
+    if (const auto early = group.early.find(key); early != group.early.end())
+      for (const Early& frame : early->second) awaited.insert(frame.header.descriptor);
+  const auto rank_of = [&](const auto& one) {
+    return std::pair(awaited.count(one.first), one.second.last_use);
+  };
+  const auto first = std::ranges::min_element(plans, {}, rank_of);
+  if (awaited.count(first->first) != 0) return false;
+  plans.erase(first);
+  return true;
 }
 
 void ServedCalls::came_early(Group& group, const Header& header) {

@@ -23,7 +23,8 @@ namespace shoal {
 class ServedCalls {
  public:
   // Plans of a group. A job has a few dozen, of 10 to 100 KiB each. Beyond this number the least
-  // recently used one is dropped.
+  // recently used one without a waiting call is dropped; if calls of all of them wait, the group
+  // ends.
   static constexpr size_t kMostPlans = 1024;
   // Calls of a group in flight; each takes about as much memory as a plan and at least one segment
   // of scratch. Ranks whose calls are further out of order than this wait for each other.
@@ -34,7 +35,7 @@ class ServedCalls {
   // Why this group cannot serve a plan; empty if it can.
   static std::string refusal(const Group& group, const Plan& plan);
   // Serve a plan from now on. `lane`: this engine's lane of the plan. Fails the group if another of
-  // its plans has the same descriptor hash.
+  // its plans has the same descriptor hash, or if it has too many.
   void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane);
   // A frame of a call that has not started here was kept.
   void came_early(Group& group, const Header& header);
@@ -43,6 +44,7 @@ class ServedCalls {
   bool has_work() const;
 
  private:
+  static bool drop_one(Group& group);
   void begin(Group& group);
   bool begin(Group& group, uint64_t key);
 
