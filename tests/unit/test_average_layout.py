@@ -94,13 +94,6 @@ def test_places_are_aligned_and_disjoint_and_within_their_type(layout: Layout) -
         assert {layout.entries[index].dtype for index in inside} <= {buffer.dtype}
 
 
-def test_arrays_lie_in_the_given_order(layout: Layout) -> None:
-    for dtype in {entry.dtype for entry in layout.entries}:
-        ours = (i for i in layout.order if layout.entries[i].dtype is dtype)
-        offsets = [layout.places[i].offset for i in ours if layout.entries[i].n_bytes]
-        assert offsets == sorted(offsets)
-
-
 def test_buffers_fill_in_order_when_arrays_are_ready_in_order(layout: Layout) -> None:
     left = [0] * len(layout.buffers)
     for numbers in layout.buffers_of:

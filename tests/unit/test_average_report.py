@@ -45,10 +45,6 @@ def test_every_rank_reports_the_same_summary_and_its_own_steps() -> None:
             assert step.total == pytest.approx(parts)
             assert min(step[1:7]) >= 0
         assert 0 <= report.hidden_share <= 1
-        _, heads, *rows = str(report).splitlines()
-        assert heads.split()[:4] == ["rank", "step", "forward", "backward"]
-        for one, row in zip(report.ranks, rows, strict=False):
-            assert row.split()[:2] == [str(one.rank), f"{one.total / 1e3:.3f}"]
         assert f"Rank {reports[0].slowest.rank} was the slowest in" in str(report)
         written = json.loads(report.to_json())
         assert written["steps"] == [step._asdict() for step in report.steps]

@@ -38,14 +38,6 @@ def test_the_first_layout_is_reversed_and_the_second_has_the_order_of_rank_0(gro
     assert seen == [upward[::-1], upward[::-1], upward, upward]
 
 
-@in_ranks(1)
-def test_a_step_that_is_begun_again_may_reserve_its_calls_then(group: Group) -> None:
-    averager = Averager(group, SHAPES)
-    for reserves in (False, False, True):
-        averager.begin(reserve=reserves)
-        assert bool(averager.open_calls) == reserves
-
-
 @in_ranks(2)
 def test_an_array_from_before_a_new_layout_cannot_be_written_to(group: Group) -> None:
     averager = Averager(group, SHAPES)
