@@ -119,9 +119,6 @@ def test_a_row_has_the_format_of_nccl_tests(capsys: pytest.CaptureFixture[str]) 
         "     8000000       2000000     float     sum      -1"
         "      N/A     N/A     N/A     N/A  1000.00    8.00    8.00       0"
     )
-    heading = next(line for line in lines if "algbw" in line)
-    twice = ["time", "algbw", "busbw", "#wrong"] * 2
-    assert heading.split()[1:] == ["size", "count", "type", "redop", "root", *twice]
     assert "# Avg bus bandwidth    : 8 " in lines
     assert "# Out of bounds values : 0 OK" in lines
     (beside,) = (line for line in lines if "in place    shoal" in line)
@@ -162,19 +159,15 @@ def test_wrong_results_are_only_counted(tmp_path: Path, capsys: pytest.CaptureFi
     assert [row.endswith("N/A") for row in rows] == [True]
 
 
-def test_the_file_has_each_placement_with_the_slowest_rank_of_every_call(tmp_path: Path) -> None:
+def test_the_file_has_the_command_and_the_slowest_rank_of_every_call(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
-    sweep = Sweep(TWO, ("all_gather",), SizeRange(64, 256, factor=4), n_calls=2, n_rounds=1)
+    sweep = Sweep(TWO, ("all_gather",), SizeRange(64, 64), n_calls=2, n_rounds=1)
     run_fixed(sweep, out, ["all_gather"], shoal=FixedPool([[1e-3, 1e-3], [1e-3, 3e-3]]))
     document = json.loads(out.read_text())
     assert document["run"]["command"] == "shoal bench all_gather"
-    assert document["run"]["ranks"] == "2 ranks"
-    measured = [(one["size"], one["in_place"]) for one in document["points"]]
-    assert measured == [(64, False), (64, True), (256, False), (256, True)]
     first = document["points"][0]
-    assert (first["count"], first["type"], first["root"], first["n_calls"]) == (8, "float", -1, 2)
-    assert first["times_us"] == [1000.0, 3000.0]
-    assert first["p50_us"] == 3000.0
+    assert (first["type"], first["root"]) == ("float", -1)
+    assert (first["times_us"], first["p50_us"]) == ([1000.0, 3000.0], 3000.0)
     # Bytes over NICs are per rank, and only where there are several hosts.
     sweep = Sweep(BenchPlace(4, is_joined=True), sizes=SizeRange(64, 64), n_calls=1, n_rounds=1)
     for hosts, sent in (("aabb", 400.0), ("aaaa", None)):

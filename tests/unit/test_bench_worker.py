@@ -1,7 +1,5 @@
 """Checks of a rank before it is timed: every kind of wrong sum must be detected."""
 
-import itertools
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -104,7 +102,7 @@ BY_NUMPY = {"sum": np.sum, "product": np.prod, "min": np.min, "max": np.max, "av
 
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("name", ELEMENTS)
-@pytest.mark.parametrize("n_ranks", [2, 7])
+@pytest.mark.parametrize("n_ranks", [7, 16])
 def test_a_fold_of_numpy_is_right_in_every_type(name: str, op: str, n_ranks: int) -> None:
     element, known = ELEMENTS[name], KnownValues(n_ranks, ELEMENTS[name], op)
     tensors = [np.zeros(65_600, element.storage) for _ in range(n_ranks)]
@@ -115,17 +113,6 @@ def test_a_fold_of_numpy_is_right_in_every_type(name: str, op: str, n_ranks: int
     assert known.count_wrong(folded, Contribution(range(n_ranks))) == 0
     folded[[3, 65_599]] = stored(element, np.array([0, 0]))
     assert known.count_wrong(folded, Contribution(range(n_ranks))) == 2
-
-
-def test_sums_stay_where_every_integer_is_exact_and_only_a_mean_of_floats_is_rounded() -> None:
-    for element, n_ranks in itertools.product(ELEMENTS.values(), (2, 16)):
-        tensor = np.zeros(300_000, element.storage)
-        KnownValues(n_ranks, element).fill(tensor, 0)
-        assert n_ranks * shown(element, tensor).max() <= element.exact
-        assert shown(element, tensor).min() >= 1
-    assert KnownValues(3, ELEMENTS["float32"], "avg").tolerance == 2.0**-22
-    assert KnownValues(3, ELEMENTS["float16"], "sum").tolerance == 0
-    assert KnownValues(3, ELEMENTS["int32"], "avg", Codec.BF16).tolerance == 0
 
 
 class AloneRank:
