@@ -18,8 +18,6 @@ from shoal.cli import main
 from shoal.cli.top import _reader as reader_of
 from shoal.errors import PeerLost, ShoalError
 from shoal.group import form as forming
-from shoal.group.agreeing import digest_of, monitor_of
-from shoal.plan import Settings
 from shoal.rendezvous.interface import Advertised
 from shoal.rendezvous.listener import hold_port, listen_tcp
 from shoal.rendezvous.store.client import TcpStoreClient
@@ -171,8 +169,6 @@ def test_an_ended_rank_and_a_missing_port_are_named(capsys: pytest.CaptureFixtur
         assert errors_of(at(gone)) == ["it has ended, or its connection broke"]
         assert main(["top", f"127.0.0.1:{gone}", "--once"]) != 0
     assert f"the process at 127.0.0.1:{gone}: it has ended" in capsys.readouterr().err
-    assert main(["top", "--once", "10.0.0.2"]) == 2
-    assert "'10.0.0.2' is not an address; expected host:port" in capsys.readouterr().err
 
 
 UNREADABLE = [b"", b"[1]", b"[" * 100_000, document(0, name="1" * remote.MOST_BYTES)]
@@ -264,13 +260,6 @@ def test_a_reader_can_only_read_the_document() -> None:
             assert one.try_get("n_parts") == b"1"
             assert one.try_get("0") == document(0)
             assert one.try_get("1") == b""
-
-
-@pytest.mark.parametrize("place", [("10.0.0.2", 29600), ("fd00::2", 65535)])
-def test_the_settings_digest_carries_the_address_for_readers(place: tuple[str, int]) -> None:
-    settings = Settings.read({})
-    assert monitor_of(digest_of(settings, monitor=place)) == place
-    assert monitor_of(digest_of(settings))[1] == 0
 
 
 @pytest.mark.usefixtures("key")
