@@ -12,11 +12,10 @@ from shoal.plan.choose import choose
 from shoal.plan.defaults import wire_of
 from shoal.plan.training import StepCost, Training, advice, cost_of_step, ways
 from shoal.plan.tuning import Tuning
-from shoal.schedule import COLLECTIVES
 
 
-def plan(capsys: pytest.CaptureFixture[str], words: str) -> str:
-    assert main(["plan", *words.split()]) == 0
+def plan(capsys: pytest.CaptureFixture[str], words: str, command: str = "plan") -> str:
+    assert main([command, *words.split()]) == 0
     return capsys.readouterr().out
 
 
@@ -28,11 +27,7 @@ def test_plan_prints_choices_with_reasons(capsys: pytest.CaptureFixture[str]) ->
     words = "--hosts 8 --ranks-per-host 4 --link 25Gb --collective all_reduce"
     *lines, channels = plan(capsys, words).splitlines()
     assert channels.startswith("1 channel ")
-    assert lines[0] == "all_reduce"
-    assert len([line for line in lines[1:] if not line.startswith("      ")]) > 1
     assert "32 ranks on 8 hosts" in " ".join(lines)
-    out = plan(capsys, "--hosts 1 --ranks-per-host 4")
-    assert all(f"\n{collective}\n" in f"\n{out}" for collective in COLLECTIVES)
     words = "--hosts 4 --link 1Gb --wire bf16 --collective all_reduce --collective broadcast"
     out = plan(capsys, words)
     assert out.startswith("all_reduce, in bf16 between hosts\n")
@@ -60,10 +55,8 @@ def test_plan_prints_a_time_for_each_number_of_servers(capsys: pytest.CaptureFix
     speeds = [float(row[3].rstrip("x")) for row in rows(out)]
     assert speeds[0] == 1
     assert speeds == sorted(speeds)
-    sentence = " ".join(out.split())
     time = " ".join(rows(out)[-1][1:3])
-    assert f"100 MiB over 8 workers and 4 servers take {time} where sharded" in sentence
-    assert sentence.endswith("bottleneck: the NICs of workers and servers")
+    assert f"over 8 workers and 4 servers take {time} where sharded" in " ".join(out.split())
     slow, mixed = (
         float(rows(plan(capsys, f"{words} --server-link {link}"))[-1][3].rstrip("x"))
         for link in ("500Mb", "2x1Gb,2x500Mb")
@@ -83,25 +76,20 @@ def test_workers_sharing_hosts_are_planned_along_rails(capsys: pytest.CaptureFix
     assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
 
 
-CLUSTER = ["--hosts", "8", "--ranks-per-host", "4", "--link", "25Gb"]
-
-
 def test_a_ring_shows_its_time_and_its_busiest_part(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "ring", *CLUSTER[:4], "--bytes", "100MiB"]) == 0
-    title, _, row = capsys.readouterr().out.splitlines()
+    words = "ring --hosts 8 --ranks-per-host 4 --bytes 100MiB"
+    title, _, row = plan(capsys, words, "simulate").splitlines()
     assert title == "all_reduce of 100 MiB, 32 ranks on 8 hosts"
     # 2 * 31/32 * 100 MiB at 10 Gbit/s take 163 ms.
     cells = ["ring", "163 ms", "615 MiB/s", "62", "the NIC out of host 0, 100% of the time"]
     assert re.split(" {2,}", row.strip()) == cells
-    argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "9MB"]
-    assert main(argv) == 0
-    assert "note: 4 of 512 ranks stand for all" in capsys.readouterr().out
+    words = "sharded --hosts 128 --ranks-per-host 4 --bytes 9MB"
+    assert "note: 4 of 512 ranks stand for all" in plan(capsys, words, "simulate")
 
 
 def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["simulate", "--all", "--collective", "broadcast", *CLUSTER, "--bytes", "1MiB"]
-    assert main(argv) == 0
-    lines = capsys.readouterr().out.splitlines()[2:]
+    words = "--all --collective broadcast --hosts 8 --ranks-per-host 4 --link 25Gb --bytes 1MiB"
+    lines = plan(capsys, words, "simulate").splitlines()[2:]
     assert {line.split()[0] for line in lines} == {"direct", "binomial", "chain", "scatter_gather"}
     # Direct sends the buffer over one NIC to 28 ranks elsewhere.
     assert lines[-1].split()[0] == "direct"
@@ -168,32 +156,18 @@ def test_the_advice_is_to_send_no_less_than_computing_hides() -> None:
     assert "DiLoCo, H = 100" in advised
 
 
-def test_servers_and_codecs_shorten_a_step() -> None:
-    hosts = default_cluster(range(8), wire=wire_of(1000))
-    (alone, _), (served, _) = (planned(hosts, 500, 300e3, n) for n in (0, 8))
-    names = ["float32", "bf16", 'ErrorFeedback("mxfp8")', 'ErrorFeedback("mxfp4")']
-    for costs in (alone, served):
-        steps = [costs[name].step_us for name in names]
-        assert steps == sorted(steps, reverse=True)
-    assert all(served[name].step_us < alone[name].step_us for name in names)
-
-
 def test_a_table_has_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "plan --workers 8 --workers-per-host 4 --link 25Gb --model-bytes 500MB --step 300ms"
-    assert main(words.split()) == 0
-    out = capsys.readouterr().out
-    whole = "10,000 steps of 8 workers: 500MB (477 MiB) of gradients, 300 ms of computing"
-    assert out.startswith(whole)
+    words = "--workers 8 --workers-per-host 4 --link 25Gb --model-bytes 500MB --step 300ms"
+    out = plan(capsys, words)
     # Each of two hosts sends the 500 MB once: a quarter for each of its workers.
     row = next(line for line in out.splitlines() if line.strip().startswith("float32"))
     assert row.split()[1:3] == ["119", "MiB"]
     assert row.split()[8:] == ["0.851", "h", "1.14", "TiB", "below", "computing"]
-    assert "below computing" in row
     assert "do not compress" in out
 
 
 def test_a_size_is_printed_as_given_and_in_binary_units(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"477MiB": "477 MiB", "1GB": "1GB (954 MiB)", "1000000": "1000000 (977 KiB)"}
     for given, printed in sizes.items():
-        assert main(f"plan --workers 4 --model-bytes {given} --step 1s".split()) == 0
-        assert capsys.readouterr().out.startswith(f"10,000 steps of 4 workers: {printed} of")
+        out = plan(capsys, f"--workers 4 --model-bytes {given} --step 1s")
+        assert out.startswith(f"10,000 steps of 4 workers: {printed} of")

@@ -1,5 +1,6 @@
 """The planner: the cheapest algorithm, equal on all ranks, with a reason; and its quantities."""
 
+import itertools
 import logging
 import sys
 
@@ -15,7 +16,7 @@ from shoal.plan.cost import cost_of
 from shoal.plan.planner import size_class
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 from shoal.plan.settings import Forced, forced_from
-from shoal.plan.text import show_bytes, show_us
+from shoal.plan.text import show_bytes
 from shoal.schedule import ALGORITHMS, COLLECTIVES, find
 from shoal.schedule.counts import count
 
@@ -70,9 +71,7 @@ def test_a_faster_wire_never_makes_a_call_slower() -> None:
 def test_a_reason_names_the_call_the_winner_its_bottleneck_and_the_next_best() -> None:
     choice = choose("all_gather", 1 << 20, ONE_HOST)
     assert choice.why.startswith(f"1 MiB over 4 ranks in one host: {choice.name} takes ")
-    assert "bottleneck: " in choice.why
-    for name in candidates("all_gather", 1 << 20, ONE_HOST):
-        assert f"{name} " in choice.why
+    assert all(f"{name} " in choice.why for name in candidates("all_gather", 1 << 20, ONE_HOST))
     slow = LinkCost(latency_us=30.0, us_per_byte=1.0, message_us=5.0)
     far = LinkCost(latency_us=1e4, us_per_byte=1e-4, message_us=5.0)
     for n_bytes, cluster, bottleneck in (
@@ -170,13 +169,9 @@ def test_choices_shown_in_a_table_are_logged_at_debug(caplog: pytest.LogCaptureF
         planner.choose("broadcast", 4)
     assert len(caplog.messages) == 2
     shown = {last: name for name, _, _, last in (one.split(" ", 3) for one in table.split(", "))}
-    names = [other.choose("all_reduce", n_bytes).name for n_bytes in sizes]
-    want = {}
-    for n_bytes, name, after in zip(sizes, names, [*names[1:], None], strict=True):
-        if after != name:
-            want[show_bytes(n_bytes)] = name
-    assert shown == want
-    assert len(want) > 1
+    runs = itertools.groupby(sizes, lambda n_bytes: other.choose("all_reduce", n_bytes).name)
+    assert shown == {show_bytes(list(run)[-1]): name for name, run in runs}
+    assert len(shown) > 1
 
 
 def test_a_subgroup_is_planned_for_its_own_hosts_with_the_links_of_the_world() -> None:
@@ -245,7 +240,6 @@ def test_a_wrong_variable_is_named() -> None:
         "SHOAL_DEBUG=LOUD": "one of INFO, DEBUG",
         "SHOAL_TUNING_MISMATCH=maybe": "maybe",
         "SHOAL_WIRE=fp4": "fp4",
-        "SHOAL_LINK=1Gb,20": "1Gb,20",
         "SHOAL_PATHS=0": "from 1 to 8",
         "SHOAL_PATHS=9": "from 1 to 8",
     }
@@ -291,10 +285,3 @@ def test_text_that_is_no_quantity_is_refused() -> None:
         for text in texts:
             with pytest.raises(UsageError, match=f"cannot read the {what}"):
                 read(text)
-
-
-def test_quantities_are_shown_with_three_digits_in_the_unit_that_suits() -> None:
-    n_bytes = {0: "0 B", 4: "4 B", 1023: "1023 B", 1536: "1.50 KiB", 100 << 20: "100 MiB"}
-    assert {n: show_bytes(n) for n in n_bytes} == n_bytes
-    us = {0: "0 us", 0.25: "0.25 us", 14: "14 us", 1234: "1.23 ms", 999_999: "1.00 s"}
-    assert {n: show_us(n) for n in us} == us

@@ -26,15 +26,6 @@ def test_faster_links_have_more_channels_up_to_cores_and_connections() -> None:
     assert chosen(100_000, 64, (0, 0, 0)) == chosen(100_000, 64, (0, 0, 1, 1)) == 1
 
 
-def test_the_reason_names_the_deciding_limit() -> None:
-    for n_cores, why in (
-        (2, "would keep 4 threads busy, and 2 cores of a host leave room for 1"),
-        (64, "the links would keep 4 threads busy"),
-    ):
-        cluster = default_cluster(ALONE, n_cores=n_cores, wire=wire_of(100_000))
-        assert choose_channels(cluster).why.endswith(why)
-
-
 def test_large_calls_of_one_rank_per_host_are_split() -> None:
     alone, mixed = default_cluster(ALONE), default_cluster((0, 0, 1, 1))
     for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "gather"):

@@ -3,34 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from programs import EVERY
 
 from shoal.codec import Codec
 from shoal.plan.choose import choose
 from shoal.plan.cluster import Cluster, LinkCost
 from shoal.plan.cost import cost_of
 from shoal.plan.defaults import wire_of
-from shoal.schedule import ALGORITHMS, COLLECTIVES
 
 FREE = LinkCost(0.0, 0.0, 0.0)
-# Enough bytes that no scratch is kept from call to call.
-MANY_BYTES = 2520 << 20
-LAYOUTS = [(0,) * 2, (0,) * 7, (0,) * 8, (0, 1, 2, 3), (0, 0, 1, 1)]
 
 
 def nothing_costs(hosts: tuple[int, ...]) -> Cluster:
     return Cluster(hosts, FREE, FREE, 0.0, n_cores=1)
-
-
-@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
-@pytest.mark.parametrize(("collective", "name"), EVERY)
-def test_always_new_scratch_has_a_cost(collective: str, name: str, hosts: tuple[int, ...]) -> None:
-    cluster, algorithm = nothing_costs(hosts), ALGORITHMS[collective][name]
-    size = len(hosts)
-    n_chunks = algorithm.n_chunks(size, hosts) if COLLECTIVES[collective].in_place else 1
-    most = max(len(algorithm.scratch(rank, size, hosts)) for rank in range(size))
-    cost = cost_of(collective, name, MANY_BYTES, replace(cluster, fresh_us_per_byte=1.0))
-    assert cost.rank == pytest.approx(most * MANY_BYTES / n_chunks)
 
 
 def test_memory_costs_passes_and_unkept_scratch() -> None:

@@ -12,13 +12,6 @@ from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send
 from shoal.schedule.weights import Weights, parse
 
 
-def test_steps_have_a_readable_text() -> None:
-    assert str(Send(2, 1)) == "send DATA[1] to 2"
-    assert str(Recv(2, 1, fold=True, buffer=Buffer.OUTPUT)) == "fold OUTPUT[1] from 2"
-    assert str(Copy(0, into=1)) == "copy DATA[0] into SCRATCH[1]"
-    assert str(Copy(0, 0, Buffer.INPUT, Buffer.OUTPUT, fold=True)) == "fold INPUT[0] into OUTPUT[0]"
-
-
 def test_steps_refuse_negative_numbers_and_a_copy_of_a_chunk_onto_itself() -> None:
     Copy(1, into=1)
     negative = [*product((Send, Recv, Copy), ((-1, 0), (0, -1))), (Finish, (-1,))]

@@ -68,8 +68,11 @@ def test_workers_alone_are_priced_by_the_algorithm_they_would_use() -> None:
     """All calls of a job with servers are sharded, for equal bits, though a ring is faster."""
     assert choose("all_reduce", 100 * MIB, flat(19)).name == "ring"
     found = served(19, 1)
+    assert found.weights is None
+    assert found.cost_us == found.alone_us
     assert found.cost_us == cost_of("all_reduce", "sharded", 100 * MIB, flat(19)).cost_us
     assert served(19, 0).cost_us < found.cost_us
+    assert "since 100 MiB over 19 workers and 1 server would take 1.64 s where" in found.why
 
 
 def test_servers_do_all_where_small_shares_of_workers_would_cost_more() -> None:
@@ -82,14 +85,6 @@ def test_servers_do_all_where_small_shares_of_workers_would_cost_more() -> None:
     slow = Nics((*pool(7).servers, Nic(62.5, 62.5), Nic(62.5, 62.5)))
     uneven = choose_with_servers(25 * MIB, flat(8), slow).weights
     assert uneven == Weights((0,) * 8, (2,) * 7 + (1,) * 2)
-
-
-def test_the_reason_against_servers_names_the_time_they_would_take() -> None:
-    found = served(19, 1)
-    assert found.weights is None
-    assert found.cost_us == found.alone_us
-    assert found.why.startswith("not by servers, since 100 MiB over 19 workers and 1 server would ")
-    assert "would take 1.64 s where sharded of the workers alone" in found.why
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 12])

@@ -90,12 +90,6 @@ def test_a_small_schedule_takes_the_time_computed_by_hand() -> None:
         assert time_of(steps, n_bytes, where) == pytest.approx(time_us)
 
 
-def test_the_busiest_part_is_named() -> None:
-    two_out: list[list[Step]] = [[Send(1, 0), Send(1, 1)], [Recv(0, 0), Recv(0, 1)]]
-    played = simulate_steps(two_out, cluster(2), lambda *_: 1000)
-    assert (played.busiest, played.busy_us) == ("the NIC out of host 0", 20)
-
-
 def test_a_short_buffer_is_cut_as_the_engine_cuts_it() -> None:
     """Use four stripes, reduced by ranks 0, 2, 4 and 6: rank 1 sends each of them its part."""
     assert simulate("all_reduce", "sharded", cluster(8), 64 * KIB).sent(1) == 64 * KIB
