@@ -72,12 +72,6 @@ def test_a_buffer_cannot_shrink_while_its_span_lives() -> None:
     data.clear()
 
 
-def test_read_only_memory_is_accepted_only_for_reading() -> None:
-    assert span_of(b"abc", writable=False).n_elems == 3
-    with pytest.raises(UsageError, match="read-only"):
-        span_of(b"abc")
-
-
 def closed() -> mmap.mmap:
     memory = mmap.mmap(-1, 1)
     memory.close()
@@ -87,11 +81,12 @@ def closed() -> mmap.mmap:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (np.zeros((4, 4))[:, 1], r"ndarray of shape \(4,\) is not contiguous"),
-        (np.zeros((4, 4))[:, 1], r"pass numpy\.ascontiguousarray\(array\), and copy the result"),
+        (
+            np.zeros((4, 4))[:, 1],
+            r"\(4,\) is not contiguous.*numpy\.ascontiguousarray\(array\)",
+        ),
         (torch.zeros(4, 4).t()[1:], r"not contiguous in memory; pass tensor\.contiguous\(\)"),
         (np.zeros(3, dtype=">f4"), "foreign byte orders"),
-        (np.zeros(3, dtype="M8[s]"), "does not know"),
         (closed(), "mmap gives no buffer: mmap closed"),
     ],
 )

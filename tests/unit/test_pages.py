@@ -5,13 +5,13 @@ import json
 import re
 import runpy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from algorithms import document, main
+from algorithms import document
 
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalProcessGroup
@@ -57,30 +57,12 @@ def test_the_page_of_the_wire_shows_the_actual_frames() -> None:
     assert (DOCS / "wire.md").read_text() == written["page"](), "run `make docs`"
 
 
-@pytest.fixture(scope="module")
-def files() -> Mapping[str, str]:
-    return document()
-
-
-def test_the_pages_of_algorithms_match_the_code(files: Mapping[str, str]) -> None:
+def test_the_pages_of_algorithms_match_the_code() -> None:
+    files = document()
     drawn = {str(path.relative_to(DOCS)) for path in DOCS.glob("figures/algorithms/*")}
     assert drawn | {"algorithms.md"} == set(files), "run make docs"
     old = [name for name, text in files.items() if (DOCS / name).read_text() != text]
     assert old == [], "run make docs"
-
-
-def test_figures_of_removed_algorithms_are_removed(
-    tmp_path: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("algorithms.document", lambda: files)
-    gone, kept = tmp_path / "figures/algorithms/gone.svg", tmp_path / "figures/plot.svg"
-    gone.parent.mkdir(parents=True)
-    gone.write_text("")
-    kept.write_text("")
-    main(tmp_path)
-    assert not gone.exists()
-    assert kept.exists()
-    assert (tmp_path / "algorithms.md").read_text() == files["algorithms.md"]
 
 
 # The versions of torch that added functions of the table, after 2.11.

@@ -1,7 +1,6 @@
 """`SHOAL_SERVERS`, and the options of `shoal server`."""
 
 import pytest
-from unit.test_autoload import run_python
 
 from shoal.errors import UsageError
 from shoal.group.pool import addresses
@@ -102,14 +101,3 @@ def test_both_variables_are_compared_between_workers_without_spaces() -> None:
     assert one != Settings.read({"SHOAL_SERVERS": "cpu2,cpu1"}).servers
     required = {"SHOAL_SERVERS": "cpu1,cpu2", "SHOAL_SERVERS_REQUIRED": "1"}
     assert one != Settings.read(required).servers
-
-
-def test_a_job_without_servers_does_not_load_their_modules() -> None:
-    code = """
-import shoal
-from shoal.rendezvous import MemoryStore
-with shoal.init(MemoryStore(), 0, 1) as group:
-    group.all_reduce(bytearray(2 << 20), "max")
-print(sorted(name for name in sys.modules if name.startswith(("shoal.group.pool", "shoal.server"))))
-"""
-    assert run_python(code, SHOAL_SERVERS="") == "[]"
