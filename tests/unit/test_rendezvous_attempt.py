@@ -80,18 +80,6 @@ def test_errors_other_than_wrong_calls_are_lost_peers() -> None:
         assert (caught.value.rank, caught.value.host) == (1, "node-1")
 
 
-def test_a_later_rank_waits_for_the_failed_one_and_knows_the_reason() -> None:
-    store = MemoryStore()
-    arrive(store, 1)
-    fail(store, attempt=0)
-    first = arrive(store, 0)
-    first.look_around()
-    assert (first.before.rank, first.before.reason) == (1, str(WRONG_KEY))
-    assert arrive(store, 1).attempt == first.attempt == 1
-    first.look_around()
-    assert first.before is None
-
-
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_rank_that_fails_before_it_publishes_ends_the_attempt_too(was_there: bool) -> None:
     store = MemoryStore()

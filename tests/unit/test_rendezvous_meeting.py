@@ -12,7 +12,7 @@ from process.joining import rewritten
 
 from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import UsageError
-from shoal.rendezvous.attempt import Attempt, PlaceTakenError, part_key, record_key
+from shoal.rendezvous.attempt import Attempt, part_key, record_key
 from shoal.rendezvous.meeting import Meeting, MemberMeeting, RootMeeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id
@@ -177,20 +177,6 @@ def test_rank_0_reads_all_records_by_one_request_and_others_read_only_the_roll()
     assert {each.roll for each in guests} == {first.roll}
 
 
-def test_a_record_of_a_group_of_another_size_is_named_until_its_rank_publishes() -> None:
-    store = MemoryStore()
-    first = host(store)
-    publish(store, 1, record(1, size=4))
-    publish(store, 2)
-    look(first)
-    assert first.roll is None
-    assert "group of 4" in first.oddities[1]
-    publish(store, 1)
-    look(first)
-    assert first.roll is not None
-    assert first.oddities == {}
-
-
 def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
     store = MemoryStore()
     publish(store, 0)
@@ -210,15 +196,6 @@ def test_a_different_version_is_refused_by_number() -> None:
     publish(store, 1, seal(b"shoal/rc", 1, b"whatever"))
     with pytest.raises(UsageError, match="rank 1 speaks version 1"):  # though rank 2 is missing
         look(host(store))
-
-
-def test_a_second_process_of_a_rank_is_detected() -> None:
-    store = MemoryStore()
-    second = guest(store, 1)
-    second.look_around()
-    publish(store, 1, record(1, nonce=bytes(16)))
-    with pytest.raises(PlaceTakenError, match="another process joined as rank 1, on node-1"):
-        second.look_around()
 
 
 def test_a_host_is_identified_by_itself_unless_the_environment_overrides_it() -> None:

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -252,17 +251,6 @@ def test_a_server_can_wait_until_its_clients_have_left() -> None:
             store.set("a", b"1")
             assert not server.await_leavers(0)
         assert server.await_leavers(60)
-
-
-def test_closing_a_client_ends_a_waiting_call() -> None:
-    with served() as server, client(server) as store, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(store.get, "never", 600)
-        while not store._lock.locked():
-            pass
-        assert store.is_open
-        store.close()
-        assert isinstance(waiting.exception(60), PeerLost)
-        assert not store.is_open
 
 
 def test_a_forked_child_does_not_use_or_close_its_parents_clients() -> None:

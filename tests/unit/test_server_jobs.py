@@ -128,15 +128,6 @@ def test_a_view_given_up_while_it_waited_starts_no_process(server: Any, now: lis
     assert all(job.peer.sent[-1] == Reserved("", server._identity, b"an entry") for job in jobs)
 
 
-def test_a_view_of_a_job_without_a_reservation_is_refused_at_once(server: Any) -> None:
-    job = new_job(server)
-    job.name = None
-    for _ in range(99):
-        (answer,) = answers_to(server, job, MEET)
-        assert answer.refused == "nothing was reserved"
-    assert job.pace.next_at == 0.0
-
-
 def test_a_job_is_served_while_its_next_view_waits_for_a_place(server: Any) -> None:
     lacks = ["", "no port is free", "no port is free", ""]  # the last two at pings
 
