@@ -1,6 +1,7 @@
 """The report of `shoal check` on the facts and measurements of ranks."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -15,21 +16,10 @@ LOOPBACK = Path("127.0.1.1", 7000, "lo", "the route to host0", 1500)
 def facts_of(rank: int, host: str = "", **differing: object) -> Facts:
     name = host or f"host{rank}"
     path = Path(f"10.0.0.{rank + 1}", 7000, "eth0", "SHOAL_SOCKET_IFNAME=eth0", 1500)
-    facts = {
-        "host_id": f"id of {name}",
-        "paths": [path],
-        "token": "00",
-        "key": "0123456789abcdef",
-        "shoal": "1.0",
-        "python": "3.12.1",
-        "torch": "2.13.0",
-        "settings": {},
-        "unused": [],
-        "n_files": 65536,
-        "locked_bytes": -1,
-        "free_bytes": 8 << 30,
-        **differing,
-    }
+    facts: dict[str, Any] = {"host_id": f"id of {name}", "paths": [path], "token": "00"}
+    facts |= {"key": "0123456789abcdef", "shoal": "1.0", "python": "3.12.1", "torch": "2.13.0"}
+    facts |= {"settings": {}, "unused": [], "n_files": 65536, "locked_bytes": -1}
+    facts |= {"free_bytes": 8 << 30, **differing}
     return Facts(rank, name, **facts)
 
 

@@ -37,27 +37,10 @@ CALL = {"group": None, "what": "barrier", "n_bytes": 0, "age_s": 1.5, "waits": [
 
 
 def document(rank: Any, *monitors: list[Any], **changed: Any) -> bytes:
-    found = {
-        "shoal_monitor": 1,
-        "world": "w",
-        "name": "",
-        "host": "h",
-        "slurm_job_id": "unknown",
-        "rank": rank,
-        "size": 3,
-        "n_hosts": 2,
-        "pid": 77,
-        "n_calls": 4,
-        "is_readable": True,
-        "taken_at_s": 1.8e9,
-        "counted_s": 2,
-        "busy_s": 0.5,
-        "busy_share": None,
-        "in_flight": [],
-        "ended": {"barrier": [3, 0]},
-        "links": [],
-        "stalls": {"data": 1},
-    }
+    found = {"shoal_monitor": 1, "world": "w", "name": "", "host": "h", "slurm_job_id": "unknown"}
+    found |= {"rank": rank, "size": 3, "n_hosts": 2, "pid": 77, "n_calls": 4, "is_readable": True}
+    found |= {"taken_at_s": 1.8e9, "counted_s": 2, "busy_s": 0.5, "busy_share": None}
+    found |= {"in_flight": [], "ended": {"barrier": [3, 0]}, "links": [], "stalls": {"data": 1}}
     return json.dumps({**found, "monitors": monitors, **changed}).encode()
 
 
@@ -306,20 +289,9 @@ def test_each_rank_of_a_host_gets_a_port_for_readers(
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 
-LINK = {
-    "rank": 1,
-    "host": "b",
-    "address": "10.0.0.2",
-    "kind": "tcp",
-    "state": "alive",
-    "n_paths_lost": 1,
-    "rtt_us": 1500.0,
-    "n_retransmits": 3,
-    "bytes_out": 2048,
-    "bytes_in": 4096,
-    "bytes_out_per_s": 1024.0,
-    "bytes_in_per_s": 0.0,
-}
+LINK = {"rank": 1, "host": "b", "address": "10.0.0.2", "kind": "tcp", "state": "alive"}
+LINK |= {"n_paths_lost": 1, "rtt_us": 1500.0, "n_retransmits": 3}
+LINK |= {"bytes_out": 2048, "bytes_in": 4096, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0}
 WAIT = {"rank": 1, "host": "b", "why": "no data", "since_s": 2.0, "in_call": False}
 BARRIER = {"group": "world", "what": "barrier", "n_bytes": 1, "age_s": 2.5, "waits": [WAIT]}
 

@@ -47,18 +47,8 @@ STATE = """{"shoal_dump": 1, "why": "it was asked for", "taken_at": "now", "fold
 
 
 def step(peer: int, awaits: str, since_s: float = 1.0, kind: str = "recv") -> dict[str, Any]:
-    step = {
-        "step": 0,
-        "kind": kind,
-        "peer": peer,
-        "awaits": awaits,
-        "since_s": since_s,
-        "n_bytes": 4096,
-        "n_segments": 4,
-        "ready": 4,
-        "done": 1,
-        "granted": 2,
-    }
+    step = {"step": 0, "kind": kind, "peer": peer, "awaits": awaits, "since_s": since_s}
+    step |= {"n_bytes": 4096, "n_segments": 4, "ready": 4, "done": 1, "granted": 2}
     return step | ({"started": 0} if kind == "send" else {"arrived": 0, "offered": 0})
 
 
