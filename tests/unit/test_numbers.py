@@ -1,25 +1,10 @@
 """Numbers and names of calls: a reserved number serves one call, in any order."""
 
-import random
-
 import pytest
 
 from shoal.errors import UsageError
 from shoal.group.context import Occurrences
 from shoal.group.numbers import MOST_APART, MOST_OPEN, Numbers
-
-
-def test_calls_take_numbers_in_order_and_skip_reserved_ones() -> None:
-    numbers = Numbers("here")
-    assert numbers.take() == 1
-    reserved = numbers.reserve(3)
-    assert reserved == range(2, 5)
-    assert numbers.take() == 5
-    assert numbers.reserve(0) == range(6, 6)
-    order = list(reserved)
-    random.Random(0).shuffle(order)
-    assert [numbers.use(number) for number in order] == order
-    assert numbers.take() == 6
 
 
 def test_a_number_is_open_until_it_is_used_or_skipped() -> None:

@@ -51,7 +51,6 @@ def test_fewer_servers_share_the_work_with_workers() -> None:
     # 2n(n-1) / (n^2 + kn - 2k) of the tensor, plus the loss where connections compete.
     assert 1.05 < found.cost_us / (112 / 88 * 100 * MIB * 8 / 1000) < 1.12
     assert found.why.startswith("100 MiB over 8 workers and 4 servers take 1.18 s where sharded")
-    assert found.why.endswith("bottleneck: the NICs of workers and servers")
 
 
 def test_predicted_gains_are_near_to_times_measured_with_8_workers() -> None:

@@ -81,8 +81,7 @@ def test_a_trace_has_hosts_scratch_and_chunks_lettered_like_sheet_columns() -> N
     assert traced.hosts == (0, 0, 1, 1)
     buffers = [place.buffer for place in traced.places[0]]
     assert buffers == [Buffer.INPUT] * 4 + [Buffer.OUTPUT] + [Buffer.SCRATCH] * 2
-    letters = {0: "a", 25: "z", 26: "aa", 27: "ab", 51: "az", 52: "ba", 701: "zz", 702: "aaa"}
-    assert {chunk: letter(chunk) for chunk in letters} == letters
+    assert [letter(chunk) for chunk in (0, 25, 26, 701, 702)] == ["a", "z", "aa", "zz", "aaa"]
     for width in (40, 80, 300):
         lines = list(text_of(trace("all_reduce", "ring", 16), width))
         assert max(map(len, lines)) <= width
