@@ -68,13 +68,12 @@ def errors_of(*places: Place, key: bytes = KEY) -> list[str | None]:
     return [one.get("error") for one in ask(places, key)]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KEY", KEY.decode())
     monkeypatch.delenv("SHOAL_KEY_FILE", raising=False)
 
 
-@pytest.mark.usefixtures("key")
 def test_a_rank_names_all_of_its_world_and_each_answers(capsys: pytest.CaptureFixture[str]) -> None:
     monitors: list[list[Any]] = []
     with (
@@ -133,7 +132,6 @@ def test_a_slow_rank_has_five_seconds_for_its_full_answer(monkeypatch: pytest.Mo
         ended.set()
 
 
-@pytest.mark.usefixtures("key")
 def test_top_switches_worlds_only_if_no_rank_of_the_shown_one_answers() -> None:
     monitors: list[list[Any]] = []
     worlds = ["w", "w"]
@@ -151,7 +149,6 @@ def test_top_switches_worlds_only_if_no_rank_of_the_shown_one_answers() -> None:
         assert [(found["rank"], found["world"]) for found in read()] == [(1, "another")]
 
 
-@pytest.mark.usefixtures("key")
 def test_an_ended_rank_and_a_missing_port_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with hold_port() as held:  # no listener
         gone = held.getsockname()[1]
@@ -184,7 +181,6 @@ def test_an_invalid_answer_is_an_error_of_its_rank(answer: bytes, why: str) -> N
         assert errors_of(at(port)) == [why]
 
 
-@pytest.mark.usefixtures("key")
 @pytest.mark.parametrize(
     "changed",
     [
@@ -204,7 +200,6 @@ def test_a_rank_with_invalid_numbers_is_shown_as_such_and_has_no_metrics(
     assert capsys.readouterr().out.splitlines()[1:] == ["rank 0 on h: its numbers cannot be read"]
 
 
-@pytest.mark.usefixtures("key")
 @pytest.mark.parametrize("how", ["--once", "--prometheus", "--json"])
 def test_answers_cannot_control_the_terminal(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     bad = "\x1b[2J\r\x9b"
@@ -251,7 +246,6 @@ def test_a_reader_can_only_read_the_document() -> None:
             assert one.try_get("1") == b""
 
 
-@pytest.mark.usefixtures("key")
 def test_a_rank_listens_at_the_last_port_until_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_MONITOR", "1")
     monkeypatch.setattr(forming, "choose_addresses", lambda *_args: [advertised])
