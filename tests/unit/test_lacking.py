@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,46 +15,36 @@ from shoal.errors import Closed
 _LONG_S = 60.0
 
 
-class Group:
-    """A group whose other ranks wait or not, by look; keeps the reason of its end."""
+def watched(monkeypatch: pytest.MonkeyPatch, looks: Iterator[bool]) -> Any:
+    """Return a group whose other ranks wait or not, by look; it keeps the reason of its end."""
+    group = SimpleNamespace(timeout_s=0.0, mesh="links", error=None, why="", n_looks=0)
+    group.looked, group.ended = threading.Event(), lambda: group.error
+    group.abort = lambda why: setattr(group, "why", why)
 
-    timeout_s = 0.0
-    mesh: object = "links"
-    error: Exception | None = None
+    def look(_group: Any, _numbers: object) -> bool:
+        group.thread = threading.current_thread()
+        group.n_looks += 1
+        group.looked.set()
+        return next(looks)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: Iterator[bool]) -> None:
-        self.n_looks = 0
-        self.why = ""
-        self.looked = threading.Event()
-        self._looks = looks
-        monkeypatch.setattr(lacking, "is_waited_for", self._look)
+    monkeypatch.setattr(lacking, "is_waited_for", look)
+    return group
 
-    def ended(self) -> Exception | None:
-        return self.error
 
-    def abort(self, why: str) -> None:
-        self.why = why
-
-    def join(self) -> None:
-        """Wait for the end of the watching thread."""
-        assert self.looked.wait(_LONG_S)
-        self._thread.join(_LONG_S)
-        assert not self._thread.is_alive()
-
-    def _look(self, _group: Any, _numbers: object) -> bool:
-        self._thread = threading.current_thread()
-        self.n_looks += 1
-        self.looked.set()
-        return next(self._looks)
+def await_end(group: Any) -> None:
+    """Wait for the end of the watching thread."""
+    assert group.looked.wait(_LONG_S)
+    group.thread.join(_LONG_S)
+    assert not group.thread.is_alive()
 
 
 def test_a_step_ends_when_others_have_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     n = lacking._N_LOOKS
     looks = [False] * 3 * n + [True] * (n - 1) + [False] + [True] * n
-    group = Group(monkeypatch, iter(looks))
-    watch = StepWatch(group, ())  # type: ignore[arg-type]
+    group = watched(monkeypatch, iter(looks))
+    watch = StepWatch(group, ())
     watch.start("no bias here")
-    group.join()
+    await_end(group)
     assert group.n_looks == len(looks)
     assert group.why.startswith("no average: no bias here; the group has ended: call shrink()")
 
@@ -64,18 +55,18 @@ def test_a_step_that_goes_on_does_not_end(monkeypatch: pytest.MonkeyPatch) -> No
         watch.stop()
         yield True
 
-    group = Group(monkeypatch, looks())
-    watch = StepWatch(group, ())  # type: ignore[arg-type]
+    group = watched(monkeypatch, looks())
+    watch = StepWatch(group, ())
     watch.start("it comes")
-    group.join()
+    await_end(group)
     assert group.n_looks == lacking._N_LOOKS
     assert not group.why
 
 
 @pytest.mark.parametrize("what", ["averager", "group", "links"])
 def test_a_watch_ends_with_its_subject(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(monkeypatch, itertools.repeat(False))
-    held = [StepWatch(group, ())]  # type: ignore[arg-type]
+    group = watched(monkeypatch, itertools.repeat(False))
+    held = [StepWatch(group, ())]
     held[0].start("it comes")
     assert group.looked.wait(_LONG_S)
     if what == "averager":
@@ -84,4 +75,4 @@ def test_a_watch_ends_with_its_subject(what: str, monkeypatch: pytest.MonkeyPatc
         group.error = Closed("another rank aborted it")
     else:
         group.mesh = None
-    group.join()
+    await_end(group)
