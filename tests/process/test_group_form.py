@@ -39,7 +39,7 @@ WRONG = {
     "RANK=7": "UsageError: RANK=7 is out of range",
     "SHOAL_ALGO=fastest": "UsageError: SHOAL_ALGO='fastest' is not an algorithm; known are",
     "SHOAL_STAGING_BYTES=lots": "UsageError: SHOAL_STAGING_BYTES: cannot read the bytes 'lots'",
-    "SHOAL_STAGING_BYTES=1000": "SHOAL_STAGING_BYTES='1000' is not from 8 MiB to 1 TiB",
+    "SHOAL_STAGING_BYTES=1000": "SHOAL_STAGING_BYTES='1000' must be from 8 MiB to 1 TiB",
     "SHOAL_SPIN_US=-1": "UsageError: SHOAL_SPIN_US='-1'",
     "SHOAL_KEY=short": "UsageError: SHOAL_KEY holds 5 bytes",
     "SHOAL_KEY_FILE=/nonexistent/key": "SHOAL_KEY_FILE=/nonexistent/key cannot be read",

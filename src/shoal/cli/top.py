@@ -148,6 +148,6 @@ def _link(link: Mapping[str, Any]) -> str:
     more += f", {link['state']}" * (link["state"] != "alive")
     return (
         f"{link['kind']} to rank {link['rank']} on {link['host']}: "
-        f"out {show_bytes(link['bytes_out_per_s'])}/s of {show_bytes(link['bytes_out'])}, "
-        f"in {show_bytes(link['bytes_in_per_s'])}/s of {show_bytes(link['bytes_in'])}{more}"
+        f"out {show_bytes(link['bytes_out_per_s'])}/s ({show_bytes(link['bytes_out'])} in all), "
+        f"in {show_bytes(link['bytes_in_per_s'])}/s ({show_bytes(link['bytes_in'])} in all){more}"
     )

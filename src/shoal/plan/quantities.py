@@ -51,7 +51,7 @@ def bytes_from(
 ) -> int | None:
     """Return the bytes in a variable; None if unset; UsageError if it is wrong or out of range.
 
-    `otherwise` describes the effect of an unset variable, for messages.
+    `otherwise` is the default as a clause, such as "it is 50 MiB", for messages.
     """
     text = environ.get(name, "")
     if not text:
@@ -59,8 +59,8 @@ def bytes_from(
     n_bytes = bytes_in(name, text)
     if not least <= n_bytes <= most:
         raise UsageError(
-            f"{name}={text!r} is not from {show_bytes(least)} to {show_bytes(most)}; without it "
-            f"{otherwise}"
+            f"{name}={text!r} must be from {show_bytes(least)} to {show_bytes(most)}; by "
+            f"default {otherwise}"
         )
     return n_bytes
 
