@@ -81,7 +81,7 @@ REFUSED = {
         --hosts 2 --wire fp4 | unknown wire 'fp4'; give one of identity, bf16
         --hosts 2 --tuning /nowhere | cannot read the tuning file /nowhere
         --hosts 2 --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
-        --workers 8 | add --servers K
+        --workers 8 | --workers needs --servers K, to plan reduction servers, or --model-bytes BYTES
         --servers 8 | add --workers N
         --server-link 1Gb | needs --workers N --servers K; add --workers N
         --workers 0 --servers 1 | --workers 0: must be 2 to 4096

@@ -42,9 +42,13 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
     given = [name for name in options if getattr(args, name) is not None]
     if args.workers is None and args.servers is None and not given:
         return False
-    if args.workers is None or args.servers is None:
-        missing = "--workers N" if args.workers is None else "--servers K"
-        raise UsageError(f"a plan with servers needs --workers N --servers K; add {missing}")
+    if args.workers is None:
+        raise UsageError("a plan with servers needs --workers N --servers K; add --workers N")
+    if args.servers is None:
+        raise UsageError(
+            "--workers needs --servers K, to plan reduction servers, or --model-bytes BYTES --step "
+            "TIME, to plan a training"
+        )
     for name in ("hosts", "ranks", "ranks_per_host"):
         if getattr(args, name) is not None:
             raise UsageError(
