@@ -46,6 +46,8 @@ def test_every_rank_reports_the_same_summary_and_its_own_steps() -> None:
             assert min(step[1:7]) >= 0
         assert 0 <= report.hidden_share <= 1
         assert f"Rank {reports[0].slowest.rank} was the slowest in" in str(report)
+        # The table leaves out the first step, which no step precedes; this share does not.
+        assert f"Over all 5 steps of rank {rank}, {report.hidden_share:.1%} of its" in str(report)
         written = json.loads(report.to_json())
         assert written["steps"] == [step._asdict() for step in report.steps]
         assert written["ranks"] == [one._asdict() for one in report.ranks]

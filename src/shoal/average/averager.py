@@ -152,7 +152,7 @@ class Averager:
         """
         self.group = group
         self._shared = shared_by(group)
-        self.name = f"average {next(self._shared.names)}"
+        self.name = f"averager {next(self._shared.names)}"
         subject = group.subjects.add(words_for(list(self._indices)))
         self.fusion_bytes = self._fusion_bytes(self._asked_bytes)
         check_hosts(self._options["compress"], group.planner.cluster.hosts)

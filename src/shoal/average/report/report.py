@@ -13,6 +13,7 @@ from shoal.average.agreeing import texts_of_all
 from shoal.average.lacking import named
 from shoal.average.report.breakdown import StepBreakdown, break_down, compare
 from shoal.average.report.chrome import trace_of
+from shoal.plan.text import counted
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -122,7 +123,10 @@ def _table(report: AveragingReport) -> Iterator[str]:
 def _remarks(report: AveragingReport) -> Iterator[str]:
     slowest, now = report.slowest, report.times[-1] if report.times else None
     if report.steps:
-        yield f"{report.hidden_share:.1%} of the communication was hidden on rank {report.rank}."
+        yield (
+            f"Over all {counted(len(report.steps), 'step')} of rank {report.rank}, "
+            f"{report.hidden_share:.1%} of its communication was hidden."
+        )
     if slowest is not None:
         yield (
             f"Rank {slowest.rank} was the slowest in {slowest.n_slowest} of {report.n_compared} "
