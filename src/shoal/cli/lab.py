@@ -74,11 +74,12 @@ def _add_run(parser: Parser) -> None:
     add("--hosts", type=int, required=True, metavar="N", help="hosts that run the command")
     add("--servers", type=int, default=0, metavar="K", help="more hosts, each with a server")
     rates = parser.add_mutually_exclusive_group().add_argument
-    rate = "rate of each host's NIC, each way, such as 400mbit, or none: not shaped; hosts take "
-    rate += "several rates in turn; default 1gbit"
+    rate = "rate of each host's NIC in each direction, such as 400mbit; none: no limit; several "
+    rate += "rates are used in turn; default 1gbit"
     rates("--rate", default="1gbit", metavar="RATE[,RATE...]", help=rate)
     rates("--nics", metavar="RATE,RATE", help="give each host several NICs, with these rates")
-    add("--server-rate", metavar="RATE[,RATE...]", help="servers' NICs; default host 0's")
+    rate = "rate of the servers' NICs; default that of host 0"
+    add("--server-rate", metavar="RATE[,RATE...]", help=rate)
     control = "congestion control of the hosts' TCP; default %(default)s, as in Linux"
     add("--congestion", default=CONGESTION, metavar="NAME", help=control)
     add("--ranks-per-host", type=int, default=1, metavar="N", help="ranks on each; default 1")

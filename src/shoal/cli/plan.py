@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--collective", action="append", choices=known, metavar="NAME", help="only this collective")
     add("--tuning", type=Path, metavar="FILE", help="choose by times that `shoal tune` wrote")
     add("--wire", default="identity", metavar="CODEC", help=_WIRES)
-    add("--html", type=Path, metavar="FILE", help="a page with bars by algorithm and size")
+    add("--html", type=Path, metavar="FILE", help="write a page with bars by algorithm and size")
     add_cluster(parser)
     add_servers(parser)
     add_training(parser)
