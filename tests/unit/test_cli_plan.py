@@ -84,7 +84,7 @@ def test_a_ring_shows_its_time_and_its_busiest_part(capsys: pytest.CaptureFixtur
     cells = ["ring", "163 ms", "615 MiB/s", "62", "the NIC out of host 0, 100% of the time"]
     assert re.split(" {2,}", row.strip()) == cells
     words = "sharded --hosts 128 --ranks-per-host 4 --bytes 9MB"
-    assert "note: 4 of 512 ranks stand for all" in plan(capsys, words, "simulate")
+    assert "note: 4 of 512 ranks are simulated; the others" in plan(capsys, words, "simulate")
 
 
 def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixture[str]) -> None:

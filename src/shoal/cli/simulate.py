@@ -76,11 +76,12 @@ def _run(args: argparse.Namespace) -> int:
 def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
     notes = []
     if played.n_simulated < cluster.size:
-        notes.append(f"{played.n_simulated} of {cluster.size} ranks stand for all: they are alike")
+        n, size = played.n_simulated, cluster.size
+        notes.append(f"{n} of {size} ranks are simulated; the others have equal steps")
     if played.timeline and played.timeline.time_us < played.time_us:
         notes.append(f"the first {show_us(played.timeline.time_us)} are simulated and shown")
     if played.n_bytes not in (n_bytes, n_bytes * cluster.size):
-        notes.append(f"counted as {show_bytes(played.n_bytes)}: chunks of one length")
+        notes.append(f"the time is of {show_bytes(played.n_bytes)}, so that all chunks are equal")
     return notes
 
 
