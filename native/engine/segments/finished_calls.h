@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <unordered_map>
 
@@ -40,11 +41,14 @@ class FinishedCalls {
   Past past(uint64_t key) const;  // without a plan if unknown or forgotten
   // True if a call under this key finished so long ago that it is forgotten.
   bool is_forgotten(uint64_t key) const;
-  const std::deque<uint64_t>& keys() const { return order_; }  // the oldest first
+  const std::pmr::deque<uint64_t>& keys() const { return order_; }  // the oldest first
 
  private:
-  std::unordered_map<uint64_t, Past> past_;
-  std::deque<uint64_t> order_;
+  // In few blocks. A block for each call would lie among the program's own memory until 4096 calls
+  // later: the heap cannot join the freed tensors around it, so it grows by a tensor in each call.
+  std::pmr::unsynchronized_pool_resource memory_;
+  std::pmr::unordered_map<uint64_t, Past> past_{&memory_};
+  std::pmr::deque<uint64_t> order_{&memory_};
   uint64_t last_counted_ = 0;  // the highest key of a call without a name
   size_t n_chunks_ = 0;
 };
