@@ -1,19 +1,26 @@
 """`shrink` and `reform` after Ctrl-C, with ranks as threads of this process."""
 
+import contextlib
 import sys
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from unit.in_process import in_ranks
+from unit.in_process import in_ranks, run_well
 
 import shoal
 from shoal.errors import UsageError
 from shoal.group import growing
 from shoal.group.group import Group
+from shoal.group.view import View
 from shoal.rendezvous.door import Newcomer
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
+
+LONG_S = 60.0
 
 
 def interrupted_after(call: Callable[..., object]) -> Any:
@@ -62,6 +69,34 @@ def test_shrink_excludes_a_rank_from_a_view_that_followed(group: shoal.Group) ->
         last = group.shrink([3])  # rank 2 among the others
         assert last.view.ranks == (0, 2)
         check_sum(last)
+
+
+def exclude_in_a_vote(
+    group: shoal.Group, port: int, has_formed: bool, ends: threading.Barrier
+) -> Any:
+    """Exclude rank 2, which does not vote, while the vote on a new group is open."""
+    with contextlib.ExitStack() as open_until_the_end:
+        group._vote_number = 2
+        if has_formed:
+            store = TcpStoreClient("127.0.0.1", port, timeout_s=LONG_S)
+            open_until_the_end.enter_context(contextlib.closing(store))
+            new = shoal.init(store, group.rank, group.size, timeout_s=LONG_S)
+            group._formed = open_until_the_end.enter_context(new)
+        open_until_the_end.callback(ends.wait, LONG_S)
+        if group.rank == 2:
+            return None
+        view = group.shrink([2], timeout_s=5)
+        check_sum(view)
+        return view.view, view.mesh is group.mesh
+
+
+@pytest.mark.parametrize("has_formed", [False, True])
+def test_shrink_excludes_a_rank_that_does_not_vote_on_a_new_group(has_formed: bool) -> None:
+    ends = threading.Barrier(3)
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
+        found = run_well(exclude_in_a_vote, 3, server.port, has_formed, ends)
+    number = 2 if has_formed else 3  # of the new group's next view, or of the old one's
+    assert found[0] == found[1] == (View(number, (0, 1), (2,)), not has_formed)
 
 
 @in_ranks(2)

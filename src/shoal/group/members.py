@@ -130,15 +130,20 @@ class Members(Calls):
         if self.rank in exclude:
             raise UsageError(f"{self}: exclude names this rank; only the others shrink the group")
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
         latest, out = self._latest, self._ranks_in_latest(exclude)
         with self._regrouping():
-            if latest._vote_number is not None:
-                return latest._vote(latest._vote_number, timeout_s)
-            if latest is not self and latest._is_whole and not out:
+            if (number := latest._vote_number) is not None:
+                voted, latest = latest, latest._vote(number, timeout_s, out)
+                if latest._context is voted._context or not out:
+                    return latest
+                # It has grown, and its members have kept their ranks.
+            elif latest is not self and latest._is_whole and not out:
                 return latest
             out = [latest.view.ranks[rank] for rank in out]
             number = latest.view.number + 1
-            return latest._go_on_in(latest._next_view(number, out, timeout_s))
+            left_s = max(0.001, deadline - time.monotonic())
+            return latest._go_on_in(latest._next_view(number, out, left_s))
 
     def _ranks_in_latest(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks in `_latest` of these ranks of this group, without the gone ones."""
@@ -332,8 +337,10 @@ class Members(Calls):
             self._formed = growing.form_new(group, name, self._door, plan)
         return self._vote(plan.number, _VOTE_S)
 
-    def _vote(self, number: int, timeout_s: float) -> Self:
+    def _vote(self, number: int, timeout_s: float, out: Sequence[int] = ()) -> Self:
         """Vote whether all members have formed the new group; return the group to go on in.
+
+        The ranks `out` have no vote. A larger group still has them, and has ended.
 
         Raises:
             TimedOut: a member did not vote; this may be called again.
@@ -341,12 +348,15 @@ class Members(Calls):
         """
         formed = self._formed
         try:
-            view = self._next_view(number if formed is not None else number + 1, (), timeout_s)
+            # NOT number + 1 because of `out`: others may have gone on in the new group already.
+            asked = number if formed is not None else number + 1
+            gone = [self.view.ranks[rank] for rank in out]
+            view = self._next_view(asked, gone, timeout_s)
         except PeerLost:
             self._end_vote()
             raise
         if formed is not None and view.number == number:
-            return self._move_to(cast("Self", formed))
+            return self._move_to(cast("Self", formed), out)
         self._end_vote()
         return self._go_on_in(view)
 
@@ -356,13 +366,19 @@ class Members(Calls):
         if formed is not None:
             formed.close()
 
-    def _move_to(self, new: Self) -> Self:
-        """Close this group and go on in one with newcomers; all members do so."""
+    def _move_to(self, new: Self, out: Sequence[int] = ()) -> Self:
+        """Close this group and go on in one with newcomers; all members except `out` do so.
+
+        With ranks `out`, end the new group at once: its newcomers leave, and ask for entry again.
+        """
         new._door = self._door  # NOT after the next line: newcomers wait there
         self._next = new
         try:
             self._door, self._vote_number, self._formed = None, None, None
             self.close()
+            if out:
+                new.abort(f"it is shrunk without ranks {list(out)}")
+                return new
             with contextlib.suppress(ShoalError):  # the next call raises the error again
                 cast("Group", new).barrier(timeout_s=CONFIRM_S)
             new.begin_again()
