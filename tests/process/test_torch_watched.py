@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -63,6 +64,27 @@ def test_a_monitored_barrier_names_a_missing_rank_and_keeps_its_deadline(
     assert took_s < 20, "that of the group, or of the barriers that all pass"
     assert words in str(error) or rank == absent
     assert "aborted the group" not in str(error) or "only the barrier's group ended" in str(error)
+
+
+@in_torch("three_ranks")
+def test_monitored_barriers_match_after_one_that_failed_on_some_ranks() -> None:
+    """Rank 2 gives the first barrier up when rank 1 has passed it."""
+    store, group = dist.distributed_c10d._get_default_store(), dist.group.WORLD
+    rank = group.rank()
+
+    def give_up(*_args: Any) -> Any:
+        store.wait(["rank 1 has passed"])
+        raise TimedOut("too late")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.setattr(monitored_barrier, "_receive", give_up)
+        error = error_of(group.monitored_barrier, timedelta(seconds=20))
+    if rank == 1:
+        store.set("rank 1 has passed", "")
+    assert isinstance(error, NoneType if rank == 1 else TimedOut), error
+    for _ in range(3):
+        group.monitored_barrier(timedelta(seconds=20))
 
 
 @on_survivors(3, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, cast
 
-from shoal.errors import Closed, ShoalError, TimedOut
+from shoal.errors import Closed, TimedOut
 from shoal.frontend.torch.tensor_buffers import describe
 
 if TYPE_CHECKING:
@@ -13,39 +13,22 @@ if TYPE_CHECKING:
     from shoal.group.work import Work
 
 
-class MonitoredBarrier:
-    """The monitored barriers of one group.
+def monitored_barrier(parent: Group, timeout_s: float) -> None:
+    """Wait until every rank arrives; the parent group stays usable if some do not.
 
-    They send messages in their own group, so a failed barrier ends no other group; after a failure
-    that group is created again.
+    Rank 0 waits `timeout_s`; the others a second longer for its answer. TimedOut names the ranks
+    that had not arrived. PeerLost names a rank that has ended, without waiting.
     """
-
-    def __init__(self, group: Group) -> None:
-        self._parent = group
-        self._group: Group | None = None
-        self._n_failed = 0
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until every rank arrives; the parent group stays usable if some do not.
-
-        Rank 0 waits `timeout_s`; the others a second longer for its answer. TimedOut names the
-        ranks that had not arrived. PeerLost names a rank that has ended, without waiting.
-        """
-        parent = self._parent
-        if parent.size == 1:
-            return
-        doing = describe(parent, "monitored_barrier")
-        try:
-            if self._group is None:
-                everyone, name = list(range(parent.size)), f"monitored_barrier/{self._n_failed}"
-                self._group = parent.subgroup(everyone, name)
-            if parent.rank == 0:
-                _release_all(self._group, doing, timeout_s)
-            else:
-                _report(self._group, doing, timeout_s)
-        except ShoalError:
-            self._group, self._n_failed = None, self._n_failed + 1
-            raise
+    if parent.size == 1:
+        return
+    doing = describe(parent, "monitored_barrier")
+    # A group for each barrier, so that a failure ends no other group. NOT one until a failure: it
+    # may fail on some ranks only, and later barriers would not match.
+    group = parent.subgroup(range(parent.size), "monitored_barrier")
+    if parent.rank == 0:
+        _release_all(group, doing, timeout_s)
+    else:
+        _report(group, doing, timeout_s)
 
 
 def _release_all(group: Group, doing: str, timeout_s: float) -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from shoal.frontend.torch.collectives import Access
     from shoal.frontend.torch.gpu.calls import DeviceCalls
-    from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
     from shoal.group.buffers import BufferView
     from shoal.group.group import Group
 
@@ -126,7 +125,6 @@ class Operations:
         self._sparse: deque[InBackground | None] = deque(maxlen=_N_SPARSE_NAMES)
         self._coalesced: list[PendingWork] | None = None
         self._devices: DeviceCalls | None = None  # created by the first call on device tensors
-        self._monitored_barrier: MonitoredBarrier | None = None
 
     # ---- the table: torch's name = (layout of its buffers, collective) ----
 
@@ -226,15 +224,13 @@ class Operations:
         """Wait until every rank has called it; name missing ranks on every rank.
 
         `timeout` may be None (the group's), or options from torch 2.14 on. The error always names
-        all missing ranks, even without `wait_all_ranks`. Raises as `MonitoredBarrier.wait` does.
+        all missing ranks, even without `wait_all_ranks`. Raises as monitored_barrier.py does.
         """
         if isinstance(timeout, BarrierOptions):
             timeout = timeout.timeout
-        if self._monitored_barrier is None:
-            from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
+        from shoal.frontend.torch.monitored_barrier import monitored_barrier
 
-            self._monitored_barrier = MonitoredBarrier(self.group)
-        self._monitored_barrier.wait(self._seconds(timeout or NO_TIMEOUT))
+        monitored_barrier(self.group, self._seconds(timeout or NO_TIMEOUT))
 
     # ---- messages ----
 
