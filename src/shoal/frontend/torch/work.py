@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # TimeoutError itself from 3.11 on
@@ -173,11 +174,12 @@ class PendingWork(FinishedWork):
         """Drive the call to its end, complete its future and run the callbacks.
 
         Also waits for callbacks that run on another thread, except inside a callback: two threads
-        would wait for each other. `timeout` limits the wait for each of the collectives, NOT for
-        callbacks; zero or less: the call's own limit.
+        would wait for each other. `timeout` limits all of this wait, except for callbacks that this
+        thread runs; zero or less: the call's own limit, and none for callbacks.
 
         Raises:
-            TimedOut: `timeout` passed, and the call goes on; or its own limit, and it has failed.
+            TimedOut: `timeout` passed, and the call or its callbacks go on; or the call's own limit
+                passed, and it has failed.
             ShoalError: the call failed, and its group has ended; its tensors may be partly folded.
         """
         if profiling():
@@ -243,14 +245,21 @@ class PendingWork(FinishedWork):
 
     def _wait(self, timeout: timedelta) -> None:
         timeout_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        has_finished = True
         try:
             for work in self.works:
-                work.wait(timeout_s)
+                work.wait(_left_s(deadline))
             self.copy_back()
         finally:
             completion = self._completion  # a future requested from now on finds the call done
             if completion is not None and self._all_done():
-                completion.finish()
+                has_finished = completion.finish(deadline=deadline)
+        if not has_finished:  # NOT in place of the call's own error
+            raise TimedOut(
+                f"waited {timeout_s:g} s for the callbacks of a call that has ended; they go on, "
+                "on another thread"
+            )
 
     def _results(self, why_not: ShoalError | None = None) -> list[torch.Tensor]:
         """Wait for all calls and return the tensors; raise `why_not`, or a call's error."""
@@ -316,10 +325,11 @@ class _Completion:
         except ShoalError as error:
             _fail_all(error)
 
-    def finish(self, why_not: ShoalError | None = None) -> None:
+    def finish(self, why_not: ShoalError | None = None, deadline: float | None = None) -> bool:
         """Complete the future and run its callbacks, or wait for the thread that does.
 
-        Inside a callback, wait only until the future is complete.
+        Inside a callback, wait only until the future is complete. Return False if the other thread
+        still runs callbacks at the deadline.
         """
         _pending.pop(self, None)
         if self._first.acquire(blocking=False):
@@ -333,10 +343,16 @@ class _Completion:
                 this_thread.n_held_before = before
                 self._has_ended.set()
         elif not this_thread.n_completions:
-            self._has_ended.wait()
+            return self._has_ended.wait(_left_s(deadline))
         elif not self.future.done():
             with contextlib.suppress(RuntimeError):  # the call's error
                 _wait(self.future)
+        return True
+
+
+def _left_s(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline by `time.monotonic`, at least 0; None without one."""
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 # The futures that wait for completion by shoal-futures threads, oldest first.
