@@ -477,16 +477,29 @@ class InBackground:
 
     def __init__(self, go: Callable[[], None]) -> None:
         self._go = go
-        self._future: Future[None] = Future()
-        _threads_of(os.getpid()).submit(self._run)
+        self._end: Future[None] = Future()
+        self._process_id = os.getpid()
+        self._has_ended = False
+        _threads_of(self._process_id).submit(self._run)
 
     def _run(self) -> None:
         go = self._go
         del self._go  # it may hold an earlier call
         try:
-            self._future.set_result(go())
+            self._end.set_result(go())
         except BaseException as error:  # noqa: BLE001 - wait() raises it
-            self._future.set_exception(error)
+            self._end.set_exception(error)
+        self._has_ended = True
+
+    @property
+    def _future(self) -> Future[None]:
+        """The future of `go`; failed in a child forked before, which does not have the thread."""
+        if self._process_id != os.getpid():
+            self._process_id = os.getpid()
+            if not self._has_ended:  # NOT `_end.done()`: the thread may have held its lock
+                self._end = Future()
+                self._end.set_exception(Closed("a forked child has no part in its parent's groups"))
+        return self._end
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when `go` has returned; raise its error."""
@@ -495,7 +508,7 @@ class InBackground:
         except FutureTimeout as error:
             if self._future.done():
                 raise  # the calls' own error
-            raise TimedOut(f"waited {timeout_s} s for calls on another thread") from error
+            raise TimedOut(f"waited {timeout_s:g} s for calls on another thread") from error
 
     def done(self) -> bool:
         """Return True if `go` has ended."""
