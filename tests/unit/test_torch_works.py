@@ -1,17 +1,21 @@
 """torch's Works and their futures over calls that the test ends: no native code."""
 
+import os
 import threading
+import warnings
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
 import torch
+from process.stage import error_of
 from unit.fakes import FakeWork, UnseenWork, refuse_threads
 from unit.in_process import in_threads
 
 from shoal.errors import PeerLost, TimedOut
 from shoal.frontend.torch import work as module
-from shoal.frontend.torch.work import PendingWork, calls_of_hook
+from shoal.frontend.torch.work import InBackground, PendingWork, calls_of_hook
 from shoal.threads import Threads
 
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
@@ -103,6 +107,48 @@ def test_no_wait_returns_while_another_thread_runs_the_callbacks() -> None:
     assert seen == ["callback", "wait", "wait"]
 
 
+def test_a_timeout_also_limits_the_wait_for_callbacks_on_another_thread() -> None:
+    started = FakeWork()
+    work = PendingWork([started], [])  # type: ignore[list-item]
+    is_called, may_return = threading.Event(), threading.Event()
+    work.get_future().add_done_callback(lambda _: [is_called.set(), may_return.wait(20)])
+    started.finish()
+    is_called.wait()
+    with pytest.raises(TimedOut, match=r"waited 0.01 s for the callbacks of a call that has ended"):
+        work.wait(timedelta(seconds=0.01))
+    started.failure = LOST
+    with pytest.raises(PeerLost):
+        work.wait(timedelta(seconds=0.01))
+    started.failure = None
+    may_return.set()
+    assert work.wait()
+
+
+def test_a_timeout_limits_the_wait_for_all_calls_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 10.0, 12.5, 14.0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    started = [FakeWork() for _ in range(3)]
+    PendingWork(started, []).wait(timedelta(seconds=3))  # type: ignore[arg-type]
+    assert [each.waits for each in started] == [[3.0], [0.5], [0.0]]
+
+
+def test_a_forked_child_gets_an_error_for_a_call_on_a_thread_of_its_parent() -> None:
+    may_end = threading.Event()
+    work = PendingWork([InBackground(may_end.wait)], [])  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of threads
+        child = os.fork()
+    if child == 0:
+        refusal = "a forked child has no part"
+        is_refused = refusal in str(error_of(work.wait, timedelta(seconds=5)))
+        is_refused = is_refused and refusal in str(error_of(work.get_future().wait))
+        os._exit(7 if is_refused and work.is_completed() else 1)
+    may_end.set()
+    assert work.wait()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
 def test_a_callback_may_wait_for_a_future_that_another_thread_completes() -> None:
     first, second = FakeWork(), FakeWork()
     other = PendingWork([second], [torch.ones(1)]).get_future()  # type: ignore[list-item]
@@ -175,7 +221,7 @@ def test_the_timeout_of_a_wait_applies_only_to_it() -> None:
     work.wait()
     work.wait(timedelta(0))
     work.wait(timedelta(seconds=3))
-    assert started.waits == [None, None, 3.0]
+    assert started.waits == [None, None, pytest.approx(3.0, abs=1)]
     started.failure = TimedOut("too short")
     with pytest.raises(TimedOut, match="too short"):
         work.wait(timedelta(seconds=1))

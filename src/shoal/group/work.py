@@ -74,7 +74,7 @@ class Work:
             KeyboardInterrupt: the call goes on, and its buffers stay borrowed.
         """
         if not wait_long(self._group, self._call, FOR_EVER_S if timeout_s is None else timeout_s):
-            raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
+            raise TimedOut(f"waited {timeout_s:g} s for a call on {self._group}; it goes on")
         if self._lent is None:  # the usual case, without a call
             self._owners = None
         else:
