@@ -2,12 +2,15 @@
 
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from unit.in_process import in_ranks
+from unit.in_process import in_ranks, run_well
 
 from shoal import Group
+from shoal.group import context
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +58,19 @@ def test_a_subgroup_dropped_with_a_call_in_flight_ends_after_it(world: Group) ->
     world.subgroup(range(2), "another")  # its end frees earlier dropped groups
     assert data[0] == 3.0
     assert n_native(world) == 1
+
+
+def test_closing_waits_for_all_calls_of_shoals_own_until_one_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def close_with_calls_in_flight(world: Group) -> list[float]:
+        waits: list[float] = []
+        call: Any = SimpleNamespace(wait=waits.append, done=lambda: False)
+        for _ in range(3):
+            world.await_at_close(call)
+        clock = iter([10.0, 10.0, 15.0, 30.0])
+        monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: next(clock, 30.0)))
+        world.close()
+        return waits
+
+    assert run_well(close_with_calls_in_flight, 1) == [[12.0, 7.0, 0.0]]

@@ -149,7 +149,10 @@ class Context:
         live.append(work.lend())
 
     def await_at_close(self, call: engine.Call) -> None:
-        """Make `close` wait for a call that shoal made and that no caller waits for."""
+        """Make `close` wait for a call that shoal made and that no caller waits for.
+
+        `close` waits up to 12 s for all of these calls together.
+        """
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while (oldest := self._own.popleft()).done():
                 pass
@@ -160,9 +163,10 @@ class Context:
         """Send goodbyes to all peers and close the links. Idempotent."""
         # Leaving with such a call in flight would end its group, and with it peers' calls that this
         # rank has completed.
+        deadline = time.monotonic() + _OWN_CALLS_S
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while self._mesh is not None:
-                self._own.popleft().wait(_OWN_CALLS_S)
+                self._own.popleft().wait(max(deadline - time.monotonic(), 0.0))
         # NOT `self._end()`: finalizers do nothing once the program is ending.
         self._end.detach()
         mesh, self._mesh = self._mesh, None

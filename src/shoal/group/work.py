@@ -101,7 +101,7 @@ class Work:
         return self._call, self._lent
 
     def finish_at_close(self) -> None:
-        """Make closing the links wait up to 12 s for this call, since no caller waits for it."""
+        """Make closing the links wait for this call, which no caller waits for: 12 s for all."""
         self._group.await_at_close(self._call)
 
     def _let_go(self) -> None:
