@@ -14,6 +14,7 @@ import torch.distributed as dist
 from process.ddp_training import Boxed, assert_averaged, inputs, mine, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -326,6 +327,19 @@ def case_missing_methods_of_torchs_reducer_are_refused_by_name() -> None:
     for name in ("_set_sparse_metadata", "_run_comm_hook"):
         with pytest.raises(Unsupported, match=name):
             getattr(wrapped.reducer, name)(None)
+
+
+def case_wrappers_of_other_parameters_may_not_share_the_state_of_power_sgd() -> None:
+    net, other, state = small(), small(), powerSGD_hook.PowerSGDState(None)
+    first = wrap(net)
+    first.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    again, refused = wrap(net), wrap(other)
+    again.register_comm_hook(state, powerSGD_hook.powerSGD_hook)  # it goes on with the same buckets
+    with pytest.raises(UsageError, match="this PowerSGDState holds the residuals of another"):
+        refused.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    refused.register_comm_hook(None, allreduce_hook)
+    step(refused, other)
+    step(again, net)
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

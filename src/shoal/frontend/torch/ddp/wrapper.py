@@ -371,9 +371,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         The hook gets a bucket of whole parameters, which has the methods of a
         `torch.distributed.GradBucket`, and returns a future of the bucket's average.
 
+        Args:
+            state: of this wrapper alone, if the hook keeps values by the index of the bucket.
+
         Raises:
             TypeError, ValueError: as torch's method.
             RuntimeError: a hook is registered already.
+            UsageError: a wrapper of other parameters has this state, which is PowerSGD's.
             Unsupported: `wire`, `compress`, `weighted` or `check_finite` was given.
         """
         self._check_comm_hook(hook)
@@ -381,12 +385,26 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             raise RuntimeError(
                 "register_comm_hook or register_builtin_comm_hook can only be called once."
             )
+        self._check_hook_state(state)
         averaging, sparse = self.reducer.averaging, self.reducer.sparse
         hooked = self._hooked(averaging.gradients, hook, state)
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
         sparse.hook, sparse.state = hook, state
         self.reducer.use(hooked, sparse)
+
+    def _check_hook_state(self, state: object) -> None:
+        """Refuse PowerSGD's state of a wrapper of other parameters: it has residuals by bucket."""
+        if not hasattr(state, "error_dict"):
+            return
+        for other in _wrappers:
+            is_held = any(held is state for _, held in getattr(other, "_comm_hooks", ()))
+            if is_held and list(map(id, other._trained())) != list(map(id, self._trained())):
+                raise UsageError(
+                    f"register_comm_hook: this {type(state).__name__} holds the residuals of "
+                    "another DistributedDataParallel, by bucket, and would add them to gradients "
+                    "of this one: create one for each wrapper"
+                )
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
