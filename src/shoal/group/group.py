@@ -103,7 +103,7 @@ class Group(Members):
 
         Args:
             data: any number of elements in any shape; the same number and type on every rank.
-            op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
+            op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates toward 0.
                 UsageError if the element type does not support it.
             wire: "bf16", "fp16", "mxfp8", "mxint8", "mxfp4", "identity" or None, see `Group`.
         """

@@ -48,7 +48,8 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
 class Work:
     """A call that has been started. Its buffers are borrowed until it is done.
 
-    Dropping it does not end the call: the group keeps the buffers alive until then.
+    Dropping it does not end the call: the group keeps the buffers alive until then. Closing the
+    group does, and so does the end of the program: other ranks in the call get `PeerLost`.
     """
 
     __slots__ = ("_call", "_group", "_lent", "_owners")
