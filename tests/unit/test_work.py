@@ -56,7 +56,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Mesh:
 def started(mesh: Mesh, n: int) -> tuple[list[Call], list[Work]]:
     calls = [Call(mesh) for _ in range(n)]
     group: Any = SimpleNamespace(mesh=mesh, error_from=lambda _native: None)
-    return calls, [Work(group, call, None) for call in calls]
+    return calls, [Work(group, call, []) for call in calls]
 
 
 def test_calls_that_end_out_of_order_call_back_as_they_end(mesh: Mesh) -> None:

@@ -365,8 +365,9 @@ class Calls:
             timeout_s, background = self._timeout(how), how.get("async_op", False)
             subject = how.get("subject", 0)
         key = self._key(how)
-        call = self._native.post_in_place(plan, key, span.address, timeout_s, background, subject)
-        return self._finish(call, plan, span, how)
+        native, held = self._hold(span)
+        call = native.post_in_place(plan, key, span.address, timeout_s, background, subject)
+        return self._finish(call, plan, held, how)
 
     def _start_between(
         self,
@@ -378,8 +379,9 @@ class Calls:
         timeout_s, key = self._timeout(how), self._key(how)
         memory = [[], [span.address for span in read], [span.address for span in written]]
         background, subject = how.get("async_op", False), how.get("subject", 0)
-        call = self._native.post(plan, key, memory, timeout_s, background, subject)
-        return self._finish(call, plan, (read, written), how)
+        native, held = self._hold((read, written))
+        call = native.post(plan, key, memory, timeout_s, background, subject)
+        return self._finish(call, plan, held, how)
 
     def _message(
         self, kind: str, data: Any, peer: int | None, tag: int, how: CallOptions
@@ -397,10 +399,21 @@ class Calls:
         shape = Shape(MESSAGE, kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
         timeout_s, background = self._timeout(how), how.get("async_op", False)
         plan = plan_for(shape)
-        call = self._native.post_message(
+        native, held = self._hold(span)
+        call = native.post_message(
             *(plan, kind == "send", at, tag, span.address, timeout_s, background)
         )
-        return self._finish(call, plan, span, how)
+        return self._finish(call, plan, held, how)
+
+    def _hold(self, owners: object) -> tuple[engine.NativeGroup, list[object]]:
+        """Keep the owners of buffers alive for a call to post, on the native group; or Closed.
+
+        NOT after `post`: Ctrl-C in between would free buffers that the engine writes to. If it
+        interrupts a call before `Context.keep`, they live until the links are closed.
+        """
+        native, held = self._check_open(), [owners]
+        self._context.held[id(held)] = held
+        return native, held
 
     def _key(self, how: CallOptions) -> int:
         if not how:  # the usual case
@@ -430,32 +443,32 @@ class Calls:
         return timeout_s
 
     def _finish(
-        self, call: engine.Call, plan: engine.Plan | None, owners: Any, how: CallOptions
+        self, call: engine.Call, plan: engine.Plan | None, held: list[Any], how: CallOptions
     ) -> Work | None:
-        """Wait for a posted call, or return its `Work`, which keeps `owners` alive.
+        """Wait for a posted call, or return its `Work`; `held` is from `_hold`.
 
         `plan` is None for an all-reduce with servers, which has several.
         """
         if (tally := self._context.tally) is not None:
             what = "all_reduce" if plan is None else plan.descriptor.partition(" ")[0]
+            owners = held[0]
             if isinstance(owners, BufferView):
                 n_bytes = owners.n_bytes
             else:
                 n_bytes = max(sum(span.n_bytes for span in spans) for spans in owners)
             tally.note(call, self.native_id, what, n_bytes)
         if how and (how.get("async_op") or how.get("work")):
-            work = self._work_of(call, owners)
-            self._context.keep(work)
-            return work
+            self._context.keep(call, held)
+            return self._work_of(call, held)
         try:
             wait_long(self, call, FOR_EVER_S)
+            del self._context.held[id(held)]
         except BaseException:  # interrupted
-            if not call.done():
-                self._context.keep(self._work_of(call, owners))
+            self._context.keep(call, held)
             raise
         if not call.succeeded():
-            self._work_of(call, owners).wait()  # raises the call's error
+            self._work_of(call, held).wait()  # raises the call's error
         return None
 
-    def _work_of(self, call: engine.Call, owners: object) -> Work:
-        return Work(self, call, owners)
+    def _work_of(self, call: engine.Call, held: list[object]) -> Work:
+        return Work(self, call, held)

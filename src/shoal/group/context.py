@@ -25,7 +25,7 @@ from shoal.state import SOURCES, heed_settings
 
 if TYPE_CHECKING:
     from shoal.group.calls import Calls
-    from shoal.group.work import Loan, Work
+    from shoal.group.work import Loan
     from shoal.plan import Planner
     from shoal.state.monitor import Monitor
     from shoal.state.tally import Tally
@@ -72,6 +72,7 @@ class Context:
         self._mesh: engine.Mesh | None = mesh
         self.epoch, self.rank = membership.epoch, membership.rank
         self.names, self.digests = membership.names, membership.digests
+        self.held: dict[int, list[object]] = {}  # by id: the owners of buffers of calls to post
         self._live: deque[Loan] = deque()
         self._unheld: deque[engine.NativeGroup] = deque()
         self._own: deque[engine.Call] = deque()
@@ -131,22 +132,28 @@ class Context:
             if not one.drop_unheld():
                 self._unheld.append(one)
 
-    def keep(self, work: Work) -> None:
-        """Keep the buffers of a call alive until it is done, for the engine."""
+    def keep(self, call: engine.Call, held: list[object]) -> None:
+        """Keep the buffers of a call, which are in `self.held`, alive until it is done."""
         live, n_running = self._live, 0
         # Up to two running calls go to the back, so that a long call does not hide the calls behind
-        # it. They leave the queue while they are checked, since another thread may do the same.
-        while live and n_running < 2:
+        # it. They stay in the queue meanwhile: Ctrl-C would lose a call that was taken out.
+        while n_running < 2:
             try:
-                oldest = live.popleft()
+                oldest = live[0]
             except IndexError:
                 break
             if not oldest[0].done():
-                live.append(oldest)
+                live.rotate(-1)
                 n_running += 1
+                continue
+            try:
+                live.remove(oldest)
+            except ValueError:  # another thread has removed it
+                break
         # NOT the work itself, which refers to its group, and so to this context: a dropped group
         # would end only when Python's collector finds the cycle.
-        live.append(work.lend())
+        live.append((call, held))
+        self.held.pop(id(held), None)
 
     def await_at_close(self, call: engine.Call) -> None:
         """Make `close` wait for a call that shoal made and that no caller waits for.
@@ -173,6 +180,7 @@ class Context:
         if mesh is not None:
             mesh.close()
             self._live.clear()  # all have ended; their calls would keep the mesh's descriptors
+            self.held.clear()
             self._unheld.clear()
             if self.tally is not None:
                 self.tally.forget()

@@ -23,8 +23,7 @@ FOR_EVER_S: Final = 3e9
 # rank usually takes less. Tests inject another value.
 LATE_S = 10.0
 
-# A call and the owners of its buffers, emptied when the call is known to be done. Does not refer to
-# the group.
+# A call and the owners of its buffers (see `Work`). Does not refer to the group.
 Loan = tuple["Call", list[object]]
 
 
@@ -50,15 +49,17 @@ class Work:
 
     Dropping it does not end the call: the group keeps the buffers alive until then. Closing the
     group does, and so does the end of the program: other ranks in the call get `PeerLost`.
+
+    Args:
+        lent: the owners of the buffers; emptied when the call is known to be done.
     """
 
-    __slots__ = ("_call", "_group", "_lent", "_owners")
+    __slots__ = ("_call", "_group", "_lent")
 
-    def __init__(self, group: Calls, call: Call, owners: object) -> None:
+    def __init__(self, group: Calls, call: Call, lent: list[object]) -> None:
         self._group = group
         self._call = call
-        self._owners = owners
-        self._lent: list[object] | None = None
+        self._lent = lent
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the result; the waiting thread does the work meanwhile.
@@ -76,10 +77,7 @@ class Work:
         """
         if not wait_long(self._group, self._call, FOR_EVER_S if timeout_s is None else timeout_s):
             raise TimedOut(f"waited {timeout_s:g} s for a call on {self._group}; it goes on")
-        if self._lent is None:  # the usual case, without a call
-            self._owners = None
-        else:
-            self._lent.clear()
+        self._lent.clear()
         error = self.error()
         if error is None:
             return
@@ -92,24 +90,12 @@ class Work:
         """Return True if the call has ended, also with an error."""
         ended = self._call.done()
         if ended:
-            self._let_go()
+            self._lent.clear()  # a caller that keeps this object does not keep the buffers alive
         return ended
-
-    def lend(self) -> Loan:
-        """Return the objects to keep alive until the call is done; call it once."""
-        self._lent = [self._owners]
-        self._owners = None
-        return self._call, self._lent
 
     def finish_at_close(self) -> None:
         """Make closing the links wait for this call, which no caller waits for: 12 s for all."""
         self._group.await_at_close(self._call)
-
-    def _let_go(self) -> None:
-        """Drop the buffers, so that a caller that keeps this object does not keep them alive."""
-        self._owners = None
-        if self._lent is not None:
-            self._lent.clear()
 
     @property
     def mesh(self) -> Mesh | None:

@@ -203,7 +203,7 @@ class Pool:
             plan = self.rail.local(stage, kind.dtype, kind.op, kind.n_elems)
             key = self.rail.key(number, stage)
             native = self._world.post_in_place(plan, key, address, _left_s(until), True, subject)
-            return Work(self.control, native, None)
+            return Work(self.control, native, [])
         own = self.rail.own(kind.dtype, kind.n_elems)
         # The last stage divides for an average, since the group has more ranks than the rail.
         op = Op.SUM if kind.op is Op.AVG else kind.op
@@ -212,8 +212,8 @@ class Pool:
             call = self.post(piece._replace(kind=part, address=address + own.offset))
             self._pieces_left([number])
         if isinstance(call, ServedCall):
-            return ServedWork(self.control, call, None)
-        return Work(self.control, call, None)
+            return ServedWork(self.control, call, [])
+        return Work(self.control, call, [])
 
     def end_by_stage(self, error: NativeError) -> None:
         """End the workers' group after a stage of a call has failed."""

@@ -124,7 +124,7 @@ class ServedCall:
     def on_over(self, callback: Callable[[], None]) -> None:
         """Run the callback when the call has ended, at once if it has already."""
         parts = [(self.pool.control, self.workers), (self.view.group, self.servers)]
-        works = [Work(group, part, None) for group, part in parts if part is not None]
+        works = [Work(group, part, []) for group, part in parts if part is not None]
         _after(works, lambda: self.pool.on_settled(self, callback))
 
     # Its end.
@@ -172,8 +172,8 @@ class ServedWork(Work):
 
     __slots__ = ()
 
-    def __init__(self, group: Group, call: ServedCall | RailCall, owners: object) -> None:
-        super().__init__(group, cast("Call", call), owners)
+    def __init__(self, group: Group, call: ServedCall | RailCall, lent: list[object]) -> None:
+        super().__init__(group, cast("Call", call), lent)
 
     def on_done(self, callback: Callable[[Work], None]) -> None:
         """As `Work.on_done`."""

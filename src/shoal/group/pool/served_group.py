@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal import engine
 from shoal.dtypes import Op, parse_op
-from shoal.errors import UsageError
+from shoal.errors import TimedOut, UsageError
 from shoal.group.buffers import span_of
 from shoal.group.calls import ClosedGroup
 from shoal.group.group import Group
@@ -168,21 +168,26 @@ class ServedGroup(Group):
             return super().all_reduce(span, op, wire=wire, **how)
         until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
         call: Call | ServedCall | RailCall
-        with pool.changed:  # NOT released before `post`: a view might begin with a higher call
-            posting = Posting(kind, self._number(how), span.address, until, subject)
+        _, held = self._hold(span)
+        try:
+            with pool.changed:  # NOT released before `post`: a view might begin with a higher call
+                posting = Posting(kind, self._number(how), span.address, until, subject)
+                if kind.pieces:
+                    numbers = pool.begin_pieces(posting.number, len(kind.pieces))
+                else:
+                    call = pool.post(posting, bool(how.get("async_op", False)))
             if kind.pieces:
-                numbers = pool.begin_pieces(posting.number, len(kind.pieces))
-            else:
-                call = pool.post(posting, bool(how.get("async_op", False)))
-        if kind.pieces:
-            call = pool.post_pieces(posting, numbers)
-        return self._finish(cast("Call", call), None, span, how)
+                call = pool.post_pieces(posting, numbers)
+        except (TimedOut, UsageError):  # nothing was posted
+            del self._context.held[id(held)]
+            raise
+        return self._finish(cast("Call", call), None, held, how)
 
-    def _work_of(self, call: Call, owners: object) -> Work:
+    def _work_of(self, call: Call, held: list[object]) -> Work:
         found = cast("Call | ServedCall | RailCall", call)
         if isinstance(found, (ServedCall, RailCall)):
-            return ServedWork(self, found, owners)
-        return super()._work_of(call, owners)
+            return ServedWork(self, found, held)
+        return super()._work_of(call, held)
 
     def _kind(
         self, pool: Pool, span: BufferView, op: Op, wire: str | Codec | None, how: CallOptions

@@ -144,10 +144,10 @@ class PoolGroup(Group):
         word = bytearray(*lengths)
         address = address_of(memoryview(word))
         key = first_word_key(server)
-        call = self._native.post_in_place(plan, key, address, FOR_EVER_S, True, 0)
-        work = Work(self, call, word)
-        self._context.keep(work)
-        return work
+        native, held = self._hold(word)
+        call = native.post_in_place(plan, key, address, FOR_EVER_S, True, 0)
+        self._context.keep(call, held)
+        return Work(self, call, held)
 
     def post(self, plan: engine.Plan, key: int, address: int, subject: int) -> engine.Call | None:
         """Start the servers' part of a call, without a deadline; None if the group has ended."""
