@@ -1,6 +1,7 @@
 """`shoal.average.DiLoCo` over real processes, compared with the algorithm in one process."""
 
 import hashlib
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from unit.in_process import in_ranks, run_well
 
 import shoal
 from shoal.average import DiLoCo, ErrorFeedback, OuterSGD
-from shoal.errors import PeerLost, UsageError
+from shoal.errors import PeerLost, ShoalError, UsageError
 
 CASES = [
     Case(every=4),
@@ -374,3 +375,23 @@ def interrupt_sync() -> str:
 def test_survivors_finish_a_sync_that_a_lost_rank_interrupted() -> None:
     first, second = survivors_of(interrupt_sync, 2)
     assert first == second
+
+
+@in_ranks(2)
+def test_an_impossible_length_of_a_state_is_refused_on_every_rank(group: shoal.Group) -> None:
+    weights, diloco = start(group, Case(every=4))
+    own = diloco._own
+    broadcast = own.broadcast
+    for length in (-1.0, math.nan, math.inf, 2.0**60):
+
+        def damage(data: Any, root: int, length: float = length, **how: Any) -> None:
+            if group.rank == root and how["name"] == "length of a fragment":
+                data[0] = length
+            broadcast(data, root, **how)
+
+        own.broadcast = damage  # type: ignore[assignment,method-assign]
+        with pytest.raises(ShoalError, match=r"rank 0 announced .* the state of fragment 0"):
+            diloco._share(0, 0)
+    own.broadcast = broadcast  # type: ignore[method-assign]
+    steps(diloco, weights, group.rank, range(1, 5), Case(every=4))
+    check(diloco.parameters, expected(Case(every=4), 2, 4).shared)

@@ -17,7 +17,7 @@ from shoal.average.layout import FLOATS, ArraySpec
 from shoal.average.ready import ReadyFlags
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack
@@ -36,6 +36,12 @@ _DEFAULTS: Final = {
     "quorum": None,
     "grace": 0.0,
 }
+
+# A fragment's state has at most so many bytes for each byte of its parameters, and so many more:
+# outer optimizers keep a few numbers for each parameter, or matrices.
+_STATE_PER_BYTE: Final = 256
+_STATE_BYTES: Final = 1 << 30
+
 _SAVED: Final = ("step", "n_sent", "n_done", "sent_at", "since", "units", "folded")
 
 
@@ -429,6 +435,12 @@ class LocalSteps:
         data = bytearray(self._replica.dump(names) if is_root else b"")
         known = array("d", [len(data), self._units[part], self._folded])
         own.broadcast(known, root, name="length of a fragment")
+        most = _STATE_BYTES + _STATE_PER_BYTE * sum(self._specs[name].n_bytes for name in names)
+        if not 0 <= known[0] <= most:  # NaN too
+            raise ShoalError(
+                f"{own}: rank {root} announced {known[0]:.17g} bytes for the state of fragment "
+                f"{part}; the limit is {most}. Its memory may be damaged: look at that machine"
+            )
         data = data if is_root else bytearray(int(known[0]))
         own.broadcast(data, root, name="fragment")
         if not is_root:
