@@ -255,6 +255,19 @@ def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     refused(inner.step, "weight must be a finite number >= 0, got -1")
 
 
+def case_a_loaded_state_with_other_arguments_on_a_rank_is_refused_and_nothing_is_loaded() -> None:
+    net, inner, diloco = start(CASES[0])
+    state = diloco.state_dict()
+    train(net, inner, diloco, range(1, 5), CASES[0])
+    held = {name: one.clone() for name, one in diloco.parameters.items()}
+    state["replica"]["outer"]["param_groups"][0]["lr"] = 0.5 + dist.get_rank()
+    load = functools.partial(diloco.load_state_dict, state)
+    refused(load, "outer is not the same on all ranks: SGD with .*'lr': 0.5.* on rank 0, .*1.5")
+    assert all(torch.equal(one, held[name]) for name, one in diloco.parameters.items())
+    state["replica"]["outer"]["param_groups"][0]["lr"] = 0.5  # as after a change on every rank
+    diloco.load_state_dict(state)
+
+
 def case_a_parameter_trained_later_is_refused_in_the_next_round() -> None:
     for change in (
         lambda net: net.frozen.requires_grad_(),

@@ -179,6 +179,9 @@ class _Arrays:
         held = {"global": self.shared, "outer": self._outer.momenta, "kept": self._kept}
         return {name: copies(arrays) for name, arrays in held.items()}
 
+    def outer_in(self, state: Mapping[str, Any]) -> str:
+        return self.outer  # its momenta alone are saved
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state["global"].items():
             self.shared[name][...] = value

@@ -83,6 +83,9 @@ class Replica(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything except the local parameters."""
 
+    def outer_in(self, state: Mapping[str, Any]) -> str:
+        """Return the description of the outer optimizer's arguments once `state` is loaded."""
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`."""
 
@@ -476,7 +479,7 @@ class LocalSteps:
 
         Raises:
             UsageError: the state is not a result of `state_dict`, has other fragments, or differs
-                between ranks in its rounds.
+                between ranks in its rounds or the outer optimizer's arguments.
             ShoalError: as in a step.
         """
         if not {*_SAVED, "replica", "flying", "rounding"}.issubset(state or ()):
@@ -495,8 +498,9 @@ class LocalSteps:
         self._leave()  # averages in flight belong to earlier steps
         self._flying.clear()
         self._form(self.group)
-        rounds = {"rounds": str((state["n_done"], state["n_sent"]))}
-        agree(self._own, "rounds", (), rounds)
+        outer = self._replica.outer_in(state["replica"])
+        compared = {"rounds": str((state["n_done"], state["n_sent"])), "outer": outer}
+        agree(self._own, "rounds", (), compared)
         self._replica.load_state_dict(state["replica"])
         for averager, rounding in zip(self._averagers, state["rounding"], strict=True):
             averager.load_state_dict(rounding)

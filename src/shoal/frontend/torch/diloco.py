@@ -181,11 +181,7 @@ class _Parameters:
         self._local = dict(parameters)
         self.shared = {name: _on_cpu(one) for name, one in parameters.items()}
         self._outer = outer
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in outer.param_groups
-        ]
-        self.outer = f"{type(outer).__name__} with {', '.join(map(str, groups))}"
+        self.outer = _described(outer, outer.param_groups)
         self._kept: dict[str, torch.Tensor] = {}
 
     def _tensors(self, places: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -261,12 +257,20 @@ class _Parameters:
         held = {"global": copies(self.shared), "kept": copies(self._kept)}
         return held | {"outer": self._outer.state_dict()}
 
+    def outer_in(self, state: Mapping[str, Any]) -> str:
+        return _described(self._outer, state["outer"]["param_groups"])
+
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state["global"].items():
             self.shared[name].copy_(value)
         self._kept = copies(state["kept"])
         self._outer.load_state_dict(state["outer"])
+
+
+def _described(outer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> str:
+    given = [{key: one for key, one in group.items() if key != "params"} for group in groups]
+    return f"{type(outer).__name__} with {', '.join(map(str, given))}"
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
