@@ -88,6 +88,30 @@ def test_an_unknown_type_is_refused_by_name(group: Group) -> None:
         average(group, {"words": np.array(["a"])})
 
 
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["the first agreement", "a step"])
+@in_ranks(SIZE)
+def test_ctrl_c_in_an_average_raises_on_every_rank(group: Group, where: str) -> None:
+    given = {"a": np.ones(3)}
+    if where == "a step":
+        average(group, given)
+    if group.rank == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            if where == "a step":
+                ((averager, _),) = group.kept.values()
+                patch.setattr(averager, "ready", interrupt)
+            else:
+                patch.setattr(group, "all_gather", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                average(group, given)
+    for _ in range(2):
+        with pytest.raises(shoal.UsageError, match=r"KeyboardInterrupt interrupted .* on rank 1"):
+            average(group, given)
+
+
 @in_ranks(SIZE)
 def test_broadcast_overwrites_all_arrays_with_the_roots(group: Group) -> None:
     given = given_by(group.rank)

@@ -5,13 +5,15 @@ Each call passes a group and arrays, so this module keeps averagers from call to
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from shoal.average import Averager, ChunkTopK, ErrorFeedback
 from shoal.average.agreeing import agree
+from shoal.average.lacking import end_group
 from shoal.average.layout import ArraySpec
 from shoal.errors import Closed, Unsupported
 
@@ -35,7 +37,8 @@ def average(group: Group, arrays: Sequence[Any], names: Sequence[str], options: 
 
     The first call with these names, shapes and dtypes creates an averager, which is kept until the
     group is closed or newer averagers replace it. Raises UsageError as `Averager` does, also if
-    arrays differ between ranks in that call; ShoalError as `Averager.wait` does.
+    arrays differ between ranks in that call; ShoalError as `Averager.wait` does. Ctrl-C ends the
+    group.
     """
     specs = tuple(map(ArraySpec.of, names, arrays))
     key = (specs, *options.items())
@@ -43,14 +46,34 @@ def average(group: Group, arrays: Sequence[Any], names: Sequence[str], options: 
         if len(group.kept) >= _MOST_KEPT:  # equal on all ranks: they make the same calls
             group.kept.pop(min(group.kept, key=_has_residuals))
         named = {spec.name: (spec.shape, spec.dtype) for spec in specs}
-        group.kept[key] = Averager(group, named, **options), threading.Lock()
+        with _uninterrupted(group, Exception):
+            group.kept[key] = Averager(group, named, **options), threading.Lock()
     averager, lock = group.kept[key]
     with lock:  # an averager serves one thread at a time
         try:
-            _step(averager, arrays)
-        except BaseException:  # even Ctrl-C: the step has not ended, and another cannot begin
+            with _uninterrupted(group):
+                _step(averager, arrays)
+        except BaseException:  # the step has not ended, and another cannot begin
             group.kept.pop(key, None)
             raise
+
+
+@contextlib.contextmanager
+def _uninterrupted(group: Group, *harmless: type[Exception]) -> Iterator[None]:
+    """End the group after an error, even Ctrl-C: the other ranks would wait until the deadline.
+
+    Args:
+        harmless: errors that do not end it.
+    """
+    try:
+        yield
+    except harmless:
+        raise
+    except BaseException as error:
+        if group.ended() is None:
+            by = type(error).__name__
+            end_group(group, f"{by} interrupted an average of arrays on rank {group.rank}")
+        raise
 
 
 def _has_residuals(key: Any) -> bool:
