@@ -10,7 +10,8 @@ import pytest
 import shoal
 from shoal.cli import main
 from shoal.cli.options import hosts_of
-from shoal.errors import UsageError
+from shoal.errors import TimedOut, UsageError
+from shoal.lab import names
 from shoal.lab.cluster import Lab
 from shoal.lab.job import Job, private_key, server_command, tasks_of
 from shoal.lab.names import check_powers
@@ -89,6 +90,17 @@ def test_without_iproute2_the_lab_names_it(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="ip and tc not found: install iproute2"):
         check_powers()
+
+
+def test_a_tool_of_iproute2_that_does_not_end_is_killed_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ip").write_text("#!/bin/sh\nkill -STOP $$\n")
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(names, "_TOOL_S", 0.05)
+    with pytest.raises(TimedOut, match=r"`ip netns pids h0` did not end within 0.05 s and was kil"):
+        names.ip("netns", "pids", "h0")
 
 
 def test_the_last_hosts_are_servers_known_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:

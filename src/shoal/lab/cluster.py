@@ -82,7 +82,7 @@ class Host:
     def cut(self, to: Host, nic: int = 0) -> None:
         """Silently drop all packets that this host sends to another by a NIC, until `heal`.
 
-        Raises Unsupported if `ip` fails.
+        Raises Unsupported if `ip` fails, and TimedOut if it does not end.
         """
         # They go to a MAC that does not exist: the bridge floods them, and no host accepts them.
         self._neighbour("replace", to, nic, "lladdr", _NOBODY, "nud", "permanent")
@@ -134,6 +134,7 @@ class Lab:
         UsageError: not root, or no iproute2, or a lab of this name runs already, or the kernel
             does not have this congestion control.
         Unsupported: the kernel has no namespaces, bridges or tbf, or the container forbids them.
+        TimedOut: `ip` or `tc` did not end. Hosts may be left behind, until the next lab.
     """
 
     def __init__(

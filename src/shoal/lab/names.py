@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shoal.errors import Unsupported, UsageError
+from shoal.errors import TimedOut, Unsupported, UsageError
 
 _FOLDER: Final = Path("/run/netns")  # `ip netns` keeps the names here
 _FILES: Final = Path("/etc/netns")  # `ip netns exec` binds these files over /etc (ip-netns(8))
@@ -27,6 +27,8 @@ _PARTS: Final = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-({_NAME})-(switch|\d+)")
 
 # A killed process is gone within milliseconds, unless it sleeps in the kernel.
 _DEATH_S: Final = 5.0
+# A call of a tool takes milliseconds. It waits for the kernel's lock on network devices.
+_TOOL_S = 60.0
 
 
 class Namespace(NamedTuple):
@@ -125,7 +127,7 @@ def check_powers() -> None:
 
 
 def ip(*arguments: str) -> str:
-    """Run `ip` and return its output; Unsupported, with the command, if it fails."""
+    """Run `ip` and return its output; Unsupported or TimedOut, with the command, if it fails."""
     return _call("ip", *arguments)
 
 
@@ -135,12 +137,26 @@ def tc(*arguments: str) -> str:
 
 
 def _call(*argv: str) -> str:
+    command = " ".join(argv)
     # In a new session, so that an interrupt at the terminal does NOT end it half-way.
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, start_new_session=True)
-    if done.returncode != 0:
-        why = done.stderr.strip().rstrip(".")
+    tool = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        printed, why = tool.communicate(timeout=_TOOL_S)
+    except BaseException as error:
+        tool.kill()
+        with suppress(subprocess.TimeoutExpired):
+            tool.communicate(timeout=_DEATH_S)  # NOT for ever: it may sleep in the kernel
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        raise TimedOut(
+            f"`{command}` did not end within {_TOOL_S:g} s and was killed: look for stuck network "
+            "devices in `dmesg`. The next lab removes the rest of this one"
+        ) from None
+    if tool.returncode != 0:
         raise Unsupported(
-            f"`{' '.join(argv)}` failed: {why}. A lab needs a kernel with network namespaces, "
-            "veth, bridge and tbf, and a container that may use them"
+            f"`{command}` failed: {why.strip().rstrip('.')}. A lab needs a kernel with network "
+            "namespaces, veth, bridge and tbf, and a container that may use them"
         )
-    return done.stdout
+    return printed

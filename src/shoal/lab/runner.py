@@ -49,6 +49,7 @@ def run_tasks(lab: Lab, tasks: Sequence[Task], grace_s: float, is_patient: bool 
 
     Raises:
         UsageError, Unsupported: as `Lab`, or a task cannot be started. Nothing is left behind.
+        TimedOut: as `Lab`.
         BrokenPipeError: the reader of our output is gone. Nothing is left behind.
     """
     sys.stdout.flush()
