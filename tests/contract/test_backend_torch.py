@@ -67,6 +67,22 @@ def case_waiting_takes_a_work_off_torchs_list() -> None:
         assert c10d._get_work_registry_size() == 0
 
 
+def case_a_wait_does_not_wait_for_later_calls_on_the_same_storage() -> None:
+    tensor, note = torch.ones(2), torch.ones(1)
+    with allow_inflight_collective_as_graph_input_ctx():
+        if dist.get_rank() == 0:
+            works = [dist.all_reduce(part, async_op=True) for part in tensor.split(1)]
+            works[0].wait()
+            dist.send(note, 1)
+            works[1].wait()
+        else:
+            dist.all_reduce(tensor[:1])
+            dist.recv(note, 0)
+            dist.all_reduce(tensor[1:])
+        assert c10d._get_work_registry_size() == 0
+    assert tensor.tolist() == [SIZE] * 2
+
+
 def case_the_result_is_right_after_the_work_is_dropped() -> None:
     tensor = torch.full((4,), dist.get_rank() + 1.0)
     work = dist.all_reduce(tensor, async_op=True)

@@ -9,7 +9,9 @@ from typing import Final
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
 from process.stage import error_of
+from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 from unit.fakes import FakeWork, UnseenWork, refuse_threads
 from unit.in_process import in_threads
 
@@ -74,6 +76,22 @@ def test_the_future_of_a_failed_call_is_done_after_wait_raises() -> None:
         assert future.done()
         with pytest.raises(RuntimeError, match="PeerLost: rank 3 on spruce is gone"):
             future.value()
+
+
+def test_a_wait_does_not_wait_for_another_work_on_the_same_storage() -> None:
+    tensor = torch.ones(4)
+    calls = [FakeWork(), FakeWork()]
+    works = [PendingWork([c], [part]) for c, part in zip(calls, tensor.split(2), strict=True)]  # type: ignore[list-item]
+    with allow_inflight_collective_as_graph_input_ctx():
+        for work in works:
+            module.register(work, lists=True)
+        waiting = threading.Thread(target=works[0].wait, daemon=True)
+        waiting.start()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        assert not works[1].get_future().done()
+        works[1].wait()
+        assert c10d._get_work_registry_size() == 0
 
 
 def test_a_wait_that_times_out_completes_no_future() -> None:

@@ -377,8 +377,8 @@ class Operations:
         work = PendingWork(works, results, copy_back, source, devices, number=number)
         if self._coalesced is not None:
             self._coalesced.append(work)
-        elif self._registers:
-            register(work)
+        else:
+            register(work, lists=self._registers)
         return work
 
     def _on_devices(self) -> DeviceCalls:

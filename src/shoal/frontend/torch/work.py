@@ -39,21 +39,44 @@ _registering: Final[Callable[[], bool]] = (
 )
 
 
-def unregister(tensors: Sequence[torch.Tensor]) -> None:
-    """Wait for the works on these tensors in torch's list, which removes them from it.
+# Works in torch's list, each with the ids of the storages of its tensors.
+_listed: Final[dict[FinishedWork, set[int]]] = {}
 
-    Only C++ can remove a single Work, as torch's own backends do.
+
+def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the id of each tensor's storage; 0 for a tensor without one, which is not listed."""
+    has_storage: Any = torch._C._has_storage
+    return [one.untyped_storage()._cdata if has_storage(one) else 0 for one in tensors]
+
+
+def unregister(work: FinishedWork) -> None:
+    """Remove a Work that was waited for from torch's list.
+
+    Only C++ can remove a single Work, as torch's own backends do; `wait_tensor` removes all works
+    on a storage, and waits for them. So a Work stays in the list while another on its storage runs,
+    whose own wait removes both.
     """
-    for tensor in tensors:
-        torch.ops._c10d_functional.wait_tensor(tensor)
+    _listed.pop(work, None)
+    running: set[int] = set()
+    for other, storages in [*_listed.items()]:
+        if other.is_settled():
+            _listed.pop(other, None)
+        else:
+            running |= storages
+    for tensor, storage in zip(work.tensors, _storages(work.tensors), strict=True):
+        if storage not in running:
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
 
-def register(work: PendingWork) -> None:
+def register(work: PendingWork, *, lists: bool) -> None:
     """Add a Work to torch's list, if it keeps one, for the operations that wait for a tensor.
 
-    torch's own groups list the works that they return.
+    `lists`: False if one of torch's own groups, which list works, returns this one.
     """
-    if _registering() and work.tensors:
+    if not _registering() or not work.tensors:
+        return
+    _listed[work] = set(_storages(work.tensors))
+    if lists:
         # NOT the Work itself: torch would keep only its C++ half alive.
         c10d: Any = torch._C._distributed_c10d
         listed = c10d._create_work_from_future(work.get_future())
@@ -93,7 +116,11 @@ class FinishedWork(dist.Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return at once."""
         if _registering():
-            unregister(self.tensors)
+            unregister(self)
+        return True
+
+    def is_settled(self) -> bool:
+        """Return True if torch waits no longer for this Work or its future."""
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -188,8 +215,13 @@ class PendingWork(FinishedWork):
         else:
             self._wait(timeout)
         if _registering():
-            unregister(self.tensors)
+            unregister(self)
         return True
+
+    def is_settled(self) -> bool:
+        """Return True if torch waits no longer for this Work or its future."""
+        completion = self._completion
+        return self._all_done() if completion is None else completion.future.done()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return the future of the list of tensors, the same object every time.
