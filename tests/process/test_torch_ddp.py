@@ -3,8 +3,10 @@
 test_torch_ddp_fuzz.py compares training with that of one process on the inputs of all ranks.
 """
 
+import contextlib
 import copy
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import shoal
 from shoal.average import NotFinite
+from shoal.dtypes import Op
 
 
 def case_parameters_of_any_type_and_stride_are_averaged() -> None:
@@ -67,6 +70,53 @@ def case_sparse_gradients_are_averaged_and_an_unused_table_has_none() -> None:
     wrapped(torch.tensor([rank]), rank == 1).sum().backward()
     assert not net.idle.weight.grad.to_dense()[0].any()
     assert torch.equal(net.idle.weight.grad.to_dense()[1], rows[1])
+
+
+class OnePartOfThree(nn.Module):
+    """Each rank of two uses another part; none uses the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([torch.ones(3) for _ in range(3)])
+
+    def forward(self, value: float) -> torch.Tensor:
+        return self.parts[dist.get_rank()].sum() * value
+
+
+def case_a_static_graph_compares_used_parameters_in_the_first_step_only() -> None:
+    for hook in (None, allreduce_hook):
+        net = OnePartOfThree()
+        wrapped = wrap(net, static_graph=True)
+        if hook is not None:
+            wrapped.register_comm_hook(None, hook)
+        n_compared = []
+        with counting(wrapped.reducer.averaging, n_compared):
+            for step in range(3):
+                wrapped.zero_grad()
+                n_compared.append(0)
+                wrapped(step + 1.0).backward()
+                for part in net.parts[:2]:
+                    assert torch.equal(part.grad, torch.full((3,), (step + 1) / 2))
+                assert net.parts[2].grad is None
+        assert n_compared == [1, 0, 0]
+
+
+@contextlib.contextmanager
+def counting(averaging: Any, counts: list[int]) -> Iterator[None]:
+    """Add the calls that find used parameters to the last of these counts."""
+    is_hooked = hasattr(averaging, "_used_anywhere")
+    owner, name = averaging, "_used_anywhere"
+    if not is_hooked:
+        owner, name = averaging.averager.group, "all_reduce"
+    own = getattr(owner, name)
+
+    def count(*given: Any, **how: Any) -> Any:
+        counts[-1] += is_hooked or given[1] is Op.BOR
+        return own(*given, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, count)
+        yield
 
 
 def case_ranks_count_by_weight_and_a_non_finite_value_is_named_with_its_rank() -> None:

@@ -306,6 +306,14 @@ class Averager:
         """Keep the layout of the first step; every rank calls it before that step."""
         self._order.keep()
 
+    def keep_used(self) -> None:
+        """With `find_unused`: expect the arrays of the last step in all steps; saves an all-reduce.
+
+        Every rank calls it after the same step, and has the same arrays ready in every step from
+        this one on, until `regroup`. Idempotent.
+        """
+        self._departures.keep_used()
+
     def next_layout(self) -> Layout | None:
         """Return the layout of the next `begin`, if it differs; waits for rank 0's order.
 

@@ -70,6 +70,7 @@ class Departures:
         self._preparation = preparation
         self._has_weights = preparation is not None and preparation.is_weighted
         self._n_ahead = self._has_weights + self._finds_unused
+        self._used = self._kept_used = b""
 
     def lay_out(self, layout: Layout, memory: ArrayMemory) -> None:
         """Send the buffers of another layout from now on; no buffer is in flight."""
@@ -136,9 +137,13 @@ class Departures:
         for index in missing:
             used[index] = 0
         self.reserve()
-        number, subject = self._ahead(self._n_ahead - 1)
-        with explaining(self._group):
-            self._group.all_reduce(used, Op.BOR, number=number, subject=subject)
+        if self._kept_used:
+            used[:] = self._kept_used
+        else:
+            number, subject = self._ahead(self._n_ahead - 1)
+            with explaining(self._group):
+                self._group.all_reduce(used, Op.BOR, number=number, subject=subject)
+        self._used = bytes(used)
         if not missing:
             return ()
         if self.fill is None:
@@ -154,6 +159,11 @@ class Departures:
                 self.open.remove(self._numbers[self._n_ahead + at])
                 self._group.skip(self._numbers[self._n_ahead + at])
         return tuple(index for index, is_used in enumerate(used) if not is_used)
+
+    def keep_used(self) -> None:
+        """Expect the arrays of the last step in all steps; see `Averager.keep_used`."""
+        if not self._kept_used:
+            self._kept_used, self._n_ahead = self._used, int(self._has_weights)
 
     def _ahead(self, at: int) -> tuple[int, int]:
         """Return the number and the subject of a call of this step without a buffer."""

@@ -185,6 +185,10 @@ class FusedGradients:
                 self.gradients.places[index].mul_(factor)
         self.gradients.deliver(averaged)
 
+    def keep_used(self) -> None:
+        """Expect the gradients of the last step in all steps, on every rank."""
+        self.averager.keep_used()
+
     def undo_feedback(self) -> None:
         """Restore the residuals from before the last step, because its averages are not used."""
         self.averager.undo_feedback()

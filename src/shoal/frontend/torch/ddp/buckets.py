@@ -68,6 +68,8 @@ class HookedBuckets:
         gradients.settle(lambda index: places[index].data)
         self.is_armed = self._is_stopped = False
         self._came = [False] * len(gradients.parameters)
+        self._used: list[bool] = []  # by parameter, on any rank in the last step with `unused`
+        self._keeps_used = False
         self._n_missing: list[int] = []
         self._works: list[PendingWork] = []  # of this pass
         # By bucket: its hook's future, and how many works there are up to it.
@@ -161,7 +163,9 @@ class HookedBuckets:
                 self.gradients.leave(self.missing())  # a gradient that no rank has stays as it is
             while len(self._futures) < len(self._members):
                 self._leave(len(self._futures))
-            used = self._used() if unused and self._buffers else []
+            if unused and self._buffers and not self._keeps_used:
+                self._used = self._used_anywhere()
+            used = self._used if unused else []
             n_done = 0
             for number, (future, n_works) in enumerate(self._futures):
                 buffer = self._buffers[number]
@@ -186,7 +190,11 @@ class HookedBuckets:
     def undo_feedback(self) -> None:
         """Do nothing: only the hook knows its state."""
 
-    def _used(self) -> list[bool]:
+    def keep_used(self) -> None:
+        """Expect the gradients of the last step in all steps, on every rank."""
+        self._keeps_used = True
+
+    def _used_anywhere(self) -> list[bool]:
         used = torch.tensor(self._came, dtype=torch.uint8, device=self._buffers[0].device)
         dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._process_group)
         return [bool(value) for value in used.tolist()]

@@ -449,6 +449,8 @@ class GradientKeeper:
     def _average(self, unused: bool) -> None:
         factor = self._factor()
         self.averaging.end(unused, factor)
+        if self._static is not None and self._static.is_known:
+            self.averaging.keep_used()
         self.sparse.end(factor, len(self.averaging.sizes))
 
     def _factor(self) -> float:

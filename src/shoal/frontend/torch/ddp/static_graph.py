@@ -17,6 +17,10 @@ class StaticGraph:
 
     With reentrant checkpoints a gradient is produced several times, and complete at the last.
     `fail` raises an error if the graph has changed; `is_armed` is true while gradients are counted.
+
+    Attributes:
+        is_agreed: ranks have compared their gradients.
+        is_known: all ranks had learned the graph by then.
     """
 
     def __init__(
@@ -26,7 +30,7 @@ class StaticGraph:
         is_armed: Callable[[], bool | None],
     ) -> None:
         self.is_learning = True
-        self.is_agreed = False
+        self.is_agreed = self.is_known = False
         self._names = names
         self._fail = fail
         self._is_armed = is_armed
@@ -76,9 +80,10 @@ class StaticGraph:
     def agree(self, group: dist.ProcessGroup) -> bool:
         """Return True if any rank misses a gradient; a rank without inputs misses all."""
         self.is_agreed = True
-        some_missing = torch.tensor([int(0 in self._counts)])
-        dist.all_reduce(some_missing, op=dist.ReduceOp.MAX, group=group)
-        return bool(some_missing.item())
+        missing = torch.tensor([int(0 in self._counts), int(self.is_learning)])
+        dist.all_reduce(missing, op=dist.ReduceOp.MAX, group=group)
+        self.is_known = not missing[1].item()
+        return bool(missing[0].item())
 
     def _record(self, queue_end: Callable[[], None], index: int, *_: object) -> None:
         if self._is_armed():
