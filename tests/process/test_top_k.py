@@ -184,6 +184,26 @@ def case_residuals_of_reducers_arrive_after_the_step_counter_wraps(group: shoal.
     assert got.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
 
 
+def case_values_kept_back_of_an_array_that_no_rank_has_next_arrive_later(
+    group: shoal.Group,
+) -> None:
+    """Reducers drop half of the largest values, before a step in which no rank has the array."""
+    arrays = dict.fromkeys("ab", ((CHUNK // 2,), "float32"))
+    scheme = ChunkTopK(share=2 / CHUNK)
+    averager = Averager(group, arrays, compress=scheme, find_unused=True)
+    for _ in range(2):
+        averaged(averager, {"a": 0, "b": 0})
+    given = np.zeros(CHUNK // 2, np.float32)
+    given[10 * group.rank :][:2] = 2.0
+    got = averaged(averager, {"a": 0, "b": given})["b"].copy()
+    assert np.count_nonzero(got) == 2
+    averaged(averager, {"a": 0})
+    assert averager.unused == (1,)
+    for _ in range(2):
+        got += averaged(averager, {"a": 0, "b": 0})["b"]
+    assert got.tolist()[:12] == [1.0, 1.0, *[0.0] * 8, 1.0, 1.0]
+
+
 def case_no_value_of_steps_after_a_loaded_state_arrives_later(group: shoal.Group) -> None:
     """Load the state from before a step in which reducers dropped half of the largest values."""
     averager = two_of_a_chunk(group)

@@ -45,6 +45,7 @@ class Feedback:
         # Buffers whose residuals the last step replaced; None: another step has begun.
         self._kept: list[int] | None = None
         self._last: list[int] | None = None  # of the step before, until this one sends a buffer
+        self._left_out: list[tuple[int, slice]] = []  # parts of sent buffers that no rank has ready
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
         """Use another layout of the same arrays; the residuals move with the arrays."""
@@ -66,6 +67,7 @@ class Feedback:
         if self._kept is not None:
             self._last = self._kept
         self._sent, self._kept = [], None
+        self._left_out.clear()
 
     def send(self, buffer: int, left_out: Collection[int] = ()) -> Codec:
         """Add the residuals to a float32 buffer before it is sent, and round it.
@@ -93,6 +95,7 @@ class Feedback:
         for part in parts if self.factor else [slice(None)]:
             new[part] = now[part]
         self._sent.append(buffer)
+        self._left_out += [(buffer, part) for part in parts]
         return codec
 
     def end(self) -> bool:
@@ -107,6 +110,8 @@ class Feedback:
         sent, self._sent, self._kept = self._sent, None, []
         self.n_steps += 1
         if is_finite:
+            for buffer, part in self._left_out:  # what reducers had kept back; no array takes it
+                self._new[buffer][part] += self._values[buffer][part]
             self._swap(sent)
             self._kept = sent
         return is_finite
@@ -130,6 +135,7 @@ class Feedback:
                 self._kept, self._last = self._last, None
             self.undo()
         elif self.n_steps == n_steps - 1:
+            self._left_out.clear()  # their sums may not have arrived here
             self.end()
         self.n_steps = n_steps
 
