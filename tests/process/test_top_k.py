@@ -218,6 +218,18 @@ def case_no_value_of_steps_after_a_loaded_state_arrives_later(group: shoal.Group
         assert not average(averager, 0).any()
 
 
+def case_the_256th_averager_is_refused_while_the_first_is_alive(group: shoal.Group) -> None:
+    """Reducers would mix the values that they dropped for the two."""
+    first = two_of_a_chunk(group)
+    group.subjects._n += 254  # as after 254 other averagers
+    with pytest.raises(Unsupported, match="the averager of 'a' has the same number"):
+        two_of_a_chunk(group)
+    average(first, 1)
+    del first
+    group.subjects._n += 254
+    average(two_of_a_chunk(group), 1)
+
+
 @on_ranks(2)
 def test_each_case_of_two_ranks_passes() -> None:
     pretend_hosts(1)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.agreeing import FirstOrder, SameCheck, agree, checked_interval, shared_by
-from shoal.average.compress import check_hosts, parse_compress
+from shoal.average.compress import ChunkTopK, check_hosts, parse_compress
 from shoal.average.departures import Departures, words_for
 from shoal.average.feedback import Feedback
 from shoal.average.lacking import GO_ON, check_alive, end_group, explaining, named
@@ -26,7 +26,7 @@ from shoal.average.report import AveragingReport, report_on
 from shoal.average.step_times import StepLog, StepTimes
 from shoal.dtypes import DType, Op
 from shoal.engine import Countdown, can_fold
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import ShoalError, Unsupported, UsageError
 from shoal.plan.fusion import choose_fusion
 from shoal.plan.quantities import bytes_from
 
@@ -94,7 +94,8 @@ class Averager:
             ranks pass different arrays or options (on every rank, with the first difference and the
             ranks; the group is usable), or another rank has ended its first step with arrays
             missing (see `send_rest`).
-        Unsupported: `ChunkTopK`, and ranks share one of several hosts.
+        Unsupported: `ChunkTopK`, and ranks share one of several hosts, or the group has had 255
+            averagers since one with `ChunkTopK` that is still alive.
         ShoalError: the machine has too little memory; or as for every call of the group.
 
     Source: Herring (SC 2020), III-1 and III-2; Li et al., "PyTorch Distributed" (VLDB 2020);
@@ -153,13 +154,22 @@ class Averager:
         self.group = group
         self._shared = shared_by(group)
         self.name = f"averager {next(self._shared.names)}"
-        subject = group.subjects.add(words_for(list(self._indices)))
+        keeps = isinstance(self._options["compress"], ChunkTopK)
+        subject = group.subjects.add(words_for(list(self._indices)), keeps=keeps)
+        rival = group.subjects.rival(subject)
         self.fusion_bytes = self._fusion_bytes(self._asked_bytes)
         check_hosts(self._options["compress"], group.planner.cluster.hosts)
         self._same = SameCheck(group, self._options["check_same"])
         options = {"fusion_bytes": self.fusion_bytes} | self._options
+        options |= {"rival": rival.what} if rival else {}  # not dropped on all ranks yet
         with explaining(group):  # another rank may have ended its first step already
             agree(group, self.name, self.entries, options)
+            if rival is not None:
+                raise Unsupported(
+                    f"{self}: the averager of {rival.what} has the same number in this group, and "
+                    "reducers would mix the values that ChunkTopK leaves to them: drop that "
+                    "averager first, or make this one in a subgroup"
+                )
             order = self._follow_rank_0(group, order, is_known=is_known)
         layout = Layout.of(self.entries, order, self.fusion_bytes)
         self._check_types()
