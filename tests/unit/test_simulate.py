@@ -216,8 +216,6 @@ def test_bytes_in_each_direction_are_counted() -> None:
     assert [(nic.sent, nic.received) for nic in played.nics] == [(8000, 8000)] * 3
 
 
-
-
 @pytest.mark.parametrize("name", ["sharded[16*0|16*1]", "sharded[24*1|16*3]", "sharded[8*1|24*1]"])
 def test_few_workers_and_servers_represent_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(map(len, parse(name)[0]))
