@@ -319,14 +319,11 @@ def on_ranks(
         how: arguments of `FileRanks.run`.
     """
 
-    def make_test(function: Callable[..., Any]) -> Callable[..., None]:
-        def run(forked: FileRanks, given: dict[str, Any]) -> None:
-            with _arguments(how, has_stage=has_stage) as arguments:
-                forked.run(function, size or given["size"], *given.values(), **arguments)
+    def run(forked: FileRanks, function: Callable[..., Any], given: dict[str, Any]) -> list[Any]:
+        with _arguments(how, has_stage=has_stage) as arguments:
+            return forked.run(function, size or given["size"], *given.values(), **arguments)
 
-        return as_test(function, "forked", run)
-
-    return make_test
+    return as_test("forked", run)
 
 
 def on_survivors(
@@ -340,15 +337,12 @@ def on_survivors(
         how: arguments of `run_survivors`.
     """
 
-    def make_test(function: Callable[..., Any]) -> Callable[..., None]:
-        def run(_none: None, given: dict[str, Any]) -> None:
-            one = given["victim"] if victim is None else victim
-            with _arguments(how, has_stage=has_stage) as arguments:
-                run_survivors(function, size, one, *given.values(), **arguments)
+    def run(_none: None, function: Callable[..., Any], given: dict[str, Any]) -> list[Any]:
+        one = given["victim"] if victim is None else victim
+        with _arguments(how, has_stage=has_stage) as arguments:
+            return run_survivors(function, size, one, *given.values(), **arguments)
 
-        return as_test(function, "", run)
-
-    return make_test
+    return as_test("", run)
 
 
 @contextlib.contextmanager
@@ -364,26 +358,31 @@ def _arguments(how: dict[str, Any], *, has_stage: bool) -> Iterator[dict[str, An
 
 
 def as_test(
-    function: Callable[..., Any], fixture: str, run: Callable[[Any, dict[str, Any]], None]
-) -> Callable[..., None]:
-    """Return a test that runs a function on ranks, with the function's own parameters.
+    fixture: str, run: Callable[[Any, Callable[..., Any], dict[str, Any]], list[Any]]
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make tests of functions that ranks run and in which all ranks return the same.
 
     Args:
         fixture: the name of the fixture of the ranks, or "".
-        run: called with the fixture and the arguments, in the function's order.
+        run: called with the fixture, the function and its arguments; returns the ranks' values.
     """
-    own = inspect.signature(function).parameters
 
-    def test(**given: Any) -> None:
-        run(given.get(fixture), {name: given[name] for name in own})
+    def make_test(function: Callable[..., Any]) -> Callable[..., None]:
+        own = inspect.signature(function).parameters
 
-    names = [fixture, *own] if fixture else [*own]
-    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
-    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    test.__name__, test.__module__ = function.__name__, function.__module__
-    function.__qualname__ += ".on_rank"  # where a rank finds it
-    test.on_rank = function  # type: ignore[attr-defined]
-    return test
+        def test(**given: Any) -> None:
+            values = run(given.get(fixture), function, {name: given[name] for name in own})
+            assert values == [values[0]] * len(values)
+
+        names = [fixture, *own] if fixture else [*own]
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        test.__name__, test.__module__ = function.__name__, function.__module__
+        function.__qualname__ += ".on_rank"  # where a rank finds it
+        test.on_rank = function  # type: ignore[attr-defined]
+        return test
+
+    return make_test
 
 
 def serve_calls(address: str) -> None:

@@ -58,13 +58,10 @@ def shared_ranks(size: int, **how: Any) -> Any:
 def in_torch(fixture: str) -> Callable[[Case], Callable[..., None]]:
     """Make a test of a function that every rank of a fixture runs in a new default group."""
 
-    def make_test(function: Case) -> Callable[..., None]:
-        def run(ranks: SharedRanks, given: dict[str, Any]) -> None:
-            ranks.run(function, *given.values())
+    def run(ranks: SharedRanks, function: Case, given: dict[str, Any]) -> list[Any]:
+        return ranks.run(function, *given.values())
 
-        return as_test(function, fixture, run)
-
-    return make_test
+    return as_test(fixture, run)
 
 
 def cases_in(names: Mapping[str, Any]) -> list[Any]:

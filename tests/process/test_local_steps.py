@@ -1,21 +1,22 @@
-"""`shoal.average.DiLoCo` over real processes, compared with the algorithm in one process."""
+"""`shoal.average.DiLoCo` over real ranks, compared with the algorithm in one process."""
 
+import functools
 import hashlib
 import math
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from process.examples import names_of_page
 from process.local_steps import Case, check, expected, local_step, start, steps, weight_of
-from process.ranks import on_ranks, run_ranks, run_survivors
+from process.ranks import on_ranks, on_survivors, run_survivors
 from process.stage import Stage, die
-from unit.in_process import in_ranks, run_well
+from unit.in_process import in_ranks
+from wires import rounded
 
 import shoal
-from shoal.average import DiLoCo, ErrorFeedback, OuterSGD
+from shoal.average import Averager, ChunkTopK, DiLoCo, ErrorFeedback, OuterSGD
 from shoal.errors import PeerLost, ShoalError, UsageError
 
 CASES = [
@@ -84,11 +85,12 @@ def train_cases(group: shoal.Group) -> list[tuple[str, str]]:
     return digests
 
 
-def test_ranks_train_as_in_the_papers_with_the_same_global_bits_in_every_run() -> None:
-    first, again = run_well(train_cases, 3), run_well(train_cases, 3)
-    assert first == again
-    for by_rank in zip(*first, strict=True):
-        assert len({shared for shared, _ in by_rank}) == 1
+@on_ranks(3)
+def test_ranks_train_as_in_the_papers_with_the_same_global_bits_in_every_run() -> list[str]:
+    with shoal.init() as group:
+        first = train_cases(group)
+        assert train_cases(group) == first
+    return [shared for shared, _ in first]
 
 
 @on_ranks(2)
@@ -128,13 +130,14 @@ def test_a_run_from_a_saved_state_has_the_bits_of_an_uninterrupted_one(group: sh
         late.load_state_dict((late if group.rank else ahead).state_dict())
 
 
-def survivors_of(task: Callable[..., Any], lost: int, *args: Any) -> list[Any]:
-    """Return the results of the surviving ranks after this one of three kills itself."""
-    with Stage() as stage:
-        return run_survivors(task, 3, lost, *args, env=stage.env)
-
-
-def lose_rank_1(case: Case, dies_in: int) -> str:
+@pytest.mark.parametrize(
+    ("case", "dies_in"),
+    # In the last case the others have sent their parts and train on before they notice the loss.
+    [(CASES[0], 9), (CASES[2], 11), (Case(every=4, delay=2, alpha=0.5), 8)],
+    ids=["between rounds", "in a round", "streaming"],
+)
+@on_survivors(3, 1, has_stage=True)
+def test_survivors_finish_the_round_in_which_a_rank_was_lost(case: Case, dies_in: int) -> str:
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
@@ -156,21 +159,11 @@ def lose_rank_1(case: Case, dies_in: int) -> str:
         return digest(diloco.parameters)
 
 
-@pytest.mark.parametrize(
-    ("case", "dies_in"),
-    # In the last case the others have sent their parts and train on before they notice the loss.
-    [(CASES[0], 9), (CASES[2], 11), (Case(every=4, delay=2, alpha=0.5), 8)],
-    ids=["between rounds", "in a round", "streaming"],
-)
-def test_survivors_finish_the_round_in_which_a_rank_was_lost(case: Case, dies_in: int) -> None:
-    first, last = survivors_of(lose_rank_1, 1, case, dies_in)
-    assert first == last
-
-
 STREAM = Case(every=4, fragments=2, delay=1, alpha=0.5)
 
 
-def finish_on_one_rank_alone() -> str:
+@on_survivors(3, 2, has_stage=True)
+def test_a_round_finished_on_one_rank_counts_on_all_survivors() -> str:
     """Rank 2 is lost after rank 0 applied a round that rank 1 only sent."""
     stage = Stage.from_environment()
     with shoal.init() as group:
@@ -189,11 +182,6 @@ def finish_on_one_rank_alone() -> str:
         diloco.sync()
         assert digest(diloco.parameters) == digest(weights)
         return taken_up
-
-
-def test_a_round_finished_on_one_rank_counts_on_all_survivors() -> None:
-    first, second = survivors_of(finish_on_one_rank_alone, 2)
-    assert first == second
 
 
 class Tally(OuterSGD):
@@ -225,11 +213,20 @@ class Tally(OuterSGD):
         self.given.append(np.sqrt(-gradient * total))  # n steps moved its element by n * n / total
         super().step(name, parameter, gradient)
 
+    def check(self, group: shoal.Group) -> int:
+        """Check that all steps of these ranks count once in each fragment; return their number."""
+        made = np.empty(group.size, np.int64)
+        group.all_gather(made, np.array([len(self.weights) * self.n_steps]))
+        given = sum(self.given)[list(group.view.ranks)]
+        np.testing.assert_allclose(given, made, rtol=1e-9)
+        return int(made.sum())
+
 
 N_ROUNDS = 5
 
 
-def share_a_quorum() -> tuple[Any, float, int]:
+@on_ranks(3, has_stage=True)
+def test_with_a_quorum_every_step_of_every_rank_counts_once_with_its_weight() -> None:
     """Ranks 0 and 1 make rounds; rank 2 makes one step while they make at least four."""
     stage = Stage.from_environment()
     with shoal.init() as group:
@@ -245,40 +242,29 @@ def share_a_quorum() -> tuple[Any, float, int]:
                     stage.cue(f"rank {group.rank} is ready for round {number}")
             stage.cue(f"rank {group.rank} is ready for round {number}")
         tally.diloco.sync()
-        return sum(tally.given), tally.diloco.folded, tally.n_steps
-
-
-def test_with_a_quorum_every_step_of_every_rank_counts_once_with_its_weight() -> None:
-    with Stage() as stage:
-        outcomes = run_ranks(share_a_quorum, 3, env=stage.env)
-    steps_made = [n_steps for *_, n_steps in outcomes]
-    for given, folded, _ in outcomes:
-        np.testing.assert_allclose(given, steps_made, rtol=1e-9)
-        assert folded == sum(steps_made)
+        assert tally.diloco.folded == tally.check(group)
 
 
 @pytest.mark.parametrize(
     ("fragments", "quorum", "grace"), [(2, 2, 0.0), (3, 1, 0.0), (3, 3, 0.001), (2, 9, 0.0)]
 )
+@in_ranks(3)
 def test_fragments_and_quorums_of_any_size_count_every_step_once(
-    fragments: int, quorum: int, grace: float
+    group: shoal.Group, fragments: int, quorum: int, grace: float
 ) -> None:
-    def train(group: shoal.Group) -> tuple[Any, float, int, str]:
-        tally = Tally(group, fragments, quorum, grace)
-        while tally.diloco.rounds < 3 * N_ROUNDS:
-            tally.train()
-        tally.diloco.sync()
-        return sum(tally.given), tally.diloco.folded, tally.n_steps, digest(tally.weights)
-
-    outcomes = run_well(train, 3)
-    steps_made = np.array([n_steps for *_, n_steps, _ in outcomes])
-    for given, folded, _, values in outcomes:
-        np.testing.assert_allclose(given, fragments * steps_made, rtol=1e-9)
-        assert folded == fragments * steps_made.sum()
-        assert values == outcomes[0][3]
+    tally = Tally(group, fragments, quorum, grace)
+    while tally.diloco.rounds < 3 * N_ROUNDS:
+        tally.train()
+    tally.diloco.sync()
+    assert tally.diloco.folded == tally.check(group)
+    for value in tally.weights.values():
+        of_rank_0 = value.copy()
+        group.broadcast(of_rank_0)
+        assert of_rank_0.tobytes() == value.tobytes()
 
 
-def sync_before_a_round_is_taken_up() -> int:
+@on_ranks(2, has_stage=True)
+def test_no_step_waits_for_a_rank_that_syncs() -> int:
     """Rank 0 syncs while its first round is in flight, after rank 1 began the second."""
     stage = Stage.from_environment()
     with shoal.init(timeout_s=20) as group:
@@ -293,13 +279,8 @@ def sync_before_a_round_is_taken_up() -> int:
                 diloco.step()
             diloco.step()  # begins the second round, unless one of these steps did
         diloco.sync()
+        assert diloco.rounds >= 2
         return diloco.rounds
-
-
-def test_no_step_waits_for_a_rank_that_syncs() -> None:
-    with Stage() as stage:
-        first, second = run_ranks(sync_before_a_round_is_taken_up, 2, env=stage.env)
-    assert first == second >= 2
 
 
 def lose_one_of_a_quorum() -> tuple[Any, int]:
@@ -318,13 +299,14 @@ def lose_one_of_a_quorum() -> tuple[Any, int]:
 
 
 def test_steps_of_survivors_count_once_after_a_rank_is_lost() -> None:
-    (first, n_first), (last, n_last) = survivors_of(lose_one_of_a_quorum, 1)
+    (first, n_first), (last, n_last) = run_survivors(lose_one_of_a_quorum, 3, 1)
     # A rank that took over a round has not seen the contributions to it.
     given = sum(max(first, last, key=len))
     np.testing.assert_allclose(given[[0, 2]], [n_first, n_last], rtol=1e-9)
 
 
-def open_a_round_with_a_rank_that_dies() -> tuple[Any, int]:
+@on_survivors(3, 1, has_stage=True)
+def test_all_survivors_make_a_round_that_was_opened_with_a_lost_rank() -> None:
     """Rank 1 is lost after ranks 1 and 2 sent a round that rank 0 has not seen open."""
     stage = Stage.from_environment()
     with shoal.init() as group:
@@ -332,20 +314,16 @@ def open_a_round_with_a_rank_that_dies() -> tuple[Any, int]:
         while group.rank > 0 and tally.diloco._n_sent == 0:
             tally.train()
         stage.meet(group.rank, 3, "a round is open", victim=1)
-        tally.diloco.regroup(group.shrink())
+        rest = group.shrink()
+        tally.diloco.regroup(rest)
         while tally.diloco.rounds == 0:
             tally.train()
         tally.diloco.sync()
-        return sum(tally.given), tally.n_steps
+        tally.check(rest)
 
 
-def test_all_survivors_make_a_round_that_was_opened_with_a_lost_rank() -> None:
-    (first, n_first), (last, n_last) = survivors_of(open_a_round_with_a_rank_that_dies, 1)
-    for given in (first, last):
-        np.testing.assert_allclose(given[[0, 2]], [n_first, n_last], rtol=1e-9)
-
-
-def interrupt_sync() -> str:
+@on_survivors(3, 2)
+def test_survivors_finish_a_sync_that_a_lost_rank_interrupted() -> str:
     """Rank 2 is lost after rank 1 sent the round of a `sync` and before rank 0 did."""
     case = CASES[0]
     with shoal.init(timeout_s=10.0) as group:
@@ -372,11 +350,6 @@ def interrupt_sync() -> str:
         return digest(weights)
 
 
-def test_survivors_finish_a_sync_that_a_lost_rank_interrupted() -> None:
-    first, second = survivors_of(interrupt_sync, 2)
-    assert first == second
-
-
 @in_ranks(2)
 def test_an_impossible_length_of_a_state_is_refused_on_every_rank(group: shoal.Group) -> None:
     weights, diloco = start(group, Case(every=4))
@@ -395,3 +368,108 @@ def test_an_impossible_length_of_a_state_is_refused_on_every_rank(group: shoal.G
     own.broadcast = broadcast  # type: ignore[method-assign]
     steps(diloco, weights, group.rank, range(1, 5), Case(every=4))
     check(diloco.parameters, expected(Case(every=4), 2, 4).shared)
+
+
+# Residuals in rounds of local steps: each counts once, even if a round fails.
+
+
+start_rounded = functools.partial(start, compress=ErrorFeedback("bf16"))
+
+
+def residuals(diloco: DiLoCo, fragment: int = 0) -> dict[str, Any]:
+    found = diloco.state_dict()["rounding"][fragment]["residuals"]
+    return {name: value.tobytes() for name, value in found.items()}
+
+
+def lost(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the rounding errors of values sent without a residual."""
+    return {name: (one - rounded("bf16", one)).tobytes() for name, one in given.items()}
+
+
+@pytest.mark.parametrize("when", ["rank 0 has finished the round", "the average is saved"])
+@on_survivors(3, 2, has_stage=True)
+def test_a_residual_counts_once_when_a_rank_is_lost(when: str) -> None:
+    with shoal.init() as group:
+        rank = group.rank
+        weights, diloco = start_rounded(group, STREAM)
+        steps(diloco, weights, rank, range(2), STREAM)
+        given = {name: diloco.parameters[name] - weights[name] for name in ("wide", "one")}
+        if when == "rank 0 has finished the round" and rank == 0:
+            steps(diloco, weights, rank, range(1), STREAM)
+        if when == "the average is saved":
+            diloco.state_dict()
+        Stage.from_environment().meet(rank, 3, when, victim=2)
+        diloco.regroup(group.shrink())
+        if diloco.rounds == 0:
+            steps(diloco, weights, rank, range(1), STREAM)
+        assert diloco.rounds == 1
+        assert residuals(diloco) == lost(given)
+
+
+@in_ranks(2)
+def test_a_round_without_weights_does_not_change_residuals(group: shoal.Group) -> None:
+    case = Case(every=1, weighted=True)
+    weights, diloco = start_rounded(group, case)
+    for weight in (1.0, 0.0):
+        before = residuals(diloco)
+        local_step(weights, group.rank)
+        diloco.step(weight)
+    assert any(map(any, before.values()))
+    assert residuals(diloco) == before
+    # The round counts here as on a rank that takes it over.
+    assert diloco.state_dict()["rounding"][0]["n_steps"] == 2
+    diloco.close()
+    compress = ErrorFeedback("bf16")
+    averager = Averager(group, {"a": ((3,), "float32")}, compress=compress, weighted=True)
+    for weight in (1.0, 0.0):
+        averager.begin(weight)["a"][...] = 1 / 3
+        averager.ready("a")
+        if weight:
+            averager.wait()
+        else:
+            kept = averager.state_dict()["residuals"]["a"]
+            with pytest.raises(UsageError, match="weights of all ranks are 0"):
+                averager.wait()
+    assert kept.any()
+    assert averager.state_dict()["residuals"]["a"].tobytes() == kept.tobytes()
+
+
+@in_ranks(2)
+def test_residuals_hold_unweighted_values(group: shoal.Group) -> None:
+    """Train by steps of weight 1024, whose products are exact, and by steps without weights.
+
+    A round of one step follows rounds of four, and one of four follows it.
+    """
+    plain, case = Case(every=4), Case(every=4, weighted=True)
+    found = []
+    for one, weight in ((plain, None), (case, 1024.0)):
+        weights, diloco = start_rounded(group, one)
+        for n_steps in (9, 4):
+            for _ in range(n_steps):
+                local_step(weights, group.rank)
+                diloco.step(weight)
+            diloco.sync()
+        assert diloco.rounds == 4
+        given = diloco.state_dict()["rounding"][0]["residuals"]
+        found.append({n: v.tobytes() for n, v in {**diloco.parameters, **weights}.items()})
+        found[-1] |= {f"residual of {name}": one.tobytes() for name, one in given.items()}
+    assert found[0] == found[1]
+
+
+@in_ranks(2)
+def test_a_rank_without_weight_keeps_its_residual(group: shoal.Group) -> None:
+    weights, diloco = start_rounded(group, Case(every=1, weighted=True))
+    for weight in (1.0, float(group.rank)):
+        before = residuals(diloco)
+        local_step(weights, group.rank)
+        diloco.step(weight)
+    assert any(map(any, before.values()))
+    assert (residuals(diloco) == before) == (group.rank == 0)
+
+
+@in_ranks(1)
+def test_top_k_is_refused_where_rounds_have_different_weights(group: shoal.Group) -> None:
+    for more in ({"weighted": True}, {"quorum": 1}):
+        options: Any = {"every": 1, "compress": ChunkTopK(), **more}
+        with pytest.raises(UsageError, match="cannot be used with weights or a quorum"):
+            DiLoCo(group, {"w": np.ones(3, np.float32)}, **options)

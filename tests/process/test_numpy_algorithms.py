@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from process import arrays
 from process.arrays import DTYPES, Array, Memory, check, exists, filled, folded, private, shared
-from process.ranks import FileRanks, on_ranks
+from process.ranks import on_ranks
 from process.stage import pretend_hosts
 
 import shoal
@@ -176,15 +176,15 @@ def exchanges(size: int, only_planned: bool) -> list[tuple[str, str, tuple[int, 
     return found
 
 
-def exchange_everything(ranks_per_host: int, only_planned: bool) -> int:
+def exchange_everything(ranks_per_host: int, only_planned: bool) -> None:
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         planner = group.planner
         # The placement of arrays may differ between ranks.
         mixed = shared if group.rank % 2 else private
         kinds = (private, shared, mixed, arrays.unaligned, arrays.inside_shared)
-        todo = exchanges(group.size, only_planned)
-        for turn, (collective, name, (n_elems, dtype, op)) in enumerate(todo):
+        todo = enumerate(exchanges(group.size, only_planned))
+        for turn, (collective, name, (n_elems, dtype, op)) in todo:
             if name != PLANNED:
                 group.plan_by(Planner(planner.cluster, Forced(name, name)))
                 assert group.planner.choose(collective, n_elems).name == name
@@ -198,7 +198,6 @@ def exchange_everything(ranks_per_host: int, only_planned: bool) -> int:
                 what = f"{collective} by {name}, {dtype}[{n_elems}], root {root}"
                 raise AssertionError(what) from error
             group.plan_by(planner)
-        return len(todo)
 
 
 # Size, ranks per host, and True if only the planner's choice is tried.
@@ -212,19 +211,18 @@ if SOAK:
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host", "only_planned"), PLACES)
+@on_ranks()
 def test_every_algorithm_gives_the_result_of_numpy(
-    size: int, ranks_per_host: int, only_planned: bool, forked: FileRanks
+    size: int, ranks_per_host: int, only_planned: bool
 ) -> None:
-    want = len(exchanges(size, only_planned))
-    assert forked.run(exchange_everything, size, ranks_per_host, only_planned) == size * [want]
+    exchange_everything(ranks_per_host, only_planned)
 
 
-@pytest.mark.parametrize("env", [{"MASTER_ADDR": "::1"}, {"SHOAL_CHANNELS": "3"}])
-def test_results_are_numpys_over_ipv6_and_channels(env: dict[str, str], forked: FileRanks) -> None:
-    if "MASTER_ADDR" in env and not os.path.exists("/proc/net/if_inet6"):
-        pytest.skip("NOT TESTED: no IPv6 here")
-    want = len(exchanges(2, True))
-    assert forked.run(exchange_everything, 2, 1, True, env=env) == [want, want]
+@pytest.mark.parametrize(("name", "value"), [("MASTER_ADDR", "::1"), ("SHOAL_CHANNELS", "3")])
+@on_ranks(2)
+def test_results_are_numpys_over_ipv6_and_channels(name: str, value: str) -> None:
+    os.environ[name] = value
+    exchange_everything(1, True)
 
 
 @pytest.mark.parametrize("ranks_per_host", [3, 1])
@@ -245,9 +243,8 @@ def test_every_operation_on_every_type_agrees_with_numpy(ranks_per_host: int) ->
                     n_checked += 1
 
 
-def digests(ranks_per_host: int) -> list[str]:
+def digests() -> list[str]:
     """Return digests of sums and averages of random numbers, where the order matters."""
-    pretend_hosts(ranks_per_host)
     found = []
     with shoal.init() as group:
         random = np.random.default_rng([7, group.rank])
@@ -262,11 +259,14 @@ def digests(ranks_per_host: int) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks_per_host", [4, 2])
+@on_ranks(4)
 def test_floating_sums_have_the_same_bits_on_all_ranks_and_in_every_group(
-    ranks_per_host: int, forked: FileRanks
-) -> None:
-    first, again = (forked.run(digests, 4, ranks_per_host) for _ in range(2))
-    assert first == again == [first[0]] * 4
+    ranks_per_host: int,
+) -> list[str]:
+    pretend_hosts(ranks_per_host)
+    first = digests()
+    assert digests() == first
+    return first
 
 
 def random_lengths(seed: int, n: int) -> list[int]:

@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from process.examples import names_of_page
 from process.local_steps import RATE, Case, check, expected, first_values, target, weight_of
-from process.ranks import run_ranks, run_survivors
+from process.ranks import on_ranks, on_survivors
 from process.shared_ranks import SharedRanks, cases_in
 from process.stage import Stage
 from torch import nn
@@ -291,20 +290,17 @@ def test_local_steps(case: Callable[[], None], ranks: SharedRanks) -> None:
     ranks.run(case)
 
 
-def weights_of_the_page() -> bytes:
+@on_ranks(2)
+def test_the_page_about_local_steps_runs_unchanged() -> bytes:
     parameters = names_of_page("local_steps.md")["model"].parameters()
     return b"".join(one.detach().numpy().tobytes() for one in parameters)
-
-
-def test_the_page_about_local_steps_runs_unchanged() -> None:
-    first, second = run_ranks(weights_of_the_page, 2)
-    assert first == second
 
 
 LOST = Case(every=4, fragments=2)
 
 
-def lose_rank_0() -> dict[str, Any]:
+@on_survivors(3, 0, has_stage=True)
+def test_survivors_of_a_lost_rank_train_on() -> list[bytes]:
     dist.init_process_group("shoal")
     first_rank, n_lost = dist.get_rank(), 0
     net, inner, diloco = start(LOST)
@@ -322,13 +318,7 @@ def lose_rank_0() -> dict[str, Any]:
             shoal.torch.shrink_group()
             diloco.regroup()
     assert n_lost == 1
-    check(net.values(), expected(LOST, 3, 11, [(0, 5)]).locals[first_rank])
-    return {name: one.numpy() for name, one in diloco.parameters.items()}
-
-
-def test_survivors_of_a_lost_rank_train_on() -> None:
-    with Stage() as stage:
-        first, second = run_survivors(lose_rank_0, 3, 0, env=stage.env)
-    check(first, expected(LOST, 3, 11, [(0, 5)]).shared)
-    for name, value in first.items():
-        np.testing.assert_array_equal(second[name], value)
+    wanted = expected(LOST, 3, 11, [(0, 5)])
+    check(net.values(), wanted.locals[first_rank])
+    check({name: one.numpy() for name, one in diloco.parameters.items()}, wanted.shared)
+    return [one.numpy().tobytes() for one in diloco.parameters.values()]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.arrays import Array, check, contribution
-from process.ranks import FileRanks, on_ranks
+from process.ranks import on_ranks
 from process.stage import Lines, pretend_hosts
 from wires import ERRORS, NARROW, block_of, bound_of_sum, rounded
 
@@ -56,12 +56,16 @@ def digest(values: Array) -> str:
     return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
 
 
-def narrow_sums(ranks_per_host: int) -> list[str]:
-    """Return the results by call; rank 0 compares them with the truth."""
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 1), (5, 2)])
+@on_ranks()
+def test_all_ranks_get_the_same_bits_and_they_are_near_the_sum(
+    size: int, ranks_per_host: int
+) -> list[str]:
+    """Rank 0 compares the results with the truth."""
     pretend_hosts(ranks_per_host)
     digests = []
     with shoal.init() as group:
-        spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
+        spans_hosts, ranks = size > ranks_per_host, range(size)
         for name, wire, n_elems in itertools.product(ALGORITHMS, NARROW, LENGTHS):
             group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
             every = [noise(rank, n_elems) for rank in ranks]
@@ -80,15 +84,6 @@ def narrow_sums(ranks_per_host: int) -> list[str]:
                 group.all_reduce(found, wire=wire)
                 check(found, np.add.reduce(exact))
     return digests
-
-
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 1), (5, 2)])
-def test_all_ranks_get_the_same_bits_and_they_are_near_the_sum(
-    size: int, ranks_per_host: int, forked: FileRanks
-) -> None:
-    digests = forked.run(narrow_sums, size, ranks_per_host)
-    assert len(digests[0]) == 3 * 4 * len(NARROW) * len(LENGTHS)
-    assert digests == size * [digests[0]]
 
 
 @on_ranks(3)
@@ -150,8 +145,9 @@ def test_any_all_gather_gives_all_ranks_the_rounded_blocks(size: int, ranks_per_
                 check(place, rounded(wire, block) if spans_hosts else block)
 
 
-def hostile() -> list[list[str]]:
-    """Return digests for infinities, NaN, zeros, huge and tiny numbers, and bytes per wire."""
+@on_ranks(3)
+def test_only_a_block_with_a_non_finite_value_arrives_as_nan() -> list[str]:
+    """Sum infinities, NaN, zeros, huge and tiny numbers."""
     pretend_hosts(1)
     digests = []
     with shoal.init() as group:
@@ -170,11 +166,6 @@ def hostile() -> list[list[str]]:
             assert not data[352:960].any(), wire
             digests.append(digest(data))
     return digests
-
-
-def test_only_a_block_with_a_non_finite_value_arrives_as_nan(forked: FileRanks) -> None:
-    digests = forked.run(hostile, 3)
-    assert digests == 3 * [digests[0]]
 
 
 @pytest.mark.parametrize("wires", [("bf16", None), ("mxfp4", "mxfp8"), ("mxint8", "mxfp8")])
