@@ -73,8 +73,8 @@ test-soak: $(INSTALLED) test-native test-clang test-native-sanitized test-fuzz
 	  tests/process/test_grow.py tests/process/test_grow_chaos.py
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_death.py \
 	  tests/process/test_faults_relay.py tests/lab/test_cuts.py tests/contract/test_weighted.py \
-	  tests/process/test_servers.py tests/process/test_servers_wire.py \
-	  tests/process/test_servers_feedback.py tests/unit/test_pool_protocol.py tests/gpu \
+	  tests/process/test_servers.py tests/process/test_servers_rails.py \
+	  tests/process/test_servers_wire.py tests/unit/test_pool_protocol.py tests/gpu \
 	  tests/process/test_torch_ddp_suite.py tests/process/test_torch_ddp_fuzz.py \
 	  tests/process/test_grafana.py
 	SHOAL_SEEDS=30 build/native/test_programs

@@ -11,10 +11,16 @@ FLOOR_BYTES = 16 * 1024
 LINE_BYTES = 64
 
 
-def stripes(n_elems: int, item: int, n_workers: int) -> list[tuple[slice, list[int]]]:
-    """Return every stripe of a buffer: its place, and its workers in the order of folds."""
+def stripes(
+    n_elems: int, item: int, n_workers: int, block: int = 1
+) -> list[tuple[slice, list[int]]]:
+    """Return every stripe of a buffer: its place, and its workers in the order of folds.
+
+    Args:
+        block: the elements of a block of the wire's codec, all in one stripe.
+    """
     n = max(1, min(n_workers, n_elems * item // FLOOR_BYTES))
-    line = LINE_BYTES // item
+    line = max(block, LINE_BYTES // item)
     length = math.ceil(math.ceil(n_elems / n) / line) * line if n > 1 else n_elems
     ends = [min(length * (t + 1), n_elems) for t in range(n)]
     return [
@@ -34,10 +40,10 @@ def nested(order: Sequence[Any]) -> Any:
     return functools.reduce(lambda held, one: (held, one), order[1:], order[0])
 
 
-def folded(values: Sequence[np.ndarray], fold: np.ufunc = np.add) -> np.ndarray:
+def folded(values: Sequence[np.ndarray], fold: np.ufunc = np.add, block: int = 1) -> np.ndarray:
     """Return the exact result of every rank, where rank r contributes `values[r]`."""
     result = np.empty_like(values[0])
-    for where, order in stripes(values[0].size, values[0].itemsize, len(values)):
+    for where, order in stripes(values[0].size, values[0].itemsize, len(values), block):
         held = values[order[0]][where].copy()
         for rank in order[1:]:
             held = fold(held, values[rank][where])

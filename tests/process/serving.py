@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import random
 import re
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from process.ranks import Ranks, free_port, start_ranks
+from contract.fold_orders import folded
+from process.ranks import Ranks, as_test, free_port, start_ranks
 from process.stage import Stage, pretend_hosts
 
 import shoal
@@ -229,7 +229,7 @@ def noise(rank: int, number: int = 0, n_elems: int = N_ELEMS) -> Array:
 
 def wanted(number: int = 0, n_workers: int = N_WORKERS, n_elems: int = N_ELEMS) -> Array:
     """Return the sum that docs/bits.md defines."""
-    return in_order([noise(rank, number, n_elems) for rank in range(n_workers)])
+    return folded([noise(rank, number, n_elems) for rank in range(n_workers)])
 
 
 def wait_for_all(works: Iterable[Any]) -> None:
@@ -237,32 +237,18 @@ def wait_for_all(works: Iterable[Any]) -> None:
         work.wait()
 
 
-def are_right(works: Sequence[Any], data: Sequence[Array], first: int = 0) -> list[bool]:
-    """Wait for calls numbered from `first`; for each, return True if its bits are right."""
+def check_all(works: Sequence[Any], data: Sequence[Array], first: int = 0) -> None:
+    """Wait for calls numbered from `first`, and check that their bits are right."""
     wait_for_all(works)
-    return [is_right(each, number) for number, each in enumerate(data, first)]
+    for number, each in enumerate(data, first):
+        assert is_right(each, number), number
 
 
-def sums(group: shoal.Group, number: int = 0, n_elems: int = N_ELEMS, **how: Any) -> bool:
-    """Return True if a call gives the right bits."""
+def check_sum(group: shoal.Group, number: int = 0, n_elems: int = N_ELEMS) -> None:
+    """Make a call, and check that its bits are right."""
     data = noise(group.rank, number, n_elems)
-    group.all_reduce(data, **how)
-    return is_right(data, number)
-
-
-def in_order(x: Sequence[Array], block: int = 1) -> Array:
-    """Return the workers' sum in the order of stripes, which are made of complete blocks."""
-    n_workers = len(x)
-    s = max(1, min(n_workers, x[0].nbytes // 16384))
-    line = max(block, 64 // x[0].itemsize)
-    length = math.ceil(math.ceil(x[0].size / s) / line) * line if s > 1 else x[0].size
-    total = np.empty_like(x[0])
-    for t in range(s):
-        stripe, first = slice(t * length, (t + 1) * length), t * n_workers // s
-        total[stripe] = x[first][stripe]
-        for k in range(1, n_workers):
-            total[stripe] += x[(first - k) % n_workers][stripe]
-    return total
+    group.all_reduce(data)
+    assert is_right(data, number), number
 
 
 def is_right(data: Array, number: int = 0, n_workers: int = N_WORKERS) -> bool:
@@ -313,29 +299,45 @@ def job_with_a_server(
         yield stage, server, ranks
 
 
-def run_with_a_server(folder: Path, task: Callable[..., Any], *given: Any, **how: Any) -> list[Any]:
-    """Return the results of the ranks of a job that has a server."""
-    with job_with_a_server(folder, task, *given, **how) as (_stage, _server, ranks):
-        return ranks.values()
+def with_a_server(n_ranks: int = N_WORKERS) -> Callable[..., Callable[..., None]]:
+    """Make a test of a function that all ranks of a job with a server run.
 
-
-def run_and_kill_the_server(
-    task: Callable[..., Any], n_ranks: int, key: Path, *given: Any, comes_back: bool = False
-) -> list[Any]:
-    """Kill the ranks' server once rank 0 has called; start another once all go on without it.
-
-    The ranks make that call in `while_the_server_dies`.
+    Args:
+        n_ranks: the test's parameter of this name overrides it.
     """
-    job = job_with_servers(key, ["server"], task, n_ranks, *given)
-    with job as (stage, (server,), ranks):
-        stage.await_cue("rank 0: has called")
-        server.kill()
-        stage.cue("the server is dead")
-        if not comes_back:
+
+    def run(folder: Path, function: Callable[..., Any], given: dict[str, Any]) -> list[Any]:
+        n = given.get("n_ranks", n_ranks)
+        with job_with_a_server(folder, function, *given.values(), n_ranks=n) as (*_, ranks):
             return ranks.values()
-        stage.await_all(n_ranks, "goes on without")
-        with ServerProcess(key, port=server.port):
-            return ranks.values()
+
+    return as_test("tmp_path", run)
+
+
+def with_a_dying_server(
+    n_ranks: int = N_WORKERS, *, comes_back: bool = False
+) -> Callable[..., Callable[..., None]]:
+    """Make a test of a function whose ranks call in `while_the_server_dies`.
+
+    Their server is killed once rank 0 has called.
+
+    Args:
+        comes_back: another one starts once all ranks go on without it.
+    """
+
+    def run(folder: Path, function: Callable[..., Any], given: dict[str, Any]) -> list[Any]:
+        job = job_with_a_server(folder, function, *given.values(), n_ranks=n_ranks)
+        with job as (stage, server, ranks):
+            stage.await_cue("rank 0: has called")
+            server.kill()
+            stage.cue("the server is dead")
+            if not comes_back:
+                return ranks.values()
+            stage.await_all(n_ranks, "goes on without")
+            with ServerProcess(*server.keys, port=server.port):
+                return ranks.values()
+
+    return as_test("tmp_path", run)
 
 
 @contextlib.contextmanager

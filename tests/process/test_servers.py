@@ -1,21 +1,25 @@
-"""Reduction servers: the bits are the same with and without them, also when some die."""
+"""Reduction servers: the bits are the same with and without them, also when some die.
+
+Calls by reserved numbers are served in any order on each worker.
+"""
 
 import itertools
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from process import serving
-from process.ranks import run_ranks, start_ranks
-from process.serving import N_ELEMS, N_WORKERS, await_servers, await_that, new_key, noise, sums
+from process.ranks import free_port, on_ranks, run_ranks, start_ranks
+from process.serving import N_ELEMS, N_WORKERS, await_servers, await_that, check_sum, new_key, noise
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
-from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.group.pool import pool as pools
 
 N_CORES = len(os.sched_getaffinity(0))
 
@@ -34,11 +38,8 @@ def share_with_a_server(n_channels: int) -> None:
             if stage == "with a server":
                 await_servers(group, 1)
                 assert n_linked(group) == n_channels
-            works, arrays = [], []
-            for number in range(3):
-                arrays.append(noise(group.rank, number))
-                works.append(group.all_reduce(arrays[-1], async_op=True))
-            assert all(serving.are_right(works, arrays)), stage
+            data = [noise(group.rank, number) for number in range(3)]
+            serving.check_all([group.all_reduce(each, async_op=True) for each in data], data)
         data = noise(group.rank, 7)
         group.all_reduce(data, "avg")
         assert np.allclose(data, sum(noise(r, 7) for r in range(N_WORKERS)) / N_WORKERS, atol=1e-6)
@@ -59,16 +60,15 @@ def test_sums_with_servers_have_the_bits_of_bits_md(tmp_path: Path, channels: st
         assert server.wait() == 0
 
 
-def kill_while_calls_run(n_calls: int) -> list[bool]:
-    stage, right = Stage.from_environment(), []
+def kill_while_calls_run(n_calls: int) -> None:
+    stage = Stage.from_environment()
     with serving.served_group(2) as group:
         for turn in range(n_calls):
             data = [noise(group.rank, 10 * turn + k) for k in range(2)]
             works = [group.all_reduce(each, async_op=True) for each in data]
             if group.rank == 0:
                 stage.cue(f"turn {turn}")
-            right += serving.are_right(works, data, 10 * turn)
-    return right
+            serving.check_all(works, data, 10 * turn)
 
 
 def test_servers_that_die_in_turn_at_any_moment_cost_no_call(tmp_path: Path) -> None:
@@ -79,23 +79,20 @@ def test_servers_that_die_in_turn_at_any_moment_cost_no_call(tmp_path: Path) -> 
         one.send(signal.SIGKILL)
         stage.await_cue("turn 3")
         two.send(signal.SIGKILL)
-        found = ranks.values()
-    assert found == [[True] * 2 * n_calls] * N_WORKERS
+        ranks.values()
 
 
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(4))
 def test_servers_that_die_and_return_repeatedly_cost_no_call(tmp_path: Path, seed: int) -> None:
-    n_calls = 200
-    found = serving.run_while_servers_die(
-        kill_while_calls_run, N_WORKERS, n_calls, new_key(tmp_path), every=10, seed=seed
+    serving.run_while_servers_die(
+        kill_while_calls_run, N_WORKERS, 200, new_key(tmp_path), every=10, seed=seed
     )
-    assert found == [[True] * 2 * n_calls] * N_WORKERS
 
 
-def call_while_a_server_drains() -> list[bool]:
-    stage, right = Stage.from_environment(), []
+def call_while_a_server_drains() -> None:
+    stage = Stage.from_environment()
     with serving.served_group() as group:
         data = noise(group.rank)
         if group.rank == N_WORKERS - 1:
@@ -103,12 +100,10 @@ def call_while_a_server_drains() -> list[bool]:
         work = group.all_reduce(data, async_op=True)
         if group.rank == 0:
             stage.cue("rank 0: has called")
-        serving.wait_for_all([work])
-        right.append(serving.is_right(data))
+        serving.check_all([work], [data])
         await_servers(group, 0)
         stage.await_cue("the server has ended")
-        right.append(sums(group, 1))
-    return right
+        check_sum(group, 1)
 
 
 def test_a_draining_server_finishes_its_calls_and_exits(tmp_path: Path) -> None:
@@ -121,12 +116,11 @@ def test_a_draining_server_finishes_its_calls_and_exits(tmp_path: Path) -> None:
         stage.cue("the server drains")
         assert server.wait(10.0) == 0
         stage.cue("the server has ended")
-        found = ranks.values()
+        ranks.values()
         assert not [line for line in server.log if "lost" in line or "killed" in line]
-    assert found == [[True] * 2] * N_WORKERS
 
 
-def call_while_it_stands_still(comes_back: bool) -> list[Any]:
+def call_while_it_stands_still(comes_back: bool) -> tuple[float, str]:
     stage = Stage.from_environment()
     with serving.served_group() as group:
         stage.cue(f"rank {group.rank}: has a server")
@@ -135,10 +129,11 @@ def call_while_it_stands_still(comes_back: bool) -> list[Any]:
         begun = time.monotonic()
         group.all_reduce(data)
         took_s = time.monotonic() - begun
+        assert serving.is_right(data)
         await_servers(group, 1 if comes_back else 0)  # by another of its processes
         trouble = group.pool.trouble()
         stage.meet(group.rank, N_WORKERS, "has looked")
-        return [serving.is_right(data), took_s, trouble]
+        return took_s, trouble
 
 
 @pytest.mark.parametrize("is_all", [True, False])
@@ -152,9 +147,7 @@ def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_a
             server.send(signal.SIGSTOP)
         os.kill(view["pid"], signal.SIGSTOP)
         stage.cue("it is stopped")
-        found = ranks.values()
-    right, took_s, (why, *others) = zip(*found, strict=True)
-    assert right == (True,) * N_WORKERS
+        took_s, (why, *others) = zip(*ranks.values(), strict=True)
     # 1.2 s of silence; it was once 5 s, and 10 s where one rank asked another.
     assert max(took_s) < 4.5, took_s
     assert others == [""] * (N_WORKERS - 1)
@@ -163,13 +156,12 @@ def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_a
     assert not is_all or why in reasons
 
 
-def share_a_while() -> bool:
+def share_a_while() -> None:
     stage = Stage.from_environment()
     with serving.served_group() as group:
-        right = sums(group)
+        check_sum(group)
         stage.cue(f"{Path(os.environ['SHOAL_KEY_FILE']).name} rank {group.rank}")
         stage.await_cue("all have called")
-    return right
 
 
 def idle_text(key: Path, address: str) -> str:
@@ -189,8 +181,8 @@ def test_one_server_serves_two_jobs_and_reports_to_each_only_its_own(tmp_path: P
             states = [serving.status_of(key, server.address) for key in keys]
             text = await_that(lambda: idle_text(keys[0], server.address), "an idle server")
             stage.cue("all have called")
-            values = [job.values() for job in jobs]
-    assert values == [[True] * N_WORKERS] * 2
+            for job in jobs:
+                job.values()
     assert [one["n_jobs"] for one in states] == [2, 2]
     assert "serves 2 of at most 16 jobs" in text
     assert "view 1: server 1 of 1, 3 workers" in text
@@ -222,7 +214,7 @@ def test_a_job_that_requires_servers_names_why_each_does_not_serve(tmp_path: Pat
     assert "no-such-name.invalid:7077 has a name that does not resolve" in texts[0]
 
 
-def shrink_and_go_on() -> bool:
+def shrink_and_go_on() -> None:
     stage = Stage.from_environment()
     with serving.served_group() as group:
         data = noise(group.rank)
@@ -237,17 +229,18 @@ def shrink_and_go_on() -> bool:
         assert isinstance(error_of(work.wait), PeerLost)
         with group.shrink() as survivors:
             await_servers(survivors, 1)
-            return sums(survivors, 1)
+            check_sum(survivors, 1)
 
 
 def test_survivors_of_a_lost_worker_go_on_with_the_server(tmp_path: Path) -> None:
     job = serving.job_with_a_server(tmp_path, shrink_and_go_on, n_ranks=N_WORKERS + 1)
     with job as (*_, ranks):
-        outcomes = ranks.wait()
-    assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS + [None], outcomes
+        *outcomes, victim = ranks.wait()
+    assert victim.died == "was killed by SIGKILL"
+    assert not any(outcome.error or outcome.died for outcome in outcomes), outcomes
 
 
-def fork_and_drop() -> list[bool]:
+def fork_and_drop() -> None:
     """A forked child closes the group; the parent uses it, then drops it without a close."""
     pretend_hosts(1)
     stage, group = Stage.from_environment(), shoal.init(timeout_s=30.0)
@@ -258,12 +251,13 @@ def fork_and_drop() -> list[bool]:
         group.close()
         os._exit(0 if isinstance(error, shoal.Closed) else 1)
     _, status = os.waitpid(child, 0)
-    right = [status == 0, sums(group), serving.n_servers(group) == 1]
-    right.append("pool view" in str(shoal.dump()))
+    assert status == 0
+    check_sum(group)
+    assert serving.n_servers(group) == 1
+    assert "pool view" in str(shoal.dump())
     stage.meet(group.rank, N_WORKERS, "has called")
     del group
     stage.await_cue("the servers were left")
-    return right
 
 
 def test_a_dropped_group_leaves_its_servers_and_a_forked_child_does_not(tmp_path: Path) -> None:
@@ -271,5 +265,157 @@ def test_a_dropped_group_leaves_its_servers_and_a_forked_child_does_not(tmp_path
         stage.await_all(N_WORKERS, "has called")
         await_that(lambda: not server.views(), "no view")
         stage.cue("the servers were left")
-        found = ranks.values()
-    assert found == [[True] * 4] * N_WORKERS
+        ranks.values()
+
+
+def turned(numbers: Sequence[int], rank: int) -> list[int]:
+    return [*numbers[rank:], *numbers[:rank]][:: -1 if rank % 2 else 1]
+
+
+def share_in_any_order() -> None:
+    stage = Stage.from_environment()
+    with serving.served_group() as group:
+        rank, pool = group.rank, group.pool
+        group.barrier()
+        numbers = group.reserve(6)
+        group.skip(numbers[3])
+        group.barrier()  # plain calls go on
+        data = {number: noise(rank, number) for number in numbers}
+        works = {numbers[5]: group.all_reduce(data[numbers[5]], number=numbers[5], async_op=True)}
+        first = pool.view
+        stage.cue(f"rank {rank}: has used the last")
+        await_servers(group, 2)
+        for number in turned(numbers[:3], rank):
+            works[number] = group.all_reduce(data[number], number=number, async_op=True)
+        small = noise(rank, 4, 100)
+        group.all_reduce(small, number=numbers[4])
+        for number in (numbers[3], numbers[0], numbers[5] + 1000):
+            bad = error_of(group.all_reduce, data[numbers[0]], number=number)
+            assert isinstance(bad, UsageError)
+        check_sum(group, 9)
+        serving.wait_for_all(works.values())
+        assert all(serving.is_right(data[number], number) for number in works)
+        await_that(lambda: len(pool._views) == 1, "the first view to end")
+        # The first view has the first call and the calls reserved before it; the
+        # second has the one after them.
+        assert [view.n_shared for view in (first, pool.view)] == [4, 1]
+
+
+def test_calls_by_number_are_served_in_different_orders_while_views_switch(tmp_path: Path) -> None:
+    key, port = new_key(tmp_path), free_port()
+    with Stage() as stage, serving.ServerProcess(key, host="a") as one:
+        env = serving.job_env(key, one.address, f"127.0.0.1:{port}") | dict(stage.env)
+        with start_ranks(share_in_any_order, N_WORKERS, env=env) as ranks:
+            stage.await_all(N_WORKERS, "has used the last")
+            with serving.ServerProcess(key, port=port, host="b"):
+                ranks.values()
+
+
+@serving.with_a_dying_server(comes_back=True)
+def test_a_server_killed_among_calls_by_number_costs_and_delays_no_call() -> None:
+    """The last rank makes its calls once the server is dead, in reverse order."""
+    pools._DEADLINES_S = 1000.0  # commands wake the thread, and no timer
+    stage = Stage.from_environment()
+    with serving.served_group() as group:
+        numbers = group.reserve(5)
+        data = {number: noise(group.rank, number) for number in numbers}
+        is_last = group.rank == N_WORKERS - 1
+        order = turned(numbers[:3:2] if is_last else numbers[::2], group.rank)
+        with serving.while_the_server_dies(group):
+            if is_last:
+                group.all_reduce(data[numbers[4]], number=numbers[4])  # those before it can wait
+            else:
+                group.skip(numbers[3])
+            works = [group.all_reduce(data[each], number=each, async_op=True) for each in order]
+        serving.wait_for_all(works)
+        if is_last:
+            group.skip(numbers[3])
+        await_that(lambda: serving.n_servers(group) == 0, "no server")
+        # When the server was lost, no rank had made this call, and all had made a later one.
+        group.all_reduce(data[numbers[1]], number=numbers[1])
+        assert all(
+            serving.is_right(data[number], number) for number in numbers if number != numbers[3]
+        )
+        check_sum(group, 9)
+        stage.cue(f"rank {group.rank}: goes on without")
+        await_servers(group, 1)
+        check_sum(group, 10)
+
+
+def skip_a_number_that_others_use() -> str:
+    stage = Stage.from_environment()
+    with serving.served_group(timeout_s=20.0) as group:
+        (number,) = group.reserve(1)
+        if group.rank == N_WORKERS - 1:
+            group.skip(number)
+            stage.cue("the number is skipped")
+        else:
+            work = group.all_reduce(noise(group.rank), number=number, async_op=True)
+            stage.cue(f"rank {group.rank}: has called")
+            error = error_of(work.wait)
+        stage.await_cue("the server is dead")
+        if group.rank == N_WORKERS - 1:
+            error = error_of(group.barrier)
+    return str(error)
+
+
+def test_a_number_that_only_some_ranks_skip_ends_the_group_if_a_server_dies(
+    tmp_path: Path,
+) -> None:
+    job = serving.job_with_a_server(tmp_path, skip_a_number_that_others_use)
+    with job as (stage, server, ranks):
+        stage.await_cue("the number is skipped")
+        stage.await_all(N_WORKERS - 1, "has called")
+        server.kill()
+        stage.cue("the server is dead")
+        texts = ranks.values()
+    for text in texts:  # number 1 was the barrier in `await_servers`
+        assert "called all_reduce #2, but rank 2 skipped #2" in text
+
+
+@on_ranks(3)
+def test_calls_by_number_match_in_any_order() -> None:
+    """Without servers numbers match like names, between plain calls."""
+    with shoal.init() as group:
+        for turn in range(3):
+            numbers = group.reserve(40)
+            data = {number: noise(group.rank, number, 3 + 977 * number) for number in numbers}
+            works = [
+                group.all_reduce(data[number], number=number, async_op=True)
+                for number in turned(numbers, group.rank * 7 + turn)
+            ]
+            group.barrier()
+            serving.wait_for_all(works)
+            for number in numbers:
+                total = sum(noise(rank, number, 3 + 977 * number) for rank in range(group.size))
+                assert abs(data[number] - total).max() < 1e-4
+        both = error_of(group.barrier, number=group.reserve(1)[0], name="a name")
+        message = error_of(group.send, bytearray(1), (group.rank + 1) % group.size, number=1)
+        assert isinstance(both, UsageError)
+        assert isinstance(message, UsageError)
+
+
+@serving.with_a_dying_server()
+def test_calls_by_name_use_no_server_and_survive_its_death() -> None:
+    """Make named calls in a different order on each rank, and a served call among them."""
+    stage = Stage.from_environment()
+    with serving.served_group() as group:
+        view = group.pool.view
+        *data, served = (noise(group.rank, number, 1_000_003) for number in range(4))
+        if group.rank == N_WORKERS - 1:
+            stage.await_cue("the server is dead")
+        works = [
+            group.all_reduce(data[at], name=f"call {at}", async_op=True)
+            for at in turned(range(3), group.rank)
+        ]
+        works.append(group.all_reduce(served, async_op=True))
+        stage.cue(f"rank {group.rank}: has made its calls")
+        if group.rank == 0:
+            stage.await_all(N_WORKERS - 1, "has made its calls")  # later calls find no server
+            stage.cue("rank 0: has called")
+        serving.wait_for_all(works)
+        for at, each in enumerate(data):
+            assert np.allclose(each, serving.wanted(at, n_elems=1_000_003), atol=1e-5)
+        assert serving.is_right(served, 3)
+        assert group.rank == N_WORKERS - 1 or view.n_shared == 1
+        stage.meet(group.rank, N_WORKERS, "has its sums")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from process import serving
 from process.ranks import run_ranks
-from process.serving import N_WORKERS, await_servers, await_that, is_right, new_key, noise, sums
+from process.serving import N_WORKERS, await_servers, await_that, check_sum, new_key, noise
 from process.stage import Lines, Stage, error_of, pretend_hosts
 
 import shoal
@@ -37,14 +37,14 @@ def share_in_groups() -> None:
             for stage in ("first", "with a server"):
                 if stage == "with a server":
                     await_servers(group, 1)
-                assert sums(group, 1, N_ELEMS), (group, stage)
+                check_sum(group, 1, N_ELEMS)
             assert group.pool.view.n_shared, group
         if world.rank < 2:
             pair = world.subgroup([0, 1], "pair")
             pair.all_reduce(noise(pair.rank, 2, N_ELEMS))
             assert pair.pool is None, "two have nothing to gain"
         alike.close()
-        assert sums(turned, 3, N_ELEMS), "after another group was closed"
+        check_sum(turned, 3, N_ELEMS)  # after another group was closed
 
 
 def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_path: Path) -> None:
@@ -53,7 +53,8 @@ def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_pat
         await_that(lambda: not server.views(), "the views to end")
 
 
-def share_in_groups_of_one_name() -> None:
+@serving.with_a_server()
+def test_groups_of_one_name_are_served_separately_in_any_order() -> None:
     pretend_hosts(1)
     with shoal.init(timeout_s=30.0) as world:
         groups = [world.subgroup(range(N_WORKERS), "dp") for _ in range(2)]
@@ -61,17 +62,12 @@ def share_in_groups_of_one_name() -> None:
         for stage in ("first", "with a server"):
             data = [noise(world.rank, at, N_ELEMS) for at in range(2)]
             serving.wait_for_all([groups[at].all_reduce(data[at], async_op=True) for at in order])
-            assert all(is_right(data[at], at) for at in range(2)), stage
+            assert all(serving.is_right(data[at], at) for at in range(2)), stage
             for group in groups:
                 await_servers(group, 1)
 
 
-def test_groups_of_one_name_are_served_separately_in_any_order(tmp_path: Path) -> None:
-    serving.run_with_a_server(tmp_path, share_in_groups_of_one_name)
-
-
-def leave_one_after_the_other() -> bool:
-    """True if a call was right, and the thread of its servers ended by itself."""
+def leave_one_after_the_other() -> None:
     pretend_hosts(1)
     stage = Stage.from_environment()
     with shoal.init(timeout_s=30.0) as world:
@@ -80,7 +76,7 @@ def leave_one_after_the_other() -> bool:
         await_servers(group, 1)
         data = noise(group.rank, 2, N_ELEMS)
         work, pool = group.all_reduce(data, async_op=True), group.pool
-        serving.wait_for_all([work])
+        serving.check_all([work], [data], 2)
         if group.rank == 1:
             group.close()
             stage.cue("one has left")
@@ -89,7 +85,6 @@ def leave_one_after_the_other() -> bool:
         await_that(lambda: not pool._thread.is_alive(), "the thread to end")
         group.close()
         world.barrier()
-    return is_right(data, 2)
 
 
 def test_a_rank_that_leaves_does_not_hold_the_others_when_a_server_dies(tmp_path: Path) -> None:
@@ -97,10 +92,11 @@ def test_a_rank_that_leaves_does_not_hold_the_others_when_a_server_dies(tmp_path
         stage.await_cue("one has left")
         server.kill()
         stage.cue("its server is dead")
-        assert ranks.values() == [True] * N_WORKERS
+        ranks.values()
 
 
-def shrink_without_the_others() -> None:
+@serving.with_a_server()
+def test_a_group_that_one_rank_fails_to_shrink_keeps_its_servers() -> None:
     """Shrink on rank 0 alone, twice; then make a call and shrink on all."""
     stage = Stage.from_environment()
     with serving.served_group() as group:
@@ -110,20 +106,16 @@ def shrink_without_the_others() -> None:
             stage.cue("it was in vain")
         stage.await_cue("it was in vain")
         pool = group.pool
-        assert sums(group, 1, N_ELEMS)
+        check_sum(group, 1, N_ELEMS)
         assert pool.view.n_shared == 1
         with group.shrink() as rest:
             await_servers(rest, 1)
-            assert sums(rest, 2, N_ELEMS)
+            check_sum(rest, 2, N_ELEMS)
         assert not pool._thread.is_alive(), "the servers were not left"
 
 
-def test_a_group_that_one_rank_fails_to_shrink_keeps_its_servers(tmp_path: Path) -> None:
-    serving.run_with_a_server(tmp_path, shrink_without_the_others)
-
-
-def member_or_newcomer(n_servers: int, n_left: int) -> tuple[int, int]:
-    """Grow from three ranks to four while servers may be killed; return True if calls are right."""
+def member_or_newcomer(n_servers: int, n_left: int) -> None:
+    """Grow from three ranks to four while servers may be killed."""
     stage, rank = Stage.from_environment(), int(os.environ["RANK"])
     pretend_hosts(1)
     if rank == N_WORKERS:
@@ -132,20 +124,19 @@ def member_or_newcomer(n_servers: int, n_left: int) -> tuple[int, int]:
     else:
         group = grown(stage, n_servers)
     with group:
-        n_right = 0
         for number in range(3):  # servers may die or return between them
             data = noise(group.rank, number)
             group.all_reduce(data)
-            n_right += is_right(data, number, N_WORKERS + 1)
+            assert serving.is_right(data, number, N_WORKERS + 1)
             await_servers(group, n_left)
-        return n_right, group.pool.view.n_shared > 0
+        assert group.pool.view.n_shared > 0
 
 
 def grown(stage: Stage, n_servers: int) -> shoal.Group:
     os.environ["WORLD_SIZE"] = str(N_WORKERS)
     group = shoal.init(timeout_s=60.0)
     await_servers(group, n_servers)
-    assert sums(group)
+    check_sum(group)
     form_new = growing.form_new
 
     def form_beside(*args: Any) -> shoal.Group:
@@ -169,8 +160,7 @@ def test_servers_serve_the_grown_group(tmp_path: Path, n_killed: int) -> None:
         for server in servers[1:]:
             server.kill()
         stage.cue("go on")
-        found = ranks.values(60.0)
-    assert found == [(3, True)] * (N_WORKERS + 1)
+        ranks.values()
 
 
 # Closing a group with servers is quick, and costs the other workers nothing.
@@ -269,8 +259,9 @@ def test_all_workers_give_up_a_view_once_rank_0_loses_a_server_of_it(tmp_path: P
     assert max(took_s) < AT_ONCE_S, took_s
 
 
-def leave_while_a_view_ends() -> float:
-    """Rank 1 is held before it takes part in the end; return how long rank 0 takes to leave."""
+@serving.with_a_dying_server()
+def test_a_group_closes_at_once_though_a_worker_is_held_as_a_view_ends() -> None:
+    """Rank 1 is held before it takes part in the end."""
     stage, in_thread, finish = Stage.from_environment(), Stage.from_environment(), pools.finish
     with serving.served_group() as group:
 
@@ -281,26 +272,19 @@ def leave_while_a_view_ends() -> float:
             finish(*how)
 
         pools.finish = finish_late
-        began = 0.0
         if group.rank == 0:
             stage.cue("rank 0: has called")
             stage.await_cue("rank 0 ends a view")
             began = time.monotonic()
             group.close()
-            began -= time.monotonic()
+            took_s = time.monotonic() - began
             stage.cue("one has left")
+            assert took_s < AT_ONCE_S
         stage.await_cue("one has left")
-    return -began
 
 
-def test_a_group_closes_at_once_though_a_worker_is_held_as_a_view_ends(
-    tmp_path: Path,
-) -> None:
-    took_s = serving.run_and_kill_the_server(leave_while_a_view_ends, N_WORKERS, new_key(tmp_path))
-    assert max(took_s) < AT_ONCE_S
-
-
-def leave_when_mended() -> bool:
+@serving.with_a_dying_server()
+def test_a_rank_that_leaves_after_a_repaired_call_costs_no_result() -> None:
     """Rank 1 receives the others' parts late, and waits for a leaving rank meanwhile."""
     stage = Stage.from_environment()
     with serving.served_group() as group:
@@ -320,9 +304,4 @@ def leave_when_mended() -> bool:
             stage.cue("rank 0: has called")
         serving.wait_for_all([work])
     stage.cue("one has left")
-    return is_right(data)
-
-
-def test_a_rank_that_leaves_after_a_repaired_call_costs_no_result(tmp_path: Path) -> None:
-    found = serving.run_and_kill_the_server(leave_when_mended, N_WORKERS, new_key(tmp_path))
-    assert found == [True] * N_WORKERS
+    assert serving.is_right(data)

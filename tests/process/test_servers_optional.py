@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from process import serving
 from process.ranks import free_port, run_ranks, start_ranks
-from process.serving import N_WORKERS, ServerProcess, job_env, new_key, noise, served_group, sums
+from process.serving import N_WORKERS, ServerProcess, check_sum, job_env, noise, served_group
 from process.stage import Lines, Stage, pretend_hosts
 
 import shoal
@@ -23,29 +23,29 @@ from shoal.group.pool import view as pool_view
 from shoal.shapes import Shape
 
 
-def take_ports_and_hold_rank_0() -> tuple[list[bool], list[str]]:
+def take_ports_and_hold_rank_0() -> list[str]:
     """First no port is free for a view; then rank 0's interpreter is held."""
     pretend_hosts(1)
-    stage, right = Stage.from_environment(), list[bool]()
+    stage = Stage.from_environment()
     texts = Lines(logging.WARNING).texts
     with shoal.init(timeout_s=30.0) as group:
         serving.await_servers(group, 1)
-        right.append(sums(group, len(right)))
+        check_sum(group, 0)
         stage.meet(group.rank, N_WORKERS, "has one server")
         if group.rank == 0:
             stage.cue("the first view stands")
             serving.await_that(lambda: any("did not form" in text for text in texts), "no view")
-        right.append(sums(group, len(right)))
+        check_sum(group, 1)
         stage.cue(f"rank {group.rank}: goes on with one server")
         serving.await_servers(group, 2)
         if group.rank == 0:
             ctypes.PyDLL(None).usleep(1_500_000)  # keeps the interpreter
-        right.append(sums(group, len(right)))
+        check_sum(group, 2)
         serving.await_servers(group, 2)
-        right.append(sums(group, len(right)))
+        check_sum(group, 3)
         assert group.pool._thread.is_alive()
         stage.meet(group.rank, N_WORKERS, "has looked at its thread")  # which ends when one leaves
-    return right, texts
+    return texts
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def taken(ports: range) -> Iterator[None]:
 
 
 def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path) -> None:
-    key, second = new_key(tmp_path), free_port()
+    key, second = serving.new_key(tmp_path), free_port()
     first = random.randrange(14_000, 19_000)  # `free_port` gives none of these
     ports = f"{first}-{first + 11}"
     with Stage() as stage, ServerProcess(key, host="a") as server:
@@ -69,9 +69,8 @@ def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path)
                 with taken(range(first, first + 12)):
                     on_exit.enter_context(ServerProcess(key, host="b", port=second))
                     stage.await_all(N_WORKERS, "goes on with one server")
-                outcomes = ranks.wait()
-    assert [outcome.error or outcome.value[0] for outcome in outcomes] == [[True] * 4] * N_WORKERS
-    (text,) = [line for line in outcomes[0].value[1] if "did not form" in line]
+                texts, *_ = ranks.values()
+    (text,) = [line for line in texts if "did not form" in line]
     assert "cannot listen on 127.0.0.1" in text
     assert ports in text
     assert "Widen SHOAL_PORT_RANGE" in text
@@ -86,7 +85,7 @@ def warnings_of_unused_servers(ranks_per_host: int) -> list[str]:
 
 
 def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: Path) -> None:
-    env = job_env(new_key(tmp_path), f"127.0.0.1:{free_port()}")
+    env = job_env(serving.new_key(tmp_path), f"127.0.0.1:{free_port()}")
     for ranks_per_host, why in ((1, "two hosts no traffic"), (2, "all workers are on one host")):
         first, second = run_ranks(warnings_of_unused_servers, 2, ranks_per_host, env=env)
         (warning,) = first
@@ -94,45 +93,42 @@ def test_a_job_on_one_or_two_hosts_warns_once_that_servers_are_unused(tmp_path: 
         assert second == []
 
 
-def announce_impossible_plan() -> list[Any]:
+def announce_impossible_plan() -> list[str]:
     lines, right_pack = Lines(), pool_view.pack
 
     def pack(shape: Shape) -> bytes:
         return right_pack(shape._replace(algorithm="no such algorithm"))
 
     pool_view.pack = pack
-    right = []
     with served_group() as group:
         group.barrier()  # the first call ends the view, which every rank must have seen
         for number in range(2):
             pool, view = group.pool, group.pool.view
-            right.append(sums(group, number, 1_000_003))
+            check_sum(group, number, 1_000_003)
             if number == 0:
                 pool_view.pack = right_pack
                 serving.await_that(lambda: pool.view not in (None, view), "the next view")  # noqa: B023
-        shared = pool.view.n_shared
-    return [right, shared > 0, lines.texts]
+        assert pool.view.n_shared > 0
+    return lines.texts
 
 
 def test_a_server_reports_an_impossible_plan_to_the_workers(tmp_path: Path) -> None:
-    keys = [new_key(tmp_path, name) for name in ("one", "two")]
+    keys = [serving.new_key(tmp_path, name) for name in ("one", "two")]
     with ServerProcess(*keys) as server:
-        found = run_ranks(announce_impossible_plan, N_WORKERS, env=job_env(keys[0], server.address))
+        env = job_env(keys[0], server.address)
+        lines, *_ = run_ranks(announce_impossible_plan, N_WORKERS, env=env)
         assert serving.status_of(keys[1], server.address)["n_jobs"] <= 1  # it lives
         assert any("cannot serve a call that worker 0 announced" in line for line in server.log)
-    for right, is_shared, _ in found:
-        assert right == [True, True]
-        assert is_shared
     # On busy cores the first view may not form in time.
-    texts = [line for line in found[0][2] if " of the servers has ended: " in line]
-    assert len(texts) == 1, found[0][2]
+    texts = [line for line in lines if " of the servers has ended: " in line]
+    assert len(texts) == 1, lines
     text = texts[0]
     assert "server 3 cannot serve a call that worker 0 announced: " in text
     assert "no such algorithm" in text
 
 
-def call_with_servers(how: str) -> list[Any]:
-    """Return a call's algorithm with shares, if it is right, and the log lines about rates."""
+def call_with_servers(how: str) -> tuple[str, list[str]]:
+    """Return a call's algorithm with shares, and the log lines about rates."""
     lines, found = Lines(), [2, 0, 0]
     logging.getLogger("shoal").setLevel("INFO")
     if how == "half":
@@ -143,18 +139,17 @@ def call_with_servers(how: str) -> list[Any]:
     with served_group(3) as group:
         data = noise(group.rank, 0, 1_000_003)
         work: Any = group.all_reduce(data, async_op=True)
-        work.wait()
+        serving.check_all([work], [data])
         texts = [line for line in lines.texts if "reports no rate" in line]
-        return [work._call.shape.algorithm, serving.is_right(data, 0), texts]
+        return work._call.shape.algorithm, texts
 
 
 @pytest.mark.parametrize("how", ["real", "half", "silent"])
 def test_servers_of_unknown_rate_are_used_even_if_the_probe_fails(tmp_path: Path, how: str) -> None:
     work, env = (call_with_servers, N_WORKERS, how), {"SHOAL_SERVERS_REQUIRED": "3"}
-    job = serving.job_with_servers(new_key(tmp_path), "abc", *work, env=env, link="")
+    job = serving.job_with_servers(serving.new_key(tmp_path), "abc", *work, env=env, link="")
     with job as (_, servers, ranks):
-        used, right, logged = zip(*ranks.values(), strict=True)
-    assert right == (True,) * N_WORKERS
+        used, logged = zip(*ranks.values(), strict=True)
     assert len(set(used)) == 1
     assert [len(each) for each in logged] == [3, 0, 0]
     # On busy cores a view of some of the servers may form first: the lines have any order.
@@ -205,23 +200,23 @@ def held_at_last(server: ServerProcess) -> int:
     return int(reports[-1]["staging_bytes"])
 
 
-def be_modest() -> list[bool]:
-    """Call before and after the other job's greed; return True if the view stays."""
-    stage, right = Stage.from_environment(), []
+def be_modest() -> None:
+    """Call before and after the other job's greed; the view stays."""
+    stage = Stage.from_environment()
     with served_group(timeout_s=60.0) as group:
         view = group.pool.view
         for number in range(2):
-            right.append(sums(group, number))
+            check_sum(group, number)
             if number == 0:
                 stage.cue(f"modest rank {group.rank} has called")
                 stage.await_cue("the greedy have called")
-        right += [group.pool.view is view, view.n_shared == 2]
-    return right
+        assert group.pool.view is view
+        assert view.n_shared == 2
 
 
-def run_into_the_limit() -> list[Any]:
+def run_into_the_limit() -> list[str]:
     """Call while the server is refused memory, then once with its successor."""
-    stage, lines, right = Stage.from_environment(), Lines(), []
+    stage, lines = Stage.from_environment(), Lines()
     with served_group(2, timeout_s=60.0) as group:
         pool, view = group.pool, group.pool.view
         small = noise(group.rank, 0, 1_000_003)
@@ -229,17 +224,17 @@ def run_into_the_limit() -> list[Any]:
         stage.cue(f"greedy rank {group.rank} has called")
         stage.await_cue("there is no more memory")
         data = [noise(group.rank, number) for number in range(4)]
-        works = [group.all_reduce(each, async_op=True) for each in data]
-        right += serving.are_right(works, data)
+        serving.check_all([group.all_reduce(each, async_op=True) for each in data], data)
         serving.await_that(lambda: pool.view not in (None, view), "the next view")
-        right += [sums(group, 9), pool.view.n_shared == 1]
+        check_sum(group, 9)
+        assert pool.view.n_shared == 1
         stage.meet(group.rank, N_WORKERS, "is served again")
         if group.rank == 0:
             stage.cue("the greedy have called")
-    return [right, lines.texts]
+    return lines.texts
 
 
-def run_ahead() -> list[bool]:
+def run_ahead() -> None:
     """The last rank calls once the other ranks' calls are stuck without it."""
     stage = Stage.from_environment()
     with served_group(2, timeout_s=60.0) as group:
@@ -248,15 +243,15 @@ def run_ahead() -> list[bool]:
             stage.await_cue("the server has what it can hold")
         works = [group.all_reduce(each, async_op=True) for each in data]
         stage.cue(f"rank {group.rank}: has called")
-        right = serving.are_right(works, data)
+        serving.check_all(works, data)
+        assert group.pool.view.n_shared == N_AHEAD
         stage.meet(group.rank, N_WORKERS, "has its sums")
         stage.await_cue("the memory was looked at")
-        return [group.pool.view.n_shared == N_AHEAD, *right]
 
 
 def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) -> None:
     # Each of two servers folds half, so its link does not bound how far it reads ahead.
-    job = serving.job_with_servers(new_key(tmp_path), "ab", run_ahead, N_WORKERS, more=MORE)
+    job = serving.job_with_servers(serving.new_key(tmp_path), "ab", run_ahead, N_WORKERS, more=MORE)
     with job as (stage, (server, _), ranks):
         stage.await_all(N_WORKERS - 1, "has called")
         held = held_at_last(server)
@@ -265,15 +260,14 @@ def test_calls_larger_than_a_jobs_memory_are_served_within_it(tmp_path: Path) ->
         stage.await_all(N_WORKERS, "has its sums")
         peak = in_proc(pid, "VmHWM")
         stage.cue("the memory was looked at")
-        found = ranks.values()
-    assert found == [[True] * (1 + N_AHEAD)] * N_WORKERS
+        ranks.values()
     # Half of it is staging: half of that for windows, the rest for segments that arrive early.
     assert MEMORY // 8 < held <= MEMORY // 2
     assert peak <= MEMORY
 
 
 def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path: Path) -> None:
-    keys = [new_key(tmp_path, name) for name in ("greedy", "modest")]
+    keys = [serving.new_key(tmp_path, name) for name in ("greedy", "modest")]
     with (
         Stage() as stage,
         ServerProcess(*keys, host="a", more=MORE) as server,
@@ -291,12 +285,11 @@ def test_a_job_refused_memory_continues_and_does_not_affect_other_jobs(tmp_path:
             limit = in_proc(pid, "VmData") + SPARE
             _, before = resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
             stage.cue("there is no more memory")
-            of_greedy, of_modest = greedy.values(), modest.values()
+            texts, *_ = greedy.values()
+            modest.values()
         log = "".join(server.log)
     assert MEMORY <= before < 2 << 30  # the limit that the process has set itself
-    assert of_modest == [[True] * 4] * N_WORKERS
-    assert [right for right, _ in of_greedy] == [[True] * 6] * N_WORKERS, of_greedy
-    (report,) = [line for line in of_greedy[0][1] if "has ended: " in line]
+    (report,) = [line for line in texts if "has ended: " in line]
     # The number of the view depends on whether both servers arrived in one.
     assert "of the servers has ended: rank 3 (" in report
     assert "ran out of memory" in report

@@ -4,18 +4,18 @@ import functools
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from contract.fold_orders import folded
 from process import serving
 from process.arrays import Array
-from process.serving import in_order, new_key, noise, run_with_a_server, served_group, wait_for_all
+from process.serving import new_key, noise, served_group, wait_for_all
 from process.stage import Stage, error_of, pretend_hosts
 from wires import rounded
 
 import shoal
-from shoal.errors import PeerLost
+from shoal.errors import Closed, PeerLost, TimedOut
 
 N_HOSTS, N_LOCAL = 3, 2
 N_RANKS = N_HOSTS * N_LOCAL
@@ -41,31 +41,30 @@ def wanted(number: int, op: str = "sum", n_elems: int = N_ELEMS, is_narrow: bool
             hosts = []
             for host in range(N_HOSTS):
                 mates = [host * N_LOCAL + (place - k) % N_LOCAL for k in range(N_LOCAL)]
-                folded = x[mates[0]][at].copy()
+                held = x[mates[0]][at].copy()
                 for mate in mates[1:]:
-                    folded += x[mate][at]
-                hosts.append(travels(folded))
-            total[at] = travels(in_order(hosts))
+                    held += x[mate][at]
+                hosts.append(travels(held))
+            total[at] = travels(folded(hosts))
     return total / np.float32(N_RANKS) if op == "avg" else total
 
 
-def is_right(
+def check(
     group: shoal.Group, data: Array, number: int, op: str = "sum", *, is_narrow: bool = False
-) -> bool:
-    """True if all ranks have exactly the bits of that sum, which rank 0 checks for all."""
+) -> None:
+    """Check that all ranks have exactly the bits of that sum, which rank 0 compares for all."""
     bits = np.frombuffer(hashlib.blake2b(data.tobytes(), digest_size=8).digest(), np.uint8)
     of_all = np.empty(8 * group.size, np.uint8)
     group.all_gather(of_all, bits.copy())
-    if group.rank:
-        return True
-    right = wanted(number, op, data.size, is_narrow).tobytes()
-    return data.tobytes() == right and of_all.tobytes() == bits.tobytes() * group.size
+    if group.rank == 0:
+        assert data.tobytes() == wanted(number, op, data.size, is_narrow).tobytes()
+        assert of_all.tobytes() == bits.tobytes() * group.size
 
 
-def share_along_rails() -> list[Any]:
+@serving.with_a_dying_server(N_RANKS)
+def test_workers_on_shared_hosts_are_served_along_rails_with_the_same_bits() -> None:
     """Sum alone, with a server, while it dies in mid-call, and alone again."""
     pretend_hosts(N_LOCAL)
-    right = []
     with shoal.init(timeout_s=30.0) as group:
         for number, op in enumerate(("sum", "avg", "sum")):
             if number == 1:
@@ -73,25 +72,25 @@ def share_along_rails() -> list[Any]:
                 view = group.pool.view
             data = noise(group.rank, number, N_ELEMS)
             group.all_reduce(data, op)
-            right.append(is_right(group, data, number, op))
-        n_shared = view.n_shared
+            check(group, data, number, op)
+        assert 8 <= view.n_shared <= 12  # four pieces a call; the first may have had no server
         data = [noise(group.rank, number, N_ELEMS) for number in (3, 4)]
         with serving.while_the_server_dies(group):
             works = [group.all_reduce(each, async_op=True) for each in data]
         for number, work in enumerate(works, start=3):
-            wait_for_all([work])
-            right.append(is_right(group, data[number - 3], number))
+            work.wait()
+            check(group, data[number - 3], number)
         serving.await_that(lambda: serving.n_servers(group) == 0, "no server")
         last = noise(group.rank, 5, N_ELEMS)
         group.all_reduce(last)
-        right.append(is_right(group, last, 5))
+        check(group, last, 5)
         small = noise(group.rank, 6, 1000)
         group.all_reduce(small)
-        right.append(bool(abs(small - sum(noise(r, 6, 1000) for r in range(N_RANKS))).max() < 1e-4))
-    return [right, n_shared]
+        assert abs(small - sum(noise(r, 6, 1000) for r in range(N_RANKS))).max() < 1e-4
 
 
-def share_numbers_narrowly() -> None:
+@serving.with_a_server(N_RANKS)
+def test_narrow_calls_by_number_are_served_along_rails() -> None:
     with served_group(1, N_LOCAL) as group:
         for op in ("sum", "avg"):
             numbers = group.reserve(3)
@@ -104,24 +103,13 @@ def share_numbers_narrowly() -> None:
             ]
             wait_for_all(works)
             for number in sorted(order):
-                assert is_right(group, data[number], number, op, is_narrow=True)
+                check(group, data[number], number, op, is_narrow=True)
         assert group.pool.view.n_shared == 16
 
 
-def test_narrow_calls_by_number_are_served_along_rails(tmp_path: Path) -> None:
-    run_with_a_server(tmp_path, share_numbers_narrowly, n_ranks=N_RANKS)
-
-
-def test_workers_on_shared_hosts_are_served_along_rails_with_the_same_bits(tmp_path: Path) -> None:
-    found = serving.run_and_kill_the_server(share_along_rails, N_RANKS, new_key(tmp_path))
-    for right, n_shared in found:
-        assert right == [True] * 7, found
-        assert 8 <= n_shared <= 12  # four pieces a call; the first may have had no server
-
-
-def call_while_servers_die(n_calls: int) -> list[int]:
-    """Return the numbers of wrong calls; two run at a time, in a different order per rank."""
-    stage, wrong = Stage.from_environment(), []
+def call_while_servers_die(n_calls: int) -> None:
+    """Make two calls at a time, in a different order on each rank."""
+    stage = Stage.from_environment()
     with served_group(2, N_LOCAL, timeout_s=60.0) as group:
         for turn in range(n_calls):
             numbers = group.reserve(2)
@@ -131,19 +119,17 @@ def call_while_servers_die(n_calls: int) -> list[int]:
             if group.rank == 0:
                 stage.cue(f"turn {turn}")
             wait_for_all(works)
-            wrong += [n for n in numbers if not is_right(group, data[n], turn % 3)]
-    return wrong
+            for number in numbers:
+                check(group, data[number], turn % 3)
 
 
 @pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(2))
 def test_servers_that_die_and_return_cost_no_call_along_rails(tmp_path: Path, seed: int) -> None:
-    n_calls = 60
-    found = serving.run_while_servers_die(
-        call_while_servers_die, N_RANKS, n_calls, new_key(tmp_path), every=8, seed=seed
+    serving.run_while_servers_die(
+        call_while_servers_die, N_RANKS, 60, new_key(tmp_path), every=8, seed=seed
     )
-    assert found == [[]] * N_RANKS
 
 
 def lose_a_mate() -> str:
@@ -166,22 +152,14 @@ def test_the_others_go_on_without_a_worker_that_dies_on_a_shared_host(tmp_path: 
     assert values == ["5 0 5 5"] * 3 + [None] + ["5 0 5 5"] * 2, "\n".join(map(str, outcomes))
 
 
-def time_out(n_local: int) -> list[str]:
-    """Return the errors of a served call that one worker never makes, and of the next call."""
-    stage, errors = Stage.from_environment(), []
-    with served_group(1, n_local) as group:
+@pytest.mark.parametrize("n_ranks", [N_HOSTS, N_RANKS])
+@serving.with_a_server()
+def test_a_call_that_a_worker_never_makes_ends_at_its_deadline(n_ranks: int) -> None:
+    stage = Stage.from_environment()
+    with served_group(1, n_ranks // N_HOSTS) as group:
         if group.rank < group.size - 1:
             data = noise(group.rank, 0, N_ELEMS)
-            errors = [repr(error_of(group.all_reduce, data, timeout_s=0.5)) for _ in range(2)]
+            first, second = (error_of(group.all_reduce, data, timeout_s=0.5) for _ in range(2))
+            assert isinstance(first, TimedOut), first
+            assert isinstance(second, (TimedOut, Closed)), second
         stage.meet(group.rank, group.size, "has done")
-    return errors
-
-
-@pytest.mark.parametrize("n_local", [1, N_LOCAL])
-def test_a_call_that_a_worker_never_makes_ends_at_its_deadline(
-    tmp_path: Path, n_local: int
-) -> None:
-    *errors, _ = run_with_a_server(tmp_path, time_out, n_local, n_ranks=N_HOSTS * n_local)
-    for first, second in errors:
-        assert first.startswith("TimedOut")
-        assert second.startswith(("TimedOut", "Closed"))

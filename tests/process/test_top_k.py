@@ -2,14 +2,13 @@
 
 import contextlib
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from process import serving
 from process.arrays import Array
-from process.ranks import on_ranks, run_ranks
+from process.ranks import on_ranks
 from process.stage import bytes_out, bytes_since, pretend_hosts
 from unit.averages import averaged
 
@@ -34,16 +33,8 @@ def average(averager: Averager, given: Any) -> Array:
     return averaged(averager, {"a": given})["a"]
 
 
-def send_all(n_elems: int, n_servers: int, every_bits: tuple[int, ...]) -> list[str]:
-    """Check that all given values arrive; return digests of the received ones."""
-    pretend_hosts(1)
-    with shoal.init(timeout_s=60.0) as group:
-        if n_servers:
-            serving.await_servers(group, n_servers)
-        return [arrived(group, n_elems, bits) for bits in every_bits]
-
-
 def arrived(group: shoal.Group, n_elems: int, bits: int) -> str:
+    """Check that all given values arrive; return a digest of the received ones."""
     scheme = ChunkTopK(share=0.2, bits=bits)
     averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=scheme)
     average(averager, 0)  # the first step, in which reducers keep no residual
@@ -66,24 +57,26 @@ def arrived(group: shoal.Group, n_elems: int, bits: int) -> str:
 
 
 @pytest.mark.parametrize(("size", "n_elems"), [(1, 5000), (2, 20_003), (4, 9000), (2, 3)])
+@on_ranks()
 def test_the_values_given_over_all_steps_are_the_averages_plus_the_residuals(
     size: int, n_elems: int
-) -> None:
-    digests = run_ranks(send_all, size, n_elems, 0, (8, 2))
-    assert digests == [digests[0]] * size
-
-
-def test_a_server_keeps_dropped_values_as_residuals(tmp_path: Path) -> None:
-    digests = serving.run_with_a_server(tmp_path, send_all, 1_000_003, 1, (8,), n_ranks=2)
-    assert digests == [digests[0]] * 2
-
-
-def go_on_without_the_server() -> list[str]:
+) -> list[str]:
     pretend_hosts(1)
-    n_elems, digests = 4_000_003, []
     with shoal.init(timeout_s=60.0) as group:
+        return [arrived(group, n_elems, bits) for bits in (8, 2)]
+
+
+@serving.with_a_server(2)
+def test_a_server_keeps_dropped_values_as_residuals() -> str:
+    with serving.served_group(timeout_s=60.0) as group:
+        return arrived(group, 1_000_003, 8)
+
+
+@serving.with_a_dying_server()
+def test_a_server_lost_in_mid_step_costs_its_residual_and_no_step() -> list[str]:
+    n_elems, digests = 4_000_003, []
+    with serving.served_group(timeout_s=60.0) as group:
         averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=ChunkTopK(0.05))
-        serving.await_servers(group, 1)
         killing = serving.while_the_server_dies(group)
         for step in range(5):
             averager.begin()["a"][...] = whole(group.rank, step, n_elems)
@@ -95,16 +88,11 @@ def go_on_without_the_server() -> list[str]:
     return digests
 
 
-def test_a_server_lost_in_mid_step_costs_its_residual_and_no_step(tmp_path: Path) -> None:
-    key = serving.new_key(tmp_path)
-    digests = serving.run_and_kill_the_server(go_on_without_the_server, 3, key)
-    assert len(digests[0]) == 5
-    assert digests == [digests[0]] * 3
-
-
-def sent_in_a_step(n_elems: int) -> float:
-    """Return the bytes that this rank's links send in one step."""
+@pytest.mark.parametrize("size", [2, 4])
+@on_ranks()
+def test_the_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks(size: int) -> None:
     pretend_hosts(1)
+    n_elems = 1 << 20
     with shoal.init() as group:
         averager = Averager(group, {"a": ((n_elems,), "float32")}, compress=ChunkTopK(0.01))
         for step in range(2):
@@ -114,15 +102,10 @@ def sent_in_a_step(n_elems: int) -> float:
         for step in range(4):
             average(averager, whole(group.rank, step, n_elems))
         group.barrier()
-        return bytes_since(before) / 4
-
-
-def test_the_bytes_of_a_worker_do_not_grow_with_the_number_of_ranks() -> None:
-    n_elems = 1 << 20
-    for size in (2, 4):
-        sent = max(run_ranks(sent_in_a_step, size, n_elems))
+        sent = np.array([bytes_since(before) / 4])
+        group.all_reduce(sent, "max")
         wide = 4 * n_elems * 2 * (size - 1) / size  # as every sharded reduction
-        assert wide / 170 < sent < wide / 100
+        assert wide / 170 < sent[0] < wide / 100
 
 
 @on_ranks(3)
