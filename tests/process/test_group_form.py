@@ -11,10 +11,8 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
-import pytest
 from process.ranks import on_ranks, run_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
@@ -84,9 +82,9 @@ def test_a_port_in_use_is_named() -> None:
     assert port in str(second)
 
 
-def log_of_rank(n_hosts: int, level: str) -> list[str]:
-    pretend_hosts(int(os.environ["WORLD_SIZE"]) // n_hosts)
-    os.environ.update(SHOAL_DEBUG=level, SHOAL_SOCKET_IFNAME="lo", SHOAL_LINK="1Gb")
+def log_of_rank() -> list[str]:
+    pretend_hosts(2)
+    os.environ.update(SHOAL_DEBUG="INFO", SHOAL_SOCKET_IFNAME="lo", SHOAL_LINK="1Gb")
     log = io.StringIO()
     with contextlib.redirect_stderr(log), shoal.init(timeout_s=LONG_S) as group:
         formed = len(log.getvalue().splitlines())
@@ -96,7 +94,7 @@ def log_of_rank(n_hosts: int, level: str) -> list[str]:
 
 def test_rank_0_logs_one_block_when_a_group_forms() -> None:
     here, key = socket.gethostname(), "k" * 32
-    first, *others = run_ranks(log_of_rank, 4, 2, "INFO", env={"SHOAL_KEY": key})
+    first, *others = run_ranks(log_of_rank, 4, env={"SHOAL_KEY": key})
     assert others == [[]] * 3
     head = "shoal INFO group 'world': "
     assert all(line.startswith(head) for line in first)
@@ -108,48 +106,6 @@ def test_rank_0_logs_one_block_when_a_group_forms() -> None:
     assert address == "rank 0 listens at 127.0.0.1 (lo), by SHOAL_SOCKET_IFNAME=lo"
     assert "1Gb" in links and "SHOAL_LINK" in links and "1 channel, since" in links  # noqa: PT018
     assert re.match(r"all_reduce by \S+ up to \d+ KiB, .*\S+ up to 1 GiB$", table)
-
-
-def test_at_debug_every_rank_logs_its_address_unless_all_share_a_host() -> None:
-    for rank, lines in enumerate(run_ranks(log_of_rank, 2, 2, "DEBUG")):
-        assert sum(f"rank {rank} listens at 127.0.0.1 (lo), by " in line for line in lines) == 1
-    for lines in run_ranks(log_of_rank, 2, 1, "DEBUG"):
-        assert not any("listens at" in line for line in lines)
-
-
-def refused_algorithm() -> list[str]:
-    os.environ.update(SHOAL_ALGO="ring", SHOAL_WIRE="bf16")
-    return log_of_rank(2, "INFO")
-
-
-def test_an_unusable_algorithm_is_logged_and_does_not_end_the_group() -> None:
-    first, second = run_ranks(refused_algorithm, 2)
-    assert "all_reduce: group 'world': SHOAL_ALGO asks for all_reduce by ring, which" in first[-1]
-    assert second == []
-
-
-def init_with_a_key(key: str) -> Exception | None:
-    rank, stage = int(os.environ["RANK"]), Stage.from_environment()
-    if rank == 1:
-        os.environ["SHOAL_KEY"] = key
-        error = error_of(lambda: shoal.init(timeout_s=LONG_S).close())
-        stage.cue("refused")
-        return error
-    while True:  # nobody reaches rank 0, which stays until rank 1 is refused
-        error = error_of(lambda: shoal.init(timeout_s=1.0).close())
-        if stage.store.try_get("cue/refused") is not None:
-            return error
-
-
-def test_a_rank_with_another_job_key_gets_an_error_about_the_key() -> None:
-    with Stage() as stage:
-        env = {**stage.env, "SHOAL_KEY": "the key that all the others hold"}
-        first, second = run_ranks(init_with_a_key, 2, "a key that nobody holds", env=env)
-    # The store of rank 0 refuses a rank with another key, so no such rank leaves a record there.
-    assert isinstance(first, TimedOut)
-    assert isinstance(second, UsageError)
-    assert "holds another" in str(second)
-    assert "SHOAL_KEY" in str(second)
 
 
 @contextlib.contextmanager
@@ -279,9 +235,6 @@ def test_a_request_for_more_memory_than_exists_is_a_clear_error() -> None:
     assert any(text.startswith("ShoalError: rank") for text in arenas), arenas
 
 
-# Memory of calls in flight, and requests for more than a container has.
-
-
 N_CALLS = 60
 N_ELEMS = 1 << 20  # 4 MiB of float32, and as much scratch
 CEILING_MIB = 50  # SHOAL_STAGING_BYTES
@@ -312,46 +265,3 @@ def test_scratch_of_many_calls_stays_under_the_ceiling_of_staging() -> None:
         # Besides the ceiling there are slots, one call's scratch, and memory the allocator keeps:
         # 48 to 88 MiB in all, where the scratch of all calls alone would be 240.
         assert max(grown) < 2.5 * CEILING_MIB, grown
-
-
-LIMIT = 256 << 20
-
-
-@contextlib.contextmanager
-def limited_cgroup() -> Iterator[Path]:
-    """Make a cgroup with little memory; skip the test where that is not possible."""
-    mounts = Path("/proc/self/mountinfo").read_text()
-    v1 = re.search(r"^(?:\S+ ){4}(\S+) .* - cgroup \S+ \S*\bmemory\b", mounts, re.MULTILINE)
-    v2 = re.search(r"^(?:\S+ ){4}(\S+) .* - cgroup2 ", mounts, re.MULTILINE)
-    found, limit = (v1, "memory.limit_in_bytes") if v1 else (v2, "memory.max")
-    if found is None:
-        pytest.skip("no cgroup that limits memory is mounted here")
-    cgroup = Path(found[1]) / f"shoal-test-{os.getpid()}"
-    try:
-        cgroup.mkdir()
-        (cgroup / limit).write_text(str(LIMIT))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            cgroup.rmdir()
-        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
-    try:
-        yield cgroup
-    finally:
-        cgroup.rmdir()
-
-
-def ask_for_too_much(cgroup: str) -> tuple[Exception | None, float]:
-    (Path(cgroup) / "cgroup.procs").write_text(str(os.getpid()))
-    error = error_of(shoal.empty, 2 * LIMIT, "uint8")
-    enough = shoal.empty(LIMIT // 4, "uint8")
-    enough[:] = 1
-    return error, float(enough[-1])
-
-
-def test_a_request_beyond_a_containers_memory_is_refused_with_the_numbers() -> None:
-    with limited_cgroup() as cgroup:
-        ((error, last),) = run_ranks(ask_for_too_much, 1, str(cgroup))
-        assert type(error) is ShoalError
-        assert f"reservation of {2 * LIMIT} B" in str(error)
-        assert f"the memory limit of {cgroup} (" in str(error)
-        assert last == 1
