@@ -36,70 +36,6 @@ def check_sum(group: shoal.Group, turn: int = 0) -> None:
     np.testing.assert_allclose(data, sum(map(values, range(group.size))), atol=1e-12)
 
 
-def member_or_newcomer(n_old: int, n_new: int, moment: str = "before nothing") -> Any:
-    """The first ranks form a group; the others join it. Rank 1 gets Ctrl-C at this moment."""
-    stage = Stage.from_environment()
-    rank, interrupted, n_errors = int(os.environ["RANK"]), [], 0
-    if rank >= n_old:
-        address = stage.store.get("address", LONG_S).decode()
-        group = shoal.init(join=address, timeout_s=LONG_S)
-    else:
-        os.environ["WORLD_SIZE"] = str(n_old)
-        group = shoal.init(timeout_s=LONG_S)
-        assert group.grow() is group
-        if rank == n_old - 1:
-            stage.store.set("address", group.address.encode())
-            while len(group.newcomers) < n_new:
-                os.sched_yield()
-        group.barrier()
-    name = moment.partition(" ")[2]
-    call = getattr(shoal.Group, name, None)
-
-    def interrupt(self: shoal.Group, *args: Any, **how: Any) -> Any:
-        if rank != 1 or interrupted:
-            return call(self, *args, **how)
-        interrupted.append(moment)
-        if moment.startswith("after"):
-            call(self, *args, **how)
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shoal.Group, name, interrupt, raising=False)
-        while True:
-            try:
-                check_sum(group)
-                if group.size == n_old + n_new:
-                    break
-                group = group.grow()
-            except (KeyboardInterrupt, shoal.ShoalError):
-                n_errors += 1
-                group = group.reform()
-    found = group.rank, group.size, n_errors
-    group.barrier()
-    group.close()
-    return found
-
-
-def test_two_newcomers_at_once_get_the_ranks_after_the_members(forked: FileRanks) -> None:
-    with Stage() as stage:
-        found = forked.run(member_or_newcomer, 5, 3, 2, env=stage.env)
-    assert found[:3] == [(0, 5, 0), (1, 5, 0), (2, 5, 0)]
-    assert sorted(found[3:]) == [(3, 5, 0), (4, 5, 0)]
-
-
-@pytest.mark.parametrize(
-    "moment", ["before close", "before barrier", "after barrier", "after grow"]
-)
-def test_an_interrupted_member_goes_on_with_the_others(moment: str, forked: FileRanks) -> None:
-    with Stage() as stage:
-        found = forked.run(member_or_newcomer, 4, 3, 1, moment, env=stage.env)
-    assert [(rank, size) for rank, size, _ in found] == [(rank, 4) for rank in range(4)]
-    n_errors = [n for _, _, n in found]
-    assert n_errors[1] > 0
-    if moment == "after grow":  # the others are far ahead
-        assert n_errors == [0, 1, 0, 0]
-
-
 def texts_of_newcomers() -> Any:
     """Return two doors, the newcomers' errors there and their warnings, which come early."""
     entering.SILENT_S, entering._WARN_S = 0.1, 0.6
@@ -193,24 +129,37 @@ MEMBER_STATES: dict[str, tuple[Any, str]] = {
     "has voted": (shoal.Group, "_move_to"),
     "moves": (shoal.Group, "barrier"),
 }
+INTERRUPTED_STATES: dict[str, tuple[Any, str]] = MEMBER_STATES | {
+    "leaves": (shoal.Group, "close"),
+    "has moved": (shoal.Group, "begin_again"),
+    "has grown": (shoal.Group, "grow"),  # after it
+}
 MEETING_S = 15.0  # a limit; a process that waits for a lost one takes this long
 
 
 def end_in(state: str, stage: Stage, number: int = signal.SIGKILL) -> None:
     """Make this process send itself a signal when it calls the function of this state."""
-    owner, name = (NEWCOMER_STATES | MEMBER_STATES)[state]
+    owner, name = (NEWCOMER_STATES | INTERRUPTED_STATES)[state]
     whole = getattr(owner, name)
 
-    def end(*_args: Any, **_how: Any) -> Any:
-        setattr(owner, name, whole)  # Ctrl-C once
-        stage.cue("its end has come")
-        os.kill(os.getpid(), number)
+    def end(*args: Any, **how: Any) -> Any:
+        grown = whole(*args, **how) if state == "has grown" else None
+        if grown is None or grown is not args[0]:
+            setattr(owner, name, whole)  # Ctrl-C once
+            stage.cue("its end has come")
+            os.kill(os.getpid(), number)
+        return grown
 
     setattr(owner, name, end)
 
 
-def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
-    """Go on until the group has this size, and the victim has been signalled."""
+def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int, int]:
+    """Go on until the group has this size, and the victim has been signalled.
+
+    Returns:
+        This process's rank, the size, and the number of errors.
+    """
+    n_errors = 0
     while True:
         try:
             check_sum(group)
@@ -221,10 +170,11 @@ def live(group: shoal.Group, stage: Stage, size: int) -> tuple[int, int]:
             time.sleep(0.005)  # the computing of a step: calls alone would fill all cores
             group = group.grow(timeout_s=LONG_S)
         except (ShoalError, KeyboardInterrupt):
+            n_errors += 1
             group = group.reform(timeout_s=LONG_S)
     group.barrier()
     group.close()
-    return group.rank, group.size
+    return group.rank, group.size, n_errors
 
 
 def take_part(
@@ -234,7 +184,7 @@ def take_part(
     state: str,
     number: int = signal.SIGKILL,
     absent: int = -1,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Be a member or, after these, a newcomer; the victim gets a signal in this state.
 
     Args:
@@ -247,6 +197,9 @@ def take_part(
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(n_members))
         group = shoal.init(timeout_s=LONG_S)
         stage.store.set(f"address/{rank}", group.address.encode())
+        while rank == 0 and victim < 0 and len(group.newcomers) < size - n_members:
+            os.sched_yield()
+        group.barrier()
         if rank == victim:
             end_in(state, stage, number)
     else:
@@ -281,8 +234,9 @@ def test_a_rank_that_dies_or_stops_while_the_group_grows_is_left_out_of_it(
                 os.kill(ended.pid(0), signal.SIGKILL)
             assert ended.wait(60)[0].died == "was killed by SIGKILL"
     n_members = 3 if victim == LAST else 2
-    assert found[:n_members] == [(rank, 4) for rank in range(n_members)]
-    assert sorted(found) == [(rank, 4) for rank in range(4)]
+    places = [place for *place, _ in found]
+    assert places[:n_members] == [[rank, 4] for rank in range(n_members)]
+    assert sorted(places) == [[rank, 4] for rank in range(4)]
 
 
 def await_a_newcomer_that_ends() -> float:
@@ -315,7 +269,15 @@ def test_members_do_not_wait_for_a_newcomer_that_ends_before_the_meeting() -> No
     assert max(took_s) < 2, took_s
 
 
-@pytest.mark.parametrize("state", MEMBER_STATES)
+def test_two_newcomers_at_once_get_the_ranks_after_the_members(forked: FileRanks) -> None:
+    with Stage() as stage:
+        stage.cue("its end has come")
+        found = forked.run(take_part, 5, 3, 5, -1, "", env=stage.env)
+    assert found[:3] == [(0, 5, 0), (1, 5, 0), (2, 5, 0)]
+    assert sorted(found[3:]) == [(3, 5, 0), (4, 5, 0)]
+
+
+@pytest.mark.parametrize("state", INTERRUPTED_STATES)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_member_interrupted_while_the_group_grows_delays_no_other(
     victim: int, state: str, forked: FileRanks
@@ -323,8 +285,12 @@ def test_a_member_interrupted_while_the_group_grows_delays_no_other(
     with Stage() as stage:
         found = forked.run(take_part, 4, 3, 4, victim, state, signal.SIGINT, env=stage.env)
         interrupted_s = stage.await_cue("its end has come")
-    assert found == [(rank, 4) for rank in range(4)]
+    assert [place for *place, _ in found] == [[rank, 4] for rank in range(4)]
     assert time.monotonic() - interrupted_s < MEETING_S
+    n_errors = [n for *_, n in found]
+    assert n_errors[victim] > 0
+    if state == "has grown":  # the others are far ahead
+        assert sum(n_errors) == n_errors[victim] == 1
 
 
 def host_of_a_late_one(n_newcomers: int) -> tuple[int, int]:
@@ -390,7 +356,7 @@ def test_a_newcomer_late_for_a_meeting_does_not_affect_the_others() -> None:
 @on_ranks(2, has_stage=True)
 def test_a_group_of_one_goes_on_after_an_interrupt() -> None:
     if os.environ["RANK"] == "1":
-        assert take_part(1, 2, -1, "") == (1, 2)
+        assert take_part(1, 2, -1, "") == (1, 2, 0)
         return
     stage = Stage.from_environment()
     os.environ["WORLD_SIZE"] = "1"
@@ -403,7 +369,7 @@ def test_a_group_of_one_goes_on_after_an_interrupt() -> None:
         first.grow()
     group = first.reform()
     check_sum(group)
-    assert live(group, stage, 2) == (0, 2)
+    assert live(group, stage, 2) == (0, 2, 0)
 
 
 def refused(name: str, version: str) -> str:
