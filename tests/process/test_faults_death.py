@@ -1,6 +1,6 @@
-"""Ranks that die, are interrupted, or just end: the error of the others, and its delay.
+"""Ranks that die, stop, are interrupted, or just end: the error of the others, and its delay.
 
-test_views.py kills two ranks at a time.
+A stall needs real time, so its tests take it. test_views.py kills two ranks at a time.
 `SHOAL_SOAK=1` kills a hundred ranks in each kind of group, as `make test-soak` does.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, run_ranks, start_ranks
-from process.stage import Stage, descriptors, error_of, on_stage, pretend_hosts
+from process.ranks import Outcome, on_survivors, run_ranks, start_ranks
+from process.stage import Stage, descriptors, die, error_of, on_stage, pretend_hosts, stop
 
 import shoal
 from shoal.errors import PeerLost
@@ -404,32 +404,106 @@ def reduce_until_lost(group: shoal.Group, buffers: list[Callable[[], object]]) -
         return error
 
 
-def lose_a_rank(ranks_per_host: int) -> tuple[set[str], bool]:
-    """Return what the process holds while it keeps the error, and if the buffer outlives it."""
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+@on_survivors(3, 1)
+def test_a_lost_closed_group_holds_no_memory_though_its_error_is_kept(ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
-    stage = Stage.from_environment()
     gc.collect()
     gc.disable()
     before = held()
     group = shoal.init()
-    group.barrier()
-    stage.cue(f"rank {group.rank}: is there")
+    if group.rank == 1:
+        group.all_reduce(np.ones(1 << 20))
+        die()
     buffers: list[Callable[[], object]] = []
     lost = reduce_until_lost(group, buffers)
     group.close()
-    left = held() - before
+    assert held() - before == set()
     assert str(lost)
     del lost
-    return left, buffers[0]() is not None
+    assert buffers[0]() is None
 
 
-@pytest.mark.parametrize("ranks_per_host", [3, 1])
-def test_a_lost_closed_group_holds_no_memory_though_its_error_is_kept(
-    ranks_per_host: int,
-) -> None:
-    with on_stage(lose_a_rank, 3, ranks_per_host) as (stage, ranks):
-        stage.await_all(3, "is there")
-        os.kill(ranks.pid(1), signal.SIGKILL)
-        first, _, last = ranks.wait(30)
-    for outcome in (first, last):
-        assert outcome.value == (set(), False), outcome
+SIZE, VICTIM = 4, 1
+SLOT_ELEMS = 32 << 10  # 128 KiB of float32: one segment, in a slot of shared memory
+
+
+def reduce_through_a_stall() -> None:
+    """All-reduce until rank 0 ends it."""
+    pretend_hosts(2)  # the stalled rank is silent over shared memory and over TCP
+    stage = Stage.from_environment()
+    go_on = np.ones(1)
+    with shoal.init() as group:
+        for n_calls in itertools.count():
+            data = np.full(N_ELEMS, group.rank + 1, np.float32)
+            group.all_reduce(data)
+            assert (data == 10).all()
+            if n_calls == 0 and group.rank == VICTIM:
+                stage.cue("busy")
+            go_on[0] = group.rank != 0 or stage.store.try_get("cue/enough") is None
+            group.all_reduce(go_on, "min")
+            if not go_on[0]:
+                return
+
+
+def test_a_stall_of_three_seconds_is_harmless() -> None:
+    with on_stage(reduce_through_a_stall, SIZE) as (stage, ranks):
+        stage.await_cue("busy")
+        os.kill(ranks.pid(VICTIM), signal.SIGSTOP)
+        threading.Event().wait(3)
+        os.kill(ranks.pid(VICTIM), signal.SIGCONT)
+        stage.cue("enough")
+        ranks.values(30)
+
+
+def receive_when_given_up() -> tuple[Exception | None, float, Exception | None]:
+    """The victim waits for rank 0, its host-mate, and stops; the others go on without it."""
+    pretend_hosts(2)
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        data = np.ones(SLOT_ELEMS, np.float32)
+        if group.rank == VICTIM:
+            work = group.recv(data, 0, async_op=True)
+            assert work is not None
+            group.send(np.ones(1), 0)
+            stage.await_cue("reused")
+            lost = error_of(work.wait)
+            assert lost is not None, f"{data} came from nobody"
+            return lost, 0.0, error_of(group.barrier)
+        if group.rank == 0:
+            group.recv(np.empty(1), VICTIM)  # follows the grant of the victim's receive
+            stage.cue("waiting")
+        stage.await_cue("stopped")
+        if group.rank == 0:
+            group.send(np.full(SLOT_ELEMS, 7, np.float32), VICTIM)
+        lost, at = error_of(group.barrier), time.monotonic()
+        rest = group.subgroup([rank for rank in range(SIZE) if rank != VICTIM], "rest")
+        for _ in range(100):
+            data[:] = 9
+            rest.broadcast(data)
+        stage.cue(f"reused by {group.rank}")
+        stage.await_cue("reused")
+        return lost, at, error_of(rest.barrier)
+
+
+def test_a_rank_that_stops_forever_is_evicted_and_receives_no_later_data() -> None:
+    with on_stage(receive_when_given_up, SIZE) as (stage, ranks):
+        stage.await_cue("waiting")
+        stopped_at = time.monotonic()
+        stop(ranks.pid(VICTIM))
+        stage.cue("stopped")
+        for rank in set(range(SIZE)) - {VICTIM}:
+            stage.await_cue(f"reused by {rank}")
+        stage.cue("reused")
+        os.kill(ranks.pid(VICTIM), signal.SIGCONT)
+        found = ranks.values(30)
+    lost, _, next_error = found.pop(VICTIM)
+    for error in (lost, next_error):
+        assert isinstance(error, PeerLost)
+    assert "gave this rank up" in str(lost)
+    for lost, at, next_error in found:
+        assert isinstance(lost, PeerLost)
+        assert lost.rank == VICTIM
+        assert "was silent for" in str(lost)
+        assert at - stopped_at > 4.5
+        assert next_error is None
