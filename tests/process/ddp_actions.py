@@ -8,13 +8,11 @@ both are independent of earlier actions.
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from process.ddp_models import WIDTH
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -37,7 +35,6 @@ class Action(NamedTuple):
         torch: torch's own wrapper handles it; otherwise only the mean is compared.
         torch_unless: options and features with which torch's wrapper fails.
         static: it is allowed with static_graph.
-        views: it has a meaning where gradients are views into buckets.
     """
 
     call: Callable[[Run], None]
@@ -46,7 +43,6 @@ class Action(NamedTuple):
     torch: bool = True
     torch_unless: tuple[str, ...] = ()
     static: bool = True
-    views: bool = True
 
 
 ACTIONS: Final[dict[str, Action]] = {}
@@ -269,12 +265,6 @@ def a_gradients_data_is_replaced(run: Run) -> None:
         parameter.grad.data = parameter.grad.clone() * run.factor()
 
 
-@action(GRADIENT, views=False)
-def a_gradient_is_set_to_another_storage(run: Run) -> None:
-    for parameter in run.with_gradients():
-        parameter.grad.set_(parameter.grad.clone() * run.factor())
-
-
 @action(GRADIENT)
 def a_gradient_is_another_tensor(run: Run) -> None:
     for parameter in run.with_gradients():
@@ -296,19 +286,6 @@ def gradients_are_views_of_one_tensor_of_the_program(run: Run) -> None:
         parts = flat.split([parameter.numel() for parameter in chosen])
         for parameter, part in zip(chosen, parts, strict=True):
             parameter.grad = part.view(parameter.shape)
-        run.parts += parts
-
-
-@action(GRADIENT, views=False)
-def gradients_move_to_shared_memory(run: Run) -> None:
-    for parameter in run.with_gradients():
-        parameter.grad.share_memory_()
-
-
-@action(GRADIENT, views=False)
-def the_model_moves_to_shared_memory(run: Run) -> None:
-    if run.acts_here() and "sparse" not in run.program.features:
-        run.net.share_memory()
 
 
 @action(GRADIENT, torch=False)  # channels_last changes the order of elements
@@ -326,54 +303,10 @@ def gradients_are_kept_by_reference(run: Run) -> None:
     run.kept += [p.grad for p in run.dense() if p.grad is not None]
 
 
-@action(GRADIENT, views=False)
-def two_parameters_swap_gradients(run: Run) -> None:
-    one, other = run.two_of_one_shape()
-    if run.acts_here():
-        one.grad, other.grad = other.grad, one.grad
-
-
-@action(GRADIENT, views=False)
-def two_gradients_swap_data(run: Run) -> None:
-    one, other = run.two_of_one_shape()
-    if run.acts_here() and one.grad is not None and other.grad is not None:
-        one.grad.data, other.grad.data = other.grad.data, one.grad.data
-
-
-@action(GRADIENT, views=False)
-def a_gradient_is_saved_alone(run: Run) -> None:
-    for parameter in run.with_gradients():
-        file = io.BytesIO()
-        torch.save(parameter.grad, file)
-        run.seen.append(len(file.getvalue()))
-
-
-@action(GRADIENT, views=False)
-def the_storage_of_a_gradient_is_emptied(run: Run) -> None:
-    for parameter in run.with_gradients():
-        if not run.holds(parameter.grad):
-            parameter.grad.untyped_storage().resize_(0)
-            parameter.grad = None
-
-
 @action(GRADIENT)
 def some_gradients_are_dropped(run: Run) -> None:
     for parameter in run.with_gradients():
         parameter.grad = None
-
-
-@action(GRADIENT)
-def complex_gradients_are_conjugated(run: Run) -> None:
-    for parameter in run.with_gradients():
-        if parameter.is_complex():
-            parameter.grad = parameter.grad.conj()
-
-
-@action(GRADIENT, may_be_refused=True, torch=False, views=False)
-def two_parameters_share_a_gradient(run: Run) -> None:
-    one, other = run.two_of_one_shape()
-    if run.acts_here() and one is not other:
-        one.grad = other.grad
 
 
 @action(GRADIENT)
@@ -438,19 +371,6 @@ def parameters_are_replaced_by_a_state_dict(run: Run) -> None:
     run.make_optimizer()
 
 
-@action(BETWEEN, may_be_refused=True, torch=False)
-def parameters_are_written_into_their_modules(run: Run) -> None:
-    for part in run.net.layers[::2]:
-        part._parameters["weight"] = nn.Parameter(part.weight.detach().clone())
-    run.make_optimizer()
-
-
-@action(BETWEEN, may_be_refused=True, torch=False)
-def parameters_are_swapped_with_others(run: Run) -> None:
-    parameter = run.net.layers[2].weight
-    torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone()))
-
-
 @action(BETWEEN)
 def the_optimizer_is_loaded_from_a_state_dict(run: Run) -> None:
     state = copy.deepcopy(run.optimizer.state_dict())
@@ -499,12 +419,6 @@ def a_trained_parameter_is_frozen(run: Run) -> None:
 @action(BETWEEN, may_be_refused=True, torch=False)
 def a_frozen_parameter_is_trained(run: Run) -> None:
     run.net.layers[1].requires_grad_(True)
-    run.make_optimizer()
-
-
-@action(BETWEEN, may_be_refused=True, torch=False)
-def a_parameter_is_registered_late(run: Run) -> None:
-    run.net.late.append(nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64)))
     run.make_optimizer()
 
 

@@ -111,8 +111,6 @@ def draw(seed: int, size: int) -> Program:
     elif options.get("gradient_as_bucket_view") and optimizer == "Previous":
         optimizer = "SGD with momentum"
     names = list(_actions(source, options))
-    if optimizer.startswith(("Adam", "SGD with")):  # torch raises for conjugated gradients
-        names = [name for name in names if name != "complex_gradients_are_conjugated"]
     if _COUNTS_BROADCASTS and "convolution" in features:
         names = [name for name in names if name != "the_losses_of_two_forward_passes_are_added"]
     actions = tuple((name, at) for at, name in enumerate(names))
@@ -131,9 +129,7 @@ def _actions_of(options: dict[str, Any], *kinds: str) -> list[str]:
     return [
         name
         for name, one in ACTIONS.items()
-        if one.kind in kinds
-        and (one.static or not options.get("static_graph"))
-        and (one.views or not options.get("gradient_as_bucket_view"))
+        if one.kind in kinds and (one.static or not options.get("static_graph"))
     ]
 
 
@@ -172,8 +168,6 @@ class Run:
     Attributes:
         source, own: random generators of actions; equal on all ranks, and different.
         kept: gradients that the program keeps by reference.
-        parts: gradients that are parts of a tensor of the program.
-        seen: sizes that the program found.
         is_averaged: gradients are equal on all ranks, and no step has used them.
     """
 
@@ -185,8 +179,6 @@ class Run:
         self.net = Net(program.features, self.source)
         self.has_views = bool(program.options.get("gradient_as_bucket_view"))
         self.kept: list[torch.Tensor] = []
-        self.parts: list[torch.Tensor] = []
-        self.seen: list[int] = []
         self.is_averaged = False
         self.weight = 1.0
         self._wrapper = wrapper
@@ -269,19 +261,6 @@ class Run:
         acts = self.acts_here()
         return [parameter for parameter in chosen if acts and parameter.grad is not None]
 
-    def two_of_one_shape(self) -> tuple[Any, Any]:
-        layers = self.net.layers
-        return layers[0].weight, layers[2 if "frozen" in self.program.features else 1].weight
-
-    def holds(self, gradient: torch.Tensor) -> bool:
-        """True if the program holds other tensors in the storage of this gradient."""
-        is_held = any(gradient.data_ptr() == one.data_ptr() for one in (*self.kept, *self.parts))
-        if is_held or self.program.optimizer == "Previous":
-            return True
-        # torch itself crashes with SIGSEGV when it reads a gradient whose storage was emptied.
-        others = (p.grad for p in self.dense() if p.grad is not None)
-        return sum(gradient.data_ptr() == one.data_ptr() for one in others) > 1
-
     def record(self) -> dict[str, torch.Tensor | None]:
         """Return every value that a program can see."""
         found: dict[str, torch.Tensor | None] = {}
@@ -293,7 +272,6 @@ class Run:
             found[f"gradient of {name}"] = None if gradient is None else gradient.to_dense()
         if not self.has_views:
             found |= {f"kept gradient {at}": kept for at, kept in enumerate(self.kept)}
-        found["sizes seen"] = torch.tensor(self.seen)
         return {name: one if one is None else one.clone() for name, one in found.items()}
 
 

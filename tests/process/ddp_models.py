@@ -62,7 +62,6 @@ class Net(nn.Module):
         if "penalty" in self.features:
             self.only.append(torch.zeros(64, **float64))
         self.beside = nn.ParameterList(self._beside())
-        self.late = nn.ParameterList()  # for parameters registered after wrapping
         generator = torch.Generator().manual_seed(source.randrange(1 << 30))
         for parameter in self.parameters():
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -111,7 +110,7 @@ class Net(nn.Module):
     def _total_beside(self, data: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float64)
         factor = 1 + data.mean().item()
-        for parameter in (*self.beside, *self.late):
+        for parameter in self.beside:
             wide = parameter.float() if parameter.grad_dtype == torch.float32 else parameter
             part = (wide * factor).sum()
             total = total + (part.real.double() if part.is_complex() else part.double())
