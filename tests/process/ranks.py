@@ -44,7 +44,6 @@ import resource
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -58,7 +57,7 @@ from typing import IO, Any
 if not __package__:  # run by its path, as a rank
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from process.warm import N_FORKERS, Fork, die_with, end_fork, fork_ranks, forker_for
+from process.warm import N_FORKERS, end_fork, fork_ranks, forker_for
 
 # Sleeping threads look for work by themselves only this late, so unannounced work is very late,
 # and a rank that finds such work fails.
@@ -117,7 +116,7 @@ class Ranks:
 
     def await_end(self, rank: int) -> None:
         """Wait until this rank has ended, in any way."""
-        self._processes[rank].child.wait()
+        self._processes[rank].child.ends_within(None)
 
     def has_ended(self, rank: int) -> bool:
         return self._processes[rank].ends_by(0.0)
@@ -128,8 +127,8 @@ class Ranks:
         late = [process for process in self._processes if not process.ends_by(until)]
         # All at once, so that each stack shows what its rank really waited for.
         for process in late:
-            process.signal(signal.SIGCONT)
-            process.signal(signal.SIGABRT)
+            process.child.signal(signal.SIGCONT)
+            process.child.signal(signal.SIGABRT)
         for process in late:
             process.ends_by(time.monotonic() + _LAST_WORDS_S)
             process.end()
@@ -139,6 +138,13 @@ class Ranks:
     def values(self, deadline_s: float = 60.0) -> list[Any]:
         """Return every rank's result; AssertionError if a rank raised, died or hung."""
         return _values(self.wait(deadline_s))
+
+    def survivors(self, *victims: int, deadline_s: float = 60.0) -> list[Any]:
+        """Return the results of the ranks that do not kill themselves, as these victims must."""
+        outcomes = self.wait(deadline_s)
+        for victim in victims:
+            assert outcomes[victim].died == "was killed by SIGKILL", "\n".join(map(str, outcomes))
+        return _values([outcome for outcome in outcomes if outcome.rank not in victims])
 
 
 def run_ranks(
@@ -167,21 +173,19 @@ def run_ranks(
 def run_survivors(
     function: Callable[..., Any],
     size: int,
-    victim: int,
+    victim: int | tuple[int, ...],
     *args: Any,
     env: Mapping[str, str] | None = None,
     deadline_s: float = 60.0,
 ) -> list[Any]:
-    """Run ranks like `run_ranks`; one kills itself. Return the results of the others.
+    """Run ranks like `run_ranks`; one or some kill themselves. Return the results of the others.
 
     Raises:
-        AssertionError: the victim ended in another way, or another rank raised, died or hung.
+        AssertionError: a victim ended in another way, or another rank raised, died or hung.
     """
+    victims = victim if isinstance(victim, tuple) else (victim,)
     with start_ranks(function, size, *args, env=env) as ranks:
-        outcomes = ranks.wait(deadline_s)
-    lost = outcomes.pop(victim)
-    assert lost.died == "was killed by SIGKILL", "\n".join(map(str, [lost, *outcomes]))
-    return _values(outcomes)
+        return ranks.survivors(*victims, deadline_s=deadline_s)
 
 
 def _values(outcomes: list[Outcome]) -> list[Any]:
@@ -193,10 +197,7 @@ def _values(outcomes: list[Outcome]) -> list[Any]:
 
 
 def start_ranks(
-    function: Callable[..., Any],
-    size: int,
-    *args: Any,
-    env: Mapping[str, str] | None = None,
+    function: Callable[..., Any], size: int, *args: Any, env: Mapping[str, str] | None = None
 ) -> Ranks:
     """Start ranks like `run_ranks`, without waiting: use it as a context manager."""
     task, modules = _task(function, args), _modules_of(function)
@@ -327,12 +328,12 @@ def on_ranks(
 
 
 def on_survivors(
-    size: int, victim: int | None = None, *, has_stage: bool = False, **how: Any
+    size: int, victim: int | tuple[int, ...] | None = None, *, has_stage: bool = False, **how: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Make a test of a function in which one rank kills itself and the others check their results.
+    """Make a test of a function in which ranks kill themselves and the others check their results.
 
     Args:
-        victim: by default the test's parameter of this name.
+        victim: one or some; by default the test's parameter of this name.
         has_stage: the ranks share a `Stage`.
         how: arguments of `run_survivors`.
     """
@@ -428,7 +429,7 @@ def _task(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def warm_up() -> None:
     """Start the forkers now, for a test that counts this process's descriptors."""
     for rank in range(N_FORKERS):
-        forker_for(rank, _NUMPY, os.environ)
+        forker_for(rank, _NUMPY)
 
 
 def free_port() -> int:
@@ -453,41 +454,17 @@ class _Process:
         self.rank = rank
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - outcome() closes it
         self._result: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - outcome() closes it
-        forker = forker_for(rank, modules, env)
-        self.child: Fork | subprocess.Popen[bytes]
-        if forker is not None:
-            output, result = self._output.fileno(), self._result.fileno()
-            self.child = forker.start(task, env, output, result)
-        else:
-            self.child = self._fresh(task, env)
-
-    def _fresh(self, task: bytes, env: dict[str, str]) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(
-            [sys.executable, __file__, str(self._result.fileno()), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[self._result.fileno()],
-            env=env,
-        )
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-            pipe.write(task)
-        return child
+        files = self._output.fileno(), self._result.fileno()
+        self.child = forker_for(rank, modules).start(task, env, *files)
 
     def ends_by(self, until: float) -> bool:
         """Wait for the end of the process, or for the time `until`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.wait(max(0.0, until - time.monotonic()))
-        return self.child.returncode is not None
-
-    def signal(self, number: signal.Signals) -> None:
-        self.child.send_signal(number)
+        return self.child.ends_within(max(0.0, until - time.monotonic()))
 
     def end(self) -> None:
         """Kill the process if it runs."""
-        self.child.kill()
-        self.child.wait()
+        self.child.signal(signal.SIGKILL)
+        self.child.ends_within(None)
 
     def outcome(self, died: str) -> Outcome:
         with self._output, self._result:
@@ -548,14 +525,10 @@ def _dumped(error: BaseException) -> bytes:
     return dumped
 
 
-def _main(argv: list[str]) -> None:
+def _main(listener_fd: str, modules: str) -> None:
     # A shell's background jobs start with it ignored, and so do their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if argv[0] != "--fork":
-        die_with(int(argv[1]))  # no rank is left over
-        _run_one(sys.stdin.buffer, int(argv[0]))
-        return
-    task_fd, result_fd = fork_ranks(int(argv[1]), argv[2])
+    task_fd, result_fd = fork_ranks(int(listener_fd), modules)
     with open(task_fd, "rb") as task:
         env = pickle.load(task)
         os.environ.clear()
@@ -565,4 +538,4 @@ def _main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    _main(*sys.argv[1:])

@@ -6,8 +6,7 @@ between them, so that neighbouring ranks differ in hash seed and address-space l
 of a pytest run share the forkers, because importing torch takes 3 s of a core: the first process
 that needs a forker starts it, and the forker exits after the last of them.
 
-Libraries read some variables of the environment while they load, which a fork cannot repeat: a rank
-that differs in such a variable gets a fresh interpreter.
+Variables that Python or a library reads while it loads are those of the first process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import contextlib
 import ctypes
 import errno
 import gc
-import hashlib
 import importlib
 import os
 import pickle
@@ -25,7 +23,6 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,45 +32,29 @@ from pathlib import Path
 N_FORKERS = 2
 _ALONE_S = 1.0  # seconds that a forker waits for its first connection
 
-# Prefixes of variables that libraries, the loader and Python itself read when they start.
-_READ_AT_START = ("LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH")
-# Read when torch compiles. Torch also sets it in a test's process, for good: without this the ranks
-# of all later tests of that process would import torch again, 6.7 s of processor time each.
-_READ_LATER = "TORCHINDUCTOR_CACHE_DIR"
-
 _forkers: dict[tuple[str, int], Forker] = {}
 
 
-def forker_for(rank: int, modules: str, env: Mapping[str, str]) -> Forker | None:
-    """Return the forker for this rank, or None if it needs a fresh interpreter.
-
-    Args:
-        modules: the modules the rank finds imported, separated by spaces.
-        env: the complete environment of the rank.
-    """
+def forker_for(rank: int, modules: str) -> Forker:
+    """Return the forker for this rank, which finds these modules imported (with spaces between)."""
     key = modules, rank % N_FORKERS
     if key not in _forkers:
-        _forkers[key] = Forker(*key, {**os.environ, "OMP_NUM_THREADS": "1"})
-    forker = _forkers[key]
-    return forker if forker.at_start == _at_start(env) else None
-
-
-def _at_start(env: Mapping[str, str]) -> dict[str, str]:
-    names = [name for name in env if name.startswith(_READ_AT_START) and name != _READ_LATER]
-    return {name: env[name] for name in names}
+        _forkers[key] = Forker(*key)
+    return _forkers[key]
 
 
 class Forker:
     """A connection to a process that forks ranks, started if none runs."""
 
-    def __init__(self, modules: str, number: int, env: Mapping[str, str]) -> None:
-        self.at_start = _at_start(env)
-        address = address_of(modules, number, env)
-        _start_if_none(address, modules, env)
+    def __init__(self, modules: str, number: int) -> None:
+        # Its address, in the abstract namespace, vanishes with its listener.
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        address = f"\0shoal-tests {run} {number} {modules}"
+        _start_if_none(address, modules)
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         while self._control.connect_ex(address) == errno.ECONNREFUSED:
             os.sched_yield()  # bound and not yet open, or its process has just ended
-            _start_if_none(address, modules, env)
+            _start_if_none(address, modules)
         atexit.register(self._control.close)
 
     def start(self, task: bytes, env: Mapping[str, str], output: int, result: int) -> Fork:
@@ -88,31 +69,27 @@ class Forker:
 
 
 class Fork:
-    """A forked rank, with the interface of a Popen."""
+    """A forked rank, and its exit status once it has ended."""
 
     def __init__(self, nurse: socket.socket) -> None:
         self._nurse = nurse
         self.returncode: int | None = None
         self.pid = self._read()
 
-    def wait(self, timeout: float | None = None) -> int:
+    def ends_within(self, timeout_s: float | None) -> bool:
+        """Wait for its end, for this time or, with None, for ever."""
         if self.returncode is None:
             poll = select.poll()
             poll.register(self._nurse, select.POLLIN)
-            if not poll.poll(None if timeout is None else 1e3 * timeout):
-                raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
+            if not poll.poll(None if timeout_s is None else 1e3 * timeout_s):
+                return False
             self.returncode = self._read()
             self._nurse.close()  # from now on another process may have this pid
-        return self.returncode
+        return True
 
-    def send_signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
-        if self.returncode is None:
+    def signal(self, number: signal.Signals) -> None:
+        if not self.ends_within(0.0):
             os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
     def _read(self) -> int:
         data = self._nurse.recv(4)
@@ -123,14 +100,7 @@ class Fork:
         return int(struct.unpack("i", data)[0])
 
 
-def address_of(modules: str, number: int, env: Mapping[str, str]) -> str:
-    """Return the abstract address of a forker, which vanishes with its listener."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    kind = repr((run, number, modules, sorted(_at_start(env).items())))
-    return f"\0shoal-tests {hashlib.blake2b(kind.encode(), digest_size=16).hexdigest()}"
-
-
-def _start_if_none(address: str, modules: str, env: Mapping[str, str]) -> None:
+def _start_if_none(address: str, modules: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(address)
@@ -139,17 +109,17 @@ def _start_if_none(address: str, modules: str, env: Mapping[str, str]) -> None:
                 raise
         else:
             listener.listen(64)
-            _start_forker(listener, modules, env)
+            _start_forker(listener, modules)
 
 
-def _start_forker(listener: socket.socket, modules: str, env: Mapping[str, str]) -> None:
+def _start_forker(listener: socket.socket, modules: str) -> None:
     ranks, null = str(Path(__file__).with_name("ranks.py")), os.open(os.devnull, os.O_RDWR)
     listener.set_inheritable(True)
     # NOT by subprocess, which warns of a child that outlives its parent.
     os.posix_spawn(
         sys.executable,
-        [sys.executable, ranks, "--fork", str(listener.fileno()), modules],
-        env,
+        [sys.executable, ranks, str(listener.fileno()), modules],
+        {**os.environ, "OMP_NUM_THREADS": "1"},
         file_actions=[(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1)],
     )
     os.close(null)
