@@ -299,17 +299,18 @@ def job_with_a_server(
         yield stage, server, ranks
 
 
-def with_a_server(n_ranks: int = N_WORKERS) -> Callable[..., Callable[..., None]]:
-    """Make a test of a function that all ranks of a job with a server run.
+def with_a_server(n_ranks: int = N_WORKERS, *victims: int) -> Callable[..., Callable[..., None]]:
+    """Make a test of a function that the ranks of a job with a server run.
 
     Args:
         n_ranks: the test's parameter of this name overrides it.
+        victims: ranks that kill themselves.
     """
 
     def run(folder: Path, function: Callable[..., Any], given: dict[str, Any]) -> list[Any]:
         n = given.get("n_ranks", n_ranks)
         with job_with_a_server(folder, function, *given.values(), n_ranks=n) as (*_, ranks):
-            return ranks.values()
+            return ranks.survivors(*victims)
 
     return as_test("tmp_path", run)
 

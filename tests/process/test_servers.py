@@ -214,7 +214,8 @@ def test_a_job_that_requires_servers_names_why_each_does_not_serve(tmp_path: Pat
     assert "no-such-name.invalid:7077 has a name that does not resolve" in texts[0]
 
 
-def shrink_and_go_on() -> None:
+@serving.with_a_server(N_WORKERS + 1, N_WORKERS)
+def test_survivors_of_a_lost_worker_go_on_with_the_server() -> None:
     stage = Stage.from_environment()
     with serving.served_group() as group:
         data = noise(group.rank)
@@ -230,14 +231,6 @@ def shrink_and_go_on() -> None:
         with group.shrink() as survivors:
             await_servers(survivors, 1)
             check_sum(survivors, 1)
-
-
-def test_survivors_of_a_lost_worker_go_on_with_the_server(tmp_path: Path) -> None:
-    job = serving.job_with_a_server(tmp_path, shrink_and_go_on, n_ranks=N_WORKERS + 1)
-    with job as (*_, ranks):
-        *outcomes, victim = ranks.wait()
-    assert victim.died == "was killed by SIGKILL"
-    assert not any(outcome.error or outcome.died for outcome in outcomes), outcomes
 
 
 def fork_and_drop() -> None:
@@ -359,9 +352,7 @@ def skip_a_number_that_others_use() -> str:
     return str(error)
 
 
-def test_a_number_that_only_some_ranks_skip_ends_the_group_if_a_server_dies(
-    tmp_path: Path,
-) -> None:
+def test_a_number_that_only_some_ranks_skip_ends_the_group_if_a_server_dies(tmp_path: Path) -> None:
     job = serving.job_with_a_server(tmp_path, skip_a_number_that_others_use)
     with job as (stage, server, ranks):
         stage.await_cue("the number is skipped")
