@@ -1,25 +1,33 @@
 """A relay damages bytes between two hosts: no wrong sum, no hang, and a named peer.
 
+A connection that breaks is made again. Native tests of first use, unlinked peers and path makers
+cover peers that die or leave, and which peers are connected.
+
 The native tests of sealed headers drop, repeat, swap and forge frames on a link, and the tests of
 path makers replay handshakes. Here a relay between two real ranks damages the bytes of their first
 connection. Rank 0 publishes the relay's port in place of its own; rank 1 connects there at its
 first use.
 """
 
+import contextlib
 import os
 import random
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, start_ranks
+from process.joining import is_closed
+from process.ranks import Outcome, free_port, on_ranks, start_ranks
 from process.relay import Fault, Relay
-from process.stage import Stage, pretend_hosts
+from process.stage import Stage, connections, descriptors, on_stage, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roster import Entry
+from shoal.rendezvous.store.client import TcpStoreClient
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_ELEMS = 300_007
@@ -107,3 +115,103 @@ def test_a_relay_that_damages_any_place_causes_no_wrong_sum_and_no_hang() -> Non
     dice = random.Random(5)
     for what in 64 * list(FAULTS):
         run_through(what, dice.randrange(N_HELLO_BYTES, N_CALLS * 4 * N_ELEMS))
+
+
+@pytest.mark.parametrize("n_paths", [1, 2])
+@on_ranks(2)
+def test_breaking_all_paths_in_mid_call_costs_no_call(n_paths: int) -> None:
+    pretend_hosts(1)
+    os.environ.update(SHOAL_PATHS=str(n_paths), SHOAL_SOCKET_IFNAME="lo")
+    with shoal.init() as group:
+        data = np.empty(3_000_000, np.float32)
+        for turn in range(12):
+            data[:] = group.rank + turn
+            work = group.all_reduce(data, async_op=True)
+            if turn % 2 == 0 and group.rank == turn // 2 % 2:
+                for path in connections():
+                    path.shutdown(socket.SHUT_RDWR)
+                    path.close()
+            work.wait()
+            assert (data == 1 + 2 * turn).all(), turn
+        made = [path for peer in shoal.dump().state["worlds"][0]["peers"] for path in peer["paths"]]
+        group.barrier()
+        assert sum(path["n_reconnects"] for path in made) >= 3
+
+
+@on_ranks(2)
+def test_a_last_message_arrives_though_the_sender_was_not_connected() -> None:
+    """Rank 0 closes before any connection exists, because rank 1 dials first."""
+    pretend_hosts(1)
+    with shoal.init() as group:
+        data = np.full(8, 7.0 * (group.rank == 0), np.float32)
+        group.send(data, 1) if group.rank == 0 else group.recv(data, 0)
+    assert (data == 7).all()
+
+
+# Connections without the job's key are closed, and the job is not affected.
+
+
+LONG_S = 60.0
+
+
+def listening() -> list[str]:
+    mine = {target[len("socket:[") : -1] for target in descriptors().values()}
+    found = []
+    tables = ("tcp", 9, 3, "0A"), ("tcp6", 9, 3, "0A"), ("unix", 6, 3, "00010000")
+    for name, inode, column, state in tables:
+        if not os.path.exists(f"/proc/net/{name}"):
+            continue
+        with open(f"/proc/net/{name}", encoding="utf-8") as table:
+            rows = [line.split() for line in table][1:]
+        found += [" ".join(row) for row in rows if row[inode] in mine and row[column] == state]
+    return found
+
+
+def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
+    """Connect silently, send garbage, begin a valid handshake, or hang up."""
+    words = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536)]
+    words += [b"shoal/rv", b"shoal/rv\x02\0\x01\0"]
+    for turn in range(200):
+        sock = socket.create_connection(address, timeout=LONG_S)
+        try:
+            sock.sendall(words[turn % len(words)])
+        except OSError:  # it was closed meanwhile
+            sock.close()
+            continue
+        if turn % 7 == 0:
+            sock.close()
+        else:
+            yield sock
+
+
+def use_store_among_strangers() -> None:
+    """Rank 1 joins only after strangers have filled the rendezvous port."""
+    stage = Stage.from_environment()
+    if os.environ["RANK"] == "1":
+        stage.await_cue("the strangers are in")
+    with shoal.init() as group:
+        data = np.ones(3)
+        group.all_reduce(data)
+        assert data[0] == 2
+
+
+def test_ranks_meet_while_strangers_fill_the_rendezvous_port() -> None:
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        env = {"MASTER_PORT": str(port)}
+        with on_stage(use_store_among_strangers, 2, env=env) as (stage, ranks):
+            TcpStoreClient("127.0.0.1", port, timeout_s=LONG_S).close()  # rank 0 listens
+            held = [stack.enter_context(sock) for sock in strangers(("127.0.0.1", port))]
+            stage.cue("the strangers are in")
+            ranks.values(30)
+        assert all(is_closed(sock) for sock in held)
+
+
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+@on_ranks(3)
+def test_ranks_listen_only_across_hosts_and_until_the_group_closes(ranks_per_host: int) -> None:
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        assert len(listening()) == (ranks_per_host == 1)
+        group.barrier()
+    assert listening() == []

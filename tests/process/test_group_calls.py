@@ -1,26 +1,23 @@
 """Calls on a group: in flight, in subgroups, at its end, and between two ranks.
 
-unit/test_work.py covers callbacks, test_state.py deadlines, the native tests of messages how
-receives from any rank match and end.
+unit/test_work.py covers callbacks, test_state.py deadlines, test_torch_threads.py dropped groups,
+and the native tests of messages how receives from any rank match and end.
 """
 
 import gc
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from process.arrays import ones
-from process.ranks import FileRanks, on_ranks
+from process.ranks import on_ranks
 from process.serving import wait_for_all
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
-from shoal.group.form import form
-from shoal.rendezvous.store import MemoryStore
 
 LONG_S = 60.0
 
@@ -97,8 +94,8 @@ def test_calls_with_one_name_match_in_order_while_all_are_in_flight() -> None:
         assert [each[-1] for each in data] == [2, 4, 6]
 
 
-def divide() -> dict[str, float]:
-    sums = {}
+@on_ranks(4)
+def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_remade() -> None:
     with shoal.init() as world:
         rank = world.rank
         # Rank 3 of the world is rank 0 of "odd".
@@ -111,15 +108,15 @@ def divide() -> dict[str, float]:
         works = [group.all_reduce(data[name], async_op=True) for name, group in mine.items()]
         wait_for_all(works)
         for name, group in mine.items():
+            assert data[name][0] == sum(10.0**member for member in parts[name])
             buffer = ones(5, rank)
             group.broadcast(buffer, root=group.size - 1)
             assert buffer[0] == parts[name][-1]
-            sums[name] = float(data[name][0])
         if rank in (1, 2):
             inner = mine["three"].subgroup([0, 1], "inner")
-            data["inner"] = ones(4, 10.0**rank)
-            inner.all_reduce(data["inner"])
-            sums["inner"] = float(data["inner"][0])
+            buffer = ones(4, 10.0**rank)
+            inner.all_reduce(buffer)
+            assert buffer[0] == 110
             inner.close()
             assert isinstance(error_of(inner.all_reduce, ones(1)), Closed)
         again = world.subgroup([3, 2, 1, 0], "again")
@@ -131,19 +128,6 @@ def divide() -> dict[str, float]:
         for ranks in ([0, 0, rank], [rank, 4], [(rank + 1) % 4], [-1, rank]):
             assert isinstance(error_of(world.subgroup, ranks, "wrong"), UsageError)
     assert isinstance(error_of(again.barrier), Closed)
-    return sums
-
-
-def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_remade(
-    forked: FileRanks,
-) -> None:
-    even, odd, three, inner = 101.0, 1010.0, 1110.0, 110.0
-    assert forked.run(divide, 4) == [
-        {"even": even, "alone": 1.0},
-        {"odd": odd, "three": three, "alone": 10.0, "inner": inner},
-        {"even": even, "three": three, "alone": 100.0, "inner": inner},
-        {"odd": odd, "three": three, "alone": 1000.0},
-    ]
 
 
 @on_ranks(3)
@@ -270,39 +254,6 @@ def test_a_rank_that_closes_first_still_takes_part_in_unwaited_calls() -> None:
     assert data == b"order 01"
 
 
-SIZE = 3
-# Longer than the ranks may run, so no returned error comes from a deadline.
-TIMEOUT_S = 600.0
-
-
-def call_and_wait(group: shoal.Group, how: str) -> None:
-    work = group.all_reduce(ones(3), async_op=how != "wait", work=True)
-    if how != "callback":
-        work.wait()
-        return
-    ended = threading.Event()
-    work.on_done(lambda _: ended.set())
-    assert ended.wait(TIMEOUT_S)
-
-
-@pytest.mark.parametrize("how", ["wait", "wait in the background", "callback"])
-@on_ranks(1, deadline_s=30)
-def test_a_rank_that_drops_its_group_has_left_it(how: str) -> None:
-    gc.disable()  # so that garbage stays uncollected
-    store = MemoryStore()
-    with ThreadPoolExecutor(SIZE) as threads:
-
-        def join(rank: int) -> shoal.Group:
-            return form(store, rank, SIZE, timeout_s=TIMEOUT_S)
-
-        groups = list(threads.map(join, range(SIZE)))
-        list(threads.map(call_and_wait, groups, [how] * SIZE))
-        del groups[-1]
-        for error in threads.map(lambda group: error_of(group.all_reduce, ones(3)), groups):
-            assert isinstance(error, PeerLost)
-            assert error.rank == 2
-
-
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (3, 1)])
 @on_ranks()
 def test_messages_arrive_by_source_and_tag(size: int, ranks_per_host: int) -> None:
@@ -337,31 +288,6 @@ def receive_by_tag(group: shoal.Group) -> None:
         text = bytearray(9)
         group.recv(text, 0, 9)
         assert text == b"read-only"
-
-
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 1), (4, 2)])
-@on_ranks()
-def test_receives_from_any_source_take_every_message_once(size: int, ranks_per_host: int) -> None:
-    pretend_hosts(ranks_per_host)
-    with shoal.init() as group:
-        others = range(1, group.size)
-        for length in (0, 1, 1009, 40_001, 1_000_003):
-            if group.rank == 0:
-                into = [ones(length, -1) for _ in (*others, *others)]
-                works = [
-                    group.recv(data, tag=7, async_op=place % 2 == 0, work=True)
-                    for place, data in enumerate(into)
-                ]
-                group.barrier()  # the receives wait meanwhile
-                for work, data in zip(works, into, strict=True):
-                    work.wait()
-                    assert (data == work.source).all(), (length, work.source)
-                assert sorted(work.source for work in works) == sorted([*others, *others])
-            else:
-                group.barrier()
-                for _ in range(2):
-                    group.send(ones(length, group.rank), 0, tag=7)
-            group.barrier()
 
 
 @pytest.mark.parametrize("ranks_per_host", [2, 1])
